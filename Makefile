@@ -1,0 +1,77 @@
+# `make demo` and `make test` from a fresh clone: they install what they need, system packages included, into .venv and
+# onto the system, and then run. Files in .venv named after a step say that it was done; a second run skips it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH := torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+SYSTEM := $(shell uname -s)
+EXTENSION_SOURCES := setup.py $(shell find csrc -type f)
+SIMULATOR_SOURCES := $(shell find simulator -type f -not -name '*.pyc')
+CXX_FILES = $(shell find csrc shaders simulator tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
+
+ifeq ($(SYSTEM),Darwin)
+DEMO_DEVICE := mps
+DEVICE := install
+else
+DEMO_DEVICE := simulated-mps
+DEVICE := $(VENV)/.simulator
+endif
+
+.PHONY: help demo test lint format clean install
+
+help:  ## what there is
+	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile | column -t -s :
+
+demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulated one
+	$(BIN)/python examples/generate.py --device $(DEMO_DEVICE)
+
+test: lint $(DEVICE)  ## every test, two processes at a time
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: install  ## ruff, mypy, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@echo '$(BIN)/clang-format --dry-run --Werror ...'
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: install  ## put the sources into the form that lint wants
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:  ## remove what was built and installed here
+	rm -rf $(VENV) build dist *.egg-info torch_gdn/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+install: $(VENV)/.extension  ## the environment in .venv with torch_gdn built in place
+
+$(VENV)/.system:
+	@PYTHON=$(PYTHON) ./.ci/system-packages
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.system
+	@echo 'Installing $(TORCH) into $(VENV): some minutes'
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@touch $@
+
+$(VENV)/.packages: $(VENV)/.torch pyproject.toml setup.py
+	$(BIN)/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.extension: $(VENV)/.packages $(EXTENSION_SOURCES)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(VENV)/.simulator: $(VENV)/.extension $(SIMULATOR_SOURCES)
+	@echo 'Building the simulated device: a minute or two'
+	$(BIN)/python -m simulator -c pass
+	@touch $@

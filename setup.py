@@ -1,0 +1,76 @@
+"""Builds torch_gdn._C and puts the shaders into the wheel; everything else is in pyproject.toml."""
+
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+ROOT = Path(__file__).parent.resolve()
+ON_MAC = sys.platform == "darwin"
+
+# ninja from pip lies beside the interpreter, whose environment need not be activated.
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+# A translation unit with PyTorch's headers takes 1 to 2 GB, so not one job per core unless asked.
+os.environ.setdefault("MAX_JOBS", "2")
+if ON_MAC:
+    os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # as torch's own wheel
+# OpenMP is only compiled against, never linked: at::parallel_for must meet torch's own libgomp, not a second one.
+COMPILE_FLAGS = ["-std=c++20", "-O3", "-g0", "-Wall", "-fno-objc-arc" if ON_MAC else "-fopenmp"]
+
+
+def sources(*patterns: str) -> list[str]:
+    """Files under csrc/ that match, relative to the root as setuptools wants them."""
+    return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in (ROOT / "csrc").glob(pattern))
+
+
+def extension() -> Extension:
+    # On Linux the simulator compiles the Metal half (csrc/gdn, csrc/mps, shader_source.cpp) when it is activated.
+    everywhere = sources("ops.cpp", "launch.cpp", "bindings.cpp", "cpu/*.cpp")
+    metal_half = sources("gdn/*.cpp", "shader_source.cpp", "mps/*.mm")
+    return CppExtension(
+        "torch_gdn._C",
+        everywhere + (metal_half if ON_MAC else []),
+        depends=sources("**/*.h"),
+        include_dirs=[str(ROOT / "csrc")],
+        extra_link_args=["-framework", "Metal", "-framework", "Foundation"] if ON_MAC else [],
+    )
+
+
+class BuildIncrementally(BuildExtension):
+    """An editable install, a wheel and the packaging tests share one folder of objects: ninja rebuilds what changed."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.build_temp = str(ROOT / "build" / "objects")
+
+    def build_extensions(self):
+        # One run of setup.py may come here twice, and torch adds its flags to the extension's each time: other flags
+        # than before would compile everything again.
+        for extension in self.extensions:
+            extension.extra_compile_args = {"cxx": COMPILE_FLAGS.copy()}
+        super().build_extensions()
+
+
+class BuildPythonAndShaders(build_py):
+    """A wheel carries shaders/ as torch_gdn/shaders; a checkout or an editable install reads shaders/ itself."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            packaged = Path(self.build_lib) / "torch_gdn" / "shaders"
+            shutil.rmtree(packaged, ignore_errors=True)  # a shader deleted since the last build must not be shipped
+            shutil.copytree(ROOT / "shaders", packaged)
+
+
+if sys.platform not in ("darwin", "linux"):
+    sys.exit(f"torch_gdn builds on macOS (arm64) and on Linux; this is {sys.platform}")
+
+setup(
+    ext_modules=[extension()],
+    cmdclass={"build_ext": BuildIncrementally, "build_py": BuildPythonAndShaders},
+)
