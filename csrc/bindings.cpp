@@ -1,0 +1,63 @@
+// torch_gdn._C: what is not an op. The only file that includes Python.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "launch.h"
+
+namespace py = pybind11;
+
+namespace {
+
+// The launcher has locks of its own, which another thread may hold while it waits for Python.
+template <typename F>
+auto without_gil(const F& f) {
+  const py::gil_scoped_release released;
+  return f();
+}
+
+py::dict pipeline_facts(const torch_gdn::PipelineFacts& facts) {
+  py::dict result;
+  result["name"] = facts.name;
+  result["compile_seconds"] = facts.compile_seconds;
+  result["max_total_threads_per_threadgroup"] = facts.max_total_threads_per_threadgroup;
+  result["thread_execution_width"] = facts.thread_execution_width;
+  result["static_threadgroup_memory_length"] = facts.static_threadgroup_memory_length;
+  return result;
+}
+
+py::list pipelines() {
+  const auto compiled = without_gil([] { return torch_gdn::launcher().pipelines(); });
+  py::list result;
+  for (const auto& facts : compiled) result.append(pipeline_facts(facts));
+  return result;
+}
+
+py::dict device_facts() {
+  const auto facts = without_gil([] { return torch_gdn::launcher().device(); });
+  py::dict result;
+  result["name"] = facts.name;
+  result["core_count"] = facts.core_count;
+  result["max_threadgroup_memory_length"] = facts.max_threadgroup_memory_length;
+  result["max_buffer_length"] = facts.max_buffer_length;
+  result["recommended_max_working_set_size"] = facts.recommended_max_working_set_size;
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "What torch_gdn's Metal half knows about itself. The ops are torch.ops.gdn.*.";
+  m.def("has_launcher", &torch_gdn::has_launcher, "Whether kernels can be run on an mps device in this process.");
+  m.def("pipelines", &pipelines,
+        "The pipelines compiled so far: a list of dicts with name, compile_seconds, max_total_threads_per_threadgroup, "
+        "thread_execution_width and static_threadgroup_memory_length.");
+  m.def(
+      "clear_pipelines", [] { without_gil([] { torch_gdn::launcher().clear_pipelines(); }); },
+      "Forgets every compiled pipeline; the next call of an op compiles its own again.");
+  m.def("device_facts", &device_facts,
+        "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length and "
+        "recommended_max_working_set_size.");
+  m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),
+        "Where the shader sources lie; torch_gdn sets it when it is imported.");
+  m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "Where the shader sources are looked for.");
+}

@@ -1,0 +1,264 @@
+#include "common.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+namespace torch_gdn::cpu {
+
+std::vector<Sequence> sequences_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens) {
+  std::vector<Sequence> sequences(s.N);
+  if (!s.packed) {
+    for (int64_t n = 0; n < s.N; ++n) sequences[n] = {n, 0, s.T};
+    return sequences;
+  }
+  const Tensor bounds = *sequence_bounds(cu_seqlens, at::kCPU);
+  const auto at = bounds.accessor<int64_t, 1>();
+  for (int64_t n = 0; n < s.N; ++n) sequences[n] = {0, at[n], at[n + 1] - at[n]};
+  return sequences;
+}
+
+std::vector<Chunk> chunks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens) {
+  std::vector<Chunk> chunks;
+  const auto sequences = sequences_of(s, cu_seqlens);
+  for (int64_t n = 0; n < s.N; ++n) {
+    const auto& [batch, first, length] = sequences[n];
+    const int64_t row = s.packed ? static_cast<int64_t>(chunks.size()) : 0;
+    for (int64_t t = 0; t < length; t += s.C) {
+      chunks.push_back({n, batch, first + t, std::min(s.C, length - t), row + t / s.C});
+    }
+  }
+  return chunks;
+}
+
+std::vector<Block> blocks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens) {
+  std::vector<std::vector<Chunk>> chunks(s.N);
+  for (const auto& chunk : chunks_of(s, cu_seqlens)) chunks[chunk.sequence].push_back(chunk);
+  std::vector<int64_t> order(s.N);
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater{}, [&](int64_t n) { return chunks[n].size(); });
+
+  const int64_t most = std::max<int64_t>(1, kTilesAtOnce / s.HV);
+  std::vector<Block> blocks;
+  for (int64_t first = 0; first < s.N; first += most) {
+    Block block;
+    block.sequences.assign(order.begin() + first, order.begin() + std::min(first + most, s.N));
+    block.steps.push_back(0);
+    const size_t steps = chunks[block.sequences[0]].size();
+    for (size_t step = 0; step < steps; ++step) {
+      for (const int64_t n : block.sequences) {
+        if (step < chunks[n].size()) block.chunks.push_back(chunks[n][step]);
+      }
+      block.steps.push_back(static_cast<int64_t>(block.chunks.size()));
+    }
+    blocks.push_back(std::move(block));
+  }
+  return blocks;
+}
+
+int64_t tile_rows(std::span<const Chunk> chunks) {
+  int64_t longest = 1;
+  for (const auto& chunk : chunks) longest = std::max(longest, chunk.length);
+  return ceil_div(longest, 8) * 8;
+}
+
+namespace {
+
+TORCH_GDN_VECTORISED void widen(const c10::BFloat16* in, int64_t count, float* out) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) out[i] = std::bit_cast<float>(static_cast<uint32_t>(in[i].x) << 16);
+}
+
+TORCH_GDN_VECTORISED void widen(const c10::Half* in, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
+}
+
+TORCH_GDN_VECTORISED void narrow(const float* in, int64_t count, c10::BFloat16* out) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(in[i]);
+    const auto rounded = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+    out[i].x = (bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded;
+  }
+}
+
+TORCH_GDN_VECTORISED void narrow(const float* in, int64_t count, c10::Half* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<c10::Half>(in[i]);
+}
+
+// Blocks of 16 x 16 keep both sides of a transposing copy in cache.
+template <typename In, typename Out>
+void copy_matrix(const In* in, int64_t in_row, int64_t in_column, Out* out, int64_t out_row, int64_t out_column,
+                 int64_t rows, int64_t columns) {
+  constexpr int64_t block = 16;
+  for (int64_t i0 = 0; i0 < rows; i0 += block) {
+    for (int64_t j0 = 0; j0 < columns; j0 += block) {
+      for (int64_t i = i0; i < std::min(rows, i0 + block); ++i) {
+        for (int64_t j = j0; j < std::min(columns, j0 + block); ++j) {
+          out[i * out_row + j * out_column] = static_cast<Out>(in[i * in_row + j * in_column]);
+        }
+      }
+    }
+  }
+}
+
+// f(a null pointer of the element's type), for the three dtypes of activations.
+template <typename F>
+void with_element(at::ScalarType dtype, const F& f) {
+  if (dtype == at::kFloat) return f(static_cast<float*>(nullptr));
+  if (dtype == at::kBFloat16) return f(static_cast<c10::BFloat16*>(nullptr));
+  f(static_cast<c10::Half*>(nullptr));
+}
+
+}  // namespace
+
+Rows::Rows(const Tensor& x)
+    : data_(static_cast<char*>(const_cast<void*>(x.const_data_ptr()))),  // an output is never copy-on-write
+      dtype_(x.scalar_type()),
+      item_size_(x.element_size()),
+      batch_stride_(x.stride(0)),
+      token_stride_(x.stride(1)),
+      head_stride_(x.stride(2)),
+      width_(x.dim() == 4 ? x.size(3) : 1) {}
+
+void Rows::read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const {
+  const char* in = at(batch, token, head, first);
+  if (dtype_ == at::kFloat) {
+    std::memcpy(out, in, count * sizeof(float));
+  } else if (dtype_ == at::kBFloat16) {
+    widen(reinterpret_cast<const c10::BFloat16*>(in), count, out);
+  } else {
+    widen(reinterpret_cast<const c10::Half*>(in), count, out);
+  }
+}
+
+void Rows::write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const {
+  char* out = at(batch, token, head, first);
+  if (dtype_ == at::kFloat) {
+    std::memcpy(out, in, count * sizeof(float));
+  } else if (dtype_ == at::kBFloat16) {
+    narrow(in, count, reinterpret_cast<c10::BFloat16*>(out));
+  } else {
+    narrow(in, count, reinterpret_cast<c10::Half*>(out));
+  }
+}
+
+void Rows::read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {
+  for (int64_t i = 0; i < chunk.length; ++i) {
+    read(chunk.batch, chunk.first + i, head, 0, width_, out + i * width_);
+  }
+  std::fill(out + chunk.length * width_, out + rows * width_, 0.0f);
+}
+
+void Rows::write_tile(const Chunk& chunk, int64_t head, const float* in) const {
+  for (int64_t i = 0; i < chunk.length; ++i) {
+    write(chunk.batch, chunk.first + i, head, 0, width_, in + i * width_);
+  }
+}
+
+void Rows::read_square(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {
+  std::fill(out, out + rows * rows, 0.0f);
+  for (int64_t i = 0; i < chunk.length; ++i) {
+    read(chunk.batch, chunk.first + i, head, 0, chunk.length, out + i * rows);
+  }
+}
+
+void read_values(const Rows& values, const Chunk& chunk, int64_t head, int64_t rows, Below below, float* out) {
+  for (int64_t i = 0; i < chunk.length; ++i) out[i] = values.value(chunk.batch, chunk.first + i, head);
+  std::fill(out + chunk.length, out + rows, below == Below::kLast ? out[chunk.length - 1] : 0.0f);
+}
+
+States::States(const Tensor& x, bool v_first)
+    : data_(const_cast<void*>(x.const_data_ptr())),
+      dtype_(x.scalar_type()),
+      batch_stride_(x.dim() == 5 ? x.stride(0) : 0),
+      row_stride_(x.stride(-4)),
+      head_stride_(x.stride(-3)),
+      key_stride_(x.stride(v_first ? -1 : -2)),
+      value_stride_(x.stride(v_first ? -2 : -1)),
+      K_(x.size(v_first ? -1 : -2)) {}
+
+void States::read(int64_t batch, int64_t row, int64_t head, int64_t first, int64_t columns, float* tile,
+                  int64_t tile_stride) const {
+  with_element(dtype_, [&]<typename Element>(Element*) {
+    copy_matrix(at<Element>(batch, row, head, first), key_stride_, value_stride_, tile, tile_stride, 1, K_, columns);
+  });
+}
+
+void States::write(int64_t batch, int64_t row, int64_t head, int64_t first, int64_t columns, const float* tile,
+                   int64_t tile_stride) const {
+  with_element(dtype_, [&]<typename Element>(Element*) {
+    copy_matrix(tile, tile_stride, 1, at<Element>(batch, row, head, first), key_stride_, value_stride_, K_, columns);
+  });
+}
+
+Tensor initial_states(const ChunkShape& s, const Block& block, const optional<Tensor>& initial_state, bool v_first) {
+  const int64_t count = block.sequences.size();
+  if (!initial_state) return at::zeros({count * s.HV, s.K, s.V}, at::TensorOptions().dtype(at::kFloat));
+  const Tensor states = f32_tiles(count * s.HV, s.K, s.V);
+  const States in(*initial_state, v_first);
+  for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
+    in.read(0, block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
+  });
+  return states;
+}
+
+Tensor new_final_state(const ChunkShape& s, const Tensor& like, bool asked_for, bool v_first) {
+  const auto options = like.options().dtype(at::kFloat);
+  if (!asked_for) return at::empty({0}, options);
+  return v_first ? at::empty({s.N, s.HV, s.V, s.K}, options) : at::empty({s.N, s.HV, s.K, s.V}, options);
+}
+
+void write_final_states(const ChunkShape& s, const Block& block, const Tensor& states, const Tensor& final_state,
+                        bool v_first) {
+  if (final_state.dim() == 1) return;
+  const States out(final_state, v_first);
+  for_each_tile(block.sequences.size(), s.HV, [&](int64_t i, int64_t head) {
+    out.write(0, block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
+  });
+}
+
+TORCH_GDN_VECTORISED void normalise_rows(float* x, int64_t rows, int64_t width, float eps) {
+  for (int64_t i = 0; i < rows; ++i, x += width) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < width; ++j) sum += x[j] * x[j];
+    const float factor = 1.0f / std::sqrt(sum + eps);
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) x[j] *= factor;
+  }
+}
+
+TORCH_GDN_VECTORISED void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t rows,
+                                            float* inverse, int64_t inverse_stride) {
+  // Row i of X = (I + A)^-1 is e_i - sum over j < i of A_ij X_j, and X_j ends at column j.
+  for (int64_t i = 0; i < length; ++i) {
+    float* row = inverse + i * inverse_stride;
+    std::fill(row, row + rows, 0.0f);
+    row[i] = 1.0f;
+    for (int64_t j = 0; j < i; ++j) {
+      const float factor = A[i * stride + j];
+      const float* solved = inverse + j * inverse_stride;
+#pragma omp simd
+      for (int64_t m = 0; m <= j; ++m) row[m] -= factor * solved[m];
+    }
+  }
+  for (int64_t i = length; i < rows; ++i)
+    std::fill(inverse + i * inverse_stride, inverse + i * inverse_stride + rows, 0.0f);
+}
+
+TORCH_GDN_VECTORISED void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const float f = factor[i];
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) out[i * width + j] = f * x[i * width + j];
+  }
+}
+
+}  // namespace torch_gdn::cpu

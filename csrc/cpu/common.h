@@ -1,0 +1,167 @@
+// What the CPU kernels share: chunks, rows of f32 out of and into tensors of any strides, and matrices in tiles.
+// A tile is what one chunk and one head hold: [rows, K], [rows, V] or [rows, rows], always f32 and zero past the chunk.
+#pragma once
+#include <ATen/Parallel.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <span>
+#include <vector>
+
+#include "../checks.h"
+
+// Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
+#if defined(__x86_64__) && defined(__linux__)
+#define TORCH_GDN_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define TORCH_GDN_VECTORISED
+#endif
+
+namespace torch_gdn::cpu {
+
+// As many tiles are worked on at once: with K = V = 128 they are 4 MB a matrix, which the caches of a core still hold.
+constexpr int64_t kTilesAtOnce = 128;
+
+struct Chunk {
+  int64_t sequence;      // 0 .. N-1
+  int64_t batch, first;  // where its tokens start: x[batch, first]
+  int64_t length;        // 1 .. C
+  int64_t row;           // of h: h[batch, row]
+};
+
+// In the order of h: sequence by sequence.
+std::vector<Chunk> chunks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
+
+// The first boundary of each sequence and its length, whether packed or a batch.
+struct Sequence {
+  int64_t batch, first, length;
+};
+std::vector<Sequence> sequences_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
+
+// Some sequences, longest first, whose states are carried together: step i takes the i-th chunk of each that has one,
+// chunks[steps[i]] up to chunks[steps[i + 1]], and these belong to the first sequences of the block.
+struct Block {
+  std::vector<int64_t> sequences;
+  std::vector<Chunk> chunks;
+  std::vector<int64_t> steps;
+};
+// At most kTilesAtOnce states each.
+std::vector<Block> blocks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
+
+// Height of the tiles: no more than the longest chunk needs, in steps of 8 rows.
+int64_t tile_rows(std::span<const Chunk> chunks);
+
+// A tensor [B, T, heads, D] (or [B, T, heads], where D is 1) with any strides but a last one of 1.
+class Rows {
+ public:
+  explicit Rows(const Tensor& x);
+  // Columns first .. first + count of one token and head, as f32.
+  void read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const;
+  void write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const;
+  // A whole tile, zeros below the chunk.
+  void read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
+  // The rows of the chunk alone.
+  void write_tile(const Chunk& chunk, int64_t head, const float* in) const;
+  // The chunk's own block of [B, T, heads, chunk_size] as [rows, rows], zeros around it.
+  void read_square(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
+  // One value a token, of [B, T, heads] f32; below the chunk the last one is repeated (`last`) or 0 is put.
+  float value(int64_t batch, int64_t token, int64_t head) const {
+    return *reinterpret_cast<const float*>(at(batch, token, head, 0));
+  }
+
+ private:
+  char* at(int64_t batch, int64_t token, int64_t head, int64_t column) const {
+    return data_ + (batch * batch_stride_ + token * token_stride_ + head * head_stride_ + column) * item_size_;
+  }
+  char* data_;
+  at::ScalarType dtype_;
+  int64_t item_size_, batch_stride_, token_stride_, head_stride_, width_;
+};
+
+// States [N, HV, K, V] or h [B, NT, HV, K, V], or [..., V, K] where v_first, with any strides.
+class States {
+ public:
+  States(const Tensor& x, bool v_first);
+  // Columns first .. first + columns (of V) of one state, into or out of rows that are tile_stride floats apart.
+  void read(int64_t batch, int64_t row, int64_t head, int64_t first, int64_t columns, float* tile,
+            int64_t tile_stride) const;
+  void write(int64_t batch, int64_t row, int64_t head, int64_t first, int64_t columns, const float* tile,
+             int64_t tile_stride) const;
+
+ private:
+  template <typename Element>
+  Element* at(int64_t batch, int64_t row, int64_t head, int64_t column) const {
+    return static_cast<Element*>(data_) + batch * batch_stride_ + row * row_stride_ + head * head_stride_ +
+           column * value_stride_;
+  }
+  void* data_;
+  at::ScalarType dtype_;
+  int64_t batch_stride_, row_stride_, head_stride_, key_stride_, value_stride_, K_;
+};
+
+// The states [sequences * HV, K, V] of a block, and their way into the result, which is empty where not asked for.
+Tensor initial_states(const ChunkShape& s, const Block& block, const optional<Tensor>& initial_state, bool v_first);
+Tensor new_final_state(const ChunkShape& s, const Tensor& like, bool asked_for, bool v_first);
+void write_final_states(const ChunkShape& s, const Block& block, const Tensor& states, const Tensor& final_state,
+                        bool v_first);
+
+// x / sqrt(sum x^2 + eps) of each row.
+void normalise_rows(float* x, int64_t rows, int64_t width, float eps);
+constexpr float kNormEps = 1e-6f;
+
+// inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart. Rows and
+// columns of `inverse` from `length` up to `rows` become zero.
+void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t rows, float* inverse,
+                       int64_t inverse_stride);
+
+// out[i] = factor[i] * x[i] for each row i.
+void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
+
+// g below this is taken as this: its exp is 0 in f32 all the same, and the cumulative sum keeps its digits.
+constexpr float kLowestDecay = -104.0f;
+inline float clamp_decay(float g) { return g < kLowestDecay ? kLowestDecay : g; }  // NaN stays NaN
+
+// What lies below the chunk in the tile of one value a token: the gate's cumulative sum goes on unchanged, beta is 0.
+enum class Below { kLast, kZero };
+void read_values(const Rows& values, const Chunk& chunk, int64_t head, int64_t rows, Below below, float* out);
+
+inline Tensor f32_tiles(int64_t tiles, int64_t rows, int64_t columns) {
+  return at::empty({tiles, rows, columns}, at::TensorOptions().dtype(at::kFloat));
+}
+
+inline float* tile(const Tensor& tiles, int64_t i) { return tiles.mutable_data_ptr<float>() + i * tiles.stride(0); }
+
+// f(chunk index, head) for all of them, spread over the cores.
+template <typename F>
+void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
+  at::parallel_for(0, chunks * heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i / heads, i % heads);
+  });
+}
+
+// f(a span of chunks), kTilesAtOnce tiles at a time.
+template <typename F>
+void for_each_group(const std::vector<Chunk>& chunks, int64_t heads, const F& f) {
+  const size_t most = std::max<int64_t>(1, kTilesAtOnce / heads);
+  for (size_t first = 0; first < chunks.size(); first += most) {
+    f(std::span(chunks).subspan(first, std::min(most, chunks.size() - first)));
+  }
+}
+
+inline std::span<const Chunk> chunks_of_steps(const Block& block, int64_t first, int64_t last) {
+  return std::span(block.chunks).subspan(block.steps[first], block.steps[last] - block.steps[first]);
+}
+
+// f(first step, last step) over the steps of a block, so many that their chunks make kTilesAtOnce tiles.
+template <typename F>
+void for_each_steps(const Block& block, int64_t heads, const F& f) {
+  const int64_t count = static_cast<int64_t>(block.steps.size()) - 1, most = kTilesAtOnce / heads;
+  for (int64_t first = 0, last; first < count; first = last) {
+    last = first + 1;
+    while (last < count && block.steps[last + 1] - block.steps[first] <= most) ++last;
+    f(first, last);
+  }
+}
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,75 @@
+// A kernel launch as plain data: what to run, on what, in which shape. The ops in gdn/ and aura/ return launches; the
+// encoder in mps/ turns them into Metal. No Metal and no Objective-C here, so a test can read a launch on any machine.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torch_gdn {
+
+struct Binding {
+  at::Tensor tensor;             // bound at its storage offset
+  std::vector<std::byte> bytes;  // plain values, where there is no tensor; neither: the stream's error log
+
+  Binding(at::Tensor value) : tensor(std::move(value)) {}
+
+  static Binding error_log() { return Binding(at::Tensor()); }
+
+  // A parameter block: the same struct in shaders/ and here.
+  template <typename Parameters>
+  static Binding values(const Parameters& parameters) {
+    static_assert(std::is_trivially_copyable_v<Parameters> && sizeof(Parameters) <= 4096,
+                  "setBytes takes plain data up to 4 KB");
+    Binding binding = error_log();
+    const auto* first = reinterpret_cast<const std::byte*>(&parameters);
+    binding.bytes.assign(first, first + sizeof(Parameters));
+    return binding;
+  }
+};
+
+struct Launch {
+  std::string kernel;                  // the function template, in shaders/<file>
+  std::string file;                    // "gdn/solve_tril.metal"
+  std::vector<std::string> arguments;  // template arguments as Metal spells them
+  std::vector<Binding> bindings;       // [[buffer(i)]] in order
+  std::array<size_t, 3> threadgroups;
+  size_t threads;  // a threadgroup, a multiple of 32
+
+  // "solve_tril_64": the pipeline's name, which spells out every parameter.
+  std::string name() const;
+};
+
+struct PipelineFacts {
+  std::string name;
+  double compile_seconds;
+  size_t max_total_threads_per_threadgroup, thread_execution_width, static_threadgroup_memory_length;
+};
+
+struct DeviceFacts {
+  std::string name;
+  size_t core_count, max_threadgroup_memory_length, max_buffer_length, recommended_max_working_set_size;
+};
+
+// The encoder registers itself when its library is loaded; where there is none (Linux without the simulated device),
+// launcher() raises an error that says so.
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+  virtual void run(const std::vector<Launch>& launches) = 0;  // encodes; does not wait
+  virtual std::vector<PipelineFacts> pipelines() const = 0;
+  virtual void clear_pipelines() = 0;
+  virtual DeviceFacts device() const = 0;
+};
+Launcher& launcher();
+bool has_launcher();
+void set_launcher(Launcher* launcher);
+
+// Where the shader sources lie; torch_gdn sets it when it is imported.
+const std::string& shader_directory();
+void set_shader_directory(std::string directory);
+
+}  // namespace torch_gdn

@@ -1,0 +1,73 @@
+// Every schema of torch.ops.gdn, and what happens to them under autograd: the ops are forward only.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/stack.h>
+#include <torch/library.h>
+
+namespace {
+
+using c10::DispatchKeySet;
+using torch::CppFunction;
+using torch::jit::Stack;
+
+// Raises for an input that would need a gradient; else goes on below autograd.
+void forward_only(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (at::GradMode::is_enabled()) {
+    const auto& arguments = op.schema().arguments();
+    const auto values = torch::jit::last(*stack, arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      TORCH_CHECK(!values[i].isTensor() || !values[i].toTensor().requires_grad(), op.schema().name(), ": ",
+                  arguments[i].name(), ": expected a tensor that does not require grad (the op has no backward; use ",
+                  "torch.no_grad() or detach()), got one that does");
+    }
+  }
+  const at::AutoDispatchBelowAutograd below_autograd;
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(gdn, m) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  m.def(
+      "chunk_local_cumsum(Tensor g, int chunk_size=64, Tensor? cu_seqlens=None, Tensor? chunk_indices=None) -> Tensor",
+      tags);
+  m.def(
+      "chunk_scaled_dot_kkt(Tensor k, Tensor g, Tensor beta, Tensor? cu_seqlens=None, int chunk_size=64, "
+      "Tensor? chunk_indices=None) -> Tensor",
+      tags);
+  m.def("solve_tril(Tensor A, Tensor? cu_seqlens=None, Tensor? chunk_indices=None) -> Tensor", tags);
+  m.def(
+      "recompute_w_u(Tensor k, Tensor v, Tensor beta, Tensor A, Tensor g, Tensor? cu_seqlens=None, "
+      "Tensor? chunk_indices=None) -> (Tensor w, Tensor u)",
+      tags);
+  m.def(
+      "chunk_fwd_h(Tensor k, Tensor w, Tensor u, Tensor g, Tensor? initial_state=None, bool output_final_state=False, "
+      "int chunk_size=64, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? chunk_indices=None) -> "
+      "(Tensor h, Tensor v_new, Tensor final_state)",
+      tags);
+  m.def(
+      "chunk_fwd_o(Tensor q, Tensor k, Tensor v, Tensor h, Tensor g, float? scale=None, bool state_v_first=False, "
+      "Tensor? cu_seqlens=None, int chunk_size=64, Tensor? chunk_indices=None) -> Tensor",
+      tags);
+  m.def("l2norm(Tensor x, float eps=1e-6) -> Tensor", tags);
+  m.def(
+      "chunk_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float? scale=None, "
+      "Tensor? initial_state=None, bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, "
+      "bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? chunk_indices=None, int chunk_size=64) -> "
+      "(Tensor o, Tensor final_state)",
+      tags);
+  m.def(
+      "fused_recurrent_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float? scale=None, "
+      "Tensor? initial_state=None, bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, "
+      "bool state_v_first=False, Tensor? cu_seqlens=None) -> (Tensor o, Tensor final_state)",
+      tags);
+}
+
+TORCH_LIBRARY_IMPL(gdn, Autograd, m) {
+  for (const char* op : {"chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", "chunk_fwd_h",
+                         "chunk_fwd_o", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"}) {
+    m.impl(op, CppFunction::makeFromBoxedFunction<&forward_only>());
+  }
+}

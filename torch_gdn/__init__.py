@@ -1,0 +1,43 @@
+"""Gated DeltaNet forward kernels for PyTorch: Metal on `mps`, C++ on `cpu`.
+
+Functions carry FLA's names and argument names; each is a thin layer over the op `torch.ops.gdn.<name>`, which
+torch.compile takes without a graph break. All are forward only: an input that requires grad, under grad mode, is an
+error.
+"""
+
+from torch_gdn import _library, fakes, reference
+from torch_gdn._version import __version__
+from torch_gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
+from torch_gdn.chunk_fwd_o import chunk_fwd_o
+from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
+from torch_gdn.chunk_local_cumsum import chunk_local_cumsum
+from torch_gdn.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt, chunk_scaled_dot_kkt_fwd
+from torch_gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.l2norm import l2norm, l2norm_fwd
+from torch_gdn.prepare_chunk_indices import prepare_chunk_indices
+from torch_gdn.prepare_chunk_offsets import prepare_chunk_offsets
+from torch_gdn.recompute_w_u import recompute_w_u, recompute_w_u_fwd
+from torch_gdn.solve_tril import solve_tril
+from torch_gdn.warmup import warmup
+
+__all__ = [
+    "__version__",
+    "chunk_fwd_h",
+    "chunk_fwd_o",
+    "chunk_gated_delta_rule",
+    "chunk_gated_delta_rule_fwd_h",
+    "chunk_local_cumsum",
+    "chunk_scaled_dot_kkt",
+    "chunk_scaled_dot_kkt_fwd",
+    "fused_recurrent_gated_delta_rule",
+    "l2norm",
+    "l2norm_fwd",
+    "prepare_chunk_indices",
+    "prepare_chunk_offsets",
+    "recompute_w_u",
+    "recompute_w_u_fwd",
+    "reference",
+    "solve_tril",
+    "warmup",
+]
+del _library, fakes

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def chunk_fwd_h(
+    k: Tensor,
+    w: Tensor,
+    u: Tensor,
+    g: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    chunk_size: int = 64,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Carries the state S from chunk to chunk: v_new = u - w S, S <- exp(g_last) S + (k exp(g_last - g))^T v_new.
+
+    FLA: `fla.ops.common.chunk_delta_h.chunk_gated_delta_rule_fwd_h`, without its `gk`, `save_new_value` (v_new is
+    always there) and `cu_seqlens_cpu`.
+
+    Args:
+        k: [B, T, H, K], bfloat16, float16 or float32, K up to 256.
+        w: [B, T, HV, K], dtype of k, of `recompute_w_u`; HV is a multiple of H.
+        u: [B, T, HV, V], dtype of k, of `recompute_w_u`, V up to 512.
+        g: [B, T, HV] float32, the cumulative sum of `chunk_local_cumsum`. Default: zeros.
+        initial_state: [N, HV, K, V] float32 ([N, HV, V, K] with state_v_first). Default: zeros.
+        output_final_state: whether the state after the last token is returned. Default: False.
+        chunk_size: 16, 32 or 64. Default: 64.
+        state_v_first: states are [V, K] instead of [K, V]. Default: False.
+        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences (B is 1). Default: None.
+        chunk_indices: [NT, 2], of `prepare_chunk_indices`. Default: None.
+
+    Returns:
+        h, v_new and final_state. h [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), dtype of k, holds the
+        state before each chunk; NT is ceil(T / chunk_size) or, for packed sequences, len(chunk_indices) if given, else
+        ceil(T / chunk_size) + N, and rows without a chunk are 0. v_new [B, T, HV, V] has k's dtype. final_state is
+        float32 with the shape of initial_state, or None where it was not asked for.
+
+    Raises:
+        ValueError: a shape, head count, chunk_size, device or content of cu_seqlens that is not as above.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> k, w, u = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 4, 64), torch.randn(1, 70, 4, 32)
+        >>> h, v_new, final_state = torch_gdn.chunk_fwd_h(k, w, u)
+        >>> h.shape, v_new.shape, final_state
+        (torch.Size([1, 2, 4, 64, 32]), torch.Size([1, 70, 4, 32]), None)
+    """
+    if g is None:
+        g = torch.zeros(u.shape[:3], dtype=torch.float32, device=u.device)
+    h, v_new, final_state = torch.ops.gdn.chunk_fwd_h(
+        k, w, u, g, initial_state, output_final_state, chunk_size, state_v_first, cu_seqlens, chunk_indices
+    )
+    return h, v_new, final_state if output_final_state else None
+
+
+chunk_gated_delta_rule_fwd_h = chunk_fwd_h

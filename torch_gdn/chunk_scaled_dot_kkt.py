@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def chunk_scaled_dot_kkt(
+    k: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+    *,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """A[i, j] = beta_i (k_i . k_j) exp(g_i - g_j) for tokens i > j of one chunk, else 0.
+
+    FLA: `fla.ops.common.chunk_scaled_dot_kkt.chunk_scaled_dot_kkt_fwd`, without its `output_dtype`. In "Gated Delta
+    Networks" (Yang, Kautz, Hatamizadeh, 2024) it is the strictly lower part that the WY form inverts.
+
+    Args:
+        k: [B, T, H, K], bfloat16, float16 or float32, K up to 256.
+        g: [B, T, HV] float32, the cumulative sum of `chunk_local_cumsum`; HV is a multiple of H. Default: zeros.
+        beta: [B, T, HV], any floating dtype. Default: ones.
+        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences (B is 1). Default: None.
+        chunk_size: 16, 32 or 64. Default: 64.
+        chunk_indices: [NT, 2], of `prepare_chunk_indices`. Default: None.
+
+    Returns:
+        A [B, T, HV, chunk_size] float32; columns past the end of a short chunk are 0.
+
+    Raises:
+        ValueError: a shape, head count, chunk_size, device or content of cu_seqlens that is not as above.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> k = torch.ones(1, 3, 1, 4)
+        >>> torch_gdn.chunk_scaled_dot_kkt(k, chunk_size=16)[0, :, 0, :3]
+        tensor([[0., 0., 0.],
+                [4., 0., 0.],
+                [4., 4., 0.]])
+    """
+    if beta is None:
+        beta = k.new_ones(k.shape[:3] if g is None else g.shape)
+    if g is None:
+        g = torch.zeros_like(beta, dtype=torch.float32)
+    return torch.ops.gdn.chunk_scaled_dot_kkt(k, g, beta, cu_seqlens, chunk_size, chunk_indices)
+
+
+chunk_scaled_dot_kkt_fwd = chunk_scaled_dot_kkt

@@ -1,0 +1,128 @@
+"""What a bug report needs: versions, the system and its chip, the ops and the compiled kernels.
+
+    python -m torch_gdn.info
+    python -m simulator -m torch_gdn.info     the same for the simulated device, in a checkout on Linux
+
+Each device that is there also runs both whole ops once on a small input; chunked and recurrent must agree.
+"""
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+import torch_gdn
+from torch_gdn import _C
+
+
+def versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch_gdn", "torch", "transformers", "flash-linear-attention", "kernels"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def command_output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def chip() -> str:
+    if sys.platform == "darwin":
+        return command_output("sysctl", "-n", "machdep.cpu.brand_string")
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        models = []
+    return models[0] if models else platform.processor() or "unknown"
+
+
+def system() -> dict[str, str]:
+    facts = {"system": platform.platform(), "chip": chip(), "threads of torch": str(torch.get_num_threads())}
+    if sys.platform == "darwin":
+        facts["macOS"] = platform.mac_ver()[0]
+        facts["memory"] = command_output("sysctl", "-n", "hw.memsize") + " bytes"
+    return facts
+
+
+def mps() -> dict[str, str]:
+    facts = {"available": str(torch.backends.mps.is_available())}
+    facts["shaders"] = _C.shader_directory()
+    if _C.has_launcher():
+        facts |= {name.replace("_", " "): str(value) for name, value in _C.device_facts().items()}
+    return facts
+
+
+def agreement(device: str) -> str:
+    """Chunked against recurrent on one small input: their relative distance, or the error that came instead."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    q, k = random(1, 70, 1, 64), random(1, 70, 1, 64)
+    v, g, beta = random(1, 70, 2, 64), -random(1, 70, 2).exp(), random(1, 70, 2).sigmoid()
+    inputs: dict[str, Any] = {
+        name: tensor.to(device) for name, tensor in {"q": q, "k": k, "v": v, "g": g, "beta": beta}.items()
+    }
+    try:
+        chunked, _ = torch_gdn.chunk_gated_delta_rule(**inputs, use_qk_l2norm_in_kernel=True)
+        recurrent, _ = torch_gdn.fused_recurrent_gated_delta_rule(**inputs, use_qk_l2norm_in_kernel=True)
+        distance = (chunked.cpu() - recurrent.cpu()).norm() / recurrent.cpu().norm()
+    except Exception as error:  # a report about a failure must not fail itself
+        return f"{type(error).__name__}: {error}"
+    return f"relative distance {float(distance):.1e}, {'ok' if distance < 1e-5 else 'WRONG'}"
+
+
+def ops() -> list[str]:
+    """Each op and the devices that it has a kernel for."""
+    names = sorted({schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("gdn::")})
+    return [
+        f"{name}: "
+        + ", ".join(key for key in ("CPU", "MPS") if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+        for name in names
+    ]
+
+
+def pipelines() -> list[str]:
+    if not _C.has_launcher():
+        return []
+    return [
+        f"{facts['name']}: compiled in {facts['compile_seconds'] * 1e3:.0f} ms, "
+        f"at most {facts['max_total_threads_per_threadgroup']} threads, "
+        f"{facts['static_threadgroup_memory_length']} bytes of threadgroup memory"
+        for facts in _C.pipelines()
+    ]
+
+
+def show(title: str, lines: list[str]) -> None:
+    print(title)
+    for line in lines or ["none"]:
+        print(f"  {line}")
+
+
+def facts_as_lines(facts: dict[str, str]) -> list[str]:
+    return [f"{name}: {value}" for name, value in facts.items()]
+
+
+def main() -> None:
+    show("versions", facts_as_lines(versions()))
+    show("system", facts_as_lines(system()))
+    show("mps device", facts_as_lines(mps()))
+    show("ops", ops())
+    devices = ["cpu"] + (["mps"] if torch.backends.mps.is_available() else [])
+    show("chunked against recurrent", [f"{device}: {agreement(device)}" for device in devices])
+    show("kernels compiled in this process", pipelines())
+
+
+if __name__ == "__main__":
+    main()

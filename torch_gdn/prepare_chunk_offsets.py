@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def prepare_chunk_offsets(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
+    """How many chunks lie before each of the packed sequences: the row of h at which a sequence starts.
+
+    FLA: `fla.ops.utils.prepare_chunk_offsets`.
+
+    Args:
+        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences.
+        chunk_size: tokens a chunk. Default: 64.
+
+    Returns:
+        [N + 1] int64 on cu_seqlens' device; the last one is the number of chunks.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> torch_gdn.prepare_chunk_offsets(torch.tensor([0, 17, 17, 100]), 64)
+        tensor([0, 1, 1, 3])
+    """
+    chunks = (cu_seqlens.diff() + chunk_size - 1) // chunk_size
+    return pad(chunks.cumsum(0), (1, 0))

@@ -1,0 +1,28 @@
+"""The ops in plain PyTorch, to be read and to be compared with: any float dtype up to float64, any device.
+
+Each takes the arguments of the op of its name. They compute in float32 or, for float64 inputs, in float64;
+`fused_recurrent_gated_delta_rule` on float64 inputs is the oracle that the tests judge every kernel by. The formulas
+are those of Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2024).
+"""
+
+from torch_gdn.reference.chunk_fwd_h import chunk_fwd_h
+from torch_gdn.reference.chunk_fwd_o import chunk_fwd_o
+from torch_gdn.reference.chunk_gated_delta_rule import chunk_gated_delta_rule
+from torch_gdn.reference.chunk_local_cumsum import chunk_local_cumsum
+from torch_gdn.reference.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
+from torch_gdn.reference.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.reference.l2norm import l2norm
+from torch_gdn.reference.recompute_w_u import recompute_w_u
+from torch_gdn.reference.solve_tril import solve_tril
+
+__all__ = [
+    "chunk_fwd_h",
+    "chunk_fwd_o",
+    "chunk_gated_delta_rule",
+    "chunk_local_cumsum",
+    "chunk_scaled_dot_kkt",
+    "fused_recurrent_gated_delta_rule",
+    "l2norm",
+    "recompute_w_u",
+    "solve_tril",
+]

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from torch import Tensor
+
+from torch_gdn.reference.chunk_fwd_h import chunk_fwd_h
+from torch_gdn.reference.chunk_fwd_o import chunk_fwd_o
+from torch_gdn.reference.chunk_local_cumsum import chunk_local_cumsum
+from torch_gdn.reference.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
+from torch_gdn.reference.common import compute_dtype
+from torch_gdn.reference.l2norm import l2norm
+from torch_gdn.reference.recompute_w_u import recompute_w_u
+from torch_gdn.reference.solve_tril import solve_tril
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule, a chunk of tokens at a time: the six stages, with nothing rounded between them."""
+    out_dtype, dtype = q.dtype, compute_dtype(q)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    g = chunk_local_cumsum(g.to(dtype), chunk_size, cu_seqlens)
+    A = solve_tril(chunk_scaled_dot_kkt(k, g, beta, cu_seqlens, chunk_size), cu_seqlens)
+    w, u = recompute_w_u(k, v, beta, A, g, cu_seqlens)
+    h, v_new, final_state = chunk_fwd_h(
+        k, w, u, g, initial_state, output_final_state, chunk_size, state_v_first, cu_seqlens
+    )
+    o = chunk_fwd_o(q, k, v_new, h, g, scale, state_v_first, cu_seqlens, chunk_size)
+    return o.to(out_dtype), final_state

@@ -1,0 +1,63 @@
+"""What the references share: the chunks of a batch or of packed sequences, heads, and the dtype they compute in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LOWEST_DECAY = -104.0  # exp of it is 0 in float32: a decay of minus infinity, too, is then just a reset
+
+
+class Span(NamedTuple):
+    """Some tokens x[batch, first:last] of one sequence; `row` is their row of h where they are a chunk."""
+
+    sequence: int
+    batch: int
+    first: int
+    last: int
+    row: int
+
+
+def sequences(batch: int, tokens: int, cu_seqlens: Tensor | None) -> Iterator[Span]:
+    if cu_seqlens is None:
+        for b in range(batch):
+            yield Span(b, b, 0, tokens, 0)
+    else:
+        bounds = cu_seqlens.tolist()
+        for n, (first, last) in enumerate(pairwise(bounds)):
+            yield Span(n, 0, first, last, 0)
+
+
+def chunks(batch: int, tokens: int, chunk_size: int, cu_seqlens: Tensor | None) -> Iterator[Span]:
+    row = 0
+    for sequence, b, first, last, _ in sequences(batch, tokens, cu_seqlens):
+        if cu_seqlens is None:
+            row = 0
+        for start in range(first, last, chunk_size):
+            yield Span(sequence, b, start, min(start + chunk_size, last), row)
+            row += 1
+
+
+def chunk_rows(tokens: int, chunk_size: int, cu_seqlens: Tensor | None, chunk_indices: Tensor | None) -> int:
+    """NT, the rows of h: of a batch its chunks, of packed sequences chunk_indices' length or an upper bound."""
+    if chunk_indices is not None:
+        return len(chunk_indices)
+    surplus = 0 if cu_seqlens is None else len(cu_seqlens) - 1
+    return -(-tokens // chunk_size) + surplus
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def per_value_head(x: Tensor, value_heads: int) -> Tensor:
+    """[B, T, H, K] -> [B, T, HV, K]: each key head serves a block of HV / H value heads."""
+    return x.repeat_interleave(value_heads // x.shape[2], dim=2)
+
+
+def key_first(state: Tensor, state_v_first: bool) -> Tensor:
+    return state.transpose(-1, -2) if state_v_first else state

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_gdn.reference.common import compute_dtype, key_first, per_value_head, sequences
+from torch_gdn.reference.l2norm import l2norm
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule as defined, token by token: decay, read, write, output. In float64 it is the oracle."""
+    out_dtype, dtype = q.dtype, compute_dtype(q)
+    batch, tokens, value_heads, V = v.shape
+    K = q.shape[-1]
+    scale = K**-0.5 if scale is None else scale
+    q, k, v, g, beta = (x.to(dtype) for x in (q, k, v, g, beta))
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    q, k = per_value_head(q, value_heads), per_value_head(k, value_heads)
+
+    if cu_seqlens is None:  # every row of the batch at once: time first, then [B, HV, ...]
+        state = q.new_zeros(batch, value_heads, K, V)
+    else:
+        state = q.new_zeros(len(cu_seqlens) - 1, value_heads, K, V)
+    if initial_state is not None:
+        state.copy_(key_first(initial_state, state_v_first))
+    o = torch.empty_like(v)
+    if cu_seqlens is None:
+        for t in range(tokens):
+            state, o[:, t] = one_token(state, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
+    else:
+        for n, b, first, last, _ in sequences(batch, tokens, cu_seqlens):
+            for t in range(first, last):
+                state[n], o[b, t] = one_token(state[n], q[b, t], k[b, t], v[b, t], g[b, t], beta[b, t])
+    final_state = key_first(state, state_v_first).contiguous() if output_final_state else None
+    return (scale * o).to(out_dtype), final_state
+
+
+def one_token(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    state = g.exp()[..., None, None] * state
+    update = beta[..., None] * (v - torch.einsum("...kv,...k->...v", state, k))
+    state = state + k[..., :, None] * update[..., None, :]
+    return state, torch.einsum("...kv,...k->...v", state, q)
