@@ -1,0 +1,64 @@
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "launches.h"
+
+namespace torch_gdn {
+
+Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
+                          const optional<Tensor>& initial_state, bool state_v_first, const optional<Tensor>& bounds,
+                          const Tensor& h, const Tensor& v_new, const Tensor& final_state) {
+  StateParameters parameters{};
+  parameters.sequence = sequence_parameters(shape);
+  parameters.k = row_strides(k);
+  parameters.h = state_strides(h, state_v_first);
+  parameters.value_heads = int32_t(shape.HV);
+  parameters.ratio = int32_t(shape.HV / shape.H);
+  if (initial_state.has_value()) {
+    parameters.initial_state = state_strides(*initial_state, state_v_first);
+    parameters.has_initial_state = 1;
+  }
+  if (final_state.defined()) {
+    parameters.final_state = state_strides(final_state, state_v_first);
+    parameters.has_final_state = 1;
+  }
+  return {"chunk_fwd_h",
+          "gdn/chunk_fwd_h.metal",
+          {metal_type(k.scalar_type()), std::to_string(shape.K), std::to_string(shape.V), std::to_string(shape.C),
+           packet_width({k, w})},
+          {k, w, u, g, or_stand_in(initial_state, g), or_stand_in(bounds, g), h, v_new,
+           final_state.defined() ? final_state : h, Binding::values(parameters)},
+          {size_t(ceil_div(shape.V, 32)), size_t(shape.HV), size_t(shape.N)},
+          128};
+}
+
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k_any, const Tensor& w, const Tensor& u, const Tensor& g,
+                                               const optional<Tensor>& initial_state, bool output_final_state,
+                                               int64_t chunk_size, bool state_v_first,
+                                               const optional<Tensor>& cu_seqlens,
+                                               const optional<Tensor>& chunk_indices) {
+  const auto shape = check_chunk_fwd_h(k_any, w, u, g, initial_state, output_final_state, chunk_size, state_v_first,
+                                       cu_seqlens, chunk_indices);
+  const auto k = unit_last_stride(k_any, "k");
+  const int64_t rows = state_v_first ? shape.V : shape.K, columns = state_v_first ? shape.K : shape.V;
+  const auto h = at::empty({shape.B, shape.NT, shape.HV, rows, columns}, k.options());
+  const auto v_new = at::empty({shape.B, shape.T, shape.HV, shape.V}, k.options());
+  if (shape.T == 0) {
+    const auto final_state = output_final_state ? copied_state(shape, k, initial_state, state_v_first)
+                                                : at::empty({0}, k.options().dtype(at::kFloat));
+    return {h.zero_(), v_new, final_state};
+  }
+  const auto final_state = output_final_state ? empty_state(shape, k, state_v_first) : Tensor();
+  const auto bounds = sequence_bounds(cu_seqlens, k.device());
+  launcher().run({launch_chunk_fwd_h(shape, k, as_contiguous(w, "w"), as_contiguous(u, "u"), as_f32(g), initial_state,
+                                     state_v_first, bounds, h, v_new, final_state)});
+  return {h, v_new, final_state.defined() ? final_state : at::empty({0}, k.options().dtype(at::kFloat))};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { m.impl("chunk_fwd_h", chunk_fwd_h); }
+
+}  // namespace torch_gdn

@@ -1,0 +1,42 @@
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "launches.h"
+
+namespace torch_gdn {
+
+Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
+                          const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& bounds,
+                          const Tensor& o) {
+  const OutputParameters parameters{
+      sequence_parameters(shape),  row_strides(q), row_strides(k), state_strides(h, state_v_first), int32_t(shape.HV),
+      int32_t(shape.HV / shape.H), float(scale)};
+  return {"chunk_fwd_o",
+          "gdn/chunk_fwd_o.metal",
+          {metal_type(q.scalar_type()), std::to_string(shape.K), std::to_string(shape.V), std::to_string(shape.C),
+           packet_width({q, k})},
+          {q, k, v, h, g, or_stand_in(bounds, g), o, Binding::values(parameters)},
+          {size_t(shape.NT), size_t(shape.HV), size_t(shape.B)},
+          size_t(2 * shape.C)};
+}
+
+namespace {
+
+Tensor chunk_fwd_o(const Tensor& q_any, const Tensor& k_any, const Tensor& v, const Tensor& h, const Tensor& g,
+                   optional<double> scale, bool state_v_first, const optional<Tensor>& cu_seqlens, int64_t chunk_size,
+                   const optional<Tensor>& chunk_indices) {
+  const auto shape =
+      check_chunk_fwd_o(q_any, k_any, v, h, g, scale, state_v_first, cu_seqlens, chunk_size, chunk_indices);
+  const auto q = unit_last_stride(q_any, "q"), k = unit_last_stride(k_any, "k");
+  const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options());
+  const auto bounds = sequence_bounds(cu_seqlens, q.device());
+  launcher().run({launch_chunk_fwd_o(shape, q, k, as_contiguous(v, "v"), as_contiguous(h, "h"), as_f32(g),
+                                     scale_or_default(scale, shape.K), state_v_first, bounds, o)});
+  return o;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { m.impl("chunk_fwd_o", chunk_fwd_o); }
+
+}  // namespace torch_gdn

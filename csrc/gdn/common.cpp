@@ -1,0 +1,74 @@
+#include "common.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+namespace torch_gdn {
+
+std::string metal_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return "float";
+    case at::kHalf:
+      return "half";
+    case at::kBFloat16:
+      return "bfloat";
+    default:
+      TORCH_CHECK_TYPE(false, "torch_gdn: expected dtype BFloat16, Half or Float, got ", dtype);
+  }
+}
+
+RowStrides row_strides(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2)}; }
+
+StateStrides state_strides(const Tensor& state, bool state_v_first) {
+  const int64_t last = state.dim() - 1;
+  const int64_t key = state_v_first ? last : last - 1, value = state_v_first ? last - 1 : last;
+  return {state.stride(last - 3), state.stride(last - 2), state.stride(key), state.stride(value)};
+}
+
+SequenceParameters sequence_parameters(const ChunkShape& shape) {
+  TORCH_CHECK_VALUE(shape.T <= INT32_MAX && shape.N <= INT32_MAX && shape.NT <= INT32_MAX,
+                    "torch_gdn: expected fewer than 2^31 tokens, sequences and chunks, got T = ", shape.T,
+                    ", N = ", shape.N, ", NT = ", shape.NT);
+  return {int32_t(shape.T), int32_t(shape.N), shape.packed ? 1 : 0, int32_t(shape.NT)};
+}
+
+std::string packet_width(std::initializer_list<Tensor> tensors) {
+  for (const auto& x : tensors) {
+    bool aligned = x.storage_offset() % 4 == 0 && x.size(-1) % 4 == 0;
+    for (int64_t d = 0; d + 1 < x.dim(); ++d) aligned = aligned && (x.size(d) == 1 || x.stride(d) % 4 == 0);
+    if (!aligned) return "1";
+  }
+  return "4";
+}
+
+Tensor as_f32(const Tensor& x) { return x.to(at::kFloat).contiguous(); }
+
+Tensor as_contiguous(const Tensor& x, const char* name) {
+  if (x.is_contiguous()) return x;
+  TORCH_WARN_ONCE("torch_gdn: ", name, " is not contiguous and is copied on every call");
+  return x.contiguous();
+}
+
+Tensor or_stand_in(const std::optional<Tensor>& x, const Tensor& stand_in) { return x.has_value() ? *x : stand_in; }
+
+namespace {
+std::vector<int64_t> state_shape(const ChunkShape& shape, bool state_v_first) {
+  return state_v_first ? std::vector<int64_t>{shape.N, shape.HV, shape.V, shape.K}
+                       : std::vector<int64_t>{shape.N, shape.HV, shape.K, shape.V};
+}
+}  // namespace
+
+Tensor empty_state(const ChunkShape& shape, const Tensor& like, bool state_v_first) {
+  return at::empty(state_shape(shape, state_v_first), like.options().dtype(at::kFloat));
+}
+
+Tensor copied_state(const ChunkShape& shape, const Tensor& like, const std::optional<Tensor>& initial_state,
+                    bool state_v_first) {
+  if (!initial_state.has_value()) {
+    return at::zeros(state_shape(shape, state_v_first), like.options().dtype(at::kFloat));
+  }
+  return initial_state->clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace torch_gdn

@@ -1,0 +1,41 @@
+// What the launches of the Gated DeltaNet ops share: tensors -> parameter blocks.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+#include "../../shaders/gdn/parameters.h"
+#include "../checks.h"
+#include "../launch.h"
+
+namespace torch_gdn {
+
+// As Metal spells it: "float", "half" or "bfloat".
+std::string metal_type(at::ScalarType dtype);
+
+RowStrides row_strides(const Tensor& x);                              // x: [B, T, heads, D]
+StateStrides state_strides(const Tensor& state, bool state_v_first);  // state: [N, HV, ...] or [B * NT, HV, ...]
+SequenceParameters sequence_parameters(const ChunkShape& shape);
+
+// 4 where each row of each tensor starts and ends on a multiple of 4 elements, so that 4 can be loaded at once; else 1.
+std::string packet_width(std::initializer_list<Tensor> tensors);
+
+// g and beta are small; the kernels read them as contiguous f32.
+Tensor as_f32(const Tensor& x);
+
+// An intermediate of the chunk stages, which our own ops make contiguous; any other is copied, with one warning.
+Tensor as_contiguous(const Tensor& x, const char* name);
+
+// What stands in for an absent tensor at a binding that the kernel does not read: Metal wants something bound.
+Tensor or_stand_in(const std::optional<Tensor>& x, const Tensor& stand_in);
+
+// The state before the first token, in f32 with its own strides; `like` gives device and shape of the default, zeros.
+Tensor empty_state(const ChunkShape& shape, const Tensor& like, bool state_v_first);
+
+// For T = 0, where nothing is launched: the final state is the initial one.
+Tensor copied_state(const ChunkShape& shape, const Tensor& like, const std::optional<Tensor>& initial_state,
+                    bool state_v_first);
+
+}  // namespace torch_gdn

@@ -1,0 +1,25 @@
+// The launches of the chunk stages, so that an op of several stages encodes them in one go. Each takes tensors that
+// were checked and allocated; `bounds` is contiguous int64 on their device, or absent.
+#pragma once
+#include "common.h"
+
+namespace torch_gdn {
+
+Launch launch_chunk_local_cumsum(const ChunkShape& shape, const Tensor& g, const optional<Tensor>& bounds,
+                                 const Tensor& g_cumsum);
+Launch launch_chunk_scaled_dot_kkt(const ChunkShape& shape, const Tensor& k, const Tensor& g, const Tensor& beta,
+                                   const optional<Tensor>& bounds, const Tensor& A);
+Launch launch_solve_tril(const ChunkShape& shape, const Tensor& A, const optional<Tensor>& bounds, const Tensor& A_inv);
+Launch launch_recompute_w_u(const ChunkShape& shape, const Tensor& k, const Tensor& v, const Tensor& beta,
+                            const Tensor& A, const Tensor& g, const optional<Tensor>& bounds, const Tensor& w,
+                            const Tensor& u);
+// final_state may be undefined.
+Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
+                          const optional<Tensor>& initial_state, bool state_v_first, const optional<Tensor>& bounds,
+                          const Tensor& h, const Tensor& v_new, const Tensor& final_state);
+Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
+                          const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& bounds,
+                          const Tensor& o);
+Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y);  // x: [B, T, H, D]
+
+}  // namespace torch_gdn

@@ -1,0 +1,90 @@
+// Encodes launches on PyTorch's own stream: its queue, its encoder, no commit and no wait, so that they run in order
+// with every other op. A command buffer retains what is bound to it; tensors may die once this returns.
+#import <Foundation/Foundation.h>
+#import <Metal/Metal.h>
+
+#include <ATen/mps/MPSDevice.h>
+#include <ATen/mps/MPSStream.h>
+#include <c10/metal/error.h>
+
+#include "../../shaders/common/error.h"
+#include "library.h"
+
+namespace torch_gdn {
+
+namespace {
+
+static_assert(sizeof(ErrorLog) == sizeof(c10::metal::ErrorMessages) &&
+                  offsetof(ErrorLog, messages) == offsetof(c10::metal::ErrorMessages, msg) &&
+                  offsetof(ErrorLog::Message, text) == offsetof(c10::metal::ErrorMessage, message) &&
+                  offsetof(ErrorLog::Message, line) == offsetof(c10::metal::ErrorMessage, line),
+              "shaders/common/error.h must have the layout of PyTorch's error buffer");
+
+void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, const Binding& binding, NSUInteger index) {
+  if (binding.tensor.defined()) {
+    const at::Tensor& tensor = binding.tensor;
+    [encoder setBuffer:__builtin_bit_cast(id<MTLBuffer>, tensor.storage().data())
+                offset:NSUInteger(tensor.storage_offset() * tensor.element_size())
+               atIndex:index];
+  } else if (!binding.bytes.empty()) {
+    [encoder setBytes:binding.bytes.data() length:binding.bytes.size() atIndex:index];
+  } else {
+    [encoder setBuffer:stream->getErrorBuffer() offset:0 atIndex:index];
+  }
+}
+
+void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, const Launch& launch,
+            id<MTLComputePipelineState> pipeline) {
+  [encoder setComputePipelineState:pipeline];
+  for (size_t index = 0; index < launch.bindings.size(); ++index) {
+    bind(encoder, stream, launch.bindings[index], index);
+  }
+  const auto& groups = launch.threadgroups;
+  [encoder dispatchThreadgroups:MTLSizeMake(groups[0], groups[1], groups[2])
+          threadsPerThreadgroup:MTLSizeMake(launch.threads, 1, 1)];
+}
+
+class MetalLauncher final : public Launcher {
+ public:
+  void run(const std::vector<Launch>& launches) override {
+    // Pipelines first, outside the stream's queue. A launch with an empty grid has nothing to do; Metal refuses it.
+    std::vector<std::pair<const Launch*, id<MTLComputePipelineState>>> ready;
+    for (const auto& launch : launches) {
+      const auto& groups = launch.threadgroups;
+      if (groups[0] * groups[1] * groups[2] > 0) ready.emplace_back(&launch, library_.pipeline(launch));
+    }
+    if (ready.empty()) return;
+    at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+    const auto* work = &ready;
+    at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
+      @autoreleasepool {
+        id<MTLComputeCommandEncoder> encoder = stream->commandEncoder();
+        for (const auto& [launch, pipeline] : *work) encode(encoder, stream, *launch, pipeline);
+      }
+    });
+  }
+
+  std::vector<PipelineFacts> pipelines() const override { return library_.facts(); }
+
+  void clear_pipelines() override { library_.clear(); }
+
+  DeviceFacts device() const override {
+    at::mps::MPSDevice* device = at::mps::MPSDevice::getInstance();
+    id<MTLDevice> metal = device->device();
+    return {device->getName(), device->getCoreCount(), [metal maxThreadgroupMemoryLength], [metal maxBufferLength],
+            [metal recommendedMaxWorkingSetSize]};
+  }
+
+ private:
+  Library library_;
+};
+
+// Registered when this library is loaded; lives as long as the process, since streams outlive static destructors.
+const bool registered = [] {
+  set_launcher(new MetalLauncher);
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace torch_gdn

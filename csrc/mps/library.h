@@ -1,0 +1,30 @@
+// Compiled kernels: one pipeline for each specialisation, compiled when first asked for and kept for the process.
+#pragma once
+#import <Metal/Metal.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../launch.h"
+
+namespace torch_gdn {
+
+class Library {
+ public:
+  // Compiles where it must: never call it from a block on the stream's queue, which would hold up all encoding.
+  id<MTLComputePipelineState> pipeline(const Launch& launch);
+  std::vector<PipelineFacts> facts() const;
+  void clear();
+
+ private:
+  struct Entry {
+    id<MTLComputePipelineState> state;
+    double compile_seconds;
+  };
+  mutable std::mutex mutex_;
+  std::map<std::string, Entry> entries_;
+};
+
+}  // namespace torch_gdn

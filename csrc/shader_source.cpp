@@ -1,0 +1,54 @@
+#include "shader_source.h"
+
+#include <c10/util/Exception.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+
+namespace torch_gdn {
+
+namespace {
+
+// The name between the quotes of `#include "name"`, or nothing.
+std::string included_file(const std::string& line) {
+  const std::string directive = "#include \"";
+  if (line.compare(0, directive.size(), directive) != 0) return "";
+  return line.substr(directive.size(), line.find('"', directive.size()) - directive.size());
+}
+
+void append_file(const std::string& file, std::set<std::string>& seen, std::string& text) {
+  if (!seen.insert(file).second) return;
+  const std::string path = shader_directory() + "/" + file;
+  std::ifstream stream(path);
+  TORCH_CHECK(stream.good(), "torch_gdn: cannot read the shader ", path);
+  text += "#line 1 \"" + file + "\"\n";
+  int number = 0;
+  for (std::string line; std::getline(stream, line);) {
+    ++number;
+    const std::string included = included_file(line);
+    if (!included.empty()) {
+      append_file(included, seen, text);
+      text += "#line " + std::to_string(number + 1) + " \"" + file + "\"\n";
+    } else if (line != "#pragma once") {
+      text += line + "\n";
+    }
+  }
+}
+
+}  // namespace
+
+std::string shader_source(const Launch& launch) {
+  std::string text;
+  std::set<std::string> seen;
+  append_file(launch.file, seen, text);
+  std::ostringstream instance;
+  instance << launch.kernel << "<";
+  for (size_t i = 0; i < launch.arguments.size(); ++i) instance << (i == 0 ? "" : ", ") << launch.arguments[i];
+  instance << ">";
+  text += "template [[host_name(\"" + launch.name() + "\")]] [[kernel]] decltype(" + instance.str() + ") " +
+          instance.str() + ";\n";
+  return text;
+}
+
+}  // namespace torch_gdn

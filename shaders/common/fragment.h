@@ -1,0 +1,80 @@
+// Fragments: 8x8 blocks of a matrix, spread over the 32 lanes of a simdgroup. A lane holds two neighbours of one row as
+// a float2, whatever the type in memory: f32 and 16-bit products run at the same rate on M1 to M4 (102 FMA a core and
+// cycle), so a fragment is converted once, on its way in.
+#pragma once
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+using namespace metal;
+
+#define UNROLL _Pragma("clang loop unroll(full)")
+
+// Where a lane's first element lies in a fragment; the second is one column further.
+struct LanePosition {
+  int row;
+  int column;
+};
+
+METAL_FUNC LanePosition lane_position(uint lane) {
+  LanePosition position;
+  position.row = int(((lane >> 4) & 1) * 4 + ((lane >> 1) & 3));
+  position.column = int(((lane >> 3) & 1) * 4 + (lane & 1) * 2);
+  return position;
+}
+
+// accumulator += a * b
+METAL_FUNC void multiply_add(thread float2& accumulator, float2 a, float2 b) {
+  simdgroup_float8x8 left, right, sum;
+  left.thread_elements()[0] = a.x;
+  left.thread_elements()[1] = a.y;
+  right.thread_elements()[0] = b.x;
+  right.thread_elements()[1] = b.y;
+  sum.thread_elements()[0] = accumulator.x;
+  sum.thread_elements()[1] = accumulator.y;
+  simdgroup_multiply_accumulate(sum, left, right, sum);
+  accumulator = float2(sum.thread_elements()[0], sum.thread_elements()[1]);
+}
+
+// The fragment whose corner is `origin`, from threadgroup memory.
+template <typename T>
+METAL_FUNC float2 load_fragment(threadgroup const T* origin, int stride, LanePosition at) {
+  threadgroup const T* source = origin + at.row * stride + at.column;
+  return float2(float(source[0]), float(source[1]));
+}
+
+// Its transpose: element (r, c) comes from row c, column r.
+template <typename T>
+METAL_FUNC float2 load_transposed(threadgroup const T* origin, int stride, LanePosition at) {
+  threadgroup const T* source = origin + at.column * stride + at.row;
+  return float2(float(source[0]), float(source[stride]));
+}
+
+// From device memory with any two strides; elements at or beyond `rows` and `columns` read as zero.
+template <typename T>
+METAL_FUNC float2 load_fragment(
+    device const T* origin, int64_t row_stride, int64_t column_stride, int rows, int columns, LanePosition at) {
+  device const T* source = origin + at.row * row_stride + at.column * column_stride;
+  float2 values = float2(0.0f);
+  if (at.row < rows && at.column < columns) values.x = float(source[0]);
+  if (at.row < rows && at.column + 1 < columns) values.y = float(source[column_stride]);
+  return values;
+}
+
+template <typename T>
+METAL_FUNC void store_fragment(
+    device T* origin,
+    int64_t row_stride,
+    int64_t column_stride,
+    int rows,
+    int columns,
+    LanePosition at,
+    float2 values) {
+  device T* target = origin + at.row * row_stride + at.column * column_stride;
+  if (at.row < rows && at.column < columns) target[0] = T(values.x);
+  if (at.row < rows && at.column + 1 < columns) target[column_stride] = T(values.y);
+}
+
+METAL_FUNC void store_fragment(threadgroup float* origin, int stride, LanePosition at, float2 values) {
+  threadgroup float* target = origin + at.row * stride + at.column;
+  target[0] = values.x;
+  target[1] = values.y;
+}

@@ -1,0 +1,142 @@
+// One threadgroup owns 32 value columns of one value head of one sequence and walks its chunks; each of its 4
+// simdgroups owns 8 columns. In registers for the whole sequence: S [K, 8] in f32, and v_new [C, 8] of a chunk.
+// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g (cumulative) [B, T, HV] f32,
+// h [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V.
+// v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new
+#include "common/fragment.h"
+#include "common/sequences.h"
+#include "common/tile.h"
+
+// The rows of w and k that are staged at once: 16-bit types take 32, so that K = 256 stays within 17 KB.
+template <typename T, int C>
+METAL_FUNC constexpr int staged_rows() {
+  return sizeof(T) == 2 && C >= 32 ? 32 : 16;
+}
+
+template <typename T, int K>
+METAL_FUNC void store_state(
+    device T* target, StateStrides strides, int columns, LanePosition at, thread const float2* state) {
+  UNROLL for (int block = 0; block < (K + 7) / 8; ++block) {
+    store_fragment(
+        target + block * 8 * strides.key, strides.key, strides.value, K - block * 8, columns, at, state[block]);
+  }
+}
+
+template <typename T, int K, int V, int C, int Width>
+[[kernel]] void chunk_fwd_h(
+    device const T* k [[buffer(0)]],
+    device const T* w [[buffer(1)]],
+    device const T* u [[buffer(2)]],
+    device const float* g [[buffer(3)]],
+    device const float* initial_state [[buffer(4)]],
+    device const int64_t* bounds [[buffer(5)]],
+    device T* h [[buffer(6)]],
+    device T* v_new [[buffer(7)]],
+    device float* final_state [[buffer(8)]],
+    constant StateParameters& parameters [[buffer(9)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
+  static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
+  constexpr int kThreads = 128;
+  constexpr int kDepths = (K + 7) / 8;
+  constexpr int kRows = staged_rows<T, C>();
+  constexpr int kColumns = kDepths * 8;
+  constexpr int kStride = tile_stride<T>(kColumns);
+  threadgroup T tile[kRows * kStride];
+
+  const int target = int(group.z);
+  const int64_t head = int64_t(group.y);
+  const int64_t key_head = int(group.y) / parameters.ratio;
+  const int64_t value_heads = parameters.value_heads;
+  const int first_column = int(group.x) * 32 + int(simdgroup) * 8;
+  const int columns = V - first_column;  // may be 0 or less for the last simdgroups
+  const LanePosition at = lane_position(lane);
+  const Sequence sequence = locate_sequence(bounds, parameters.sequence, target, C, lane);
+
+  float2 state[kDepths];
+  device const float* initial = initial_state + target * parameters.initial_state.sequence +
+                                head * parameters.initial_state.head + first_column * parameters.initial_state.value;
+  UNROLL for (int block = 0; block < kDepths; ++block) {
+    state[block] = float2(0.0f);
+    if (parameters.has_initial_state != 0) {
+      state[block] = load_fragment(
+          initial + block * 8 * parameters.initial_state.key, parameters.initial_state.key,
+          parameters.initial_state.value, K - block * 8, columns, at);
+    }
+  }
+
+  // Rows of h that this sequence may write: none beyond NT, should cu_seqlens have more chunks than it was given room
+  // for.
+  int64_t chunk_row = sequence.first_chunk;
+  const int64_t last_row =
+      parameters.sequence.packed != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
+  device T* chunk_state = h + head * parameters.h.head + first_column * parameters.h.value;
+  const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
+  device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
+  for (int first = sequence.first; first < sequence.last; first += C) {
+    const int tokens = min(C, sequence.last - first);
+    const int64_t row = (batch_token + first) * value_heads + head;
+    if (chunk_row < last_row) {
+      store_state<T, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
+    }
+    ++chunk_row;
+
+    // v_new = u - w S
+    float2 fresh[C / 8];
+    UNROLL for (int staged = 0; staged < C; staged += kRows) {
+      stage_rows<kRows, kColumns, Width, kThreads>(
+          tile, w + (row + staged * value_heads) * K, value_heads * K, tokens - staged, K, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL for (int block = 0; block < kRows / 8; ++block) {
+        const int i = staged + block * 8;
+        float2 read = float2(0.0f);
+        UNROLL for (int depth = 0; depth < kDepths; ++depth) {
+          multiply_add(read, load_fragment(tile + block * 8 * kStride + depth * 8, kStride, at), state[depth]);
+        }
+        const int64_t corner = (row + i * value_heads) * V + first_column;
+        fresh[i / 8] = load_fragment(u + corner, value_heads * V, 1, tokens - i, columns, at) - read;
+        store_fragment(v_new + corner, value_heads * V, 1, tokens - i, columns, at, fresh[i / 8]);
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+
+    // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
+    const float last = g[row + (tokens - 1) * value_heads];
+    UNROLL for (int block = 0; block < C / 8; ++block) {
+      const int i = block * 8 + at.row;
+      fresh[block] *= i < tokens ? exp(last - g[row + i * value_heads]) : 0.0f;
+    }
+    const float decay = exp(last);
+    UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
+    UNROLL for (int staged = 0; staged < C; staged += kRows) {
+      stage_rows<kRows, kColumns, Width, kThreads>(
+          tile, keys + (first + staged) * parameters.k.token, parameters.k.token, tokens - staged, K, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL for (int block = 0; block < kRows / 8; ++block) {
+        UNROLL for (int depth = 0; depth < kDepths; ++depth) {
+          multiply_add(
+              state[depth], load_transposed(tile + block * 8 * kStride + depth * 8, kStride, at),
+              fresh[staged / 8 + block]);
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  }
+
+  if (parameters.has_final_state != 0) {
+    device float* last_state = final_state + target * parameters.final_state.sequence +
+                               head * parameters.final_state.head + first_column * parameters.final_state.value;
+    store_state<float, K>(last_state, parameters.final_state, columns, at, state);
+  }
+
+  // Packed sequences may leave surplus rows of h: zeros, written by the threadgroups of the last sequence.
+  if (parameters.sequence.packed != 0 && target == parameters.sequence.sequences - 1) {
+    UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
+    for (; chunk_row < last_row; ++chunk_row) {
+      store_state<T, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
+    }
+  }
+}

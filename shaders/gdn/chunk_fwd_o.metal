@@ -1,0 +1,162 @@
+// One threadgroup owns one chunk of one value head. Simdgroup s of C/16 owns block rows s and C/8-1-s of the masked
+// q k^T, then 16 columns of o at a time. In registers: 16 columns of o [C, 16]. In threadgroup memory: the masked
+// q k^T [C, C], over the slices of q and k that made it, and a slice of q.
+// Layout: q, k [B, T, H, K] with row strides, v (v_new) and o [B, T, HV, V], h [B, NT, HV, ...] with any strides of K
+// and V, g (cumulative) [B, T, HV] f32.
+// o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), the diagonal included.
+#include "common/fragment.h"
+#include "common/sequences.h"
+#include "common/tile.h"
+
+static constant constexpr const int kSlice = 32;  // columns of q and k that are staged at once
+
+// tril(q k^T exp(c_i - c_j)) into `scores`, over `scratch` of 2 * C * tile_stride(32) elements that it may share.
+template <typename T, int K, int C, int Width>
+METAL_FUNC void masked_scores(
+    threadgroup float* scores,
+    threadgroup T* scratch,
+    threadgroup const float* decay,
+    device const T* queries,
+    int64_t query_stride,
+    device const T* keys,
+    int64_t key_stride,
+    int tokens,
+    uint thread_index,
+    uint simdgroup,
+    LanePosition at) {
+  constexpr int kBlocks = C / 8;
+  constexpr int kStride = tile_stride<T>(kSlice);
+  threadgroup T* query_tile = scratch;
+  threadgroup T* key_tile = scratch + C * kStride;
+  const int low_row = int(simdgroup);
+  const int high_row = kBlocks - 1 - low_row;
+
+  float2 products[kBlocks + 1];
+  UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
+  for (int slice = 0; slice < K; slice += kSlice) {
+    stage_rows<C, kSlice, Width, 2 * C>(query_tile, queries + slice, query_stride, tokens, K - slice, thread_index);
+    stage_rows<C, kSlice, Width, 2 * C>(key_tile, keys + slice, key_stride, tokens, K - slice, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int depth = 0; depth < kSlice; depth += 8) {
+      const float2 low = load_fragment(query_tile + low_row * 8 * kStride + depth, kStride, at);
+      const float2 high = load_fragment(query_tile + high_row * 8 * kStride + depth, kStride, at);
+      UNROLL for (int n = 0; n <= kBlocks; ++n) {
+        const int column = n <= low_row ? n : n - low_row - 1;
+        const float2 key = load_transposed(key_tile + column * 8 * kStride + depth, kStride, at);
+        multiply_add(products[n], n <= low_row ? low : high, key);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  UNROLL for (int n = 0; n <= kBlocks; ++n) {
+    const int row = n <= low_row ? low_row : high_row;
+    const int column = n <= low_row ? n : n - low_row - 1;
+    const int i = row * 8 + at.row;
+    const int j = column * 8 + at.column;
+    float2 score = float2(0.0f);
+    if (i < tokens && i >= j) score.x = products[n].x * exp(decay[i] - decay[j]);
+    if (i < tokens && i >= j + 1) score.y = products[n].y * exp(decay[i] - decay[j + 1]);
+    store_fragment(scores + row * 8 * (C + 4) + column * 8, C + 4, at, score);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+template <typename T, int K, int V, int C, int Width>
+[[kernel]] void chunk_fwd_o(
+    device const T* q [[buffer(0)]],
+    device const T* k [[buffer(1)]],
+    device const T* v [[buffer(2)]],
+    device const T* h [[buffer(3)]],
+    device const float* g [[buffer(4)]],
+    device const int64_t* bounds [[buffer(5)]],
+    device T* o [[buffer(6)]],
+    constant OutputParameters& parameters [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
+  static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
+  constexpr int kBlocks = C / 8;
+  constexpr int kStride = tile_stride<T>(kSlice);
+  constexpr int kScoreStride = C + 4;
+  constexpr int kScoreFloats = C * kScoreStride;
+  constexpr int kScratchFloats = 2 * C * kStride * int(sizeof(T)) / 4;
+  threadgroup float scores[kScoreFloats > kScratchFloats ? kScoreFloats : kScratchFloats];
+  threadgroup T query_tile[C * kStride];
+  threadgroup float decay[C];
+
+  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const LanePosition at = lane_position(lane);
+  const int64_t head = int64_t(group.y);
+  const int64_t key_head = int(group.y) / parameters.ratio;
+  const int64_t value_heads = parameters.value_heads;
+  const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
+  device const T* queries =
+      q + chunk.batch * parameters.q.batch + chunk.first * parameters.q.token + key_head * parameters.q.head;
+  device const T* keys =
+      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
+  if (int(thread_index) < C) {
+    decay[thread_index] = int(thread_index) < chunk.tokens ? g[row + int64_t(thread_index) * value_heads] : 0.0f;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  masked_scores<T, K, C, Width>(
+      scores, (threadgroup T*)scores, decay, queries, parameters.q.token, keys, parameters.k.token, chunk.tokens,
+      thread_index, simdgroup, at);
+
+  device const T* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
+  for (int group_column = 0; group_column < V; group_column += C) {
+    const int column = group_column + int(simdgroup) * 16;
+    float2 sum[kBlocks][2];
+    UNROLL for (int block = 0; block < kBlocks; ++block) sum[block][0] = sum[block][1] = float2(0.0f);
+
+    // q h
+    for (int slice = 0; slice < K; slice += kSlice) {
+      stage_rows<C, kSlice, Width, 2 * C>(
+          query_tile, queries + slice, parameters.q.token, chunk.tokens, K - slice, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (int depth = 0; depth < kSlice; depth += 8) {
+        float2 states[2];
+        UNROLL for (int side = 0; side < 2; ++side) {
+          states[side] = load_fragment(
+              state + (slice + depth) * parameters.h.key + (column + side * 8) * parameters.h.value, parameters.h.key,
+              parameters.h.value, chunk.tokens > 0 ? K - slice - depth : 0, V - column - side * 8, at);
+        }
+        UNROLL for (int block = 0; block < kBlocks; ++block) {
+          const float2 query = load_fragment(query_tile + block * 8 * kStride + depth, kStride, at);
+          multiply_add(sum[block][0], query, states[0]);
+          multiply_add(sum[block][1], query, states[1]);
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    UNROLL for (int block = 0; block < kBlocks; ++block) {
+      const float gate = exp(decay[block * 8 + at.row]);
+      sum[block][0] *= gate;
+      sum[block][1] *= gate;
+    }
+
+    // + scores v_new
+    UNROLL for (int depth = 0; depth < kBlocks; ++depth) {
+      float2 values[2];
+      UNROLL for (int side = 0; side < 2; ++side) {
+        values[side] = load_fragment(
+            v + (row + depth * 8 * value_heads) * V + column + side * 8, value_heads * V, 1, chunk.tokens - depth * 8,
+            V - column - side * 8, at);
+      }
+      UNROLL for (int block = depth; block < kBlocks; ++block) {
+        const float2 score = load_fragment(scores + block * 8 * kScoreStride + depth * 8, kScoreStride, at);
+        multiply_add(sum[block][0], score, values[0]);
+        multiply_add(sum[block][1], score, values[1]);
+      }
+    }
+    UNROLL for (int block = 0; block < kBlocks; ++block) {
+      UNROLL for (int side = 0; side < 2; ++side) {
+        store_fragment(
+            o + (row + block * 8 * value_heads) * V + column + side * 8, value_heads * V, 1, chunk.tokens - block * 8,
+            V - column - side * 8, at, parameters.scale * sum[block][side]);
+      }
+    }
+  }
+}

@@ -1,0 +1,31 @@
+// One lane owns one value head of one chunk and scans its tokens; 32 heads a threadgroup, so that reads coalesce.
+// In registers: the running sum. Layout: g and g_cumsum [B, T, HV], f32.
+// Source: FLA's chunk_local_cumsum; the clamp is ours (exp(-104) is 0 in f32, and a sum of smaller terms loses digits).
+#include "common/fragment.h"
+#include "common/sequences.h"
+
+template <int C>
+[[kernel]] void chunk_local_cumsum(
+    device const float* g [[buffer(0)]],
+    device const int64_t* bounds [[buffer(1)]],
+    device float* g_cumsum [[buffer(2)]],
+    device ErrorLog* errors [[buffer(3)]],
+    constant CumsumParameters& parameters [[buffer(4)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
+  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
+  if (group.x == 0 && group.y == 0 && group.z == 0) report_bounds(bounds, parameters.sequence, C, errors, lane);
+
+  const int head = int(group.y * 32 + lane);
+  if (head < parameters.value_heads) {
+    const int64_t first = int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first;
+    int64_t index = first * parameters.value_heads + head;
+    float sum = 0.0f;
+    for (int token = 0; token < chunk.tokens; ++token, index += parameters.value_heads) {
+      const float gate = g[index];
+      sum += gate < -104.0f ? -104.0f : gate;  // a NaN stays one
+      g_cumsum[index] = sum;
+    }
+  }
+}

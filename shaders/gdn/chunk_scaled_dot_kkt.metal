@@ -1,0 +1,93 @@
+// One threadgroup owns one chunk of one key head; simdgroup s owns block rows s and C/8-1-s, which gives each the same
+// number of lower blocks. In registers: k k^T of those blocks, computed once for all value heads of the key head.
+// Layout: k [B, T, H, K] with row strides, g (cumulative) and beta [B, T, HV] f32, A [B, T, HV, C] f32, strictly lower.
+#include "common/fragment.h"
+#include "common/sequences.h"
+#include "common/tile.h"
+
+// A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, zero elsewhere; the difference is formed only where i > j, since
+// exp(c_i - c_j) overflows above the diagonal. `product` belongs to columns j and j + 1.
+template <int C>
+METAL_FUNC void write_block(
+    device float* A,
+    device const float* g,
+    device const float* beta,
+    int value_heads,
+    int i,
+    int j,
+    int tokens,
+    float2 product) {
+  if (i < tokens) {
+    float2 value = float2(0.0f);
+    const int64_t row = int64_t(i) * value_heads;
+    if (i > j) value.x = beta[row] * product.x * exp(g[row] - g[int64_t(j) * value_heads]);
+    if (i > j + 1) value.y = beta[row] * product.y * exp(g[row] - g[int64_t(j + 1) * value_heads]);
+    *(device float2*)(A + row * C + j) = value;
+  }
+}
+
+template <typename T, int K, int C, int Width>
+[[kernel]] void chunk_scaled_dot_kkt(
+    device const T* k [[buffer(0)]],
+    device const float* g [[buffer(1)]],
+    device const float* beta [[buffer(2)]],
+    device const int64_t* bounds [[buffer(3)]],
+    device float* A [[buffer(4)]],
+    constant KktParameters& parameters [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
+  static_assert(K >= 1 && K <= 256, "K is at most 256");
+  constexpr int kBlocks = C / 8;
+  constexpr int kSlice = 32;
+  constexpr int kStride = tile_stride<T>(kSlice);
+  threadgroup T tile[C * kStride];
+
+  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const LanePosition at = lane_position(lane);
+  const int low_row = int(simdgroup);
+  const int high_row = kBlocks - 1 - low_row;
+
+  // k k^T: block n lies in the low row up to its diagonal, then in the high row.
+  float2 products[kBlocks + 1];
+  UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
+  device const T* keys =
+      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + group.y * parameters.k.head;
+  for (int slice = 0; slice < K; slice += kSlice) {
+    stage_rows<C, kSlice, Width, 2 * C>(tile, keys + slice, parameters.k.token, chunk.tokens, K - slice, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int depth = 0; depth < kSlice; depth += 8) {
+      const float2 low = load_fragment(tile + low_row * 8 * kStride + depth, kStride, at);
+      const float2 high = load_fragment(tile + high_row * 8 * kStride + depth, kStride, at);
+      UNROLL for (int n = 0; n <= kBlocks; ++n) {
+        const int column = n <= low_row ? n : n - low_row - 1;
+        const float2 other = load_transposed(tile + column * 8 * kStride + depth, kStride, at);
+        multiply_add(products[n], n <= low_row ? low : high, other);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  const int value_heads = parameters.value_heads;
+  for (int member = 0; member < parameters.ratio; ++member) {
+    const int head = int(group.y) * parameters.ratio + member;
+    const int64_t first = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
+    UNROLL for (int n = 0; n <= kBlocks; ++n) {
+      const int row = n <= low_row ? low_row : high_row;
+      const int column = n <= low_row ? n : n - low_row - 1;
+      write_block<C>(
+          A + first * C, g + first, beta + first, value_heads, row * 8 + at.row, column * 8 + at.column, chunk.tokens,
+          products[n]);
+    }
+    // The blocks above the diagonal: high_row of them in the low row, then low_row of them in the high row.
+    UNROLL for (int n = 0; n < kBlocks - 1; ++n) {
+      const int row = n < high_row ? low_row : high_row;
+      const int column = n < high_row ? low_row + 1 + n : n + 1;
+      write_block<C>(
+          A + first * C, g + first, beta + first, value_heads, row * 8 + at.row, column * 8 + at.column, chunk.tokens,
+          float2(0.0f));
+    }
+  }
+}

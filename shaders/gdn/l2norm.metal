@@ -1,0 +1,36 @@
+// One simdgroup owns one row; its lanes cover the D elements in turn. In registers: a lane's elements, in f32.
+// Layout: x [B, T, H, D] with row strides, y the same, contiguous.
+// y = x * rsqrt(sum of x^2 + eps), as FLA's l2norm_fwd: eps is added to the sum, y is rounded to x's type.
+#include "common/fragment.h"
+#include "gdn/parameters.h"
+
+template <typename T, int D>
+[[kernel]] void l2norm(
+    device const T* x [[buffer(0)]],
+    device T* y [[buffer(1)]],
+    constant NormParameters& parameters [[buffer(2)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(D >= 1 && D <= 1024, "D is at most 1024");
+  constexpr int kOwn = (D + 31) / 32;
+  const int64_t row = int64_t(group.x) * 4 + simdgroup;
+  const bool present = row < parameters.rows;
+  const int64_t head = row % parameters.heads;
+  const int64_t token = row / parameters.heads;
+  device const T* source = x + token / parameters.tokens * parameters.x.batch +
+                           token % parameters.tokens * parameters.x.token + head * parameters.x.head;
+
+  float values[kOwn];
+  float sum = 0.0f;
+  UNROLL for (int own = 0; own < kOwn; ++own) {
+    const int column = own * 32 + int(lane);
+    values[own] = present && column < D ? float(source[column]) : 0.0f;
+    sum += values[own] * values[own];
+  }
+  const float scale = rsqrt(simd_sum(sum) + parameters.eps);
+  UNROLL for (int own = 0; own < kOwn; ++own) {
+    const int column = own * 32 + int(lane);
+    if (present && column < D) y[row * D + column] = T(values[own] * scale);
+  }
+}

@@ -1,0 +1,79 @@
+// Parameter blocks of the Gated DeltaNet kernels: one text for Metal and for the C++ that fills them in.
+#pragma once
+#ifdef __METAL__
+#include <metal_stdlib>
+#else
+#include <cstdint>
+#endif
+
+// Strides in elements of a [B, T, heads, D] tensor whose last stride is 1.
+struct RowStrides {
+  int64_t batch, token, head;
+};
+
+// Strides in elements of a state [N, HV, K, V] in either layout.
+struct StateStrides {
+  int64_t sequence, head, key, value;
+};
+
+// The tokens of a batch, or of packed sequences whose limits stand in `bounds`.
+struct SequenceParameters {
+  int32_t tokens;     // T
+  int32_t sequences;  // N; B for a batch
+  int32_t packed;     // 1: bounds[0..N] is read
+  int32_t chunks;     // NT: chunks of a batch row, or of all packed sequences with surplus ones at the end
+};
+
+struct CumsumParameters {
+  SequenceParameters sequence;
+  int32_t value_heads;
+};
+
+struct KktParameters {
+  SequenceParameters sequence;
+  RowStrides k;
+  int32_t value_heads, ratio;
+};
+
+struct SolveParameters {
+  SequenceParameters sequence;
+  int32_t value_heads;
+};
+
+struct RecomputeParameters {
+  SequenceParameters sequence;
+  RowStrides k, v;
+  int32_t value_heads, ratio;
+};
+
+struct StateParameters {
+  SequenceParameters sequence;
+  RowStrides k;
+  StateStrides initial_state, final_state, h;  // h: the sequence stride is that of a chunk
+  int32_t value_heads, ratio;
+  int32_t has_initial_state, has_final_state;
+};
+
+struct OutputParameters {
+  SequenceParameters sequence;
+  RowStrides q, k;
+  StateStrides h;
+  int32_t value_heads, ratio;
+  float scale;
+};
+
+struct RecurrentParameters {
+  SequenceParameters sequence;
+  RowStrides q, k, v;
+  StateStrides initial_state, final_state;
+  int32_t value_heads, ratio, value_size;
+  int32_t has_initial_state, has_final_state;
+  float scale;
+};
+
+struct NormParameters {
+  int32_t tokens, heads;  // the rows are [B, T, H]
+  int64_t rows;
+  RowStrides x;
+  float eps;
+};
