@@ -1,0 +1,223 @@
+"""Builds the simulated device, and the Metal half of torch_gdn on it, with clang. What did not change is not rebuilt."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+COMPILER = "clang++-19"
+JOBS = 2
+NEEDED = "clang-19 libobjc-12-dev libblocksruntime-dev libboost-context-dev"
+
+
+class BuildError(RuntimeError):
+    """The compiler's or the linker's own words, or what to install."""
+
+
+def cache_directory() -> Path:
+    """Where everything built is kept: $TORCH_GDN_CACHE, else ~/.cache/torch_gdn."""
+    return Path(os.environ.get("TORCH_GDN_CACHE") or Path.home() / ".cache" / "torch_gdn")
+
+
+def _gcc_directory() -> Path:
+    # libobjc's headers lie in GCC's own include folder, which clang does not search.
+    library = subprocess.run(["gcc", "-print-libgcc-file-name"], capture_output=True, text=True, check=True).stdout
+    return Path(library.strip()).parent
+
+
+def check_tools() -> None:
+    missing = [tool for tool in (COMPILER, "gcc") if shutil.which(tool) is None]
+    if not missing:
+        gcc = _gcc_directory()
+        headers = (gcc / "include/objc/objc.h", Path("/usr/include/Block.h"), Path("/usr/include/boost/context/fiber.hpp"))
+        missing = [str(header) for header in headers if not header.exists()]
+    if missing:
+        raise BuildError(f"the simulated device needs {', '.join(missing)}: apt-get install {NEEDED}")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Flags that every object shares."""
+
+    common: tuple[str, ...]
+    objective_c: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+    @staticmethod
+    def make() -> Toolchain:
+        check_tools()
+        gcc = _gcc_directory()
+        root = Path(torch.__file__).parent
+        simulator = CHECKOUT / "simulator"
+        include = [CHECKOUT, CHECKOUT / "csrc", simulator / "foundation/include", simulator / "metal/include"]
+        system = [
+            root / "include",
+            root / "include/torch/csrc/api/include",
+            sysconfig.get_paths()["include"],
+        ]
+        return Toolchain(
+            common=(
+                "-std=c++20",
+                "-fPIC",
+                "-fblocks",
+                "-Wall",
+                "-Werror",
+                # PyTorch's headers look for this name in ATen/mps; attributes of properties are the stubs' own affair
+                "-Wno-objc-property-no-attribute",
+                "-Wno-nullability-completeness",
+                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+                *(f"-I{path}" for path in include),
+                *(flag for path in system for flag in ("-isystem", str(path))),
+                # last: clang has its own intrinsics headers
+                *("-idirafter", str(gcc / "include")),
+            ),
+            objective_c=("-x", "objective-c++", "-fobjc-runtime=gcc", "-fconstant-string-class=NSConstantString"),
+            libraries=(
+                f"-L{root / 'lib'}",
+                f"-Wl,-rpath,{root / 'lib'}",
+                *("-ltorch_cpu", "-ltorch_python", "-ltorch", "-lc10"),
+                *(f"-L{gcc}", "-lobjc", "-lBlocksRuntime", "-lboost_context", "-ldl", "-lpthread"),
+            ),
+        )
+
+    def key(self) -> str:
+        """One folder for each torch, Python, set of flags and checkout."""
+        text = [torch.__version__, sys.version, COMPILER, str(CHECKOUT), *self.common, *self.objective_c, *self.libraries]
+        return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
+
+    def command(self, source: Path, output: Path, defines: Sequence[str]) -> list[str]:
+        if source.suffix == ".c":
+            return ["clang-19", "-O2", "-fPIC", "-MMD", "-c", str(source), "-o", str(output)]
+        language = self.objective_c if source.suffix == ".mm" else ()
+        # Only the engine is worth the time that -O2 takes.
+        level = "-O2" if "engine" in source.parts else "-O1"
+        return [COMPILER, *self.common, level, *defines, "-MMD", *language, "-c", str(source), "-o", str(output)]
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _run(command: Sequence[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
+
+
+def _dependencies(depfile: Path) -> list[Path]:
+    """The files that a make rule written by -MMD names."""
+    text = depfile.read_text().replace("\\\n", " ")
+    return [Path(name) for name in text.split(":", 1)[1].split()]
+
+
+def _is_current(output: Path, command: Sequence[str], inputs: Sequence[Path]) -> bool:
+    record = output.with_suffix(output.suffix + ".command")
+    if not output.exists() or not record.exists() or record.read_text() != shlex.join(command):
+        return False
+    built = output.stat().st_mtime_ns
+    return all(path.exists() and path.stat().st_mtime_ns <= built for path in inputs)
+
+
+def _remember(output: Path, command: Sequence[str]) -> None:
+    output.with_suffix(output.suffix + ".command").write_text(shlex.join(command))
+
+
+def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], defines: Sequence[str]) -> list[Path]:
+    jobs: list[tuple[Path, list[str]]] = []
+    objects = []
+    for source in sources:
+        target = directory / (source.relative_to(CHECKOUT).as_posix().replace("/", "_") + ".o")
+        command = toolchain.command(source, target, defines)
+        depfile = target.with_suffix(".d")
+        if not depfile.exists() or not _is_current(target, command, _dependencies(depfile)):
+            jobs.append((target, command))
+        objects.append(target)
+    failed = threading.Event()
+
+    def work(job: tuple[Path, list[str]]) -> None:
+        if failed.is_set():
+            return
+        target, command = job
+        target.unlink(missing_ok=True)
+        started = time.time_ns()
+        try:
+            _run(command)
+        except BuildError:
+            failed.set()
+            raise
+        os.utime(target, ns=(started, started))  # so that a header saved meanwhile is newer
+        _remember(target, command)
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        for _ in pool.map(work, jobs):
+            pass
+    return objects
+
+
+def _link(output: Path, objects: Sequence[Path], flags: Sequence[str], inputs: Sequence[Path] = ()) -> Path:
+    command = [COMPILER, "-shared", "-o", str(output), *map(str, objects), f"-Wl,-soname,{output.name}", *flags]
+    if not _is_current(output, command, [*objects, *inputs]):
+        # A running process may have the old file mapped: write beside it, then replace.
+        fresh = output.with_name(f"new_{output.name}")
+        command[3] = str(fresh)
+        _run(command)
+        command[3] = str(output)
+        fresh.replace(output)
+        _remember(output, command)
+    return output
+
+
+def device_sources() -> list[Path]:
+    simulator = CHECKOUT / "simulator"
+    patterns = ("engine/*.cpp", "foundation/*.mm", "foundation/*.c", "metal/*.mm", "pytorch/*.cpp")
+    return sorted(path for pattern in patterns for path in simulator.glob(pattern))
+
+
+MODULE = "_device"
+
+
+def build_device() -> Path:
+    """The library of the simulated device, a Python module."""
+    toolchain = Toolchain.make()
+    directory = cache_directory() / "simulator" / toolchain.key()
+    with _locked(directory):
+        objects = _compile(toolchain, directory, device_sources(), [f"-DTORCH_EXTENSION_NAME={MODULE}"])
+        return _link(directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", objects, toolchain.libraries)
+
+
+def metal_half_sources() -> list[Path]:
+    """Of torch_gdn: what a Mac builds and Linux leaves out."""
+    csrc = CHECKOUT / "csrc"
+    patterns = ("gdn/*.cpp", "aura/*.cpp", "shader_source.cpp", "mps/*.mm")
+    return sorted(path for pattern in patterns for path in csrc.glob(pattern))
+
+
+def build_metal_half(device: Path, extension: Path) -> Path:
+    """The Metal half of torch_gdn, on the device's library and on torch_gdn's own extension module."""
+    toolchain = Toolchain.make()
+    with _locked(device.parent):
+        sources = [*metal_half_sources(), CHECKOUT / "simulator/foundation/personality.c"]
+        objects = _compile(toolchain, device.parent, sources, [])
+        flags = (*(str(path) for path in (device, extension)), *toolchain.libraries)
+        flags = (*flags, f"-Wl,-rpath,{device.parent}", f"-Wl,-rpath,{extension.parent}")
+        return _link(device.parent / "libtorch_gdn_metal.so", objects, flags, [device, extension])

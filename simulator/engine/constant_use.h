@@ -1,0 +1,26 @@
+// Which function constants a kernel depends on, directly or through what it names.
+#pragma once
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tokens.h"
+
+namespace simulator {
+
+class ConstantUse {
+ public:
+  // Tokens [begin, end) define `name`: a function, a class or a variable.
+  void define(const std::string& name, size_t begin, size_t end) { definitions_.emplace(name, std::pair{begin, end}); }
+
+  // Those of `constants` that the definitions of `name` reach. One that the program asks for with
+  // is_function_constant_defined() need not have a value.
+  std::set<std::string> required(const Tokens& tokens, const std::string& name, const std::set<std::string>& constants) const;
+
+ private:
+  std::multimap<std::string, std::pair<size_t, size_t>> definitions_;
+};
+
+}  // namespace simulator

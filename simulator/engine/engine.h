@@ -1,0 +1,121 @@
+// The Metal execution engine as the simulated device sees it. Plain C++: no Objective-C, no PyTorch.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+struct simulator_kernel;
+
+namespace simulator {
+
+// ---- compiling -------------------------------------------------------------------------------------------------
+
+struct CompileOptions {
+  uint32_t language_version = 0;  // (major << 16) | minor, as MTLLanguageVersion; 0: not set, the host's default
+  bool fast_math = true;          // Metal's default
+  std::vector<std::pair<std::string, std::string>> macros;
+};
+
+struct CompileError : std::runtime_error {
+  using std::runtime_error::runtime_error;  // the compiler's own text, with the shader's file names and lines
+};
+
+using FunctionConstants = std::map<uint32_t, std::vector<std::byte>>;  // index -> value
+
+class Program;
+
+// One entry point of a program with its function constants bound.
+struct Function {
+  std::string name;
+  const simulator_kernel* kernel = nullptr;
+  std::shared_ptr<const Program> program;  // keeps the code loaded
+  FunctionConstants constants;
+  double compile_seconds = 0;
+};
+
+class Program {
+ public:
+  virtual ~Program() = default;
+  virtual std::vector<std::string> function_names() const = 0;
+  virtual std::shared_ptr<const Function> function(const std::string& name, const FunctionConstants& constants) const = 0;  // null: no such name
+  virtual void bind(const FunctionConstants& constants) const = 0;  // before a dispatch
+  virtual double compile_seconds() const = 0;
+};
+
+// Compiles, or takes from the cache on disk (keyed by the content of everything that went in). Also passes the source
+// through clang's address-space check. Throws CompileError.
+std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options);
+
+// ---- memory ----------------------------------------------------------------------------------------------------
+
+// The device's buffers report their lives, so that the watch knows bounds and what was written.
+void memory_created(const void* data, size_t length);   // nothing written yet
+void memory_destroyed(const void* data);
+void memory_written(const void* data, size_t length);   // by a host copy or a blit
+void memory_recycled(const void* data, size_t length);  // handed out again by an allocator: unwritten from here on
+bool memory_is_written(const void* data, size_t length);
+
+// ---- running ---------------------------------------------------------------------------------------------------
+
+struct Size {
+  size_t width = 1, height = 1, depth = 1;
+  size_t count() const { return width * height * depth; }
+};
+
+struct BoundArgument {
+  enum Kind { absent, buffer, bytes } kind = absent;
+  std::byte* data = nullptr;    // already at the offset
+  size_t length = 0;            // from data to the buffer's end
+  size_t offset = 0;            // of data in its buffer
+};
+
+constexpr size_t kMaxBuffers = 31;
+constexpr size_t kMaxThreadgroupMemory = 32768;
+constexpr size_t kMaxThreads = 1024;
+
+struct Dispatch {
+  std::shared_ptr<const Function> function;
+  std::array<BoundArgument, kMaxBuffers> buffers;
+  std::array<size_t, kMaxBuffers> threadgroup_lengths{};
+  Size threadgroups, threads_per_threadgroup;
+  Size threads;  // the exact grid of dispatchThreads; zero where dispatchThreadgroups was used
+};
+
+struct Fault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What Apple's validation layer rejects when a dispatch is encoded. Throws Fault naming the kernel.
+void validate(const Dispatch& dispatch);
+
+// Runs every threadgroup of the dispatch. Throws Fault naming kernel, argument, index and thread.
+void execute(const Dispatch& dispatch);
+
+// ---- settings and figures --------------------------------------------------------------------------------------
+
+struct Settings {
+  bool watch = true;
+  bool perturb = false;    // ULP noise on exp, log, rsqrt, ...; shuffled reductions; denormals flushed
+  uint64_t seed = 0;       // order of lanes and simdgroups; 0: ascending
+  unsigned workers = 0;    // operating-system threads; 0: one for each core
+};
+Settings& settings();
+
+struct KernelFigures {
+  uint64_t dispatches = 0, threadgroups = 0, threads = 0;
+  uint64_t device_bytes_read = 0, device_bytes_written = 0;   // as issued by threads; counted while watched
+  uint64_t threadgroup_bytes_read = 0, threadgroup_bytes_written = 0;
+  uint64_t barriers = 0, collectives = 0, matrix_multiplies = 0;  // barriers a threadgroup, the others a simdgroup
+  uint64_t threadgroup_memory = 0;                                // bytes, static and dynamic, the most of any dispatch
+  double seconds = 0;                                             // of the simulation: says nothing about a GPU
+};
+void reset_figures();
+std::map<std::string, KernelFigures> figures();  // by kernel name
+
+}  // namespace simulator

@@ -1,0 +1,85 @@
+// What a compiled Metal kernel and the engine know of each other. The compiler (compiler.cpp and the headers in
+// metal/) writes code against this file; the runtime (runtime.cpp, watch.cpp) provides it. C linkage throughout, so
+// that a kernel's shared library resolves these names when it is loaded into the process.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+// Everything that an attribute such as [[thread_position_in_grid]] can ask for.
+struct simulator_uint3 {
+  uint32_t x, y, z;
+};
+struct simulator_thread {
+  simulator_uint3 thread_position_in_grid, thread_position_in_threadgroup, threadgroup_position_in_grid;
+  simulator_uint3 threads_per_threadgroup, threadgroups_per_grid, threads_per_grid;
+  uint32_t thread_index_in_threadgroup, thread_index_in_simdgroup, simdgroup_index_in_threadgroup;
+  uint32_t simdgroups_per_threadgroup, threads_per_simdgroup;
+};
+
+enum simulator_parameter_kind : uint32_t { simulator_buffer, simulator_threadgroup_memory, simulator_builtin };
+
+struct simulator_parameter {
+  const char* name;       // as the shader spells it
+  simulator_parameter_kind kind;
+  uint32_t index;         // [[buffer(index)]] or [[threadgroup(index)]]
+  uint32_t value_size;    // sizeof what the pointer or reference names
+  uint32_t value_alignment;
+  bool is_constant_space; // `constant` rather than `device`
+  bool is_const;          // the shader may not write it
+  bool is_reference;      // a reference reads exactly one value
+  bool is_present;        // false where a [[function_constant]] gate may leave it out: then a buffer need not be set
+};
+
+// Runs one thread. arguments[i] belongs to parameters[i]: the address of the data, null for a builtin.
+typedef void (*simulator_run)(void* const* arguments, const simulator_thread* thread);
+
+struct simulator_kernel {
+  const char* name;       // [[host_name]] where there is one, else the function's name
+  const simulator_parameter* parameters;
+  uint32_t parameter_count;
+  uint32_t max_total_threads; // [[max_total_threads_per_threadgroup]], 0 if absent
+  simulator_run run;
+};
+
+struct simulator_function_constant {
+  const char* name;
+  uint32_t index;
+  uint32_t size;
+  void* address;          // written before a dispatch whose pipeline gives it a value
+  bool* is_defined;       // what is_function_constant_defined() reads
+};
+
+// Each kernel library exports:
+//   const simulator_kernel simulator_kernels[];                     uint32_t simulator_kernel_count;
+//   const simulator_function_constant simulator_function_constants[]; uint32_t simulator_function_constant_count;
+
+// ---- what kernel code calls ----
+
+enum simulator_memory_scope : uint32_t { simulator_mem_none = 0, simulator_mem_device = 1, simulator_mem_threadgroup = 2, simulator_mem_texture = 4 };
+
+void simulator_threadgroup_barrier(uint32_t memory_scope);
+void simulator_simdgroup_barrier(uint32_t memory_scope);
+
+// Every simd_* and simdgroup_* operation. Each lane hands over the address of its own slot (operands in, result out)
+// and waits; the last lane to arrive runs `combine` over all slots (slots[i] is null where the simdgroup has no lane i)
+// and all lanes go on. `operation` is a string literal, `site` the return address in the kernel: lanes that arrive at
+// different operations, or at one operation in different places, have diverged.
+typedef void (*simulator_combine)(void* const slots[32]);
+void simulator_collective(const char* operation, const void* site, void* slot, simulator_combine combine);
+
+// An order of the 32 lanes for a reduction whose order Metal leaves open: 0..31 unless the perturbing mode shuffles it.
+const uint8_t* simulator_reduction_order(void);
+
+// Threadgroup memory declared in a kernel's body. Same name, same address for all threads of a threadgroup.
+void* simulator_threadgroup_array(const char* name, size_t size, size_t alignment);
+
+// The perturbing mode: moves `value` by up to `ulps` float ULPs and flushes denormals. Identity otherwise.
+float simulator_perturb(float value, float ulps);
+
+// Counts 8x8x8 matrix multiplies (called once for each simdgroup operation, from `combine`).
+void simulator_count_multiply(void);
+
+// Loads and stores arrive through the __tsan_* names that clang's -fsanitize=thread emits; see watch.cpp.
+}

@@ -1,0 +1,54 @@
+// Where the arguments of one watched dispatch lie: what a kernel's addresses are held against.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine.h"
+#include "kernel_abi.h"
+#include "memory.h"
+#include "shadow.h"
+
+namespace simulator {
+
+// One argument as the shader sees it.
+struct Window {
+  const simulator_parameter* parameter;
+  uintptr_t start;
+  size_t length;  // a reference ends after its one value, a pointer with its buffer
+  bool is_bytes;  // given by setBytes
+};
+
+// A stretch of memory in which every byte is treated alike. Segments don't overlap.
+struct Segment {
+  enum Kind : uint8_t { device, threadgroup, bytes, module };
+
+  uintptr_t start = 0;
+  size_t length = 0;
+  Kind kind = device;
+  bool is_writable = false;
+  bool may_race = false;               // nobody can race where nobody may write
+  uint8_t unit_log2 = 0;               // bytes for which one cell stands
+  WrittenBits* written = nullptr;      // null: every byte has a value
+  uintptr_t written_start = 0;         // the address of the first bit
+  uintptr_t shadow_start = 0;          // the address of the first cell
+  uint64_t* cells = nullptr;           // threadgroup memory: one for each unit,
+  uint64_t* byte_cells = nullptr;      // and one for each byte of a unit that is used in parts
+  SharedCell* shared_cells = nullptr;  // device memory: the same
+  SharedCell* shared_byte_cells = nullptr;
+};
+
+// Largest unit that no array of this alignment divides: 1, 2 or 4 bytes.
+uint8_t unit_log2(size_t alignment);
+
+struct Layout {
+  std::vector<Window> windows;
+  std::vector<const simulator_parameter*> absent;
+  std::vector<Segment> segments;
+  std::vector<std::shared_ptr<Memory>> memories;  // keeps the bits alive
+  uint32_t first_run = 0;                         // the run of threadgroup 0; see shadow.h
+
+  Layout(const Dispatch& dispatch, uint64_t threadgroup_count);
+};
+
+}  // namespace simulator

@@ -1,0 +1,37 @@
+// Everything that a Metal program can name, compiled once into a precompiled header. Metal programs are compiled as
+// C++ for OpenCL (clang's only mode with named address spaces that C++ templates, overloads and member functions
+// understand) for the host's processor, where all address spaces are one memory.
+//
+// The address spaces of Metal stand for these of OpenCL:
+//   thread       __private
+//   device       __local            so that neither of device and threadgroup converts to the other or to constant
+//   threadgroup  __global_device
+//   constant     const __global     the only one that program-scope variables may live in and `this` may point to
+#pragma once
+#pragma clang system_header
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#pragma OPENCL EXTENSION __cl_clang_function_pointers : enable
+
+#define thread __private
+#define device __local
+#define threadgroup __attribute__((opencl_global_device))
+#define constant const __global
+
+#include "scalars.h"
+#include "traits.h"
+#include "vector.h"
+#include "math.h"
+#include "integer.h"
+#include "collective.h"
+#include "simdgroup.h"
+#include "simdgroup_matrix.h"
+#include "atomic.h"
+#include "compute.h"
+#include "intrinsics.h"
+#include "entry.h"
+
+#undef thread
+#undef device
+#undef threadgroup
+#undef constant

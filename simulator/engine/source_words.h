@@ -1,0 +1,20 @@
+// The parts of the source transformation that look at tokens and their neighbours only.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "source_transform.h"
+#include "tokens.h"
+
+namespace simulator {
+
+// `device`, `threadgroup`, `constant` or `thread`.
+bool is_address_space(const Token& token);
+
+// Refuses what Metal does not have and clang's C++ for OpenCL would take.
+void check_words(const Tokens& tokens, const LanguageOptions& options);
+
+// Address spaces, literals, swizzles, names that are keywords of OpenCL only, text.
+void rewrite_words(Tokens& tokens);
+
+}  // namespace simulator

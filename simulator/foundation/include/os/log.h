@@ -1,0 +1,2 @@
+#pragma once
+typedef struct os_log_s *os_log_t;

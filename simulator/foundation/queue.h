@@ -1,0 +1,16 @@
+// What the simulated device asks of a dispatch queue beyond Apple's interface.
+#pragma once
+#include <dispatch/dispatch.h>
+
+#include <cstdint>
+
+namespace simulator {
+
+bool on_queue(dispatch_queue_t queue);       // does this thread run a block of the queue now?
+uint64_t block_number(dispatch_queue_t queue);  // counts the blocks, so that two can be told apart
+
+// dispatch_sync_f in two halves, for a caller that returns to Python between them.
+void enter_queue(dispatch_queue_t queue);
+void leave_queue(dispatch_queue_t queue);
+
+}  // namespace simulator

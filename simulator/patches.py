@@ -1,0 +1,35 @@
+"""What the CPU build of PyTorch lacks in Python for an mps device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def _patch_storages() -> None:
+    """`torch.UntypedStorage(n, device="mps")`, which pickling and deepcopy use: the CPU build knows no such device."""
+    original = torch.UntypedStorage.__new__
+
+    def new(cls: type, *args: Any, **keywords: Any) -> Any:
+        device = keywords.get("device")
+        if device is None or torch.device(device).type != "mps":
+            return original(cls, *args, **keywords)
+        content = args[0] if args else 0
+        if isinstance(content, int):
+            return torch.empty(content, dtype=torch.uint8, device="mps").untyped_storage()
+        return torch.tensor(list(content), dtype=torch.uint8, device="mps").untyped_storage()
+
+    torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[method-assign,assignment]
+
+
+def apply(device: Any) -> None:
+    binding: Any = torch._C
+    binding._has_mps = True  # torch.mps and torch.manual_seed look here
+    binding._mps_get_name = lambda: device.device_name
+    binding._mps_get_core_count = lambda: device.core_count
+    binding._mps_compileShader = device.compile_shader
+    for query in vars(torch.backends.mps).values():
+        if hasattr(query, "cache_clear"):  # somebody may have asked before
+            query.cache_clear()
+    _patch_storages()

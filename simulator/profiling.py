@@ -1,0 +1,68 @@
+"""What ran between two points of a program: kernels, ops that fell back to the CPU, device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from simulator.activation import device_module
+
+_COLUMNS = (
+    ("dispatches", "dispatches"),
+    ("threads", "threads"),
+    ("device_bytes_read", "bytes read"),
+    ("device_bytes_written", "bytes written"),
+    ("barriers", "barriers"),
+    ("collectives", "simd ops"),
+    ("matrix_multiplies", "matrix mults"),
+    ("threadgroup_memory", "group memory"),
+)
+
+
+class Profile:
+    """kernels: name -> figures; fallbacks: aten op -> times it ran on the CPU; allocated_bytes: newly asked for.
+
+    Filled in when the `with simulator.profile()` block ends.
+    """
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Any] = {}
+        self.fallbacks: dict[str, int] = {}
+        self.allocated_bytes = 0
+
+    def launched(self, name: str) -> int:
+        """How many times the kernel of that name was dispatched."""
+        return self.kernels[name].dispatches if name in self.kernels else 0
+
+    def __str__(self) -> str:
+        rows = [["kernel", *(title for _, title in _COLUMNS)]]
+        for name, figures in sorted(self.kernels.items()):
+            rows.append([name, *(f"{getattr(figures, field):,}" for field, _ in _COLUMNS)])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+                 for row in rows]
+        fallbacks = ", ".join(f"{op} {count}" for op, count in sorted(self.fallbacks.items())) or "none"
+        return "\n".join([*lines, f"on the CPU: {fallbacks}", f"device memory asked for: {self.allocated_bytes:,} bytes"])
+
+
+@contextmanager
+def profile() -> Iterator[Profile]:
+    """Waits for the device at both ends and reports what ran in between. May be nested."""
+    device = device_module()
+    result = Profile()
+    device.synchronize()
+    kernels, fallbacks, allocated = device.figures(), device.fallbacks(), device.total_requested()
+    try:
+        yield result
+    finally:
+        device.synchronize()
+        nothing = device.KernelFigures()
+        for name, now in device.figures().items():
+            figures = now.since(kernels.get(name, nothing))
+            if figures.dispatches:
+                result.kernels[name] = figures
+        for op, count in device.fallbacks().items():
+            if count > fallbacks.get(op, 0):
+                result.fallbacks[op] = count - fallbacks.get(op, 0)
+        result.allocated_bytes = device.total_requested() - allocated

@@ -1,0 +1,79 @@
+// The Python module of the simulated device: simulator/__init__.py gives it its public face.
+#include "bindings.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include "allocator.h"
+#include "fallback.h"
+#include "fault.h"
+#include "simulator/engine/compiler.h"
+#include "simulator/engine/engine.h"
+#include "simulator/metal/command_mode.h"
+#include "simulator/metal/device.h"
+#include "simulator/metal/simulated_mac.h"
+
+namespace simulator {
+namespace {
+
+// What was counted since `before`. The most threadgroup memory of any dispatch has no difference.
+KernelFigures since(const KernelFigures& now, const KernelFigures& before) {
+  KernelFigures difference = now;
+  difference.dispatches -= before.dispatches;
+  difference.threadgroups -= before.threadgroups;
+  difference.threads -= before.threads;
+  difference.device_bytes_read -= before.device_bytes_read;
+  difference.device_bytes_written -= before.device_bytes_written;
+  difference.threadgroup_bytes_read -= before.threadgroup_bytes_read;
+  difference.threadgroup_bytes_written -= before.threadgroup_bytes_written;
+  difference.barriers -= before.barriers;
+  difference.collectives -= before.collectives;
+  difference.matrix_multiplies -= before.matrix_multiplies;
+  difference.seconds -= before.seconds;
+  return difference;
+}
+
+void bind_engine(py::module_& module) {
+  py::class_<KernelFigures>(module, "KernelFigures")
+      .def(py::init<>())
+      .def("since", &since)
+      .def_readonly("dispatches", &KernelFigures::dispatches)
+      .def_readonly("threadgroups", &KernelFigures::threadgroups)
+      .def_readonly("threads", &KernelFigures::threads)
+      .def_readonly("device_bytes_read", &KernelFigures::device_bytes_read)
+      .def_readonly("device_bytes_written", &KernelFigures::device_bytes_written)
+      .def_readonly("threadgroup_bytes_read", &KernelFigures::threadgroup_bytes_read)
+      .def_readonly("threadgroup_bytes_written", &KernelFigures::threadgroup_bytes_written)
+      .def_readonly("barriers", &KernelFigures::barriers)
+      .def_readonly("collectives", &KernelFigures::collectives)
+      .def_readonly("matrix_multiplies", &KernelFigures::matrix_multiplies)
+      .def_readonly("threadgroup_memory", &KernelFigures::threadgroup_memory)
+      .def_readonly("seconds", &KernelFigures::seconds);
+  module.def("figures", &figures);
+  module.def("reset_figures", &reset_figures);
+  py::class_<Settings>(module, "Settings")
+      .def_readwrite("watch", &Settings::watch)
+      .def_readwrite("perturb", &Settings::perturb)
+      .def_readwrite("seed", &Settings::seed)
+      .def_readwrite("workers", &Settings::workers);
+  module.def("settings", &settings, py::return_value_policy::reference);
+  module.def("set_engine_directory", &set_engine_directory);
+}
+
+}  // namespace
+}  // namespace simulator
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace simulator;
+  bind_engine(module);
+  bind_shaders(module);
+  bind_metal_objects(module);
+  module.def("set_fault_class", [](const py::object& type) { set_fault_class(type.ptr()); });
+  module.def("fallbacks", &fallbacks);
+  module.def("synchronize", torch::wrap_pybind_function_no_gil(&wait_for_stream));
+  module.def("pending_commands", &pending_commands);
+  module.def("total_requested", [] { return Allocator::instance().total_requested(); });
+  module.def("run_at_commit", [] { return run_at_commit; });
+  module.def("set_run_at_commit", [](bool yes) { run_at_commit = yes; });
+  module.attr("core_count") = kCoreCount;
+  module.attr("device_name") = kDeviceName;
+}

@@ -1,0 +1,14 @@
+// The memory of a device tensor as a CPU tensor, for code that has waited or that runs in stream order.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace simulator {
+
+const void* buffer_of(const at::Tensor& tensor);
+at::Tensor host_view(const at::Tensor& tensor);
+void report_written(const at::Tensor& view);  // exactly the bytes of its elements
+
+// Copies in stream order; waits first, and does it at once, where one side is the host and it is to block.
+void copy_between(const at::Tensor& source, const at::Tensor& destination, bool non_blocking);
+
+}  // namespace simulator
