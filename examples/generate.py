@@ -1,0 +1,264 @@
+"""Generates text bytes with a small Qwen3-Next whose Gated DeltaNet layers run on torch_gdn, and checks the logits.
+
+The model is transformers' own Qwen3NextForCausalLM with random weights, so the text means nothing; what counts is that
+prefill goes through torch_gdn.chunk_gated_delta_rule, decode through torch_gdn.fused_recurrent_gated_delta_rule, and
+that the logits equal those of the same model on transformers' own PyTorch fallback. Exit status 1 if they do not.
+"""
+
+import argparse
+import inspect
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers.models.qwen3_next import modeling_qwen3_next
+from transformers.utils import logging as transformers_logging
+
+import torch_gdn
+
+ROOT = Path(__file__).resolve().parent.parent
+LARGEST_DISTANCE = 1e-4  # of the logits, relative, in f32
+OPS = ("gdn.chunk_gated_delta_rule", "gdn.fused_recurrent_gated_delta_rule")
+
+
+@dataclass
+class Generation:
+    tokens: list[int]
+    prefill_logits: torch.Tensor  # [prompt tokens, vocabulary], on the CPU
+    decode_logits: torch.Tensor  # [new tokens, vocabulary], on the CPU
+    prefill_seconds: float
+    decode_seconds: float
+
+
+class OpCounter(TorchDispatchMode):
+    """Counts the calls of torch.ops.gdn.* that reach the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "gdn":
+            self.calls[f"gdn.{func.overloadpacket.__name__}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def chunk(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
+    # The model's convolution leaves the channels outermost: a head's values are T apart, where the op wants neighbours.
+    return torch_gdn.chunk_gated_delta_rule(
+        query.contiguous(), key.contiguous(), value.contiguous(), **understood(options)
+    )
+
+
+def recurrent(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
+    return torch_gdn.fused_recurrent_gated_delta_rule(query, key, value, **understood(options))
+
+
+def understood(options: dict[str, Any]) -> dict[str, Any]:
+    """What the model hands over besides these (use_cache and the like) is meant for other layers."""
+    names = ("g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens")
+    return {name: options[name] for name in names if name in options}
+
+
+@contextmanager
+def gated_delta_rule(chunk: Callable[..., Any], recurrent: Callable[..., Any]) -> Iterator[None]:
+    """Within it, transformers' Qwen3-Next uses these two; its layers look them up in their module at each call."""
+    functions = {"torch_chunk_gated_delta_rule": chunk, "torch_recurrent_gated_delta_rule": recurrent}
+    originals = {name: getattr(modeling_qwen3_next, name) for name in functions}
+    try:
+        for name, function in functions.items():
+            setattr(modeling_qwen3_next, name, function)
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(modeling_qwen3_next, name, original)
+
+
+def transformers_fallback() -> Any:
+    """The PyTorch loops under the decorator that would prefer FLA's kernels where FLA is installed."""
+    return gated_delta_rule(
+        inspect.unwrap(modeling_qwen3_next.torch_chunk_gated_delta_rule),
+        inspect.unwrap(modeling_qwen3_next.torch_recurrent_gated_delta_rule),
+    )
+
+
+def random_model(seed: int) -> Qwen3NextForCausalLM:
+    """Three Gated DeltaNet layers and one of attention; heads as in Qwen3-Next: K = V = 128, HV/H = 2."""
+    torch.manual_seed(seed)
+    config = Qwen3NextConfig(
+        vocab_size=256,  # a token is a byte
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=0,
+        max_position_embeddings=4096,
+    )
+    model = Qwen3NextForCausalLM(config).eval()
+    for module in model.modules():
+        if isinstance(module, modeling_qwen3_next.Qwen3NextGatedDeltaNet):
+            # The initial gate forgets everything within a token. Trained heads remember: here 10 to 1,000 tokens.
+            module.A_log.data.zero_()
+            module.dt_bias.data.copy_(torch.logspace(-3, -1, module.num_v_heads).expm1().log())
+    return model
+
+
+def generate(
+    model: Qwen3NextForCausalLM, prompt: torch.Tensor, new_tokens: int, label: str, forced: list[int] | None = None
+) -> Generation:
+    """Greedy decoding. With `forced`, those tokens are fed on whatever the logits say, so that two runs compare."""
+    tokens: list[int] = []
+    decode_logits: list[torch.Tensor] = []
+    with torch.no_grad(), tqdm(total=new_tokens, desc=label, unit="token", file=sys.stderr) as progress:
+        start = time.perf_counter()
+        output = model(input_ids=prompt, use_cache=True)
+        prefill_logits = output.logits[0].float().cpu()  # reading them waits for the device
+        prefilled = time.perf_counter()
+        logits = prefill_logits[-1]
+        for step in range(new_tokens):
+            tokens.append(int(logits.argmax()) if forced is None else forced[step])
+            following = torch.tensor([tokens[-1:]], device=prompt.device)
+            output = model(input_ids=following, past_key_values=output.past_key_values, use_cache=True)
+            logits = output.logits[0, -1].float().cpu()
+            decode_logits.append(logits)
+            progress.update()
+        finished = time.perf_counter()
+    return Generation(tokens, prefill_logits, torch.stack(decode_logits), prefilled - start, finished - prefilled)
+
+
+def relative_distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((logits.double() - expected.double()).norm() / expected.double().norm())
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "simulated-mps":
+        sys.path.insert(0, str(ROOT))  # the simulated device is part of the checkout, not of the package
+        import simulator
+
+        simulator.activate()
+        return torch.device("mps")
+    if name == "auto":
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "mps" and not torch.backends.mps.is_available():
+        sys.exit("--device mps: there is no mps device here; --device simulated-mps simulates one on Linux")
+    return torch.device(name)
+
+
+@dataclass
+class Counts:
+    ops: Counter[str]
+    kernels: list[str]
+
+
+@contextmanager
+def counted(simulated: bool) -> Iterator[Counts]:
+    """Fills in, at its end, which ops were called within it and which Metal kernels were run."""
+    counts = Counts(Counter(), [])
+    with ExitStack() as stack:
+        profile = None
+        if simulated:
+            import simulator
+
+            profile = stack.enter_context(simulator.profile())
+        counter = stack.enter_context(OpCounter())
+        yield counts
+    counts.ops = counter.calls
+    if profile is not None:
+        counts.kernels = [f"{profile.launched(name):4} x {name}" for name in sorted(profile.kernels)]
+    elif torch_gdn._C.has_launcher():
+        counts.kernels = [facts["name"] for facts in torch_gdn._C.pipelines()]  # a Mac does not say how often
+
+
+def print_counts(counts: Counts) -> None:
+    lines = [("ops", f"{count:4} x {name}") for name, count in sorted(counts.ops.items())]
+    lines += [("kernels", line) for line in counts.kernels]
+    for (title, line), (previous, _) in zip(lines, [("", ""), *lines], strict=False):
+        print(f"{title if title != previous else '':<10}{line}")
+
+
+def compare(ours: Generation, fallback: Generation) -> bool:
+    distances = {
+        "prefill": relative_distance(ours.prefill_logits, fallback.prefill_logits),
+        "decode": relative_distance(ours.decode_logits, fallback.decode_logits),
+    }
+    passed = all(distance < LARGEST_DISTANCE for distance in distances.values())  # false for nan
+    measured = ", ".join(f"{name} {distance:.1e}" for name, distance in distances.items())
+    verdict = "pass" if passed else "FAIL"
+    print(f"logits    distance from transformers' fallback: {measured}; below {LARGEST_DISTANCE:.0e} wanted: {verdict}")
+    return passed
+
+
+def run(options: argparse.Namespace) -> bool:
+    device = choose_device(options.device)
+    simulated = options.device == "simulated-mps"
+    model = random_model(options.seed).to(device)
+    text = options.prompt_file.read_bytes()[: options.prompt_tokens]
+    prompt = torch.tensor([list(text)], device=device)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"device    {options.device if simulated else device}")
+    print(f"model     Qwen3NextForCausalLM, {parameters / 1e6:.1f} M random f32 weights, K = V = 128, HV/H = 2")
+    print(f"prompt    {len(text)} bytes of {options.prompt_file.name}", flush=True)
+
+    with gated_delta_rule(chunk, recurrent):
+        with counted(simulated) as counts:
+            ours = generate(model, prompt, options.new_tokens, "torch_gdn")
+        # A second run is timed: the first one pays for counting and, on a Mac, for compiling the kernels.
+        timed = ours if simulated else generate(model, prompt, options.new_tokens, "torch_gdn, timed")
+    with transformers_fallback():
+        fallback = generate(model, prompt, options.new_tokens, "transformers' fallback", forced=ours.tokens)
+
+    print_counts(counts)
+    print(f"tokens    {' '.join(map(str, ours.tokens))}")
+    print(f"text      {bytes(ours.tokens)!r}")
+    note = " (of the simulated device: says nothing of a Mac)" if simulated else ""
+    print(f"prefill   {len(text) / timed.prefill_seconds:.0f} tokens/s{note}")
+    print(f"decode    {options.new_tokens / timed.decode_seconds:.1f} tokens/s{note}")
+    missing = [name for name in OPS if not counts.ops[name]]
+    if missing:
+        print(f"FAIL      the model never called {' nor '.join(missing)}")
+    return compare(ours, fallback) and not missing
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "mps", "simulated-mps"),
+        default="auto",
+        help="auto: mps on a Mac, else cpu; simulated-mps: the Metal kernels on the simulated device (Linux)",
+    )
+    parser.add_argument("--prompt-file", type=Path, default=ROOT / "README.md", help="its first bytes are the prompt")
+    parser.add_argument("--prompt-tokens", type=positive, default=200, help="how many (200)")
+    parser.add_argument("--new-tokens", type=positive, default=24, help="tokens to generate (24)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights (0)")
+    options = parser.parse_args()
+    if not options.prompt_file.is_file() or not options.prompt_file.stat().st_size:
+        parser.error(f"--prompt-file: expected a file with text in it, got {options.prompt_file}")
+    transformers_logging.set_verbosity_error()
+    return 0 if run(options) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""One valid call of each op, as keyword arguments of torch.ops.gdn.<op>, for tests that change one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.helpers.cases import make_case
+from tests.helpers.stages import stages_of
+
+OPS = (
+    "chunk_local_cumsum",
+    "chunk_scaled_dot_kkt",
+    "solve_tril",
+    "recompute_w_u",
+    "chunk_fwd_h",
+    "chunk_fwd_o",
+    "l2norm",
+    "chunk_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+)
+T = 20
+BOUNDS = [0, 5, 5, 20]
+
+
+def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: torch.dtype = torch.float32) -> dict:
+    """B 2 (1 when packed), T 20, H 2, HV 4, K 64, V 32, chunks of 16, from a state where the op takes one."""
+    case = make_case(T, 64, 32, B=1 if packed else 2, H=2, HV=4, dtype=dtype, bounds=BOUNDS if packed else None)
+    stages = stages_of(case, 16)
+    state = {"initial_state": case.initial_state, "output_final_state": True}
+    k_v = {"k": case.k, "v": case.v}
+    arguments: dict[str, dict[str, Any]] = {
+        "chunk_local_cumsum": {"g": case.g, "chunk_size": 16},
+        "chunk_scaled_dot_kkt": {"k": case.k, "g": stages.g_cumsum, "beta": case.beta, "chunk_size": 16},
+        "solve_tril": {"A": stages.A},
+        "recompute_w_u": k_v | {"beta": case.beta, "A": stages.A_inv, "g": stages.g_cumsum},
+        "chunk_fwd_h": {"k": case.k, "w": stages.w, "u": stages.u, "g": stages.g_cumsum, "chunk_size": 16} | state,
+        "chunk_fwd_o": {
+            "q": case.q,
+            "k": case.k,
+            "v": stages.v_new,
+            "h": stages.h,
+            "g": stages.g_cumsum,
+            "chunk_size": 16,
+        },
+        "l2norm": {"x": case.q},
+        "chunk_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta, "chunk_size": 16} | state,
+        "fused_recurrent_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta} | state,
+    }
+    call = arguments[op]
+    if packed and op != "l2norm":
+        call["cu_seqlens"] = case.cu_seqlens
+        if op != "fused_recurrent_gated_delta_rule":
+            call["chunk_indices"] = stages.chunk_indices
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in call.items()}
+
+
+def tensors_of(call: dict[str, Any]) -> list[str]:
+    return [name for name, value in call.items() if isinstance(value, Tensor)]
+
+
+def run_op(op: str, call: dict[str, Any]) -> Any:
+    return getattr(torch.ops.gdn, op)(**call)

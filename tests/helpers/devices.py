@@ -1,0 +1,55 @@
+"""The devices that tests run on, and which kernels ran there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+DEVICES = ("cpu", "mps")
+
+
+def ready(name: str) -> torch.device:
+    """The device; on a machine without a Mac's GPU, `mps` is the simulated one."""
+    if name == "mps" and not on_a_mac():
+        import simulator
+
+        simulator.activate()
+    return torch.device(name)
+
+
+def on_a_mac() -> bool:
+    return sys.platform == "darwin" and torch.backends.mps.is_available()
+
+
+@contextmanager
+def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
+    """What runs inside must launch a specialisation of each of these kernels, where a profile can show it."""
+    if device.type != "mps" or on_a_mac():
+        yield
+        return
+    import simulator
+
+    with simulator.profile() as profile:
+        yield
+    launched = sorted(profile.kernels)
+    for kernel in kernels:
+        assert any(name.startswith(f"{kernel}_") for name in launched), f"no {kernel} among the kernels {launched}"
+
+
+CHUNK_KERNELS = (
+    "chunk_local_cumsum",
+    "chunk_scaled_dot_kkt",
+    "solve_tril",
+    "recompute_w_u",
+    "chunk_fwd_h",
+    "chunk_fwd_o",
+)
+KERNELS = {
+    "chunk_gated_delta_rule": CHUNK_KERNELS,
+    "fused_recurrent_gated_delta_rule": ("fused_recurrent_gated_delta_rule",),
+    "l2norm": ("l2norm",),
+    **{name: (name,) for name in CHUNK_KERNELS},
+}

@@ -1,0 +1,289 @@
+"""The circumstances under which kernels of this kind have gone wrong, for both whole ops on every device.
+
+Judged by the float64 recurrence, as a whole and for each head. On `mps` head sizes and lengths are few and small: each
+new head size compiles its own kernels, and the simulated device runs one thread after the other.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.cases import WHOLE_OPS, Case, assert_exact, make_case, run
+from tests.helpers.errors import assert_same_bits
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SIZES = [60, 96, 100, 128, 192, 256]
+SIZES_ON_MPS = [(60, 60), (96, 192), (100, 128), (128, 100), (192, 96), (256, 512)]
+
+pytestmark = pytest.mark.parametrize("op", WHOLE_OPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("state", [False, True], ids=["from nothing", "from a state"])
+def test_dtypes(device: torch.device, op: str, dtype: torch.dtype, state: bool) -> None:
+    case = make_case(100, B=2, dtype=dtype, state=state)
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("g", [0.0, -1e-3, -20.0, -1e3, -torch.inf])
+def test_one_gate_throughout(device: torch.device, op: str, g: float) -> None:
+    case = make_case(100)
+    case.g = torch.full_like(case.g, g)
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("g", [-20.0, -1e3, -torch.inf])
+def test_a_strong_gate_among_weak_ones(device: torch.device, op: str, g: float) -> None:
+    """What comes before the gate is lost, and what comes after must keep its digits."""
+    case = make_case(100)
+    case.g[:, [20, 63, 64, 90]] = g
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.9])
+def test_large_steps(device: torch.device, op: str, beta: float) -> None:
+    case = make_case(130, beta=beta)
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.9])
+@pytest.mark.parametrize("decay", [False, True], ids=["no decay", "decay"])
+def test_repeated_keys(device: torch.device, op: str, beta: float, decay: bool) -> None:
+    case = make_case(130, beta=beta, same_keys=True)
+    if not decay:
+        case.g = torch.zeros_like(case.g)
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 3, 4])
+def test_value_heads_per_key_head(device: torch.device, op: str, ratio: int) -> None:
+    case = make_case(70, H=2, HV=2 * ratio)
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("T", [0, 1, 63, 64, 65])
+def test_lengths(device: torch.device, op: str, T: int) -> None:
+    case = make_case(T, B=2)
+    assert_exact(op, case, run(op, case, device))
+
+
+def test_a_long_odd_length(device: torch.device, op: str) -> None:
+    case = make_case(1111, HV=1)
+    assert_exact(op, case, run(op, case, device))
+
+
+def test_no_tokens_hand_the_state_on(device: torch.device, op: str) -> None:
+    case = make_case(0)
+    assert case.initial_state is not None
+    assert_same_bits("final_state", run(op, case, device)[1], case.initial_state)
+
+
+@pytest.mark.parametrize(("K", "V"), SIZES_ON_MPS)
+def test_head_sizes(device: torch.device, op: str, K: int, V: int) -> None:
+    case = make_case(70, K, V)
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("K", SIZES)
+@pytest.mark.parametrize("V", [*SIZES, 512])
+def test_all_pairs_of_head_sizes_on_the_cpu(op: str, K: int, V: int) -> None:
+    case = make_case(70, K, V)
+    assert_exact(op, case, run(op, case, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(("K", "V"), [(1, 1), (3, 5), (256, 512)])
+def test_the_smallest_and_the_largest_heads(device: torch.device, op: str, K: int, V: int) -> None:
+    case = make_case(20, K, V)
+    assert_exact(op, case, run(op, case, device))
+
+
+def fused_projection(case: Case, offset: int) -> Case:
+    """q, k and v as views into one [B, T, columns] tensor that starts with `offset` columns of NaN."""
+    B, T = case.q.shape[:2]
+    parts = [x.reshape(B, T, -1) for x in case.qkv]
+    fused = torch.cat([torch.full((B, T, offset), torch.nan, dtype=case.dtype), *parts], -1)
+    views = fused[..., offset:].split([part.shape[-1] for part in parts], -1)
+    q, k, v = (view.view(x.shape) for view, x in zip(views, case.qkv, strict=True))
+    return Case(q, k, v, case.g, case.beta, case.initial_state, case.cu_seqlens)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_views_of_a_fused_projection(device: torch.device, op: str, dtype: torch.dtype, offset: int) -> None:
+    """With an odd offset no row starts where a vector of 4 may be loaded."""
+    case = make_case(70, B=2, H=1, HV=2, dtype=dtype)
+    there = fused_projection(case, offset)
+    moved = Case(*(strided_copy(x, device) for x in there.qkv), case.g, case.beta, case.initial_state)
+    assert moved.q.stride() == there.q.stride() and moved.q.storage_offset() == there.q.storage_offset() == offset
+    assert_exact(op, case, run(op, moved, device))
+
+
+def strided_copy(x: Tensor, device: torch.device) -> Tensor:
+    """x on the device with its strides and offset, which .to() need not keep."""
+    whole = torch.as_strided(x, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0).to(device)
+    return torch.as_strided(whole, x.shape, x.stride(), x.storage_offset())
+
+
+def test_views_of_gates_and_states(device: torch.device, op: str) -> None:
+    case = make_case(70, B=2, HV=2)
+    assert case.initial_state is not None
+    heads_first = [x.transpose(1, 2).contiguous().to(device).transpose(1, 2) for x in (case.g, case.beta)]
+    wide = torch.full((2, 3, 64, 70), torch.nan)
+    wide[:, 1:, :, 5:69] = case.initial_state
+    state = wide.to(device)[:, 1:, :, 5:69]
+    moved = Case(case.q, case.k, case.v, *heads_first, initial_state=state)
+    assert_exact(op, case, run(op, moved, device))
+
+
+def test_one_key_for_the_whole_batch(device: torch.device, op: str) -> None:
+    """Strides of 0."""
+    case = make_case(20, B=2)
+    shared = Case(case.q, case.k[:1].expand(2, -1, -1, -1), case.v, case.g, case.beta, case.initial_state)
+    assert_exact(op, shared, run(op, shared, device))
+
+
+def test_a_last_stride_other_than_one_is_copied_with_one_warning(
+    device: torch.device, op: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    case = make_case(20)
+    there = case.to(device)
+    there.v = there.v.transpose(-1, -2).contiguous().transpose(-1, -2)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # once is otherwise once a process
+    try:
+        result = run(op, there, device)
+    finally:
+        torch.set_warn_always(always)
+    assert capfd.readouterr().err.count("v has a last stride of 2 and is copied") == 1
+    assert_exact(op, case, result)
+
+
+BOUNDS = [0, 0, 17, 17, 81, 150, 150]
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("where", ["on the cpu", "on the device"])
+def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: torch.dtype, where: str) -> None:
+    case = make_case(150, bounds=BOUNDS)
+    assert case.cu_seqlens is not None and case.initial_state is not None
+    case.cu_seqlens = case.cu_seqlens.to(index_dtype)
+    there = case.to(device)
+    if where == "on the device":
+        there.cu_seqlens = case.cu_seqlens.to(device)
+    result = run(op, there, device)
+    assert_exact(op, case, result)
+    empty = [0, 2, 5]
+    assert_same_bits("the state of an empty sequence", result[1][empty], case.initial_state[empty])
+
+
+def test_packed_sequences_are_the_sequences_alone(device: torch.device, op: str) -> None:
+    case = make_case(150, bounds=[0, 17, 81, 150], state=False)
+    packed_o, packed_state = run(op, case, device)
+    for n, (first, last) in enumerate([(0, 17), (17, 81), (81, 150)]):
+        alone = make_case(150, state=False).map(lambda x: x[:, first:last])  # noqa: B023  called at once
+        result = (packed_o[:, first:last], packed_state[n : n + 1])
+        assert_exact(op, alone, result)
+
+
+def test_many_short_sequences(device: torch.device, op: str) -> None:
+    """More sequences than chunks of tokens, and some hundred states."""
+    bounds = [0, *torch.arange(1, 201).mul(3).sub(1).tolist()]
+    case = make_case(bounds[-1], 16, 16, HV=2, bounds=bounds)
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("initial", [False, True], ids=["from nothing", "from a state"])
+def test_state_v_first(device: torch.device, op: str, initial: bool) -> None:
+    case = make_case(100, 64, 32, B=2, state=initial)
+    turned = case.map(lambda x: x)
+    if case.initial_state is not None:
+        turned.initial_state = case.initial_state.transpose(-1, -2).contiguous()
+    o, state = run(op, turned, device, state_v_first=True)
+    assert state.shape == (2, 2, 32, 64) and state.is_contiguous()
+    assert_exact(op, case, (o, state.transpose(-1, -2)))
+
+
+def test_normalises_q_and_k(device: torch.device, op: str) -> None:
+    case = make_case(100, normal=False)
+    assert_exact(op, case, run(op, case, device, use_qk_l2norm_in_kernel=True), use_qk_l2norm_in_kernel=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gates_and_steps_of_16_bits(device: torch.device, op: str, dtype: torch.dtype) -> None:
+    case = make_case(70)
+    case.g, case.beta = case.g.to(dtype), case.beta.to(dtype)
+    assert_exact(op, case, run(op, case, device))
+
+
+def test_large_values_in_half_precision(device: torch.device, op: str) -> None:
+    """A state beyond float16's 65,504, read with small queries: only what leaves the op may be rounded to float16."""
+    case = make_case(70, dtype=torch.float16)
+    assert case.initial_state is not None
+    case.initial_state = case.initial_state * 3e6
+    case.q = (case.q.float() * 1e-3).half()
+    case.g = torch.full_like(case.g, -0.03)
+    case.beta = case.beta * 1e-3
+    o, state = case.exact()
+    assert state.abs().max() > 1e5 and o.abs().max() < 6e4
+    assert_exact(op, case, run(op, case, device))
+
+
+@pytest.mark.parametrize("repeat", [False, True], ids=["fresh memory", "used memory"])
+def test_same_inputs_same_bits(device: torch.device, op: str, repeat: bool) -> None:
+    case = make_case(100, B=2)
+    first = run(op, case, device)
+    if repeat:
+        run(op, make_case(100, B=2, seed=1), device)
+    for name, ours, theirs in zip(("o", "final_state"), run(op, case, device), first, strict=True):
+        assert_same_bits(name, ours, theirs)
+
+
+PACKED = [0, 70, 210, 230]  # poisoned: sequence 1, in the second of its three chunks
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("tensor", ["q", "k", "v", "beta"])
+def test_nan_and_inf_stay_in_their_head_and_sequence(device: torch.device, op: str, tensor: str, value: float) -> None:
+    token, head = 70 + 64 + 5, 1
+    case = make_case(230, 32, 32, H=2, HV=4, bounds=PACKED)
+    clean_o, clean_state = run(op, case, device)
+    poisoned = case.map(torch.clone)
+    getattr(poisoned, tensor)[0, token, head] = value
+    o, state = run(op, poisoned, device)
+
+    touched = [2, 3] if tensor in ("q", "k") else [1]  # the value heads of key head 1, or value head 1 itself
+    others = [h for h in range(4) if h not in touched]
+    assert not o[:, token:210, touched].isfinite().all()
+    assert_same_bits("o of other heads", o[:, :, others], clean_o[:, :, others])
+    assert_same_bits("o of the sequence before", o[:, :70], clean_o[:, :70])
+    assert_same_bits("o of the chunk before", o[:, 70 : 70 + 64], clean_o[:, 70 : 70 + 64])
+    assert_same_bits("o of the sequence after", o[:, 210:], clean_o[:, 210:])
+    assert_same_bits("state of other heads", state[:, others], clean_state[:, others])
+    assert_same_bits("state of other sequences", state[[0, 2]], clean_state[[0, 2]])
+
+
+def test_nan_stays_in_its_row_of_the_batch(device: torch.device, op: str) -> None:
+    case = make_case(70, 32, 32, B=3)
+    clean_o, clean_state = run(op, case, device)
+    poisoned = case.map(torch.clone)
+    poisoned.k[1, 3] = torch.nan
+    o, state = run(op, poisoned, device)
+    assert o[1].isnan().any()
+    assert_same_bits("o of other rows", o[[0, 2]], clean_o[[0, 2]])
+    assert_same_bits("state of other rows", state[[0, 2]], clean_state[[0, 2]])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_initial_state_with_nan_stays_in_its_head(device: torch.device, op: str, value: float) -> None:
+    case = make_case(70, 32, 32, B=2)
+    clean_o, clean_state = run(op, case, device)
+    poisoned = case.map(torch.clone)
+    assert poisoned.initial_state is not None
+    poisoned.initial_state[0, 1, 3, 4] = value
+    o, state = run(op, poisoned, device)
+    assert not o[0, :, 1].isfinite().all()
+    assert_same_bits("o of the other head", o[:, :, 0], clean_o[:, :, 0])
+    assert_same_bits("o of the other row", o[1], clean_o[1])
+    assert_same_bits("state of the other head", state[:, 0], clean_state[:, 0])

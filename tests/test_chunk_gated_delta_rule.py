@@ -1,0 +1,74 @@
+"""The whole chunked op: what is not on the list that both whole ops share (test_always_exercised.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.cases import assert_exact, make_case, run
+from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
+
+OP = "chunk_gated_delta_rule"
+
+
+@pytest.mark.parametrize("chunk_size", [16, 32])
+def test_the_chunk_size_changes_nothing_but_rounding(device: torch.device, chunk_size: int) -> None:
+    case = make_case(100)
+    assert_exact(OP, case, run(OP, case, device, chunk_size=chunk_size))
+
+
+def test_equals_the_recurrent_op(device: torch.device) -> None:
+    case = make_case(100)
+    chunked, recurrent = run(OP, case, device), run("fused_recurrent_gated_delta_rule", case, device)
+    bound = chunk_f32(case.largest_sum())
+    assert_close("o", chunked[0], recurrent[0].double(), bound)
+    assert_close("final_state", chunked[1], recurrent[1].double(), bound, head_dim=1)
+
+
+def test_two_calls_go_on_where_the_first_stopped(device: torch.device) -> None:
+    case = make_case(100)
+    first = make_case(100).map(lambda x: x[:, :37] if x.shape[1] == 100 else x)
+    second = make_case(100).map(lambda x: x[:, 37:] if x.shape[1] == 100 else x)
+    o_first, state = run(OP, first, device)
+    second.initial_state = state
+    o_second, state = run(OP, second, device)
+    assert_exact(OP, case, (torch.cat([o_first, o_second], 1), state))
+
+
+def test_chunk_indices_change_nothing(device: torch.device) -> None:
+    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    assert case.cu_seqlens is not None
+    indices = torch_gdn.prepare_chunk_indices(case.cu_seqlens)
+    for name, ours, theirs in zip(
+        ("o", "final_state"), run(OP, case, device, chunk_indices=indices), run(OP, case, device), strict=True
+    ):
+        assert_same_bits(name, ours, theirs)
+
+
+def test_scale(device: torch.device) -> None:
+    case = make_case(70)
+    assert_exact(OP, case, run(OP, case, device, scale=0.3), scale=0.3)
+
+
+def test_is_called_as_transformers_does(device: torch.device) -> None:
+    """q, k and v by position, the rest by keyword, beta in the activations' dtype, no cu_seqlens."""
+    case = make_case(70, dtype=torch.bfloat16, normal=False, state=False)
+    case.beta = case.beta.bfloat16()
+    there = case.to(device)
+    o, state = torch_gdn.chunk_gated_delta_rule(
+        there.q,
+        there.k,
+        there.v,
+        g=there.g,
+        beta=there.beta,
+        chunk_size=64,
+        initial_state=None,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    assert state is not None
+    exact_o, exact_state = case.exact(use_qk_l2norm_in_kernel=True)
+    # Like FLA's, the normalised q and k may be rounded to bfloat16 before they are used: twice the rounding.
+    assert_close("o", o, exact_o, 2 * 3.5e-3)
+    assert_close("final_state", state, exact_state, 2 * 2.9e-3, head_dim=1)

@@ -1,0 +1,115 @@
+"""The example and the report run as a user would run them, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ON_MAC = sys.platform == "darwin"
+METAL_DEVICE = "mps" if ON_MAC else "simulated-mps"
+pytestmark = pytest.mark.xdist_group("examples")  # one process: the outputs are shared
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a second process tests beside this one
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, text=True, capture_output=True, check=False
+    )
+
+
+def generate(device: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    prompt = ("--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3")
+    return run("examples/generate.py", "--device", device, *prompt, *arguments)
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, str]:
+    finished = {device: generate(device) for device in ("cpu", METAL_DEVICE)}
+    for process in finished.values():
+        assert process.returncode == 0, process.stdout + process.stderr
+    return {device: process.stdout for device, process in finished.items()}
+
+
+@pytest.fixture(params=["cpu", METAL_DEVICE])
+def generated(request: pytest.FixtureRequest, outputs: dict[str, str]) -> tuple[str, str]:
+    return request.param, outputs[request.param]
+
+
+def test_generate_agrees_with_transformers(generated: tuple[str, str]) -> None:
+    _, output = generated
+    assert "below 1e-04 wanted: pass" in output
+
+
+def test_generate_runs_prefill_and_decode_through_the_ops(generated: tuple[str, str]) -> None:
+    _, output = generated
+    assert "3 x gdn.chunk_gated_delta_rule" in output  # the three Gated DeltaNet layers, once
+    assert "9 x gdn.fused_recurrent_gated_delta_rule" in output  # and three times more
+
+
+def test_generate_names_the_metal_kernels_that_ran(generated: tuple[str, str]) -> None:
+    device, output = generated
+    kernels = output.partition("\nkernels")[2].partition("\ntokens")[0]
+    for kernel in ("solve_tril_", "chunk_fwd_h_", "chunk_fwd_o_", "fused_recurrent_gated_delta_rule_"):
+        assert (kernel in kernels) == (device != "cpu"), kernel
+
+
+def test_generate_gives_the_same_tokens_on_every_device(outputs: dict[str, str]) -> None:
+    tokens = {next(line for line in output.split("\n") if line.startswith("tokens")) for output in outputs.values()}
+    assert len(tokens) == 1
+
+
+WITH_A_FAULT = """
+import runpy, sys, torch_gdn
+original = torch_gdn.{function}
+torch_gdn.{function} = lambda q, k, v, g, **options: original(q, k, v, g=g * 1.01, **options)
+sys.argv = ["generate.py", "--device", "cpu", "--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3"]
+runpy.run_path("examples/generate.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+def test_generate_fails_on_a_decay_one_percent_off(function: str) -> None:
+    finished = run("-c", WITH_A_FAULT.format(function=function))
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    assert "wanted: FAIL" in finished.stdout
+
+
+@pytest.mark.skipif(ON_MAC, reason="a Mac has an mps device")
+def test_generate_refuses_an_absent_device() -> None:
+    finished = generate("mps")
+    assert finished.returncode == 1
+    assert "there is no mps device here" in finished.stderr
+
+
+@pytest.mark.parametrize("name", ["absent", "empty"])
+def test_generate_refuses_a_prompt_without_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    finished = generate("cpu", "--prompt-file", str(tmp_path / name))
+    assert finished.returncode == 2
+    assert "--prompt-file: expected a file with text in it" in finished.stderr
+
+
+def test_generate_helps() -> None:
+    finished = run("examples/generate.py", "--help")
+    assert finished.returncode == 0
+    assert "--device" in finished.stdout
+
+
+def test_info_reports_versions_ops_and_agreement() -> None:
+    finished = run("-m", "torch_gdn.info")
+    assert finished.returncode == 0, finished.stderr
+    assert "torch: 2." in finished.stdout
+    assert "gdn::solve_tril: CPU" in finished.stdout
+    assert "cpu: relative distance" in finished.stdout
+    assert "WRONG" not in finished.stdout
+
+
+@pytest.mark.skipif(ON_MAC, reason="the simulated device is for machines without a Mac's GPU")
+def test_info_reports_the_simulated_device() -> None:
+    finished = run("-m", "simulator", "-m", "torch_gdn.info")
+    assert finished.returncode == 0, finished.stderr
+    assert "mps: relative distance" in finished.stdout
+    assert "solve_tril_64: compiled in" in finished.stdout

@@ -1,0 +1,48 @@
+"""PyTorch's own test of custom ops: schema, fake, autograd registration, and tracing with dynamic shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.calls import OPS, tensors_of, valid_call
+
+ALL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+# torch itself raises "NYI devices other than CPU/CUDA/XPU" on mps there.
+ON_MPS = tuple(name for name in ALL if name != "test_autograd_registration")
+
+
+def opcheck(op: str, call: dict[str, Any], device: torch.device) -> None:
+    overload = getattr(torch.ops.gdn, op).default
+    utils = ON_MPS if device.type == "mps" else ALL
+    results = torch.library.opcheck(overload, (), call, test_utils=utils)
+    assert set(results.values()) == {"SUCCESS"}, results
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+def test_opcheck(device: torch.device, op: str, packed: bool) -> None:
+    opcheck(op, valid_call(op, device, packed=packed), device)
+
+
+@pytest.mark.parametrize("op", ["chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+def test_opcheck_with_the_other_options(device: torch.device, op: str) -> None:
+    """No state, or states with V first; for packed sequences no chunk_indices."""
+    call = valid_call(op, device) | {"initial_state": None, "output_final_state": False}
+    opcheck(op, call, device)
+    call = valid_call(op, device, packed=True) | {"state_v_first": True}
+    call["initial_state"] = call["initial_state"].transpose(-1, -2)
+    call.pop("chunk_indices", None)
+    opcheck(op, call, device)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_opcheck_with_strided_inputs(device: torch.device, op: str) -> None:
+    """The outputs' strides in the fake are those of the kernel: contiguous, whatever the inputs' are."""
+    call = valid_call(op, device)
+    for name in tensors_of(call):
+        if call[name].dim() >= 3:
+            call[name] = call[name].transpose(0, 1).contiguous().transpose(0, 1)
+    opcheck(op, call, device)
