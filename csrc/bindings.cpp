@@ -18,11 +18,17 @@ auto without_gil(const F& f) {
 py::dict pipeline_facts(const torch_gdn::PipelineFacts& facts) {
   py::dict result;
   result["name"] = facts.name;
+  result["warnings"] = facts.warnings;
   result["compile_seconds"] = facts.compile_seconds;
   result["max_total_threads_per_threadgroup"] = facts.max_total_threads_per_threadgroup;
   result["thread_execution_width"] = facts.thread_execution_width;
   result["static_threadgroup_memory_length"] = facts.static_threadgroup_memory_length;
   return result;
+}
+
+py::dict compile(std::string kernel, std::string file, std::vector<std::string> arguments) {
+  const torch_gdn::Launch launch{std::move(kernel), std::move(file), std::move(arguments), {}, {}, 0};
+  return pipeline_facts(without_gil([&] { return torch_gdn::launcher().compile(launch); }));
 }
 
 py::list pipelines() {
@@ -48,9 +54,12 @@ py::dict device_facts() {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "What torch_gdn's Metal half knows about itself. The ops are torch.ops.gdn.*.";
   m.def("has_launcher", &torch_gdn::has_launcher, "Whether kernels can be run on an mps device in this process.");
+  m.def("compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
+        "Compiles one specialisation, if it is not, without running it: the template, its file below the shader "
+        "directory, its arguments as Metal spells them. Returns a dict as those of pipelines().");
   m.def("pipelines", &pipelines,
-        "The pipelines compiled so far: a list of dicts with name, compile_seconds, max_total_threads_per_threadgroup, "
-        "thread_execution_width and static_threadgroup_memory_length.");
+        "The pipelines compiled so far: a list of dicts with name, warnings, compile_seconds, "
+        "max_total_threads_per_threadgroup, thread_execution_width and static_threadgroup_memory_length.");
   m.def(
       "clear_pipelines", [] { without_gil([] { torch_gdn::launcher().clear_pipelines(); }); },
       "Forgets every compiled pipeline; the next call of an op compiles its own again.");

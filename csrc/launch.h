@@ -45,6 +45,7 @@ struct Launch {
 
 struct PipelineFacts {
   std::string name;
+  std::string warnings;  // of the device's compiler
   double compile_seconds;
   size_t max_total_threads_per_threadgroup, thread_execution_width, static_threadgroup_memory_length;
 };
@@ -60,6 +61,7 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
   virtual void run(const std::vector<Launch>& launches) = 0;  // encodes; does not wait
+  virtual PipelineFacts compile(const Launch& launch) = 0;    // looks at kernel, file and arguments alone
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
   virtual DeviceFacts device() const = 0;

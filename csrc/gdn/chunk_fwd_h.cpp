@@ -24,8 +24,8 @@ Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor
   }
   return {"chunk_fwd_h",
           "gdn/chunk_fwd_h.metal",
-          {metal_type(k.scalar_type()), std::to_string(shape.K), std::to_string(shape.V), std::to_string(shape.C),
-           packet_width({k, w})},
+          {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
+           std::to_string(shape.C), packet_width({k, w})},
           {k, w, u, g, or_stand_in(initial_state, g), or_stand_in(bounds, g), h, v_new,
            final_state.defined() ? final_state : h, Binding::values(parameters)},
           {size_t(ceil_div(shape.V, 32)), size_t(shape.HV), size_t(shape.N)},

@@ -13,8 +13,8 @@ Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor
       int32_t(shape.HV / shape.H), float(scale)};
   return {"chunk_fwd_o",
           "gdn/chunk_fwd_o.metal",
-          {metal_type(q.scalar_type()), std::to_string(shape.K), std::to_string(shape.V), std::to_string(shape.C),
-           packet_width({q, k})},
+          {metal_type(q.scalar_type()), metal_type(h.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
+           std::to_string(shape.C), packet_width({q, k})},
           {q, k, v, h, g, or_stand_in(bounds, g), o, Binding::values(parameters)},
           {size_t(shape.NT), size_t(shape.HV), size_t(shape.B)},
           size_t(2 * shape.C)};

@@ -38,9 +38,12 @@ std::tuple<Tensor, Tensor> chunk_gated_delta_rule(const Tensor& q_any, const Ten
   const auto bounds = sequence_bounds(cu_seqlens, q.device());
   const auto g_cumsum = at::empty({shape.B, shape.T, shape.HV}, f32);
   const auto A = at::empty({shape.B, shape.T, shape.HV, shape.C}, f32), A_inv = at::empty_like(A);
-  const auto w = at::empty({shape.B, shape.T, shape.HV, shape.K}, activation);
-  const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, activation), v_new = at::empty_like(u);
-  const auto h = at::empty({shape.B, shape.NT, shape.HV, shape.K, shape.V}, activation);
+  // A state may leave half's range, so with half the stages between are f32.
+  const auto between = q.scalar_type() == at::kHalf ? f32 : activation;
+  const auto w = at::empty({shape.B, shape.T, shape.HV, shape.K}, between);
+  const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, between), v_new = at::empty_like(u);
+  const int64_t rows = state_v_first ? shape.V : shape.K, columns = state_v_first ? shape.K : shape.V;
+  const auto h = at::empty({shape.B, shape.NT, shape.HV, rows, columns}, between);
   const auto final_state = output_final_state ? empty_state(shape, q, state_v_first) : Tensor();
 
   launches.push_back(launch_chunk_local_cumsum(shape, gates, bounds, g_cumsum));
@@ -49,8 +52,8 @@ std::tuple<Tensor, Tensor> chunk_gated_delta_rule(const Tensor& q_any, const Ten
   launches.push_back(launch_recompute_w_u(shape, k, v, steps, A_inv, g_cumsum, bounds, w, u));
   launches.push_back(
       launch_chunk_fwd_h(shape, k, w, u, g_cumsum, initial_state, state_v_first, bounds, h, v_new, final_state));
-  launches.push_back(launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, scale_or_default(scale, shape.K),
-                                        /*state_v_first=*/false, bounds, o));
+  launches.push_back(
+      launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, scale_or_default(scale, shape.K), state_v_first, bounds, o));
   launcher().run(launches);
   return {o, final_state.defined() ? final_state : at::empty({0}, f32)};
 }

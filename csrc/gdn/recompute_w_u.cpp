@@ -12,8 +12,8 @@ Launch launch_recompute_w_u(const ChunkShape& shape, const Tensor& k, const Tens
                                        int32_t(shape.HV / shape.H)};
   return {"recompute_w_u",
           "gdn/recompute_w_u.metal",
-          {metal_type(k.scalar_type()), std::to_string(shape.K), std::to_string(shape.V), std::to_string(shape.C),
-           packet_width({k, v})},
+          {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
+           std::to_string(shape.C), packet_width({k, v})},
           {k, v, beta, A, g, or_stand_in(bounds, g), w, u, Binding::values(parameters)},
           {size_t(shape.NT), size_t(shape.HV), size_t(shape.B)},
           size_t(2 * shape.C)};

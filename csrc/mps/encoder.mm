@@ -64,6 +64,8 @@ class MetalLauncher final : public Launcher {
     });
   }
 
+  PipelineFacts compile(const Launch& launch) override { return library_.compile(launch); }
+
   std::vector<PipelineFacts> pipelines() const override { return library_.facts(); }
 
   void clear_pipelines() override { library_.clear(); }

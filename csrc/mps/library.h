@@ -15,14 +15,18 @@ class Library {
  public:
   // Compiles where it must: never call it from a block on the stream's queue, which would hold up all encoding.
   id<MTLComputePipelineState> pipeline(const Launch& launch);
+  PipelineFacts compile(const Launch& launch);
   std::vector<PipelineFacts> facts() const;
   void clear();
 
  private:
   struct Entry {
     id<MTLComputePipelineState> state;
+    std::string warnings;
     double compile_seconds;
   };
+  const Entry& entry(const Launch& launch);  // with the lock held
+  static PipelineFacts facts_of(const std::string& name, const Entry& entry);
   mutable std::mutex mutex_;
   std::map<std::string, Entry> entries_;
 };

@@ -29,7 +29,8 @@ MTLCompileOptions* compile_options() {
   return options;
 }
 
-id<MTLComputePipelineState> compile(const Launch& launch) {
+// The pipeline, and what the compiler said about a source that it took.
+std::pair<id<MTLComputePipelineState>, std::string> compiled(const Launch& launch) {
   const std::string name = launch.name();
   const std::string source = shader_source(launch);
   id<MTLDevice> device = at::mps::MPSDevice::getInstance()->device();
@@ -38,42 +39,55 @@ id<MTLComputePipelineState> compile(const Launch& launch) {
                                                  options:compile_options()
                                                    error:&error] autorelease];
   TORCH_CHECK(library, "torch_gdn: Metal could not compile ", name, ": ", message(error));
+  const std::string warnings = error ? message(error) : "";
   id<MTLFunction> function = [[library newFunctionWithName:[NSString stringWithUTF8String:name.c_str()]] autorelease];
   TORCH_CHECK(function, "torch_gdn: the library of ", launch.file, " has no kernel ", name);
   id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];
   TORCH_CHECK(state, "torch_gdn: Metal could not make a pipeline of ", name, ": ", message(error));
-  return state;
+  return {state, warnings};
 }
 
 }  // namespace
 
 id<MTLComputePipelineState> Library::pipeline(const Launch& launch) {
-  const std::string name = launch.name();
   const std::lock_guard<std::mutex> guard(mutex_);
+  id<MTLComputePipelineState> state = entry(launch).state;
+  const size_t limit = [state maxTotalThreadsPerThreadgroup];
+  TORCH_CHECK(launch.threads <= limit, "torch_gdn: ", launch.name(), " needs ", launch.threads,
+              " threads a threadgroup, this GPU allows it ", limit);
+  return state;
+}
+
+PipelineFacts Library::compile(const Launch& launch) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return facts_of(launch.name(), entry(launch));
+}
+
+const Library::Entry& Library::entry(const Launch& launch) {
+  const std::string name = launch.name();
   const auto found = entries_.find(name);
-  if (found != entries_.end()) return found->second.state;
+  if (found != entries_.end()) return found->second;
   const auto start = std::chrono::steady_clock::now();
   @autoreleasepool {
-    id<MTLComputePipelineState> state = compile(launch);
+    const auto [state, warnings] = compiled(launch);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    const size_t limit = [state maxTotalThreadsPerThreadgroup];
-    if (launch.threads > limit) {
-      [state release];
-      TORCH_CHECK(false, "torch_gdn: ", name, " needs ", launch.threads, " threads a threadgroup, this GPU allows it ",
-                  limit);
-    }
-    entries_.emplace(name, Entry{state, seconds.count()});
-    return state;
+    return entries_.emplace(name, Entry{state, warnings, seconds.count()}).first->second;
   }
+}
+
+PipelineFacts Library::facts_of(const std::string& name, const Entry& entry) {
+  return {name,
+          entry.warnings,
+          entry.compile_seconds,
+          [entry.state maxTotalThreadsPerThreadgroup],
+          [entry.state threadExecutionWidth],
+          [entry.state staticThreadgroupMemoryLength]};
 }
 
 std::vector<PipelineFacts> Library::facts() const {
   const std::lock_guard<std::mutex> guard(mutex_);
   std::vector<PipelineFacts> facts;
-  for (const auto& [name, entry] : entries_) {
-    facts.push_back({name, entry.compile_seconds, [entry.state maxTotalThreadsPerThreadgroup],
-                     [entry.state threadExecutionWidth], [entry.state staticThreadgroupMemoryLength]});
-  }
+  for (const auto& [name, entry] : entries_) facts.push_back(facts_of(name, entry));
   return facts;
 }
 

@@ -1,5 +1,6 @@
 // One threadgroup owns 32 value columns of one value head of one sequence and walks its chunks; each of its 4
 // simdgroups owns 8 columns. In registers for the whole sequence: S [K, 8] in f32, and v_new [C, 8] of a chunk.
+// S is the type of w, u, v_new and h: T, or float where T is half, whose range a state can leave.
 // Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g (cumulative) [B, T, HV] f32,
 // h [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V.
 // v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new
@@ -8,9 +9,9 @@
 #include "common/tile.h"
 
 // The rows of w and k that are staged at once: 16-bit types take 32, so that K = 256 stays within 17 KB.
-template <typename T, int C>
+template <typename S, int C>
 METAL_FUNC constexpr int staged_rows() {
-  return sizeof(T) == 2 && C >= 32 ? 32 : 16;
+  return sizeof(S) == 2 && C >= 32 ? 32 : 16;
 }
 
 template <typename T, int K>
@@ -22,16 +23,16 @@ METAL_FUNC void store_state(
   }
 }
 
-template <typename T, int K, int V, int C, int Width>
+template <typename T, typename S, int K, int V, int C, int Width>
 [[kernel]] void chunk_fwd_h(
     device const T* k [[buffer(0)]],
-    device const T* w [[buffer(1)]],
-    device const T* u [[buffer(2)]],
+    device const S* w [[buffer(1)]],
+    device const S* u [[buffer(2)]],
     device const float* g [[buffer(3)]],
     device const float* initial_state [[buffer(4)]],
     device const int64_t* bounds [[buffer(5)]],
-    device T* h [[buffer(6)]],
-    device T* v_new [[buffer(7)]],
+    device S* h [[buffer(6)]],
+    device S* v_new [[buffer(7)]],
     device float* final_state [[buffer(8)]],
     constant StateParameters& parameters [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
@@ -42,10 +43,13 @@ template <typename T, int K, int V, int C, int Width>
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
   constexpr int kThreads = 128;
   constexpr int kDepths = (K + 7) / 8;
-  constexpr int kRows = staged_rows<T, C>();
+  static_assert(sizeof(S) >= sizeof(T), "a stage is at least as wide as the input");
+  constexpr int kRows = staged_rows<S, C>();
   constexpr int kColumns = kDepths * 8;
-  constexpr int kStride = tile_stride<T>(kColumns);
-  threadgroup T tile[kRows * kStride];
+  constexpr int kStageStride = tile_stride<S>(kColumns);
+  constexpr int kKeyStride = tile_stride<T>(kColumns);
+  threadgroup S stage_tile[kRows * kStageStride];  // of w, then of k
+  threadgroup T* key_tile = (threadgroup T*)stage_tile;
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
@@ -68,33 +72,33 @@ template <typename T, int K, int V, int C, int Width>
     }
   }
 
-  // Rows of h that this sequence may write: none beyond NT, should cu_seqlens have more chunks than it was given room
-  // for.
+  // The chunks that have a row in h: all, unless cu_seqlens makes more than the caller gave room for.
   int64_t chunk_row = sequence.first_chunk;
   const int64_t last_row =
       parameters.sequence.packed != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
-  device T* chunk_state = h + head * parameters.h.head + first_column * parameters.h.value;
+  const int64_t room = (last_row - chunk_row) * C;
+  const int last_token = sequence.last - sequence.first > room ? sequence.first + int(room) : sequence.last;
+  device S* chunk_state = h + head * parameters.h.head + first_column * parameters.h.value;
   const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
-  for (int first = sequence.first; first < sequence.last; first += C) {
+  for (int first = sequence.first; first < last_token; first += C) {
     const int tokens = min(C, sequence.last - first);
     const int64_t row = (batch_token + first) * value_heads + head;
-    if (chunk_row < last_row) {
-      store_state<T, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
-    }
+    store_state<S, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
     ++chunk_row;
 
     // v_new = u - w S
     float2 fresh[C / 8];
     UNROLL for (int staged = 0; staged < C; staged += kRows) {
       stage_rows<kRows, kColumns, Width, kThreads>(
-          tile, w + (row + staged * value_heads) * K, value_heads * K, tokens - staged, K, thread_index);
+          stage_tile, w + (row + staged * value_heads) * K, value_heads * K, tokens - staged, K, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int block = 0; block < kRows / 8; ++block) {
         const int i = staged + block * 8;
         float2 read = float2(0.0f);
         UNROLL for (int depth = 0; depth < kDepths; ++depth) {
-          multiply_add(read, load_fragment(tile + block * 8 * kStride + depth * 8, kStride, at), state[depth]);
+          multiply_add(
+              read, load_fragment(stage_tile + block * 8 * kStageStride + depth * 8, kStageStride, at), state[depth]);
         }
         const int64_t corner = (row + i * value_heads) * V + first_column;
         fresh[i / 8] = load_fragment(u + corner, value_heads * V, 1, tokens - i, columns, at) - read;
@@ -113,12 +117,12 @@ template <typename T, int K, int V, int C, int Width>
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
     UNROLL for (int staged = 0; staged < C; staged += kRows) {
       stage_rows<kRows, kColumns, Width, kThreads>(
-          tile, keys + (first + staged) * parameters.k.token, parameters.k.token, tokens - staged, K, thread_index);
+          key_tile, keys + (first + staged) * parameters.k.token, parameters.k.token, tokens - staged, K, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int block = 0; block < kRows / 8; ++block) {
         UNROLL for (int depth = 0; depth < kDepths; ++depth) {
           multiply_add(
-              state[depth], load_transposed(tile + block * 8 * kStride + depth * 8, kStride, at),
+              state[depth], load_transposed(key_tile + block * 8 * kKeyStride + depth * 8, kKeyStride, at),
               fresh[staged / 8 + block]);
         }
       }
@@ -136,7 +140,7 @@ template <typename T, int K, int V, int C, int Width>
   if (parameters.sequence.packed != 0 && target == parameters.sequence.sequences - 1) {
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
     for (; chunk_row < last_row; ++chunk_row) {
-      store_state<T, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
+      store_state<S, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
     }
   }
 }

@@ -1,6 +1,7 @@
 // One threadgroup owns one chunk of one value head. Simdgroup s of C/16 owns block rows s and C/8-1-s of the masked
 // q k^T, then 16 columns of o at a time. In registers: 16 columns of o [C, 16]. In threadgroup memory: the masked
 // q k^T [C, C], over the slices of q and k that made it, and a slice of q.
+// S is the type of v_new and h: T, or float where T is half, whose range a state can leave.
 // Layout: q, k [B, T, H, K] with row strides, v (v_new) and o [B, T, HV, V], h [B, NT, HV, ...] with any strides of K
 // and V, g (cumulative) [B, T, HV] f32.
 // o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), the diagonal included.
@@ -62,12 +63,12 @@ METAL_FUNC void masked_scores(
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-template <typename T, int K, int V, int C, int Width>
+template <typename T, typename S, int K, int V, int C, int Width>
 [[kernel]] void chunk_fwd_o(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
-    device const T* v [[buffer(2)]],
-    device const T* h [[buffer(3)]],
+    device const S* v [[buffer(2)]],
+    device const S* h [[buffer(3)]],
     device const float* g [[buffer(4)]],
     device const int64_t* bounds [[buffer(5)]],
     device T* o [[buffer(6)]],
@@ -105,7 +106,7 @@ template <typename T, int K, int V, int C, int Width>
       scores, (threadgroup T*)scores, decay, queries, parameters.q.token, keys, parameters.k.token, chunk.tokens,
       thread_index, simdgroup, at);
 
-  device const T* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
+  device const S* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
   for (int group_column = 0; group_column < V; group_column += C) {
     const int column = group_column + int(simdgroup) * 16;
     float2 sum[kBlocks][2];

@@ -1,19 +1,20 @@
 // One threadgroup owns one chunk of one value head; each of its C/16 simdgroups owns 8 columns of u, then of w.
 // In registers: the 8 columns of the scaled operand. In threadgroup memory: the inverse and C/2 staged columns.
 // Layout: k [B, T, H, K] and v [B, T, HV, V] with row strides, A (the inverse) [B, T, HV, C] f32, w and u contiguous.
+// S is the type of w and u: T, or float where T is half, whose range a state can leave.
 // u = A (beta v), w = A (beta exp(c) k); the scaled operand stays f32 (FLA rounds it to k's type).
 #include "common/fragment.h"
 #include "common/sequences.h"
 #include "common/tile.h"
 
-template <typename T, int Columns, int C, int Width>
+template <int Columns, int C, int Width, typename T, typename S>
 METAL_FUNC void multiply_inverse(
     threadgroup const float* inverse,
     threadgroup const float* scale,
     threadgroup T* tile,
     device const T* source,
     int64_t source_stride,
-    device T* result,
+    device S* result,
     int64_t result_stride,
     int tokens,
     uint thread_index,
@@ -45,7 +46,7 @@ METAL_FUNC void multiply_inverse(
   }
 }
 
-template <typename T, int K, int V, int C, int Width>
+template <typename T, typename S, int K, int V, int C, int Width>
 [[kernel]] void recompute_w_u(
     device const T* k [[buffer(0)]],
     device const T* v [[buffer(1)]],
@@ -53,8 +54,8 @@ template <typename T, int K, int V, int C, int Width>
     device const float* A [[buffer(3)]],
     device const float* g [[buffer(4)]],
     device const int64_t* bounds [[buffer(5)]],
-    device T* w [[buffer(6)]],
-    device T* u [[buffer(7)]],
+    device S* w [[buffer(6)]],
+    device S* u [[buffer(7)]],
     constant RecomputeParameters& parameters [[buffer(8)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -90,11 +91,11 @@ template <typename T, int K, int V, int C, int Width>
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   const LanePosition at = lane_position(lane);
-  multiply_inverse<T, V, C, Width>(
+  multiply_inverse<V, C, Width>(
       inverse, value_scale, tile,
       v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head,
       parameters.v.token, u + row * V, int64_t(parameters.value_heads) * V, chunk.tokens, thread_index, simdgroup, at);
-  multiply_inverse<T, K, C, Width>(
+  multiply_inverse<K, C, Width>(
       inverse, key_scale, tile,
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head,
       parameters.k.token, w + row * K, int64_t(parameters.value_heads) * K, chunk.tokens, thread_index, simdgroup, at);
