@@ -74,15 +74,17 @@ def _load(path: Path) -> ModuleType:
 
 
 def _load_metal_half(device: Path) -> None:
-    """The Metal half of torch_gdn, where the package is installed."""
+    """The Metal half of torch_gdn, where the package is installed: what a Mac builds and Linux leaves out."""
     try:
         spec = importlib.util.find_spec("torch_gdn._C")
     except ModuleNotFoundError:
         return
-    if spec is None or spec.origin is None or not any(path.suffix == ".mm" for path in build.metal_half_sources()):
+    sources = build.metal_half_sources()
+    if spec is None or spec.origin is None or not sources:
         return
     importlib.import_module("torch_gdn._C")
-    torch.ops.load_library(str(build.build_metal_half(device, Path(spec.origin))))
+    library = build.build_library("torch_gdn_metal", sources, device, [Path(spec.origin)])
+    torch.ops.load_library(str(library))
 
 
 def activate(watch: bool = True, seed: int = 0, perturb: bool = False, workers: int | None = None) -> None:

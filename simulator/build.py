@@ -1,4 +1,4 @@
-"""Builds the simulated device, and the Metal half of torch_gdn on it, with clang. What did not change is not rebuilt."""
+"""Builds the simulated device, and the Metal half of torch_gdn on it, with clang. Rebuilds only what changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def check_tools() -> None:
     missing = [tool for tool in (COMPILER, "gcc") if shutil.which(tool) is None]
     if not missing:
         gcc = _gcc_directory()
-        headers = (gcc / "include/objc/objc.h", Path("/usr/include/Block.h"), Path("/usr/include/boost/context/fiber.hpp"))
+        headers = (
+            gcc / "include/objc/objc.h",
+            Path("/usr/include/Block.h"),
+            Path("/usr/include/boost/context/fiber.hpp"),
+        )
         missing = [str(header) for header in headers if not header.exists()]
     if missing:
         raise BuildError(f"the simulated device needs {', '.join(missing)}: apt-get install {NEEDED}")
@@ -78,9 +82,6 @@ class Toolchain:
                 "-fblocks",
                 "-Wall",
                 "-Werror",
-                # PyTorch's headers look for this name in ATen/mps; attributes of properties are the stubs' own affair
-                "-Wno-objc-property-no-attribute",
-                "-Wno-nullability-completeness",
                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
                 *(f"-I{path}" for path in include),
                 *(flag for path in system for flag in ("-isystem", str(path))),
@@ -98,7 +99,8 @@ class Toolchain:
 
     def key(self) -> str:
         """One folder for each torch, Python, set of flags and checkout."""
-        text = [torch.__version__, sys.version, COMPILER, str(CHECKOUT), *self.common, *self.objective_c, *self.libraries]
+        flags = [*self.common, *self.objective_c, *self.libraries]
+        text = [torch.__version__, sys.version, COMPILER, str(CHECKOUT), *flags]
         return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
 
     def command(self, source: Path, output: Path, defines: Sequence[str]) -> list[str]:
@@ -146,7 +148,7 @@ def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], def
     jobs: list[tuple[Path, list[str]]] = []
     objects = []
     for source in sources:
-        target = directory / (source.relative_to(CHECKOUT).as_posix().replace("/", "_") + ".o")
+        target = directory / f"{source.as_posix().strip('/').replace('/', '_')}.o"
         command = toolchain.command(source, target, defines)
         depfile = target.with_suffix(".d")
         if not depfile.exists() or not _is_current(target, command, _dependencies(depfile)):
@@ -205,19 +207,19 @@ def build_device() -> Path:
         return _link(directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", objects, toolchain.libraries)
 
 
+def build_library(name: str, sources: Sequence[Path], device: Path, libraries: Sequence[Path] = ()) -> Path:
+    """Objective-C++ and C++ that runs on the device: a shared library linked against it."""
+    toolchain = Toolchain.make()
+    directory = device.parent
+    with _locked(directory):
+        objects = _compile(toolchain, directory, [*sources, CHECKOUT / "simulator/foundation/personality.c"], [])
+        linked = (device, *libraries)
+        flags = [*map(str, linked), *toolchain.libraries, *(f"-Wl,-rpath,{path.parent}" for path in linked)]
+        return _link(directory / f"lib{name}.so", objects, flags, linked)
+
+
 def metal_half_sources() -> list[Path]:
     """Of torch_gdn: what a Mac builds and Linux leaves out."""
     csrc = CHECKOUT / "csrc"
     patterns = ("gdn/*.cpp", "aura/*.cpp", "shader_source.cpp", "mps/*.mm")
     return sorted(path for pattern in patterns for path in csrc.glob(pattern))
-
-
-def build_metal_half(device: Path, extension: Path) -> Path:
-    """The Metal half of torch_gdn, on the device's library and on torch_gdn's own extension module."""
-    toolchain = Toolchain.make()
-    with _locked(device.parent):
-        sources = [*metal_half_sources(), CHECKOUT / "simulator/foundation/personality.c"]
-        objects = _compile(toolchain, device.parent, sources, [])
-        flags = (*(str(path) for path in (device, extension)), *toolchain.libraries)
-        flags = (*flags, f"-Wl,-rpath,{device.parent}", f"-Wl,-rpath,{extension.parent}")
-        return _link(device.parent / "libtorch_gdn_metal.so", objects, flags, [device, extension])

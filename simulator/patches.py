@@ -20,7 +20,7 @@ def _patch_storages() -> None:
             return torch.empty(content, dtype=torch.uint8, device="mps").untyped_storage()
         return torch.tensor(list(content), dtype=torch.uint8, device="mps").untyped_storage()
 
-    torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[method-assign,assignment]
+    torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[method-assign]
 
 
 def apply(device: Any) -> None:

@@ -37,13 +37,16 @@ class Profile:
 
     def __str__(self) -> str:
         rows = [["kernel", *(title for _, title in _COLUMNS)]]
-        for name, figures in sorted(self.kernels.items()):
-            rows.append([name, *(f"{getattr(figures, field):,}" for field, _ in _COLUMNS)])
+        for name, kernel in sorted(self.kernels.items()):
+            rows.append([name, *(f"{getattr(kernel, field):,}" for field, _ in _COLUMNS)])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-                 for row in rows]
-        fallbacks = ", ".join(f"{op} {count}" for op, count in sorted(self.fallbacks.items())) or "none"
-        return "\n".join([*lines, f"on the CPU: {fallbacks}", f"device memory asked for: {self.allocated_bytes:,} bytes"])
+        lines = []
+        for name, *figures in rows:
+            cells = (cell.rjust(width) for cell, width in zip(figures, widths[1:], strict=True))
+            lines.append("  ".join([name.ljust(widths[0]), *cells]))
+        lines.append("on the CPU: " + (", ".join(f"{op} {n}" for op, n in sorted(self.fallbacks.items())) or "nothing"))
+        lines.append(f"device memory asked for: {self.allocated_bytes:,} bytes")
+        return "\n".join(lines)
 
 
 @contextmanager

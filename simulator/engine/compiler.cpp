@@ -26,8 +26,8 @@ namespace fs = std::filesystem;
 // exist: forgetting languageVersion shows.
 constexpr uint32_t kDefaultVersion = 2u << 16;
 
-// Set to 0 in CompileOptions::macros by tests that compile other people's Metal: features of C++17 that Apple's compiler
-// takes with a warning are then allowed. The address spaces are checked all the same.
+// Set to 0 in CompileOptions::macros by tests that compile other people's Metal: features of C++17 that Apple's
+// compiler takes with a warning are then allowed. The address spaces are checked all the same.
 constexpr const char* kProjectRules = "SIMULATOR_PROJECT_RULES";
 
 std::string& directory_setting() {
@@ -43,7 +43,7 @@ const std::string& clang() {
 
 // The compiler's identity and the processor's features (-march=native), without running the compiler.
 std::string machine_key() {
-  struct stat status {};
+  struct stat status{};
   stat(clang().c_str(), &status);
   std::string key = clang() + " " + std::to_string(status.st_size) + " " + std::to_string(status.st_mtime);
   std::ifstream cpu("/proc/cpuinfo");
@@ -72,14 +72,15 @@ const std::vector<std::string>& common_flags() {
       "-cl-std=clc++2021", "-cl-no-stdinc", "-nostdinc", "-cl-single-precision-constant", "-fPIC", "-O2",
       "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-strict-aliasing",
       // The sanitizer's pass does not see accesses of more than 16 bytes, and scalar accesses must stay what they are.
-      "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine",
-      "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
+      "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine", "-fsanitize=thread", "-mllvm",
+      "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
       // Else `x += 1` counts as a write alone.
       "-mllvm", "-tsan-instrument-read-before-write=1",
       // A fault is thrown through kernels.
       "-funwind-tables",
       // A thread's stack has 128 KB (fibers.cpp).
-      "-Wno-everything", "-Wframe-larger-than=65536", "-Werror=frame-larger-than", "-fno-caret-diagnostics", "-fno-color-diagnostics", "-ferror-limit=20"};
+      "-Wno-everything", "-Wframe-larger-than=65536", "-Werror=frame-larger-than", "-fno-caret-diagnostics",
+      "-fno-color-diagnostics", "-ferror-limit=20"};
   return flags;
 }
 
@@ -93,7 +94,8 @@ void append(std::vector<std::string>& list, const std::vector<std::string>& more
 }
 
 void replace_all(std::string& text, const std::string& from, const std::string& to) {
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
 }
 
 // clang's words, in Metal's, without the way to the prelude.
@@ -104,9 +106,17 @@ std::string in_metal_terms(const std::string& errors) {
     if (!line.starts_with("In file included from ")) text += line + "\n";
   }
   for (const auto& [from, to] : std::initializer_list<std::pair<const char*, const char*>>{
-           {" *__private", " *"}, {" &__private", " &"}, {"__generic ", ""}, {"__attribute__((opencl_global_device))", "threadgroup"},
-           {"__global_device", "threadgroup"}, {"const __global", "constant"}, {"__global", "constant"},
-           {"__local", "device"}, {"__private", "thread"}, {"metal::vec<", "vec<"}, {"simulator_atomic_", "atomic_"}}) {
+           {" *__private", " *"},
+           {" &__private", " &"},
+           {"__generic ", ""},
+           {"__attribute__((opencl_global_device))", "threadgroup"},
+           {"__global_device", "threadgroup"},
+           {"const __global", "constant"},
+           {"__global", "constant"},
+           {"__local", "device"},
+           {"__private", "thread"},
+           {"metal::vec<", "vec<"},
+           {"simulator_atomic_", "atomic_"}}) {
     replace_all(text, from, to);
   }
   return text;
@@ -137,14 +147,21 @@ std::vector<std::string> macro_flags(const CompileOptions& options) {
 }
 
 bool follows_project_rules(const CompileOptions& options) {
-  return std::find(options.macros.begin(), options.macros.end(), std::pair<std::string, std::string>{kProjectRules, "0"}) ==
-         options.macros.end();
+  return std::find(options.macros.begin(), options.macros.end(),
+                   std::pair<std::string, std::string>{kProjectRules, "0"}) == options.macros.end();
 }
 
 std::string preprocess(const std::string& source, const CompileOptions& options, const fs::path& directory) {
   TemporaryFile file(directory, ".metal");
   file.write("# 1 \"program_source\"\n" + source);
-  std::vector<std::string> arguments = {"-E", "-x", "c++", "-std=c++14", "-undef", "-nostdinc", "-w", "-fno-caret-diagnostics",
+  std::vector<std::string> arguments = {"-E",
+                                        "-x",
+                                        "c++",
+                                        "-std=c++14",
+                                        "-undef",
+                                        "-nostdinc",
+                                        "-w",
+                                        "-fno-caret-diagnostics",
                                         "-I" + (fs::path(engine_directory()) / "metal").string()};
   append(arguments, macro_flags(options));
   append(arguments, {"-o", "-", file.path().string()});
@@ -163,15 +180,15 @@ fs::path prelude(const CompileOptions& options, const std::string& headers, cons
   append(arguments, common_flags());
   append(arguments, math_flags(options));
   // Checkouts change the time of a header, not its content, which the key holds.
-  append(arguments, {"-Xclang", "-fno-pch-timestamp", "-isystem", (library / "host").string(), "-o", output.path().string(),
-                     (library / "prelude.h").string()});
+  append(arguments, {"-Xclang", "-fno-pch-timestamp", "-isystem", (library / "host").string(), "-o",
+                     output.path().string(), (library / "prelude.h").string()});
   run_clang(arguments);
   output.publish(path);
   return path;
 }
 
-void build(const std::string& source, const CompileOptions& options, const std::string& headers, const fs::path& directory,
-           const fs::path& path) {
+void build(const std::string& source, const CompileOptions& options, const std::string& headers,
+           const fs::path& directory, const fs::path& path) {
   const bool is_project = follows_project_rules(options);
   TemporaryFile input(directory, ".cl"), output(directory, ".so");
   input.write(transform_source(preprocess(source, options, directory), {language_version(options), is_project}));
@@ -189,7 +206,8 @@ void build(const std::string& source, const CompileOptions& options, const std::
 std::shared_ptr<const Program> build_and_load(const std::string& source, const CompileOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string headers = headers_key();
-  std::string key = headers + machine_key() + std::to_string(language_version(options)) + (options.fast_math ? "fast" : "safe");
+  std::string key =
+      headers + machine_key() + std::to_string(language_version(options)) + (options.fast_math ? "fast" : "safe");
   for (const std::string& flag : common_flags()) key += flag + '\0';
   for (const auto& [name, value] : options.macros) key += name + '=' + value + '\0';
   const fs::path directory = cache_directory();

@@ -17,7 +17,8 @@ class ConstantUse {
 
   // Those of `constants` that the definitions of `name` reach. One that the program asks for with
   // is_function_constant_defined() need not have a value.
-  std::set<std::string> required(const Tokens& tokens, const std::string& name, const std::set<std::string>& constants) const;
+  std::set<std::string> required(const Tokens& tokens, const std::string& name,
+                                 const std::set<std::string>& constants) const;
 
  private:
   std::multimap<std::string, std::pair<size_t, size_t>> definitions_;

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <memory>
@@ -56,9 +58,10 @@ class Team {
   void grow(unsigned count) {
     while (members_.size() < count) {
       const auto index = unsigned(members_.size());
-      members_.push_back(std::make_unique<Member>());
-      Worker& worker = members_[index]->worker;
-      if (index > 0) members_[index]->thread = std::thread([this, index, &worker] { serve(index, worker); });
+      auto member = std::make_unique<Member>();
+      Worker& worker = member->worker;
+      if (index > 0) member->thread = std::thread([this, index, &worker] { serve(index, worker); });
+      members_.push_back(std::move(member));
     }
   }
 
@@ -86,8 +89,14 @@ class Team {
   uint64_t generation_ = 0;
 };
 
+// Never destroyed: its threads sleep until the process ends. A forked child has none of its parent's threads.
 Team& team() {
-  static Team* instance = new Team;  // its threads sleep until the process ends: never destroyed
+  static Team* instance = nullptr;
+  static pid_t owner = 0;
+  if (owner != getpid()) {
+    instance = new Team;
+    owner = getpid();
+  }
   return *instance;
 }
 
@@ -100,17 +109,16 @@ unsigned worker_count(const Settings& settings, uint64_t threadgroups) {
 }  // namespace
 
 Job::Job(const Dispatch& dispatch)
-    : dispatch(dispatch), kernel(*dispatch.function->kernel), settings(simulator::settings()) {
+    : dispatch(dispatch),
+      kernel(*dispatch.function->kernel),
+      settings(simulator::settings()),
+      threadgroups(dispatch.threadgroups),
+      threads(dispatch.threads),
+      workers(worker_count(settings, threadgroups.count())) {
   const Size& group = dispatch.threads_per_threadgroup;
-  if (dispatch.threads.count() > 0) {
-    threads = dispatch.threads;
-    threadgroups = {(threads.width + group.width - 1) / group.width, (threads.height + group.height - 1) / group.height,
-                    (threads.depth + group.depth - 1) / group.depth};
-  } else {
-    threadgroups = dispatch.threadgroups;
+  if (threads.count() == 0) {
     threads = {threadgroups.width * group.width, threadgroups.height * group.height, threadgroups.depth * group.depth};
   }
-  workers = worker_count(settings, threadgroups.count());
 }
 
 simulator_uint3 Job::group_size(simulator_uint3 position) const {
@@ -144,8 +152,9 @@ void execute(const Dispatch& dispatch) {
   Job job(dispatch);
   std::optional<Layout> layout;
   if (job.settings.watch) job.layout = &layout.emplace(dispatch, job.threadgroups.count());
-  const std::string fault = team().run(job);
-  KernelFigures figures = team().figures(job.workers);
+  Team& workers = team();
+  const std::string fault = workers.run(job);
+  KernelFigures figures = workers.figures(job.workers);
   figures.dispatches = 1;
   figures.seconds = stopwatch.seconds();
   record_figures(job.kernel.name, figures);

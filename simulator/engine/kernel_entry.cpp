@@ -107,8 +107,8 @@ void apply_attribute(const Tokens& tokens, const Attribute& attribute, KernelPar
     }
     parameter.source = builtins().at(attribute.name);
   } else {
-    tokens.error(attribute.at, "the simulator does not know the attribute [[" + attribute.name + "]] of kernel parameter '" +
-                                   parameter.name + "'");
+    tokens.error(attribute.at, "the simulator does not know the attribute [[" + attribute.name +
+                                   "]] of kernel parameter '" + parameter.name + "'");
   }
 }
 
@@ -180,7 +180,8 @@ std::vector<KernelParameter> take_parameters(Tokens& tokens, size_t open) {
     if (end == begin + 1 && tokens[begin].is("void")) break;
     KernelParameter parameter;
     read_declaration(tokens, begin, end, parameter);
-    for (const Attribute& attribute : take_attributes(tokens, begin, end)) apply_attribute(tokens, attribute, parameter);
+    for (const Attribute& attribute : take_attributes(tokens, begin, end))
+      apply_attribute(tokens, attribute, parameter);
     if (parameter.kind == KernelParameter::builtin && parameter.source.empty()) {
       tokens.error(parameter.at, "kernel parameter '" + parameter.name +
                                      "' is neither a pointer or reference nor marked with an attribute");
@@ -198,7 +199,8 @@ std::string entry_code(const Entry& entry, const std::string& callee, const std:
   if (!entry.kernel->max_threads.empty()) {
     const size_t angle = callee.find('<');
     const std::string arguments = angle == std::string::npos ? "" : callee.substr(angle);
-    code += " static constexpr ::uint simulator_limit_" + number + " = " + entry.kernel->max_threads + arguments + "();";
+    code +=
+        " static constexpr ::uint simulator_limit_" + number + " = " + entry.kernel->max_threads + arguments + "();";
   }
   code += " extern \"C\" SIMULATOR_ENTRY void simulator_run_" + number +
           "(void* const* a, const ::simulator_thread* t) { " + callee + "(";
@@ -256,21 +258,22 @@ std::string tables(const std::vector<Entry>& entries, const std::vector<Function
     }
     const std::string limit = entry.kernel->max_threads.empty() ? "0" : entry.scope + "::simulator_limit_" + number;
     kernels += "{" + name_of(entry.host_name) + ", simulator_parameters_" + number + ", " +
-               std::to_string(entry.kernel->parameters.size()) + ", " + limit + ", " + entry.scope + "::simulator_run_" +
-               number + "}, ";
+               std::to_string(entry.kernel->parameters.size()) + ", " + limit + ", " + entry.scope +
+               "::simulator_run_" + number + "}, ";
   }
   for (const FunctionConstant& constant : constants) {
     const std::string value = constant.scope + "::simulator_value_" + constant.name;
-    values += "{" + name_of(constant.name) + ", " + std::to_string(constant.index) + ", sizeof(" + value + "), (void*)&" +
-              value + ", &" + constant.scope + "::simulator_defined_" + constant.name + "}, ";
+    values += "{" + name_of(constant.name) + ", " + std::to_string(constant.index) + ", sizeof(" + value +
+              "), (void*)&" + value + ", &" + constant.scope + "::simulator_defined_" + constant.name + "}, ";
   }
   for (const std::string& initialiser : initialisers) calls += initialiser + "(); ";
   return "\n# 1 \"simulator tables\"\n" + names + parameters +
          "extern \"C\" __global const simulator_kernel simulator_kernels[] = {" + kernels + "{}};\n" +
          "extern \"C\" __global const uint32_t simulator_kernel_count = " + std::to_string(entries.size()) + ";\n" +
-         "extern \"C\" __global const simulator_function_constant simulator_function_constants[] = {" + values + "{}};\n" +
-         "extern \"C\" __global const uint32_t simulator_function_constant_count = " + std::to_string(constants.size()) +
-         ";\n" + "extern \"C\" __global const simulator::gate simulator_gates[] = {" + gates + "{}};\n" +
+         "extern \"C\" __global const simulator_function_constant simulator_function_constants[] = {" + values +
+         "{}};\n" + "extern \"C\" __global const uint32_t simulator_function_constant_count = " +
+         std::to_string(constants.size()) + ";\n" +
+         "extern \"C\" __global const simulator::gate simulator_gates[] = {" + gates + "{}};\n" +
          "extern \"C\" __global const uint32_t simulator_gate_count = " + std::to_string(gate_count) + ";\n" +
          "extern \"C\" __global const simulator::requirement simulator_requirements[] = {" + requirements + "{}};\n" +
          "extern \"C\" __global const uint32_t simulator_requirement_count = " + std::to_string(requirement_count) +

@@ -48,7 +48,8 @@ struct Entry {
   size_t number = 0;
 };
 
-// Code that stands where the entry is declared, in its own scope. `callee` is f or f<a, b>; `signature` its function type.
+// Code that stands where the entry is declared, in its own scope. `callee` is f or f<a, b>; `signature` its function
+// type.
 std::string entry_code(const Entry& entry, const std::string& callee, const std::string& signature);
 
 // Of all program-scope function constants.

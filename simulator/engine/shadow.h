@@ -43,14 +43,21 @@ struct Cell {
 struct SharedCell {
   enum Flags : uint64_t { read = 1, write = 2, atomic = 4, many = 8, split = 16, busy = 32 };
 
-  std::atomic<uint64_t> owner;  // run << 32 | thread << 8 | flags; with `many`, the first
-  std::atomic<uint64_t> cell;   // with `many`: the owner word of the second
+  std::atomic<uint64_t> owner;  // run << 32 | thread << 8 | flags; with `many`, the first that came by
+  std::atomic<uint64_t> cell;   // a packed Cell; with `many`, the second that came by, to be named
 
   static uint64_t pack(uint32_t run, uint32_t thread, uint64_t flags) {
     return uint64_t{run} << 32 | uint64_t{thread} << 8 | flags;
   }
   static uint32_t run(uint64_t owner) { return uint32_t(owner >> 32); }
   static uint32_t thread(uint64_t owner) { return uint32_t(owner >> 8 & 1023); }
+
+  // No packed Cell has the highest bit.
+  static uint64_t pack_second(uint32_t threadgroup, uint32_t thread, uint64_t flags) {
+    return pack(threadgroup | 1u << 31, thread, flags);
+  }
+  static bool is_second(uint64_t word) { return word >> 63; }
+  static uint32_t threadgroup_of_second(uint64_t word) { return run(word) & ~(1u << 31); }
 };
 
 // Lazily mapped memory for the shared cells of one dispatch after the other.

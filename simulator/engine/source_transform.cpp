@@ -246,7 +246,8 @@ class Transformer {
     std::string& after = tokens_[d.end - 1].output;
     if (!attributes.max_threads.empty()) {
       kernel.max_threads = "simulator_max_threads_" + std::to_string(kernels_.size());
-      after += " " + header + " constexpr ::uint " + kernel.max_threads + "() { return " + attributes.max_threads + "; }";
+      after +=
+          " " + header + " constexpr ::uint " + kernel.max_threads + "() { return " + attributes.max_threads + "; }";
     }
     if (header.empty()) {
       const std::string& host_name = attributes.host_name.empty() ? kernel.name : attributes.host_name;
@@ -263,7 +264,8 @@ class Transformer {
     return entry_code(entries_.back(), callee, signature);
   }
 
-  // template [[host_name("x")]] [[kernel]] decltype(f<a>) f<a>;   or   template [[host_name("x")]] kernel void f<a>(...);
+  // template [[host_name("x")]] [[kernel]] decltype(f<a>) f<a>;   or   template [[host_name("x")]] kernel void
+  // f<a>(...);
   void explicit_instantiation(const Declaration& d, const std::string& path) {
     if (!is_kernel(d.begin, d.end)) return;
     const FunctionAttributes attributes = take_function_attributes(d.begin, d.open ? d.open : d.end);
@@ -272,6 +274,7 @@ class Transformer {
     if (is(name, ">")) {
       int depth = 0;
       for (;; --name) {
+        if (is(name, ")") || is(name, "]")) name = tokens_[name].match;
         depth += is(name, ">") ? 1 : is(name, "<") ? -1 : 0;
         if (depth == 0) break;
         if (name == d.begin) tokens_.error(end - 1, "expected the name of a kernel");
@@ -299,9 +302,12 @@ class Transformer {
   const Kernel& find_kernel(size_t name, const Declaration& d) const {
     size_t count = 0;
     for (size_t i = d.open + 1; d.open && i < tokens_[d.open].match; ++i) {
-      if (is(i, "(") || is(i, "[") || is(i, "{")) i = tokens_[i].match;
-      else if (is(i, "<")) i = tokens_.closing_angle(i);
-      else if (is(i, ",")) ++count;
+      if (is(i, "(") || is(i, "[") || is(i, "{"))
+        i = tokens_[i].match;
+      else if (is(i, "<"))
+        i = tokens_.closing_angle(i);
+      else if (is(i, ","))
+        ++count;
     }
     const Kernel* found = nullptr;
     for (const Kernel& kernel : kernels_) {
@@ -504,9 +510,9 @@ class Transformer {
     constants_.push_back({spelled, path, static_cast<uint32_t>(std::stoul(tokens_[at].spelling, nullptr, 0))});
     depends_on_constants_.insert(spelled);
     tokens_.erase(d.begin, d.end);
-    tokens_[d.begin].output = "__global " + type + " simulator_value_" + spelled + "; __global bool simulator_defined_" +
-                              spelled + "; static const __global " + type + "& " + spelled + " = simulator_value_" +
-                              spelled + ";";
+    tokens_[d.begin].output = "__global " + type + " simulator_value_" + spelled +
+                              "; __global bool simulator_defined_" + spelled + "; static const __global " + type +
+                              "& " + spelled + " = simulator_value_" + spelled + ";";
   }
 
   bool mentions_function_constant(size_t begin, size_t end) const {
@@ -525,9 +531,10 @@ class Transformer {
     }
     const std::string type = variable_type(d.begin, name);
     const std::string function = "simulator_initialise_" + std::to_string(initialisers_.size());
-    const std::string code = "__global " + type + " simulator_value_" + spelled + "; static const __global " + type + "& " +
-                             spelled + " = simulator_value_" + spelled + "; extern \"C\" SIMULATOR_ENTRY void " + function +
-                             "() { simulator_value_" + spelled + " = " + tokens_.output(d.assigned + 1, d.end) + " }";
+    const std::string code = "__global " + type + " simulator_value_" + spelled + "; static const __global " + type +
+                             "& " + spelled + " = simulator_value_" + spelled + "; extern \"C\" SIMULATOR_ENTRY void " +
+                             function + "() { simulator_value_" + spelled + " = " +
+                             tokens_.output(d.assigned + 1, d.end) + " }";
     initialisers_.push_back(path + "::" + function);
     depends_on_constants_.insert(spelled);
     tokens_.erase(d.begin, d.end);

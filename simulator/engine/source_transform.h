@@ -6,8 +6,8 @@
 namespace simulator {
 
 struct LanguageOptions {
-  uint32_t version = 0;       // (major << 16) | minor
-  bool is_project = true;     // false: source of other houses, to which the project's own stricter rules do not apply
+  uint32_t version = 0;    // (major << 16) | minor
+  bool is_project = true;  // false: source of other houses, to which the project's own stricter rules do not apply
 };
 
 // Line numbers stay what they are. Throws CompileError.

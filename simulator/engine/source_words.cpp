@@ -11,10 +11,11 @@ using Words = std::set<std::string>;
 
 // Types that a program can name without declaring them.
 Words builtin_types() {
-  Words types = {"void", "size_t", "ptrdiff_t", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t",
-                 "uint32_t", "uint64_t", "atomic_int", "atomic_uint", "atomic_bool", "atomic_float", "unsigned", "signed"};
-  for (const char* scalar : {"bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half",
-                             "bfloat", "float"}) {
+  Words types = {"void",        "size_t",      "ptrdiff_t",    "int8_t",   "int16_t",  "int32_t",
+                 "int64_t",     "uint8_t",     "uint16_t",     "uint32_t", "uint64_t", "atomic_int",
+                 "atomic_uint", "atomic_bool", "atomic_float", "unsigned", "signed"};
+  for (const char* scalar :
+       {"bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float"}) {
     types.insert(scalar);
     for (const char* width : {"2", "3", "4"}) {
       types.insert(std::string(scalar) + width);
@@ -109,14 +110,14 @@ bool starts_lambda(const Tokens& tokens, size_t i) {
 }
 
 const Words& absent_words() {
-  static const Words words = {"double", "throw", "try", "catch", "new", "delete", "virtual", "dynamic_cast", "typeid",
-                              "thread_local", "goto", "asm", "__asm__"};
+  static const Words words = {"double",       "throw",  "try",          "catch", "new", "delete", "virtual",
+                              "dynamic_cast", "typeid", "thread_local", "goto",  "asm", "__asm__"};
   return words;
 }
 
 bool is_bfloat(const std::string& word) {
-  static const Words words = {"bfloat", "bfloat2", "bfloat3", "bfloat4", "packed_bfloat2", "packed_bfloat3",
-                              "packed_bfloat4", "simdgroup_bfloat8x8"};
+  static const Words words = {"bfloat",         "bfloat2",        "bfloat3",        "bfloat4",
+                              "packed_bfloat2", "packed_bfloat3", "packed_bfloat4", "simdgroup_bfloat8x8"};
   return words.count(word) != 0;
 }
 
@@ -166,15 +167,20 @@ void rewrite_swizzles(Tokens& tokens) {
   }
 }
 
-// A text passed to a function is a pointer to constant memory; static_assert and attributes keep theirs.
-bool is_text_argument(const Tokens& tokens, size_t i) {
+// A text that is passed, returned or assigned to a pointer lies in constant memory. The initialiser of an array, the
+// words of static_assert and of attributes keep theirs.
+bool is_text_pointer(const Tokens& tokens, size_t i) {
   if (tokens[i].spelling[0] != '"' || i == 0) return false;
+  if (tokens[i - 1].is("return") || (i > 1 && tokens[i - 1].is("=") && !tokens[i - 2].is("]"))) return true;
   size_t open = i;
   while (open > 0) {
     --open;
-    if (tokens[open].is(")") || tokens[open].is("]") || tokens[open].is("}")) open = tokens[open].match;
-    else if (tokens[open].is(";") || tokens[open].is("{") || tokens[open].is("}") || tokens[open].is("[")) return false;
-    else if (tokens[open].is("(")) break;
+    if (tokens[open].is(")") || tokens[open].is("]") || tokens[open].is("}"))
+      open = tokens[open].match;
+    else if (tokens[open].is(";") || tokens[open].is("{") || tokens[open].is("}") || tokens[open].is("["))
+      return false;
+    else if (tokens[open].is("("))
+      break;
   }
   if (open == 0 || tokens[open - 1].kind != Token::identifier) return false;
   for (const char* word : {"static_assert", "host_name", "if", "asm", "__attribute__"}) {
@@ -185,7 +191,7 @@ bool is_text_argument(const Tokens& tokens, size_t i) {
 
 void rewrite_texts(Tokens& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i].kind != Token::text || !is_text_argument(tokens, i)) continue;
+    if (tokens[i].kind != Token::text || !is_text_pointer(tokens, i)) continue;
     if (tokens[i - 1].kind != Token::text) tokens[i].output = "::simulator::constant_text(" + tokens[i].output;
     if (i + 1 >= tokens.size() || tokens[i + 1].kind != Token::text) tokens[i].output += ")";
   }
@@ -217,9 +223,10 @@ void check_words(const Tokens& tokens, const LanguageOptions& options) {
 }
 
 void rewrite_words(Tokens& tokens) {
-  static const Words opencl_only = {"global", "local", "generic", "read_only", "write_only", "read_write", "pipe",
-                                    "addrspace_cast", "sampler_t", "event_t", "queue_t", "ndrange_t", "reserve_id_t",
-                                    "clk_event_t", "vec_step", "image1d_t", "image2d_t", "image3d_t"};
+  static const Words opencl_only = {"global",     "local",     "generic",        "read_only",   "write_only",
+                                    "read_write", "pipe",      "addrspace_cast", "sampler_t",   "event_t",
+                                    "queue_t",    "ndrange_t", "reserve_id_t",   "clk_event_t", "vec_step",
+                                    "image1d_t",  "image2d_t", "image3d_t"};
   static const Words atomics = {"atomic_int", "atomic_uint", "atomic_bool", "atomic_float", "atomic_ulong"};
   for (size_t i = 0; i < tokens.size(); ++i) {
     Token& token = tokens[i];

@@ -12,7 +12,7 @@ struct Token {
   std::string spelling;  // as in the source
   std::string output;    // what the token becomes
   size_t file = 0, line = 0, column = 0;
-  size_t match = 0;      // index of the matching bracket, for ( ) [ ] { }
+  size_t match = 0;  // index of the matching bracket, for ( ) [ ] { }
 
   bool is(const char* word) const { return spelling == word && kind != text; }
 };
@@ -20,7 +20,7 @@ struct Token {
 struct Tokens {
   std::vector<Token> list;
   std::vector<std::string> files;
-  std::string after;                  // white space behind the last token
+  std::string after;                   // white space behind the last token
   bool includes_metal_header = false;  // a <metal_...> header was included
 
   const Token& operator[](size_t i) const { return list[i]; }

@@ -1,6 +1,6 @@
 // What Apple's validation layer rejects when a dispatch is encoded.
-#include "validate.h"
 
+#include <algorithm>
 #include <string>
 
 #include "engine.h"
@@ -44,16 +44,19 @@ class Validation {
     return "argument '" + std::string(parameter.name) + "' (" + space + " " + std::to_string(parameter.index) + ")";
   }
 
+  static double product(const Size& size) { return double(size.width) * double(size.height) * double(size.depth); }
+
   void check_grid() const {
     const Size& group = dispatch_.threads_per_threadgroup;
-    const Size& grid = dispatch_.threads.count() > 0 ? dispatch_.threads : dispatch_.threadgroups;
-    if (grid.count() == 0) fail("the grid must not be empty, got " + text(grid));
-    if (group.count() == 0) fail("threads per threadgroup must not be zero, got " + text(group));
-    const size_t limit = kernel_.max_total_threads > 0 ? kernel_.max_total_threads : kMaxThreads;
-    if (group.count() > std::min(limit, kMaxThreads)) {
-      fail("threads per threadgroup must be at most " + std::to_string(limit) + " in all, got " + text(group) + " = " +
-           std::to_string(group.count()));
+    const Size& grid = dispatch_.threadgroups;
+    if (product(group) == 0) fail("threads per threadgroup must not be zero, got " + text(group));
+    const size_t limit =
+        kernel_.max_total_threads > 0 ? std::min<size_t>(kernel_.max_total_threads, kMaxThreads) : kMaxThreads;
+    if (product(group) > double(limit)) {
+      fail("threads per threadgroup must be at most " + std::to_string(limit) + " in all, got " + text(group));
     }
+    if (product(grid) == 0) fail("the grid must not be empty, got " + text(grid) + " threadgroups");
+    if (product(grid) >= 1u << 31) fail("the grid must have fewer than 2^31 threadgroups, got " + text(grid));
   }
 
   void check_buffer(const simulator_parameter& parameter) const {
@@ -91,11 +94,5 @@ class Validation {
 }  // namespace
 
 void validate(const Dispatch& dispatch) { Validation(dispatch).run(); }
-
-void validate_index(size_t index, const std::string& kernel) {
-  if (index < kMaxBuffers) return;
-  throw Fault("kernel '" + kernel + "': argument index must be at most " + std::to_string(kMaxBuffers - 1) + ", got " +
-              std::to_string(index));
-}
 
 }  // namespace simulator

@@ -174,27 +174,31 @@ template <Action action>
   uint64_t owner = shared.owner.load(std::memory_order_relaxed);
   for (;;) {
     const uint32_t run = SharedCell::run(owner);
+    uint64_t cell = 0;
     if (run < first_run_) {
       if (!replace(shared.owner, owner, SharedCell::pack(run_, thread_, kind))) continue;
-      shared.cell.store(0, std::memory_order_relaxed);
-      break;
+    } else if (owner & SharedCell::split) {
+      return Step::split;
+    } else if (run == run_ && !(owner & SharedCell::many)) {
+      if (!(owner & kind) && !replace(shared.owner, owner, owner | kind)) continue;
+      cell = shared.cell.load(std::memory_order_relaxed);
+      if (SharedCell::is_second(cell)) {  // another threadgroup came by just now
+        owner = shared.owner.load(std::memory_order_relaxed);
+        continue;
+      }
+    } else {
+      if (owner & rivals) return Step::conflict;
+      if ((owner & SharedCell::many) && (owner & kind)) return Step::done;
+      const bool is_second = !(owner & SharedCell::many);
+      if (!replace(shared.owner, owner, owner | SharedCell::many | kind)) continue;
+      const uint64_t second = SharedCell::pack_second(run_ - first_run_, thread_, kind);
+      if (is_second) shared.cell.store(second, std::memory_order_relaxed);
+      return Step::done;
     }
-    if (owner & SharedCell::split) return Step::split;
-    if (run == run_ && !(owner & SharedCell::many)) {
-      if ((owner & kind) || replace(shared.owner, owner, owner | kind)) break;
-      continue;
-    }
-    if (owner & rivals) return Step::conflict;
-    if ((owner & SharedCell::many) && (owner & kind)) return Step::done;
-    const bool is_second = !(owner & SharedCell::many);
-    if (!replace(shared.owner, owner, owner | SharedCell::many | kind)) continue;
-    if (is_second) shared.cell.store(SharedCell::pack(run_, thread_, kind), std::memory_order_relaxed);
+    if (!step<action>(cell, device_space)) return Step::conflict;
+    shared.cell.store(cell, std::memory_order_relaxed);
     return Step::done;
   }
-  uint64_t cell = shared.cell.load(std::memory_order_relaxed);
-  if (!step<action>(cell, device_space)) return Step::conflict;
-  shared.cell.store(cell, std::memory_order_relaxed);
-  return Step::done;
 }
 
 template <Action action>

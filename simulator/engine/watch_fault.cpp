@@ -50,15 +50,18 @@ Watch::Place Watch::place_of(const Access& access) const {
   Place best;
   best.name = "memory of no argument";
   size_t nearest = SIZE_MAX;
-  // Of several arguments over one address, the one that begins last; of those, one that may be used so.
+  // Of several arguments over one address, the one that begins last; of those, one that may be written.
+  const auto precedes = [&](const Window& window, size_t far) {
+    if (far != nearest) return far < nearest;
+    if (far > 0 || window.start != best.window->start) return far == 0 && window.start > best.window->start;
+    return !window.parameter->is_const;
+  };
   for (const Window& window : job_->layout->windows) {
     const size_t far = distance(access.address, window.start, window.length);
-    const auto offset = int64_t(access.address - window.start);
-    const bool is_better = far == nearest && best.window && far == 0 &&
-                           (offset < best.offset || (offset == best.offset && best.window->parameter->is_const));
-    if (far > nearest || (far == nearest && !is_better)) continue;
+    if (!precedes(window, far)) continue;
     nearest = far;
     const size_t element = std::max<size_t>(window.parameter->value_size, 1);
+    const auto offset = int64_t(access.address - window.start);
     best = {argument_name(*window.parameter), offset, window.length, element, &window, nullptr};
   }
   for (size_t i = 0; i < array_count_; ++i) {
@@ -142,18 +145,22 @@ void Watch::fail_race(const Access& access, const Segment& segment, uint64_t wor
        " of " + (is_device ? "mem_device" : "mem_threadgroup") + " between them");
 }
 
-void Watch::fail_shared_race(const Access& access, const Segment& segment, const SharedCell& cell) {
-  const uint64_t owner = cell.owner.load(std::memory_order_relaxed);
-  const bool is_only_ours = SharedCell::run(owner) == run_ && !(owner & SharedCell::many);
-  if (is_only_ours) fail_race(access, segment, cell.cell.load(std::memory_order_relaxed));
-  const uint64_t rival = SharedCell::run(owner) == run_ ? cell.cell.load(std::memory_order_relaxed) : owner;
-  const Action action = rival & SharedCell::write    ? Action::write
-                        : rival & SharedCell::atomic ? Action::atomic_update
+void Watch::fail_shared_race(const Access& access, const Segment& segment, const SharedCell& shared) {
+  const uint64_t owner = shared.owner.load(std::memory_order_relaxed);
+  const bool is_ours = SharedCell::run(owner) == run_;
+  const uint64_t cell = shared.cell.load(std::memory_order_relaxed);
+  if (is_ours && !(owner & SharedCell::many)) fail_race(access, segment, cell);
+  std::string rival = "another threadgroup";
+  if (!is_ours || SharedCell::is_second(cell)) {
+    const uint64_t group = is_ours ? SharedCell::threadgroup_of_second(cell) : SharedCell::run(owner) - first_run_;
+    rival = "thread " + text(worker_.position_in(SharedCell::thread(is_ours ? cell : owner), group)) +
+            " of threadgroup " + text(job_->group_position(group));
+  }
+  const Action action = owner & SharedCell::write    ? Action::write
+                        : owner & SharedCell::atomic ? Action::atomic_update
                                                      : Action::read;
-  const uint64_t group = SharedCell::run(rival) - first_run_;
-  fail("data race at " + place_of(access).text() + ": " + here() + " " + does(access.action) + " what thread " +
-       text(worker_.position_in(SharedCell::thread(rival), group)) + " of threadgroup " +
-       text(job_->group_position(group)) + " " + did(action) + ": nothing orders the threadgroups of a dispatch");
+  fail("data race at " + place_of(access).text() + ": " + here() + " " + does(access.action) + " what " + rival + " " +
+       did(action) + ": nothing orders the threadgroups of a dispatch");
 }
 
 }  // namespace simulator

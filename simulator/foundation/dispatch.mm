@@ -16,7 +16,6 @@ struct dispatch_queue_s {
   std::mutex mutex;
   std::atomic<std::thread::id> owner{};
   std::atomic<uint64_t> blocks{0};
-  std::atomic<int> references{1};
 };
 
 namespace simulator {
@@ -50,12 +49,6 @@ dispatch_queue_t dispatch_queue_create(const char* label, dispatch_queue_attr_t)
 
 const char* dispatch_queue_get_label(dispatch_queue_t queue) { return queue->label.c_str(); }
 
-void dispatch_retain(dispatch_queue_t queue) { queue->references++; }
-
-void dispatch_release(dispatch_queue_t queue) {
-  if (--queue->references == 0) delete queue;
-}
-
 void dispatch_assert_queue(dispatch_queue_t queue) {
   if (!simulator::on_queue(queue)) simulator::fault("not on queue '" + queue->label + "'");
 }
@@ -83,9 +76,8 @@ void dispatch_sync(dispatch_queue_t queue, dispatch_block_t block) {
     try {
       (*static_cast<dispatch_block_t*>(context))();
     } catch (...) {
-      simulator::rethrow_as_fault(
-          "an exception left a block given to dispatch_sync, which ends the process on a Mac "
-          "(use dispatch_sync_with_rethrow): ");
+      simulator::rethrow_as_fault("an exception left a block given to dispatch_sync, which ends the process on a Mac "
+                                  "(use dispatch_sync_with_rethrow): ");
     }
   });
 }

@@ -16,7 +16,8 @@ using simulator::fault;
 using simulator::fault_unless_unwinding;
 
 // What a deallocated object becomes. It answers nothing, so every message arrives at unknown_message().
-__attribute__((objc_root_class)) @interface SimGhost {
+__attribute__((objc_root_class))
+@interface SimGhost {
   Class isa;
 }
 @end
@@ -92,7 +93,7 @@ thread_local NSAutoreleasePool* current_pool = nil;
   object->_retain_count = 1;
   return object;
 }
-+ (instancetype) new {
++ (instancetype)new {
   return [[self alloc] init];
 }
 + (Class)class {

@@ -6,7 +6,7 @@
 
 namespace simulator {
 
-bool on_queue(dispatch_queue_t queue);       // does this thread run a block of the queue now?
+bool on_queue(dispatch_queue_t queue);          // does this thread run a block of the queue now?
 uint64_t block_number(dispatch_queue_t queue);  // counts the blocks, so that two can be told apart
 
 // dispatch_sync_f in two halves, for a caller that returns to Python between them.

@@ -62,7 +62,8 @@
 @end
 
 // What clang emits for @"...": {isa, characters, length}. It has no reference count, so it cannot derive from NSObject.
-__attribute__((objc_root_class)) @interface NSConstantString {
+__attribute__((objc_root_class))
+@interface NSConstantString {
   Class isa;
   const char* _characters;
   unsigned _length;

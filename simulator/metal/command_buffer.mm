@@ -173,8 +173,8 @@ using simulator::fault;
     uint64_t live_serial = 0;
     if (!state->retained_references && (!simulator::is_live_buffer(buffer, &live_serial) || live_serial != serial))
       return [self dropFrom:0
-                     because:std::make_exception_ptr(std::runtime_error(
-                                 "a command buffer with unretained references names a deallocated MTLBuffer"))];
+                    because:std::make_exception_ptr(std::runtime_error(
+                                "a command buffer with unretained references names a deallocated MTLBuffer"))];
   }
   for (size_t i = 0; i < state->commands.size(); i++) {
     try {

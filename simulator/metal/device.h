@@ -12,11 +12,11 @@ namespace simulator {
 // ---- buffers ----
 void* create_buffer(size_t length, size_t capacity);  // the caller's until destroy_buffer; null: no memory
 void destroy_buffer(void* buffer);
-std::byte* buffer_data(const void* buffer);           // no questions asked, unlike -contents
+std::byte* buffer_data(const void* buffer);  // no questions asked, unlike -contents
 size_t buffer_length(const void* buffer);
 size_t buffer_capacity(const void* buffer);
 void set_buffer_length(void* buffer, size_t length);
-bool is_buffer_busy(const void* buffer);              // named by a command buffer that has not completed
+bool is_buffer_busy(const void* buffer);  // named by a command buffer that has not completed
 uint32_t buffer_retain_count(const void* buffer);
 
 // ---- PyTorch's stream ----

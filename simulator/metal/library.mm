@@ -26,8 +26,7 @@ NSErrorDomain const MTLLibraryErrorDomain = @"MTLLibraryErrorDomain";
 }
 - (void)setFastMathEnabled:(BOOL)enabled {
   _mathMode = enabled ? MTLMathModeFast : MTLMathModeSafe;
-  _mathFloatingPointFunctions =
-      enabled ? MTLMathFloatingPointFunctionsFast : MTLMathFloatingPointFunctionsPrecise;
+  _mathFloatingPointFunctions = enabled ? MTLMathFloatingPointFunctionsFast : MTLMathFloatingPointFunctionsPrecise;
 }
 - (id)copyWithZone:(NSZone*)zone {
   MTLCompileOptions* copy = [MTLCompileOptions new];

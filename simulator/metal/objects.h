@@ -20,7 +20,7 @@ namespace simulator {
 
 struct BufferState {
   std::byte* data;
-  size_t length;                // what the present user asked for: the bounds that kernels are held to
+  size_t length;  // what the present user asked for: the bounds that kernels are held to
   size_t capacity;
   uint64_t serial;              // no two buffers share one, even at the same address
   std::atomic<int> pending{0};  // command buffers that name it and have not completed

@@ -8,8 +8,8 @@ const std::string BaseInfo::toString(double, double) const { return ""; }
 const std::string OperationInfo::toString(double, double) const { return strKey; }
 const std::string CpuFbInfo::toString(double, double) const { return strKey; }
 
-struct sigaction MPSProfiler::currentSigint {};
-struct sigaction MPSProfiler::previousSigint {};
+struct sigaction MPSProfiler::currentSigint{};
+struct sigaction MPSProfiler::previousSigint{};
 
 MPSProfiler::MPSProfiler() = default;
 MPSProfiler::~MPSProfiler() = default;

@@ -102,7 +102,8 @@ void set_constant(MTLFunctionConstantValues* values, unsigned index, const py::h
   }
 }
 
-Pipeline make_pipeline(const Library& library, const std::string& name, const std::map<unsigned, py::object>& constants) {
+Pipeline make_pipeline(const Library& library, const std::string& name,
+                       const std::map<unsigned, py::object>& constants) {
   @autoreleasepool {
     MTLFunctionConstantValues* values = [[MTLFunctionConstantValues new] autorelease];
     for (const auto& [index, value] : constants) set_constant(values, index, value);
@@ -216,9 +217,8 @@ void bind_encoders(py::module_& module) {
            wrap_pybind_function([](const Encoder& e, const py::object& grid, const py::object& group) {
              [e.get() dispatchThreads:size_of(grid) threadsPerThreadgroup:size_of(group)];
            }))
-      .def("memory_barrier", wrap_pybind_function([](const Encoder& e) {
-             [e.get() memoryBarrierWithScope:MTLBarrierScopeBuffers];
-           }))
+      .def("memory_barrier",
+           wrap_pybind_function([](const Encoder& e) { [e.get() memoryBarrierWithScope:MTLBarrierScopeBuffers]; }))
       .def("end_encoding", wrap_pybind_function([](const Encoder& e) { [e.get() endEncoding]; }));
   bind_handle<id<MTLBlitCommandEncoder>>(module, "BlitEncoder")
       .def("copy", wrap_pybind_function([](const BlitEncoder& e, const Buffer& from, NSUInteger from_offset,
@@ -261,30 +261,29 @@ void bind_command_buffers(py::module_& module) {
       });
   bind_handle<id<MTLCommandQueue>>(module, "CommandQueue")
       .def(py::init([] { return Queue([device() newCommandQueue]); }))
-      .def("command_buffer",
-           [](const Queue& queue, bool retained) {
-             @autoreleasepool {
-               id<MTLCommandBuffer> buffer =
-                   retained ? [queue.get() commandBuffer] : [queue.get() commandBufferWithUnretainedReferences];
-               return CommandBuffer([buffer retain]);
-             }
-           },
-           py::arg("retained") = true);
+      .def(
+          "command_buffer",
+          [](const Queue& queue, bool retained) {
+            @autoreleasepool {
+              id<MTLCommandBuffer> buffer =
+                  retained ? [queue.get() commandBuffer] : [queue.get() commandBufferWithUnretainedReferences];
+              return CommandBuffer([buffer retain]);
+            }
+          },
+          py::arg("retained") = true);
 }
 
 void bind_stream(py::module_& module) {
   auto queue = [] { return at::mps::getCurrentMPSStream()->queue(); };
   module.def("enter_stream", torch::wrap_pybind_function_no_gil([queue] { enter_queue(queue()); }));
   module.def("leave_stream", [queue] { leave_queue(queue()); });
-  module.def("stream_encoder", torch::wrap_pybind_function([] {
-               return Encoder([at::mps::getCurrentMPSStream()->commandEncoder() retain]);
-             }));
+  module.def("stream_encoder", torch::wrap_pybind_function(
+                                   [] { return Encoder([at::mps::getCurrentMPSStream()->commandEncoder() retain]); }));
   module.def("stream_command_buffer", torch::wrap_pybind_function([] {
                return CommandBuffer([[at::mps::getCurrentMPSStream()->commandBuffer() rootCommandBuffer] retain]);
              }));
-  module.def("error_buffer", torch::wrap_pybind_function([] {
-               return Buffer([at::mps::getCurrentMPSStream()->getErrorBuffer() retain]);
-             }));
+  module.def("error_buffer", torch::wrap_pybind_function(
+                                 [] { return Buffer([at::mps::getCurrentMPSStream()->getErrorBuffer() retain]); }));
 }
 
 }  // namespace

@@ -77,8 +77,9 @@ void MetalKernelFunction::dispatch(c10::ArrayRef<uint64_t> lengths, c10::Optiona
   TORCH_CHECK(!lengths.empty() && lengths.size() <= 3, "a grid has 1 to 3 dimensions, got ", lengths.size());
   TORCH_CHECK(!group_size || group_size->size() == lengths.size(), "threads and group_size must have the same length");
   const MTLSize threads = size_of(lengths);
-  const MTLSize group = group_size ? size_of(*group_size)
-                                   : MTLSizeMake(std::min<uint64_t>(threads.width, getMaxThreadsPerThreadgroup()), 1, 1);
+  const MTLSize group = group_size
+                            ? size_of(*group_size)
+                            : MTLSizeMake(std::min<uint64_t>(threads.width, getMaxThreadsPerThreadgroup()), 1, 1);
   [encoder dispatchThreads:threads threadsPerThreadgroup:group];
 }
 
@@ -90,10 +91,10 @@ DynamicMetalShaderLibrary::~DynamicMetalShaderLibrary() = default;
 MTLLibrary_t MetalShaderLibrary::compileLibrary(const std::string& source) {
   @autoreleasepool {
     NSError* error = nil;
-    MTLLibrary_t compiled = [at::mps::MPSDevice::getInstance()->device()
-        newLibraryWithSource:[NSString stringWithUTF8String:source.c_str()]
-                     options:compile_options
-                       error:&error];
+    MTLLibrary_t compiled =
+        [at::mps::MPSDevice::getInstance()->device() newLibraryWithSource:[NSString stringWithUTF8String:source.c_str()]
+                                                                  options:compile_options
+                                                                    error:&error];
     const std::string text = error ? [[error localizedDescription] UTF8String] : "";
     TORCH_CHECK_TYPE(compiled, "Failed to create metal library, error: ", text);
     return compiled;

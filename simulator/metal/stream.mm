@@ -171,7 +171,8 @@ void MPSStream::executeMPSGraph(MPSGraph*, NSDictionary*, NSDictionary*, SyncTyp
 
 MTLBuffer_t MPSStream::getErrorBuffer() {
   if (!_errorBuffer) {
-    _errorBuffer = [device() newBufferWithLength:sizeof(c10::metal::ErrorMessages) options:MTLResourceStorageModeShared];
+    _errorBuffer = [device() newBufferWithLength:sizeof(c10::metal::ErrorMessages)
+                                         options:MTLResourceStorageModeShared];
     memset([_errorBuffer contents], 0, sizeof(c10::metal::ErrorMessages));
   }
   return _errorBuffer;
@@ -192,8 +193,7 @@ MPSStream* MPSStreamImpl::_stream = nullptr;
 MPSStreamImpl::MPSStreamImpl() = default;
 
 MPSStream* MPSStreamImpl::getInstance() {
-  static MPSStream* stream = _stream =
-      new MPSStream(Stream(Stream::UNSAFE, c10::Device(c10::DeviceType::MPS, 0), 0));
+  static MPSStream* stream = _stream = new MPSStream(Stream(Stream::UNSAFE, c10::Device(c10::DeviceType::MPS, 0), 0));
   return stream;
 }
 

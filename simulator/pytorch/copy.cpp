@@ -19,7 +19,8 @@ const void* buffer_of(const at::Tensor& tensor) { return tensor.storage().data()
 at::Tensor host_view(const at::Tensor& tensor) {
   std::byte* data = nullptr;
   if (tensor.is_mps()) {
-    if (const void* buffer = buffer_of(tensor)) data = buffer_data(buffer) + tensor.storage_offset() * tensor.itemsize();
+    if (const void* buffer = buffer_of(tensor))
+      data = buffer_data(buffer) + tensor.storage_offset() * tensor.itemsize();
   } else {
     data = static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
   }

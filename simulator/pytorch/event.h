@@ -6,8 +6,8 @@ namespace simulator {
 
 class Event {
  public:
-  void record();             // marks this point of the stream, and commits
-  bool query() const;        // reached? true where nothing was recorded
+  void record();       // marks this point of the stream, and commits
+  bool query() const;  // reached? true where nothing was recorded
   void synchronize() const;
   double milliseconds_until(const Event& later) const;
 

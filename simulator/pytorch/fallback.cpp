@@ -1,21 +1,20 @@
 // Ops that have no Metal kernel here: those of aten run on the CPU, all others are an error, as on a Mac.
 #include "fallback.h"
 
-#include <ATen/Context.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
-#include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <cmath>
 #include <mutex>
 
+#include "cpu_call.h"
 #include "generator.h"
 #include "host_view.h"
 #include "simulator/metal/device.h"
@@ -68,16 +67,9 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   count_fallback(name);
   if (!use_cpu_engine(op.schema(), stack) && op.hasTag(at::Tag::nondeterministic_seeded)) {
     const DefaultEngineScope scope;
-    return at::native::cpu_fallback(op, stack);
+    return call_on_cpu(op, stack);
   }
-  at::native::cpu_fallback(op, stack);
-}
-
-at::Tensor to_device(const at::Tensor& result) {
-  if (!result.defined()) return result;
-  at::Tensor moved = at::empty_like(result, result.options().device(at::kMPS));
-  copy_between(result, moved, false);
-  return moved;
+  call_on_cpu(op, stack);
 }
 
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -90,10 +82,11 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
                                    output_padding, groups));
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
-    const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride,
-    at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups,
-    std::array<bool, 3> mask) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Tensor& grad, const at::Tensor& input,
+                                                                    const at::Tensor& weight, at::IntArrayRef stride,
+                                                                    at::IntArrayRef padding, at::IntArrayRef dilation,
+                                                                    bool transposed, at::IntArrayRef output_padding,
+                                                                    int64_t groups, std::array<bool, 3> mask) {
   count_fallback("aten::convolution_backward_overrideable");
   wait_for_stream();
   const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);

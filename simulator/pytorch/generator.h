@@ -1,4 +1,5 @@
-// An mps generator that owns a CPU engine: random ops run on the CPU with it, so a seed gives the tokens it gives there.
+// An mps generator that owns a CPU engine: random ops run on the CPU with it, so a seed gives the tokens it gives
+// there.
 #pragma once
 #include <ATen/core/Generator.h>
 

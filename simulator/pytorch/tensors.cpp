@@ -76,9 +76,8 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, c10::SymInt symbo
   const int64_t offset = symbolic_offset.expect_int();
   const at::IntArrayRef size = C10_AS_INTARRAYREF_SLOW(symbolic_size);
   const at::IntArrayRef stride = C10_AS_INTARRAYREF_SLOW(symbolic_stride);
-  const size_t bytes = stride.empty()
-                           ? at::detail::computeStorageNbytesContiguous(size, self.itemsize(), offset)
-                           : at::detail::computeStorageNbytes(size, stride, self.itemsize(), offset);
+  const size_t bytes = stride.empty() ? at::detail::computeStorageNbytesContiguous(size, self.itemsize(), offset)
+                                      : at::detail::computeStorageNbytes(size, stride, self.itemsize(), offset);
   if (bytes > storage.nbytes()) grow(storage, bytes);
   at::TensorImpl* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(storage));
@@ -107,9 +106,8 @@ at::Tensor& set_nothing(at::Tensor& self) {
 
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
                       std::optional<c10::SymInt> offset) {
-  return at::native::as_strided_tensorimpl(
-      self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-      offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
+  return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                           offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
 }
 
 at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {

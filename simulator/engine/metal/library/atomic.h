@@ -37,55 +37,55 @@ struct atomic_bits<float> {
 
 namespace metal {
 
-#define SIMULATOR_FETCH(space, name, expression)                                                              \
-  template <typename T>                                                                                       \
-  METAL_FUNC T atomic_fetch_##name##_explicit(volatile space atomic<T>* object,                               \
-                                              typename type_identity<T>::type operand, memory_order) {        \
-    typedef typename simulator::atomic_bits<T>::type Bits;                                                    \
-    volatile space Bits* bits = (volatile space Bits*)object;                                                 \
-    Bits expected = __atomic_load_n(bits, __ATOMIC_RELAXED), desired;                                         \
-    T old;                                                                                                    \
-    do {                                                                                                      \
-      old = as_type<T>(expected);                                                                             \
-      desired = as_type<Bits>(static_cast<T>(expression));                                                    \
+#define SIMULATOR_FETCH(space, name, expression)                                                                 \
+  template <typename T>                                                                                          \
+  METAL_FUNC T atomic_fetch_##name##_explicit(volatile space atomic<T>* object,                                  \
+                                              typename type_identity<T>::type operand, memory_order) {           \
+    typedef typename simulator::atomic_bits<T>::type Bits;                                                       \
+    volatile space Bits* bits = (volatile space Bits*)object;                                                    \
+    Bits expected = __atomic_load_n(bits, __ATOMIC_RELAXED), desired;                                            \
+    T old;                                                                                                       \
+    do {                                                                                                         \
+      old = as_type<T>(expected);                                                                                \
+      desired = as_type<Bits>(static_cast<T>(expression));                                                       \
     } while (!__atomic_compare_exchange_n(bits, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)); \
-    return old;                                                                                               \
+    return old;                                                                                                  \
   }
-#define SIMULATOR_ATOMIC(space)                                                                               \
-  template <typename T>                                                                                       \
-  METAL_FUNC T atomic_load_explicit(const volatile space atomic<T>* object, memory_order) {                   \
-    typedef typename simulator::atomic_bits<T>::type Bits;                                                    \
-    return as_type<T>(__atomic_load_n((const volatile space Bits*)object, __ATOMIC_RELAXED));                 \
-  }                                                                                                           \
-  template <typename T>                                                                                       \
-  METAL_FUNC void atomic_store_explicit(volatile space atomic<T>* object, typename type_identity<T>::type desired, \
-                                        memory_order) {                                                       \
-    typedef typename simulator::atomic_bits<T>::type Bits;                                                    \
-    __atomic_store_n((volatile space Bits*)object, as_type<Bits>(desired), __ATOMIC_RELAXED);                 \
-  }                                                                                                           \
-  template <typename T>                                                                                       \
-  METAL_FUNC T atomic_exchange_explicit(volatile space atomic<T>* object, typename type_identity<T>::type desired, \
-                                        memory_order) {                                                       \
-    typedef typename simulator::atomic_bits<T>::type Bits;                                                    \
+#define SIMULATOR_ATOMIC(space)                                                                                     \
+  template <typename T>                                                                                             \
+  METAL_FUNC T atomic_load_explicit(const volatile space atomic<T>* object, memory_order) {                         \
+    typedef typename simulator::atomic_bits<T>::type Bits;                                                          \
+    return as_type<T>(__atomic_load_n((const volatile space Bits*)object, __ATOMIC_RELAXED));                       \
+  }                                                                                                                 \
+  template <typename T>                                                                                             \
+  METAL_FUNC void atomic_store_explicit(volatile space atomic<T>* object, typename type_identity<T>::type desired,  \
+                                        memory_order) {                                                             \
+    typedef typename simulator::atomic_bits<T>::type Bits;                                                          \
+    __atomic_store_n((volatile space Bits*)object, as_type<Bits>(desired), __ATOMIC_RELAXED);                       \
+  }                                                                                                                 \
+  template <typename T>                                                                                             \
+  METAL_FUNC T atomic_exchange_explicit(volatile space atomic<T>* object, typename type_identity<T>::type desired,  \
+                                        memory_order) {                                                             \
+    typedef typename simulator::atomic_bits<T>::type Bits;                                                          \
     return as_type<T>(__atomic_exchange_n((volatile space Bits*)object, as_type<Bits>(desired), __ATOMIC_RELAXED)); \
-  }                                                                                                           \
-  template <typename T>                                                                                       \
-  METAL_FUNC bool atomic_compare_exchange_weak_explicit(volatile space atomic<T>* object, thread T* expected, \
-                                                        typename type_identity<T>::type desired, memory_order, \
-                                                        memory_order) {                                       \
-    typedef typename simulator::atomic_bits<T>::type Bits;                                                    \
-    Bits old = as_type<Bits>(*expected);                                                                      \
+  }                                                                                                                 \
+  template <typename T>                                                                                             \
+  METAL_FUNC bool atomic_compare_exchange_weak_explicit(volatile space atomic<T>* object, thread T* expected,       \
+                                                        typename type_identity<T>::type desired, memory_order,      \
+                                                        memory_order) {                                             \
+    typedef typename simulator::atomic_bits<T>::type Bits;                                                          \
+    Bits old = as_type<Bits>(*expected);                                                                            \
     bool exchanged = __atomic_compare_exchange_n((volatile space Bits*)object, &old, as_type<Bits>(desired), false, \
-                                                 __ATOMIC_RELAXED, __ATOMIC_RELAXED);                         \
-    *expected = as_type<T>(old);                                                                              \
-    return exchanged;                                                                                         \
-  }                                                                                                           \
-  SIMULATOR_FETCH(space, add, old + operand)                                                                  \
-  SIMULATOR_FETCH(space, sub, old - operand)                                                                  \
-  SIMULATOR_FETCH(space, min, min(old, operand))                                                              \
-  SIMULATOR_FETCH(space, max, max(old, operand))                                                              \
-  SIMULATOR_FETCH(space, and, old & operand)                                                                  \
-  SIMULATOR_FETCH(space, or, old | operand)                                                                   \
+                                                 __ATOMIC_RELAXED, __ATOMIC_RELAXED);                               \
+    *expected = as_type<T>(old);                                                                                    \
+    return exchanged;                                                                                               \
+  }                                                                                                                 \
+  SIMULATOR_FETCH(space, add, old + operand)                                                                        \
+  SIMULATOR_FETCH(space, sub, old - operand)                                                                        \
+  SIMULATOR_FETCH(space, min, min(old, operand))                                                                    \
+  SIMULATOR_FETCH(space, max, max(old, operand))                                                                    \
+  SIMULATOR_FETCH(space, and, old& operand)                                                                         \
+  SIMULATOR_FETCH(space, or, old | operand)                                                                         \
   SIMULATOR_FETCH(space, xor, old ^ operand)
 SIMULATOR_ATOMIC(device)
 SIMULATOR_ATOMIC(threadgroup)

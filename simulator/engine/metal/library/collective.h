@@ -1,8 +1,8 @@
 // How a simdgroup operation meets the runtime: each lane brings a slot, the last lane to arrive computes all results.
 #pragma once
 
-// Code that works on slots only: its accesses are not the kernel's, so the watch does not see them. It is not inlined and
-// its calls are not merged: where the kernel calls it from tells one simd_sum from another.
+// Code that works on slots only: its accesses are not the kernel's, so the watch does not see them. It is not inlined
+// and its calls are not merged: where the kernel calls it from tells one simd_sum from another.
 #define SIMULATOR_UNWATCHED __attribute__((noinline, nomerge, disable_sanitizer_instrumentation, no_sanitize("thread")))
 #define SIMULATOR_SITE __builtin_return_address(0)
 

@@ -19,18 +19,18 @@ struct pointee {
   static constexpr bool is_memory = false;
   typedef char type;
 };
-#define SIMULATOR_POINTEE(space)                                             \
-  template <typename T>                                                      \
-  struct pointee<space T*> {                                                 \
-    static constexpr bool is_memory = true;                                  \
-    typedef T type;                                                          \
-    METAL_FUNC static space T* bind(void* data) { return (space T*)data; }   \
-  };                                                                         \
-  template <typename T>                                                      \
-  struct pointee<space T&> {                                                 \
-    static constexpr bool is_memory = true;                                  \
-    typedef T type;                                                          \
-    METAL_FUNC static space T& bind(void* data) { return *(space T*)data; }  \
+#define SIMULATOR_POINTEE(space)                                            \
+  template <typename T>                                                     \
+  struct pointee<space T*> {                                                \
+    static constexpr bool is_memory = true;                                 \
+    typedef T type;                                                         \
+    METAL_FUNC static space T* bind(void* data) { return (space T*)data; }  \
+  };                                                                        \
+  template <typename T>                                                     \
+  struct pointee<space T&> {                                                \
+    static constexpr bool is_memory = true;                                 \
+    typedef T type;                                                         \
+    METAL_FUNC static space T& bind(void* data) { return *(space T*)data; } \
   };
 SIMULATOR_POINTEE(device)
 SIMULATOR_POINTEE(threadgroup)
@@ -63,8 +63,8 @@ struct requirement {
   uint32_t kernel_number, constant_number;
 };
 
-// Reads of a reference that a false function constant leaves out land here: the optimiser may move such a read above the
-// test of the constant.
+// Reads of a reference that a false function constant leaves out land here: the optimiser may move such a read above
+// the test of the constant.
 template <size_t size>
 struct absent {
   alignas(16) static uchar bytes[size];

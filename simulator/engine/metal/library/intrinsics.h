@@ -2,11 +2,11 @@
 // functions of the library.
 #pragma once
 
-#define SIMULATOR_FUNCTION_1(name)                                                          \
+#define SIMULATOR_FUNCTION_1(name) \
   METAL_FUNC float __metal_##name(float x, bool fast) { return fast ? metal::fast::name(x) : metal::precise::name(x); }
-#define SIMULATOR_FUNCTION_2(name)                                                          \
-  METAL_FUNC float __metal_##name(float x, float y, bool fast) {                            \
-    return fast ? metal::fast::name(x, y) : metal::precise::name(x, y);                     \
+#define SIMULATOR_FUNCTION_2(name)                                      \
+  METAL_FUNC float __metal_##name(float x, float y, bool fast) {        \
+    return fast ? metal::fast::name(x, y) : metal::precise::name(x, y); \
   }
 #define SIMULATOR_FUNCTION_3(name) \
   METAL_FUNC float __metal_##name(float x, float y, float z, bool) { return metal::name(x, y, z); }
@@ -60,20 +60,20 @@ METAL_FUNC float __metal_ldexp(float x, int k, bool) { return metal::ldexp(x, k)
 METAL_FUNC float __metal_frexp(float x, thread int* exponent) { return metal::frexp(x, *exponent); }
 
 METAL_FUNC ushort __metal_get_simdgroup_size(ushort) { return 32; }
-#define SIMULATOR_LANES_1(name)        \
-  template <typename T>                \
+#define SIMULATOR_LANES_1(name)         \
+  template <typename T>                 \
   METAL_FUNC T __metal_##name(T data) { \
-    return metal::name(data);          \
+    return metal::name(data);           \
   }
-#define SIMULATOR_LANES_2(name)                          \
-  template <typename T>                                  \
+#define SIMULATOR_LANES_2(name)                           \
+  template <typename T>                                   \
   METAL_FUNC T __metal_##name(T data, ushort parameter) { \
-    return metal::name(data, parameter);                 \
+    return metal::name(data, parameter);                  \
   }
-#define SIMULATOR_LANES_4(name)                                                    \
-  template <typename T>                                                            \
-  METAL_FUNC T __metal_##name(T data, T filling, ushort delta, ushort modulo) {    \
-    return metal::name(data, filling, delta, modulo);                              \
+#define SIMULATOR_LANES_4(name)                                                 \
+  template <typename T>                                                         \
+  METAL_FUNC T __metal_##name(T data, T filling, ushort delta, ushort modulo) { \
+    return metal::name(data, filling, delta, modulo);                           \
   }
 SIMULATOR_LANES_1(simd_sum)
 SIMULATOR_LANES_1(simd_product)

@@ -2,8 +2,10 @@
 //
 // Error bounds are those of the Metal Shading Language Specification (section "Relative Error as ULPs"): the table of
 // single-precision functions for metal::precise, the table for fast math for metal::fast. Where a fast function is
-// bounded by an absolute error or by its formula, the bound at a typical argument stands in ULPs. simulator_perturb is the
-// identity except in the perturbing mode. half functions are computed in float and rounded once.
+// bounded by an absolute error or by its formula, the bound at a typical argument stands in ULPs. simulator_perturb is
+// the identity except in the perturbing mode. Functions are computed in double and rounded once, so that the perturbed
+// result, too, keeps the bound: half a ULP goes to the rounding. half functions are computed in float and rounded
+// again.
 #pragma once
 
 namespace simulator {
@@ -32,117 +34,118 @@ namespace metal {
 #define SIMULATOR_DEFAULT precise
 #endif
 
-#define SIMULATOR_EACH(name)                                                                                 \
-  struct simulator_each_##name {                                                                             \
-    template <int I, typename... V>                                                                          \
-    METAL_FUNC static constexpr auto apply(V... v) {                                                         \
-      return name(v.template get<I>()...);                                                                   \
-    }                                                                                                        \
+#define SIMULATOR_EACH(name)                         \
+  struct simulator_each_##name {                     \
+    template <int I, typename... V>                  \
+    METAL_FUNC static constexpr auto apply(V... v) { \
+      return name(v.template get<I>()...);           \
+    }                                                \
   };
-#define SIMULATOR_VECTOR_1(name)                                                                             \
-  SIMULATOR_EACH(name)                                                                                       \
-  template <typename T, int N>                                                                               \
-  METAL_FUNC auto name(vec<T, N> x) {                                                                        \
-    typedef decltype(name(T())) Result;                                                                      \
-    return simulator::each<Result, simulator_each_##name, N>(simulator::make_indices<N>(), {}, x);           \
+#define SIMULATOR_VECTOR_1(name)                                                                   \
+  SIMULATOR_EACH(name)                                                                             \
+  template <typename T, int N>                                                                     \
+  METAL_FUNC auto name(vec<T, N> x) {                                                              \
+    typedef decltype(name(T())) Result;                                                            \
+    return simulator::each<Result, simulator_each_##name, N>(simulator::make_indices<N>(), {}, x); \
   }
 // The second and later arguments may be scalars, which convert to the vector type.
-#define SIMULATOR_VECTOR_2(name)                                                                             \
-  SIMULATOR_EACH(name)                                                                                       \
-  template <typename T, int N>                                                                               \
-  METAL_FUNC auto name(vec<T, N> x, typename type_identity<vec<T, N>>::type y) {                             \
-    typedef decltype(name(T(), T())) Result;                                                                 \
-    return simulator::each<Result, simulator_each_##name, N>(simulator::make_indices<N>(), {}, x, y);        \
-  }                                                                                                          \
-  template <typename S, typename T, int N, typename = enable_if_t<simulator::is_operand<S, T>::value>>       \
-  METAL_FUNC auto name(S x, vec<T, N> y) {                                                                   \
-    return name(vec<T, N>(static_cast<T>(x)), y);                                                            \
+#define SIMULATOR_VECTOR_2(name)                                                                       \
+  SIMULATOR_EACH(name)                                                                                 \
+  template <typename T, int N>                                                                         \
+  METAL_FUNC auto name(vec<T, N> x, typename type_identity<vec<T, N>>::type y) {                       \
+    typedef decltype(name(T(), T())) Result;                                                           \
+    return simulator::each<Result, simulator_each_##name, N>(simulator::make_indices<N>(), {}, x, y);  \
+  }                                                                                                    \
+  template <typename S, typename T, int N, typename = enable_if_t<simulator::is_operand<S, T>::value>> \
+  METAL_FUNC auto name(S x, vec<T, N> y) {                                                             \
+    return name(vec<T, N>(static_cast<T>(x)), y);                                                      \
   }
-#define SIMULATOR_VECTOR_3(name)                                                                             \
-  SIMULATOR_EACH(name)                                                                                       \
-  template <typename T, int N>                                                                               \
-  METAL_FUNC auto name(vec<T, N> x, typename type_identity<vec<T, N>>::type y,                               \
-                       typename type_identity<vec<T, N>>::type z) {                                          \
-    typedef decltype(name(T(), T(), T())) Result;                                                            \
-    return simulator::each<Result, simulator_each_##name, N>(simulator::make_indices<N>(), {}, x, y, z);     \
+#define SIMULATOR_VECTOR_3(name)                                                                         \
+  SIMULATOR_EACH(name)                                                                                   \
+  template <typename T, int N>                                                                           \
+  METAL_FUNC auto name(vec<T, N> x, typename type_identity<vec<T, N>>::type y,                           \
+                       typename type_identity<vec<T, N>>::type z) {                                      \
+    typedef decltype(name(T(), T(), T())) Result;                                                        \
+    return simulator::each<Result, simulator_each_##name, N>(simulator::make_indices<N>(), {}, x, y, z); \
   }
 
-#define SIMULATOR_UNARY(name, expression, precise_ulps, fast_ulps)                          \
-  namespace precise {                                                                       \
-  METAL_FUNC float name(float x) { return simulator_perturb(expression, precise_ulps); }    \
-  SIMULATOR_VECTOR_1(name)                                                                  \
-  }                                                                                         \
-  namespace fast {                                                                          \
-  METAL_FUNC float name(float x) { return simulator_perturb(expression, fast_ulps); }       \
-  SIMULATOR_VECTOR_1(name)                                                                  \
-  }                                                                                         \
-  METAL_FUNC float name(float x) { return SIMULATOR_DEFAULT::name(x); }                     \
+#define SIMULATOR_ROUNDED(function, ...) static_cast<float>(__builtin_##function(__VA_ARGS__))
+#define SIMULATOR_UNARY(name, expression, precise_ulps, fast_ulps)                                 \
+  namespace precise {                                                                              \
+  METAL_FUNC float name(float x) { return simulator_perturb(expression, precise_ulps - 0.5f); }    \
+  SIMULATOR_VECTOR_1(name)                                                                         \
+  }                                                                                                \
+  namespace fast {                                                                                 \
+  METAL_FUNC float name(float x) { return simulator_perturb(expression, fast_ulps - 0.5f); }       \
+  SIMULATOR_VECTOR_1(name)                                                                         \
+  }                                                                                                \
+  METAL_FUNC float name(float x) { return SIMULATOR_DEFAULT::name(x); }                            \
   METAL_FUNC half name(half x) { return static_cast<half>(precise::name(static_cast<float>(x))); } \
   SIMULATOR_VECTOR_1(name)
-#define SIMULATOR_BINARY(name, expression, precise_ulps, fast_ulps)                                  \
-  namespace precise {                                                                                \
-  METAL_FUNC float name(float x, float y) { return simulator_perturb(expression, precise_ulps); }    \
-  SIMULATOR_VECTOR_2(name)                                                                           \
-  }                                                                                                  \
-  namespace fast {                                                                                   \
-  METAL_FUNC float name(float x, float y) { return simulator_perturb(expression, fast_ulps); }       \
-  SIMULATOR_VECTOR_2(name)                                                                           \
-  }                                                                                                  \
-  METAL_FUNC float name(float x, float y) { return SIMULATOR_DEFAULT::name(x, y); }                  \
-  METAL_FUNC half name(half x, half y) {                                                             \
-    return static_cast<half>(precise::name(static_cast<float>(x), static_cast<float>(y)));           \
-  }                                                                                                  \
+#define SIMULATOR_BINARY(name, expression, precise_ulps, fast_ulps)                                      \
+  namespace precise {                                                                                    \
+  METAL_FUNC float name(float x, float y) { return simulator_perturb(expression, precise_ulps - 0.5f); } \
+  SIMULATOR_VECTOR_2(name)                                                                               \
+  }                                                                                                      \
+  namespace fast {                                                                                       \
+  METAL_FUNC float name(float x, float y) { return simulator_perturb(expression, fast_ulps - 0.5f); }    \
+  SIMULATOR_VECTOR_2(name)                                                                               \
+  }                                                                                                      \
+  METAL_FUNC float name(float x, float y) { return SIMULATOR_DEFAULT::name(x, y); }                      \
+  METAL_FUNC half name(half x, half y) {                                                                 \
+    return static_cast<half>(precise::name(static_cast<float>(x), static_cast<float>(y)));               \
+  }                                                                                                      \
   SIMULATOR_VECTOR_2(name)
 // Exact in both variants.
-#define SIMULATOR_EXACT_1(name, expression)                                                             \
-  METAL_FUNC float name(float x) { return expression; }                                                 \
-  METAL_FUNC half name(half x) { return static_cast<half>(metal::name(static_cast<float>(x))); }        \
-  SIMULATOR_VECTOR_1(name)                                                                              \
-  namespace precise {                                                                                   \
-  using metal::name;                                                                                    \
-  }                                                                                                     \
-  namespace fast {                                                                                      \
-  using metal::name;                                                                                    \
+#define SIMULATOR_EXACT_1(name, expression)                                                      \
+  METAL_FUNC float name(float x) { return expression; }                                          \
+  METAL_FUNC half name(half x) { return static_cast<half>(metal::name(static_cast<float>(x))); } \
+  SIMULATOR_VECTOR_1(name)                                                                       \
+  namespace precise {                                                                            \
+  using metal::name;                                                                             \
+  }                                                                                              \
+  namespace fast {                                                                               \
+  using metal::name;                                                                             \
   }
-#define SIMULATOR_EXACT_2(name, expression)                                                             \
-  METAL_FUNC float name(float x, float y) { return expression; }                                        \
-  METAL_FUNC half name(half x, half y) {                                                                \
-    return static_cast<half>(metal::name(static_cast<float>(x), static_cast<float>(y)));                \
-  }                                                                                                     \
-  SIMULATOR_VECTOR_2(name)                                                                              \
-  namespace precise {                                                                                   \
-  using metal::name;                                                                                    \
-  }                                                                                                     \
-  namespace fast {                                                                                      \
-  using metal::name;                                                                                    \
+#define SIMULATOR_EXACT_2(name, expression)                                              \
+  METAL_FUNC float name(float x, float y) { return expression; }                         \
+  METAL_FUNC half name(half x, half y) {                                                 \
+    return static_cast<half>(metal::name(static_cast<float>(x), static_cast<float>(y))); \
+  }                                                                                      \
+  SIMULATOR_VECTOR_2(name)                                                               \
+  namespace precise {                                                                    \
+  using metal::name;                                                                     \
+  }                                                                                      \
+  namespace fast {                                                                       \
+  using metal::name;                                                                     \
   }
 
-SIMULATOR_UNARY(acos, __builtin_acosf(x), 4, 5)
-SIMULATOR_UNARY(acosh, __builtin_acoshf(x), 4, 5)
-SIMULATOR_UNARY(asin, __builtin_asinf(x), 4, 5)
-SIMULATOR_UNARY(asinh, __builtin_asinhf(x), 4, 5)
-SIMULATOR_UNARY(atan, __builtin_atanf(x), 5, 5)
-SIMULATOR_UNARY(atanh, __builtin_atanhf(x), 5, 5)
-SIMULATOR_UNARY(cos, __builtin_cosf(x), 4, 16)
-SIMULATOR_UNARY(cosh, __builtin_coshf(x), 4, simulator::exponential_bound(x))
+SIMULATOR_UNARY(acos, SIMULATOR_ROUNDED(acos, x), 4, 5)
+SIMULATOR_UNARY(acosh, SIMULATOR_ROUNDED(acosh, x), 4, 5)
+SIMULATOR_UNARY(asin, SIMULATOR_ROUNDED(asin, x), 4, 5)
+SIMULATOR_UNARY(asinh, SIMULATOR_ROUNDED(asinh, x), 4, 5)
+SIMULATOR_UNARY(atan, SIMULATOR_ROUNDED(atan, x), 5, 5)
+SIMULATOR_UNARY(atanh, SIMULATOR_ROUNDED(atanh, x), 5, 5)
+SIMULATOR_UNARY(cos, SIMULATOR_ROUNDED(cos, x), 4, 16)
+SIMULATOR_UNARY(cosh, SIMULATOR_ROUNDED(cosh, x), 4, simulator::exponential_bound(x))
 SIMULATOR_UNARY(cospi, simulator::cosine_pi(x), 4, 16)
-SIMULATOR_UNARY(exp, __builtin_expf(x), 4, simulator::exponential_bound(x))
-SIMULATOR_UNARY(exp2, __builtin_exp2f(x), 4, simulator::exponential_bound(x))
-SIMULATOR_UNARY(exp10, __builtin_exp10f(x), 4, simulator::exponential_bound(x))
-SIMULATOR_UNARY(log, __builtin_logf(x), 4, 4)
-SIMULATOR_UNARY(log2, __builtin_log2f(x), 4, 4)
-SIMULATOR_UNARY(log10, __builtin_log10f(x), 4, 4)
+SIMULATOR_UNARY(exp, SIMULATOR_ROUNDED(exp, x), 4, simulator::exponential_bound(x))
+SIMULATOR_UNARY(exp2, SIMULATOR_ROUNDED(exp2, x), 4, simulator::exponential_bound(x))
+SIMULATOR_UNARY(exp10, SIMULATOR_ROUNDED(exp10, x), 4, simulator::exponential_bound(x))
+SIMULATOR_UNARY(log, SIMULATOR_ROUNDED(log, x), 4, 4)
+SIMULATOR_UNARY(log2, SIMULATOR_ROUNDED(log2, x), 4, 4)
+SIMULATOR_UNARY(log10, SIMULATOR_ROUNDED(log10, x), 4, 4)
 SIMULATOR_UNARY(rsqrt, simulator::reciprocal_root(x), 0, 2)
-SIMULATOR_UNARY(sin, __builtin_sinf(x), 4, 16)
-SIMULATOR_UNARY(sinh, __builtin_sinhf(x), 4, simulator::exponential_bound(x))
+SIMULATOR_UNARY(sin, SIMULATOR_ROUNDED(sin, x), 4, 16)
+SIMULATOR_UNARY(sinh, SIMULATOR_ROUNDED(sinh, x), 4, simulator::exponential_bound(x))
 SIMULATOR_UNARY(sinpi, simulator::sine_pi(x), 4, 16)
 SIMULATOR_UNARY(sqrt, __builtin_sqrtf(x), 0, 3)
-SIMULATOR_UNARY(tan, __builtin_tanf(x), 6, 16)
-SIMULATOR_UNARY(tanh, __builtin_tanhf(x), 5, 5)
+SIMULATOR_UNARY(tan, SIMULATOR_ROUNDED(tan, x), 6, 16)
+SIMULATOR_UNARY(tanh, SIMULATOR_ROUNDED(tanh, x), 5, 5)
 SIMULATOR_UNARY(tanpi, simulator::sine_pi(x) / simulator::cosine_pi(x), 6, 16)
-SIMULATOR_BINARY(atan2, __builtin_atan2f(x, y), 6, 6)
-SIMULATOR_BINARY(pow, __builtin_powf(x, y), 16, 16)
-SIMULATOR_BINARY(powr, __builtin_powf(x, y), 16, 16)
+SIMULATOR_BINARY(atan2, SIMULATOR_ROUNDED(atan2, x, y), 6, 6)
+SIMULATOR_BINARY(pow, SIMULATOR_ROUNDED(pow, x, y), 16, 16)
+SIMULATOR_BINARY(powr, SIMULATOR_ROUNDED(pow, x, y), 16, 16)
 SIMULATOR_BINARY(divide, x / y, 0, 2.5f)
 
 SIMULATOR_EXACT_1(ceil, __builtin_ceilf(x))
@@ -163,40 +166,42 @@ SIMULATOR_EXACT_2(step, y < x ? 0.0f : 1.0f)
 METAL_FUNC float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
 
 // min, max, abs, clamp exist for integers too (integer.h adds those).
-#define SIMULATOR_FLOATING(T)                                                                     \
-  METAL_FUNC T abs(T x) { return fabs(x); }                                                       \
-  METAL_FUNC T max(T x, T y) { return fmax(x, y); }                                               \
-  METAL_FUNC T min(T x, T y) { return fmin(x, y); }                                               \
-  METAL_FUNC T clamp(T x, T low, T high) { return fmin(fmax(x, low), high); }                     \
-  METAL_FUNC T fmax3(T x, T y, T z) { return fmax(fmax(x, y), z); }                               \
-  METAL_FUNC T fmin3(T x, T y, T z) { return fmin(fmin(x, y), z); }                               \
-  METAL_FUNC T fmedian3(T x, T y, T z) { return fmax(fmin(x, y), fmin(fmax(x, y), z)); }          \
-  METAL_FUNC T max3(T x, T y, T z) { return fmax3(x, y, z); }                                     \
-  METAL_FUNC T min3(T x, T y, T z) { return fmin3(x, y, z); }                                     \
-  METAL_FUNC T median3(T x, T y, T z) { return fmedian3(x, y, z); }                               \
-  METAL_FUNC T mix(T x, T y, T a) { return x + (y - x) * a; }                                     \
-  METAL_FUNC T smoothstep(T low, T high, T x) {                                                   \
-    T t = clamp((x - low) / (high - low), T(0), T(1));                                            \
-    return t * t * (T(3) - T(2) * t);                                                             \
-  }                                                                                               \
-  METAL_FUNC bool isnan(T x) { return __builtin_isnan(static_cast<float>(x)); }                   \
-  METAL_FUNC bool isinf(T x) { return __builtin_isinf(static_cast<float>(x)); }                   \
-  METAL_FUNC bool isfinite(T x) { return __builtin_isfinite(static_cast<float>(x)); }             \
-  METAL_FUNC bool isnormal(T x) { return isfinite(x) && fabs(x) >= numeric_limits<T>::min(); }    \
-  METAL_FUNC bool signbit(T x) { return __builtin_signbitf(static_cast<float>(x)); }              \
-  METAL_FUNC bool isunordered(T x, T y) { return __builtin_isunordered(static_cast<float>(x), static_cast<float>(y)); } \
-  METAL_FUNC bool isordered(T x, T y) { return !isunordered(x, y); }                              \
+#define SIMULATOR_FLOATING(T)                                                                           \
+  METAL_FUNC T abs(T x) { return fabs(x); }                                                             \
+  METAL_FUNC T max(T x, T y) { return fmax(x, y); }                                                     \
+  METAL_FUNC T min(T x, T y) { return fmin(x, y); }                                                     \
+  METAL_FUNC T clamp(T x, T low, T high) { return fmin(fmax(x, low), high); }                           \
+  METAL_FUNC T fmax3(T x, T y, T z) { return fmax(fmax(x, y), z); }                                     \
+  METAL_FUNC T fmin3(T x, T y, T z) { return fmin(fmin(x, y), z); }                                     \
+  METAL_FUNC T fmedian3(T x, T y, T z) { return fmax(fmin(x, y), fmin(fmax(x, y), z)); }                \
+  METAL_FUNC T max3(T x, T y, T z) { return fmax3(x, y, z); }                                           \
+  METAL_FUNC T min3(T x, T y, T z) { return fmin3(x, y, z); }                                           \
+  METAL_FUNC T median3(T x, T y, T z) { return fmedian3(x, y, z); }                                     \
+  METAL_FUNC T mix(T x, T y, T a) { return x + (y - x) * a; }                                           \
+  METAL_FUNC T smoothstep(T low, T high, T x) {                                                         \
+    T t = clamp((x - low) / (high - low), T(0), T(1));                                                  \
+    return t * t * (T(3) - T(2) * t);                                                                   \
+  }                                                                                                     \
+  METAL_FUNC bool isnan(T x) { return __builtin_isnan(static_cast<float>(x)); }                         \
+  METAL_FUNC bool isinf(T x) { return __builtin_isinf(static_cast<float>(x)); }                         \
+  METAL_FUNC bool isfinite(T x) { return __builtin_isfinite(static_cast<float>(x)); }                   \
+  METAL_FUNC bool isnormal(T x) { return isfinite(x) && fabs(x) >= numeric_limits<T>::min(); }          \
+  METAL_FUNC bool signbit(T x) { return __builtin_signbitf(static_cast<float>(x)); }                    \
+  METAL_FUNC bool isunordered(T x, T y) {                                                               \
+    return __builtin_isunordered(static_cast<float>(x), static_cast<float>(y));                         \
+  }                                                                                                     \
+  METAL_FUNC bool isordered(T x, T y) { return !isunordered(x, y); }                                    \
   METAL_FUNC T ldexp(T x, int k) { return static_cast<T>(__builtin_ldexpf(static_cast<float>(x), k)); } \
-  METAL_FUNC int ilogb(T x) { return __builtin_ilogbf(static_cast<float>(x)); }                   \
-  METAL_FUNC T modf(T x, thread T& whole) {                                                       \
-    whole = trunc(x);                                                                             \
-    return isinf(x) ? copysign(T(0), x) : copysign(x - whole, x);                                 \
-  }                                                                                               \
-  METAL_FUNC T frexp(T x, thread int& exponent) {                                                 \
-    int result = 0;                                                                               \
-    float fraction = __builtin_frexpf(static_cast<float>(x), reinterpret_cast<int*>(&result));    \
-    exponent = result;                                                                            \
-    return static_cast<T>(fraction);                                                              \
+  METAL_FUNC int ilogb(T x) { return __builtin_ilogbf(static_cast<float>(x)); }                         \
+  METAL_FUNC T modf(T x, thread T& whole) {                                                             \
+    whole = trunc(x);                                                                                   \
+    return isinf(x) ? copysign(T(0), x) : copysign(x - whole, x);                                       \
+  }                                                                                                     \
+  METAL_FUNC T frexp(T x, thread int& exponent) {                                                       \
+    int result = 0;                                                                                     \
+    float fraction = __builtin_frexpf(static_cast<float>(x), reinterpret_cast<int*>(&result));          \
+    exponent = result;                                                                                  \
+    return static_cast<T>(fraction);                                                                    \
   }
 SIMULATOR_FLOATING(float)
 SIMULATOR_FLOATING(half)
@@ -213,7 +218,7 @@ METAL_FUNC half fma(half x, half y, half z) {
   return static_cast<half>(static_cast<double>(x) * static_cast<double>(y) + static_cast<double>(z));
 }
 
-#define SIMULATOR_SINCOS(T)                     \
+#define SIMULATOR_SINCOS(T)                    \
   METAL_FUNC T sincos(T x, thread T& cosine) { \
     cosine = cos(x);                           \
     return sin(x);                             \
@@ -308,6 +313,7 @@ METAL_FUNC vec<T, 3> cross(vec<T, 3> a, vec<T, 3> b) {
   return {a.y * b.z - a.z * b.y, a.z * b.x - a.x * b.z, a.x * b.y - a.y * b.x};
 }
 
+#undef SIMULATOR_ROUNDED
 #undef SIMULATOR_UNARY
 #undef SIMULATOR_BINARY
 #undef SIMULATOR_SINCOS

@@ -18,6 +18,9 @@
 #define threadgroup __attribute__((opencl_global_device))
 #define constant const __global
 
+// Each needs those before it.
+// clang-format off
+// clang-format off: each builds on those before it
 #include "scalars.h"
 #include "traits.h"
 #include "vector.h"
@@ -30,6 +33,7 @@
 #include "compute.h"
 #include "intrinsics.h"
 #include "entry.h"
+// clang-format on
 
 #undef thread
 #undef device

@@ -56,19 +56,19 @@ struct bfloat {
   METAL_FUNC constexpr bfloat operator+() const { return *this; }
 };
 
-#define SIMULATOR_BFLOAT_OPERATOR(op)                                                                \
-  METAL_FUNC constexpr bfloat operator op(bfloat a, bfloat b) {                                      \
-    return bfloat(static_cast<float>(a) op static_cast<float>(b));                                   \
-  }                                                                                                  \
-  template <typename T, typename = typename simulator::when<simulator::is_integer<T>::value>::type>  \
-  METAL_FUNC constexpr bfloat operator op(bfloat a, T b) {                                           \
-    return a op bfloat(b);                                                                           \
-  }                                                                                                  \
-  template <typename T, typename = typename simulator::when<simulator::is_integer<T>::value>::type>  \
-  METAL_FUNC constexpr bfloat operator op(T a, bfloat b) {                                           \
-    return bfloat(a) op b;                                                                           \
-  }                                                                                                  \
-  METAL_FUNC constexpr bfloat& operator op##=(bfloat& a, bfloat b) { return a = a op b; }
+#define SIMULATOR_BFLOAT_OPERATOR(op)                                                               \
+  METAL_FUNC constexpr bfloat operator op(bfloat a, bfloat b) {                                     \
+    return bfloat(static_cast<float>(a) op static_cast<float>(b));                                  \
+  }                                                                                                 \
+  template <typename T, typename = typename simulator::when<simulator::is_integer<T>::value>::type> \
+  METAL_FUNC constexpr bfloat operator op(bfloat a, T b) {                                          \
+    return a op bfloat(b);                                                                          \
+  }                                                                                                 \
+  template <typename T, typename = typename simulator::when<simulator::is_integer<T>::value>::type> \
+  METAL_FUNC constexpr bfloat operator op(T a, bfloat b) {                                          \
+    return bfloat(a) op b;                                                                          \
+  }                                                                                                 \
+  METAL_FUNC constexpr bfloat& operator op##=(bfloat & a, bfloat b) { return a = a op b; }
 SIMULATOR_BFLOAT_OPERATOR(+)
 SIMULATOR_BFLOAT_OPERATOR(-)
 SIMULATOR_BFLOAT_OPERATOR(*)

@@ -114,7 +114,9 @@ SIMULATOR_UNWATCHED inline void exchange(void* const slots[32]) {
     value_slot<T>* slot = slot_of<T>(slots, lane);
     uint base = lane / width * width;
     int source = Source::lane(static_cast<int>(lane - base), slot->operand, slot->modulo, static_cast<int>(width));
-    slot->value = source >= static_cast<int>(width) ? undefined<T>() : source < 0 ? slot->filling : values[base + source];
+    slot->value = source >= static_cast<int>(width) ? undefined<T>()
+                  : source < 0                      ? slot->filling
+                                                    : values[base + source];
   }
 }
 
@@ -199,82 +201,85 @@ SIMULATOR_UNWATCHED inline ulong ballot(const char* operation, bool vote, simula
 namespace metal {
 
 #define SIMULATOR_LANES template <typename T, typename = enable_if_t<simulator::is_lane_value<T>::value>>
-#define SIMULATOR_REDUCTION(group, width, name, Operation)                                                     \
-  SIMULATOR_LANES METAL_FUNC T group##_##name(T data) {                                                        \
-    return simulator::combined(SIMULATOR_NAME(#group "_" #name), simulator::reduce<T, simulator::Operation, width>, data); \
+#define SIMULATOR_REDUCTION(group, width, name, Operation)                                                          \
+  SIMULATOR_LANES METAL_FUNC T group##_##name(T data) {                                                             \
+    return simulator::combined(SIMULATOR_NAME(#group "_" #name), simulator::reduce<T, simulator::Operation, width>, \
+                               data);                                                                               \
   }
-#define SIMULATOR_BITWISE(group, width, name, Operation)                                                       \
-  template <typename T, typename = enable_if_t<simulator::is_lane_value<T>::value && simulator::is_integral_value<T>::value>>           \
-  METAL_FUNC T group##_##name(T data) {                                                                        \
-    return simulator::combined(SIMULATOR_NAME(#group "_" #name), simulator::reduce<T, simulator::Operation, width>, data); \
+#define SIMULATOR_BITWISE(group, width, name, Operation)                                                            \
+  template <typename T,                                                                                             \
+            typename = enable_if_t<simulator::is_lane_value<T>::value && simulator::is_integral_value<T>::value>>   \
+  METAL_FUNC T group##_##name(T data) {                                                                             \
+    return simulator::combined(SIMULATOR_NAME(#group "_" #name), simulator::reduce<T, simulator::Operation, width>, \
+                               data);                                                                               \
   }
-#define SIMULATOR_SCAN(group, width, name, Operation, inclusive)                                               \
-  SIMULATOR_LANES METAL_FUNC T group##_##name(T data) {                                                        \
-    return simulator::combined(SIMULATOR_NAME(#group "_" #name),                                               \
-                               simulator::scan<T, simulator::Operation, inclusive, width>, data);              \
+#define SIMULATOR_SCAN(group, width, name, Operation, inclusive)                                  \
+  SIMULATOR_LANES METAL_FUNC T group##_##name(T data) {                                           \
+    return simulator::combined(SIMULATOR_NAME(#group "_" #name),                                  \
+                               simulator::scan<T, simulator::Operation, inclusive, width>, data); \
   }
-#define SIMULATOR_SHUFFLE(group, width, name, Source, parameter)                                               \
-  SIMULATOR_LANES METAL_FUNC T group##_##name(T data, ushort parameter) {                                      \
-    return simulator::combined(SIMULATOR_NAME(#group "_" #name), simulator::exchange<T, simulator::Source, width>, data, \
-                               data, parameter, width);                                                        \
+#define SIMULATOR_SHUFFLE(group, width, name, Source, parameter)                                                   \
+  SIMULATOR_LANES METAL_FUNC T group##_##name(T data, ushort parameter) {                                          \
+    return simulator::combined(SIMULATOR_NAME(#group "_" #name), simulator::exchange<T, simulator::Source, width>, \
+                               data, data, parameter, width);                                                      \
   }
-#define SIMULATOR_FILL(group, width, name, up)                                                                 \
-  SIMULATOR_LANES METAL_FUNC T group##_##name(T data, T filling, ushort delta, ushort modulo = width) {        \
-    return simulator::combined(SIMULATOR_NAME(#group "_" #name), simulator::exchange_and_fill<T, up, width>, data,         \
-                               filling, delta, modulo);                                                        \
+#define SIMULATOR_FILL(group, width, name, up)                                                                     \
+  SIMULATOR_LANES METAL_FUNC T group##_##name(T data, T filling, ushort delta, ushort modulo = width) {            \
+    return simulator::combined(SIMULATOR_NAME(#group "_" #name), simulator::exchange_and_fill<T, up, width>, data, \
+                               filling, delta, modulo);                                                            \
   }
-#define SIMULATOR_GROUP(group, width)                                                                          \
-  SIMULATOR_REDUCTION(group, width, sum, add)                                                                  \
-  SIMULATOR_REDUCTION(group, width, product, multiply)                                                         \
-  SIMULATOR_REDUCTION(group, width, min, least)                                                                \
-  SIMULATOR_REDUCTION(group, width, max, greatest)                                                             \
-  SIMULATOR_BITWISE(group, width, and, bit_and)                                                              \
-  SIMULATOR_BITWISE(group, width, or, bit_or)                                                                \
-  SIMULATOR_BITWISE(group, width, xor, bit_xor)                                                              \
-  SIMULATOR_SCAN(group, width, prefix_inclusive_sum, add, true)                                                \
-  SIMULATOR_SCAN(group, width, prefix_exclusive_sum, add, false)                                               \
-  SIMULATOR_SCAN(group, width, prefix_inclusive_product, multiply, true)                                       \
-  SIMULATOR_SCAN(group, width, prefix_exclusive_product, multiply, false)                                      \
-  SIMULATOR_SHUFFLE(group, width, broadcast, from_lane, broadcast_lane_id)                                     \
-  SIMULATOR_SHUFFLE(group, width, shuffle, from_lane, lane_id)                                                 \
-  SIMULATOR_SHUFFLE(group, width, shuffle_xor, from_xor, mask)                                                 \
-  SIMULATOR_SHUFFLE(group, width, shuffle_up, from_below, delta)                                               \
-  SIMULATOR_SHUFFLE(group, width, shuffle_down, from_above, delta)                                             \
-  SIMULATOR_SHUFFLE(group, width, shuffle_rotate_up, from_below_around, delta)                                 \
-  SIMULATOR_SHUFFLE(group, width, shuffle_rotate_down, from_above_around, delta)                               \
-  SIMULATOR_FILL(group, width, shuffle_and_fill_up, true)                                                      \
-  SIMULATOR_FILL(group, width, shuffle_and_fill_down, false)                                                   \
-  SIMULATOR_LANES METAL_FUNC T group##_broadcast_first(T data) {                                               \
-    return simulator::combined(SIMULATOR_NAME(#group "_broadcast_first"),                                      \
-                               simulator::exchange<T, simulator::from_first, width>, data, data, 0, width);    \
-  }                                                                                                            \
-  struct group##_vote {                                                                                        \
-    typedef ulong vote_t;                                                                                      \
-    METAL_FUNC explicit constexpr group##_vote(vote_t bits = 0) : bits_(bits) {}                               \
-    METAL_FUNC explicit constexpr operator vote_t() const { return bits_; }                                    \
-    METAL_FUNC constexpr bool all() const { return bits_ == (1ul << width) - 1; }                              \
-    METAL_FUNC constexpr bool any() const { return bits_ != 0; }                                               \
-                                                                                                               \
-   private:                                                                                                    \
-    vote_t bits_;                                                                                              \
-  };                                                                                                           \
-  METAL_FUNC group##_vote group##_ballot(bool expression) {                                                    \
-    return group##_vote(                                                                                       \
-        simulator::ballot(SIMULATOR_NAME(#group "_ballot"), expression, simulator::count_votes<width>));       \
-  }                                                                                                            \
-  METAL_FUNC group##_vote group##_active_threads_mask() {                                                      \
-    return group##_vote(                                                                                       \
+#define SIMULATOR_GROUP(group, width)                                                                           \
+  SIMULATOR_REDUCTION(group, width, sum, add)                                                                   \
+  SIMULATOR_REDUCTION(group, width, product, multiply)                                                          \
+  SIMULATOR_REDUCTION(group, width, min, least)                                                                 \
+  SIMULATOR_REDUCTION(group, width, max, greatest)                                                              \
+  SIMULATOR_BITWISE(group, width, and, bit_and)                                                                 \
+  SIMULATOR_BITWISE(group, width, or, bit_or)                                                                   \
+  SIMULATOR_BITWISE(group, width, xor, bit_xor)                                                                 \
+  SIMULATOR_SCAN(group, width, prefix_inclusive_sum, add, true)                                                 \
+  SIMULATOR_SCAN(group, width, prefix_exclusive_sum, add, false)                                                \
+  SIMULATOR_SCAN(group, width, prefix_inclusive_product, multiply, true)                                        \
+  SIMULATOR_SCAN(group, width, prefix_exclusive_product, multiply, false)                                       \
+  SIMULATOR_SHUFFLE(group, width, broadcast, from_lane, broadcast_lane_id)                                      \
+  SIMULATOR_SHUFFLE(group, width, shuffle, from_lane, lane_id)                                                  \
+  SIMULATOR_SHUFFLE(group, width, shuffle_xor, from_xor, mask)                                                  \
+  SIMULATOR_SHUFFLE(group, width, shuffle_up, from_below, delta)                                                \
+  SIMULATOR_SHUFFLE(group, width, shuffle_down, from_above, delta)                                              \
+  SIMULATOR_SHUFFLE(group, width, shuffle_rotate_up, from_below_around, delta)                                  \
+  SIMULATOR_SHUFFLE(group, width, shuffle_rotate_down, from_above_around, delta)                                \
+  SIMULATOR_FILL(group, width, shuffle_and_fill_up, true)                                                       \
+  SIMULATOR_FILL(group, width, shuffle_and_fill_down, false)                                                    \
+  SIMULATOR_LANES METAL_FUNC T group##_broadcast_first(T data) {                                                \
+    return simulator::combined(SIMULATOR_NAME(#group "_broadcast_first"),                                       \
+                               simulator::exchange<T, simulator::from_first, width>, data, data, 0, width);     \
+  }                                                                                                             \
+  struct group##_vote {                                                                                         \
+    typedef ulong vote_t;                                                                                       \
+    METAL_FUNC explicit constexpr group##_vote(vote_t bits = 0) : bits_(bits) {}                                \
+    METAL_FUNC explicit constexpr operator vote_t() const { return bits_; }                                     \
+    METAL_FUNC constexpr bool all() const { return bits_ == (1ul << width) - 1; }                               \
+    METAL_FUNC constexpr bool any() const { return bits_ != 0; }                                                \
+                                                                                                                \
+   private:                                                                                                     \
+    vote_t bits_;                                                                                               \
+  };                                                                                                            \
+  METAL_FUNC group##_vote group##_ballot(bool expression) {                                                     \
+    return group##_vote(                                                                                        \
+        simulator::ballot(SIMULATOR_NAME(#group "_ballot"), expression, simulator::count_votes<width>));        \
+  }                                                                                                             \
+  METAL_FUNC group##_vote group##_active_threads_mask() {                                                       \
+    return group##_vote(                                                                                        \
         simulator::ballot(SIMULATOR_NAME(#group "_active_threads_mask"), true, simulator::count_votes<width>)); \
-  }                                                                                                            \
-  METAL_FUNC bool group##_any(bool expression) {                                                               \
-    return simulator::ballot(SIMULATOR_NAME(#group "_any"), expression, simulator::count_votes<width>) != 0;   \
-  }                                                                                                            \
-  METAL_FUNC bool group##_all(bool expression) {                                                               \
-    return simulator::ballot(SIMULATOR_NAME(#group "_all"), !expression, simulator::count_votes<width>) == 0;  \
-  }                                                                                                            \
-  METAL_FUNC bool group##_is_first() {                                                                         \
-    return simulator::meet_all_lanes(SIMULATOR_NAME(#group "_is_first")) % width == 0;                         \
-  }                                                                                                            \
+  }                                                                                                             \
+  METAL_FUNC bool group##_any(bool expression) {                                                                \
+    return simulator::ballot(SIMULATOR_NAME(#group "_any"), expression, simulator::count_votes<width>) != 0;    \
+  }                                                                                                             \
+  METAL_FUNC bool group##_all(bool expression) {                                                                \
+    return simulator::ballot(SIMULATOR_NAME(#group "_all"), !expression, simulator::count_votes<width>) == 0;   \
+  }                                                                                                             \
+  METAL_FUNC bool group##_is_first() {                                                                          \
+    return simulator::meet_all_lanes(SIMULATOR_NAME(#group "_is_first")) % width == 0;                          \
+  }                                                                                                             \
   METAL_FUNC bool group##_is_helper_thread() { return false; }
 
 SIMULATOR_GROUP(simd, 32)

@@ -101,16 +101,17 @@ METAL_FUNC simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value)
 
 // Element (row, column) lies at source[(origin.y + row) * elements_per_row + origin.x + column], with row and column
 // exchanged in a transposed load or store. Each lane reads or writes its own two elements.
-#define SIMULATOR_LOAD(space)                                                                              \
-  template <typename T, int Cols, int Rows>                                                                          \
-  METAL_FUNC void simdgroup_load(thread simdgroup_matrix<T, Cols, Rows>& matrix, space T* source,              \
-                                 ulong elements_per_row = Cols, ulong2 matrix_origin = 0, bool transpose = false) {  \
-    uint lane = simulator::meet_all_lanes(SIMULATOR_NAME("simdgroup_load"));                                         \
-    ulong row = simulator::row_of(lane), column = simulator::column_of(lane);                                        \
-    source += matrix_origin.y * elements_per_row + matrix_origin.x;                                                  \
-    T first = transpose ? source[column * elements_per_row + row] : source[row * elements_per_row + column];         \
-    T second = transpose ? source[(column + 1) * elements_per_row + row] : source[row * elements_per_row + column + 1]; \
-    matrix.thread_elements() = vec<T, 2>(first, second);                                                             \
+#define SIMULATOR_LOAD(space)                                                                                       \
+  template <typename T, int Cols, int Rows>                                                                         \
+  METAL_FUNC void simdgroup_load(thread simdgroup_matrix<T, Cols, Rows>& matrix, space T* source,                   \
+                                 ulong elements_per_row = Cols, ulong2 matrix_origin = 0, bool transpose = false) { \
+    uint lane = simulator::meet_all_lanes(SIMULATOR_NAME("simdgroup_load"));                                        \
+    ulong row = simulator::row_of(lane), column = simulator::column_of(lane);                                       \
+    source += matrix_origin.y * elements_per_row + matrix_origin.x;                                                 \
+    T first = transpose ? source[column * elements_per_row + row] : source[row * elements_per_row + column];        \
+    T second =                                                                                                      \
+        transpose ? source[(column + 1) * elements_per_row + row] : source[row * elements_per_row + column + 1];    \
+    matrix.thread_elements() = vec<T, 2>(first, second);                                                            \
   }
 #define SIMULATOR_STORE(space)                                                                                       \
   template <typename T, int Cols, int Rows>                                                                          \
@@ -119,7 +120,8 @@ METAL_FUNC simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value)
     uint lane = simulator::meet_all_lanes(SIMULATOR_NAME("simdgroup_store"));                                        \
     ulong row = simulator::row_of(lane), column = simulator::column_of(lane);                                        \
     destination += matrix_origin.y * elements_per_row + matrix_origin.x;                                             \
-    destination[transpose ? column * elements_per_row + row : row * elements_per_row + column] = matrix.thread_elements().x; \
+    destination[transpose ? column * elements_per_row + row : row * elements_per_row + column] =                     \
+        matrix.thread_elements().x;                                                                                  \
     destination[transpose ? (column + 1) * elements_per_row + row : row * elements_per_row + column + 1] =           \
         matrix.thread_elements().y;                                                                                  \
   }

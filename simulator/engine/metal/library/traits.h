@@ -61,10 +61,10 @@ template <typename T>
 struct remove_addrspace {
   typedef T type;
 };
-#define SIMULATOR_REMOVE(space)         \
-  template <typename T>                 \
-  struct remove_addrspace<space T> {    \
-    typedef T type;                     \
+#define SIMULATOR_REMOVE(space)      \
+  template <typename T>              \
+  struct remove_addrspace<space T> { \
+    typedef T type;                  \
   };
 SIMULATOR_REMOVE(thread)
 SIMULATOR_REMOVE(device)
@@ -79,10 +79,10 @@ using _disjunction = bool_constant<(B::value || ...)>;
 template <typename... B>
 using _conjunction = bool_constant<(B::value && ...)>;
 
-#define SIMULATOR_TRAIT(name, ...)                     \
-  template <typename T>                                \
-  struct name : bool_constant<(__VA_ARGS__)> {};       \
-  template <typename T>                                \
+#define SIMULATOR_TRAIT(name, ...)               \
+  template <typename T>                          \
+  struct name : bool_constant<(__VA_ARGS__)> {}; \
+  template <typename T>                          \
   static constexpr bool name##_v = name<T>::value;
 SIMULATOR_TRAIT(is_void, __is_void(T))
 SIMULATOR_TRAIT(is_integral, __is_integral(T))
@@ -101,10 +101,10 @@ SIMULATOR_TRAIT(is_union, __is_union(T))
 SIMULATOR_TRAIT(is_trivially_copyable, __is_trivially_copyable(T))
 #undef SIMULATOR_TRAIT
 
-#define SIMULATOR_TRAIT(name, ...)                     \
-  template <typename T, typename U>                    \
-  struct name : bool_constant<(__VA_ARGS__)> {};       \
-  template <typename T, typename U>                    \
+#define SIMULATOR_TRAIT(name, ...)               \
+  template <typename T, typename U>              \
+  struct name : bool_constant<(__VA_ARGS__)> {}; \
+  template <typename T, typename U>              \
   static constexpr bool name##_v = name<T, U>::value;
 SIMULATOR_TRAIT(is_same, __is_same(T, U))
 SIMULATOR_TRAIT(is_convertible, __is_convertible(T, U))
@@ -158,7 +158,7 @@ struct numeric_limits<bool> {
 };
 
 // bits of: smallest normal, largest finite, one ULP above 1 minus 1, infinity, quiet NaN, smallest subnormal
-#define SIMULATOR_FLOATING_POINT(T, bits_type, precision, precision10, smallest, largest, step, infinite, nan, tiny)      \
+#define SIMULATOR_FLOATING_POINT(T, bits_type, precision, precision10, smallest, largest, step, infinite, nan, tiny) \
   template <>                                                                                                        \
   struct numeric_limits<T> : simulator_limits::of_floating_point {                                                   \
     static constexpr int digits = precision, digits10 = precision10;                                                 \

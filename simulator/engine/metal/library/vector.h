@@ -152,10 +152,9 @@ struct vec : simulator::members<T, N> {
   METAL_FUNC constexpr vec(const vec& other) : members(other.load()) {}
   template <typename U, typename = enable_if_t<!is_same<U, T>::value>>
   METAL_FUNC explicit constexpr vec(vec<U, N> other) : members(build(indices(), other)) {}
-  template <typename A, typename B, typename... Rest>
-  METAL_FUNC constexpr vec(A a, B b, Rest... rest) : members(build(indices(), a, b, rest...)) {
-    static_assert(simulator::total_width<A, B, Rest...>::value == N, "as many components as the vector has");
-  }
+  template <typename A, typename B, typename... Rest,
+            typename = enable_if_t<simulator::total_width<A, B, Rest...>::value == N>>
+  METAL_FUNC constexpr vec(A a, B b, Rest... rest) : members(build(indices(), a, b, rest...)) {}
 
   METAL_FUNC constexpr vec& operator=(const vec& other) {
     store(other);
@@ -257,35 +256,35 @@ METAL_FUNC constexpr metal::vec<Result, N> each(indices<I...>, Operation, A... a
 
 namespace metal {
 
-#define SIMULATOR_BINARY(op, Result, name)                                                            \
-  struct simulator_##name {                                                                           \
-    template <int I, typename V>                                                                      \
-    METAL_FUNC static constexpr auto apply(V a, V b) {                                  \
-      typedef typename V::value_type T;                                                               \
-      return static_cast<Result>(a.template get<I>() op b.template get<I>());                         \
-    }                                                                                                 \
-  };                                                                                                  \
-  template <typename T, int N>                                                                        \
-  METAL_FUNC constexpr vec<Result, N> operator op(vec<T, N> a, vec<T, N> b) {                         \
+#define SIMULATOR_BINARY(op, Result, name)                                                                       \
+  struct simulator_##name {                                                                                      \
+    template <int I, typename V>                                                                                 \
+    METAL_FUNC static constexpr auto apply(V a, V b) {                                                           \
+      typedef typename V::value_type T;                                                                          \
+      return static_cast<Result>(a.template get<I>() op b.template get<I>());                                    \
+    }                                                                                                            \
+  };                                                                                                             \
+  template <typename T, int N>                                                                                   \
+  METAL_FUNC constexpr vec<Result, N> operator op(vec<T, N> a, vec<T, N> b) {                                    \
     return simulator::each<Result, simulator_##name, N>(simulator::make_indices<N>(), simulator_##name(), a, b); \
-  }                                                                                                   \
-  template <typename T, int N, typename S, typename = enable_if_t<simulator::is_operand<S, T>::value>> \
-  METAL_FUNC constexpr vec<Result, N> operator op(vec<T, N> a, S b) {                                 \
-    return a op vec<T, N>(static_cast<T>(b));                                                         \
-  }                                                                                                   \
-  template <typename T, int N, typename S, typename = enable_if_t<simulator::is_operand<S, T>::value>> \
-  METAL_FUNC constexpr vec<Result, N> operator op(S a, vec<T, N> b) {                                 \
-    return vec<T, N>(static_cast<T>(a)) op b;                                                         \
+  }                                                                                                              \
+  template <typename T, int N, typename S, typename = enable_if_t<simulator::is_operand<S, T>::value>>           \
+  METAL_FUNC constexpr vec<Result, N> operator op(vec<T, N> a, S b) {                                            \
+    return a op vec<T, N>(static_cast<T>(b));                                                                    \
+  }                                                                                                              \
+  template <typename T, int N, typename S, typename = enable_if_t<simulator::is_operand<S, T>::value>>           \
+  METAL_FUNC constexpr vec<Result, N> operator op(S a, vec<T, N> b) {                                            \
+    return vec<T, N>(static_cast<T>(a)) op b;                                                                    \
   }
-#define SIMULATOR_ARITHMETIC(op, name)                                                                \
-  SIMULATOR_BINARY(op, T, name)                                                                       \
-  template <typename T, int N>                                                                        \
-  METAL_FUNC constexpr vec<T, N>& operator op##=(vec<T, N>& a, vec<T, N> b) {                         \
-    return a = a op b;                                                                                \
-  }                                                                                                   \
+#define SIMULATOR_ARITHMETIC(op, name)                                                                 \
+  SIMULATOR_BINARY(op, T, name)                                                                        \
+  template <typename T, int N>                                                                         \
+  METAL_FUNC constexpr vec<T, N>& operator op##=(vec<T, N>& a, vec<T, N> b) {                          \
+    return a = a op b;                                                                                 \
+  }                                                                                                    \
   template <typename T, int N, typename S, typename = enable_if_t<simulator::is_operand<S, T>::value>> \
-  METAL_FUNC constexpr vec<T, N>& operator op##=(vec<T, N>& a, S b) {                                 \
-    return a = a op vec<T, N>(static_cast<T>(b));                                                     \
+  METAL_FUNC constexpr vec<T, N>& operator op##=(vec<T, N>& a, S b) {                                  \
+    return a = a op vec<T, N>(static_cast<T>(b));                                                      \
   }
 SIMULATOR_ARITHMETIC(+, add)
 SIMULATOR_ARITHMETIC(-, subtract)
@@ -308,16 +307,16 @@ SIMULATOR_BINARY(||, bool, logical_or)
 #undef SIMULATOR_ARITHMETIC
 #undef SIMULATOR_BINARY
 
-#define SIMULATOR_UNARY(op, Result, name)                                                             \
-  struct simulator_##name {                                                                           \
-    template <int I, typename V>                                                                      \
-    METAL_FUNC static constexpr auto apply(V a) {                                              \
-      typedef typename V::value_type T;                                                               \
-      return static_cast<Result>(op a.template get<I>());                                             \
-    }                                                                                                 \
-  };                                                                                                  \
-  template <typename T, int N>                                                                        \
-  METAL_FUNC constexpr vec<Result, N> operator op(vec<T, N> a) {                                      \
+#define SIMULATOR_UNARY(op, Result, name)                                                                     \
+  struct simulator_##name {                                                                                   \
+    template <int I, typename V>                                                                              \
+    METAL_FUNC static constexpr auto apply(V a) {                                                             \
+      typedef typename V::value_type T;                                                                       \
+      return static_cast<Result>(op a.template get<I>());                                                     \
+    }                                                                                                         \
+  };                                                                                                          \
+  template <typename T, int N>                                                                                \
+  METAL_FUNC constexpr vec<Result, N> operator op(vec<T, N> a) {                                              \
     return simulator::each<Result, simulator_##name, N>(simulator::make_indices<N>(), simulator_##name(), a); \
   }
 SIMULATOR_UNARY(-, T, negate)
@@ -349,10 +348,10 @@ struct packed_vec {
 
 }  // namespace metal
 
-#define SIMULATOR_VECTORS(T)           \
-  typedef metal::vec<T, 2> T##2;       \
-  typedef metal::vec<T, 3> T##3;       \
-  typedef metal::vec<T, 4> T##4;       \
+#define SIMULATOR_VECTORS(T)                     \
+  typedef metal::vec<T, 2> T##2;                 \
+  typedef metal::vec<T, 3> T##3;                 \
+  typedef metal::vec<T, 4> T##4;                 \
   typedef metal::packed_vec<T, 2> packed_##T##2; \
   typedef metal::packed_vec<T, 3> packed_##T##3; \
   typedef metal::packed_vec<T, 4> packed_##T##4;

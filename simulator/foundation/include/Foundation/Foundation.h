@@ -28,8 +28,12 @@
 
 #define NS_ASSUME_NONNULL_BEGIN _Pragma("clang assume_nonnull begin")
 #define NS_ASSUME_NONNULL_END _Pragma("clang assume_nonnull end")
-#define NS_ENUM(type, name) enum name : type name; enum name : type
-#define NS_OPTIONS(type, name) type name; enum : type
+#define NS_ENUM(type, name) \
+  enum name : type name;    \
+  enum name : type
+#define NS_OPTIONS(type, name) \
+  type name;                   \
+  enum : type
 #define FOUNDATION_EXPORT extern "C"
 
 typedef long NSInteger;
@@ -67,13 +71,14 @@ typedef struct _NSZone NSZone;
 - (id)copyWithZone:(NSZone *)zone;
 @end
 
-__attribute__((objc_root_class)) @interface NSObject<NSObject> {
+__attribute__((objc_root_class))
+@interface NSObject<NSObject> {
   Class isa;
   int _retain_count;
 }
 + (void)initialize;
 + (instancetype)alloc;
-+ (instancetype) new;
++ (instancetype)new;
 + (Class)class;
 - (instancetype)init;
 - (void)dealloc;

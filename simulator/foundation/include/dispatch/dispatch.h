@@ -16,10 +16,14 @@ extern "C" {
 
 dispatch_queue_t dispatch_queue_create(const char *label, dispatch_queue_attr_t attr);
 const char *dispatch_queue_get_label(dispatch_queue_t queue);
-void dispatch_retain(dispatch_queue_t queue);
-void dispatch_release(dispatch_queue_t queue);
 void dispatch_sync_f(dispatch_queue_t queue, void *context, dispatch_function_t work);
 void dispatch_assert_queue(dispatch_queue_t queue);
+
+// Apple's are macros in Objective-C too, which send messages. Here a queue lives as long as the process.
+#ifdef __OBJC__
+#define dispatch_retain(object) ((void)(object))
+#define dispatch_release(object) ((void)(object))
+#endif
 
 #ifdef __BLOCKS__
 typedef void (^dispatch_block_t)(void);

@@ -1,7 +1,8 @@
 #pragma once
 #import <Metal/MTLComputeCommandEncoder.h>
 
-@protocol MTLDevice, MTLCommandQueue, MTLCommandBuffer, MTLBlitCommandEncoder;
+@protocol MTLDevice
+, MTLCommandQueue, MTLCommandBuffer, MTLBlitCommandEncoder;
 
 typedef NS_ENUM(NSUInteger, MTLCommandBufferStatus) {
   MTLCommandBufferStatusNotEnqueued = 0,
