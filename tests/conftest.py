@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from tests.helpers.devices import DEVICES, ready
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
 
 
 @pytest.fixture(params=DEVICES)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case
-from tests.helpers.devices import kernels_run
+from tests.helpers.devices import kernels_run, launched
 from tests.helpers.errors import STAGE_OUTPUT, assert_close, chunk_f32
 from tests.helpers.stages import Stages, stages_of
 from torch_gdn import reference
@@ -108,4 +108,5 @@ def test_final_state_is_none_unless_asked_for(device: torch.device) -> None:
     case = make_case(20)
     stages = stages_of(case)
     inputs = (case.k, stages.w, stages.u, stages.g_cumsum)
-    assert torch_gdn.chunk_fwd_h(*(x.to(device) for x in inputs))[2] is None
+    results = launched(device, "chunk_fwd_h", torch_gdn.chunk_fwd_h, *(x.to(device) for x in inputs))
+    assert results[2] is None

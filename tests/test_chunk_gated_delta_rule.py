@@ -7,6 +7,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import assert_exact, make_case, run
+from tests.helpers.devices import KERNELS, kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 
 OP = "chunk_gated_delta_rule"
@@ -56,17 +57,18 @@ def test_is_called_as_transformers_does(device: torch.device) -> None:
     case = make_case(70, dtype=torch.bfloat16, normal=False, state=False)
     case.beta = case.beta.bfloat16()
     there = case.to(device)
-    o, state = torch_gdn.chunk_gated_delta_rule(
-        there.q,
-        there.k,
-        there.v,
-        g=there.g,
-        beta=there.beta,
-        chunk_size=64,
-        initial_state=None,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
+    with kernels_run(device, *KERNELS[OP]):
+        o, state = torch_gdn.chunk_gated_delta_rule(
+            there.q,
+            there.k,
+            there.v,
+            g=there.g,
+            beta=there.beta,
+            chunk_size=64,
+            initial_state=None,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
     assert state is not None
     exact_o, exact_state = case.exact(use_qk_l2norm_in_kernel=True)
     # Like FLA's, the normalised q and k may be rounded to bfloat16 before they are used: twice the rounding.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case
-from tests.helpers.devices import kernels_run
+from tests.helpers.devices import kernels_run, launched
 from tests.helpers.errors import assert_close, chunk_f32
 from tests.helpers.stages import stages_of
 from torch_gdn import reference
@@ -71,14 +71,15 @@ def test_takes_views_of_a_fused_projection(device: torch.device) -> None:
     fused[:, :, 1] = case.k
     view = fused.to(device)[:, :, 1]
     g = stages_of(case).g_cumsum
-    A = torch_gdn.chunk_scaled_dot_kkt(view, g.to(device), case.beta.to(device))
+    inputs = (view, g.to(device), case.beta.to(device))
+    A = launched(device, "chunk_scaled_dot_kkt", torch_gdn.chunk_scaled_dot_kkt, *inputs)
     exact = reference.chunk_scaled_dot_kkt(case.k.double(), g.double(), case.beta.double())
     assert_close("A", A, exact, chunk_f32(case.largest_sum()))
 
 
 def test_without_g_and_beta_it_is_the_plain_product(device: torch.device) -> None:
     k = make_case(30).k
-    A = torch_gdn.chunk_scaled_dot_kkt(k.to(device), chunk_size=32)
+    A = launched(device, "chunk_scaled_dot_kkt", torch_gdn.chunk_scaled_dot_kkt, k.to(device), chunk_size=32)
     assert_close(
         "A", A[:, :, 0, :30], (k[0, :, 0].double() @ k[0, :, 0].double().T).tril(-1)[None], 2e-6, head_dim=None
     )

@@ -6,6 +6,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import assert_exact, make_case, run
+from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_same_bits
 
 OP = "fused_recurrent_gated_delta_rule"
@@ -29,9 +30,10 @@ def test_without_g_and_beta_nothing_decays_and_steps_are_whole(device: torch.dev
     case = make_case(20)
     case.g, case.beta = torch.zeros_like(case.g), torch.ones_like(case.beta)
     there = case.to(device)
-    o, state = torch_gdn.fused_recurrent_gated_delta_rule(
-        *there.qkv, initial_state=there.initial_state, output_final_state=True
-    )
+    with kernels_run(device, OP):
+        o, state = torch_gdn.fused_recurrent_gated_delta_rule(
+            *there.qkv, initial_state=there.initial_state, output_final_state=True
+        )
     assert state is not None
     assert_exact(OP, case, (o.cpu(), state.cpu()))
 

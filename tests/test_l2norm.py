@@ -2,21 +2,25 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run
+from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
 
 BOUND = {torch.float32: 2e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
 
 
+def normalise(device: torch.device, x: Tensor, **options: float) -> Tensor:
+    return launched(device, "l2norm", torch_gdn.l2norm, x.to(device), **options).cpu()
+
+
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("width", [60, 128, 256])
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, width: int) -> None:
     x = torch.randn(2, 5, 3, width).to(dtype)
-    with kernels_run(device, "l2norm"):
-        y = torch_gdn.l2norm(x.to(device))
+    y = normalise(device, x)
     assert y.dtype == dtype and y.is_contiguous()
     assert_close("l2norm", y, reference.l2norm(x.double()), BOUND[dtype])
 
@@ -24,25 +28,25 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, width: i
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 1, 2, 3, 64)], ids=str)
 def test_any_number_of_dimensions(device: torch.device, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
-    y = torch_gdn.l2norm(x.to(device))
+    y = normalise(device, x)
     assert y.shape == x.shape
     assert_close("l2norm", y, reference.l2norm(x.double()), BOUND[torch.float32], head_dim=None)
 
 
 def test_eps_is_added_to_the_sum(device: torch.device) -> None:
     x = torch.full((1, 4), 1e-3)
-    y = torch_gdn.l2norm(x.to(device), eps=1e-3)
+    y = normalise(device, x, eps=1e-3)
     assert_close("l2norm", y, reference.l2norm(x.double(), eps=1e-3), BOUND[torch.float32], head_dim=None)
 
 
 def test_a_row_of_zeros_stays_zero(device: torch.device) -> None:
-    assert torch.equal(torch_gdn.l2norm(torch.zeros(2, 64, device=device)).cpu(), torch.zeros(2, 64))
+    assert torch.equal(normalise(device, torch.zeros(2, 64)), torch.zeros(2, 64))
 
 
 def test_takes_any_strides(device: torch.device) -> None:
     x = torch.randn(2, 3, 4, 64)
     view = x.transpose(1, 2).contiguous().to(device).transpose(1, 2)
-    assert_close("l2norm", torch_gdn.l2norm(view), reference.l2norm(x.double()), BOUND[torch.float32])
+    assert_close("l2norm", normalise(device, view), reference.l2norm(x.double()), BOUND[torch.float32])
 
 
 def test_no_rows(device: torch.device) -> None:
@@ -51,6 +55,6 @@ def test_no_rows(device: torch.device) -> None:
 
 def test_l2norm_fwd_gives_the_factor_too(device: torch.device) -> None:
     x = torch.randn(2, 5, 64)
-    y, rstd = torch_gdn.l2norm_fwd(x.to(device))
+    y, rstd = launched(device, "l2norm", torch_gdn.l2norm_fwd, x.to(device))
     assert_close("rstd", rstd, torch.rsqrt(x.double().square().sum(-1) + 1e-6), 2e-7, head_dim=None)
-    assert torch.equal(y, torch_gdn.l2norm(x.to(device)))
+    assert torch.equal(y.cpu(), normalise(device, x))

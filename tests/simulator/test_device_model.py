@@ -49,7 +49,7 @@ def generate(models: dict[str, Any], device: str, prompt: torch.Tensor, **option
     with torch.no_grad():
         tokens = models[device].generate(prompt.to(device), max_new_tokens=4, **options)
     assert tokens.device.type == device
-    return tokens[:, prompt.shape[1] :].tolist()  # type: ignore[no-any-return]
+    return tokens[:, prompt.shape[1] :].tolist()
 
 
 def test_forward(models: dict[str, Any], prompt: torch.Tensor) -> None:

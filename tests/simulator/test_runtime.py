@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -266,6 +268,16 @@ def test_positions_in_three_dimensions() -> None:
     x, y, z = torch.meshgrid(*(torch.arange(n) for n in size), indexing="ij")
     expected = (x % 4 + 4 * (y % 3) + 12 * (z % 2)).permute(2, 1, 0).reshape(-1)
     assert torch.equal(out.cpu().long(), expected)
+
+
+def test_a_forked_child_runs_kernels_too() -> None:
+    """It has none of its parent's worker threads, and must not wait for them."""
+    assert torch.equal(sums(workers=2), sums(workers=1))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if torch.equal(sums(workers=2), sums(workers=1)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_grid_wider_than_65535() -> None:

@@ -1,0 +1,119 @@
+"""How csrc/mps encodes: on PyTorch's stream and encoder, without commit or wait, with temporaries that may die at once.
+
+These look at the stream itself, which only the simulated device shows.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.cases import make_case
+from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.errors import assert_same_bits
+
+pytestmark = pytest.mark.skipif(on_a_mac(), reason="looks into the simulated stream")
+
+CHUNK_LAUNCHES = 6
+
+
+@pytest.fixture
+def mps() -> torch.device:
+    device = ready("mps")
+    torch.mps.synchronize()
+    return device
+
+
+def pending() -> int:
+    import simulator.metal
+
+    return simulator.metal.pending_commands()
+
+
+def test_an_op_encodes_and_neither_commits_nor_waits(mps: torch.device) -> None:
+    case = make_case(70).to(mps)
+    torch.mps.synchronize()
+    torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
+    assert pending() == CHUNK_LAUNCHES
+    torch.mps.synchronize()
+    assert pending() == 0
+
+
+def test_ops_and_pytorchs_own_work_share_one_encoder_in_order(mps: torch.device) -> None:
+    case = make_case(70).to(mps)
+    o, state = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
+    doubled = o * 2
+    again, _ = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
+    assert_same_bits("o", again * 2, doubled)
+
+
+def test_inputs_and_temporaries_may_die_before_the_commands_run(mps: torch.device) -> None:
+    case = make_case(70)
+    expected, _ = torch_gdn.chunk_gated_delta_rule(*case.to(mps).qkv, **case.to(mps).options)
+    expected = expected.cpu()
+    there = case.to(mps)
+    torch.mps.synchronize()
+    o, _ = torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
+    sizes = [x.numel() * x.element_size() for x in there.qkv]
+    del there
+    # Blocks of the same sizes come out of the pool while the op's commands still wait to run.
+    reused = [torch.full((size // 4,), float("nan"), device=mps) for size in sizes for _ in range(3)]
+    assert_same_bits("o", o, expected)
+    assert all(x.isnan().all() for x in reused)
+
+
+def test_an_empty_grid_is_not_dispatched(mps: torch.device) -> None:
+    case = make_case(0, state=False).to(mps)
+    o, state = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
+    assert pending() <= 1  # the zeros of the final state
+    assert o.shape == (1, 0, 2, 64) and state is not None and not state.any()
+
+
+def test_wrong_boundaries_on_the_device_are_reported_at_the_next_synchronisation(mps: torch.device) -> None:
+    case = make_case(100, state=False).to(mps)
+    bounds = torch.tensor([0, 60, 40, 100]).to(mps)
+    for function in (torch_gdn.chunk_gated_delta_rule, torch_gdn.fused_recurrent_gated_delta_rule):
+        function(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=bounds)
+        with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
+            torch.mps.synchronize()
+        torch.mps.synchronize()  # reported once
+
+
+def test_boundaries_far_outside_the_tensor_lead_nowhere(mps: torch.device) -> None:
+    case = make_case(100, state=False).to(mps)
+    bounds = torch.tensor([-(2**40), 2**40, 2**33, 100]).to(mps)
+    torch_gdn.chunk_gated_delta_rule(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=bounds)
+    with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
+        torch.mps.synchronize()
+
+
+def test_too_few_chunk_indices_are_reported(mps: torch.device) -> None:
+    case = make_case(100, state=False).to(mps)
+    bounds, indices = torch.tensor([0, 30, 100]).to(mps), torch.tensor([[0, 0], [1, 0]]).to(mps)
+    torch_gdn.chunk_gated_delta_rule(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=bounds, chunk_indices=indices)
+    with pytest.raises(RuntimeError, match="expected one row for each chunk of cu_seqlens"):
+        torch.mps.synchronize()
+
+
+def test_a_shader_that_does_not_compile_is_an_error_with_the_compilers_text(
+    mps: torch.device, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+    from pathlib import Path
+
+    from torch_gdn import _C
+
+    shaders = Path(__file__).parent.parent / "shaders"
+    broken = Path(str(tmp_path)) / "shaders"
+    shutil.copytree(shaders, broken)
+    file = broken / "gdn" / "solve_tril.metal"
+    file.write_text(file.read_text().replace("float x[16];", "float x[16] = nonsense;"))
+    _C.clear_pipelines()
+    _C.set_shader_directory(str(broken))
+    try:
+        with pytest.raises(RuntimeError, match=r"solve_tril_64.*gdn/solve_tril\.metal:\d+.*nonsense"):
+            torch.ops.gdn.solve_tril(torch.zeros(1, 64, 1, 64, device=mps))
+    finally:
+        _C.set_shader_directory(str(shaders))
+    assert torch.ops.gdn.solve_tril(torch.zeros(1, 64, 1, 64, device=mps)).cpu()[0, :, 0].equal(torch.eye(64))

@@ -1,0 +1,93 @@
+"""How far a result is from the exact one, and how far it may be.
+
+An error is ||x - exact|| / ||exact||, of the whole tensor and of each head, where exact is computed in float64 from the
+very inputs that the kernel got. A result of zeros has an error of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+RECURRENT_F32 = 2e-7
+# What FLA's own kernels reach (tests/golden/index.json: about 3.3e-3 and 4.0e-4 for the chunked output), times 1.05.
+CHUNK_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.2e-4}
+CHUNK_STATE = {torch.bfloat16: 2.9e-3, torch.float16: 3.4e-4}
+RECURRENT_OUTPUT = {torch.bfloat16: 1.75e-3, torch.float16: 2.2e-4}
+STAGE_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.4e-4}
+# Of a stage in float32 beside FLA's recorded result, which has FLA's own error (TF32 for A).
+STAGE_BESIDE_FLA = {"g_cumsum": 2e-5, "A": 2e-5, "A_inv": 5e-6}
+OF_FLA = 1.05  # the whole ops may have this share of FLA's own error
+
+
+def chunk_f32(largest_sum: float) -> float:
+    """The bound of a chunked result in float32, where the cumulative gate reaches this magnitude."""
+    return 2e-6 + 1e-7 * largest_sum
+
+
+def relative_error(x: Tensor, exact: Tensor) -> float:
+    """||x - exact|| / ||exact||; 0 for two tensors of zeros (or two empty ones)."""
+    difference, size = (x - exact).norm().item(), exact.norm().item()
+    if size == 0:
+        return 0.0 if difference == 0 else float("inf")
+    return difference / size
+
+
+def head_errors(x: Tensor, exact: Tensor, head_dim: int) -> list[float]:
+    heads = zip(x.unbind(head_dim), exact.unbind(head_dim), strict=True)
+    return [relative_error(ours, theirs) for ours, theirs in heads]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison: of a tensor as a whole, or of one head of it."""
+
+    tensor: str
+    part: str
+    error: float
+    bound: float
+
+    @property
+    def kept(self) -> bool:
+        return self.error <= self.bound  # false for nan
+
+    @property
+    def share(self) -> float:
+        """Of what is allowed; more than 1 is too much."""
+        if self.error != self.error:
+            return float("inf")
+        return self.error / self.bound if self.bound else float("inf") if self.error else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.tensor}: error {self.error:.3g} of {self.part}, at most {self.bound:.3g} allowed"
+
+
+def compare(name: str, x: Tensor, exact: Tensor, bound: float, head_dim: int | None = 2) -> list[Part]:
+    """Within the bound as a whole and for each head, or, for a 16-bit dtype, within 1.05 x of what rounding costs.
+
+    The second matters for few values: the error of rounding 128 numbers is not that of rounding a million.
+    """
+    if x.shape != exact.shape:
+        raise AssertionError(f"{name}: shape {tuple(x.shape)}, expected {tuple(exact.shape)}")
+    rounded = exact.to(x.dtype).double()
+    x, exact = x.detach().cpu().double(), exact.double()
+    errors = [("the whole", relative_error(x, exact), relative_error(rounded, exact))]
+    if head_dim is not None:
+        pairs = zip(head_errors(x, exact, head_dim), head_errors(rounded, exact, head_dim), strict=True)
+        errors += [(f"head {i}", ours, rounding) for i, (ours, rounding) in enumerate(pairs)]
+    return [Part(name, part, error, max(bound, OF_FLA * rounding)) for part, error, rounding in errors]
+
+
+def compare_with_fla(name: str, x: Tensor, theirs: Tensor, exact: Tensor, recorded: float, head_dim: int) -> list[Part]:
+    """At most 1.05 x FLA's error: of the tensor, as recorded, and of each head, from FLA's own output."""
+    ours, theirs = x.detach().cpu().double(), theirs.double()
+    parts = [Part(name, "the whole", relative_error(ours, exact), OF_FLA * recorded)]
+    heads = zip(head_errors(ours, exact, head_dim), head_errors(theirs, exact, head_dim), strict=True)
+    return parts + [Part(name, f"head {i}", ours, OF_FLA * theirs) for i, (ours, theirs) in enumerate(heads)]
+
+
+def worst(parts: Iterable[Part]) -> Part:
+    return max(parts, key=lambda part: part.share)

@@ -1,0 +1,54 @@
+"""What this machine and its device are, whether the device can be used, and what its compiler makes of a kernel."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from torch_gdn import _C, info
+from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
+from torch_gdn.specialisations import Specialisation
+
+NO_DEVICE = "no mps device is available to PyTorch here"
+ON_LINUX = "; a checkout on Linux has a simulated one: python -m simulator -m torch_gdn.check"
+
+
+def simulated_settings() -> dict[str, Any] | None:
+    """How the simulated device is set in this process, or None on a Mac or where it is not activated."""
+    if not on_simulated_device() or not torch.backends.mps.is_available():
+        return None
+    import simulator  # of the checkout; it is there, since it made the device available
+
+    return {name: getattr(simulator.settings, name) for name in ("watch", "seed", "perturb", "workers")}
+
+
+def check_facts(device: torch.device) -> Outcome:
+    available = torch.backends.mps.is_available()
+    figures = {"versions": info.versions(), "system": info.system(), "mps": info.mps(), "ops": info.ops()}
+    figures["simulated"] = simulated_settings()
+    return Outcome(figures, "" if available else NO_DEVICE + (ON_LINUX if sys.platform == "linux" else ""))
+
+
+def check_use(device: torch.device) -> Outcome:
+    """A tensor makes its way to the device, through an addition and back.
+
+    A virtual machine's GPU (GitHub's macOS runners have one) compiles and runs Metal, but PyTorch cannot allocate on
+    it; there only the compiler can be checked.
+    """
+    try:
+        there = torch.arange(64.0).to(device) + 1
+        right = bool((there.cpu() == torch.arange(1.0, 65.0)).all())
+    except RuntimeError as error:
+        if "Paravirtual" in _C.device_facts()["name"]:
+            raise LeftOut(f"PyTorch cannot use the GPU of a virtual machine: {error}") from error
+        raise
+    return Outcome(problem="" if right else "PyTorch's own addition gives wrong values on this device")
+
+
+def check_compiles(device: torch.device, specialisation: Specialisation) -> Outcome:
+    facts: dict[str, Any] = dict(_C.compile(specialisation.kernel, specialisation.file, list(specialisation.arguments)))
+    if on_simulated_device():
+        del facts["static_threadgroup_memory_length"]  # which it learns when a kernel runs
+    return Outcome(facts)

@@ -1,0 +1,101 @@
+"""FLA's recorded outputs, in a checkout's tests/golden: each stage fed FLA's own inputs of it, then both whole ops."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import torch_gdn
+from torch_gdn.check import bounds, stages
+from torch_gdn.check.cases import WHOLE_OPS, Case
+from torch_gdn.check.steps import Outcome, judged
+
+# The recorded outputs are part of the checkout, beside the package, not of a wheel.
+FOLDER = Path(torch_gdn.__file__).resolve().parent.parent / "tests" / "golden"
+PREFIXES = {"chunk_gated_delta_rule": "chunk", "fused_recurrent_gated_delta_rule": "recurrent"}
+
+
+@dataclass
+class Golden:
+    name: str
+    tensors: dict[str, Tensor]
+    case: Case
+    exact: tuple[Tensor, Tensor]  # output and final state of the float64 recurrence
+    fla_error: dict[str, float]
+
+
+def why_not(folder: Path) -> str:
+    """Why the recorded outputs cannot be used; empty if they can."""
+    if not (folder / "index.json").is_file():
+        return f"no FLA outputs in {folder}: they are in tests/golden of a checkout; name that folder with --golden"
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        return "FLA's outputs need safetensors to be read: pip install safetensors"
+    return ""
+
+
+def index(folder: Path = FOLDER) -> dict[str, dict[str, float]]:
+    """FLA's own errors, by case and tensor."""
+    return {row["name"]: row["fla_error"] for row in json.loads((folder / "index.json").read_text())}
+
+
+@cache
+def load(name: str, folder: Path = FOLDER) -> Golden:
+    from safetensors.torch import load_file  # here: torch_gdn itself does not need it
+
+    tensors = load_file(folder / f"{name}.safetensors")
+    inputs = ("q", "k", "v", "g", "beta", "initial_state", "cu_seqlens")
+    case = Case(**{key: tensors[key] for key in inputs if key in tensors})
+    return Golden(name, tensors, case, case.exact(), index(folder)[name])
+
+
+def stage_parts(golden: Golden, results: dict[str, Tensor]) -> list[bounds.Part]:
+    """A stage's results beside FLA's, which are rounded to 16 bits where FLA hands 16 bits on."""
+    parts = []
+    for tensor, ours in results.items():
+        bound = bounds.STAGE_BESIDE_FLA.get(tensor, bounds.STAGE_OUTPUT[golden.case.dtype])
+        parts += bounds.compare(tensor, ours, golden.tensors[tensor].double(), bound)
+    return parts
+
+
+def whole_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[bounds.Part]:
+    """A whole op's results: at most 1.05 x FLA's error, except for the recurrent state, which has an f32 bound."""
+    prefix = PREFIXES[op]
+    exact_o, exact_state = golden.exact
+    names = (f"{prefix}_o", f"{prefix}_final_state")
+    parts = bounds.compare_with_fla(names[0], o, golden.tensors[names[0]], exact_o, golden.fla_error[names[0]], 2)
+    if prefix == "recurrent":
+        return parts + bounds.compare(names[1], state, exact_state, bounds.RECURRENT_F32, head_dim=1)
+    theirs = golden.tensors[names[1]]
+    return parts + bounds.compare_with_fla(names[1], state, theirs, exact_state, golden.fla_error[names[1]], 1)
+
+
+def ops_of(name: str, folder: Path = FOLDER) -> list[str]:
+    """The stages and whole ops whose outputs the case has; with a stage's output it has the inputs too."""
+    from safetensors import safe_open
+
+    with safe_open(folder / f"{name}.safetensors", "pt") as file:
+        tensors = set(file.keys())
+    found = [op for op, outputs in stages.OUTPUTS.items() if set(outputs) <= tensors]
+    if "h" not in tensors:
+        found = [op for op in found if op != "chunk_fwd_o"]  # chunk_o is the whole op's as well
+    return found + [op for op, prefix in PREFIXES.items() if f"{prefix}_o" in tensors]
+
+
+def check_stage(device: torch.device, folder: Path, name: str, op: str) -> Outcome:
+    golden = load(name, folder)
+    return judged(stage_parts(golden, stages.call(op, golden.tensors, device)))
+
+
+def check_whole(device: torch.device, folder: Path, name: str, op: str) -> Outcome:
+    golden = load(name, folder)
+    there = golden.case.to(device)
+    o, state = WHOLE_OPS[op](*there.qkv, **there.options)
+    assert state is not None
+    return judged(whole_parts(golden, op, o.cpu(), state.cpu()))

@@ -1,0 +1,57 @@
+"""A whole Gated DeltaNet layer under torch.compile: Inductor's own Metal code around torch_gdn's ops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torch_gdn
+from torch_gdn.check.bounds import Part
+from torch_gdn.check.steps import LeftOut, Outcome, judged, on_simulated_device
+
+BOUND = 1e-5  # of float32 computed in another order
+
+
+class GatedDeltaNet(nn.Module):
+    """The layer as models have it: projections, a short convolution, gates, the rule, a gated norm."""
+
+    def __init__(self, hidden: int = 64, key_heads: int = 1, value_heads: int = 2, size: int = 64) -> None:
+        super().__init__()
+        self.key_heads, self.value_heads, self.size = key_heads, value_heads, size
+        self.channels = (2 * key_heads + value_heads) * size
+        self.project = nn.Linear(hidden, self.channels + value_heads * size, bias=False)
+        self.project_gates = nn.Linear(hidden, 2 * value_heads, bias=False)
+        self.convolution = nn.Conv1d(self.channels, self.channels, 4, groups=self.channels, bias=False)
+        self.A_log = nn.Parameter(torch.zeros(value_heads))
+        self.dt_bias = nn.Parameter(torch.ones(value_heads))
+        self.norm = nn.RMSNorm(size)
+        self.output = nn.Linear(value_heads * size, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, _ = x.shape
+        mixed, z = self.project(x).split([self.channels, self.value_heads * self.size], dim=-1)
+        mixed = F.silu(self.convolution(F.pad(mixed.transpose(1, 2), (3, 0)))).transpose(1, 2).contiguous()
+        heads = [self.key_heads, self.key_heads, self.value_heads]
+        q, k, v = mixed.view(batch, tokens, -1, self.size).split(heads, dim=2)
+        a, b = self.project_gates(x).chunk(2, dim=-1)
+        g = -self.A_log.exp() * F.softplus(a + self.dt_bias)
+        o, _ = torch_gdn.chunk_gated_delta_rule(q, k, v, g, b.sigmoid(), use_qk_l2norm_in_kernel=True)
+        gated = self.norm(o) * F.silu(z.view(batch, tokens, self.value_heads, self.size))
+        return self.output(gated.flatten(2))
+
+
+@torch.no_grad()
+def check_layer(device: torch.device, backend: str = "inductor") -> Outcome:
+    """Compiled without a graph break, and equal to the same layer uncompiled."""
+    if on_simulated_device() and device.type == "mps":
+        raise LeftOut("Inductor generates Metal code for a real mps device alone")
+    random = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    layer, x = GatedDeltaNet(), torch.randn(2, 100, 64)
+    torch.random.set_rng_state(random)
+    layer, x = layer.to(device).eval(), x.to(device)
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)(x).cpu().double()
+    eager = layer(x).cpu().double()
+    error = float((compiled - eager).norm() / eager.norm())
+    return judged([Part("output", "the whole", error, BOUND)])

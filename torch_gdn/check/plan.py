@@ -1,0 +1,91 @@
+"""Which steps there are."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from torch_gdn import specialisations
+from torch_gdn.check import device, golden, layer, seeded, stages, timing
+from torch_gdn.check.steps import LeftOut, Outcome, Step
+from torch_gdn.specialisations import METAL_TYPES, MODELS
+
+CHUNK_TOKENS = 130  # two chunks of 64 and a piece of a third
+RECURRENT_TOKENS = 21  # two tiles of 8 tokens and a piece of a third
+QUICK_CASES = ("base_k128", "ragged_k64", "decode_b4")
+TIMED = ("Qwen3-Next-80B-A3B, Qwen3.5-35B-A3B, 9B, 4B", "Qwen3.5-27B", "OLMo-Hybrid-7B")
+
+
+def steps(folder: Path, quick: bool) -> list[Step]:
+    return [
+        Step("device", "facts", "", device.check_facts),
+        Step("device", "use", "", device.check_use),
+        *compiling(quick),
+        *recorded(folder, quick),
+        *from_seeds(folder, quick),
+        *timings(quick),
+        Step("inductor", "Gated DeltaNet layer", "", layer.check_layer),
+    ]
+
+
+def compiling(quick: bool) -> list[Step]:
+    wanted = specialisations.of_variants(specialisations.table(quick))
+    return [
+        Step("compile", each.kernel, "_".join(each.arguments), partial(device.check_compiles, specialisation=each))
+        for each in wanted
+    ]
+
+
+def leave_out(device: torch.device, reason: str) -> Outcome:
+    raise LeftOut(reason)
+
+
+def recorded(folder: Path, quick: bool) -> list[Step]:
+    """Stage by stage, then the whole ops, of every case that FLA's outputs were recorded for."""
+    reason = golden.why_not(folder)
+    if reason:
+        return [Step("recorded", "FLA's outputs", "", partial(leave_out, reason=reason))]
+    names = [name for name in golden.index(folder) if not quick or name in QUICK_CASES]
+    ops = {name: golden.ops_of(name, folder) for name in names}
+    return [
+        Step("recorded", op, name, partial(function, folder=folder, name=name, op=op))
+        for function, group in ((golden.check_stage, stages.OUTPUTS), (golden.check_whole, golden.PREFIXES))
+        for op in group
+        for name in names
+        if op in ops[name]
+    ]
+
+
+def from_seeds(folder: Path, quick: bool) -> list[Step]:
+    """The stages in the dtypes that FLA's outputs leave open; the whole ops in every variant."""
+    dtypes = [dtype for dtype in METAL_TYPES if not (quick and dtype == torch.float16)]
+    if not golden.why_not(folder):
+        dtypes.remove(torch.bfloat16)
+    found = [
+        Step("seeded", op, METAL_TYPES[dtype], partial(seeded.check_stage, op=op, dtype=dtype))
+        for op in stages.OUTPUTS
+        for dtype in dtypes
+    ]
+    variants = [variant for variant in specialisations.table(quick) if not variant.by_stage]
+    # The recurrent kernel knows no chunks and no alignment. The chunked one takes either state layout in its stride, so
+    # one of each is enough: normalised with [V, K], not normalised with [K, V].
+    of_op = {
+        seeded.CHUNK: [each for each in variants if each.value_inner != each.normalise],
+        seeded.RECURRENT: [each for each in variants if each.chunk_size == 64 and each.aligned],
+    }
+    for op, tokens in ((seeded.CHUNK, CHUNK_TOKENS), (seeded.RECURRENT, RECURRENT_TOKENS)):
+        for each in of_op[op]:
+            run = partial(seeded.check_variant, op=op, variant=each, tokens=tokens)
+            found.append(Step("seeded", op, each.name, run))
+    return found
+
+
+def timings(quick: bool) -> list[Step]:
+    found = []
+    for kind, tokens, repeats, calls in (("decode", 1, 11, 48), ("prefill", 512 if quick else 2048, 5, 1)):
+        for model in TIMED[:1] if quick else TIMED:
+            run = partial(timing.check_timing, shape=MODELS[model], tokens=tokens, repeats=repeats, calls=calls)
+            found.append(Step("timing", kind, model, run))
+    return found

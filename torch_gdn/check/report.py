@@ -1,0 +1,145 @@
+"""The report: a table for the terminal, every failure in full, and JSON to attach to an issue."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch_gdn.check.steps import FAIL, LEFT_OUT, PASS, Result
+
+FORMAT = 1  # of the JSON; raised when a reader would misunderstand it
+
+
+@dataclass
+class Report:
+    started: str  # ISO 8601
+    seconds: float
+    options: dict[str, Any]
+    results: list[Result]
+    interrupted: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return not self.interrupted and all(result.status != FAIL for result in self.results)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return next((result.figures for result in self.results if result.group == "facts"), {})
+
+    def json(self) -> str:
+        report = {"format": FORMAT, "status": PASS if self.passed else FAIL} | asdict(self)
+        return json.dumps(without_nan(report), indent=1)
+
+    def text(self) -> str:
+        sections = [*self._facts(), "", *table(self.results), ""]
+        for status, title in ((FAIL, "failed"), (LEFT_OUT, "left out")):
+            messages = grouped_messages(result for result in self.results if result.status == status)
+            sections += [f"{title}: {where}\n{indented(text)}\n" for where, text in messages]
+        counts = Counter(result.status for result in self.results)
+        summary = ", ".join(f"{counts[status]} {word}" for status, word in WORDS if counts[status])
+        sections += ["interrupted: the rest was not run"] if self.interrupted else []
+        return "\n".join([*sections, f"{'pass' if self.passed else 'FAIL'}: {summary}, in {self.seconds:.0f} s"])
+
+    def _facts(self) -> list[str]:
+        parts = {name: self.facts.get(name) or {} for name in ("versions", "system", "mps", "simulated")}
+        return [
+            f"{name}: {', '.join(f'{fact} {value}' for fact, value in facts.items())}"
+            for name, facts in parts.items()
+            if facts
+        ]
+
+
+WORDS = ((PASS, "passed"), (FAIL, "failed"), (LEFT_OUT, "left out"))
+
+
+def table(results: list[Result]) -> list[str]:
+    """A line for each kernel, op or model: how many cases, how many of them failed, and what was measured."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.section, result.group), []).append(result)
+    rows = [("", "", "cases", "result", "")]
+    for (section, group), members in groups.items():
+        counts = Counter(result.status for result in members)
+        failed = f"{counts[FAIL]} failed" if counts[FAIL] else LEFT_OUT if counts[LEFT_OUT] == len(members) else PASS
+        rows.append((section, group, str(len(members)), failed, measured(section, members)))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return [
+        f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:<{widths[3]}}  {row[4]}".rstrip()
+        for row in rows
+    ]
+
+
+def measured(section: str, results: list[Result]) -> str:
+    with_figures = [result for result in results if result.figures]
+    if not with_figures or section == "device":
+        return ""
+    if section == "compile":
+        return compiled(with_figures)
+    if section == "timing":
+        return "; ".join(timed(result) for result in with_figures)
+    return closest(with_figures)
+
+
+def compiled(results: list[Result]) -> str:
+    seconds = [result.figures["compile_seconds"] for result in results]
+    threads = min(result.figures["max_total_threads_per_threadgroup"] for result in results)
+    text = f"{sum(seconds):.1f} s, at most {max(seconds):.2f} s; at least {threads} threads a threadgroup"
+    memory = [result.figures.get("static_threadgroup_memory_length") for result in results]
+    known = [length for length in memory if length is not None]
+    text += f", at most {max(known)} bytes of its memory" if known else ""
+    warned = sum(bool(result.figures["warnings"]) for result in results)
+    return text + (f"; {warned} with warnings" if warned else "")
+
+
+def timed(result: Result) -> str:
+    ours, fallback = (result.figures[name] * 1e3 for name in ("seconds", "fallback_seconds"))
+    ratio, tokens = result.figures["ratio"], result.figures["tokens"]
+    return f"{result.case}, T {tokens}: {ours:.3g} ms, transformers {fallback:.3g} ms, ratio {ratio:.3g}"
+
+
+def closest(results: list[Result]) -> str:
+    """Of all cases and tensors, error beside bound where the one comes closest to the other."""
+    all_of_them = [
+        (result, tensor, figures) for result in results for tensor, figures in result.figures.get("tensors", {}).items()
+    ]
+    result, tensor, figures = max(all_of_them, key=lambda each: share(each[2]))
+    where = " ".join((result.case, tensor, figures["of"])).strip()
+    return f"error {figures['error']:.2e}, bound {figures['bound']:.2e} ({where})"
+
+
+def share(figures: dict[str, Any]) -> float:
+    error, bound = figures["error"], figures["bound"]
+    if not math.isfinite(error):
+        return math.inf
+    return error / bound if bound else math.inf if error else 0.0
+
+
+def grouped_messages(results: Iterable[Result]) -> list[tuple[str, str]]:
+    """Each message once, with the cases that it is of; a case's own name in a message does not make it another."""
+    places: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        plain = result.message.replace(result.case, "...") if result.case else result.message
+        places.setdefault((result.section, result.group if result.status == FAIL else "", plain), []).append(result)
+    found = []
+    for members in places.values():
+        first = members[0]
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        found.append((f"{first.section} {first.group} {first.case}".rstrip() + more, first.message))
+    return found
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.split("\n"))
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no nan and no infinity: as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: without_nan(each) for name, each in value.items()}
+    return [without_nan(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,89 @@
+"""Inputs from a seed, held against float64: what FLA's recorded outputs do not cover, or all there is without them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_gdn import reference
+from torch_gdn.check import bounds, stages
+from torch_gdn.check.cases import WHOLE_OPS, Case, bounds_of, make_case
+from torch_gdn.check.steps import Outcome, judged
+from torch_gdn.specialisations import Variant
+
+CHUNK, RECURRENT = "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
+
+
+def unaligned(x: Tensor) -> Tensor:
+    """The same values, one element into their storage."""
+    storage = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
+    storage[1:] = x.flatten()
+    return storage[1:].view(x.shape)
+
+
+def inputs(op: str, variant: Variant, tokens: int) -> tuple[Case, dict[str, Any]]:
+    """A case and options that make the op run this variant."""
+    case = make_case(tokens, variant.K, variant.V, dtype=variant.dtype, normal=not variant.normalise)
+    options: dict[str, Any] = {"use_qk_l2norm_in_kernel": variant.normalise}
+    if not variant.value_inner:
+        assert case.initial_state is not None
+        case = replace(case, initial_state=case.initial_state.transpose(-1, -2).contiguous())
+        options["state_v_first"] = True
+    return case, options
+
+
+def call(op: str, variant: Variant, case: Case, options: dict[str, Any], device: torch.device) -> tuple[Tensor, Tensor]:
+    there = case.to(device)
+    if not variant.aligned:
+        there = replace(there, q=unaligned(there.q), k=unaligned(there.k), v=unaligned(there.v))
+    if op == CHUNK:
+        options = options | {"chunk_size": variant.chunk_size}
+    o, state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
+    assert state is not None
+    return o.cpu(), state.cpu()
+
+
+def check_variant(device: torch.device, op: str, variant: Variant, tokens: int) -> Outcome:
+    case, options = inputs(op, variant, tokens)
+    o, state = call(op, variant, case, options, device)
+    exact = case.exact(**options)
+    o_bound, state_bound = bounds_of(op, case, exact, **options)
+    parts = bounds.compare("o", o, exact[0], o_bound, head_dim=2)
+    return judged(parts + bounds.compare("final_state", state, exact[1], state_bound, head_dim=1))
+
+
+def stage_inputs(dtype: torch.dtype, tokens: int = 130) -> tuple[Case, dict[str, Tensor]]:
+    """What each stage is fed, by the names of tests/golden."""
+    case = make_case(tokens, 128, 128, dtype=dtype)
+    tensors = {name: x for name, x in (asdict(case) | asdict(stages.stages_of(case))).items() if x is not None}
+    return case, tensors
+
+
+def exact_stage(op: str, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """The stage in float64 from the very tensors that the op is fed."""
+    x = {name: tensor.double() for name, tensor in tensors.items()}
+    if op == "chunk_local_cumsum":
+        return (reference.chunk_local_cumsum(x["g"], 64),)
+    if op == "chunk_scaled_dot_kkt":
+        return (reference.chunk_scaled_dot_kkt(x["k"], x["g_cumsum"], x["beta"]),)
+    if op == "solve_tril":
+        return (reference.solve_tril(x["A"]),)
+    if op == "recompute_w_u":
+        return reference.recompute_w_u(x["k"], x["v"], x["beta"], x["A_inv"], x["g_cumsum"])
+    if op == "chunk_fwd_h":
+        return reference.chunk_fwd_h(x["k"], x["w"], x["u"], x["g_cumsum"], x["initial_state"])[:2]
+    return (reference.chunk_fwd_o(x["q"], x["k"], x["v_new"], x["h"], x["g_cumsum"]),)
+
+
+def check_stage(device: torch.device, op: str, dtype: torch.dtype) -> Outcome:
+    case, tensors = stage_inputs(dtype)
+    in_f32 = bounds.chunk_f32(case.largest_sum())
+    parts = []
+    exact = exact_stage(op, tensors)
+    for (tensor, ours), theirs in zip(stages.call(op, tensors, device).items(), exact, strict=True):
+        bound = max(in_f32, bounds.STAGE_OUTPUT.get(ours.dtype, 0))
+        parts += bounds.compare(tensor, ours, theirs, bound)
+    return judged(parts)

@@ -1,0 +1,128 @@
+"""Runs steps in a process of their own, so that a crash or a hang of one is that step's failure and nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_gdn import _C
+from torch_gdn.check.steps import FAIL, Result, Step, execute
+
+STEP_SECONDS = 600.0  # for a step; a Mac's GPU ends its own hangs in seconds, the simulated device is slow
+START_SECONDS = 600.0  # for the process: the simulated device may have to be built first
+MOST_LOSSES = 10  # processes that may die before the rest is given up
+LOG_CHARACTERS = 10_000
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the process must know to be like the one that was started by hand."""
+
+    shaders: str
+    simulated: dict[str, Any] | None  # the arguments of simulator.activate
+    device: str = "mps"
+
+
+def serve(connection: Connection, setup: Setup, log: str) -> None:
+    """The process: says that it is ready, then answers steps with results until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the report is written by the other one
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):  # what PyTorch and Metal print, where the report can quote it
+        os.dup2(descriptor, stream)
+    if setup.simulated is not None:
+        import simulator
+
+        simulator.activate(**setup.simulated)
+    _C.set_shader_directory(setup.shaders)
+    torch.set_grad_enabled(False)
+    connection.send(None)
+    while True:
+        try:
+            step = connection.recv()
+        except EOFError:
+            return
+        connection.send(execute(step, torch.device(setup.device)))
+
+
+class Worker:
+    """One process at a time; the next one is started when it is needed."""
+
+    def __init__(self, setup: Setup, step_seconds: float = STEP_SECONDS) -> None:
+        self._setup = setup
+        self._step_seconds = step_seconds
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._log = Path(tempfile.mkstemp(prefix="torch_gdn_check_", suffix=".log")[1])
+        self._given_up = ""
+        self._losses = 0
+
+    def run(self, step: Step) -> Result:
+        if self._given_up:
+            return step.result(FAIL, self._given_up)
+        printed = self._log.stat().st_size
+        try:
+            connection = self._connection or self._start()
+            connection.send(step)
+            result: Result = self._answer(connection, self._step_seconds)
+            return result
+        except (EOFError, OSError) as error:  # the process is gone; TimeoutError is an OSError
+            return step.result(FAIL, self._loss(error, printed))
+
+    def close(self) -> None:
+        self._end()
+        self._log.unlink(missing_ok=True)
+
+    def _start(self) -> Connection:
+        context = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, self._setup, str(self._log)), daemon=True)
+        process.start()
+        theirs.close()
+        self._process, self._connection = process, ours
+        self._answer(ours, START_SECONDS)
+        return ours
+
+    def _answer(self, connection: Connection, seconds: float) -> Any:
+        if not connection.poll(seconds):
+            raise TimeoutError(f"no answer within {seconds:.0f} s")
+        return connection.recv()
+
+    def _loss(self, error: Exception, printed: int) -> str:
+        """Ends the process, and tells of its end with what it printed last."""
+        timed_out = isinstance(error, TimeoutError)
+        code = self._end(wait=not timed_out)
+        message = f"{error}; the process was ended" if timed_out else f"the process died: {ending(code)}"
+        with self._log.open("rb") as file:
+            file.seek(printed)
+            text = file.read().decode(errors="replace")[-LOG_CHARACTERS:].strip()
+        self._losses += 1
+        if self._losses >= MOST_LOSSES:
+            self._given_up = f"not tried: {self._losses} processes died or hung before, the last one so: {message}"
+        return f"{message}\n{text}".strip()
+
+    def _end(self, wait: bool = False) -> int | None:
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if connection is not None:
+            connection.close()
+        if process is None:
+            return None
+        process.join(10 if wait else 0)
+        process.kill()
+        process.join()
+        return process.exitcode
+
+
+def ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit status {code}"
