@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 SYSTEM := $(shell uname -s)
 EXTENSION_SOURCES := setup.py $(shell find csrc -type f)
 SIMULATOR_SOURCES := $(shell find simulator -type f -not -name '*.pyc')
-CXX_FILES = $(shell find csrc shaders simulator tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
+CXX_FILES = $(shell find csrc shaders simulator proof tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
 
 ifeq ($(SYSTEM),Darwin)
 DEMO_DEVICE := mps
@@ -23,7 +23,7 @@ DEMO_DEVICE := simulated-mps
 DEVICE := $(VENV)/.simulator
 endif
 
-.PHONY: help demo test lint format clean install
+.PHONY: help demo test proof lint format clean install
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile | column -t -s :
@@ -33,6 +33,9 @@ demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulat
 
 test: lint $(DEVICE)  ## every test, two processes at a time
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+proof: install  ## what can be shown of the Mac build and of the shaders without a Mac: one table
+	$(BIN)/python -m proof
 
 lint: install  ## ruff, mypy, clang-format
 	$(BIN)/ruff check .

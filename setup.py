@@ -64,7 +64,7 @@ class BuildPythonAndShaders(build_py):
         if not self.editable_mode:
             packaged = Path(self.build_lib) / "torch_gdn" / "shaders"
             shutil.rmtree(packaged, ignore_errors=True)  # a shader deleted since the last build must not be shipped
-            shutil.copytree(ROOT / "shaders", packaged)
+            shutil.copytree(ROOT / "shaders", packaged, ignore=shutil.ignore_patterns(".*"))
 
 
 if sys.platform not in ("darwin", "linux"):

@@ -5,6 +5,9 @@ These look at the stream itself, which only the simulated device shows.
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +15,7 @@ import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_same_bits
+from torch_gdn import _C
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="looks into the simulated stream")
 
@@ -42,7 +46,7 @@ def test_an_op_encodes_and_neither_commits_nor_waits(mps: torch.device) -> None:
 
 def test_ops_and_pytorchs_own_work_share_one_encoder_in_order(mps: torch.device) -> None:
     case = make_case(70).to(mps)
-    o, state = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
+    o, _ = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
     doubled = o * 2
     again, _ = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
     assert_same_bits("o", again * 2, doubled)
@@ -96,16 +100,9 @@ def test_too_few_chunk_indices_are_reported(mps: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def test_a_shader_that_does_not_compile_is_an_error_with_the_compilers_text(
-    mps: torch.device, tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
-    from pathlib import Path
-
-    from torch_gdn import _C
-
+def test_a_shader_that_does_not_compile_is_an_error_with_the_compilers_text(mps: torch.device, tmp_path: Path) -> None:
     shaders = Path(__file__).parent.parent / "shaders"
-    broken = Path(str(tmp_path)) / "shaders"
+    broken = tmp_path / "shaders"
     shutil.copytree(shaders, broken)
     file = broken / "gdn" / "solve_tril.metal"
     file.write_text(file.read_text().replace("float x[16];", "float x[16] = nonsense;"))

@@ -41,7 +41,8 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 
 
 def files_below(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    visible = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(folder)) for path in visible}
 
 
 def test_wheel_installs_one_top_level_name(wheel: zipfile.ZipFile) -> None:

@@ -1,0 +1,102 @@
+"""`python -m proof [--only NAME ...] [--json FILE]`: runs the checks and prints a table of check, cases and result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from proof import checks
+
+UNPROVEN = """\
+Stays unproven until a Mac runs it: that Apple's own shader compiler takes the kernels, what registers it gives them,
+that an Apple GPU computes the same as the simulated device, and speed."""
+
+
+class Bar:
+    """A progress bar that grows with what each check announces."""
+
+    def __init__(self) -> None:
+        self._bar = tqdm(total=0, unit="step", bar_format="{n_fmt}/{total_fmt} {bar} {elapsed} {postfix}")
+
+    def expect(self, steps: int) -> None:
+        self._bar.total += steps
+        self._bar.refresh()
+
+    def step(self, what: str) -> None:
+        self._bar.set_postfix_str(what, refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def table(results: Sequence[checks.Result]) -> str:
+    rows = [("check", "what it shows", "cases", "result", "s")]
+    for result in results:
+        cases = f"{result.finding.cases}" if result.finding else "-"
+        rows.append((result.check.name, result.check.title, cases, result.word, f"{result.seconds:.0f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def details(results: Sequence[checks.Result]) -> str:
+    """Below the table: what was wrong, what could not be run, and what the checks note."""
+    lines = []
+    for result in results:
+        if result.not_run:
+            lines.append(f"{result.check.name} was not run: {result.not_run}")
+        for problem in result.finding.problems if result.finding else ():
+            lines.append(f"{result.check.name}: WRONG: {problem}")
+        for note in result.finding.notes if result.finding else ():
+            lines.append(f"{result.check.name}: {note}")
+    return "\n".join(lines)
+
+
+def report(results: Sequence[checks.Result]) -> dict[str, object]:
+    return {
+        "checks": [
+            {
+                "name": result.check.name,
+                "title": result.check.title,
+                "result": result.word,
+                "seconds": round(result.seconds, 1),
+                "cases": result.finding.cases if result.finding else None,
+                "problems": result.finding.problems if result.finding else [],
+                "notes": result.finding.notes if result.finding else [],
+                "not_run": result.not_run,
+            }
+            for result in results
+        ],
+        "unproven": UNPROVEN,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    known = checks.all_checks()
+    parser = argparse.ArgumentParser(prog="python -m proof", description=__doc__)
+    names = [each.name for each in known]
+    parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"of {', '.join(names)}")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON")
+    options = parser.parse_args(arguments)
+
+    bar = Bar()
+    results = checks.run([each for each in known if not options.only or each.name in options.only], bar)
+    bar.close()
+    print(table(results))
+    print(f"\n{details(results)}\n\n{UNPROVEN}")
+    if options.json:
+        options.json.write_text(json.dumps(report(results), indent=2) + "\n")
+    if any(result.finding and result.finding.problems for result in results):
+        return 1
+    return 2 if any(result.not_run for result in results) else 0  # 2: nothing wrong, but not everything was run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The registry of checks. A check is a function that says how many cases it looked at and which of them were wrong.
+
+A new section of checks is a module that decorates its functions with `check`, and its name in SECTIONS.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from proof.wheels import Unavailable
+
+SECTIONS = ("proof.mac_checks",)
+
+
+class Blocked(RuntimeError):
+    """What another check finds wrong keeps this one from being run."""
+
+
+class Progress(Protocol):
+    """Told how many steps are coming, then of each one done."""
+
+    def expect(self, steps: int) -> None: ...
+
+    def step(self, what: str) -> None: ...
+
+
+class Silent:
+    """For whoever wants no progress bar."""
+
+    def expect(self, steps: int) -> None:
+        pass
+
+    def step(self, what: str) -> None:
+        pass
+
+
+@dataclass
+class Finding:
+    """What a check saw: `problems` says which cases were wrong, `notes` what a reader should know besides."""
+
+    cases: int
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    title: str
+    run: Callable[[Progress], Finding]
+
+
+@dataclass(frozen=True)
+class Result:
+    check: Check
+    finding: Finding | None
+    not_run: str  # why it could not be run; empty if it was
+    seconds: float
+
+    @property
+    def word(self) -> str:
+        if self.finding is None:
+            return "not run"
+        return f"{len(self.finding.problems)} wrong" if self.finding.problems else "pass"
+
+
+REGISTRY: dict[str, Check] = {}
+
+
+def check(name: str, title: str) -> Callable[[Callable[[Progress], Finding]], Callable[[Progress], Finding]]:
+    """Registers a function as a check; the table shows `title`."""
+
+    def register(run: Callable[[Progress], Finding]) -> Callable[[Progress], Finding]:
+        REGISTRY[name] = Check(name, title, run)
+        return run
+
+    return register
+
+
+def all_checks() -> Sequence[Check]:
+    for section in SECTIONS:
+        importlib.import_module(section)
+    return list(REGISTRY.values())
+
+
+def run(checks: Iterable[Check], progress: Progress) -> list[Result]:
+    results = []
+    for each in checks:
+        start = time.monotonic()
+        finding, not_run = None, ""
+        try:
+            finding = each.run(progress)
+        except (Unavailable, Blocked) as reason:
+            not_run = str(reason)
+        except Exception as error:  # a check that breaks is a case that is wrong; the others are still to be run
+            finding = Finding(1, [f"{type(error).__name__}: {error}"])
+        results.append(Result(each, finding, not_run, time.monotonic() - start))
+    return results

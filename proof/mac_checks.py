@@ -1,0 +1,106 @@
+"""The checks of the Mac build, as the table shows them."""
+
+from __future__ import annotations
+
+import functools
+
+from proof import apple_headers, header_faults, mac_build, mac_symbols, mac_wheel, system_stubs, torch_versions, wheels
+from proof.checks import Blocked, Finding, Progress, check
+from proof.mac_extension import mac_extension
+from proof.macho import Image, read
+
+PYTHON_SOURCE = "csrc/bindings.cpp"
+_builds: dict[str, mac_build.Build | mac_build.BuildError] = {}
+
+
+def built(progress: Progress) -> mac_build.Build:
+    """The extension for the torch that it asks for; built, or found not to build, once a process."""
+    if wheels.TORCH_VERSION not in _builds:
+        torch, mlx = wheels.torch(), wheels.mlx_metal()
+        progress.expect(len(mac_extension().sources))
+        try:
+            _builds[torch.version] = mac_build.build(torch, [mlx], progress.step)
+        except mac_build.BuildError as error:
+            _builds[torch.version] = error
+    build = _builds[wheels.TORCH_VERSION]
+    if isinstance(build, mac_build.BuildError):
+        raise build
+    return build
+
+
+def needed_build(progress: Progress) -> mac_build.Build:
+    """The same for checks of what was built: that it does not build is for mac-build to say."""
+    try:
+        return built(progress)
+    except mac_build.BuildError as error:
+        raise Blocked("the extension does not build") from error
+
+
+@functools.cache
+def torch_library() -> Image:
+    return read(wheels.torch().root / "torch" / "lib" / "libtorch_cpu.dylib")
+
+
+@functools.cache
+def apple_reference() -> apple_headers.Reference:
+    return apple_headers.fetch_reference()
+
+
+@check("mac-build", "the extension compiles and links for arm64 macOS 14, nothing left open but CPython")
+def mac_build_check(progress: Progress) -> Finding:
+    try:
+        build = built(progress)
+    except mac_build.BuildError as error:
+        return Finding(len(mac_extension().sources), error.problems)
+    finding = mac_symbols.check_python_objects(build.objects, PYTHON_SOURCE)
+    finding.notes.append(f"torch {build.torch.version}, {wheels.PYTHON_TAG}")
+    return finding
+
+
+@check("mac-symbols", "every symbol it needs is in torch's wheel, or in macOS as torch and MLX use it")
+def mac_symbols_check(progress: Progress) -> Finding:
+    build = needed_build(progress)
+    images = mac_build.apple_built_images(build.torch, wheels.mlx_metal())
+    return mac_symbols.check_imports(build.image, images, system_stubs.system_symbols(images))
+
+
+@check("mac-selectors", "every message it sends has a selector of Apple's")
+def mac_selectors_check(progress: Progress) -> Finding:
+    known = apple_reference().selectors() | apple_headers.names_used_by(torch_library())
+    return mac_symbols.check_selectors(needed_build(progress).image, known)
+
+
+@check("mac-loading", "load commands, rpath, signature; no trace of the machine that built it")
+def mac_loading_check(progress: Progress) -> Finding:
+    build = needed_build(progress)
+    commands = mac_symbols.check_load_commands(build.image)
+    paths = mac_symbols.check_no_build_paths(build.module)
+    return Finding(commands.cases + paths.cases, commands.problems + paths.problems)
+
+
+@check("mac-wheel", "a macosx_14_0_arm64 wheel: tags, contents, label, load commands beside torch's, pip takes it")
+def mac_wheel_check(progress: Progress) -> Finding:
+    build = needed_build(progress)
+    return mac_wheel.check_wheel(mac_wheel.assemble(build, wheels.cache_directory() / "mac"), build.torch)
+
+
+@check("apple-headers", "each declaration in our stub headers of Metal and Foundation agrees with Apple's")
+def apple_headers_check(progress: Progress) -> Finding:
+    names = apple_headers.names_used_by(torch_library())
+    comparison = apple_headers.compare(apple_headers.stubs(), apple_reference(), names)
+    return apple_headers.judge(comparison)
+
+
+@check("apple-headers-faults", "a wrong value, type, argument count or name in a stub header is found")
+def apple_headers_faults_check(progress: Progress) -> Finding:
+    return header_faults.check_faults(apple_reference(), apple_headers.names_used_by(torch_library()))
+
+
+@check("torch-versions", "which older torch releases the extension compiles and links with")
+def torch_versions_check(progress: Progress) -> Finding:
+    sources = torch_versions.linked_sources()
+    older = [version for version in wheels.TORCH_VERSIONS if version != wheels.TORCH_VERSION]
+    verdicts = [torch_versions.judge(version, sources, progress) for version in older]
+    problems = [f"torch {verdict.version}: {each}" for verdict in verdicts for each in verdict.problems]
+    cases = sum(verdict.sources for verdict in verdicts if not verdict.unavailable)
+    return Finding(cases, problems, [str(verdict) for verdict in verdicts])

@@ -1,0 +1,12 @@
+// refused: fold expression.* incompatible
+#include <metal_stdlib>
+using namespace metal;
+
+template <typename... T>
+float sum(T... values) {
+  return (values + ...);
+}
+
+kernel void add(device float* values [[buffer(0)]], uint index [[thread_position_in_grid]]) {
+  values[index] = sum(values[index], 1.0f, 2.0f);
+}

@@ -1,0 +1,7 @@
+// refused: 'double' is not supported in Metal
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void third(device float* values [[buffer(0)]], uint index [[thread_position_in_grid]]) {
+  values[index] = float(double(values[index]) / 3);
+}

@@ -1,0 +1,5 @@
+// refused: must have explicit address space qualifier
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void clear(float* values [[buffer(0)]], uint index [[thread_position_in_grid]]) { values[index] = 0.0f; }

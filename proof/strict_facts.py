@@ -1,0 +1,179 @@
+"""What a specialisation needs of a GPU: exact facts from clang's tree, and a model of what Apple's compiler makes of it.
+
+The model's constants: a variable in scope takes one 32-bit register for each 4 bytes begun, a pointer to device or constant
+memory two, one to threadgroup memory one; references and compile-time constants take none; what an expression holds
+between its parts is not counted, nor does anything end before its scope does. Threadgroup memory has 32 banks of 4
+bytes; an access is served 128 bytes at a time, and once for each different word of one bank among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proof.strict_flow import Flow
+from proof.strict_rules import Problem
+from proof.strict_tree import (
+    Kernel,
+    Layout,
+    Node,
+    Tree,
+    body_of,
+    callee,
+    callee_name,
+    children,
+    is_array,
+    is_fragment,
+    parameters_of,
+    type_of,
+    walk,
+)
+
+MAX_THREAD_BYTES = 512  # of arrays and fragments: 128 of the 256 registers that a thread can have at most
+MAX_THREADGROUP_BYTES = 32768
+MAX_BUFFERS = 31
+
+
+@dataclass(frozen=True)
+class Facts:
+    name: str
+    threadgroup_bytes: int
+    buffers: int
+    device_vector: int  # bytes of the widest vector that is loaded or stored at once, 0 if none: its alignment
+    threadgroup_vector: int
+    thread_bytes: int  # the most that live arrays and fragments take in a thread
+    registers: int  # model
+    bank_passes: int  # model: of the worst access to threadgroup memory
+    bank_place: str
+
+    COLUMNS = (
+        "specialisation",
+        "threadgroup bytes",
+        "buffers",
+        "device vector bytes",
+        "threadgroup vector bytes",
+        "array and fragment bytes a thread",
+        "registers (model)",
+        "bank passes (model)",
+        "worst at (model)",
+    )
+
+    def row(self) -> tuple[str, ...]:
+        numbers = (self.threadgroup_bytes, self.buffers, self.device_vector, self.threadgroup_vector)
+        numbers += (self.thread_bytes, self.registers, self.bank_passes)
+        return (self.name, *map(str, numbers), self.bank_place)
+
+    def over_limit(self) -> list[str]:
+        limits = (
+            ("bytes of arrays and fragments a thread", self.thread_bytes, MAX_THREAD_BYTES),
+            ("bytes of static threadgroup memory", self.threadgroup_bytes, MAX_THREADGROUP_BYTES),
+            ("buffers", self.buffers, MAX_BUFFERS),
+        )
+        return [f"{self.name}: {has} {what}, the limit is {limit}" for what, has, limit in limits if has > limit]
+
+
+def threadgroup_bytes(kernel: Kernel, layout: Layout) -> int:
+    """Each array starts at a multiple of 16, as the largest vector in it may need."""
+    calls = (node for node in walk(kernel.function) if node["kind"] == "CallExpr")
+    sizes = [layout.size(type_of(call)) for call in calls if callee_name(call) == "threadgroup_variable"]
+    return sum(-(-size // 16) * 16 for size in sizes)
+
+
+def reachable(tree: Tree, kernel: Kernel) -> list[Node]:
+    """The kernel and every function of ours that it calls, directly or not."""
+    found, open_ = {kernel.function["id"]: kernel.function}, [kernel.function]
+    while open_:
+        for node in walk(open_.pop()):
+            function = tree.function(node)
+            if function is not None and function["id"] not in found:
+                found[function["id"]] = function
+                open_.append(function)
+    return list(found.values())
+
+
+def vector_bytes(functions: list[Node], layout: Layout, space: str) -> int:
+    """Of the widest vector in memory of this kind that the functions touch."""
+    widest = 0
+    for node in (node for function in functions for node in walk(function)):
+        is_access = node["kind"] == "ArraySubscriptExpr" or node.get("opcode") == "*"
+        if is_access and space in type_of(node).split() and "vec<" in type_of(node):
+            widest = max(widest, layout.size(type_of(node)))
+    return widest
+
+
+@dataclass(frozen=True)
+class Use:
+    thread_bytes: int = 0
+    registers: int = 0
+
+    def __add__(self, other: Use) -> Use:
+        return Use(self.thread_bytes + other.thread_bytes, self.registers + other.registers)
+
+    def most(self, other: Use) -> Use:
+        return Use(max(self.thread_bytes, other.thread_bytes), max(self.registers, other.registers))
+
+
+class Peak:
+    """The most that variables in scope take at any point, calls inlined."""
+
+    def __init__(self, tree: Tree, layout: Layout) -> None:
+        self._tree, self._layout = tree, layout
+        self._of_functions: dict[str, Use] = {}
+
+    def of_function(self, function: Node) -> Use:
+        identifier = function["id"]
+        if identifier not in self._of_functions:
+            body = body_of(function)
+            assert body is not None
+            taken = Use()
+            for parameter in parameters_of(function):
+                taken += self._variable(parameter)
+            self._of_functions[identifier] = taken + self._of(body)
+        return self._of_functions[identifier]
+
+    def _variable(self, node: Node) -> Use:
+        text = type_of(node).replace("__private", "").rstrip()
+        if text.endswith("&") or node.get("constexpr"):
+            return Use()
+        if text.endswith("*"):
+            return Use(registers=1 if "__global_device" in text or "__private" in type_of(node).split("*")[0] else 2)
+        size = self._layout.size(text)
+        counted = size if is_array(text) or is_fragment(text) else 0
+        return Use(counted, -(-size // 4))
+
+    def _of(self, node: Node) -> Use:
+        """Of a statement: what it declares lives until its scope ends, what its parts declare until they end."""
+        live, peak = Use(), Use()
+        for child in children(node):
+            if child["kind"] == "DeclStmt":
+                for variable in children(child):
+                    if variable["kind"] == "VarDecl":
+                        peak = peak.most(live + self._of(variable))
+                        live += self._variable(variable)
+                peak = peak.most(live)
+            else:
+                peak = peak.most(live + self._of(child))
+        if node["kind"] in ("CallExpr", "CXXMemberCallExpr", "CXXOperatorCallExpr"):
+            function = self._tree.function(callee(node))
+            peak = peak.most(self.of_function(function)) if function else peak
+        return peak
+
+
+def examine(tree: Tree, layout: Layout, kernel: Kernel, peak: Peak) -> tuple[Facts, set[Problem]]:
+    """The facts of one specialisation, and what breaks a rule in it."""
+    flow = Flow(tree, layout, kernel)
+    flow.run()
+    functions = reachable(tree, kernel)
+    use = peak.of_function(kernel.function)
+    worst = max(flow.accesses.values(), key=lambda access: (access.passes, access.place), default=None)
+    facts = Facts(
+        name=kernel.name,
+        threadgroup_bytes=threadgroup_bytes(kernel, layout),
+        buffers=len(kernel.buffers()),
+        device_vector=vector_bytes(functions, layout, "__local"),
+        threadgroup_vector=vector_bytes(functions, layout, "__global_device"),
+        thread_bytes=use.thread_bytes,
+        registers=use.registers,
+        bank_passes=worst.passes if worst else 1,
+        bank_place=worst.place if worst and worst.passes > 1 else "-",
+    )
+    return facts, flow.problems

@@ -1,0 +1,176 @@
+"""Metal source -> clang's C++ for OpenCL, with Metal's address spaces enforced, warnings as errors, and clang's own tree.
+
+The translation and the declarations of Metal's library are those of the simulated device (simulator/engine), so what is
+checked here is what runs there. This front end adds what only a reader of the source can tell: it asks clang for every
+warning, and for the syntax tree with all templates instantiated, on which strict_rules.py and strict_flow.py work.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proof.wheels import Unavailable, cache_directory, locked
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+ENGINE = CHECKOUT / "simulator" / "engine"
+SHADERS = CHECKOUT / "shaders"
+CLANG = "clang++-19"
+TRANSLATION = ("source_transform", "source_words", "tokens", "kernel_entry", "constant_use")
+
+# What Apple's compiler defines for language version 3.1, the one that csrc/mps/library.mm asks for.
+DEFINES = (
+    "-D__METAL__=1",
+    "-D__METAL_MACOS__=1",
+    "-D__METAL_VERSION__=310",
+    "-D__HAVE_BFLOAT__=1",
+    "-D__HAVE_SIMDGROUP_MATRIX__=1",
+    "-D__cplusplus=201402L",
+)
+LANGUAGE = ("-cl-std=clc++2021", "-cl-no-stdinc", "-nostdinc", "-cl-single-precision-constant")
+WARNINGS = (
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    # Metal 3.1 is C++14, clang's C++ for OpenCL is C++17. The translation lets `if constexpr` alone through.
+    "-Werror=pre-c++17-compat",
+    # The translation writes `constant` as `const __global`: `constant const char*` then has two.
+    "-Wno-duplicate-decl-specifier",
+    # In simulator/engine/metal/library/vector.h, a macro of which does not use its typedef for every operator.
+    "-Wno-unused-local-typedef",
+)
+NAMESPACE = "program_metal"  # around the program, so that clang prints its tree and not the library's
+UNNAMED = "program"  # the file of a source that has no #line
+
+
+class Refused(Exception):
+    """The front end's words on a source that it does not take: one message an entry, with file and line."""
+
+    def __init__(self, messages: Sequence[str]) -> None:
+        super().__init__("\n".join(messages))
+        self.messages = list(messages)
+
+
+@dataclass(frozen=True)
+class Tools:
+    translate: Path
+    prelude: Path
+
+
+def _key() -> str:
+    digest = hashlib.sha256(subprocess.run([CLANG, "--version"], capture_output=True, check=True).stdout)
+    files = [Path(__file__).with_name("strict_translate.cpp"), ENGINE / "kernel_abi.h", *ENGINE.glob("*.cpp")]
+    files += [path for path in (ENGINE / "metal").rglob("*") if path.is_file()]
+    for path in sorted([*files, *ENGINE.glob("*.h")]):
+        digest.update(str(path).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _run(command: Sequence[str], source: str | None = None) -> str:
+    result = subprocess.run(command, input=source, capture_output=True, text=True)
+    if result.returncode:
+        raise Refused(in_metal_terms(result.stderr) or ["clang failed and said nothing"])
+    return result.stdout
+
+
+@functools.cache
+def tools() -> Tools:
+    """The translation as a program and the library's declarations as a precompiled header, built when they change."""
+    if shutil.which(CLANG) is None:
+        raise Unavailable(f"{CLANG} is missing: apt-get install clang-19")
+    directory = cache_directory() / "strict" / _key()
+    translate, prelude = directory / "translate", directory / "prelude.pch"
+    with locked(directory):
+        if not translate.exists():
+            sources = [Path(__file__).with_name("strict_translate.cpp")]
+            sources += [ENGINE / f"{name}.cpp" for name in TRANSLATION]
+            unfinished = translate.with_name("unfinished")
+            _run([CLANG, "-std=c++20", "-O1", f"-I{CHECKOUT}", "-o", str(unfinished), *map(str, sources)])
+            unfinished.rename(translate)
+        if not prelude.exists():
+            library = ENGINE / "metal" / "library"
+            command = [CLANG, "-x", "cl-header", *LANGUAGE, "-w", "-Xclang", "-fno-pch-timestamp"]
+            _run([*command, "-isystem", f"{library}/host", "-o", f"{prelude}.new", f"{library}/prelude.h"])
+            Path(f"{prelude}.new").rename(prelude)
+    return Tools(translate, prelude)
+
+
+# Clang's words and the translation's, in Metal's.
+METAL_TERMS = (
+    ("__attribute__((opencl_global_device))", "threadgroup"),
+    ("__global_device", "threadgroup"),
+    ("const __global", "constant"),
+    ("__global", "constant"),
+    ("__local", "device"),
+    ("__private", "thread"),
+    (f"{NAMESPACE}::", ""),
+)
+
+
+def metal_terms(text: str) -> str:
+    for word, metal in METAL_TERMS:
+        text = text.replace(word, metal)
+    return text
+
+
+def in_metal_terms(errors: str) -> list[str]:
+    """The messages of clang's output: no quoted source, no summary."""
+    lines = (
+        line for line in errors.splitlines() if re.match(r"[^\s].*?:\d+:\d+: (fatal )?(error|warning|note):", line)
+    )
+    return [metal_terms(line).replace("[-Werror,", "[") for line in lines] or errors.strip().splitlines()
+
+
+def shader_text(file: str, seen: set[str] | None = None) -> str:
+    """What csrc/shader_source.cpp makes of a shader, without the line that instantiates the kernel."""
+    seen = set() if seen is None else seen
+    if file in seen:
+        return ""
+    seen.add(file)
+    text = f'#line 1 "{file}"\n'
+    for number, line in enumerate((SHADERS / file).read_text().splitlines(), 1):
+        if included := re.match(r'#include "([^"]+)"', line):
+            text += shader_text(included[1], seen) + f'#line {number + 1} "{file}"\n'
+        elif line != "#pragma once":
+            text += line + "\n"
+    return text
+
+
+def instantiation(kernel: str, arguments: Sequence[str]) -> str:
+    """The line that the host appends."""
+    instance = f"{kernel}<{', '.join(arguments)}>"
+    name = "_".join((kernel, *arguments))
+    return f'template [[host_name("{name}")]] [[kernel]] decltype({instance}) {instance};\n'
+
+
+def preprocess(source: str, include: Sequence[Path] = ()) -> str:
+    command = [CLANG, "-E", "-x", "c++", "-std=c++14", "-undef", "-nostdinc", "-w", f"-I{ENGINE / 'metal'}"]
+    return _run([*command, *(f"-I{path}" for path in include), *DEFINES, "-"], source)
+
+
+def translate(source: str, is_ours: bool = True, include: Sequence[Path] = ()) -> str:
+    """Metal source in clang's C++ for OpenCL; Refused where Metal has no such thing."""
+    return _run([str(tools().translate), *([] if is_ours else ["others"])], preprocess(source, include))
+
+
+def check_others(source: str, include: Sequence[Path] = ()) -> None:
+    """Metal of other houses, which may be C++17 and may warn: Refused names what clang does not take."""
+    translated = translate(source, is_ours=False, include=include)
+    _run([CLANG, "-x", "cl", *LANGUAGE, "-w", "-fsyntax-only", "-include-pch", str(tools().prelude), "-"], translated)
+
+
+def compile_strictly(source: str) -> tuple[str, str]:
+    """The translated program and clang's tree of it as JSON; Refused holds errors, and warnings, which are errors."""
+    translated = translate(f'namespace {NAMESPACE} {{\n#line 1 "{UNNAMED}"\n{source}}}\n')
+    # The translation's own entry to a kernel, which may need neither buffers nor positions.
+    translated = translated.replace("const ::simulator_thread* t)", "const ::simulator_thread* t __attribute__((unused)))")
+    translated = translated.replace("(void* const* a,", "(void* const* a __attribute__((unused)),")
+    command = [CLANG, "-x", "cl", *LANGUAGE, *WARNINGS, "-fsyntax-only", "-include-pch", str(tools().prelude)]
+    command += ["-Xclang", "-ast-dump=json", "-Xclang", f"-ast-dump-filter={NAMESPACE}", "-"]
+    return translated, _run(command, translated)

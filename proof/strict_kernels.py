@@ -1,0 +1,120 @@
+"""Every specialisation of every kernel, through the strict front end, its rules and its facts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from proof.checks import Progress
+from proof.strict_facts import Facts, Peak, examine
+from proof.strict_front_end import Refused, compile_strictly, instantiation, shader_text, tools
+from proof.strict_rules import check_rules, no_recursion
+from proof.strict_tree import Layout, NotUnderstood, read_tree
+from torch_gdn.specialisations import DTYPES, MODEL_SIZES, OTHER_SIZES, Specialisation, Variant, of_variants
+
+TABLE = Path(__file__).with_name("specialisations.tsv")
+JOBS = 2
+TOGETHER = 24  # specialisations of one kernel that clang sees at once
+
+# K and V are free up to 256 and 512. To the sizes of models and to those that torch_gdn.check compiles come K above V, and
+# the largest odd sizes, with the most registers and no packet.
+SIZES = (*MODEL_SIZES, *OTHER_SIZES, (192, 96), (255, 511))
+CHUNK_SIZES = (16, 32, 64)
+BOTH = (True, False)
+
+
+def all_specialisations() -> list[Specialisation]:
+    """Every dtype, chunk size, alignment, state layout, normalisation and way to call the stages, at these sizes."""
+    variants = [
+        Variant(dtype, K, V, chunk_size, aligned, value_inner, normalise, by_stage)
+        for dtype in DTYPES
+        for K, V in SIZES
+        for chunk_size in CHUNK_SIZES
+        for aligned, value_inner, normalise, by_stage in itertools.product(BOTH, repeat=4)
+    ]
+    longest = [Variant(dtype, 1024, 1) for dtype in DTYPES]  # rows that l2norm takes
+    return [*of_variants(variants), *of_variants(longest, ["l2norm"])]
+
+
+def model_specialisations() -> list[Specialisation]:
+    """What models call for in chunks of 64, and one awkward size: for every run of the tests."""
+    variants = [
+        Variant(dtype, K, V, 64, aligned=True, value_inner=value_inner, normalise=True)
+        for dtype in DTYPES
+        for K, V in (*MODEL_SIZES, (33, 65))
+        for value_inner in BOTH
+    ]
+    return of_variants(variants)
+
+
+@dataclass
+class Outcome:
+    problems: list[str]
+    facts: list[Facts]
+
+
+def check_source(source: str) -> Outcome:
+    """A whole Metal program: what the front end, the rules and the limits have against it."""
+    try:
+        translated, dump = compile_strictly(source)
+    except Refused as refused:
+        return Outcome(refused.messages, [])
+    tree = read_tree(translated, dump)
+    problems = set(check_rules(tree))
+    if any(no_recursion(tree)):  # the rest follows calls
+        return Outcome([str(problem) for problem in sorted(problems)], [])
+    layout, facts, over = Layout(tree), [], []
+    peak = Peak(tree, layout)
+    for kernel in tree.kernels:
+        try:
+            found, more = examine(tree, layout, kernel, peak)
+        except NotUnderstood as reason:
+            over.append(f"{kernel.name}: {reason}: the checks have no rule for it")
+            continue
+        facts.append(found)
+        problems |= more
+        over += found.over_limit()
+    return Outcome([*(str(problem) for problem in sorted(problems)), *over], facts)
+
+
+def batches(specialisations: Iterable[Specialisation]) -> Iterator[list[Specialisation]]:
+    by_kernel = sorted(specialisations, key=lambda each: each.kernel)
+    for _, group in itertools.groupby(by_kernel, key=lambda each: each.kernel):
+        members = list(group)
+        for first in range(0, len(members), TOGETHER):
+            yield members[first : first + TOGETHER]
+
+
+def source_of(specialisations: Sequence[Specialisation]) -> str:
+    """As the host writes it, but with several instances behind one shader."""
+    lines = [instantiation(each.kernel, each.arguments) for each in specialisations]
+    return shader_text(specialisations[0].file) + "".join(lines)
+
+
+def check_batch(specialisations: Sequence[Specialisation]) -> Outcome:
+    outcome = check_source(source_of(specialisations))
+    if not outcome.facts and not outcome.problems:
+        outcome.problems.append(f"{specialisations[0].file}: no kernel was seen")
+    return outcome
+
+
+def check_specialisations(specialisations: Iterable[Specialisation], progress: Progress) -> Outcome:
+    tools()  # built once, here
+    work = list(batches(specialisations))
+    progress.expect(len(work))
+    problems, facts = [], []
+    with ProcessPoolExecutor(JOBS) as pool:
+        for done in as_completed([pool.submit(check_batch, batch) for batch in work]):
+            outcome = done.result()
+            problems += outcome.problems
+            facts += outcome.facts
+            progress.step(outcome.facts[-1].name if outcome.facts else "refused")
+    return Outcome(sorted(set(problems)), sorted(facts, key=lambda each: each.name))
+
+
+def table_text(facts: Sequence[Facts]) -> str:
+    rows = [Facts.COLUMNS, *(each.row() for each in facts)]
+    return "".join("\t".join(row) + "\n" for row in rows)

@@ -1,0 +1,109 @@
+"""Metal that others wrote and ship, through our front end: what it refuses of what Apple's compiler is known to take says
+how far to trust its verdict on ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from proof.checks import Progress
+from proof.strict_front_end import Refused, check_others, tools
+from proof.vocabulary import House, houses
+
+JOBS = 2
+MLX = "mlx/backend/metal/kernels/"
+
+# Neither house's headers stand alone: these are what the files that include them include first.
+METAL = "#include <metal_stdlib>\nusing namespace metal;\n"
+BEFORE: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (f"{MLX}quantized.h", ("steel/gemm/gemm.h",)),
+    (f"{MLX}fp_quantized.h", ("steel/gemm/gemm.h",)),
+    (f"{MLX}indexing/scatter*.h", ("atomic.h",)),
+    (f"{MLX}reduction/ops.h", ("atomic.h",)),
+    (f"{MLX}reduce.h", ("atomic.h", "reduction/ops.h")),
+    (f"{MLX}reduction/reduce_*.h", ("atomic.h", "reduction/ops.h")),
+    (f"{MLX}searchsorted.h", ("sort.h",)),
+    (f"{MLX}steel/conv/*.h", ("steel/defines.h", "steel/utils.h", "steel/conv/params.h", "steel/conv/conv.h")),
+    (f"{MLX}steel/gemm/kernels/*.h", ("steel/gemm/gemm.h",)),
+    ("ATen/native/mps/kernels/Sort*.h", ("c10/metal/utils.h", "ATen/native/mps/kernels/SortMerge.h")),
+    ("ATen/native/mps/kernels/*Attention.h", ("c10/metal/utils.h",)),
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Files that our front end does not take, and why that is as it should be, or our front end's own limit."""
+
+    files: str
+    message: str
+    reason: str
+
+
+METAL_4 = "Metal 4: tensor operations, or lambdas, which no language version before it has"
+REFUSALS = (
+    Refusal(f"{MLX}*nax*.h", "MetalPerformancePrimitives|lambda expressions", METAL_4),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    file: str
+    messages: tuple[str, ...]  # none: it compiles
+
+    @property
+    def reason(self) -> str:
+        """Why it is refused; empty if nobody has said."""
+        for refusal in REFUSALS:
+            if fnmatch(self.file, refusal.files) and re.search(refusal.message, self.messages[0]):
+                return refusal.reason
+        return ""
+
+
+def include_root(house: House) -> Path:
+    return house.root if house.name == "torch" else house.root.parents[3]
+
+
+def source_of(house: House, file: str) -> str:
+    before = [name for pattern, names in BEFORE if fnmatch(file, pattern) for name in names]
+    if house.name == "mlx":
+        before = [MLX + name for name in ("utils.h", *before)]
+    lines = (f'#include "{name}"\n' for name in (*before, file))
+    return (METAL if house.name == "torch" else "") + "".join(lines)
+
+
+def judge(house: House, path: Path) -> Verdict:
+    root = include_root(house)
+    file = str(path.relative_to(root))
+    try:
+        check_others(source_of(house, file), [root])
+    except Refused as refused:
+        return Verdict(file, tuple(message.replace(f"{root}/", "") for message in refused.messages))
+    return Verdict(file, ())
+
+
+def judge_all(progress: Progress, of: Sequence[House] | None = None) -> dict[House, list[Verdict]]:
+    tools()
+    of = houses() if of is None else of
+    verdicts: dict[House, list[Verdict]] = {}
+    with ThreadPoolExecutor(JOBS) as pool:
+        for house in of:
+            progress.expect(len(house.files))
+            verdicts[house] = []
+            for verdict in pool.map(lambda path, house=house: judge(house, path), house.files):
+                progress.step(verdict.file)
+                verdicts[house].append(verdict)
+    return verdicts
+
+
+def refusal_table(verdicts: Sequence[Verdict]) -> list[str]:
+    """One line for each reason: how many files, which, and the first message."""
+    lines = []
+    for reason in dict.fromkeys(verdict.reason for verdict in verdicts if verdict.messages):
+        files = [verdict.file for verdict in verdicts if verdict.messages and verdict.reason == reason]
+        lines.append(f"{len(files)} refused ({reason or 'no reason known'}): {', '.join(files)}")
+    return lines

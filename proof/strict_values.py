@@ -1,0 +1,168 @@
+"""What a value depends on, and what it is in each lane as far as that can be told without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+# A value may differ between the lanes of a simdgroup, between simdgroups, or be known only when the kernel runs.
+LANE, SIMDGROUP, RUN = 1, 2, 4
+THREAD = LANE | SIMDGROUP
+
+EXACT = 0  # each lane's value, always
+SAMPLE = 1  # each lane's value in the first simdgroup and the first round of each loop
+OFFSET = 2  # each lane's distance from an unknown value that all lanes share
+
+Numbers = tuple[int, ...]
+ZEROS: Numbers = (0,) * 32
+
+
+@dataclass(frozen=True)
+class Lanes:
+    values: Numbers
+    kind: int
+
+    @property
+    def uniform(self) -> bool:
+        return len(set(self.values)) == 1
+
+
+UNKNOWN_UNIFORM = Lanes(ZEROS, OFFSET)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A variable in thread memory, or a part of it."""
+
+    variable: str
+    member: str = ""
+    is_part: bool = False  # an element, or more than one may be meant
+
+
+@dataclass(frozen=True)
+class Value:
+    depends: int = 0
+    lanes: Lanes | None = None  # of integers; of pointers, in bytes
+    members: dict[str, Value] = field(default_factory=dict, hash=False)
+    target: Place | None = None  # of pointers and references into thread memory
+    space: str = ""  # of pointers and references to other memory
+
+    def known(self) -> Lanes | None:
+        """The lanes; what all lanes share is at no distance from itself."""
+        if self.lanes is not None or self.depends & LANE:
+            return self.lanes
+        return UNKNOWN_UNIFORM
+
+    def constant(self) -> int | None:
+        """The value if it is one and the same, always."""
+        if self.lanes is not None and self.lanes.kind == EXACT and self.lanes.uniform:
+            return self.lanes.values[0]
+        return None
+
+    def with_depends(self, depends: int) -> Value:
+        return self if not depends & ~self.depends else replace(self, depends=self.depends | depends)
+
+
+def number(value: int) -> Value:
+    return Value(lanes=Lanes((value,) * 32, EXACT))
+
+
+def union(*values: Value) -> int:
+    depends = 0
+    for value in values:
+        depends |= value.depends
+    return depends
+
+
+def join(one: Value, other: Value) -> Value:
+    """Either of two values."""
+    if one is other or one == other:
+        return one
+    members = {}
+    for name in one.members.keys() | other.members.keys():
+        members[name] = join(one.members.get(name, Value()), other.members.get(name, Value()))
+    lanes = one.lanes if one.lanes == other.lanes else None
+    return Value(union(one, other), lanes, members, one.target or other.target, one.space or other.space)
+
+
+def in_a_loop(before: Value, after: Value) -> Value:
+    """At the head of a loop, which `before` reaches first and `after` from then on."""
+    joined = join(before, after)
+    if joined.lanes is None and before.lanes is not None:
+        joined = replace(joined, lanes=Lanes(before.lanes.values, max(before.lanes.kind, SAMPLE)))
+    return joined
+
+
+def quotient(a: int, b: int) -> int:
+    if b == 0:
+        return 0
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": quotient,
+    "%": lambda a, b: a - quotient(a, b) * b if b else 0,
+    "&": lambda a, b: a & b,
+    "|": lambda a, b: a | b,
+    "^": lambda a, b: a ^ b,
+    "<<": lambda a, b: a << min(max(b, 0), 63),
+    ">>": lambda a, b: a >> max(b, 0),
+    "<": lambda a, b: int(a < b),
+    ">": lambda a, b: int(a > b),
+    "<=": lambda a, b: int(a <= b),
+    ">=": lambda a, b: int(a >= b),
+    "==": lambda a, b: int(a == b),
+    "!=": lambda a, b: int(a != b),
+    "&&": lambda a, b: int(bool(a) and bool(b)),
+    "||": lambda a, b: int(bool(a) or bool(b)),
+}
+
+
+def combine(operator: str, one: Lanes | None, other: Lanes | None) -> Lanes | None:
+    """The lanes of `one operator other`."""
+    if one is None or other is None or operator not in OPERATIONS:
+        return None
+    kind = max(one.kind, other.kind)
+    if kind == OFFSET:
+        if one.uniform and other.uniform:
+            return UNKNOWN_UNIFORM
+        factor = other if one.kind == OFFSET else one
+        scales = operator == "*" and factor.kind != OFFSET and factor.uniform
+        if operator not in ("+", "-") and not scales:
+            return None
+    operation = OPERATIONS[operator]
+    return Lanes(tuple(map(operation, one.values, other.values)), kind)
+
+
+def choose(condition: Value, one: Value, other: Value) -> Value:
+    """`condition ? one : other`."""
+    chosen = condition.constant()
+    if chosen is not None:
+        return one if chosen else other
+    result = join(one, other).with_depends(condition.depends)
+    test, a, b = condition.lanes, one.known(), other.known()
+    if test is not None and test.kind != OFFSET and a is not None and b is not None and OFFSET not in (a.kind, b.kind):
+        values = tuple(x if t else y for t, x, y in zip(test.values, a.values, b.values, strict=True))
+        result = replace(result, lanes=Lanes(values, max(test.kind, a.kind, b.kind)))
+    return result
+
+
+BANKS, BANK_BYTES = 32, 4
+
+
+def bank_passes(lanes: Lanes, size: int) -> int:
+    """How many times threadgroup memory is asked for one access: the lanes that are served together (128 bytes' worth) go
+    once for each different word that they want of one bank.
+    """
+    together = max(1, min(32, BANKS * BANK_BYTES // size))
+    most = 1
+    for first in range(0, 32, together):
+        words: dict[int, set[int]] = {}
+        for start in lanes.values[first : first + together]:
+            for word in range(start // BANK_BYTES, -(-(start + size) // BANK_BYTES)):
+                words.setdefault(word % BANKS, set()).add(word)
+        most = max(most, *(len(each) for each in words.values()))
+    return most

@@ -1,0 +1,213 @@
+"""The words of Metal that our shaders use, and where each occurs in Metal that Apple's compiler is known to take.
+
+That is the Metal in MLX's and PyTorch's public wheels, which ship compiled from it. `python -m proof --only vocabulary
+--write` writes vocabulary.tsv; a word that is not in it fails the tests, and a word that no such source has is refused.
+Only words and names of files are recorded.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proof import wheels
+from proof.strict_front_end import SHADERS, compile_strictly
+from proof.strict_kernels import source_of
+from proof.strict_tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
+from torch_gdn.specialisations import KERNELS, Variant, of_variants
+
+TABLE = Path(__file__).with_name("vocabulary.tsv")
+HEADER = "kind\tword\toccurs in\n"
+NAMED = 2  # files of each house
+
+# C++14 and the preprocessor, which every Metal compiler has, with `if constexpr`.
+CPLUSPLUS = set(
+    "auto bool break case char const constexpr continue decltype default do else enum explicit false float for if inline "
+    "int long namespace operator private public return short signed sizeof static static_assert struct switch template "
+    "true typedef typename union unsigned using void volatile while "
+    "define elif endif ifdef ifndef include line once pragma undef __LINE__ _Pragma clang".split()
+)
+# Metal's own qualifiers are words to be looked up like any other: device, constant, thread, threadgroup, kernel.
+
+GENERATED_CALLS = ("threadgroup_variable", "constant_text", "argument")
+LEXICAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'', re.S)
+
+
+@dataclass(frozen=True, order=True)
+class Word:
+    kind: str  # header, attribute, pragma, function or name
+    text: str
+
+    def pattern(self) -> re.Pattern[str]:
+        text = re.escape(self.text)
+        if self.kind == "header":
+            return re.compile(rf"#\s*include\s*<{text}>")
+        if self.kind == "attribute":
+            return re.compile(rf"\[\[[^\]]*\b{text}\b")
+        if self.kind == "pragma":
+            return re.compile(re.sub(r"(\\ )+", r"\\s+", text))
+        if self.kind == "function":
+            return re.compile(rf"\b{text}\s*(?:<[^;{{}}()]*>)?\s*\(")
+        return re.compile(rf"(?<![\w.]){text}\b|\b{text}\s*\(") if len(self.text) > 1 else re.compile(rf"\.{text}\b")
+
+
+def blanked(text: str) -> str:
+    """Without comments and texts."""
+    return LEXICAL.sub(lambda match: " " * (0 if match[0].startswith("/") else 2), text)
+
+
+def metal_blocks(text: str) -> str:
+    """A header that C++ reads as well: the part that Metal sees."""
+    kept, hidden = [], []
+    for line in text.splitlines():
+        directive = re.match(r"\s*#\s*(if|ifdef|ifndef|else|elif|endif)\b(.*)", line)
+        if directive is None:
+            kept.append("" if any(hidden) else line)
+        elif directive[1].startswith("if"):
+            hidden.append(directive[1] == "ifndef" and "__METAL__" in directive[2])
+            kept.append(line)
+        elif directive[1] == "endif":
+            hidden.pop()
+        elif directive[1] == "else":
+            opening = next(each for each in reversed(kept) if re.match(r"\s*#\s*if", each))
+            hidden[-1] = "__METAL__" in opening and not re.match(r"\s*#\s*ifndef", opening)
+    return "\n".join(kept)
+
+
+def _trees() -> list[Tree]:
+    """One instance of each kernel; recurrent ones in both layouts, since either leaves out code."""
+    import torch
+
+    trees = []
+    for kernel in KERNELS:
+        variants = [Variant(torch.bfloat16, 128, 128, normalise=True, value_inner=inner) for inner in (True, False)]
+        trees.append(read_tree(*compile_strictly(source_of(of_variants(variants, [kernel])))))
+    return trees
+
+
+def _declared(trees: Iterable[Tree]) -> set[str]:
+    names = set()
+    for tree in trees:
+        names |= {str(node["name"]) for node in tree.everything() if node["kind"].endswith("Decl") and "name" in node}
+    return names
+
+
+def _library_calls(trees: Iterable[Tree]) -> set[str]:
+    """Functions of Metal's library that are called, whatever else bears their names."""
+    names = set()
+    for tree in trees:
+        calls = (node for function in tree.functions.values() for node in walk(_body(function)))
+        for call in calls:
+            if call["kind"] in ("CallExpr", "CXXMemberCallExpr") and tree.function(callee(call)) is None:
+                names.add(callee_name(call))
+    return {name for name in names if name.isidentifier() and name not in GENERATED_CALLS}
+
+
+def _body(function: Node) -> Node:
+    body = body_of(function)
+    assert body is not None
+    return body
+
+
+def words() -> set[Word]:
+    """Of all files in shaders/."""
+    trees = _trees()
+    found = {Word("function", name) for name in _library_calls(trees)}
+    texts = [metal_blocks(path.read_text()) for path in sorted(SHADERS.rglob("*")) if path.suffix in (".metal", ".h")]
+    known = _declared(trees) | CPLUSPLUS | {name for text in texts for name in re.findall(r"#\s*define\s+(\w+)", text)}
+    known |= {word.text for word in found}
+    for text in texts:
+        found |= {Word("header", name) for name in re.findall(r"#\s*include\s*<(\w+)>", text)}
+        found |= {Word("pragma", pragma) for pragma in re.findall(r'_Pragma\("(.*?)"\)', text)}
+        code = re.sub(r"#\s*include[^\n]*", "", blanked(text))
+        for attributes in re.findall(r"\[\[(.*?)\]\]", code):
+            found |= {Word("attribute", name) for name in re.findall(r"[a-z_]\w*", attributes)}
+        code = re.sub(r"\[\[.*?\]\]", "", code)
+        code = re.sub(r"\b0x[\da-fA-F]+\w*|\b\d[\w.]*", "", code)
+        found |= {Word("name", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in known}
+    return found | {Word("attribute", "host_name")}  # in the line that the host appends
+
+
+@dataclass(frozen=True)
+class House:
+    """Metal source of others that is known to compile."""
+
+    name: str
+    version: str
+    root: Path
+    files: tuple[Path, ...]
+
+    def relative(self, path: Path) -> str:
+        return f"{self.name}/{path.relative_to(self.root)}"
+
+
+def _installed(package: str) -> tuple[str, Path] | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return importlib.metadata.version(package), Path(list(spec.submodule_search_locations)[0])
+
+
+def _headers(*folders: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path for folder in folders for path in folder.rglob("*.h")))
+
+
+def mlx() -> House:
+    """The installed package has the Metal sources on every system; else the macOS wheel is fetched."""
+    installed = _installed("mlx")
+    if installed and (installed[1] / "include/mlx/backend/metal/kernels").is_dir():
+        version, root = installed
+    else:
+        wheel = wheels.mlx_metal()
+        version, root = wheel.version, wheel.root / "mlx"
+    kernels = root / "include/mlx/backend/metal/kernels"
+    return House("mlx", version, kernels, _headers(kernels))
+
+
+def torch() -> House:
+    installed = _installed("torch")
+    assert installed is not None, "torch_gdn cannot be imported without torch"
+    include = installed[1] / "include"
+    folders = (include / "c10/metal", include / "ATen/native/mps/kernels")
+    return House("torch", installed[0].split("+")[0], include, _headers(*folders))
+
+
+def houses() -> list[House]:
+    return [mlx(), torch()]
+
+
+def sources(wanted: Iterable[Word], houses: Sequence[House]) -> dict[Word, list[str]]:
+    """The first files of each house in which a word occurs."""
+    texts = [
+        (house, path, text if "pragma" in text else text)
+        for house in houses
+        for path in house.files
+        for text in [path.read_text(errors="replace")]
+    ]
+    code = {path: blanked(text) for _, path, text in texts}
+    result = {}
+    for word in sorted(wanted):
+        pattern, named = word.pattern(), []
+        for house in houses:
+            matching = [
+                house.relative(path)
+                for owner, path, text in texts
+                if owner is house and pattern.search(text if word.kind == "pragma" else code[path])
+            ]
+            named += matching[:NAMED]
+        result[word] = named
+    return result
+
+
+def write_table(named: dict[Word, list[str]]) -> None:
+    rows = (f"{word.kind}\t{word.text}\t{' '.join(files)}\n" for word, files in sorted(named.items()) if files)
+    TABLE.write_text(HEADER + "".join(rows))
+
+
+def read_table() -> dict[Word, list[str]]:
+    rows = (line.split("\t") for line in TABLE.read_text().splitlines()[1:])
+    return {Word(kind, text): files.split(" ") for kind, text, files in rows}

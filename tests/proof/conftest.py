@@ -1,0 +1,41 @@
+"""Wheels and the cross-built extension, once for all tests of this folder; where a wheel cannot be had, a skip."""
+
+from __future__ import annotations
+
+import pytest
+
+from proof import apple_headers, mac_build, mac_checks, wheels
+from proof.checks import Silent
+
+
+@pytest.fixture(scope="session")
+def torch_wheel() -> wheels.Wheel:
+    try:
+        return wheels.torch()
+    except wheels.Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def mlx_wheel() -> wheels.Wheel:
+    try:
+        return wheels.mlx_metal()
+    except wheels.Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def build(torch_wheel: wheels.Wheel, mlx_wheel: wheels.Wheel) -> mac_build.Build:
+    """The whole extension, linked. Objects are kept between runs by what they were made from."""
+    return mac_checks.built(Silent())
+
+
+@pytest.fixture(scope="session")
+def reference(mlx_wheel: wheels.Wheel) -> apple_headers.Reference:
+    return mac_checks.apple_reference()
+
+
+@pytest.fixture(scope="session")
+def names(torch_wheel: wheels.Wheel) -> frozenset[str]:
+    """Apple's names that torch's own macOS library uses."""
+    return apple_headers.names_used_by(mac_checks.torch_library())
