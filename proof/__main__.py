@@ -1,4 +1,4 @@
-"""`python -m proof [--only NAME ...] [--json FILE]`: runs the checks and prints a table of check, cases and result."""
+"""`python -m proof [--only NAME ...] [--json FILE] [--write]`: runs the checks, prints a table of what they found."""
 
 from __future__ import annotations
 
@@ -84,10 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [each.name for each in known]
     parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"of {', '.join(names)}")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON")
+    parser.add_argument("--write", action="store_true", help="write the tables that the checks generate")
     options = parser.parse_args(arguments)
 
     bar = Bar()
-    results = checks.run([each for each in known if not options.only or each.name in options.only], bar)
+    results = checks.run([each for each in known if not options.only or each.name in options.only], bar, options.write)
     bar.close()
     print(table(results))
     print(f"\n{details(results)}\n\n{UNPROVEN}")

@@ -9,11 +9,12 @@ import importlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from proof.wheels import Unavailable
 
-SECTIONS = ("proof.mac_checks",)
+SECTIONS = ("proof.mac_checks", "proof.strict_checks")
 
 
 class Blocked(RuntimeError):
@@ -45,6 +46,15 @@ class Finding:
     cases: int
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    tables: dict[Path, str] = field(default_factory=dict)  # generated files of the repository, as they should be
+
+    def settle_tables(self, command: str, write: bool) -> None:
+        """Writes the tables, or says which of them are not what the sources give."""
+        for path, text in self.tables.items():
+            if write:
+                path.write_text(text)
+            elif not path.exists() or path.read_text() != text:
+                self.problems.append(f"{path.name} is not what the sources give: {command} --write writes it")
 
 
 @dataclass(frozen=True)
@@ -87,13 +97,14 @@ def all_checks() -> Sequence[Check]:
     return list(REGISTRY.values())
 
 
-def run(checks: Iterable[Check], progress: Progress) -> list[Result]:
+def run(checks: Iterable[Check], progress: Progress, write: bool = False) -> list[Result]:
     results = []
     for each in checks:
         start = time.monotonic()
         finding, not_run = None, ""
         try:
             finding = each.run(progress)
+            finding.settle_tables(f"python -m proof --only {each.name}", write)
         except (Unavailable, Blocked) as reason:
             not_run = str(reason)
         except Exception as error:  # a check that breaks is a case that is wrong; the others are still to be run

@@ -1,9 +1,9 @@
-"""What a specialisation needs of a GPU: exact facts from clang's tree, and a model of what Apple's compiler makes of it.
+"""What a specialisation needs of a GPU: exact facts from clang's tree, and a model of what a compiler makes of it.
 
-The model's constants: a variable in scope takes one 32-bit register for each 4 bytes begun, a pointer to device or constant
-memory two, one to threadgroup memory one; references and compile-time constants take none; what an expression holds
-between its parts is not counted, nor does anything end before its scope does. Threadgroup memory has 32 banks of 4
-bytes; an access is served 128 bytes at a time, and once for each different word of one bank among them.
+The model's constants: a variable in scope takes one 32-bit register for each 4 bytes begun, a pointer to device or
+constant memory two, one to threadgroup memory one; references and compile-time constants take none; what an expression
+holds between its parts is not counted, nor does anything end before its scope does. Threadgroup memory has 32 banks of
+4 bytes; an access is served 128 bytes at a time, and once for each different word of one bank among them.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Facts:
     )
 
     def row(self) -> tuple[str, ...]:
-        numbers = (self.threadgroup_bytes, self.buffers, self.device_vector, self.threadgroup_vector)
-        numbers += (self.thread_bytes, self.registers, self.bank_passes)
+        memory = (self.threadgroup_bytes, self.buffers, self.device_vector, self.threadgroup_vector)
+        numbers = (*memory, self.thread_bytes, self.registers, self.bank_passes)
         return (self.name, *map(str, numbers), self.bank_place)
 
     def over_limit(self) -> list[str]:
@@ -160,7 +160,7 @@ class Peak:
 
 def examine(tree: Tree, layout: Layout, kernel: Kernel, peak: Peak) -> tuple[Facts, set[Problem]]:
     """The facts of one specialisation, and what breaks a rule in it."""
-    flow = Flow(tree, layout, kernel)
+    flow = Flow(tree, layout, kernel=kernel)
     flow.run()
     functions = reachable(tree, kernel)
     use = peak.of_function(kernel.function)

@@ -1,4 +1,4 @@
-"""Metal source -> clang's C++ for OpenCL, with Metal's address spaces enforced, warnings as errors, and clang's own tree.
+"""Metal source -> clang's C++ for OpenCL, with Metal's address spaces enforced, warnings as errors, and clang's tree.
 
 The translation and the declarations of Metal's library are those of the simulated device (simulator/engine), so what is
 checked here is what runs there. This front end adds what only a reader of the source can tell: it asks clang for every
@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 ENGINE = CHECKOUT / "simulator" / "engine"
 SHADERS = CHECKOUT / "shaders"
 CLANG = "clang++-19"
-TRANSLATION = ("source_transform", "source_words", "tokens", "kernel_entry", "constant_use")
+TRANSLATE = Path(__file__).with_name("strict_translate.cpp")
 
 # What Apple's compiler defines for language version 3.1, the one that csrc/mps/library.mm asks for.
 DEFINES = (
@@ -63,11 +63,22 @@ class Tools:
     prelude: Path
 
 
+def _translation() -> list[Path]:
+    """The part of the engine that translates: source_transform.cpp and what it includes, directly or not."""
+    found, open_ = [ENGINE / "source_transform.cpp"], ["source_transform.cpp"]
+    while open_:
+        for name in re.findall(r'#include "(\w+)\.h"', (ENGINE / open_.pop()).read_text()):
+            source = ENGINE / f"{name}.cpp"
+            if source.exists() and source not in found:
+                found.append(source)
+                open_ += [source.name, f"{name}.h"]
+    return found
+
+
 def _key() -> str:
     digest = hashlib.sha256(subprocess.run([CLANG, "--version"], capture_output=True, check=True).stdout)
-    files = [Path(__file__).with_name("strict_translate.cpp"), ENGINE / "kernel_abi.h", *ENGINE.glob("*.cpp")]
-    files += [path for path in (ENGINE / "metal").rglob("*") if path.is_file()]
-    for path in sorted([*files, *ENGINE.glob("*.h")]):
+    library = (path for path in (ENGINE / "metal").rglob("*") if path.is_file())
+    for path in sorted([TRANSLATE, *_translation(), *ENGINE.glob("*.h"), *library]):
         digest.update(str(path).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -79,6 +90,14 @@ def _run(command: Sequence[str], source: str | None = None) -> str:
     return result.stdout
 
 
+def _build(output: Path, command: Sequence[str]) -> None:
+    unfinished = output.with_suffix(".unfinished")
+    result = subprocess.run([*command, "-o", str(unfinished)], capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{result.stderr}")
+    unfinished.rename(output)
+
+
 @functools.cache
 def tools() -> Tools:
     """The translation as a program and the library's declarations as a precompiled header, built when they change."""
@@ -88,16 +107,12 @@ def tools() -> Tools:
     translate, prelude = directory / "translate", directory / "prelude.pch"
     with locked(directory):
         if not translate.exists():
-            sources = [Path(__file__).with_name("strict_translate.cpp")]
-            sources += [ENGINE / f"{name}.cpp" for name in TRANSLATION]
-            unfinished = translate.with_name("unfinished")
-            _run([CLANG, "-std=c++20", "-O1", f"-I{CHECKOUT}", "-o", str(unfinished), *map(str, sources)])
-            unfinished.rename(translate)
+            sources = map(str, (TRANSLATE, *_translation()))
+            _build(translate, [CLANG, "-std=c++20", "-O1", f"-I{CHECKOUT}", *sources])
         if not prelude.exists():
             library = ENGINE / "metal" / "library"
             command = [CLANG, "-x", "cl-header", *LANGUAGE, "-w", "-Xclang", "-fno-pch-timestamp"]
-            _run([*command, "-isystem", f"{library}/host", "-o", f"{prelude}.new", f"{library}/prelude.h"])
-            Path(f"{prelude}.new").rename(prelude)
+            _build(prelude, [*command, "-isystem", f"{library}/host", f"{library}/prelude.h"])
     return Tools(translate, prelude)
 
 
@@ -154,14 +169,14 @@ def preprocess(source: str, include: Sequence[Path] = ()) -> str:
     return _run([*command, *(f"-I{path}" for path in include), *DEFINES, "-"], source)
 
 
-def translate(source: str, is_ours: bool = True, include: Sequence[Path] = ()) -> str:
+def translate(source: str, include: Sequence[Path] = ()) -> str:
     """Metal source in clang's C++ for OpenCL; Refused where Metal has no such thing."""
-    return _run([str(tools().translate), *([] if is_ours else ["others"])], preprocess(source, include))
+    return _run([str(tools().translate)], preprocess(source, include))
 
 
 def check_others(source: str, include: Sequence[Path] = ()) -> None:
     """Metal of other houses, which may be C++17 and may warn: Refused names what clang does not take."""
-    translated = translate(source, is_ours=False, include=include)
+    translated = translate(source, include)
     _run([CLANG, "-x", "cl", *LANGUAGE, "-w", "-fsyntax-only", "-include-pch", str(tools().prelude), "-"], translated)
 
 
@@ -169,8 +184,8 @@ def compile_strictly(source: str) -> tuple[str, str]:
     """The translated program and clang's tree of it as JSON; Refused holds errors, and warnings, which are errors."""
     translated = translate(f'namespace {NAMESPACE} {{\n#line 1 "{UNNAMED}"\n{source}}}\n')
     # The translation's own entry to a kernel, which may need neither buffers nor positions.
-    translated = translated.replace("const ::simulator_thread* t)", "const ::simulator_thread* t __attribute__((unused)))")
-    translated = translated.replace("(void* const* a,", "(void* const* a __attribute__((unused)),")
+    for parameter in ("void* const* a", "const ::simulator_thread* t"):
+        translated = translated.replace(parameter, f"{parameter} __attribute__((unused))")
     command = [CLANG, "-x", "cl", *LANGUAGE, *WARNINGS, "-fsyntax-only", "-include-pch", str(tools().prelude)]
     command += ["-Xclang", "-ast-dump=json", "-Xclang", f"-ast-dump-filter={NAMESPACE}", "-"]
     return translated, _run(command, translated)

@@ -19,8 +19,8 @@ TABLE = Path(__file__).with_name("specialisations.tsv")
 JOBS = 2
 TOGETHER = 24  # specialisations of one kernel that clang sees at once
 
-# K and V are free up to 256 and 512. To the sizes of models and to those that torch_gdn.check compiles come K above V, and
-# the largest odd sizes, with the most registers and no packet.
+# K and V are free up to 256 and 512. To the sizes of models and to those that torch_gdn.check compiles come K above V,
+# and the largest odd sizes, with the most registers and no packet.
 SIZES = (*MODEL_SIZES, *OTHER_SIZES, (192, 96), (255, 511))
 CHUNK_SIZES = (16, 32, 64)
 BOTH = (True, False)
@@ -113,6 +113,14 @@ def check_specialisations(specialisations: Iterable[Specialisation], progress: P
             facts += outcome.facts
             progress.step(outcome.facts[-1].name if outcome.facts else "refused")
     return Outcome(sorted(set(problems)), sorted(facts, key=lambda each: each.name))
+
+
+def not_seen(wanted: Iterable[Specialisation], outcome: Outcome) -> list[str]:
+    """Specialisations that neither have facts nor belong to a program that was refused."""
+    if outcome.problems:
+        return []
+    seen = {facts.name for facts in outcome.facts}
+    return [f"{each.name} was not seen" for each in wanted if each.name not in seen]
 
 
 def table_text(facts: Sequence[Facts]) -> str:

@@ -1,5 +1,5 @@
-"""Metal that others wrote and ship, through our front end: what it refuses of what Apple's compiler is known to take says
-how far to trust its verdict on ours.
+"""Metal that others wrote and ship, through our front end: what it refuses of what Apple's compiler is known to take
+says how far to trust its verdict on ours.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Refusal:
 
 
 METAL_4 = "Metal 4: tensor operations, or lambdas, which no language version before it has"
+OUR_LIMIT = "a limit of ours: bfloat is a class here, so `?:` gives float where its two bfloats lie in different memory"
 REFUSALS = (
     Refusal(f"{MLX}*nax*.h", "MetalPerformancePrimitives|lambda expressions", METAL_4),
+    Refusal("ATen/native/mps/kernels/*.h", "no viable overloaded '='|no viable conversion from 'float'", OUR_LIMIT),
 )
 
 
@@ -100,10 +102,16 @@ def judge_all(progress: Progress, of: Sequence[House] | None = None) -> dict[Hou
     return verdicts
 
 
-def refusal_table(verdicts: Sequence[Verdict]) -> list[str]:
-    """One line for each reason: how many files, which, and the first message."""
-    lines = []
-    for reason in dict.fromkeys(verdict.reason for verdict in verdicts if verdict.messages):
-        files = [verdict.file for verdict in verdicts if verdict.messages and verdict.reason == reason]
-        lines.append(f"{len(files)} refused ({reason or 'no reason known'}): {', '.join(files)}")
-    return lines
+def refusal_notes(verdicts: Sequence[Verdict]) -> list[str]:
+    """One line for each reason: how many files, and which."""
+    files: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if verdict.messages and verdict.reason:
+            files.setdefault(verdict.reason, []).append(verdict.file.removeprefix(MLX))
+    return [f"{len(names)} refused, {reason}: {', '.join(names)}" for reason, names in files.items()]
+
+
+def unexplained(verdicts: Sequence[Verdict]) -> list[str]:
+    """Refusals that REFUSALS has no reason for."""
+    refused = (verdict for verdict in verdicts if verdict.messages and not verdict.reason)
+    return [f"{verdict.file} is refused, nobody has said why: {verdict.messages[0]}" for verdict in refused]

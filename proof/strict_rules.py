@@ -23,8 +23,8 @@ class Problem:
 
 
 DECLARATIONS_WITH_TYPES = ("VarDecl", "ParmVarDecl", "FieldDecl")
-# Metal Shading Language Specification: function and address space attributes, and the types that C++ has not. Those that
-# the translation turns into clang's own keywords never get here; clang refuses them.
+# Metal Shading Language Specification: function and address space attributes, and the types that C++ has not. Those
+# that the translation turns into clang's own keywords never get here; clang refuses them.
 KEYWORDS = {
     *("kernel", "vertex", "fragment", "visible", "stitchable", "intersection", "mesh", "object"),
     *("device", "constant", "thread", "threadgroup", "threadgroup_imageblock", "ray_data", "object_data"),
@@ -54,7 +54,8 @@ def no_function_pointers(tree: Tree) -> Iterator[Problem]:
     for node in tree.everything():
         is_pointer = re.search(r"\((\w+ )*[\w:]*[*&]", type_of(node)) and not _implicit(node)
         if is_pointer and node["kind"] in (*DECLARATIONS_WITH_TYPES, "NonTypeTemplateParmDecl"):
-            yield Problem(tree.places.of(node), f"'{node.get('name', 'unnamed')}' points to a function: Metal has no such")
+            name = node.get("name", "unnamed")
+            yield Problem(tree.places.of(node), f"'{name}' points to a function: Metal has no such")
 
 
 def keywords_are_no_names(tree: Tree) -> Iterator[Problem]:

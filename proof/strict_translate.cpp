@@ -1,5 +1,5 @@
 // Standard input to standard output: preprocessed Metal to the C++ for OpenCL that clang compiles, by the translation that
-// the simulated device itself uses. Any argument: source of other houses, to which our own stricter rules do not apply.
+// the simulated device itself uses, for language version 3.1.
 #include <iostream>
 #include <iterator>
 #include <string>
@@ -7,10 +7,10 @@
 #include "simulator/engine/engine.h"
 #include "simulator/engine/source_transform.h"
 
-int main(int count, char**) {
+int main() {
   const std::string source{std::istreambuf_iterator<char>(std::cin), {}};
   try {
-    std::cout << simulator::transform_source(source, {3u << 16 | 1, count == 1});
+    std::cout << simulator::transform_source(source, 3u << 16 | 1);
   } catch (const simulator::CompileError& error) {
     std::cerr << error.what();
     return 1;

@@ -154,7 +154,7 @@ BANKS, BANK_BYTES = 32, 4
 
 
 def bank_passes(lanes: Lanes, size: int) -> int:
-    """How many times threadgroup memory is asked for one access: the lanes that are served together (128 bytes' worth) go
+    """How often threadgroup memory is asked for one access: the lanes that are served together (128 bytes' worth) go
     once for each different word that they want of one bank.
     """
     together = max(1, min(32, BANKS * BANK_BYTES // size))

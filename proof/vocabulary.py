@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,19 +19,20 @@ from proof import wheels
 from proof.strict_front_end import SHADERS, compile_strictly
 from proof.strict_kernels import source_of
 from proof.strict_tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
-from torch_gdn.specialisations import KERNELS, Variant, of_variants
+from torch_gdn.specialisations import KERNELS, METAL_TYPES, Variant, of_variants
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
 HEADER = "kind\tword\toccurs in\n"
 NAMED = 2  # files of each house
 
 # C++14 and the preprocessor, which every Metal compiler has, with `if constexpr`.
-CPLUSPLUS = set(
-    "auto bool break case char const constexpr continue decltype default do else enum explicit false float for if inline "
-    "int long namespace operator private public return short signed sizeof static static_assert struct switch template "
-    "true typedef typename union unsigned using void volatile while "
-    "define elif endif ifdef ifndef include line once pragma undef __LINE__ _Pragma clang".split()
-)
+CPLUSPLUS = """
+auto bool break case char const constexpr continue decltype default do else enum explicit false float for if inline int
+long namespace operator private public return short signed sizeof static static_assert struct switch template true
+typedef typename union unsigned using void volatile while
+define elif endif ifdef ifndef include line once pragma undef __LINE__ _Pragma clang
+"""
+COMPONENTS = "xyzw"  # of vectors
 # Metal's own qualifiers are words to be looked up like any other: device, constant, thread, threadgroup, kernel.
 
 GENERATED_CALLS = ("threadgroup_variable", "constant_text", "argument")
@@ -52,7 +54,7 @@ class Word:
             return re.compile(re.sub(r"(\\ )+", r"\\s+", text))
         if self.kind == "function":
             return re.compile(rf"\b{text}\s*(?:<[^;{{}}()]*>)?\s*\(")
-        return re.compile(rf"(?<![\w.]){text}\b|\b{text}\s*\(") if len(self.text) > 1 else re.compile(rf"\.{text}\b")
+        return re.compile(rf"\b{text}\b")
 
 
 def blanked(text: str) -> str:
@@ -62,7 +64,8 @@ def blanked(text: str) -> str:
 
 def metal_blocks(text: str) -> str:
     """A header that C++ reads as well: the part that Metal sees."""
-    kept, hidden = [], []
+    kept: list[str] = []
+    hidden: list[bool] = []
     for line in text.splitlines():
         directive = re.match(r"\s*#\s*(if|ifdef|ifndef|else|elif|endif)\b(.*)", line)
         if directive is None:
@@ -118,8 +121,8 @@ def words() -> set[Word]:
     trees = _trees()
     found = {Word("function", name) for name in _library_calls(trees)}
     texts = [metal_blocks(path.read_text()) for path in sorted(SHADERS.rglob("*")) if path.suffix in (".metal", ".h")]
-    known = _declared(trees) | CPLUSPLUS | {name for text in texts for name in re.findall(r"#\s*define\s+(\w+)", text)}
-    known |= {word.text for word in found}
+    macros = {name for text in texts for name in re.findall(r"#\s*define\s+(\w+)", text)}
+    known = {*_declared(trees), *CPLUSPLUS.split(), *COMPONENTS, *macros, *(word.text for word in found)}
     for text in texts:
         found |= {Word("header", name) for name in re.findall(r"#\s*include\s*<(\w+)>", text)}
         found |= {Word("pragma", pragma) for pragma in re.findall(r'_Pragma\("(.*?)"\)', text)}
@@ -129,7 +132,8 @@ def words() -> set[Word]:
         code = re.sub(r"\[\[.*?\]\]", "", code)
         code = re.sub(r"\b0x[\da-fA-F]+\w*|\b\d[\w.]*", "", code)
         found |= {Word("name", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in known}
-    return found | {Word("attribute", "host_name")}  # in the line that the host appends
+    # In the line that the host appends.
+    return found | {Word("attribute", "host_name")} | {Word("name", name) for name in METAL_TYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,11 @@ def _installed(package: str) -> tuple[str, Path] | None:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
-    return importlib.metadata.version(package), Path(list(spec.submodule_search_locations)[0])
+    return importlib.metadata.version(package), Path(next(iter(spec.submodule_search_locations)))
+
+
+# MLX gives bfloat the library's functions there: names that it makes, not names that it found.
+OWN_DEFINITIONS = ("bf16_math.h",)
 
 
 def _headers(*folders: Path) -> tuple[Path, ...]:
@@ -182,30 +190,22 @@ def houses() -> list[House]:
 
 def sources(wanted: Iterable[Word], houses: Sequence[House]) -> dict[Word, list[str]]:
     """The first files of each house in which a word occurs."""
-    texts = [
-        (house, path, text if "pragma" in text else text)
-        for house in houses
-        for path in house.files
-        for text in [path.read_text(errors="replace")]
-    ]
-    code = {path: blanked(text) for _, path, text in texts}
-    result = {}
+    texts = {path: path.read_text(errors="replace") for house in houses for path in house.files}
+    code = {path: blanked(text) for path, text in texts.items()}
+    result: dict[Word, list[str]] = {}
     for word in sorted(wanted):
-        pattern, named = word.pattern(), []
+        pattern, where = word.pattern(), texts if word.kind == "pragma" else code
+        result[word] = []
         for house in houses:
-            matching = [
-                house.relative(path)
-                for owner, path, text in texts
-                if owner is house and pattern.search(text if word.kind == "pragma" else code[path])
-            ]
-            named += matching[:NAMED]
-        result[word] = named
+            files = (path for path in house.files if path.name not in OWN_DEFINITIONS)
+            matching = (house.relative(path) for path in files if pattern.search(where[path]))
+            result[word] += itertools.islice(matching, NAMED)
     return result
 
 
-def write_table(named: dict[Word, list[str]]) -> None:
+def table_text(named: dict[Word, list[str]]) -> str:
     rows = (f"{word.kind}\t{word.text}\t{' '.join(files)}\n" for word, files in sorted(named.items()) if files)
-    TABLE.write_text(HEADER + "".join(rows))
+    return HEADER + "".join(rows)
 
 
 def read_table() -> dict[Word, list[str]]:

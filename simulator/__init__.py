@@ -4,8 +4,9 @@
 on simulated Metal objects and on an engine that watches every memory access. See `python -m simulator --help`.
 """
 
+from simulator import metal
 from simulator.activation import activate, settings
 from simulator.fault import Fault
 from simulator.profiling import Profile, profile
 
-__all__ = ["Fault", "Profile", "activate", "profile", "settings"]
+__all__ = ["Fault", "Profile", "activate", "metal", "profile", "settings"]

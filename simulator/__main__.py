@@ -28,7 +28,9 @@ def main() -> None:
         print(f"{__doc__}\n{USAGE}")
         sys.exit(0 if arguments else 2)
     if arguments[0] in ("-m", "-c") and len(arguments) < 2:
-        sys.exit(USAGE)
+        sys.exit(f"{arguments[0]}: expected {'a module' if arguments[0] == '-m' else 'code'}\n{USAGE}")
+    if arguments[0] not in ("-m", "-c") and not Path(arguments[0]).is_file():
+        sys.exit(f"no script {arguments[0]!r}\n{USAGE}")
     simulator.activate(watch=watch, perturb=perturb, seed=seed)
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]

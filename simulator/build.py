@@ -35,22 +35,18 @@ def cache_directory() -> Path:
     return Path(os.environ.get("TORCH_GDN_CACHE") or Path.home() / ".cache" / "torch_gdn")
 
 
-def _gcc_directory() -> Path:
-    # libobjc's headers lie in GCC's own include folder, which clang does not search.
-    library = subprocess.run(["gcc", "-print-libgcc-file-name"], capture_output=True, text=True, check=True).stdout
-    return Path(library.strip()).parent
+def _gcc_directory() -> Path | None:
+    """GCC's folder of the newest version whose Objective-C headers are installed: clang does not search it."""
+    found = [header.parents[2] for header in Path("/usr/lib/gcc").glob("*/*/include/objc/objc.h")]
+    return max(found, key=lambda directory: int(directory.name.split(".")[0]), default=None)
 
 
 def check_tools() -> None:
-    missing = [tool for tool in (COMPILER, "gcc") if shutil.which(tool) is None]
-    if not missing:
-        gcc = _gcc_directory()
-        headers = (
-            gcc / "include/objc/objc.h",
-            Path("/usr/include/Block.h"),
-            Path("/usr/include/boost/context/fiber.hpp"),
-        )
-        missing = [str(header) for header in headers if not header.exists()]
+    missing = [] if shutil.which(COMPILER) else [COMPILER]
+    if _gcc_directory() is None:
+        missing.append("objc/objc.h")
+    headers = ("Block.h", "boost/context/fiber.hpp")
+    missing += [header for header in headers if not Path("/usr/include", header).exists()]
     if missing:
         raise BuildError(f"the simulated device needs {', '.join(missing)}: apt-get install {NEEDED}")
 
@@ -67,6 +63,7 @@ class Toolchain:
     def make() -> Toolchain:
         check_tools()
         gcc = _gcc_directory()
+        assert gcc is not None  # check_tools() looked
         root = Path(torch.__file__).parent
         simulator = CHECKOUT / "simulator"
         include = [CHECKOUT, CHECKOUT / "csrc", simulator / "foundation/include", simulator / "metal/include"]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 ON_MAC = sys.platform == "darwin"
@@ -113,3 +114,14 @@ def test_info_reports_the_simulated_device() -> None:
     assert finished.returncode == 0, finished.stderr
     assert "mps: relative distance" in finished.stdout
     assert "solve_tril_64: compiled in" in finished.stdout
+
+
+def test_the_use_in_the_readme_runs() -> None:
+    program = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    q, k, v = (torch.randn(1, 70, heads, 64) for heads in (1, 1, 2))
+    g, beta = -torch.rand(1, 70, 2), torch.rand(1, 70, 2)
+    names = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    names |= {f"{name}1": tensor[:, :1] for name, tensor in names.items()}
+    exec(program, names)
+    assert names["o"].shape == (1, 1, 2, 64)
+    assert names["state"].shape == (1, 2, 64, 64)

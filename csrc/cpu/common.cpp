@@ -237,17 +237,19 @@ TORCH_GDN_VECTORISED void normalise_rows(float* x, int64_t rows, int64_t width, 
 
 TORCH_GDN_VECTORISED void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t rows,
                                             float* inverse, int64_t inverse_stride) {
-  // Row i of X = (I + A)^-1 is e_i - sum over j < i of A_ij X_j, and X_j ends at column j.
+  // Row i of X = (I + A)^-1 is e_i - sum over j < i of A_ij X_j, and X_j ends at column j. The sum is in f64:
+  // with repeated keys and beta 1.9 the chunked op is then off by 6e-7, and by 2.2e-6 with f32 and no fused
+  // multiply-add.
   for (int64_t i = 0; i < length; ++i) {
-    float* row = inverse + i * inverse_stride;
-    std::fill(row, row + rows, 0.0f);
-    row[i] = 1.0f;
+    double row[64] = {};
+    row[i] = 1.0;
     for (int64_t j = 0; j < i; ++j) {
-      const float factor = A[i * stride + j];
+      const double factor = A[i * stride + j];
       const float* solved = inverse + j * inverse_stride;
 #pragma omp simd
       for (int64_t m = 0; m <= j; ++m) row[m] -= factor * solved[m];
     }
+    std::copy(row, row + rows, inverse + i * inverse_stride);
   }
   for (int64_t i = length; i < rows; ++i)
     std::fill(inverse + i * inverse_stride, inverse + i * inverse_stride + rows, 0.0f);

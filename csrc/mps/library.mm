@@ -15,13 +15,15 @@ namespace {
 
 const char* message(NSError* error) { return error ? [[error localizedDescription] UTF8String] : "no error given"; }
 
-// Both defaults would be the host's: an old language has no bfloat, and fast math may drop infinities and NaN.
+// The defaults would be the host's language, which may have no bfloat, and fast math, which may drop infinities and
+// NaN. From macOS 15 on safe math still leaves the functions fast: precise is a setting of its own.
 MTLCompileOptions* compile_options() {
   MTLCompileOptions* options = [[MTLCompileOptions new] autorelease];
   options.languageVersion = MTLLanguageVersion3_1;
 #if defined(__MAC_15_0)
   if (@available(macOS 15.0, *)) {
     options.mathMode = MTLMathModeSafe;
+    options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;
     return options;
   }
 #endif

@@ -4,6 +4,7 @@
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] f32; o [B, T, HV, V]; states
 // [N, HV, ...] with any strides of K and V, moved through threadgroup memory where V is the inner one.
 // S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+#include "common/exponential.h"
 #include "common/fragment.h"
 #include "common/sequences.h"
 #include "common/tile.h"
@@ -186,7 +187,7 @@ template <typename T, int K, bool ValueInner, bool Normalise>
       v_tile[item] = value < values ? float(fresh[(first + token) * parameters.v.token + value]) : 0.0f;
     }
     if (int(thread_index) < tokens) {
-      decay[thread_index] = exp(g[row + int64_t(thread_index) * parameters.value_heads]);
+      decay[thread_index] = gate_exp(g[row + int64_t(thread_index) * parameters.value_heads]);
       step[thread_index] = beta[row + int64_t(thread_index) * parameters.value_heads];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -53,11 +53,15 @@ std::string machine_key() {
   return key;
 }
 
-// Everything in simulator/engine that goes into a compiled kernel.
-std::string headers_key() {
+// Everything in simulator/engine that goes into a compiled kernel: headers, and the code that makes the C++.
+std::string engine_key() {
   const fs::path root = engine_directory();
   if (root.empty()) throw std::logic_error("set_engine_directory() was not called");
-  std::vector<fs::path> files = {root / "kernel_abi.h"};
+  std::vector<fs::path> files;
+  for (const char* name : {"kernel_abi.h", "compiler.cpp", "constant_use.cpp", "kernel_entry.cpp", "program_tables.cpp",
+                           "source_transform.cpp", "source_words.cpp", "tokens.cpp"}) {
+    files.push_back(root / name);
+  }
   for (const auto& entry : fs::recursive_directory_iterator(root / "metal")) {
     if (entry.is_regular_file()) files.push_back(entry.path());
   }
@@ -169,9 +173,9 @@ std::string preprocess(const std::string& source, const CompileOptions& options,
 }
 
 // The precompiled metal/library/prelude.h.
-fs::path prelude(const CompileOptions& options, const std::string& headers, const fs::path& directory) {
+fs::path prelude(const CompileOptions& options, const std::string& engine, const fs::path& directory) {
   const std::string key =
-      content_hash(headers + machine_key() + engine_directory() + (options.fast_math ? "fast" : "safe"));
+      content_hash(engine + machine_key() + engine_directory() + (options.fast_math ? "fast" : "safe"));
   const fs::path path = directory / ("prelude_" + key + ".pch");
   if (fs::exists(path)) return path;
   const fs::path library = fs::path(engine_directory()) / "metal" / "library";
@@ -187,17 +191,16 @@ fs::path prelude(const CompileOptions& options, const std::string& headers, cons
   return path;
 }
 
-void build(const std::string& source, const CompileOptions& options, const std::string& headers,
+void build(const std::string& source, const CompileOptions& options, const std::string& engine,
            const fs::path& directory, const fs::path& path) {
-  const bool is_project = follows_project_rules(options);
   TemporaryFile input(directory, ".cl"), output(directory, ".so");
-  input.write(transform_source(preprocess(source, options, directory), {language_version(options), is_project}));
+  input.write(transform_source(preprocess(source, options, directory), language_version(options)));
   std::vector<std::string> arguments = {"-x", "cl"};
   append(arguments, common_flags());
   append(arguments, math_flags(options));
   // Metal 3.1 is C++14. clang's C++ for OpenCL is C++17, but tells what C++14 lacks.
-  if (is_project) arguments.push_back("-Werror=pre-c++17-compat");
-  append(arguments, {"-include-pch", prelude(options, headers, directory).string(), "-shared", "-nostdlib", "-o",
+  if (follows_project_rules(options)) arguments.push_back("-Werror=pre-c++17-compat");
+  append(arguments, {"-include-pch", prelude(options, engine, directory).string(), "-shared", "-nostdlib", "-o",
                      output.path().string(), input.path().string(), "-lm", "-lgcc"});
   run_clang(arguments);
   output.publish(path);
@@ -205,16 +208,23 @@ void build(const std::string& source, const CompileOptions& options, const std::
 
 std::shared_ptr<const Program> build_and_load(const std::string& source, const CompileOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  const std::string headers = headers_key();
+  const std::string engine = engine_key();
   std::string key =
-      headers + machine_key() + std::to_string(language_version(options)) + (options.fast_math ? "fast" : "safe");
+      engine + machine_key() + std::to_string(language_version(options)) + (options.fast_math ? "fast" : "safe");
   for (const std::string& flag : common_flags()) key += flag + '\0';
   for (const auto& [name, value] : options.macros) key += name + '=' + value + '\0';
   const fs::path directory = cache_directory();
   const fs::path path = directory / (content_hash(key + '\0' + source) + ".so");
-  if (!fs::exists(path)) build(source, options, headers, directory, path);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  return load_program(path, took.count());
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  if (fs::exists(path)) {
+    try {
+      return load_program(path, seconds());
+    } catch (const CompileError&) {
+      // damaged, by a full disk perhaps: built again below
+    }
+  }
+  build(source, options, engine, directory, path);
+  return load_program(path, seconds());
 }
 
 }  // namespace

@@ -43,8 +43,9 @@ class Program {
  public:
   virtual ~Program() = default;
   virtual std::vector<std::string> function_names() const = 0;
-  virtual std::shared_ptr<const Function> function(const std::string& name, const FunctionConstants& constants) const = 0;  // null: no such name
-  virtual void bind(const FunctionConstants& constants) const = 0;  // before a dispatch
+  virtual std::shared_ptr<const Function> function(const std::string& name,
+                                                   const FunctionConstants& constants) const = 0;  // null: no such name
+  virtual void bind(const FunctionConstants& constants) const = 0;                                 // before a dispatch
   virtual double compile_seconds() const = 0;
 };
 
@@ -55,7 +56,7 @@ std::shared_ptr<const Program> compile(const std::string& source, const CompileO
 // ---- memory ----------------------------------------------------------------------------------------------------
 
 // The device's buffers report their lives, so that the watch knows bounds and what was written.
-void memory_created(const void* data, size_t length);   // nothing written yet
+void memory_created(const void* data, size_t length);  // nothing written yet
 void memory_destroyed(const void* data);
 void memory_written(const void* data, size_t length);   // by a host copy or a blit
 void memory_recycled(const void* data, size_t length);  // handed out again by an allocator: unwritten from here on
@@ -70,9 +71,9 @@ struct Size {
 
 struct BoundArgument {
   enum Kind { absent, buffer, bytes } kind = absent;
-  std::byte* data = nullptr;    // already at the offset
-  size_t length = 0;            // from data to the buffer's end
-  size_t offset = 0;            // of data in its buffer
+  std::byte* data = nullptr;  // already at the offset
+  size_t length = 0;          // from data to the buffer's end
+  size_t offset = 0;          // of data in its buffer
 };
 
 constexpr size_t kMaxBuffers = 31;
@@ -101,15 +102,15 @@ void execute(const Dispatch& dispatch);
 
 struct Settings {
   bool watch = true;
-  bool perturb = false;    // ULP noise on exp, log, rsqrt, ...; shuffled reductions; denormals flushed
-  uint64_t seed = 0;       // order of lanes and simdgroups; 0: ascending
-  unsigned workers = 0;    // operating-system threads; 0: one for each core
+  bool perturb = false;  // ULP noise on exp, log, rsqrt, ...; shuffled reductions; denormals flushed
+  uint64_t seed = 0;     // order of lanes and simdgroups; 0: ascending
+  unsigned workers = 0;  // operating-system threads; 0: one for each core
 };
 Settings& settings();
 
 struct KernelFigures {
   uint64_t dispatches = 0, threadgroups = 0, threads = 0;
-  uint64_t device_bytes_read = 0, device_bytes_written = 0;   // as issued by threads; counted while watched
+  uint64_t device_bytes_read = 0, device_bytes_written = 0;  // as issued by threads; counted while watched
   uint64_t threadgroup_bytes_read = 0, threadgroup_bytes_written = 0;
   uint64_t barriers = 0, collectives = 0, matrix_multiplies = 0;  // barriers a threadgroup, the others a simdgroup
   uint64_t threadgroup_memory = 0;                                // bytes, static and dynamic, the most of any dispatch

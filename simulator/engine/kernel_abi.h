@@ -21,25 +21,25 @@ struct simulator_thread {
 enum simulator_parameter_kind : uint32_t { simulator_buffer, simulator_threadgroup_memory, simulator_builtin };
 
 struct simulator_parameter {
-  const char* name;       // as the shader spells it
+  const char* name;  // as the shader spells it
   simulator_parameter_kind kind;
-  uint32_t index;         // [[buffer(index)]] or [[threadgroup(index)]]
-  uint32_t value_size;    // sizeof what the pointer or reference names
+  uint32_t index;       // [[buffer(index)]] or [[threadgroup(index)]]
+  uint32_t value_size;  // sizeof what the pointer or reference names
   uint32_t value_alignment;
-  bool is_constant_space; // `constant` rather than `device`
-  bool is_const;          // the shader may not write it
-  bool is_reference;      // a reference reads exactly one value
-  bool is_present;        // false where a [[function_constant]] gate may leave it out: then a buffer need not be set
+  bool is_constant_space;  // `constant` rather than `device`
+  bool is_const;           // the shader may not write it
+  bool is_reference;       // a reference reads exactly one value
+  bool is_present;         // false where a [[function_constant]] gate may leave it out: then a buffer need not be set
 };
 
 // Runs one thread. arguments[i] belongs to parameters[i]: the address of the data, null for a builtin.
 typedef void (*simulator_run)(void* const* arguments, const simulator_thread* thread);
 
 struct simulator_kernel {
-  const char* name;       // [[host_name]] where there is one, else the function's name
+  const char* name;  // [[host_name]] where there is one, else the function's name
   const simulator_parameter* parameters;
   uint32_t parameter_count;
-  uint32_t max_total_threads; // [[max_total_threads_per_threadgroup]], 0 if absent
+  uint32_t max_total_threads;  // [[max_total_threads_per_threadgroup]], 0 if absent
   simulator_run run;
 };
 
@@ -47,8 +47,8 @@ struct simulator_function_constant {
   const char* name;
   uint32_t index;
   uint32_t size;
-  void* address;          // written before a dispatch whose pipeline gives it a value
-  bool* is_defined;       // what is_function_constant_defined() reads
+  void* address;     // written before a dispatch whose pipeline gives it a value
+  bool* is_defined;  // what is_function_constant_defined() reads
 };
 
 // Each kernel library exports:
@@ -57,7 +57,12 @@ struct simulator_function_constant {
 
 // ---- what kernel code calls ----
 
-enum simulator_memory_scope : uint32_t { simulator_mem_none = 0, simulator_mem_device = 1, simulator_mem_threadgroup = 2, simulator_mem_texture = 4 };
+enum simulator_memory_scope : uint32_t {
+  simulator_mem_none = 0,
+  simulator_mem_device = 1,
+  simulator_mem_threadgroup = 2,
+  simulator_mem_texture = 4
+};
 
 void simulator_threadgroup_barrier(uint32_t memory_scope);
 void simulator_simdgroup_barrier(uint32_t memory_scope);

@@ -134,17 +134,6 @@ void number_parameters(const Tokens& tokens, std::vector<KernelParameter>& param
   }
 }
 
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += c;
-  }
-  return result + "\"";
-}
-
-const char* truth(bool value) { return value ? "true" : "false"; }
-
 }  // namespace
 
 std::vector<Attribute> take_attributes(Tokens& tokens, size_t begin, size_t end) {
@@ -197,10 +186,11 @@ std::string entry_code(const Entry& entry, const std::string& callee, const std:
   const std::string number = std::to_string(entry.number);
   std::string code = " using simulator_signature_" + number + " = " + signature + ";";
   if (!entry.kernel->max_threads.empty()) {
-    const size_t angle = callee.find('<');
-    const std::string arguments = angle == std::string::npos ? "" : callee.substr(angle);
-    code +=
-        " static constexpr ::uint simulator_limit_" + number + " = " + entry.kernel->max_threads + arguments + "();";
+    // a::f<b, c> -> a::limit<b, c>()
+    const size_t arguments = std::min(callee.find('<'), callee.size());
+    const size_t name = callee.rfind("::", arguments) == std::string::npos ? 0 : callee.rfind("::", arguments) + 2;
+    code += " static constexpr ::uint simulator_limit_" + number + " = " + callee.substr(0, name) +
+            entry.kernel->max_threads + callee.substr(arguments) + "();";
   }
   code += " extern \"C\" SIMULATOR_ENTRY void simulator_run_" + number +
           "(void* const* a, const ::simulator_thread* t) { " + callee + "(";
@@ -223,61 +213,6 @@ std::string entry_code(const Entry& entry, const std::string& callee, const std:
             gate + "; }";
   }
   return code;
-}
-
-std::string tables(const std::vector<Entry>& entries, const std::vector<FunctionConstant>& constants,
-                   const std::vector<std::string>& initialisers) {
-  std::string names, parameters, kernels, gates, requirements, values, calls;
-  size_t name_count = 0, gate_count = 0, requirement_count = 0;
-  const auto name_of = [&](const std::string& text) {
-    std::string symbol = "simulator_name_" + std::to_string(name_count++);
-    names += "static __global const char " + symbol + "[] = " + quoted(text) + ";\n";
-    return symbol;
-  };
-  for (const Entry& entry : entries) {
-    const std::string number = std::to_string(entry.number);
-    parameters += "static __global const simulator_parameter simulator_parameters_" + number + "[] = {";
-    for (size_t i = 0; i < entry.kernel->parameters.size(); ++i) {
-      const KernelParameter& p = entry.kernel->parameters[i];
-      const char* kinds[] = {"simulator_buffer", "simulator_threadgroup_memory", "simulator_builtin"};
-      const std::string layout = "simulator::layout_of<simulator::signature<" + entry.scope + "::simulator_signature_" +
-                                 number + ">::parameter<" + std::to_string(i) + ">>";
-      parameters += "{" + name_of(p.name) + ", " + kinds[p.kind] + ", " + std::to_string(p.index) + ", " + layout +
-                    "::size, " + layout + "::alignment, " + truth(p.is_constant) + ", " + truth(p.is_const) + ", " +
-                    truth(p.is_reference) + ", " + truth(p.gate.empty()) + "}, ";
-      if (!p.gate.empty()) {
-        gates += "{" + number + ", " + std::to_string(i) + ", " + entry.scope + "::simulator_gate_" + number + "_" +
-                 std::to_string(i) + "}, ";
-        ++gate_count;
-      }
-    }
-    parameters += "{}};\n";
-    for (size_t constant : entry.kernel->required_constants) {
-      requirements += "{" + number + ", " + std::to_string(constant) + "}, ";
-      ++requirement_count;
-    }
-    const std::string limit = entry.kernel->max_threads.empty() ? "0" : entry.scope + "::simulator_limit_" + number;
-    kernels += "{" + name_of(entry.host_name) + ", simulator_parameters_" + number + ", " +
-               std::to_string(entry.kernel->parameters.size()) + ", " + limit + ", " + entry.scope +
-               "::simulator_run_" + number + "}, ";
-  }
-  for (const FunctionConstant& constant : constants) {
-    const std::string value = constant.scope + "::simulator_value_" + constant.name;
-    values += "{" + name_of(constant.name) + ", " + std::to_string(constant.index) + ", sizeof(" + value +
-              "), (void*)&" + value + ", &" + constant.scope + "::simulator_defined_" + constant.name + "}, ";
-  }
-  for (const std::string& initialiser : initialisers) calls += initialiser + "(); ";
-  return "\n# 1 \"simulator tables\"\n" + names + parameters +
-         "extern \"C\" __global const simulator_kernel simulator_kernels[] = {" + kernels + "{}};\n" +
-         "extern \"C\" __global const uint32_t simulator_kernel_count = " + std::to_string(entries.size()) + ";\n" +
-         "extern \"C\" __global const simulator_function_constant simulator_function_constants[] = {" + values +
-         "{}};\n" + "extern \"C\" __global const uint32_t simulator_function_constant_count = " +
-         std::to_string(constants.size()) + ";\n" +
-         "extern \"C\" __global const simulator::gate simulator_gates[] = {" + gates + "{}};\n" +
-         "extern \"C\" __global const uint32_t simulator_gate_count = " + std::to_string(gate_count) + ";\n" +
-         "extern \"C\" __global const simulator::requirement simulator_requirements[] = {" + requirements + "{}};\n" +
-         "extern \"C\" __global const uint32_t simulator_requirement_count = " + std::to_string(requirement_count) +
-         ";\n" + "extern \"C\" SIMULATOR_ENTRY void simulator_constants_changed() { " + calls + "}\n";
 }
 
 }  // namespace simulator

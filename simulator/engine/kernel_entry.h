@@ -52,14 +52,4 @@ struct Entry {
 // type.
 std::string entry_code(const Entry& entry, const std::string& callee, const std::string& signature);
 
-// Of all program-scope function constants.
-struct FunctionConstant {
-  std::string name, scope;
-  uint32_t index = 0;
-};
-
-// The tables of kernel_abi.h, for the end of the program.
-std::string tables(const std::vector<Entry>& entries, const std::vector<FunctionConstant>& constants,
-                   const std::vector<std::string>& initialisers);
-
 }  // namespace simulator

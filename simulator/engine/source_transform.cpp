@@ -8,6 +8,7 @@
 #include "constant_use.h"
 #include "engine.h"
 #include "kernel_entry.h"
+#include "program_tables.h"
 #include "source_words.h"
 #include "tokens.h"
 
@@ -16,17 +17,16 @@ namespace {
 
 class Transformer {
  public:
-  Transformer(Tokens tokens, const LanguageOptions& options) : tokens_(std::move(tokens)), options_(options) {}
+  explicit Transformer(Tokens tokens) : tokens_(std::move(tokens)) {}
 
   std::string run() {
-    check_words(tokens_, options_);
     rewrite_words(tokens_);
     rewrite_is_defined();
     scope(0, tokens_.size(), "");
     refuse_threadgroup_variables();
     take_attributes(tokens_, 0, tokens_.size());  // of other functions' parameters, where they mean nothing
     for (Kernel& kernel : kernels_) require_constants(kernel);
-    return tokens_.output() + tables(entries_, constants_, initialisers_);
+    return tokens_.output() + program_tables(entries_, constants_, initialisers_);
   }
 
  private:
@@ -551,7 +551,6 @@ class Transformer {
   }
 
   Tokens tokens_;
-  LanguageOptions options_;
   std::deque<Kernel> kernels_;  // entries point into it
   std::vector<Entry> entries_;
   std::set<std::string> host_names_;
@@ -565,8 +564,10 @@ class Transformer {
 
 }  // namespace
 
-std::string transform_source(const std::string& preprocessed, const LanguageOptions& options) {
-  return Transformer(tokenize(preprocessed), options).run();
+std::string transform_source(const std::string& preprocessed, uint32_t language_version) {
+  Tokens tokens = tokenize(preprocessed);
+  check_words(tokens, language_version);
+  return Transformer(std::move(tokens)).run();
 }
 
 }  // namespace simulator

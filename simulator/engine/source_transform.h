@@ -5,12 +5,7 @@
 
 namespace simulator {
 
-struct LanguageOptions {
-  uint32_t version = 0;    // (major << 16) | minor
-  bool is_project = true;  // false: source of other houses, to which the project's own stricter rules do not apply
-};
-
-// Line numbers stay what they are. Throws CompileError.
-std::string transform_source(const std::string& preprocessed, const LanguageOptions& options);
+// Line numbers stay what they are. `language_version`: (major << 16) | minor. Throws CompileError.
+std::string transform_source(const std::string& preprocessed, uint32_t language_version);
 
 }  // namespace simulator

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 #include <set>
+#include <string>
+#include <vector>
 
 namespace simulator {
 namespace {
@@ -203,8 +205,8 @@ bool is_address_space(const Token& token) {
   return token.is("device") || token.is("threadgroup") || token.is("constant") || token.is("thread");
 }
 
-void check_words(const Tokens& tokens, const LanguageOptions& options) {
-  const bool has_bfloat = options.version >= (3u << 16 | 1);
+void check_words(const Tokens& tokens, uint32_t language_version) {
+  const bool has_bfloat = language_version >= (3u << 16 | 1);
   for (size_t i = 0; i < tokens.size(); ++i) {
     const Token& token = tokens[i];
     if (token.kind == Token::identifier && absent_words().count(token.spelling)) {
@@ -212,7 +214,7 @@ void check_words(const Tokens& tokens, const LanguageOptions& options) {
     }
     if (!has_bfloat && (is_bfloat(token.spelling) || has_bfloat_suffix(token))) {
       tokens.error(i, "'" + token.spelling + "' needs language version 3.1; this library is compiled as " +
-                          std::to_string(options.version >> 16) + "." + std::to_string(options.version & 0xffff));
+                          std::to_string(language_version >> 16) + "." + std::to_string(language_version & 0xffff));
     }
     if (starts_lambda(tokens, i)) tokens.error(i, "lambda expressions are not supported in Metal");
     if (!tokens.includes_metal_header && token.is("metal")) {

@@ -1,9 +1,7 @@
 // The parts of the source transformation that look at tokens and their neighbours only.
 #pragma once
-#include <string>
-#include <vector>
+#include <cstdint>
 
-#include "source_transform.h"
 #include "tokens.h"
 
 namespace simulator {
@@ -12,7 +10,7 @@ namespace simulator {
 bool is_address_space(const Token& token);
 
 // Refuses what Metal does not have and clang's C++ for OpenCL would take.
-void check_words(const Tokens& tokens, const LanguageOptions& options);
+void check_words(const Tokens& tokens, uint32_t language_version);
 
 // Address spaces, literals, swizzles, names that are keywords of OpenCL only, text.
 void rewrite_words(Tokens& tokens);

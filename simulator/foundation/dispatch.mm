@@ -20,6 +20,8 @@ struct dispatch_queue_s {
 
 namespace simulator {
 
+void (*wait_for_turn)(std::mutex& turn) = [](std::mutex& turn) { turn.lock(); };
+
 bool on_queue(dispatch_queue_t queue) { return queue->owner.load() == std::this_thread::get_id(); }
 
 uint64_t block_number(dispatch_queue_t queue) { return queue->blocks.load(); }
@@ -27,7 +29,7 @@ uint64_t block_number(dispatch_queue_t queue) { return queue->blocks.load(); }
 void enter_queue(dispatch_queue_t queue) {
   if (on_queue(queue))
     fault("dispatch_sync on queue '" + queue->label + "' from a block of the same queue: a deadlock on a Mac");
-  queue->mutex.lock();
+  if (!queue->mutex.try_lock()) wait_for_turn(queue->mutex);
   queue->owner = std::this_thread::get_id();
   queue->blocks++;
 }

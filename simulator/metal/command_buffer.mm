@@ -6,6 +6,7 @@
 
 #include "command_mode.h"
 #include "objects.h"
+#include "simulator/foundation/queue.h"
 
 NSErrorDomain const MTLCommandBufferErrorDomain = @"MTLCommandBufferErrorDomain";
 

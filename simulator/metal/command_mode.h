@@ -1,7 +1,4 @@
 #pragma once
-#include <dispatch/dispatch.h>
-
-#include "simulator/foundation/queue.h"
 
 namespace simulator {
 

@@ -47,7 +47,9 @@
   simulator::CompileOptions settings;
   if (options) {
     settings.language_version = static_cast<uint32_t>(options.languageVersion);
-    settings.fast_math = options.fastMathEnabled;
+    // Safe mathematics with fast functions is not safe: a host that forgets the second setting shows.
+    settings.fast_math =
+        options.fastMathEnabled || options.mathFloatingPointFunctions == MTLMathFloatingPointFunctionsFast;
     for (NSString* name in [options.preprocessorMacros allKeys])
       settings.macros.emplace_back([name UTF8String],
                                    [[[options.preprocessorMacros objectForKey:name] description] UTF8String]);

@@ -5,10 +5,10 @@
 
 #include <cstring>
 
-#include "command_mode.h"
 #include "device.h"
 #include "objects.h"
 #include "simulated_mac.h"
+#include "simulator/foundation/queue.h"
 
 namespace at::mps {
 

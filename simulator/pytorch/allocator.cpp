@@ -38,33 +38,43 @@ Allocator& Allocator::instance() {
   return *allocator;
 }
 
+void* Allocator::take_from_pool(size_t size) {
+  std::lock_guard lock(mutex_);
+  // The smallest block that is large enough, unless more than half of it would lie idle.
+  auto found = pool_.lower_bound(rounded(size));
+  if (found == pool_.end() || found->first > 2 * rounded(size)) return nullptr;
+  void* buffer = found->second;
+  pool_.erase(found);
+  return buffer;
+}
+
+void* Allocator::make(size_t size) {
+  const size_t limit = getHighWatermarkLimit();
+  auto fits = [&] {
+    std::lock_guard lock(mutex_);
+    return size <= kMaxBufferLength && reserved_ + rounded(size) <= limit;
+  };
+  if (!fits()) release_pool();
+  void* buffer = fits() ? create_buffer(size, rounded(size)) : nullptr;
+  TORCH_CHECK_WITH(OutOfMemoryError, buffer,
+                   "MPS backend out of memory (MPS allocated: ", formatSize(getCurrentAllocatedMemory()),
+                   ", max allowed: ", formatSize(limit), "). Tried to allocate ", formatSize(size), ".");
+  std::lock_guard lock(mutex_);
+  reserved_ += rounded(size);
+  return buffer;
+}
+
 c10::DataPtr Allocator::allocate(size_t size) {
   const c10::Device device(c10::DeviceType::MPS, 0);
   if (size == 0) return {nullptr, nullptr, raw_deleter(), device};
-  void* buffer = nullptr;
-  bool recycled = false;
-  {
-    std::lock_guard lock(mutex_);
-    // The smallest block that is large enough, unless more than half of it would lie idle.
-    auto found = pool_.lower_bound(rounded(size));
-    if (found != pool_.end() && found->first <= 2 * rounded(size)) {
-      buffer = found->second;
-      pool_.erase(found);
-      recycled = true;
-    }
-  }
-  if (recycled) {
+  void* buffer = take_from_pool(size);
+  if (buffer) {
     forget_content(buffer);  // may wait for the stream's queue: not under the lock
     set_buffer_length(buffer, size);
   } else {
-    const size_t limit = getHighWatermarkLimit();
-    if (size > kMaxBufferLength || (limit && reserved_ + size > limit) ||
-        !(buffer = create_buffer(size, rounded(size))))
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "MPS backend out of memory (MPS allocated: ", formatSize(current_),
-                       ", max allowed: ", formatSize(limit), "). Tried to allocate ", formatSize(size), ".");
+    buffer = make(size);
   }
   std::lock_guard lock(mutex_);
-  if (!recycled) reserved_ += buffer_capacity(buffer);
   used_[buffer] = size;
   current_ += size;
   requested_ += size;
@@ -103,6 +113,11 @@ void Allocator::copy_data(void* destination, const void* source, size_t count) c
 
 void Allocator::emptyCache(c10::MempoolId_t) {
   wait_for_stream();
+  release_pool();
+}
+
+// Queued commands retain what they use: a busy block goes when they are done.
+void Allocator::release_pool() {
   std::lock_guard lock(mutex_);
   for (auto& [capacity, buffer] : pool_) {
     reserved_ -= capacity;

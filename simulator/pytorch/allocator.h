@@ -53,7 +53,10 @@ class Allocator final : public at::mps::IMPSAllocator {
   size_t total_requested() const;  // bytes of all allocations so far
 
  private:
+  void* take_from_pool(size_t size);  // null: nothing fits
+  void* make(size_t size);
   void free(void* buffer);
+  void release_pool();
 
   mutable std::mutex mutex_;
   std::multimap<size_t, void*> pool_;  // by capacity

@@ -8,6 +8,7 @@
 #include "fault.h"
 #include "simulator/engine/compiler.h"
 #include "simulator/engine/engine.h"
+#include "simulator/foundation/queue.h"
 #include "simulator/metal/command_mode.h"
 #include "simulator/metal/device.h"
 #include "simulator/metal/simulated_mac.h"
@@ -30,6 +31,12 @@ KernelFigures since(const KernelFigures& now, const KernelFigures& before) {
   difference.matrix_multiplies -= before.matrix_multiplies;
   difference.seconds -= before.seconds;
   return difference;
+}
+
+void wait_without_interpreter(std::mutex& turn) {
+  if (!PyGILState_Check()) return turn.lock();
+  const py::gil_scoped_release release;
+  turn.lock();
 }
 
 void bind_engine(py::module_& module) {
@@ -64,6 +71,7 @@ void bind_engine(py::module_& module) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace simulator;
+  wait_for_turn = &wait_without_interpreter;
   bind_engine(module);
   bind_shaders(module);
   bind_metal_objects(module);

@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
+import pytest
 import torch
+
+from torch_gdn.check.device import check_use
+from torch_gdn.check.steps import LeftOut
 
 Result = TypeVar("Result")
 DEVICES = ("cpu", "mps")
@@ -19,7 +24,19 @@ def ready(name: str) -> torch.device:
         import simulator
 
         simulator.activate()
+    elif name == "mps" and why_unusable():
+        pytest.skip(why_unusable())
     return torch.device(name)
+
+
+@cache
+def why_unusable() -> str:
+    """Of the GPU of a virtual Mac, such as those that run workflows: PyTorch cannot allocate on it. Else empty."""
+    try:
+        check_use(torch.device("mps"))
+    except LeftOut as reason:
+        return str(reason)
+    return ""
 
 
 def on_a_mac() -> bool:

@@ -180,10 +180,12 @@ def test_buffers_without_an_index_take_the_free_ones_in_turn() -> None:
 
 def test_max_total_threads_may_depend_on_template_parameters() -> None:
     source = """
+    namespace inner {
     template <int M, int N>
     [[kernel, max_total_threads_per_threadgroup(M * N * 32)]]
     void limited(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] = 1; }
-    template [[host_name("limited")]] [[kernel]] decltype(limited<2, 2>) limited<2, 2>;"""
+    }
+    template [[host_name("limited")]] [[kernel]] decltype(inner::limited<2, 2>) inner::limited<2, 2>;"""
     with pytest.raises(simulator.Fault, match="128"):
         dispatch(library(source).pipeline("limited"), [torch.zeros(129, device="mps")], threads=129)
     dispatch(library(source).pipeline("limited"), [torch.zeros(128, device="mps")], threads=128)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -233,6 +235,16 @@ def test_threads() -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("wait", [torch.mps.empty_cache, torch.mps.synchronize, torch.accelerator.synchronize])
+def test_a_thread_that_waits_for_the_stream_lets_others_run(wait: Any) -> None:
+    thread = threading.Thread(target=wait)
+    with simulator.metal.stream_queue():  # a thread's turn, in which it runs Python
+        thread.start()
+        thread.join(timeout=0.05)
+        assert thread.is_alive()
+    thread.join()
+
+
 # ---- tensors ----
 
 
@@ -404,6 +416,59 @@ def test_ops_fall_back_to_the_cpu(op: Any) -> None:
     x = torch.randn(4, 6)
     on_mps, on_cpu = both(op, x)
     torch.testing.assert_close(on_mps, on_cpu)
+
+
+def written(out: torch.Tensor) -> Any:
+    """An op that writes to `out`, a fresh copy on the device of its argument."""
+
+    def op(x: torch.Tensor) -> torch.Tensor:
+        target = out.to(x.device, copy=True)
+        torch.mul(x, 2, out=target)
+        return target
+
+    return op
+
+
+def max_into(x: torch.Tensor) -> torch.Tensor:
+    values, indices = torch.empty(0, device=x.device), torch.empty(0, dtype=torch.int64, device=x.device)
+    result = torch.max(x, dim=1, out=(values, indices))
+    assert result.values.data_ptr() == values.data_ptr()
+    return values + indices
+
+
+def put_with_gaps(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, torch.tensor([0, 2], device=x.device)] = 9
+    return y
+
+
+def add_to_list(x: torch.Tensor) -> torch.Tensor:
+    parts = [x.clone(), x[:2].clone()]
+    torch._foreach_add_(parts, 1)
+    return torch.cat(parts)
+
+
+def fill_a_strided_view(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, ::2].t().copy_(torch.full((3, 4), 7.0, device=x.device)).mul_(2)
+    return y
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        written(torch.zeros(4, 6)),
+        written(torch.zeros(0)),
+        written(torch.zeros(6, 4).t()),
+        max_into,
+        put_with_gaps,
+        add_to_list,
+        fill_a_strided_view,
+    ],
+    ids=["out", "out_resized", "out_strided", "two_outs", "optional_list", "list_in_place", "strided_view"],
+)
+def test_ops_that_write_to_their_arguments(op: Any) -> None:
+    assert_same(op, torch.randn(4, 6))
 
 
 def test_an_op_of_another_namespace_does_not_fall_back() -> None:
@@ -579,6 +644,21 @@ def test_running_a_script(tmp_path: Path) -> None:
         "import sys, torch\nfrom helper import device\nprint(torch.arange(3, device=device).tolist(), sys.argv[1])\n"
     )
     assert run_simulator("--seed", "3", str(tmp_path / "script.py"), "word") == "[0, 1, 2] word\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "one", "x.py"], "--seed: expected a number"),
+        (["-c"], "-c: expected code"),
+        (["no_such_script.py"], "no script 'no_such_script.py'"),
+    ],
+    ids=["seed", "code", "script"],
+)
+def test_a_wrong_command_line_is_explained(arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["simulator", *arguments])
+    with pytest.raises(SystemExit, match=re.escape(words)):
+        runpy.run_module("simulator.__main__", run_name="__main__")
 
 
 def test_mps_may_be_asked_for_before_activation() -> None:

@@ -1,4 +1,4 @@
-"""Objective-C++ host code as a Mac has it (probe.mm), compiled against the wheel's own headers, on the device."""
+"""Objective-C++ host code as a Mac has it (simulator/probe/host_code.mm) with the wheel's headers, on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator import build
 
 @pytest.fixture(scope="module")
 def probe() -> Any:
-    source = Path(__file__).with_name("probe.mm")
+    source = build.CHECKOUT / "simulator" / "probe" / "host_code.mm"
     torch.ops.load_library(str(build.build_library("simulator_probe", [source], build.build_device())))
     return torch.ops.simulator_probe
 
@@ -127,7 +127,7 @@ def test_nothing_is_rebuilt_that_did_not_change(probe: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(build, "_run", refuse)
     device = build.build_device()
-    build.build_library("simulator_probe", [Path(__file__).with_name("probe.mm")], device)
+    build.build_library("simulator_probe", [build.CHECKOUT / "simulator" / "probe" / "host_code.mm"], device)
 
 
 def test_a_missing_tool_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -355,6 +355,19 @@ def test_kernels_are_held_to_the_tensors_size_not_the_blocks(scale: Any) -> None
         torch.mps.synchronize()
 
 
+def test_a_copy_writes_the_bytes_of_its_elements_and_no_others(scale: Any) -> None:
+    x, y = torch.empty(N, device="mps"), torch.empty(N, device="mps")
+    x[::2].copy_(torch.arange(N // 2))
+    with metal.encoder() as encoder:
+        encode_scale(encoder, scale, x, y)
+    with pytest.raises(simulator.Fault, match=r"'x'.* 1\b"):
+        torch.mps.synchronize()
+    x[1::2].copy_(torch.arange(N // 2))
+    with metal.encoder() as encoder:
+        encode_scale(encoder, scale, x, y)
+    assert y.tolist() == [2.0 * (i // 2) for i in range(N)]
+
+
 # ---- misused objects ----
 
 

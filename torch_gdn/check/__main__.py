@@ -26,7 +26,7 @@ from torch_gdn import _C
 from torch_gdn.check import golden, plan
 from torch_gdn.check.device import simulated_settings
 from torch_gdn.check.report import Report
-from torch_gdn.check.steps import FAIL, LEFT_OUT, PASS, Result, Step
+from torch_gdn.check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, USE, Result, Step
 from torch_gdn.check.worker import Setup, Worker
 
 
@@ -85,14 +85,14 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen(steps: Iterable[Step], only: Sequence[re.Pattern[str]]) -> list[Step]:
     """Those whose names match, and always those that look at the device."""
-    return [each for each in steps if each.section == "device" or any(some.search(each.name) for some in only)]
+    return [each for each in steps if each.section in (FACTS, USE) or any(some.search(each.name) for some in only)]
 
 
 def obstacle(results: Sequence[Result], step: Step) -> str:
     """Why it makes no sense to try the step: there is no device, or it can only compile."""
     for result in results:
-        needed = result.group == "facts" or step.section != "compile"
-        if result.section == "device" and result.status != PASS and needed:
+        needed = result.section == FACTS or (result.section == USE and step.section != COMPILE)
+        if needed and result.status != PASS:
             return f"the device cannot be used: {result.message}"
     return ""
 
@@ -100,7 +100,7 @@ def obstacle(results: Sequence[Result], step: Step) -> str:
 def run(steps: Sequence[Step], worker: Worker, results: list[Result]) -> None:
     """Fills in the results, with a progress bar."""
     failed = 0
-    with tqdm(steps, desc="torch_gdn.check", unit="step") as bar:
+    with tqdm(steps, desc="torch_gdn.check", unit="step", dynamic_ncols=True) as bar:
         for step in bar:
             bar.set_postfix_str(step.name[:60] if not failed else f"{failed} failed; {step.name[:50]}")
             reason = obstacle(results, step)
@@ -109,12 +109,13 @@ def run(steps: Sequence[Step], worker: Worker, results: list[Result]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    known = parser()
+    options = known.parse_args(arguments)
     steps = plan.steps(options.golden, options.quick)
     if options.only:
         steps = chosen(steps, options.only)
-        if all(step.section == "device" for step in steps):
-            parser().error("--only: no step has such a name")
+        if all(step.section in (FACTS, USE) for step in steps):
+            known.error("--only: no step has such a name")
     shown: dict[str, Any] = {"quick": options.quick, "only": [each.pattern for each in options.only or []]}
     started, start = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.perf_counter()
     report = Report(started, 0.0, shown, [])

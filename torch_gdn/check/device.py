@@ -26,20 +26,24 @@ def simulated_settings() -> dict[str, Any] | None:
 
 def check_facts(device: torch.device) -> Outcome:
     available = torch.backends.mps.is_available()
-    figures = {"versions": info.versions(), "system": info.system(), "mps": info.mps(), "ops": info.ops()}
-    figures["simulated"] = simulated_settings()
+    figures: dict[str, Any] = {"versions": info.versions(), "system": info.system(), "mps": info.mps()}
+    figures |= {"ops": info.ops(), "simulated": simulated_settings()}
     return Outcome(figures, "" if available else NO_DEVICE + (ON_LINUX if sys.platform == "linux" else ""))
 
 
+def round_trip(device: torch.device) -> torch.Tensor:
+    """A tensor makes its way to the device, through an addition and back."""
+    return (torch.arange(64.0).to(device) + 1).cpu()
+
+
 def check_use(device: torch.device) -> Outcome:
-    """A tensor makes its way to the device, through an addition and back.
+    """Whether PyTorch itself works there.
 
     A virtual machine's GPU (GitHub's macOS runners have one) compiles and runs Metal, but PyTorch cannot allocate on
     it; there only the compiler can be checked.
     """
     try:
-        there = torch.arange(64.0).to(device) + 1
-        right = bool((there.cpu() == torch.arange(1.0, 65.0)).all())
+        right = torch.equal(round_trip(device), torch.arange(1.0, 65.0))
     except RuntimeError as error:
         if "Paravirtual" in _C.device_facts()["name"]:
             raise LeftOut(f"PyTorch cannot use the GPU of a virtual machine: {error}") from error

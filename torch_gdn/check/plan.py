@@ -9,7 +9,7 @@ import torch
 
 from torch_gdn import specialisations
 from torch_gdn.check import device, golden, layer, seeded, stages, timing
-from torch_gdn.check.steps import LeftOut, Outcome, Step
+from torch_gdn.check.steps import COMPILE, FACTS, USE, LeftOut, Outcome, Step
 from torch_gdn.specialisations import METAL_TYPES, MODELS
 
 CHUNK_TOKENS = 130  # two chunks of 64 and a piece of a third
@@ -20,8 +20,8 @@ TIMED = ("Qwen3-Next-80B-A3B, Qwen3.5-35B-A3B, 9B, 4B", "Qwen3.5-27B", "OLMo-Hyb
 
 def steps(folder: Path, quick: bool) -> list[Step]:
     return [
-        Step("device", "facts", "", device.check_facts),
-        Step("device", "use", "", device.check_use),
+        Step(FACTS, "this machine", "", device.check_facts),
+        Step(USE, "PyTorch's own addition", "", device.check_use),
         *compiling(quick),
         *recorded(folder, quick),
         *from_seeds(folder, quick),
@@ -33,7 +33,7 @@ def steps(folder: Path, quick: bool) -> list[Step]:
 def compiling(quick: bool) -> list[Step]:
     wanted = specialisations.of_variants(specialisations.table(quick))
     return [
-        Step("compile", each.kernel, "_".join(each.arguments), partial(device.check_compiles, specialisation=each))
+        Step(COMPILE, each.kernel, "_".join(each.arguments), partial(device.check_compiles, specialisation=each))
         for each in wanted
     ]
 

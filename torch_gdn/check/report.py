@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch_gdn.check.steps import FAIL, LEFT_OUT, PASS, Result
+from torch_gdn.check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, USE, Result
 
 FORMAT = 1  # of the JSON; raised when a reader would misunderstand it
 
@@ -28,7 +28,7 @@ class Report:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return next((result.figures for result in self.results if result.group == "facts"), {})
+        return next((result.figures for result in self.results if result.section == FACTS), {})
 
     def json(self) -> str:
         report = {"format": FORMAT, "status": PASS if self.passed else FAIL} | asdict(self)
@@ -75,9 +75,9 @@ def table(results: list[Result]) -> list[str]:
 
 def measured(section: str, results: list[Result]) -> str:
     with_figures = [result for result in results if result.figures]
-    if not with_figures or section == "device":
+    if not with_figures or section in (FACTS, USE):
         return ""
-    if section == "compile":
+    if section == COMPILE:
         return compiled(with_figures)
     if section == "timing":
         return "; ".join(timed(result) for result in with_figures)
@@ -123,7 +123,8 @@ def grouped_messages(results: Iterable[Result]) -> list[tuple[str, str]]:
     places: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         plain = result.message.replace(result.case, "...") if result.case else result.message
-        places.setdefault((result.section, result.group if result.status == FAIL else "", plain), []).append(result)
+        key = (result.section, result.group, plain) if result.status == FAIL else ("", "", plain)
+        places.setdefault(key, []).append(result)
     found = []
     for members in places.values():
         first = members[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def call(op: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str,
     """The stage's op on these tensors, by the names of tests/golden; its outputs under theirs."""
     x = {name: tensor.to(device) for name, tensor in tensors.items()}
     cu = x.get("cu_seqlens")
-    packed = {"cu_seqlens": cu, "chunk_indices": None if cu is None else prepare_chunk_indices(cu)}
+    packed: dict[str, Any] = {"cu_seqlens": cu, "chunk_indices": None if cu is None else prepare_chunk_indices(cu)}
     results: Tensor | tuple[Tensor | None, ...]
     if op == "chunk_local_cumsum":
         results = torch_gdn.chunk_local_cumsum(x["g"], **packed)
@@ -80,5 +81,5 @@ def call(op: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str,
         results = torch_gdn.chunk_fwd_h(x["k"], x["w"], x["u"], x["g_cumsum"], initial_state=state, **packed)
     else:
         results = torch_gdn.chunk_fwd_o(x["q"], x["k"], x["v_new"], x["h"], x["g_cumsum"], **packed)
-    tensors = results if isinstance(results, tuple) else (results,)
-    return {name: x for name, x in zip(OUTPUTS[op], tensors, strict=False) if x is not None}
+    outputs = results if isinstance(results, tuple) else (results,)
+    return {name: each for name, each in zip(OUTPUTS[op], outputs, strict=False) if each is not None}

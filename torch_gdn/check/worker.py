@@ -61,7 +61,9 @@ class Worker:
         self._step_seconds = step_seconds
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
-        self._log = Path(tempfile.mkstemp(prefix="torch_gdn_check_", suffix=".log")[1])
+        descriptor, log = tempfile.mkstemp(prefix="torch_gdn_check_", suffix=".log")
+        os.close(descriptor)
+        self._log = Path(log)
         self._given_up = ""
         self._losses = 0
 

@@ -4,9 +4,10 @@
 //
 // The address spaces of Metal stand for these of OpenCL:
 //   thread       __private
-//   device       __local            so that neither of device and threadgroup converts to the other or to constant
+//   device       __local
 //   threadgroup  __global_device
 //   constant     const __global     the only one that program-scope variables may live in and `this` may point to
+// so that no space converts to another but for one case: a threadgroup pointer becomes a constant one unnoticed.
 #pragma once
 #pragma clang system_header
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
@@ -18,8 +19,6 @@
 #define threadgroup __attribute__((opencl_global_device))
 #define constant const __global
 
-// Each needs those before it.
-// clang-format off
 // clang-format off: each builds on those before it
 #include "scalars.h"
 #include "traits.h"

@@ -104,7 +104,8 @@ SIMULATOR_UNWATCHED inline void scan(void* const slots[32]) {
   }
 }
 
-// Each lane's result is the value of another lane. Source::lane gives its number, or -1 for the filling.
+// Each lane's result is the value of another lane. Source::lane gives its number; a negative one stands for the
+// filling.
 template <typename T, typename Source, uint width>
 SIMULATOR_UNWATCHED inline void exchange(void* const slots[32]) {
   T values[32];
@@ -113,7 +114,7 @@ SIMULATOR_UNWATCHED inline void exchange(void* const slots[32]) {
     if (!slots[lane]) continue;
     value_slot<T>* slot = slot_of<T>(slots, lane);
     uint base = lane / width * width;
-    int source = Source::lane(static_cast<int>(lane - base), slot->operand, slot->modulo, static_cast<int>(width));
+    int source = Source::lane(static_cast<int>(lane - base), slot->operand, static_cast<int>(width));
     slot->value = source >= static_cast<int>(width) ? undefined<T>()
                   : source < 0                      ? slot->filling
                                                     : values[base + source];
@@ -121,30 +122,26 @@ SIMULATOR_UNWATCHED inline void exchange(void* const slots[32]) {
 }
 
 struct from_lane {
-  METAL_FUNC static int lane(int, int operand, int, int) { return operand; }
+  METAL_FUNC static int lane(int, int operand, int) { return operand; }
 };
 struct from_first {
-  METAL_FUNC static int lane(int, int, int, int) { return 0; }
+  METAL_FUNC static int lane(int, int, int) { return 0; }
 };
 struct from_xor {
-  METAL_FUNC static int lane(int own, int operand, int, int) { return own ^ operand; }
+  METAL_FUNC static int lane(int own, int operand, int) { return own ^ operand; }
 };
 // A shuffle up or down does not wrap: lanes without a source keep their own value (here: the filling).
 struct from_below {
-  METAL_FUNC static int lane(int own, int operand, int modulo, int) {
-    return own % modulo < operand ? -1 : own - operand;
-  }
+  METAL_FUNC static int lane(int own, int operand, int) { return own - operand; }
 };
 struct from_above {
-  METAL_FUNC static int lane(int own, int operand, int modulo, int) {
-    return own % modulo + operand >= modulo ? -1 : own + operand;
-  }
+  METAL_FUNC static int lane(int own, int operand, int width) { return own + operand < width ? own + operand : -1; }
 };
 struct from_below_around {
-  METAL_FUNC static int lane(int own, int operand, int, int width) { return (own - operand) & (width - 1); }
+  METAL_FUNC static int lane(int own, int operand, int width) { return (own - operand) & (width - 1); }
 };
 struct from_above_around {
-  METAL_FUNC static int lane(int own, int operand, int, int width) { return (own + operand) & (width - 1); }
+  METAL_FUNC static int lane(int own, int operand, int width) { return (own + operand) & (width - 1); }
 };
 
 // shuffle_and_fill: a lane without a source takes one of `filling`, as if filling continued the data.

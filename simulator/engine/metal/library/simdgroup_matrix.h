@@ -38,37 +38,34 @@ METAL_FUNC uint row_of(uint lane) { return lane / 16 * 4 + lane / 2 % 4; }
 METAL_FUNC uint column_of(uint lane) { return lane / 8 % 2 * 4 + lane % 2 * 2; }
 
 typedef float row __attribute__((ext_vector_type(8)));
+typedef float pair __attribute__((ext_vector_type(2)));
 
-// The slot of d = a b + c: elements in float.
+// The slot of d = a b + c: a lane's elements of a, b and c, then those of d.
 struct multiply_slot {
-  float a[2], b[2], d[2];
+  pair a, b, d;
 };
 SIMULATOR_UNWATCHED inline void multiply_matrices(void* const slots[32]) {
-  float a[8][8];
-  alignas(row) float b[8][8], d[8][8];
+  alignas(row) float a[8][8], b[8][8], d[8][8];
   for (uint lane = 0; lane < 32; ++lane) {
     if (!slots[lane]) return;  // the runtime reports the incomplete simdgroup
     const multiply_slot* slot = static_cast<const multiply_slot*>(slots[lane]);
-    uint i = row_of(lane), j = column_of(lane);
-    for (uint k = 0; k < 2; ++k) {
-      a[i][j + k] = slot->a[k];
-      b[i][j + k] = slot->b[k];
-      d[i][j + k] = slot->d[k];
-    }
+    const uint i = row_of(lane), j = column_of(lane);
+    *reinterpret_cast<pair*>(&a[i][j]) = slot->a;
+    *reinterpret_cast<pair*>(&b[i][j]) = slot->b;
+    *reinterpret_cast<pair*>(&d[i][j]) = slot->d;
   }
+  uint depths[8], count = 0;
   const uint8_t* order = simulator_reduction_order();
   for (uint n = 0; n < 32; ++n) {
-    uint k = order[n];
-    if (k >= 8) continue;
-    row right = *reinterpret_cast<const row*>(b[k]);
-    for (uint i = 0; i < 8; ++i) {
-      row* sum = reinterpret_cast<row*>(d[i]);
-      *sum = __builtin_elementwise_fma(row(a[i][k]), right, *sum);
-    }
+    if (order[n] < 8) depths[count++] = order[n];
+  }
+  for (uint i = 0; i < 8; ++i) {
+    row sum = *reinterpret_cast<const row*>(d[i]);
+    for (uint k : depths) sum = __builtin_elementwise_fma(row(a[i][k]), *reinterpret_cast<const row*>(b[k]), sum);
+    *reinterpret_cast<row*>(d[i]) = sum;
   }
   for (uint lane = 0; lane < 32; ++lane) {
-    multiply_slot* slot = static_cast<multiply_slot*>(slots[lane]);
-    for (uint k = 0; k < 2; ++k) slot->d[k] = d[row_of(lane)][column_of(lane) + k];
+    static_cast<multiply_slot*>(slots[lane])->d = *reinterpret_cast<const pair*>(&d[row_of(lane)][column_of(lane)]);
   }
   simulator_count_multiply();
 }
@@ -76,7 +73,7 @@ SIMULATOR_UNWATCHED inline void multiply_matrices(void* const slots[32]) {
 template <typename D, typename A, typename B, typename C>
 SIMULATOR_UNWATCHED inline metal::vec<D, 2> multiply_add(const char* operation, metal::vec<A, 2> a, metal::vec<B, 2> b,
                                                          metal::vec<C, 2> c) {
-  multiply_slot slot = {{a.x, a.y}, {b.x, b.y}, {c.x, c.y}};
+  multiply_slot slot = {pair{a.x, a.y}, pair{b.x, b.y}, pair{c.x, c.y}};
   simulator_collective(operation, SIMULATOR_SITE, &slot, multiply_matrices);
   return metal::vec<D, 2>(slot.d[0], slot.d[1]);
 }

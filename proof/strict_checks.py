@@ -1,0 +1,52 @@
+"""The checks of strict Metal, as the table shows them."""
+
+from __future__ import annotations
+
+from proof import strict_examples, strict_kernels, strict_others, vocabulary
+from proof.checks import Finding, Progress, check
+
+
+@check("strict-rules", "each rule of Metal's refuses its example and takes the mended twin")
+def strict_rules_check(progress: Progress) -> Finding:
+    examples = strict_examples.examples()
+    progress.expect(len(examples))
+    problems = []
+    for example in examples:
+        problems += example.problems()
+        progress.step(example.name)
+    return Finding(2 * len(examples), problems)
+
+
+@check("strict-metal", "every specialisation compiles under Metal's address spaces, rules and limits, with no warning")
+def strict_metal_check(progress: Progress) -> Finding:
+    wanted = strict_kernels.all_specialisations()
+    outcome = strict_kernels.check_specialisations(wanted, progress)
+    problems = [*outcome.problems, *strict_kernels.not_seen(wanted, outcome)]
+    most = max(outcome.facts, key=lambda facts: facts.thread_bytes, default=None)
+    notes = [f"most arrays and fragments: {most.thread_bytes} bytes a thread, {most.name}"] if most else []
+    return Finding(len(wanted), problems, notes, {strict_kernels.TABLE: strict_kernels.table_text(outcome.facts)})
+
+
+@check("vocabulary", "every word of Metal's in the shaders is in Metal that Apple's compiler is known to take")
+def vocabulary_check(progress: Progress) -> Finding:
+    progress.expect(2)
+    words = vocabulary.words()
+    progress.step("read the shaders")
+    houses = vocabulary.houses()
+    named = vocabulary.sources(words, houses)
+    progress.step("read the others")
+    problems = [f"no known Metal source has the {word.kind} '{word.text}'" for word in words if not named[word]]
+    notes = [f"{house.name} {house.version}: {len(house.files)} files" for house in houses]
+    return Finding(len(words), problems, notes, {vocabulary.TABLE: vocabulary.table_text(named)})
+
+
+@check("metal-of-others", "the same front end takes the Metal that MLX and PyTorch ship, or there is a reason")
+def metal_of_others_check(progress: Progress) -> Finding:
+    problems, notes, cases = [], [], 0
+    for house, verdicts in strict_others.judge_all(progress).items():
+        cases += len(verdicts)
+        taken = sum(not verdict.messages for verdict in verdicts)
+        notes.append(f"{house.name} {house.version}: {taken} of {len(verdicts)} files compile")
+        notes += strict_others.refusal_notes(verdicts)
+        problems += strict_others.unexplained(verdicts)
+    return Finding(cases, problems, notes)

@@ -1,0 +1,48 @@
+"""An example of what each rule is for, in proof/rules: a program that must be refused, and with which words, beside its
+mended twin, which must pass.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from proof.strict_kernels import Outcome, check_source
+
+RULES = Path(__file__).with_name("rules")
+SAYS = "// refused: "
+
+
+@dataclass(frozen=True)
+class Example:
+    name: str
+
+    @property
+    def refused(self) -> str:
+        return (RULES / f"{self.name}.refused.metal").read_text()
+
+    @property
+    def accepted(self) -> str:
+        return (RULES / f"{self.name}.accepted.metal").read_text()
+
+    @property
+    def words(self) -> str:
+        """A regular expression that some message on the refused one must match."""
+        first = self.refused.splitlines()[0]
+        assert first.startswith(SAYS), f"{self.name}: the first line must say with which words it is refused"
+        return first[len(SAYS) :]
+
+    def problems(self) -> list[str]:
+        refused, accepted = check_source(self.refused), check_source(self.accepted)
+        return [*self._not_refused(refused), *(f"{self.name}: accepted twin: {each}" for each in accepted.problems)]
+
+    def _not_refused(self, outcome: Outcome) -> list[str]:
+        if any(re.search(self.words, message) for message in outcome.problems):
+            return []
+        said = outcome.problems or ["nothing"]
+        return [f"{self.name}: expected to be refused with {self.words!r}, the front end said: {'; '.join(said)}"]
+
+
+def examples() -> list[Example]:
+    return [Example(path.name.split(".")[0]) for path in sorted(RULES.glob("*.refused.metal"))]

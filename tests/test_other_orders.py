@@ -1,0 +1,85 @@
+"""The recorded cases where the simulated device is least kind: lanes and simdgroups in another order, and arithmetic at
+the edge of what Metal's specification allows (exp, log and rsqrt off by their ULP bounds, sums reordered, denormals
+flushed)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.cases import run
+from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.errors import assert_same_bits
+from tests.helpers.golden import NAMES, load
+from torch_gdn.check import golden as recorded
+
+pytestmark = pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic")
+
+CHUNKED = [name for name in NAMES if name != "decode_b4"]
+
+
+@pytest.fixture
+def mps() -> Iterator[torch.device]:
+    import simulator
+
+    yield ready("mps")
+    simulator.activate()
+
+
+def unkind(*, seed: int, perturb: bool) -> None:
+    import simulator
+
+    simulator.activate(seed=seed, perturb=perturb)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", CHUNKED)
+def test_the_order_of_lanes_changes_no_bit(mps: torch.device, name: str, seed: int) -> None:
+    case = load(name).case
+    for op in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
+        unkind(seed=0, perturb=False)
+        expected = run(op, case, mps)
+        unkind(seed=seed, perturb=False)
+        for part, ours, theirs in zip(("o", "final_state"), run(op, case, mps), expected, strict=True):
+            assert_same_bits(part, ours, theirs)
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_the_chunked_op_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
+    golden, op = load(name), "chunk_gated_delta_rule"
+    unkind(seed=3, perturb=True)
+    for part in recorded.whole_parts(golden, op, *run(op, golden.case, mps)):
+        assert part.kept, str(part)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recurrent_op_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
+    golden, op = load(name), "fused_recurrent_gated_delta_rule"
+    unkind(seed=3, perturb=True)
+    for part in recorded.whole_parts(golden, op, *run(op, golden.case, mps)):
+        assert part.kept, str(part)
+
+
+def test_the_state_decays_by_an_exponential_within_one_ulp(mps: torch.device) -> None:
+    """Metal allows its own exp 4 ulp, which the perturbing mode takes; keys of zero leave decay alone."""
+    unkind(seed=3, perturb=True)
+    g = torch.cat([torch.linspace(-86, 0, 1500), torch.linspace(0, 80, 100), -torch.logspace(-8, 0, 448)])
+    T, HV = 1, g.numel()
+    nothing = torch.zeros(1, T, 1, 16, device=mps)
+    _, state = torch_gdn.fused_recurrent_gated_delta_rule(
+        nothing,
+        nothing,
+        torch.zeros(1, T, HV, 1, device=mps),
+        g=g.view(1, T, HV).to(mps),
+        beta=torch.ones(1, T, HV, device=mps),
+        initial_state=torch.ones(1, HV, 16, 1, device=mps),
+        output_final_state=True,
+    )
+    assert state is not None
+    exact = g.double().exp()
+    error = (state.cpu()[0, :, 0, 0].double() - exact).abs() / exact
+    assert error[g <= 0].max() <= 1.2e-7
+    assert error.max() <= 5e-7
