@@ -26,17 +26,20 @@ CHUNK_SIZES = (16, 32, 64)
 BOTH = (True, False)
 
 
-def all_specialisations() -> list[Specialisation]:
+def all_variants() -> list[Variant]:
     """Every dtype, chunk size, alignment, state layout, normalisation and way to call the stages, at these sizes."""
-    variants = [
+    return [
         Variant(dtype, K, V, chunk_size, aligned, value_inner, normalise, by_stage)
         for dtype in DTYPES
         for K, V in SIZES
         for chunk_size in CHUNK_SIZES
         for aligned, value_inner, normalise, by_stage in itertools.product(BOTH, repeat=4)
     ]
+
+
+def all_specialisations() -> list[Specialisation]:
     longest = [Variant(dtype, 1024, 1) for dtype in DTYPES]  # rows that l2norm takes
-    return [*of_variants(variants), *of_variants(longest, ["l2norm"])]
+    return [*of_variants(all_variants()), *of_variants(longest, ["l2norm"])]
 
 
 def model_specialisations() -> list[Specialisation]:

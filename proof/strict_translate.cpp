@@ -1,5 +1,5 @@
-// Standard input to standard output: preprocessed Metal to the C++ for OpenCL that clang compiles, by the translation that
-// the simulated device itself uses, for language version 3.1.
+// Standard input to standard output: preprocessed Metal to the C++ for OpenCL that clang compiles, by the translation
+// that the simulated device itself uses, for language version 3.1.
 #include <iostream>
 #include <iterator>
 #include <string>

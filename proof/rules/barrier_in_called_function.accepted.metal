@@ -5,10 +5,8 @@ void settle(bool is_needed) {
   if (is_needed) threadgroup_barrier(mem_flags::mem_device);
 }
 
-kernel void rounds(
-    device float* values [[buffer(0)]],
-    constant bool& is_staged [[buffer(1)]],
-    uint index [[thread_index_in_threadgroup]]) {
+kernel void rounds(device float* values [[buffer(0)]], constant bool& is_staged [[buffer(1)]],
+                   uint index [[thread_index_in_threadgroup]]) {
   const bool is_first = index == 0;
   if (is_first) values[0] = 1.0f;
   settle(is_staged);

@@ -2,10 +2,8 @@
 #include <metal_stdlib>
 using namespace metal;
 
-kernel void reverse(
-    device float* values [[buffer(0)]],
-    constant uint& count [[buffer(1)]],
-    uint index [[thread_index_in_threadgroup]]) {
+kernel void reverse(device float* values [[buffer(0)]], constant uint& count [[buffer(1)]],
+                    uint index [[thread_index_in_threadgroup]]) {
   threadgroup float staged[256];
   if (index >= count) return;
   staged[index] = values[index];

@@ -1,0 +1,101 @@
+"""What the host code launches, in its own words: the ops run on the simulated device with a launcher that only takes notes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from simulator import activate, build
+from torch_gdn import _C, chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, l2norm
+from torch_gdn.specialisations import Specialisation, Variant
+
+TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Launch:
+    name: str
+    specialisation: Specialisation
+    file: str
+    bindings: int
+    threads: int  # of a threadgroup
+
+
+def _library() -> ctypes.CDLL:
+    sources = [Path(__file__).with_name("strict_recorder.cpp"), build.CHECKOUT / "csrc" / "shader_source.cpp"]
+    library = ctypes.CDLL(str(build.build_library("torch_gdn_recorder", sources, build.build_device(), [Path(_C.__file__)])))
+    library.recorder_lines.restype = library.recorder_source.restype = ctypes.c_char_p
+    return library
+
+
+@contextmanager
+def recording() -> Iterator[ctypes.CDLL]:
+    """Inside, the ops launch nothing."""
+    activate()
+    library = _library()
+    library.recorder_start()
+    try:
+        yield library
+    finally:
+        library.recorder_stop()
+
+
+def _rows(variant: Variant, heads: int, size: int) -> Tensor:
+    """[1, TOKENS, heads, size]; unaligned ones begin one element into their storage."""
+    first = 0 if variant.aligned else 1
+    storage = torch.empty(TOKENS * heads * size + first, dtype=variant.dtype, device="mps")
+    return storage[first:].view(1, TOKENS, heads, size)
+
+
+def _call(variant: Variant) -> None:
+    q, k, v = _rows(variant, 1, variant.K), _rows(variant, 1, variant.K), _rows(variant, 2, variant.V)
+    g = torch.empty(1, TOKENS, 2, device="mps")
+    sizes = (variant.K, variant.V) if variant.value_inner else (variant.V, variant.K)
+    options = {
+        "initial_state": torch.empty(1, 2, *sizes, device="mps"),
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": variant.normalise,
+        "state_v_first": not variant.value_inner,
+    }
+    fused_recurrent_gated_delta_rule(q, k, v, g, beta=g, **options)
+    if variant.by_stage:
+        _call_stages(variant, q, k, v, g)
+    else:
+        chunk_gated_delta_rule(q, k, v, g, beta=g, chunk_size=variant.chunk_size, **options)
+    l2norm(q)
+
+
+def _call_stages(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> None:
+    ops = torch.ops.gdn
+    C = variant.chunk_size
+    g_cumsum = ops.chunk_local_cumsum(g, C)
+    A_inv = ops.solve_tril(ops.chunk_scaled_dot_kkt(k, g_cumsum, g, chunk_size=C))
+    w, u = ops.recompute_w_u(k, v, g, A_inv, g_cumsum)
+    h, v_new, _ = ops.chunk_fwd_h(k, w, u, g_cumsum, chunk_size=C)
+    ops.chunk_fwd_o(q, k, v_new, h, g_cumsum, chunk_size=C)
+
+
+def launches_of(variants: Iterable[Variant]) -> list[Launch]:
+    """Every launch that differs from the others in more than its tensors' contents and sizes."""
+    with recording() as library:
+        for variant in variants:
+            _call(variant)
+        lines = library.recorder_lines().decode().splitlines()
+    fields = (line.split("\t") for line in lines)
+    return [
+        Launch(name, Specialisation(kernel, tuple(arguments.split())), file, int(bindings), int(threads))
+        for name, kernel, arguments, file, bindings, threads in fields
+    ]
+
+
+def source_of(variant: Variant) -> str:
+    """The Metal source that the host compiles for the l2norm of this variant."""
+    with recording() as library:
+        l2norm(_rows(variant, 1, variant.K))
+        return str(library.recorder_source().decode())
