@@ -42,6 +42,16 @@ def test_a_strong_gate_among_weak_ones(device: torch.device, op: str, g: float) 
     assert_exact(op, case, run(op, case, device))
 
 
+@pytest.mark.parametrize("g", [-20.0, -1e3, -torch.inf])
+def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, op: str, g: float) -> None:
+    """S + (exp(g) - 1) S is exact where exp(g) is near 1, and leaves 1e4 roundings of a large S where it is 0."""
+    case = make_case(30)
+    assert case.initial_state is not None
+    case.initial_state = case.initial_state * 1e4
+    case.g[:, 0] = g
+    assert_exact(op, case, run(op, case, device))
+
+
 @pytest.mark.parametrize("beta", [1.0, 1.9])
 def test_large_steps(device: torch.device, op: str, beta: float) -> None:
     case = make_case(130, beta=beta)

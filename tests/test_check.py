@@ -86,8 +86,18 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return check(tmp_path_factory.mktemp("good"))
 
 
-DECAY = "state[m] *= decay[token];\n"
-READ = "part += state[m] * *(threadgroup const float4*)(key + first_element(m, at.quarter));\n"
+DECAY = """\
+      if (decay[token].weak) {
+        UNROLL for (int m = 0; m < kParts; ++m) state[m] += factor * state[m];
+      } else {
+        UNROLL for (int m = 0; m < kParts; ++m) state[m] *= factor;
+      }
+"""
+READ = """\
+      UNROLL for (int m = 0; m < kParts; ++m) {
+        part += state[m] * *(threadgroup const float4*)(key + first_element(m, at.quarter));
+      }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +108,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     shutil.copytree(ROOT / "shaders", shaders)
     with (shaders / "gdn/solve_tril.metal").open("a") as file:
         file.write("constant int forgotten_semicolon = 1\n")
-    replace_once(shaders / "gdn/fused_recurrent_gated_delta_rule.metal", DECAY + " " * 8 + READ, READ + " " * 8 + DECAY)
+    replace_once(shaders / "gdn/fused_recurrent_gated_delta_rule.metal", DECAY + READ, READ + DECAY)
     return check(folder, "--shaders", str(shaders))
 
 

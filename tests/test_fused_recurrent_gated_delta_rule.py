@@ -7,7 +7,7 @@ import torch
 import torch_gdn
 from tests.helpers.cases import assert_exact, make_case, run
 from tests.helpers.devices import kernels_run
-from tests.helpers.errors import assert_same_bits
+from tests.helpers.errors import assert_close, assert_same_bits
 
 OP = "fused_recurrent_gated_delta_rule"
 
@@ -41,3 +41,13 @@ def test_without_g_and_beta_nothing_decays_and_steps_are_whole(device: torch.dev
 def test_scale(device: torch.device) -> None:
     case = make_case(20)
     assert_exact(OP, case, run(OP, case, device, scale=0.3), scale=0.3)
+
+
+def test_the_rounding_of_a_weak_decay_does_not_add_up(device: torch.device) -> None:
+    """exp(-1e-3) is rounded the same way for each token: 300 times 3e-8 is 9e-7, where the rest of the op has 2.5e-7."""
+    case = make_case(300)
+    case.g = torch.full_like(case.g, -1e-3)
+    o, state = run(OP, case, device)
+    exact = case.exact()
+    assert_close("o", o, exact[0], 4e-7)
+    assert_close("final_state", state, exact[1], 4e-7, head_dim=1)

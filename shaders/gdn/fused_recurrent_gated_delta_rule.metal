@@ -146,7 +146,7 @@ template <typename T, int K, bool ValueInner, bool Normalise>
   threadgroup float v_tile[kStaged * kRows];
   threadgroup float o_tile[kStaged * kRows];
   threadgroup float scratch[16 * kScratchStride];
-  threadgroup float decay[kStaged];
+  threadgroup Decay decay[kStaged];
   threadgroup float step[kStaged];
 
   const int target = int(group.z);
@@ -187,7 +187,7 @@ template <typename T, int K, bool ValueInner, bool Normalise>
       v_tile[item] = value < values ? float(fresh[(first + token) * parameters.v.token + value]) : 0.0f;
     }
     if (int(thread_index) < tokens) {
-      decay[thread_index] = gate_exp(g[row + int64_t(thread_index) * parameters.value_heads]);
+      decay[thread_index] = decay_of(g[row + int64_t(thread_index) * parameters.value_heads]);
       step[thread_index] = beta[row + int64_t(thread_index) * parameters.value_heads];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -201,8 +201,13 @@ template <typename T, int K, bool ValueInner, bool Normalise>
       threadgroup const float* key = k_tile + token * kPadded;
       threadgroup const float* query = q_tile + token * kPadded;
       float4 part = float4(0.0f);
+      const float factor = decay[token].factor;
+      if (decay[token].weak) {
+        UNROLL for (int m = 0; m < kParts; ++m) state[m] += factor * state[m];
+      } else {
+        UNROLL for (int m = 0; m < kParts; ++m) state[m] *= factor;
+      }
       UNROLL for (int m = 0; m < kParts; ++m) {
-        state[m] *= decay[token];
         part += state[m] * *(threadgroup const float4*)(key + first_element(m, at.quarter));
       }
       const float update = step[token] * (v_tile[token * kRows + at.row] - sum_of_row(part));
