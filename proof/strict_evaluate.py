@@ -1,4 +1,7 @@
-"""Expressions of a program, evaluated for all lanes at once: strict_flow.py goes through the statements around them."""
+"""Expressions of a program, evaluated for all lanes at once: strict_flow.py goes through the statements around them.
+
+Memory holds one value at one place for all threads that look at it: a race is for the simulated device to find.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from proof.strict_front_end import metal_terms
 from proof.strict_rules import Problem
-from proof.strict_tree import Layout, Node, NotUnderstood, Tree, callee, callee_name, children, is_array, type_of
+from proof.strict_tree import Layout, Node, Tree, callee, callee_name, children, is_array, type_of
 from proof.strict_values import (
     EXACT,
     OFFSET,
     RUN,
     ZEROS,
     Lanes,
+    NotUnderstood,
     Place,
     Value,
     bank_passes,
@@ -54,7 +58,9 @@ class Evaluation(ABC):
     accesses: dict[tuple[str, int], Access] = field(default_factory=dict, init=False)
     _values: dict[str, Value] = field(default_factory=dict, init=False)
     _declared: dict[str, int] = field(default_factory=dict, init=False)  # what decided over reaching the declaration
+    _rounds_at: dict[str, int] = field(default_factory=dict, init=False)  # how many loops were open there
     _globals: dict[str, Node] = field(default_factory=dict, init=False)
+    _rounds_open: int = field(default=0, init=False)  # loops around this that are not unrolled
     _control: int = field(default=0, init=False)
 
     @abstractmethod
@@ -336,6 +342,8 @@ class Evaluation(ABC):
             self._note(node, place.address)
             return
         decided = self._here() & ~self._declared.get(place.variable, 0)
+        if self._rounds_open > self._rounds_at.get(place.variable, 0):
+            decided |= RUN
         value = value.with_depends(decided)
         before = self._values[place.variable]
         if place.is_part:

@@ -43,7 +43,7 @@ class Facts:
     thread_bytes: int  # the most that live arrays and fragments take in a thread
     registers: int  # model
     bank_passes: int  # model: of the worst access to threadgroup memory
-    bank_place: str
+    bank_file: str
 
     COLUMNS = (
         "specialisation",
@@ -54,13 +54,13 @@ class Facts:
         "array and fragment bytes a thread",
         "registers (model)",
         "bank passes (model)",
-        "worst at (model)",
+        "worst in (model)",
     )
 
     def row(self) -> tuple[str, ...]:
         memory = (self.threadgroup_bytes, self.buffers, self.device_vector, self.threadgroup_vector)
         numbers = (*memory, self.thread_bytes, self.registers, self.bank_passes)
-        return (self.name, *map(str, numbers), self.bank_place)
+        return (self.name, *map(str, numbers), self.bank_file)
 
     def over_limit(self) -> list[str]:
         limits = (
@@ -76,18 +76,6 @@ def threadgroup_bytes(kernel: Kernel, layout: Layout) -> int:
     calls = (node for node in walk(kernel.function) if node["kind"] == "CallExpr")
     sizes = [layout.size(type_of(call)) for call in calls if callee_name(call) == "threadgroup_variable"]
     return sum(-(-size // 16) * 16 for size in sizes)
-
-
-def reachable(tree: Tree, kernel: Kernel) -> list[Node]:
-    """The kernel and every function of ours that it calls, directly or not."""
-    found, open_ = {kernel.function["id"]: kernel.function}, [kernel.function]
-    while open_:
-        for node in walk(open_.pop()):
-            function = tree.function(node)
-            if function is not None and function["id"] not in found:
-                found[function["id"]] = function
-                open_.append(function)
-    return list(found.values())
 
 
 def vector_bytes(functions: list[Node], layout: Layout, space: str) -> int:
@@ -113,10 +101,10 @@ class Use:
 
 
 class Peak:
-    """The most that variables in scope take at any point, calls inlined."""
+    """The most that variables in scope take at any point, calls inlined and dead branches left out."""
 
-    def __init__(self, tree: Tree, layout: Layout) -> None:
-        self._tree, self._layout = tree, layout
+    def __init__(self, tree: Tree, layout: Layout, reached: set[str]) -> None:
+        self._tree, self._layout, self._reached = tree, layout, reached
         self._of_functions: dict[str, Use] = {}
 
     def of_function(self, function: Node) -> Use:
@@ -146,7 +134,7 @@ class Peak:
         for child in children(node):
             if child["kind"] == "DeclStmt":
                 for variable in children(child):
-                    if variable["kind"] == "VarDecl":
+                    if variable["id"] in self._reached:
                         peak = peak.most(live + self._of(variable))
                         live += self._variable(variable)
                 peak = peak.most(live)
@@ -154,16 +142,17 @@ class Peak:
                 peak = peak.most(live + self._of(child))
         if node["kind"] in ("CallExpr", "CXXMemberCallExpr", "CXXOperatorCallExpr"):
             function = self._tree.function(callee(node))
-            peak = peak.most(self.of_function(function)) if function else peak
+            if function is not None and function["id"] in self._reached:
+                peak = peak.most(self.of_function(function))
         return peak
 
 
-def examine(tree: Tree, layout: Layout, kernel: Kernel, peak: Peak) -> tuple[Facts, set[Problem]]:
+def examine(tree: Tree, layout: Layout, kernel: Kernel) -> tuple[Facts, set[Problem]]:
     """The facts of one specialisation, and what breaks a rule in it."""
     flow = Flow(tree, layout, kernel=kernel)
     flow.run()
-    functions = reachable(tree, kernel)
-    use = peak.of_function(kernel.function)
+    functions = [function for function in tree.functions.values() if function["id"] in flow.reached]
+    use = Peak(tree, layout, flow.reached).of_function(kernel.function)
     worst = max(flow.accesses.values(), key=lambda access: (access.passes, access.place), default=None)
     facts = Facts(
         name=kernel.name,
@@ -174,6 +163,6 @@ def examine(tree: Tree, layout: Layout, kernel: Kernel, peak: Peak) -> tuple[Fac
         thread_bytes=use.thread_bytes,
         registers=use.registers,
         bank_passes=worst.passes if worst else 1,
-        bank_place=worst.place if worst and worst.passes > 1 else "-",
+        bank_file=worst.place.split(":")[0] if worst and worst.passes > 1 else "-",
     )
     return facts, flow.problems

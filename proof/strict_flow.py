@@ -13,7 +13,6 @@ from proof.strict_evaluate import Evaluation
 from proof.strict_tree import (
     Kernel,
     Node,
-    NotUnderstood,
     body_of,
     callee,
     callee_name,
@@ -32,6 +31,8 @@ from proof.strict_values import (
     THREAD,
     ZEROS,
     Lanes,
+    NotUnderstood,
+    Place,
     Value,
     in_a_loop,
     join,
@@ -71,6 +72,7 @@ class Flow(Evaluation):
     """Of one kernel: `run`, then `problems` and `accesses`."""
 
     kernel: Kernel
+    reached: set[str] = field(default_factory=set, init=False)  # ids of functions and variables, but for dead branches
     _frames: list[Frame] = field(default_factory=list, init=False)
 
     def run(self) -> None:
@@ -101,6 +103,7 @@ class Flow(Evaluation):
     def _call_body(self, function: Node, this: Value | None = None) -> Value:
         body = body_of(function)
         assert body is not None
+        self.reached.add(function["id"])
         frame, control = Frame(self._here() if self._frames else 0, this), self._control
         self._control = frame.entered
         self._frames.append(frame)
@@ -143,7 +146,9 @@ class Flow(Evaluation):
 
     def _declare(self, node: Node) -> None:
         initial = children(node)
+        self.reached.add(node["id"])
         self._declared[node["id"]] = self._here()
+        self._rounds_at[node["id"]] = self._rounds_open
         if "&" in type_of(node) and initial:
             self._values[node["id"]] = self._reference(initial[0])
         elif initial:
@@ -213,27 +218,30 @@ class Flow(Evaluation):
 
     def _do_WhileStmt(self, node: Node) -> None:
         condition, body = children(node)
-        self._rounds(condition, body, {}, self._control | RUN)
+        self._rounds(condition, body, {}, is_unrolled=False)
 
     def _do_DoStmt(self, node: Node) -> None:
         body, condition = children(node)
-        self._rounds(condition, body, {}, self._control | RUN)
+        self._rounds(condition, body, {}, is_unrolled=False)
 
     def _loop(self, node: Node, is_unrolled: bool) -> None:
         first, _, condition, step, body = node["inner"]
         if first:
             self._statement(first)
-        self._rounds(condition, body, step, self._control | (0 if is_unrolled else RUN))
+        self._rounds(condition, body, step, is_unrolled)
 
-    def _rounds(self, condition: Node, body: Node, step: Node, control_inside: int) -> None:
+    def _rounds(self, condition: Node, body: Node, step: Node, is_unrolled: bool) -> None:
         """Goes round until nothing depends on more than before."""
-        frame = self._frames[-1]
+        self._rounds_open += not is_unrolled
+        frame, deciding = self._frames[-1], 0
         control, outer_left = self._control, frame.loop_left
         while True:
             before, left_before = dict(self._values), (frame.left, frame.loop_left)
-            self._control = control_inside
+            decided = deciding
+            self._control = control | deciding
             if condition:
-                self._control |= self._evaluate(condition).depends
+                deciding |= self._evaluate(condition).depends
+                self._control |= deciding
             self._statement(body)
             if step:
                 self._evaluate(step)
@@ -241,7 +249,7 @@ class Flow(Evaluation):
             head = {name: in_a_loop(value, after[name]) for name, value in before.items()}
             settled = all(head[name].depends == value.depends for name, value in before.items())
             self._values = {**after, **head}
-            if settled and left_before == (frame.left, frame.loop_left):
+            if settled and decided == deciding and left_before == (frame.left, frame.loop_left):
                 break
         for name, value in before.items():  # behind the loop, the model takes what one round left
             lanes = after[name].lanes
@@ -249,6 +257,7 @@ class Flow(Evaluation):
                 sample = Lanes(lanes.values, max(lanes.kind, SAMPLE))
                 self._values[name] = replace(head[name], lanes=sample)
         self._control, frame.loop_left = control, outer_left
+        self._rounds_open -= not is_unrolled
 
     # ---- calls ----------------------------------------------------------------------------------------------------
 
@@ -300,6 +309,7 @@ class Flow(Evaluation):
         for parameter, value in zip(parameters_of(function), values, strict=True):
             self._values[parameter["id"]] = value
             self._declared[parameter["id"]] = self._here()
+            self._rounds_at[parameter["id"]] = self._rounds_open
         return self._call_body(function, this)
 
     def _call_library(self, node: Node, arguments: list[Node]) -> Value:
@@ -310,14 +320,23 @@ class Flow(Evaluation):
             self._meet(node, name, THREAD, "threads of a threadgroup")
         elif name.startswith(("simd_", "simdgroup_", "quad_")) or "simdgroup_matrix<" in type_of(node):
             self._meet(node, name, LANE, "lanes of a simdgroup")
-        for value in values:
-            if value.target is not None:  # the function may write it
-                self._values[value.target.variable] = self._values[value.target.variable].with_depends(depends)
+        written = depends | (LANE if name.startswith("simdgroup_") else 0)  # each lane gets its own part of a matrix
+        for argument, value in zip(arguments, values, strict=True):
+            target = value.target or self._passed_by_reference(argument)
+            if target is not None:  # the function may write it
+                self._values[target.variable] = self._values[target.variable].with_depends(written)
         if name.startswith(("simd_", "quad_")):
             return self._collective(name, values, depends)
         if name.startswith("atomic_"):
             return Value(depends | THREAD | RUN)
         return Value(depends, self._integer_function(name, values))
+
+    def _passed_by_reference(self, argument: Node) -> Place | None:
+        is_variable = argument.get("valueCategory") == "lvalue" and self._is_place(argument)
+        if not is_variable or "const" in type_of(argument).split():
+            return None
+        place = self._place(argument)
+        return place if isinstance(place, Place) else None
 
     def _collective(self, name: str, values: list[Value], depends: int) -> Value:
         if name.split("_", 1)[1] in REDUCTIONS or (name in SELECTIONS and not values[1].depends & LANE):

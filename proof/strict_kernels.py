@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proof.checks import Progress
-from proof.strict_facts import Facts, Peak, examine
+from proof.strict_facts import Facts, examine
 from proof.strict_front_end import Refused, compile_strictly, instantiation, shader_text, tools
 from proof.strict_rules import check_rules, no_recursion
-from proof.strict_tree import Layout, NotUnderstood, read_tree
+from proof.strict_tree import Layout, read_tree
+from proof.strict_values import NotUnderstood
 from torch_gdn.specialisations import DTYPES, MODEL_SIZES, OTHER_SIZES, Specialisation, Variant, of_variants
 
 TABLE = Path(__file__).with_name("specialisations.tsv")
@@ -37,9 +38,11 @@ def all_variants() -> list[Variant]:
     ]
 
 
+LONGEST_ROWS = [Variant(dtype, 1024, 1) for dtype in DTYPES]  # that l2norm takes
+
+
 def all_specialisations() -> list[Specialisation]:
-    longest = [Variant(dtype, 1024, 1) for dtype in DTYPES]  # rows that l2norm takes
-    return [*of_variants(all_variants()), *of_variants(longest, ["l2norm"])]
+    return [*of_variants(all_variants()), *of_variants(LONGEST_ROWS, ["l2norm"])]
 
 
 def model_specialisations() -> list[Specialisation]:
@@ -70,10 +73,9 @@ def check_source(source: str) -> Outcome:
     if any(no_recursion(tree)):  # the rest follows calls
         return Outcome([str(problem) for problem in sorted(problems)], [])
     layout, facts, over = Layout(tree), [], []
-    peak = Peak(tree, layout)
     for kernel in tree.kernels:
         try:
-            found, more = examine(tree, layout, kernel, peak)
+            found, more = examine(tree, layout, kernel)
         except NotUnderstood as reason:
             over.append(f"{kernel.name}: {reason}: the checks have no rule for it")
             continue

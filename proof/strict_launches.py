@@ -1,4 +1,4 @@
-"""What the host code launches, in its own words: the ops run on the simulated device with a launcher that only takes notes."""
+"""What the host code launches, in its own words: the ops run on the simulated device, where a launcher takes notes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ class Launch:
 
 def _library() -> ctypes.CDLL:
     sources = [Path(__file__).with_name("strict_recorder.cpp"), build.CHECKOUT / "csrc" / "shader_source.cpp"]
-    library = ctypes.CDLL(str(build.build_library("torch_gdn_recorder", sources, build.build_device(), [Path(_C.__file__)])))
+    path = build.build_library("torch_gdn_recorder", sources, build.build_device(), [Path(_C.__file__)])
+    library = ctypes.CDLL(str(path))
     library.recorder_lines.restype = library.recorder_source.restype = ctypes.c_char_p
     return library
 
@@ -57,13 +59,14 @@ def _call(variant: Variant) -> None:
     q, k, v = _rows(variant, 1, variant.K), _rows(variant, 1, variant.K), _rows(variant, 2, variant.V)
     g = torch.empty(1, TOKENS, 2, device="mps")
     sizes = (variant.K, variant.V) if variant.value_inner else (variant.V, variant.K)
-    options = {
+    options: dict[str, Any] = {
         "initial_state": torch.empty(1, 2, *sizes, device="mps"),
         "output_final_state": True,
         "use_qk_l2norm_in_kernel": variant.normalise,
         "state_v_first": not variant.value_inner,
     }
     fused_recurrent_gated_delta_rule(q, k, v, g, beta=g, **options)
+    fused_recurrent_gated_delta_rule(q, k, v, g, beta=g, **(options | {"initial_state": None}))
     if variant.by_stage:
         _call_stages(variant, q, k, v, g)
     else:
@@ -81,11 +84,13 @@ def _call_stages(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -
     ops.chunk_fwd_o(q, k, v_new, h, g_cumsum, chunk_size=C)
 
 
-def launches_of(variants: Iterable[Variant]) -> list[Launch]:
-    """Every launch that differs from the others in more than its tensors' contents and sizes."""
+def launches_of(variants: Iterable[Variant], norms: Iterable[Variant] = ()) -> list[Launch]:
+    """What these variants' calls launch, each specialisation once; of `norms` only l2norm is called."""
     with recording() as library:
         for variant in variants:
             _call(variant)
+        for variant in norms:
+            l2norm(_rows(variant, 1, variant.K))
         lines = library.recorder_lines().decode().splitlines()
     fields = (line.split("\t") for line in lines)
     return [

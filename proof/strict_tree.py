@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proof.strict_front_end import NAMESPACE, metal_terms
+from proof.strict_values import NotUnderstood
 
 Node = dict[str, Any]  # of clang's JSON: kind, type, inner, ...
 
@@ -257,10 +258,6 @@ def canonical(name: str) -> str:
     if (match := re.match(r"([a-z]+)([234])$", name)) and ALIASES.get(match[1], match[1]) in SCALAR_SIZES:
         return f"vec<{ALIASES.get(match[1], match[1])}, {match[2]}>"
     return ALIASES.get(name, name)
-
-
-class NotUnderstood(Exception):
-    """The program has something that the checks have no rule for, which is no reason to let it pass."""
 
 
 class Layout:

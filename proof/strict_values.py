@@ -13,6 +13,11 @@ EXACT = 0  # each lane's value, always
 SAMPLE = 1  # each lane's value in the first simdgroup and the first round of each loop
 OFFSET = 2  # each lane's distance from an unknown value that all lanes share
 
+
+class NotUnderstood(Exception):
+    """The program has something that the checks have no rule for, which is no reason to let it pass."""
+
+
 Numbers = tuple[int, ...]
 ZEROS: Numbers = (0,) * 32
 
@@ -78,6 +83,8 @@ def join(one: Value, other: Value) -> Value:
     """Either of two values."""
     if one is other or one == other:
         return one
+    if one.target and other.target and one.target != other.target:
+        raise NotUnderstood("a pointer to either of two variables")
     members = {}
     for name in one.members.keys() | other.members.keys():
         members[name] = join(one.members.get(name, Value()), other.members.get(name, Value()))

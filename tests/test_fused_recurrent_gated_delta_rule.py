@@ -44,7 +44,7 @@ def test_scale(device: torch.device) -> None:
 
 
 def test_the_rounding_of_a_weak_decay_does_not_add_up(device: torch.device) -> None:
-    """exp(-1e-3) is rounded the same way for each token: 300 times 3e-8 is 9e-7, where the rest of the op has 2.5e-7."""
+    """exp(-1e-3) is rounded the same way each time: 300 times 3e-8 is 9e-7, where the rest of the op has 2.5e-7."""
     case = make_case(300)
     case.g = torch.full_like(case.g, -1e-3)
     o, state = run(OP, case, device)

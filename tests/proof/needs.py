@@ -1,0 +1,13 @@
+"""Why a test of strict Metal may not run."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from proof.strict_front_end import CLANG
+from tests.helpers.devices import on_a_mac
+
+needs_clang = pytest.mark.skipif(shutil.which(CLANG) is None, reason=f"{CLANG} is missing: apt-get install clang-19")
+needs_simulated_device = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")

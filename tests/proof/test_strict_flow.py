@@ -1,0 +1,184 @@
+"""Which values differ between threads, and what that forbids: the analysis behind the rules on barriers."""
+
+from __future__ import annotations
+
+import pytest
+
+from proof.strict_kernels import check_source
+from tests.proof.needs import needs_clang
+
+pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
+
+KERNEL = """
+#include <metal_stdlib>
+using namespace metal;
+struct Place {{
+  uint row, group;
+}};
+{before}
+kernel void probe(device float* x [[buffer(0)]], constant uint& count [[buffer(1)]],
+                  uint3 group [[threadgroup_position_in_grid]], uint3 position [[thread_position_in_threadgroup]],
+                  uint index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                  uint simdgroup [[simdgroup_index_in_threadgroup]], uint3 size [[threads_per_threadgroup]]) {{
+  threadgroup float shared_values[64];
+  shared_values[index] = x[index + position.x + lane + simdgroup + count + group.x + size.x];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  {body}
+  x[index] = shared_values[index];
+}}
+"""
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+
+
+def problems(body: str, before: str = "") -> list[str]:
+    return check_source(KERNEL.format(body=body, before=before)).problems
+
+
+ALIKE = {
+    "a parameter": "if (count > 3) {}",
+    "the threadgroup's position": "if (group.x == 0) {}",
+    "the threadgroup's size": "if (size.x > 32) {}",
+    "device memory at one place": "if (x[count] > 0) {}",
+    "threadgroup memory at one place": "if (shared_values[3] > 0) {}",
+    "a maximum of what lanes hold": "if (simd_max(lane) > 3) {}",
+    "a value taken from one lane": "if (simd_shuffle(lane, ushort(3)) > 3) {}",
+    "a member that does not differ": "Place p; p.row = index; p.group = group.x; if (p.group == 0) {}",
+    "a loop that all go through alike": "for (uint i = 0; i < count; ++i) {}",
+    "a constant": "if (sizeof(float) == 4) {}",
+    "what was overwritten": "uint n = index; n = count; if (n > 0) {}",
+}
+
+
+@pytest.mark.parametrize("what", ALIKE)
+def test_barrier_may_depend_on(what: str) -> None:
+    assert problems(ALIKE[what].replace("{}", f"{{ {BARRIER} }}")) == []
+
+
+DIFFERENT = {
+    "the index in the threadgroup": "if (index > 0) {}",
+    "the position in the threadgroup": "if (position.y > 0) {}",
+    "the lane": "if (lane > 0) {}",
+    "the simdgroup": "if (simdgroup > 0) {}",
+    "device memory at each thread's place": "if (x[index] > 0) {}",
+    "threadgroup memory at each thread's place": "if (shared_values[lane] > 0) {}",
+    "a maximum within each simdgroup": "if (simd_max(index) > 3) {}",
+    "a prefix sum": "if (simd_prefix_exclusive_sum(1) > 3) {}",
+    "a shuffle by each lane's own number": "if (simd_shuffle(lane, ushort(lane ^ 1u)) > 3) {}",
+    "a member that differs": "Place p; p.row = index; p.group = group.x; if (p.row == 0) {}",
+    "a value set under a condition": "uint n = 0; if (index > 3) n = 1; if (n == 1) {}",
+    "a value set in one branch": "uint n; if (lane > 3) n = 1; else n = 2; if (n == 1) {}",
+    "how often each thread went round": "uint n = 0; for (uint i = index; i < count; i += 32) ++n; if (n > 1) {}",
+    "the round in which it left": "uint n = 0; for (; n < 4; ++n) { if (x[index] > 0) break; } if (n > 1) {}",
+    "a pointer to a value": "uint n = index; thread uint* p = &n; if (*p > 0) {}",
+    "an element of an array": "uint n[2]; n[0] = index; n[1] = 0; if (n[0] > 0) {}",
+    "a counter that others have raised": "if (atomic_fetch_add_explicit((device atomic_uint*)x, 1u, "
+    "memory_order_relaxed) > 0) {}",
+    "both of two conditions": "if (count > 3 && lane > 3) {}",
+    "a choice": "if ((lane > 3 ? 1u : 0u) > 0) {}",
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_barrier_may_not_depend_on(what: str) -> None:
+    found = problems(DIFFERENT[what].replace("{}", f"{{ {BARRIER} }}"))
+    assert len(found) == 1 and "threadgroup_barrier under a condition that differs between threads" in found[0], found
+
+
+IN_FUNCTIONS = {
+    "returned": ("uint own(uint i) { return i + 1; }", "if (own(index) > 3) {}"),
+    "returned on one of two ways": (
+        "uint own(uint i) { if (i > 3) return 1; return 0; }",
+        "if (own(index) == 1) {}",
+    ),
+    "written through a reference": (
+        "void set(thread uint& n, uint i) { n = i; }",
+        "uint n = 0; set(n, lane); if (n) {}",
+    ),
+    "written through a pointer": (
+        "void set(thread uint* n, uint i) { *n = i; }",
+        "uint n = 0; set(&n, lane); if (n) {}",
+    ),
+    "kept by a member function": (
+        "struct Kept { uint n; void keep(uint i) { n = i; } };",
+        "Kept kept; kept.n = 0; kept.keep(lane); if (kept.n > 3) {}",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IN_FUNCTIONS)
+def test_what_differs_is_followed_through_calls(what: str) -> None:
+    before, body = IN_FUNCTIONS[what]
+    assert len(problems(body.replace("{}", f"{{ {BARRIER} }}"), before)) == 1
+    alike = body.replace("index", "count").replace("lane", "count")
+    assert problems(alike.replace("{}", f"{{ {BARRIER} }}"), before) == []
+
+
+def test_simdgroups_may_part_before_a_simdgroup_operation() -> None:
+    assert problems("if (simdgroup == 1) shared_values[0] = simd_sum(1.0f);") == []
+    assert len(problems("if (index < 40) shared_values[0] = simd_sum(1.0f);")) == 1
+
+
+def test_a_barrier_of_a_simdgroup_asks_less_than_one_of_the_threadgroup() -> None:
+    barrier = "simdgroup_barrier(mem_flags::mem_threadgroup);"
+    assert problems(f"if (simdgroup == 1) {{ {barrier} }}") == []
+    (problem,) = problems(f"if (lane == 1) {{ {barrier} }}")
+    assert "simdgroup_barrier under a condition that differs between lanes of a simdgroup" in problem
+
+
+def test_the_message_names_the_return() -> None:
+    (problem,) = problems(f"if (index > 3) return;\n  {BARRIER}")
+    assert problem == (
+        "program:16: threadgroup_barrier after the return at program:15, which differs between threads of a "
+        "threadgroup: not all of them reach it"
+    )
+
+
+def test_threads_meet_again_behind_a_function_that_some_left_early() -> None:
+    before = "void touch(device float* x, uint i) { if (i > 3) return; x[i] = 1.0f; }"
+    assert problems(f"touch(x, index); {BARRIER}", before) == []
+
+
+def test_dead_code_is_not_looked_at() -> None:
+    assert problems(f"if (sizeof(float) == 8) {{ if (index > 3) {{ {BARRIER} }} }}") == []
+
+
+UNROLL = '_Pragma("clang loop unroll(full)") '
+ARRAY = "float a[4]; a[0] = a[1] = a[2] = a[3] = 0.0f; "
+
+
+@pytest.mark.parametrize("index", ["0", "i", "3 - i", "(i + 1) % 4", "i / 2 + 1"])
+def test_array_may_be_indexed_by_what_is_known_when_compiled(index: str) -> None:
+    assert problems(f"{ARRAY}{UNROLL}for (int i = 0; i < 4; ++i) a[{index}] += 1.0f; x[0] = a[1];") == []
+
+
+@pytest.mark.parametrize("index", ["lane % 4", "count % 4", "group.x % 4", "uint(x[0]) % 4"])
+def test_array_may_not_be_indexed_by_what_is_known_when_run(index: str) -> None:
+    (problem,) = problems(f"{ARRAY} x[0] = a[{index}];")
+    assert "indexed by a value that is not known when it is compiled" in problem
+
+
+def test_a_loop_that_is_not_unrolled_makes_its_counter_unknown() -> None:
+    (problem,) = problems(f"{ARRAY}for (int i = 0; i < 4; ++i) a[i] += 1.0f; x[0] = a[1];")
+    assert "indexed by a value that is not known when it is compiled" in problem
+
+
+def test_what_the_analysis_does_not_know_is_a_problem() -> None:
+    (problem,) = problems("switch (count) { case 1: x[0] = 1.0f; break; default: x[0] = 2.0f; }")
+    assert problem == "probe: program:15: a SwitchStmt: the checks have no rule for it"
+
+
+def test_what_a_library_function_writes_through_a_reference_is_followed() -> None:
+    body = f"float whole; const float part = modf(x[index], whole); if (whole > 0.0f) {{ {BARRIER} }} x[0] = part;"
+    assert len(problems(body)) == 1
+    assert problems(body.replace("index", "count")) == []
+
+
+def test_each_lane_holds_its_own_part_of_a_matrix() -> None:
+    body = "simdgroup_float8x8 m; simdgroup_load(m, x, 8); if (m.thread_elements()[0] > 0.0f) x[0] = simd_sum(1.0f);"
+    (problem,) = problems(body, "#include <metal_simdgroup_matrix>")
+    assert "simd_sum under a condition that differs between lanes" in problem
+
+
+def test_a_condition_is_asked_again_only_by_those_that_went_round() -> None:
+    assert len(problems("uint n = 0; while (lane + simd_sum(1u) > n) ++n; x[0] = float(n);")) == 1
+    assert problems("uint n = 0; while (count + simd_sum(1u) > n) ++n; x[0] = float(n);") == []
