@@ -182,3 +182,18 @@ def test_each_lane_holds_its_own_part_of_a_matrix() -> None:
 def test_a_condition_is_asked_again_only_by_those_that_went_round() -> None:
     assert len(problems("uint n = 0; while (lane + simd_sum(1u) > n) ++n; x[0] = float(n);")) == 1
     assert problems("uint n = 0; while (count + simd_sum(1u) > n) ++n; x[0] = float(n);") == []
+
+
+def test_a_function_may_be_given_one_array_and_then_another() -> None:
+    before = f"void fill(thread float* a, float v) {{ {UNROLL}for (int i = 0; i < 2; ++i) a[i] = v; }}"
+    body = "float a[2], b[2]; for (uint n = 0; n < count; ++n) { fill(a, x[n]); fill(b, x[n]); } x[0] = a[0] + b[0];"
+    assert problems(body, before) == []
+
+
+@pytest.mark.parametrize(
+    "change", ["if (count > 3) p = b;", "for (uint n = 0; n < count; ++n) { p[0] += 1.0f; p = b; }"]
+)
+def test_a_pointer_to_either_of_two_arrays_is_not_understood(change: str) -> None:
+    body = f"float a[2], b[2]; a[0] = b[0] = x[0]; thread float* p = a; {change} x[0] = p[0] + b[0];"
+    (problem,) = problems(body)
+    assert "a pointer to either of two variables: the checks have no rule for it" in problem
