@@ -5,7 +5,7 @@ torch.compile takes without a graph break. All are forward only: an input that r
 error.
 """
 
-from torch_gdn import _library, fakes, reference
+from torch_gdn import _library, aura, fakes, reference
 from torch_gdn._version import __version__
 from torch_gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
 from torch_gdn.chunk_fwd_o import chunk_fwd_o
@@ -22,6 +22,7 @@ from torch_gdn.warmup import warmup
 
 __all__ = [
     "__version__",
+    "aura",
     "chunk_fwd_h",
     "chunk_fwd_o",
     "chunk_gated_delta_rule",

@@ -2,9 +2,16 @@
 
 Each takes the arguments of the op of its name. They compute in float32 or, for float64 inputs, in float64;
 `fused_recurrent_gated_delta_rule` on float64 inputs is the oracle that the tests judge every kernel by. The formulas
-are those of Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2024).
+are those of Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2024), and for `aura_*` those of
+TurboQuant (Zandieh, Daliri, Hadian, Mirrokni 2025) with norms corrected and attention in the rotated space.
 """
 
+from torch_gdn.reference.aura_attention import aura_attention
+from torch_gdn.reference.aura_decode import aura_decode
+from torch_gdn.reference.aura_encode import aura_encode
+from torch_gdn.reference.aura_flash_p1 import aura_flash_p1
+from torch_gdn.reference.aura_flash_p2 import aura_flash_p2
+from torch_gdn.reference.aura_rotate import aura_rotate, aura_signs
 from torch_gdn.reference.chunk_fwd_h import chunk_fwd_h
 from torch_gdn.reference.chunk_fwd_o import chunk_fwd_o
 from torch_gdn.reference.chunk_gated_delta_rule import chunk_gated_delta_rule
@@ -16,6 +23,13 @@ from torch_gdn.reference.recompute_w_u import recompute_w_u
 from torch_gdn.reference.solve_tril import solve_tril
 
 __all__ = [
+    "aura_attention",
+    "aura_decode",
+    "aura_encode",
+    "aura_flash_p1",
+    "aura_flash_p2",
+    "aura_rotate",
+    "aura_signs",
     "chunk_fwd_h",
     "chunk_fwd_o",
     "chunk_gated_delta_rule",

@@ -1,0 +1,114 @@
+"""The centroids that rotated coordinates are coded by, and the rotations' signs.
+
+Default tables: the Lloyd-Max centroids of a coordinate of a random unit vector in R^D (`torch_gdn.aura.lloyd_max`). The
+table "origin" is what FFAI and mlx-swift-lm, where AURA comes from, code with: right at 2 and 3 bits, but at 4 and 8
+bits twice and nearly four times the mean squared error. It is here so that their caches can be read.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torch_gdn.reference.aura_rotate import MASK, aura_signs
+
+__all__ = ["BITS", "DIMENSIONS", "TABLES", "aura_signs", "boundaries", "codebook", "origin_signs"]
+
+DIMENSIONS = (64, 80, 96, 128, 256, 512)
+BITS = (2, 3, 4, 8)
+TABLES = ("lloyd-max", "origin")
+FOLDER = Path(__file__).parent
+
+
+def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
+    """The 2^bits centroids of vectors of D values.
+
+    Args:
+        bits: 2, 3, 4 or 8.
+        D: 64, 80, 96, 128, 256 or 512.
+        table: "lloyd-max", or "origin", that of FFAI and mlx-swift-lm, for D other than 128 scaled by sqrt(128 / D) as
+            there. Default: "lloyd-max".
+
+    Returns:
+        [2^bits] float32, ascending, on the CPU.
+
+    Raises:
+        ValueError: bits, D or table that is not one of those.
+
+    Example:
+        >>> from torch_gdn.aura import codebooks
+        >>> codebooks.codebook(2, 128)
+        tensor([-0.1330, -0.0400,  0.0400,  0.1330])
+        >>> codebooks.codebook(4, 128).max(), codebooks.codebook(4, 128, "origin").max()
+        (tensor(0.2377), tensor(0.1739))
+    """
+    require("codebook: bits", bits, BITS)
+    require("codebook: D", D, DIMENSIONS)
+    require("codebook: table", table, TABLES)
+    if table == "origin":
+        at_128 = torch.tensor(read("origin_codebooks.json")[str(bits)])
+        return at_128 if D == 128 else at_128 * (128 / D) ** 0.5
+    half = torch.tensor(read("codebooks.json")[str(D)][str(bits)])
+    return torch.cat([-half.flip(0), half])
+
+
+def boundaries(codebook: Tensor) -> Tensor:
+    """The midpoints between neighbours of a codebook.
+
+    Args:
+        codebook: [2^bits] float32, ascending.
+
+    Returns:
+        [2^bits - 1] float32.
+
+    Example:
+        >>> import torch
+        >>> from torch_gdn.aura import codebooks
+        >>> codebooks.boundaries(torch.tensor([-3.0, -1.0, 1.0, 3.0]))
+        tensor([-2.,  0.,  2.])
+    """
+    wide = codebook.double()
+    return ((wide[:-1] + wide[1:]) / 2).float()
+
+
+def origin_signs(D: int, seed: int) -> Tensor:
+    """The signs of FFAI's rotation (its AURARotation.swift), for reading its caches: their rotation is as ours for D a
+    power of 2, but for these.
+
+    Args:
+        D: how many.
+        seed: as there, the layer's index.
+
+    Returns:
+        [D] float32, of 1 and -1: the low bit of xorshift64 (Marsaglia 2003) from a state that SplitMix64 mixed.
+
+    Example:
+        >>> from torch_gdn.aura import codebooks
+        >>> codebooks.origin_signs(4, seed=0)
+        tensor([ 1.,  1., -1.,  1.])
+    """
+    z = (seed + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
+    state = (z ^ z >> 31) | 1
+    signs = []
+    for _ in range(D):
+        state ^= state << 13 & MASK
+        state ^= state >> 7
+        state ^= state << 17 & MASK
+        signs.append(1.0 if state & 1 else -1.0)
+    return torch.tensor(signs)
+
+
+def require(argument: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{argument}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+@cache
+def read(name: str) -> dict:
+    return json.loads((FOLDER / name).read_text())
