@@ -140,6 +140,9 @@ class Check {
     is_f32("initial_state", *state);
   }
 
+ protected:
+  const char* op() const { return op_; }
+
  private:
   void integers(const char* argument, const Tensor& x) const {
     TORCH_CHECK_TYPE(x.scalar_type() == at::kInt || x.scalar_type() == at::kLong, op_, ": ", argument,

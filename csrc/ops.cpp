@@ -63,11 +63,25 @@ TORCH_LIBRARY(gdn, m) {
       "Tensor? initial_state=None, bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, "
       "bool state_v_first=False, Tensor? cu_seqlens=None) -> (Tensor o, Tensor final_state)",
       tags);
+  m.def(
+      "aura_encode(Tensor x, Tensor signs, Tensor boundaries, Tensor codebook, bool with_means=False) -> "
+      "(Tensor codes, Tensor norms, Tensor means)",
+      tags);
+  m.def(
+      "aura_encode_(Tensor x, Tensor slots, Tensor signs, Tensor boundaries, Tensor codebook, Tensor(a!) codes, "
+      "Tensor(b!) norms, Tensor(c!)? means=None) -> ()",
+      tags);
+  m.def(
+      "aura_decode(Tensor codes, Tensor norms, Tensor codebook, Tensor signs, Tensor? means=None, bool rotated=False, "
+      "ScalarType? dtype=None) -> Tensor",
+      tags);
+  m.def("aura_rotate(Tensor x, Tensor signs, float scale=1.0, bool inverse=False) -> Tensor", tags);
 }
 
 TORCH_LIBRARY_IMPL(gdn, Autograd, m) {
   for (const char* op : {"chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", "chunk_fwd_h",
-                         "chunk_fwd_o", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"}) {
+                         "chunk_fwd_o", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule",
+                         "aura_encode", "aura_encode_", "aura_decode", "aura_rotate"}) {
     m.impl(op, CppFunction::makeFromBoxedFunction<&forward_only>());
   }
 }

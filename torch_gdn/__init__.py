@@ -5,8 +5,11 @@ torch.compile takes without a graph break. All are forward only: an input that r
 error.
 """
 
-from torch_gdn import _library, aura, fakes, reference
+from torch_gdn import _library, aura, fakes, fakes_aura, reference
 from torch_gdn._version import __version__
+from torch_gdn.aura_decode import aura_decode
+from torch_gdn.aura_encode import aura_encode, aura_encode_
+from torch_gdn.aura_rotate import aura_rotate
 from torch_gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
 from torch_gdn.chunk_fwd_o import chunk_fwd_o
 from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
@@ -23,6 +26,10 @@ from torch_gdn.warmup import warmup
 __all__ = [
     "__version__",
     "aura",
+    "aura_decode",
+    "aura_encode",
+    "aura_encode_",
+    "aura_rotate",
     "chunk_fwd_h",
     "chunk_fwd_o",
     "chunk_gated_delta_rule",
@@ -41,4 +48,4 @@ __all__ = [
     "solve_tril",
     "warmup",
 ]
-del _library, fakes
+del _library, fakes, fakes_aura

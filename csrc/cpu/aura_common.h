@@ -1,0 +1,45 @@
+// What the CPU's AURA kernels share: the rotation, packed codes, and tensors seen as rows of [B, HK, T, D].
+#pragma once
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include "../checks/aura.h"
+#include "common.h"
+
+namespace torch_gdn::cpu {
+
+constexpr int64_t kLargestD = 512;
+
+// x <- Pi x sqrt(D), Pi = H diag(signs) / sqrt(D); the inverse is its transpose.
+void rotate(float* x, const float* signs, int64_t D, bool inverse);
+
+// The little-endian bit stream of D codes.
+void pack_codes(const int32_t* codes, int64_t D, int64_t bits, int32_t* words);
+
+// The centroids of a packed vector. One look at a table takes several codes at once: what a byte of the stream (6 bits
+// of it for 3-bit codes) stands for was looked up beforehand.
+class Codebook {
+ public:
+  Codebook(const Tensor& centroids, int64_t bits, int64_t D);
+  void look_up(const int32_t* words, float* out) const;
+
+ private:
+  template <int kCodes>
+  void look_up_groups(const int32_t* words, float* out) const;
+  int64_t bits_, D_;
+  std::vector<float> groups_;
+};
+
+// The last three of at most four dimensions of rows, and of one value a row, where there are fewer or more.
+Tensor as_four(const Tensor& x);
+Tensor as_three(const Tensor& x);
+
+// Any strides over the rows; a last stride other than 1 costs a copy, since words and elements are read in a row.
+inline const int32_t* words_at(const Tensor& codes, int64_t b, int64_t h, int64_t t) {
+  return codes.const_data_ptr<int32_t>() + b * codes.stride(0) + h * codes.stride(1) + t * codes.stride(2);
+}
+inline int64_t place_of(const Tensor& norms, int64_t b, int64_t h, int64_t t) {
+  return b * norms.stride(0) + h * norms.stride(1) + t * norms.stride(2);
+}
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.aura import BITS, DTYPES, HEAD_SIZES, Codec, valid_call
+from tests.helpers.devices import launched
+from tests.helpers.errors import assert_close
+from tests.test_opcheck import opcheck
+from torch_gdn import reference
+
+BOUND = {torch.float32: 3e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+def decode(device: torch.device, codec: Codec, codes: Tensor, norms: Tensor, *rest: Tensor, **options: object) -> Tensor:
+    arguments = (codes, norms, codec.codebook, codec.signs, *rest)
+    there = (x.to(device) for x in arguments)
+    return launched(device, "aura_decode", torch_gdn.aura_decode, *there, **options).cpu()
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("D", HEAD_SIZES)
+@pytest.mark.parametrize("bits", BITS)
+def test_equals_the_reference(device: torch.device, D: int, bits: int, rotated: bool) -> None:
+    codec, dtype = Codec(D, bits), DTYPES[(D // 16 + bits) % 3]
+    codes, norms, means = reference.aura_encode(torch.randn(2, 5, D) + 0.3, *codec.tables, with_means=D % 3 == 2)
+    rest = [means] if D % 3 == 2 else []
+    x = decode(device, codec, codes, norms, *rest, rotated=rotated, dtype=dtype)
+    assert x.dtype == dtype and x.is_contiguous()
+    exact = reference.aura_decode(
+        codes, norms, codec.codebook, codec.signs, *rest, rotated=rotated, dtype=torch.float64
+    )
+    assert_close("x", x, exact, BOUND[dtype], head_dim=None)
+
+
+def test_part_of_a_cache(device: torch.device) -> None:
+    codec = Codec(80, 3)
+    codes, norms, means = reference.aura_encode(torch.randn(2, 9, 3, 80), *codec.tables, with_means=True)
+    part = [x.to(device).transpose(1, 2)[:, :, 2:7] for x in (codes, norms, means)]
+    there = codec.to(device)
+    x = torch_gdn.aura_decode(part[0], part[1], there.codebook, there.signs, part[2])
+    exact = reference.aura_decode(codes, norms, codec.codebook, codec.signs, means, dtype=torch.float64)
+    assert_close("x", x.cpu(), exact.transpose(1, 2)[:, :, 2:7], BOUND[torch.float32], head_dim=None)
+
+
+def test_a_norm_that_is_not_finite_stays_in_its_vector(device: torch.device) -> None:
+    codec = Codec(96, 4)
+    codes, norms, _ = reference.aura_encode(torch.randn(8, 96), *codec.tables)
+    x = decode(device, codec, codes, norms)
+    norms[3] = torch.nan
+    spoilt = decode(device, codec, codes, norms)
+    others = torch.arange(8) != 3
+    assert spoilt[3].isnan().all() and torch.equal(spoilt[others], x[others])
+
+
+def test_no_vectors(device: torch.device) -> None:
+    codec = Codec(64, 2).to(device)
+    codes, norms = torch.zeros(2, 0, 4, dtype=torch.int32, device=device), torch.zeros(2, 0, device=device)
+    assert torch_gdn.aura_decode(codes, norms, codec.codebook, codec.signs).shape == (2, 0, 64)
+
+
+def test_opcheck(device: torch.device) -> None:
+    call = valid_call("aura_decode", device)
+    opcheck("aura_decode", call, device)
+    opcheck("aura_decode", call | {"means": None, "dtype": None, "rotated": True}, device)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.aura import BITS, DTYPES, HEAD_SIZES, Codec, poisoned_cache, valid_call
+from tests.helpers.devices import launched
+from tests.helpers.errors import assert_same_bits
+from tests.test_opcheck import opcheck
+from torch_gdn import reference
+from torch_gdn.reference.aura_decode import unpack
+from torch_gdn.reference.aura_encode import quantise
+
+Encoded = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+def encode(device: torch.device, codec: Codec, x: Tensor, with_means: bool = False) -> Encoded:
+    there = codec.to(device)
+    result = launched(device, "aura_encode", torch_gdn.aura_encode, x.to(device), *there.tables, with_means=with_means)
+    return tuple(part.cpu() for part in result)  # type: ignore[return-value]
+
+
+def encode_into(device: torch.device, codec: Codec, x: Tensor, slots: Tensor, cache: Encoded, means: bool) -> Encoded:
+    """Into the cache, which is on the device; returned on the CPU."""
+    there = codec.to(device)
+    arguments = (x.to(device), slots.to(device), *there.tables, *cache[:2], cache[2] if means else None)
+    launched(device, "aura_encode", torch_gdn.aura_encode_, *arguments)
+    return tuple(part.cpu() for part in cache)  # type: ignore[return-value]
+
+
+def coordinates(codec: Codec, x: Tensor) -> Tensor:
+    """Those that are quantised, in float64."""
+    x = x.double()
+    return reference.aura_rotate(x / x.norm(dim=-1, keepdim=True), codec.signs)
+
+
+def ulps(x: Tensor, exact: Tensor) -> float:
+    spacing = torch.nextafter(exact.float().abs(), torch.tensor(torch.inf)) - exact.float().abs()
+    return ((x.double() - exact).abs() / spacing.double()).max().item()
+
+
+def assert_encodes(codec: Codec, x: Tensor, codes: Tensor, norms: Tensor) -> None:
+    """Codes of the float64 reference but beside a boundary, and the norm that belongs to them."""
+    y = coordinates(codec, x)
+    exact, indices = quantise(y, codec.boundaries.double()), unpack(codes, codec.bits, codec.D)
+    near = (y[..., None] - codec.boundaries).abs().amin(-1) <= 2e-6 / codec.D**0.5
+    assert torch.equal(indices[~near], exact[~near])
+    assert (indices - exact).abs().max() <= 1
+    expected = x.double().norm(dim=-1) / codec.codebook.double()[indices].norm(dim=-1)
+    assert ulps(norms, expected) <= 4
+
+
+@pytest.mark.parametrize("D", HEAD_SIZES)
+@pytest.mark.parametrize("bits", BITS)
+def test_codes_and_norms(device: torch.device, D: int, bits: int) -> None:
+    codec = Codec(D, bits)
+    x = (torch.randn(2, 3, 7, D) * torch.randn(2, 3, 7, 1).exp()).to(DTYPES[(D // 16 + bits) % 3])
+    codes, norms, means = encode(device, codec, x)
+    assert codes.shape == (2, 3, 7, codec.words) and codes.dtype == torch.int32 and codes.is_contiguous()
+    assert norms.shape == (2, 3, 7) and norms.dtype == torch.float32 and means.shape == (0,)
+    assert_encodes(codec, x, codes, norms)
+
+
+@pytest.mark.parametrize("D", [64, 80, 96])
+def test_means_are_taken_off(device: torch.device, D: int) -> None:
+    codec = Codec(D, 4)
+    x = torch.randn(3, 5, D) + torch.randn(3, 5, 1)
+    codes, norms, means = encode(device, codec, x, with_means=True)
+    exact = x.double().mean(-1)
+    assert (means - exact).abs().max() <= 2e-7
+    assert_encodes(codec, x - exact[..., None].float(), codes, norms)
+
+
+def test_the_same_bits_each_time(device: torch.device) -> None:
+    codec, x = Codec(96, 3), torch.randn(4, 33, 96)
+    first, again = encode(device, codec, x, True), encode(device, codec, x, True)
+    for name, ours, expected in zip(("codes", "norms", "means"), again, first, strict=True):
+        assert_same_bits(name, ours, expected)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("D", [80, 128])
+def test_tokens_go_to_their_slots_and_nowhere_else(device: torch.device, D: int, bits: int) -> None:
+    codec = Codec(D, bits)
+    x = torch.randn(2, 4, 3, D).transpose(1, 2)  # as a projection hands it over
+    slots = torch.tensor([[4, -1, 0, 7], [1, 2, 5, -7]], dtype=torch.int32)
+    before = poisoned_cache(codec, 2, 3, 8, torch.device("cpu"))
+    cache = encode_into(device, codec, x, slots, poisoned_cache(codec, 2, 3, 8, device), True)
+    for part, old, new in zip(cache, before, encode(device, codec, x, True), strict=True):
+        for b, h, t in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(4)).tolist():
+            if slots[b, t] >= 0:
+                old[b, h, slots[b, t]] = new[b, h, t]
+        assert torch.equal(part.nan_to_num(), old.nan_to_num())
+
+
+def test_slots_of_all_rows_in_one(device: torch.device) -> None:
+    codec, x = Codec(64, 8), torch.randn(2, 1, 3, 64)
+    codes, norms, means = encode_into(
+        device, codec, x, torch.tensor([6, 2, 3]), poisoned_cache(codec, 2, 1, 8, device), False
+    )
+    expected = encode(device, codec, x)
+    assert torch.equal(codes[:, :, [6, 2, 3]], expected[0]) and torch.equal(norms[:, :, [6, 2, 3]], expected[1])
+    assert norms.isnan().sum() == 2 * 5 and means.isnan().all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("D", [80, 128])
+def test_what_is_not_finite_stays_in_its_vector(device: torch.device, D: int, bad: float) -> None:
+    codec, x = Codec(D, 3), torch.randn(16, D)
+    codes, norms, _ = encode(device, codec, x)
+    x[5, 17] = bad
+    spoilt_codes, spoilt_norms, _ = encode(device, codec, x)
+    assert (spoilt_codes[5] == 0).all() and not spoilt_norms[5].isfinite()
+    others = torch.arange(16) != 5
+    assert torch.equal(spoilt_codes[others], codes[others]) and torch.equal(spoilt_norms[others], norms[others])
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_zeros_have_norm_zero_and_the_codes_of_zero(device: torch.device, bits: int) -> None:
+    codec = Codec(64, bits)
+    codes, norms, _ = encode(device, codec, torch.zeros(3, 64))
+    assert (norms == 0).all()
+    assert (unpack(codes, bits, 64) == (codec.boundaries < 0).sum()).all()
+
+
+@pytest.mark.parametrize("exponent", [-110, -70, 70, 115])
+def test_any_magnitude(device: torch.device, exponent: int) -> None:
+    """Squares leave f32's range long before the vector does."""
+    codec, x = Codec(128, 4), torch.randn(9, 128)
+    codes, norms, _ = encode(device, codec, x)
+    scaled_codes, scaled_norms, _ = encode(device, codec, x * 2.0**exponent)
+    assert torch.equal(scaled_codes, codes)
+    assert ulps(scaled_norms * 2.0**-exponent, norms.double()) <= 1
+
+
+def test_no_vectors(device: torch.device) -> None:
+    codec = Codec(64, 2).to(device)
+    codes, norms, _ = torch_gdn.aura_encode(torch.zeros(2, 0, 64, device=device), *codec.tables)
+    assert codes.shape == (2, 0, 4) and norms.shape == (2, 0)
+
+
+def test_a_slot_past_the_end() -> None:
+    call = valid_call("aura_encode_", torch.device("cpu")) | {"slots": torch.tensor([0, 1, 8, 3, 4])}
+    with pytest.raises(ValueError, match=r"aura_encode_: slots: expected slots below the cache's size, got 8"):
+        torch.ops.gdn.aura_encode_(**call)
+
+
+@pytest.mark.parametrize("op", ["aura_encode", "aura_encode_"])
+def test_opcheck(device: torch.device, op: str) -> None:
+    opcheck(op, valid_call(op, device), device)
+    opcheck(op, valid_call(op, device) | ({"with_means": False} if op == "aura_encode" else {"means": None}), device)

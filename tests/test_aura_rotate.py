@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.aura import DTYPES, HEAD_SIZES, Codec, valid_call
+from tests.helpers.devices import launched
+from tests.helpers.errors import assert_close
+from tests.test_opcheck import opcheck
+from torch_gdn import reference
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("D", HEAD_SIZES)
+def test_equals_the_matrix(device: torch.device, D: int, inverse: bool) -> None:
+    signs, x = Codec(D, 4).signs, torch.randn(2, 3, 5, D).to(DTYPES[D // 16 % 3])
+    y = launched(device, "aura_rotate", torch_gdn.aura_rotate, x.to(device), signs.to(device), 0.7, inverse).cpu()
+    assert y.dtype == torch.float32 and y.is_contiguous()
+    assert_close("y", y, reference.aura_rotate(x.double(), signs, 0.7, inverse), 4e-7, head_dim=None)
+
+
+def test_takes_any_strides(device: torch.device) -> None:
+    signs, x = Codec(96, 4).signs, torch.randn(2, 5, 3, 96)
+    y = torch_gdn.aura_rotate(x.to(device).transpose(1, 2), signs.to(device)).cpu()
+    assert_close("y", y, reference.aura_rotate(x.double(), signs).transpose(1, 2), 4e-7, head_dim=None)
+
+
+def test_opcheck(device: torch.device) -> None:
+    opcheck("aura_rotate", valid_call("aura_rotate", device), device)

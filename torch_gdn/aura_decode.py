@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def aura_decode(
+    codes: Tensor,
+    norms: Tensor,
+    codebook: Tensor,
+    signs: Tensor,
+    means: Tensor | None = None,
+    rotated: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The vectors that codes stand for: norm * Pi^T codebook[codes] + mean, Pi as in `aura_encode`.
+
+    Source: AURA (Kryski and Turney, working draft, 2026), section 2; metaltile-std's `aura_dequant_rotated`.
+
+    Args:
+        codes: [.., ceil(D * bits / 32)] int32. Any strides; a last stride other than 1 costs a copy.
+        norms: [..] float32, any strides.
+        codebook: [2^bits] float32; bits is 2, 3, 4 or 8.
+        signs: [D] float32, 1 or -1; D is 64, 80, 96, 128, 256 or 512.
+        means: [..] float32, any strides. Default: None, no mean was taken off.
+        rotated: leave out Pi^T: Pi times the vector is returned. Default: False.
+        dtype: of the result, bfloat16, float16 or float32. Default: float32.
+
+    Returns:
+        [.., D], contiguous.
+
+    Raises:
+        ValueError: a shape, size or device that is not as above.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> codebook, signs = torch.tensor([-0.19, -0.06, 0.06, 0.19]), torch.ones(64)
+        >>> boundaries = (codebook[1:] + codebook[:-1]) / 2
+        >>> x = torch.randn(3, 64)
+        >>> codes, norms, _ = torch_gdn.aura_encode(x, signs, boundaries, codebook)
+        >>> y = torch_gdn.aura_decode(codes, norms, codebook, signs)
+        >>> bool((y - x).norm() < 0.5 * x.norm())
+        True
+    """
+    return torch.ops.gdn.aura_decode(codes, norms, codebook, signs, means, rotated, dtype)

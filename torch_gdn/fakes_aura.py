@@ -1,0 +1,148 @@
+"""What each AURA op returns, without computing it, as fakes.py does for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_gdn.fakes import ACTIVATION_DTYPES, Check
+
+HEAD_SIZES = (64, 80, 96, 128, 256, 512)
+BITS = {4: 2, 8: 3, 16: 4, 256: 8}
+
+
+def code_words(D: int, bits: int) -> int:
+    return (D * bits + 31) // 32
+
+
+class AuraCheck(Check):
+    def head_size(self, argument: str, D: int) -> int:
+        self.value(D in HEAD_SIZES, argument, "a head size of 64, 80, 96, 128, 256 or 512", D)
+        return D
+
+    def table(self, argument: str, x: Tensor, pattern: str, size: int) -> None:
+        self.float32(argument, x)
+        self.shape(argument, x, pattern, (size,))
+
+    def bits(self, argument: str, codebook: Tensor) -> int:
+        self.float32(argument, codebook)
+        self.dimensions(argument, codebook, "[2^bits]")
+        size = codebook.shape[0]
+        self.value(size in BITS, argument, "4, 8, 16 or 256 centroids (2, 3, 4 or 8 bits)", size)
+        return BITS[size]
+
+    def codes_like(self, argument: str, codes: Tensor, rows: Sequence[int], D: int, bits: int) -> None:
+        self.dtype(codes.dtype == torch.int32, argument, "dtype int32", codes)
+        self.sized(argument, codes, "[.., ceil(D * bits / 32)]", (*rows, code_words(D, bits)))
+
+    def norms_like(self, argument: str, norms: Tensor, rows: Sequence[int]) -> None:
+        self.float32(argument, norms)
+        self.sized(argument, norms, "that of the codes without their words", rows)
+
+    def sized(self, argument: str, x: Tensor, pattern: str, sizes: Sequence[int]) -> None:
+        expected = f"shape {pattern} = {list(sizes)}"
+        self.value(x.dim() == len(sizes), argument, expected, x.shape)
+        for size, wanted in zip(x.shape, sizes, strict=True):
+            self.value(size == wanted, argument, expected, x.shape)
+        self.device(argument, x)
+
+    def index(self, argument: str, x: Tensor) -> None:
+        self.dtype(x.dtype in (torch.int32, torch.int64), argument, "dtype int32 or int64", x)
+        self.device(argument, x)
+
+    def some_dimension(self, argument: str, x: Tensor) -> None:
+        self.value(x.dim() >= 1, argument, "at least one dimension", x.dim())
+
+    def result_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
+        expected = f"{self.op}: dtype: expected dtype bfloat16, float16 or float32, got {dtype}"
+        torch._check_type(dtype is None or dtype in ACTIVATION_DTYPES, lambda: expected)
+        return dtype or torch.float32
+
+
+def check_codec(check: AuraCheck, x: Tensor, signs: Tensor, boundaries: Tensor, codebook: Tensor) -> tuple[int, int]:
+    """D and bits."""
+    check.activation("x", x)
+    check.some_dimension("x", x)
+    D = check.head_size("x", x.shape[-1])
+    check.table("signs", signs, "[D]", D)
+    bits = check.bits("codebook", codebook)
+    check.table("boundaries", boundaries, "[2^bits - 1]", codebook.shape[0] - 1)
+    return D, bits
+
+
+@torch.library.register_fake("gdn::aura_encode")
+def aura_encode(
+    x: Tensor, signs: Tensor, boundaries: Tensor, codebook: Tensor, with_means: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    D, bits = check_codec(AuraCheck("aura_encode", "x", x), x, signs, boundaries, codebook)
+    rows = x.shape[:-1]
+    codes = x.new_empty((*rows, code_words(D, bits)), dtype=torch.int32)
+    means = rows if with_means else (0,)
+    return codes, x.new_empty(rows, dtype=torch.float32), x.new_empty(means, dtype=torch.float32)
+
+
+@torch.library.register_fake("gdn::aura_encode_")
+def aura_encode_(
+    x: Tensor,
+    slots: Tensor,
+    signs: Tensor,
+    boundaries: Tensor,
+    codebook: Tensor,
+    codes: Tensor,
+    norms: Tensor,
+    means: Tensor | None = None,
+) -> None:
+    check = AuraCheck("aura_encode_", "x", x)
+    check.activation("x", x)
+    check.dimensions("x", x, "[B, HK, T, D]")
+    D, bits = check_codec(check, x, signs, boundaries, codebook)
+    B, HK, T = x.shape[:3]
+    check.index("slots", slots)
+    if slots.dim() == 1:
+        check.shape("slots", slots, "[T]", (T,))
+    else:
+        check.shape("slots", slots, "[B, T] or [T]", (B, T))
+    check.dtype(codes.dtype == torch.int32, "codes", "dtype int32", codes)
+    check.dimensions("codes", codes, "[B, HK, S, ceil(D * bits / 32)]")
+    rows = (B, HK, codes.shape[2])
+    check.codes_like("codes", codes, rows, D, bits)
+    check.value(codes.stride(3) == 1, "codes", "a last stride of 1", codes.stride(3))
+    check.norms_like("norms", norms, rows)
+    if means is not None:
+        check.norms_like("means", means, rows)
+
+
+@torch.library.register_fake("gdn::aura_decode")
+def aura_decode(
+    codes: Tensor,
+    norms: Tensor,
+    codebook: Tensor,
+    signs: Tensor,
+    means: Tensor | None = None,
+    rotated: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    check = AuraCheck("aura_decode", "codes", codes)
+    check.dtype(codes.dtype == torch.int32, "codes", "dtype int32", codes)
+    check.some_dimension("codes", codes)
+    check.float32("signs", signs)
+    check.dimensions("signs", signs, "[D]")
+    D = check.head_size("signs", signs.shape[0])
+    bits = check.bits("codebook", codebook)
+    rows = codes.shape[:-1]
+    check.codes_like("codes", codes, rows, D, bits)
+    check.norms_like("norms", norms, rows)
+    if means is not None:
+        check.norms_like("means", means, rows)
+    return norms.new_empty((*rows, D), dtype=check.result_dtype(dtype))
+
+
+@torch.library.register_fake("gdn::aura_rotate")
+def aura_rotate(x: Tensor, signs: Tensor, scale: float = 1.0, inverse: bool = False) -> Tensor:
+    check = AuraCheck("aura_rotate", "x", x)
+    check.activation("x", x)
+    check.some_dimension("x", x)
+    check.table("signs", signs, "[D]", check.head_size("x", x.shape[-1]))
+    return x.new_empty(x.shape, dtype=torch.float32)
