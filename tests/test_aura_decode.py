@@ -19,7 +19,9 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-def decode(device: torch.device, codec: Codec, codes: Tensor, norms: Tensor, *rest: Tensor, **options: object) -> Tensor:
+def decode(
+    device: torch.device, codec: Codec, codes: Tensor, norms: Tensor, *rest: Tensor, **options: object
+) -> Tensor:
     arguments = (codes, norms, codec.codebook, codec.signs, *rest)
     there = (x.to(device) for x in arguments)
     return launched(device, "aura_decode", torch_gdn.aura_decode, *there, **options).cpu()

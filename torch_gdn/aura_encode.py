@@ -62,6 +62,9 @@ def aura_encode_(
         norms: [B, HK, S] float32, written in place.
         means: [B, HK, S] float32, written in place; given, the mean of each vector is taken off first. Default: None.
 
+    Returns:
+        nothing; codes, norms and means are changed.
+
     Raises:
         ValueError: a shape, size or device that is not as above, or a slot that is not below S; on `mps` nothing is
             stored for such a slot, and the error is a RuntimeError of the next synchronisation.

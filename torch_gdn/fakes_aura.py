@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_gdn.fakes import ACTIVATION_DTYPES, Check
 
 HEAD_SIZES = (64, 80, 96, 128, 256, 512)
-BITS = {4: 2, 8: 3, 16: 4, 256: 8}
+BITS = (2, 3, 4, 8)
 
 
 def code_words(D: int, bits: int) -> int:
@@ -29,9 +29,11 @@ class AuraCheck(Check):
     def bits(self, argument: str, codebook: Tensor) -> int:
         self.float32(argument, codebook)
         self.dimensions(argument, codebook, "[2^bits]")
-        size = codebook.shape[0]
-        self.value(size in BITS, argument, "4, 8, 16 or 256 centroids (2, 3, 4 or 8 bits)", size)
-        return BITS[size]
+        for bits in BITS:
+            if codebook.shape[0] == 2**bits:
+                return bits
+        self.value(False, argument, "4, 8, 16 or 256 centroids (2, 3, 4 or 8 bits)", codebook.shape[0])
+        raise AssertionError  # never here: the check has raised
 
     def codes_like(self, argument: str, codes: Tensor, rows: Sequence[int], D: int, bits: int) -> None:
         self.dtype(codes.dtype == torch.int32, argument, "dtype int32", codes)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_gdn import reference
 from torch_gdn.aura import codebooks
 
+OPS = ("aura_encode", "aura_encode_", "aura_decode", "aura_rotate")
 HEAD_SIZES = (64, 80, 96, 128, 256, 512)
 BITS = (2, 3, 4, 8)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
