@@ -55,9 +55,10 @@ def aura_encode_(
     """`aura_encode` straight into a cache: token t of batch row b goes to slot slots[t], or slots[b, t].
 
     Args:
-        x: [B, HK, T, D], as for `aura_encode`, which has signs, boundaries and codebook too.
+        x: [B, HK, T, D], else as for `aura_encode`.
         slots: [T] or [B, T], int32 or int64, on x's device; a token with a negative slot is not stored. Slots of one
             row must differ from each other.
+        signs: [D], boundaries: [2^bits - 1], codebook: [2^bits], as for `aura_encode`.
         codes: [B, HK, S, ceil(D * bits / 32)] int32, S the capacity, written in place. Any strides but a last one of 1.
         norms: [B, HK, S] float32, written in place.
         means: [B, HK, S] float32, written in place; given, the mean of each vector is taken off first. Default: None.
