@@ -12,6 +12,7 @@ from proof.strict_front_end import metal_terms
 from proof.strict_rules import Problem
 from proof.strict_tree import Layout, Node, Tree, callee, callee_name, children, is_array, type_of
 from proof.strict_values import (
+    EITHER,
     EXACT,
     OFFSET,
     RUN,
@@ -287,8 +288,9 @@ class Evaluation(ABC):
         return Value()
 
     def _element(self, node: Node, array: Value, index: Value, text: str) -> Place | Memory:
-        if array.target is not None:
-            return self._indexed(node, array.target, index)
+        whole = self._pointed(array)
+        if isinstance(whole, Place):
+            return self._indexed(node, whole, index)
         size = Lanes((self._pointee_size(text),) * 32, EXACT)
         lanes = combine("+", array.known(), combine("*", index.known(), size))
         return Memory(Value(union(array, index), lanes, space=array.space))
@@ -298,8 +300,11 @@ class Evaluation(ABC):
             self._complain(node, "a per-thread array is indexed by a value that is not known when it is compiled")
         return replace(whole, is_part=True)
 
-    def _pointed(self, pointer: Value) -> Place | Memory:
-        return pointer.target if pointer.target is not None else Memory(pointer)
+    @staticmethod
+    def _pointed(pointer: Value) -> Place | Memory:
+        if pointer.target == EITHER:
+            raise NotUnderstood("a pointer to either of two variables")
+        return pointer.target or Memory(pointer)
 
     def _reference(self, node: Node) -> Value:
         """A pointer to what the expression names; of an array, to its first element."""

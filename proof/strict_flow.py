@@ -247,7 +247,7 @@ class Flow(Evaluation):
                 self._evaluate(step)
             after = self._values
             head = {name: in_a_loop(value, after[name]) for name, value in before.items()}
-            settled = all(head[name].depends == value.depends for name, value in before.items())
+            settled = all(head[name].reaches_like(value) for name, value in before.items())
             self._values = {**after, **head}
             if settled and decided == deciding and left_before == (frame.left, frame.loop_left):
                 break
@@ -310,7 +310,10 @@ class Flow(Evaluation):
             self._values[parameter["id"]] = value
             self._declared[parameter["id"]] = self._here()
             self._rounds_at[parameter["id"]] = self._rounds_open
-        return self._call_body(function, this)
+        result = self._call_body(function, this)
+        for parameter in parameters_of(function):
+            del self._values[parameter["id"]]
+        return result
 
     def _call_library(self, node: Node, arguments: list[Node]) -> Value:
         name = callee_name(node)
@@ -322,8 +325,8 @@ class Flow(Evaluation):
             self._meet(node, name, LANE, "lanes of a simdgroup")
         written = depends | (LANE if name.startswith("simdgroup_") else 0)  # each lane gets its own part of a matrix
         for argument, value in zip(arguments, values, strict=True):
-            target = value.target or self._passed_by_reference(argument)
-            if target is not None:  # the function may write it
+            target = self._pointed(value) if value.target else self._passed_by_reference(argument)
+            if isinstance(target, Place):  # the function may write it
                 self._values[target.variable] = self._values[target.variable].with_depends(written)
         if name.startswith(("simd_", "quad_")):
             return self._collective(name, values, depends)

@@ -64,6 +64,10 @@ class Value:
             return self.lanes.values[0]
         return None
 
+    def reaches_like(self, other: Value) -> bool:
+        """What may follow from it is the same."""
+        return self.depends == other.depends and self.target == other.target
+
     def with_depends(self, depends: int) -> Value:
         return self if not depends & ~self.depends else replace(self, depends=self.depends | depends)
 
@@ -79,17 +83,24 @@ def union(*values: Value) -> int:
     return depends
 
 
+EITHER = Place("")  # one of several variables
+
+
+def either(one: Place | None, other: Place | None) -> Place | None:
+    if one is None or other is None or one == other:
+        return one or other
+    return Place(one.variable, is_part=True) if one.variable == other.variable else EITHER
+
+
 def join(one: Value, other: Value) -> Value:
     """Either of two values."""
     if one is other or one == other:
         return one
-    if one.target and other.target and one.target != other.target:
-        raise NotUnderstood("a pointer to either of two variables")
     members = {}
     for name in one.members.keys() | other.members.keys():
         members[name] = join(one.members.get(name, Value()), other.members.get(name, Value()))
     lanes = one.lanes if one.lanes == other.lanes else None
-    return Value(union(one, other), lanes, members, one.target or other.target, one.space or other.space)
+    return Value(union(one, other), lanes, members, either(one.target, other.target), one.space or other.space)
 
 
 def in_a_loop(before: Value, after: Value) -> Value:

@@ -1,0 +1,93 @@
+"""Our shaders through the strict front end: what models call for here, every specialisation in `make proof`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proof import strict_front_end, strict_kernels
+from proof.checks import Silent
+from proof.strict_facts import Facts
+from tests.proof.needs import needs_clang
+from torch_gdn.specialisations import Specialisation
+
+pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
+
+
+@pytest.fixture(scope="module")
+def outcome() -> strict_kernels.Outcome:
+    return strict_kernels.check_specialisations(strict_kernels.model_specialisations(), Silent())
+
+
+def test_model_specialisations_keep_every_rule(outcome: strict_kernels.Outcome) -> None:
+    assert outcome.problems == []
+    assert {facts.name for facts in outcome.facts} == {each.name for each in strict_kernels.model_specialisations()}
+
+
+def test_the_table_in_the_repository_has_what_was_found(outcome: strict_kernels.Outcome) -> None:
+    rows = set(strict_kernels.TABLE.read_text().splitlines())
+    missing = [facts.name for facts in outcome.facts if "\t".join(facts.row()) not in rows]
+    assert missing == [], "python -m proof --only strict-metal --write"
+
+
+def test_the_table_names_every_specialisation_once() -> None:
+    header, *rows = strict_kernels.TABLE.read_text().splitlines()
+    assert header.split("\t") == list(Facts.COLUMNS)
+    names = [row.split("\t")[0] for row in rows]
+    assert sorted(names) == sorted(each.name for each in strict_kernels.all_specialisations())
+
+
+Spoil = Callable[[str, str, str], list[str]]
+
+
+@pytest.fixture
+def spoil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spoil:
+    """The problems of solve_tril_64 when one text was put for another in one of its files."""
+
+    def check(file: str, old: str, new: str) -> list[str]:
+        shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
+        text = (shaders / file).read_text()
+        assert old in text, f"{file} has no {old!r} any more"
+        (shaders / file).write_text(text.replace(old, new, 1))
+        monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
+        return strict_kernels.check_batch([Specialisation("solve_tril", ("64",))]).problems
+
+    return check
+
+
+SOLVE = "gdn/solve_tril.metal"
+COLUMN_LOOP = "    UNROLL for (int i = 0; i < 16; ++i) {\n"
+
+
+def test_a_barrier_moved_under_a_condition_is_found(spoil: Spoil) -> None:
+    (problem,) = spoil(SOLVE, COLUMN_LOOP, "    threadgroup_barrier(mem_flags::mem_threadgroup);\n" + COLUMN_LOOP)
+    assert "gdn/solve_tril.metal:" in problem and "threadgroup_barrier under a condition that differs" in problem
+
+
+def test_a_simdgroup_operation_for_some_lanes_is_found(spoil: Spoil) -> None:
+    (problem,) = spoil("common/fragment.h", "  simdgroup_multiply_acc", "  if (a.x > 0.0f) simdgroup_multiply_acc")
+    assert "common/fragment.h:" in problem
+    assert "simdgroup_multiply_accumulate under a condition that differs between lanes" in problem
+
+
+def test_a_loop_that_lost_its_unrolling_is_found(spoil: Spoil) -> None:
+    found = spoil(SOLVE, COLUMN_LOOP, COLUMN_LOOP.replace("UNROLL ", ""))
+    assert found and all("indexed by a value that is not known when it is compiled" in each for each in found)
+
+
+def test_a_pointer_into_the_wrong_memory_is_found(spoil: Spoil) -> None:
+    found = spoil(SOLVE, "threadgroup float* upper", "device float* upper")
+    assert "cannot initialize a variable of type 'device float *thread' with an rvalue" in found[0]
+
+
+def test_an_unused_variable_is_found(spoil: Spoil) -> None:
+    (problem,) = spoil(SOLVE, "  const LanePosition at", "  const int unused = 1;\n  const LanePosition at")
+    assert "unused variable 'unused'" in problem
+
+
+def test_a_specialisation_that_its_shader_refuses_is_found() -> None:
+    problems = strict_kernels.check_batch([Specialisation("solve_tril", ("63",))]).problems
+    assert "a chunk has 16, 32 or 64 tokens" in problems[0]
