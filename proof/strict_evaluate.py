@@ -6,11 +6,25 @@ Memory holds one value at one place for all threads that look at it: a race is f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from proof.strict_front_end import metal_terms
 from proof.strict_rules import Problem
-from proof.strict_tree import Layout, Node, Tree, callee, callee_name, children, is_array, type_of
+from proof.strict_tree import (
+    SCALAR_SIZES,
+    Layout,
+    Node,
+    Tree,
+    callee,
+    callee_name,
+    canonical,
+    children,
+    element_and_count,
+    is_array,
+    type_of,
+)
 from proof.strict_values import (
     EITHER,
     EXACT,
@@ -21,16 +35,21 @@ from proof.strict_values import (
     NotUnderstood,
     Place,
     Value,
+    Values,
     bank_passes,
     choose,
     combine,
+    either,
+    merge,
     number,
     union,
 )
 
 SPACES = {"__local": "device", "__global_device": "threadgroup", "__global": "constant", "__constant": "constant"}
-KEEPING = ("NoOp", "IntegralCast", "BitCast", "AddressSpaceConversion", "UncheckedDerivedToBase", "DerivedToBase")
+KEEPING = ("NoOp", "BitCast", "AddressSpaceConversion", "UncheckedDerivedToBase", "DerivedToBase")
 WRAPPERS = ("ParenExpr", "MaterializeTemporaryExpr", "ExprWithCleanups", "ConstantExpr", "CXXBindTemporaryExpr")
+INTEGERS = set(SCALAR_SIZES) - {"bool", "half", "bfloat", "float"}
+RUN_TIME_INDEX = "a per-thread array is indexed by a value that is not known when it is compiled"
 LITERALS = ("FloatingLiteral", "StringLiteral", "CXXNullPtrLiteralExpr", "CharacterLiteral")
 
 
@@ -57,7 +76,7 @@ class Evaluation(ABC):
     layout: Layout
     problems: set[Problem] = field(default_factory=set, init=False)
     accesses: dict[tuple[str, int], Access] = field(default_factory=dict, init=False)
-    _values: dict[str, Value] = field(default_factory=dict, init=False)
+    _values: Values = field(default_factory=dict, init=False)
     _declared: dict[str, int] = field(default_factory=dict, init=False)  # what decided over reaching the declaration
     _rounds_at: dict[str, int] = field(default_factory=dict, init=False)  # how many loops were open there
     _globals: dict[str, Node] = field(default_factory=dict, init=False)
@@ -72,6 +91,27 @@ class Evaluation(ABC):
     def _declare_global(self, identifier: str) -> None:
         """Gives a constant of program scope its value."""
 
+    @abstractmethod
+    def _get_CallExpr(self, node: Node) -> Value:
+        """What a call returns; of a reference, a pointer."""
+
+    @abstractmethod
+    def _get_CXXMemberCallExpr(self, node: Node) -> Value: ...
+
+    @abstractmethod
+    def _get_CXXOperatorCallExpr(self, node: Node) -> Value: ...
+
+    def _each_way(self, deciding: int, ways: Sequence[Callable[[], Value]]) -> list[Value]:
+        """What each way gives, from the same beginning; behind them, any may have been gone."""
+        control, self._control = self._control, self._control | deciding
+        before, ends, results = self._values, [], []
+        for way in ways:
+            self._values = dict(before)
+            results.append(way())
+            ends.append(self._values)
+        self._control, self._values = control, merge(ends)
+        return results
+
     def _complain(self, node: Node, message: str) -> None:
         self.problems.add(Problem(self.tree.places.of(node), message))
 
@@ -80,7 +120,7 @@ class Evaluation(ABC):
     def _evaluate(self, node: Node) -> Value:
         """The value; of what lies in memory, what is there."""
         kind = node["kind"]
-        if node.get("valueCategory") == "lvalue" and self._is_place(node):
+        if node.get("valueCategory") == "lvalue" and (self._is_place(node) or self._returns_reference(node)):
             return self._load(node, self._place(node))
         if kind in LITERALS:
             return Value()
@@ -101,6 +141,8 @@ class Evaluation(ABC):
         if kind == "ArrayToPointerDecay":
             return self._reference(inner)
         value = self._evaluate(inner)
+        if kind == "IntegralCast":
+            return replace(value, lanes=self._fitted(value.lanes, node))
         if kind == "LValueToRValue" or kind in KEEPING:
             return value
         if kind == "IntegralToBoolean":
@@ -130,10 +172,9 @@ class Evaluation(ABC):
         test = self._evaluate(condition)
         if (decided := test.constant()) is not None:
             return self._evaluate(one if decided else other)
-        control, self._control = self._control, self._control | test.depends
-        chosen = choose(test, self._evaluate(one), self._evaluate(other))
-        self._control = control
-        return chosen
+        return choose(
+            test, *self._each_way(test.depends, [partial(self._evaluate, one), partial(self._evaluate, other)])
+        )
 
     def _get_UnaryOperator(self, node: Node) -> Value:
         operator, inner = node["opcode"], children(node)[0]
@@ -141,12 +182,12 @@ class Evaluation(ABC):
             return self._reference(inner)
         if operator in ("++", "--"):
             before = self._evaluate(inner)
-            after = Value(before.depends, combine(operator[0], before.known(), number(1).lanes), space=before.space)
+            after = self._arithmetic(node, operator[0], before, number(1))
             self._store(inner, self._place(inner), after)
             return before if node.get("isPostfix") else after
         value = self._evaluate(inner)
         if operator == "-":
-            return Value(value.depends, combine("-", number(0).lanes, value.known()))
+            return Value(value.depends, self._fitted(combine("-", number(0).lanes, value.known()), node))
         if operator == "!":
             return Value(value.depends, combine("==", value.known(), number(0).lanes))
         return Value(value.depends)
@@ -158,12 +199,10 @@ class Evaluation(ABC):
             self._store(left, self._place(left), value)
             return value
         one = self._evaluate(left)
-        if operator in ("&&", "||"):
-            if one.constant() is not None and bool(one.constant()) == (operator == "||"):
-                return one
-            control, self._control = self._control, self._control | one.depends
-            other = self._evaluate(right)
-            self._control = control
+        if operator in ("&&", "||") and one.constant() is None:
+            other, _ = self._each_way(one.depends, [partial(self._evaluate, right), Value])
+        elif operator in ("&&", "||") and bool(one.constant()) == (operator == "||"):
+            return one
         else:
             other = self._evaluate(right)
         return other if operator == "," else self._arithmetic(node, operator, one, other)
@@ -171,13 +210,23 @@ class Evaluation(ABC):
     def _arithmetic(self, node: Node, operator: str, one: Value, other: Value) -> Value:
         a, b = one.known(), other.known()
         pointer = one if one.space or one.target else other if other.space or other.target else None
-        text = type_of(node)
-        if pointer is not None and text.rstrip().endswith("*"):
+        text = type_of(node).replace("__private", "").rstrip()
+        if pointer is not None and text.endswith("*"):
             size = Lanes((self._pointee_size(text),) * 32, EXACT)
             a, b = (a, combine("*", b, size)) if pointer is one else (combine("*", a, size), b)
             target = replace(pointer.target, is_part=True) if pointer.target else None
             return Value(union(one, other), combine(operator, a, b), target=target, space=pointer.space)
-        return Value(union(one, other), combine(operator, a, b))
+        return Value(union(one, other), self._fitted(combine(operator, a, b), node))
+
+    @staticmethod
+    def _fitted(lanes: Lanes | None, node: Node) -> Lanes | None:
+        """As an integer of the expression's type holds them."""
+        name = canonical(element_and_count(type_of(node))[0])
+        if lanes is None or lanes.kind == OFFSET or name not in INTEGERS:
+            return lanes
+        count = 1 << 8 * SCALAR_SIZES[name]
+        lowest = 0 if name.startswith("unsigned") else -count // 2
+        return Lanes(tuple((value - lowest) % count + lowest for value in lanes.values), lanes.kind)
 
     def _get_CompoundAssignOperator(self, node: Node) -> Value:
         left, right = children(node)
@@ -206,11 +255,17 @@ class Evaluation(ABC):
             return node["referencedDecl"]["kind"] in ("VarDecl", "ParmVarDecl")
         return kind in ("MemberExpr", "ArraySubscriptExpr") or (kind == "UnaryOperator" and node["opcode"] == "*")
 
+    def _returns_reference(self, call: Node) -> bool:
+        """Of an lvalue; the operators of the library are known one by one."""
+        if call["kind"] == "CXXOperatorCallExpr":
+            return self.tree.function(callee(call)) is not None
+        return call["kind"] in ("CallExpr", "CXXMemberCallExpr")
+
     def _place(self, node: Node) -> Place | Memory:
         kind = node["kind"]
         if kind in WRAPPERS or kind.endswith("CastExpr"):
             if node.get("castKind") == "LValueToRValue":
-                return self._pointed(self._evaluate(node))
+                return self._pointed(node, self._evaluate(node))
             return self._place(children(node)[0])
         method = getattr(self, f"_find_{kind}", None)
         if method is None:
@@ -224,7 +279,7 @@ class Evaluation(ABC):
             self._declare_global(identifier)
         value = self._values[identifier]
         if "&" in type_of(self._globals.get(identifier) or node["referencedDecl"]) and (value.space or value.target):
-            return self._pointed(value)
+            return self._pointed(node, value)
         return Place(identifier)
 
     def _find_StringLiteral(self, node: Node) -> Place | Memory:
@@ -232,7 +287,7 @@ class Evaluation(ABC):
 
     def _find_MemberExpr(self, node: Node) -> Place | Memory:
         inner = children(node)[0]
-        whole = self._pointed(self._evaluate(inner)) if node.get("isArrow") else self._place(inner)
+        whole = self._pointed(node, self._evaluate(inner)) if node.get("isArrow") else self._place(inner)
         name = node.get("name", "")
         if isinstance(whole, Memory):
             return Memory(replace(whole.address, lanes=None if name else whole.address.lanes))
@@ -246,8 +301,10 @@ class Evaluation(ABC):
 
     def _find_CXXOperatorCallExpr(self, node: Node) -> Place | Memory:
         name, arguments = callee_name(node), children(node)[1:]
+        if self._returns_reference(node):
+            return self._pointed(node, self._get_CXXOperatorCallExpr(node))
         if name != "operator[]":  # an assignment, which returns its left side
-            self._evaluate(node)
+            self._get_CXXOperatorCallExpr(node)
             return self._place(arguments[0])
         index = self._evaluate(arguments[1])
         whole = self._place(arguments[0])
@@ -258,7 +315,7 @@ class Evaluation(ABC):
     def _find_UnaryOperator(self, node: Node) -> Place | Memory:
         inner = children(node)[0]
         if node["opcode"] == "*":
-            return self._pointed(self._evaluate(inner))
+            return self._pointed(node, self._evaluate(inner))
         self._get_UnaryOperator(node)
         return self._place(inner)
 
@@ -274,13 +331,13 @@ class Evaluation(ABC):
         """`threadgroup_variable<T>("name")` is what the translation makes of `threadgroup T name`."""
         if callee_name(node) == "threadgroup_variable":
             return Memory(Value(RUN, Lanes(ZEROS, OFFSET), space="threadgroup"))
-        return self._pointed(self._evaluate(node))
+        return self._pointed(node, self._get_CallExpr(node))
 
     def _find_CXXMemberCallExpr(self, node: Node) -> Place | Memory:
         """As `matrix.thread_elements()`: a part of the object."""
+        result = self._get_CXXMemberCallExpr(node)
         if self.tree.function(callee(node)) is not None:
-            return self._pointed(self._evaluate(node))
-        self._evaluate(node)
+            return self._pointed(node, result)
         whole = self._place(children(callee(node))[0])
         return replace(whole, is_part=True) if isinstance(whole, Place) else whole
 
@@ -288,7 +345,7 @@ class Evaluation(ABC):
         return Value()
 
     def _element(self, node: Node, array: Value, index: Value, text: str) -> Place | Memory:
-        whole = self._pointed(array)
+        whole = self._pointed(node, array)
         if isinstance(whole, Place):
             return self._indexed(node, whole, index)
         size = Lanes((self._pointee_size(text),) * 32, EXACT)
@@ -296,15 +353,25 @@ class Evaluation(ABC):
         return Memory(Value(union(array, index), lanes, space=array.space))
 
     def _indexed(self, node: Node, whole: Place, index: Value) -> Place:
-        if index.depends & RUN:
-            self._complain(node, "a per-thread array is indexed by a value that is not known when it is compiled")
-        return replace(whole, is_part=True)
+        part = replace(whole, is_part=True, depends=whole.depends | index.depends)
+        if part.depends & RUN:
+            self._complain(node, RUN_TIME_INDEX)
+        return part
 
-    @staticmethod
-    def _pointed(pointer: Value) -> Place | Memory:
-        if pointer.target == EITHER:
-            raise NotUnderstood("a pointer to either of two variables")
-        return pointer.target or Memory(pointer)
+    def _pointed(self, node: Node, pointer: Value) -> Place | Memory:
+        """What a pointer or reference leads to. One that may lead to either of two variables would keep both out of
+        registers, and is refused as what the checks cannot follow is.
+        """
+        target, place = pointer.target, self.tree.places.of(node)
+        if target is None and pointer.space:
+            return Memory(pointer)
+        if target == EITHER:
+            raise NotUnderstood(f"{place}: a pointer to either of two variables")
+        if target is None or target.variable not in self._values:
+            raise NotUnderstood(f"{place}: a pointer to an unknown place")
+        if target.is_part and pointer.depends & RUN:
+            self._complain(node, RUN_TIME_INDEX)
+        return replace(target, depends=pointer.depends)
 
     def _reference(self, node: Node) -> Value:
         """A pointer to what the expression names; of an array, to its first element."""
@@ -313,10 +380,7 @@ class Evaluation(ABC):
         place = self._place(node)
         if isinstance(place, Memory):
             return place.address
-        held = self._values[place.variable]
-        if held.target is not None and is_array(type_of(node)) is False and type_of(node).rstrip().endswith("*"):
-            return held  # a reference to a pointer stands for what it points to
-        return Value(target=place)
+        return Value(place.depends, target=replace(place, depends=0))
 
     # ---- memory ---------------------------------------------------------------------------------------------------
 
@@ -336,11 +400,11 @@ class Evaluation(ABC):
             self._note(node, place.address)
             return Value(place.address.depends | RUN, space=self._space(type_of(node)))
         value = self._values[place.variable]
-        if place.member and not place.is_part:
-            return value.members.get(place.member, Value(value.depends))
         if place.is_part:
-            return Value(value.depends, target=value.target, space=value.space)
-        return value
+            return Value(value.depends | place.depends, target=value.target, space=value.space)
+        if place.member:
+            value = value.members.get(place.member, Value(value.depends))
+        return value.with_depends(place.depends)
 
     def _store(self, node: Node, place: Place | Memory, value: Value) -> None:
         if isinstance(place, Memory):
@@ -349,10 +413,11 @@ class Evaluation(ABC):
         decided = self._here() & ~self._declared.get(place.variable, 0)
         if self._rounds_open > self._rounds_at.get(place.variable, 0):
             decided |= RUN
-        value = value.with_depends(decided)
+        value = value.with_depends(decided | place.depends)
         before = self._values[place.variable]
         if place.is_part:
-            after = Value(union(before, value), target=before.target, space=before.space)
+            target, space = either(before.target, value.target), before.space or value.space
+            after = Value(union(before, value), target=target, space=space)
         elif place.member:
             members = {**before.members, place.member: value}
             after = Value(union(before, value), members=members)

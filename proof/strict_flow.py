@@ -8,6 +8,7 @@ What it does not know ends in an error rather than in silence.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from proof.strict_evaluate import Evaluation
 from proof.strict_tree import (
@@ -34,8 +35,11 @@ from proof.strict_values import (
     NotUnderstood,
     Place,
     Value,
+    Values,
     in_a_loop,
     join,
+    merge,
+    sampled,
     union,
 )
 
@@ -64,6 +68,10 @@ class Frame:
     left: int = 0  # what decided over returns so far
     left_at: str = ""
     loop_left: int = 0  # what decided over leaving the innermost loop, or its present round
+    # What was known at each of them:
+    returned: list[Values] = field(default_factory=list)
+    broken: list[Values] = field(default_factory=list)
+    continued: list[Values] = field(default_factory=list)
     result: Value | None = None
 
 
@@ -109,6 +117,7 @@ class Flow(Evaluation):
         self._frames.append(frame)
         self._statement(body)
         self._frames.pop()
+        self._values = merge([self._values, *frame.returned])
         self._control = control
         return frame.result or Value()
 
@@ -130,6 +139,14 @@ class Flow(Evaluation):
     def _do_CompoundStmt(self, node: Node) -> None:
         for child in children(node):
             self._statement(child)
+        for child in children(node):
+            self._forget(child)
+
+    def _forget(self, statement: Node) -> None:
+        """The variables that it declares, whose scope has ended."""
+        if statement["kind"] == "DeclStmt":
+            for variable in children(statement):
+                self._values.pop(variable.get("id", ""), None)
 
     def _do_AttributedStmt(self, node: Node) -> None:
         hints = [child for child in children(node) if child["kind"] == "LoopHintAttr"]
@@ -178,11 +195,15 @@ class Flow(Evaluation):
         if here & THREAD & ~frame.left:
             frame.left_at = self.tree.places.of(node)
         frame.left |= here & ~frame.entered
+        frame.returned.append(dict(self._values))
 
     def _do_BreakStmt(self, node: Node) -> None:
         self._frames[-1].loop_left |= self._control
+        self._frames[-1].broken.append(dict(self._values))
 
-    _do_ContinueStmt = _do_BreakStmt
+    def _do_ContinueStmt(self, node: Node) -> None:
+        self._frames[-1].loop_left |= self._control
+        self._frames[-1].continued.append(dict(self._values))
 
     def _do_IfStmt(self, node: Node) -> None:
         parts = children(node)
@@ -194,24 +215,12 @@ class Flow(Evaluation):
             for branch in parts[1:2] if decided else parts[2:]:
                 self._statement(branch)
             return
-        before = dict(self._values)
-        control, self._control = self._control, self._control | condition.depends
-        outcomes = []
-        for branch in parts[1:]:
-            self._values = dict(before)
-            self._statement(branch)
-            outcomes.append(self._values)
-        if len(outcomes) == 1:
-            outcomes.append(before)
-        self._control = control
-        self._values = self._merge(outcomes[0], outcomes[1])
+        ways = [partial(self._branch, branch) for branch in parts[1:]]
+        self._each_way(condition.depends, ways if len(ways) == 2 else [*ways, Value])
 
-    def _merge(self, one: dict[str, Value], other: dict[str, Value]) -> dict[str, Value]:
-        merged = {**other, **one}
-        for name in one.keys() & other.keys():
-            if one[name] is not other[name]:
-                merged[name] = join(one[name], other[name])
-        return merged
+    def _branch(self, node: Node) -> Value:
+        self._statement(node)
+        return Value()
 
     def _do_ForStmt(self, node: Node) -> None:
         self._loop(node, is_unrolled=False)
@@ -229,35 +238,40 @@ class Flow(Evaluation):
         if first:
             self._statement(first)
         self._rounds(condition, body, step, is_unrolled)
+        if first:
+            self._forget(first)
 
     def _rounds(self, condition: Node, body: Node, step: Node, is_unrolled: bool) -> None:
-        """Goes round until nothing depends on more than before."""
+        """Goes round until no round finds anything else at its head than the one before."""
         self._rounds_open += not is_unrolled
         frame, deciding = self._frames[-1], 0
-        control, outer_left = self._control, frame.loop_left
-        while True:
-            before, left_before = dict(self._values), (frame.left, frame.loop_left)
-            decided = deciding
+        control, outer = self._control, (frame.loop_left, frame.broken, frame.continued)
+        self._expect_steps(step)
+        settled = False
+        while not settled:
+            head, at_head = self._values, (deciding, frame.left, frame.loop_left)
+            self._values, frame.broken, frame.continued = dict(head), [], []
             self._control = control | deciding
             if condition:
                 deciding |= self._evaluate(condition).depends
                 self._control |= deciding
+            ends = [dict(self._values)] if condition else []
             self._statement(body)
+            self._values = merge([self._values, *frame.continued])
             if step:
                 self._evaluate(step)
-            after = self._values
-            head = {name: in_a_loop(value, after[name]) for name, value in before.items()}
-            settled = all(head[name].reaches_like(value) for name, value in before.items())
-            self._values = {**after, **head}
-            if settled and decided == deciding and left_before == (frame.left, frame.loop_left):
-                break
-        for name, value in before.items():  # behind the loop, the model takes what one round left
-            lanes = after[name].lanes
-            if lanes is not None and lanes != value.lanes:
-                sample = Lanes(lanes.values, max(lanes.kind, SAMPLE))
-                self._values[name] = replace(head[name], lanes=sample)
-        self._control, frame.loop_left = control, outer_left
+            self._values = {name: in_a_loop(value, self._values[name]) for name, value in head.items()}
+            settled = self._values == head and at_head == (deciding, frame.left, frame.loop_left)
+        self._values = merge([*ends, *frame.broken] or [head])
+        self._control = control
+        frame.loop_left, frame.broken, frame.continued = outer
         self._rounds_open -= not is_unrolled
+
+    def _expect_steps(self, step: Node) -> None:
+        """What a loop counts with differs from round to round: known beforehand, that saves a round."""
+        counter = next(iter(children(step)), {}).get("referencedDecl", {}).get("id", "")
+        if counter in self._values:
+            self._values[counter] = sampled(self._values[counter])
 
     # ---- calls ----------------------------------------------------------------------------------------------------
 
@@ -325,14 +339,14 @@ class Flow(Evaluation):
             self._meet(node, name, LANE, "lanes of a simdgroup")
         written = depends | (LANE if name.startswith("simdgroup_") else 0)  # each lane gets its own part of a matrix
         for argument, value in zip(arguments, values, strict=True):
-            target = self._pointed(value) if value.target else self._passed_by_reference(argument)
+            target = self._pointed(node, value) if value.target else self._passed_by_reference(argument)
             if isinstance(target, Place):  # the function may write it
-                self._values[target.variable] = self._values[target.variable].with_depends(written)
+                self._store(node, replace(target, is_part=True), Value(written))
         if name.startswith(("simd_", "quad_")):
             return self._collective(name, values, depends)
         if name.startswith("atomic_"):
             return Value(depends | THREAD | RUN)
-        return Value(depends, self._integer_function(name, values))
+        return Value(depends, self._integer_function(name, values), space=self._space(type_of(node)))
 
     def _passed_by_reference(self, argument: Node) -> Place | None:
         is_variable = argument.get("valueCategory") == "lvalue" and self._is_place(argument)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 # A value may differ between the lanes of a simdgroup, between simdgroups, or be known only when the kernel runs.
@@ -42,6 +42,7 @@ class Place:
     variable: str
     member: str = ""
     is_part: bool = False  # an element, or more than one may be meant
+    depends: int = 0  # what decides over which part
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,6 @@ class Value:
         if self.lanes is not None and self.lanes.kind == EXACT and self.lanes.uniform:
             return self.lanes.values[0]
         return None
-
-    def reaches_like(self, other: Value) -> bool:
-        """What may follow from it is the same."""
-        return self.depends == other.depends and self.target == other.target
 
     def with_depends(self, depends: int) -> Value:
         return self if not depends & ~self.depends else replace(self, depends=self.depends | depends)
@@ -103,12 +100,30 @@ def join(one: Value, other: Value) -> Value:
     return Value(union(one, other), lanes, members, either(one.target, other.target), one.space or other.space)
 
 
+Values = dict[str, Value]  # by the variable's id
+
+
+def merge(ways: Sequence[Values]) -> Values:
+    """Where several ways meet: what each of them knows."""
+    merged, *others = ways
+    for other in others:
+        merged = {name: join(value, other[name]) for name, value in merged.items() if name in other}
+    return merged
+
+
+def sampled(value: Value) -> Value:
+    """Not the same in each round of a loop."""
+    return (
+        value if value.lanes is None else replace(value, lanes=Lanes(value.lanes.values, max(value.lanes.kind, SAMPLE)))
+    )
+
+
 def in_a_loop(before: Value, after: Value) -> Value:
     """At the head of a loop, which `before` reaches first and `after` from then on."""
     joined = join(before, after)
     if joined.lanes is None and before.lanes is not None:
-        joined = replace(joined, lanes=Lanes(before.lanes.values, max(before.lanes.kind, SAMPLE)))
-    return joined
+        joined = replace(joined, lanes=sampled(before).lanes)
+    return before if joined == before else joined
 
 
 def quotient(a: int, b: int) -> int:

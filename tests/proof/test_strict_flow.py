@@ -75,6 +75,13 @@ DIFFERENT = {
     "memory_order_relaxed) > 0) {}",
     "both of two conditions": "if (count > 3 && lane > 3) {}",
     "a choice": "if ((lane > 3 ? 1u : 0u) > 0) {}",
+    "what only some lanes assign in a condition": "uint n = 0; const bool b = lane > 3 && (n = 1) > 0; if (n > 0) {} "
+    "x[0] = float(b);",
+    "what only some lanes assign in a choice": "uint n = 0; x[0] = float(lane > 3 ? (n = 1) : 2); if (n > 0) {}",
+    "the member that another round set": "Place p; p.row = index; p.group = 0; for (uint i = 0; i < count; ++i) "
+    "{ if (p.group > 0) {} p.group = index; }",
+    "a pointer that moved": "float n[2]; n[0] = n[1] = x[index]; thread float* p = n; ++p; if (*p > 0) {}",
+    "a pointer in an array": "uint n = index; thread uint* p[1]; p[0] = &n; if (*p[0] > 0) {}",
 }
 
 
@@ -97,6 +104,18 @@ IN_FUNCTIONS = {
     "written through a pointer": (
         "void set(thread uint* n, uint i) { *n = i; }",
         "uint n = 0; set(&n, lane); if (n) {}",
+    ),
+    "returned as a reference": (
+        "thread uint& same(thread uint& n) { return n; }",
+        "uint n = lane; if (same(n)) {}",
+    ),
+    "written through a returned reference": (
+        "thread uint& same(thread uint& n) { return n; }",
+        "uint n = 0; same(n) = lane; if (n) {}",
+    ),
+    "pointed to by a pointer that a function set": (
+        "void aim(thread uint* thread& p, thread uint* q) { p = q; }",
+        "uint n = 0, m = lane; thread uint* p = &n; aim(p, &m); if (*p) {}",
     ),
     "kept by a member function": (
         "struct Kept { uint n; void keep(uint i) { n = i; } };",
@@ -138,6 +157,30 @@ def test_threads_meet_again_behind_a_function_that_some_left_early() -> None:
     assert problems(f"touch(x, index); {BARRIER}", before) == []
 
 
+# What a loop, a jump or an overflow makes of a number that was known before: the branch is not dead.
+ALIVE = {
+    "a later round of an unrolled loop": "{unroll}for (int n = 0; n < 4; ++n) {{ if (n == 2) {{}} }}",
+    "a later round of a loop": "for (uint n = 0; n < count; ++n) {{ if (n == 2) {{}} }}",
+    "what an unrolled loop assigns": "uint n = 0; {unroll}for (int i = 0; i < 4; ++i) {{ if (n == 1) {{}} n = 1; }}",
+    "a value at a break": "uint n = 0; for (uint i = 0; i < count; ++i) {{ n = 1; if (i == group.x) break; n = 0; }} "
+    "if (n == 1) {{}}",
+    "a value at a continue": "uint n = 0; for (uint i = 0; i < count; ++i) {{ n = 1; if (i == group.x) continue; "
+    "n = 0; }} if (n == 1) {{}}",
+    "a value at a return": "uint n = 0; set(n, count); if (n == 1) {{}}",
+    "what a library function wrote": "int n = 0; x[0] = frexp(x[1], n); if (n > 0) {{}}",
+    "unsigned numbers below zero": "uint n = 0; n = n - 1u; if (n > 5) {{}}",
+    "a number too large for its type": "uchar n = 255; n += 1; if (n == 0) {{}}",
+}
+
+
+@pytest.mark.parametrize("what", ALIVE)
+def test_a_branch_that_may_be_taken_is_looked_at(what: str) -> None:
+    before = "void set(thread uint& n, uint c) { n = 1; if (c > 3) return; n = 0; }"
+    body = ALIVE[what].format(unroll=UNROLL).replace("{}", f"{{ if (lane > 0) {{ {BARRIER} }} }}")
+    (problem,) = problems(body, before)
+    assert "threadgroup_barrier under a condition that differs between threads" in problem
+
+
 def test_dead_code_is_not_looked_at() -> None:
     assert problems(f"if (sizeof(float) == 8) {{ if (index > 3) {{ {BARRIER} }} }}") == []
 
@@ -154,6 +197,12 @@ def test_array_may_be_indexed_by_what_is_known_when_compiled(index: str) -> None
 @pytest.mark.parametrize("index", ["lane % 4", "count % 4", "group.x % 4", "uint(x[0]) % 4"])
 def test_array_may_not_be_indexed_by_what_is_known_when_run(index: str) -> None:
     (problem,) = problems(f"{ARRAY} x[0] = a[{index}];")
+    assert "indexed by a value that is not known when it is compiled" in problem
+
+
+@pytest.mark.parametrize("use", ["x[0] = *p;", "x[0] = p[0];", "*p = x[0];"])
+def test_a_pointer_into_an_array_may_not_move_by_what_is_known_when_run(use: str) -> None:
+    (problem,) = problems(f"{ARRAY} thread float* p = a; if (lane > 3) p = p + 1; {use} x[1] = a[1];")
     assert "indexed by a value that is not known when it is compiled" in problem
 
 
@@ -191,9 +240,22 @@ def test_a_function_may_be_given_one_array_and_then_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["if (count > 3) p = b;", "for (uint n = 0; n < count; ++n) { p[0] += 1.0f; p = b; }"]
+    "change",
+    [
+        "if (count > 3) p = b;",
+        "for (uint n = 0; n < count; ++n) { p[0] += 1.0f; p = b; }",
+        "p = count > 3 ? p : b;",
+        "thread float* both[2]; both[0] = a; both[1] = b; p = both[0];",
+    ],
 )
-def test_a_pointer_to_either_of_two_arrays_is_not_understood(change: str) -> None:
-    body = f"float a[2], b[2]; a[0] = b[0] = x[0]; thread float* p = a; {change} x[0] = p[0] + b[0];"
-    (problem,) = problems(body)
+def test_a_pointer_to_either_of_two_arrays_may_not_be_used(change: str) -> None:
+    body = f"float a[2], b[2]; a[0] = b[0] = x[0]; thread float* p = a; {change}"
+    (problem,) = problems(f"{body} x[0] = p[0] + b[0];")
     assert "a pointer to either of two variables: the checks have no rule for it" in problem
+    assert problems(f"{body} p = a; x[0] = p[0] + b[0];".replace("p[0] += 1.0f;", "")) == []
+
+
+def test_a_pointer_that_the_analysis_lost_may_not_be_used() -> None:
+    body = "float a[1]; a[0] = x[0]; Held held = {a, 1}; x[0] = *held.p + float(held.n);"
+    (problem,) = problems(body, "struct Held { thread float* p; int n; };")
+    assert problem == "probe: program:15: a pointer to an unknown place: the checks have no rule for it"
