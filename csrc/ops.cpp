@@ -76,12 +76,29 @@ TORCH_LIBRARY(gdn, m) {
       "ScalarType? dtype=None) -> Tensor",
       tags);
   m.def("aura_rotate(Tensor x, Tensor signs, float scale=1.0, bool inverse=False) -> Tensor", tags);
+  m.def(
+      "aura_flash_p1(Tensor q_rot, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor value_codes, "
+      "Tensor value_norms, Tensor value_codebook, Tensor? key_means=None, Tensor? q_sums=None, "
+      "Tensor? value_means=None, Tensor? starts=None, bool causal=True, SymInt? q_offset=None, int window=0, "
+      "SymInt block_size=64) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials, Tensor mean_partials)",
+      tags);
+  m.def(
+      "aura_flash_p2(Tensor o_partials, Tensor m_partials, Tensor l_partials, Tensor value_signs, "
+      "Tensor? mean_partials=None, Tensor? sinks=None, ScalarType? dtype=None) -> Tensor",
+      tags);
+  m.def(
+      "aura_attention(Tensor q, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor key_signs, "
+      "Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, Tensor? key_means=None, "
+      "Tensor? value_means=None, Tensor? starts=None, Tensor? sinks=None, float? scale=None, bool causal=True, "
+      "SymInt? q_offset=None, int window=0, SymInt? block_size=None) -> Tensor",
+      tags);
 }
 
 TORCH_LIBRARY_IMPL(gdn, Autograd, m) {
-  for (const char* op : {"chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", "chunk_fwd_h",
-                         "chunk_fwd_o", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule",
-                         "aura_encode", "aura_encode_", "aura_decode", "aura_rotate"}) {
+  for (const char* op :
+       {"chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", "chunk_fwd_h", "chunk_fwd_o",
+        "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "aura_encode", "aura_encode_",
+        "aura_decode", "aura_rotate", "aura_flash_p1", "aura_flash_p2", "aura_attention"}) {
     m.impl(op, CppFunction::makeFromBoxedFunction<&forward_only>());
   }
 }

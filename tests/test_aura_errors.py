@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from tests.helpers.aura import OPS, valid_call
+from tests.helpers.aura import OPS, there, valid_call
 from tests.helpers.calls import run_op, tensors_of
 from tests.test_errors import Bad, Change, change, message_of, put
 
@@ -32,11 +32,16 @@ def last(x: Tensor) -> Tensor:
 
 def wrong_for(name: str) -> list[tuple[type[Exception], str, Change]]:
     """What no op takes for an argument of this name."""
-    if name in ("x", "q"):
+    if name in ("x", "q"):  # activations
         return [
             (TypeError, "integers", change(name, torch.Tensor.int)),
             (TypeError, "float64", change(name, torch.Tensor.double)),
             (ValueError, "a head size of 72", change(name, lambda x: x.new_zeros(*x.shape[:-1], 72))),
+        ]
+    if name == "starts":
+        return [
+            (TypeError, "floats", change(name, torch.Tensor.float)),
+            (ValueError, "too few", change(name, last)),
         ]
     if name == "slots":
         return [
@@ -69,6 +74,20 @@ def bad_calls() -> list[Bad]:
     calls.append(Bad("aura_encode_", "codes", ValueError, "words apart", change("codes", words_apart)))
     calls.append(Bad("aura_encode_", "codes", ValueError, "one row for two", change("codes", lambda x: x[:1])))
     calls.append(Bad("aura_decode", "dtype", TypeError, "float64", put("dtype", torch.float64)))
+    q = {"aura_flash_p1": "q_rot", "aura_attention": "q"}
+    for op, name in q.items():
+        calls.append(Bad(op, name, ValueError, "3 heads for 2", change(name, lambda x: x[:, :3])))
+        calls.append(Bad(op, "window", ValueError, "negative", put("window", -1)))
+        calls.append(Bad(op, "window", ValueError, "not causal", put("causal", False)))
+        calls.append(Bad(op, "q_offset", ValueError, "2^31", put("q_offset", 2**31)))
+        calls.append(Bad(op, "block_size", ValueError, "24", put("block_size", 24)))
+        calls.append(Bad(op, "block_size", ValueError, "0", put("block_size", 0)))
+        calls.append(Bad(op, "key_codes", ValueError, "no heads", change("key_codes", lambda x: x[:, :0])))
+        calls.append(Bad(op, "value_codes", ValueError, "a token fewer", change("value_codes", lambda x: x[:, :, 1:])))
+        calls.append(Bad(op, "key_codebook", ValueError, "32 centroids", put("key_codebook", torch.zeros(32))))
+    calls.append(Bad("aura_flash_p1", "q_sums", ValueError, "without means", put("key_means", None)))
+    calls.append(Bad("aura_flash_p1", "q_sums", ValueError, "none for means", put("q_sums", None)))
+    calls.append(Bad("aura_flash_p2", "dtype", TypeError, "float64", put("dtype", torch.float64)))
     return calls
 
 
@@ -83,9 +102,8 @@ def test_bad_input_is_an_error(device: torch.device, bad: Bad) -> None:
         with pytest.raises(TypeError, match="float64"):
             call[bad.argument].to(device)
         return
-    call = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in call.items()}
     with pytest.raises(bad.error, match=message_of(bad)):
-        run_op(bad.op, call)
+        run_op(bad.op, there(call, device))
 
 
 @pytest.mark.parametrize("bad", bad_calls(), ids=lambda bad: bad.name)

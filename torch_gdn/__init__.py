@@ -7,8 +7,11 @@ error.
 
 from torch_gdn import _library, aura, fakes, fakes_aura, reference
 from torch_gdn._version import __version__
+from torch_gdn.aura_attention import aura_attention
 from torch_gdn.aura_decode import aura_decode
 from torch_gdn.aura_encode import aura_encode, aura_encode_
+from torch_gdn.aura_flash_p1 import aura_flash_p1
+from torch_gdn.aura_flash_p2 import aura_flash_p2
 from torch_gdn.aura_rotate import aura_rotate
 from torch_gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
 from torch_gdn.chunk_fwd_o import chunk_fwd_o
@@ -26,9 +29,12 @@ from torch_gdn.warmup import warmup
 __all__ = [
     "__version__",
     "aura",
+    "aura_attention",
     "aura_decode",
     "aura_encode",
     "aura_encode_",
+    "aura_flash_p1",
+    "aura_flash_p2",
     "aura_rotate",
     "chunk_fwd_h",
     "chunk_fwd_o",

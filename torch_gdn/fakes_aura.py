@@ -148,3 +148,144 @@ def aura_rotate(x: Tensor, signs: Tensor, scale: float = 1.0, inverse: bool = Fa
     check.some_dimension("x", x)
     check.table("signs", signs, "[D]", check.head_size("x", x.shape[-1]))
     return x.new_empty(x.shape, dtype=torch.float32)
+
+
+LARGEST_POSITION = 2**30 - 1
+
+
+def check_queries(
+    check: AuraCheck,
+    name: str,
+    q: Tensor,
+    keys: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    values: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    starts: Tensor | None,
+    causal: bool,
+    q_offset: int | None,
+    window: int,
+) -> tuple[int, int, int, int, int]:
+    """What pass 1 and the whole op share, keys and values being codes, norms, codebook and means: B, HQ, L, T, D."""
+    check.dimensions(name, q, "[B, HQ, L, D]")
+    B, HQ, L = q.shape[:3]
+    D = check.head_size(name, q.shape[3])
+    bits = [check.bits(f"{which}_codebook", x[2]) for which, x in (("key", keys), ("value", values))]
+    check.dtype(keys[0].dtype == torch.int32, "key_codes", "dtype int32", keys[0])
+    check.dimensions("key_codes", keys[0], "[B, HK, T, ceil(D * bits / 32)]")
+    HK, T = keys[0].shape[1:3]
+    check.heads("key_codes", HK, name, HQ)
+    for which, (codes, norms, _, means), b in (("key", keys, bits[0]), ("value", values, bits[1])):
+        check.codes_like(f"{which}_codes", codes, (B, HK, T), D, b)
+        check.norms_like(f"{which}_norms", norms, (B, HK, T))
+        if means is not None:
+            check.norms_like(f"{which}_means", means, (B, HK, T))
+    if starts is not None:
+        check.index("starts", starts)
+        check.shape("starts", starts, "[B]", (B,))
+    check.value(T <= LARGEST_POSITION, "key_codes", "fewer than 2^30 tokens", T)
+    if q_offset is not None:
+        check.value(q_offset >= -LARGEST_POSITION, "q_offset", "a position below 2^30", q_offset)
+        check.value(q_offset <= LARGEST_POSITION, "q_offset", "a position below 2^30", q_offset)
+    check.value(0 <= window <= LARGEST_POSITION, "window", "a window from 0 (none) to 2^30", window)
+    check.value(window == 0 or causal, "window", "0 where causal is false", window)
+    return B, HQ, L, T, D
+
+
+def check_block_size(check: AuraCheck, size: int) -> None:
+    check.value(size >= 16, "block_size", "a multiple of 16", size)
+    check.value(size % 16 == 0, "block_size", "a multiple of 16", size)
+
+
+@torch.library.register_fake("gdn::aura_flash_p1")
+def aura_flash_p1(
+    q_rot: Tensor,
+    key_codes: Tensor,
+    key_norms: Tensor,
+    key_codebook: Tensor,
+    value_codes: Tensor,
+    value_norms: Tensor,
+    value_codebook: Tensor,
+    key_means: Tensor | None = None,
+    q_sums: Tensor | None = None,
+    value_means: Tensor | None = None,
+    starts: Tensor | None = None,
+    causal: bool = True,
+    q_offset: int | None = None,
+    window: int = 0,
+    block_size: int = 64,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check = AuraCheck("aura_flash_p1", "q_rot", q_rot)
+    check.float32("q_rot", q_rot)
+    keys = (key_codes, key_norms, key_codebook, key_means)
+    values = (value_codes, value_norms, value_codebook, value_means)
+    B, HQ, L, T, D = check_queries(check, "q_rot", q_rot, keys, values, starts, causal, q_offset, window)
+    got = "None" if q_sums is None else "a tensor"
+    check.value((q_sums is None) == (key_means is None), "q_sums", "a tensor where key_means is one, else None", got)
+    if q_sums is not None:
+        check.float32("q_sums", q_sums)
+        check.shape("q_sums", q_sums, "[B, HQ, L]", (B, HQ, L))
+    check_block_size(check, block_size)
+    rows = (B, HQ, L, (T + block_size - 1) // block_size)
+    means = rows if value_means is not None else (0,)
+    return q_rot.new_empty((*rows, D)), q_rot.new_empty(rows), q_rot.new_empty(rows), q_rot.new_empty(means)
+
+
+@torch.library.register_fake("gdn::aura_flash_p2")
+def aura_flash_p2(
+    o_partials: Tensor,
+    m_partials: Tensor,
+    l_partials: Tensor,
+    value_signs: Tensor,
+    mean_partials: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    check = AuraCheck("aura_flash_p2", "o_partials", o_partials)
+    check.float32("o_partials", o_partials)
+    check.dimensions("o_partials", o_partials, "[B, HQ, L, NB, D]")
+    B, HQ, L, NB = o_partials.shape[:4]
+    D = check.head_size("o_partials", o_partials.shape[4])
+    parts = {"m_partials": m_partials, "l_partials": l_partials}
+    if mean_partials is not None:
+        parts["mean_partials"] = mean_partials
+    for name, part in parts.items():
+        check.float32(name, part)
+        check.shape(name, part, "[B, HQ, L, NB]", (B, HQ, L, NB))
+    check.table("value_signs", value_signs, "[D]", D)
+    if sinks is not None:
+        check.table("sinks", sinks, "[HQ]", HQ)
+    return o_partials.new_empty((B, HQ, L, D), dtype=check.result_dtype(dtype))
+
+
+@torch.library.register_fake("gdn::aura_attention")
+def aura_attention(
+    q: Tensor,
+    key_codes: Tensor,
+    key_norms: Tensor,
+    key_codebook: Tensor,
+    key_signs: Tensor,
+    value_codes: Tensor,
+    value_norms: Tensor,
+    value_codebook: Tensor,
+    value_signs: Tensor,
+    key_means: Tensor | None = None,
+    value_means: Tensor | None = None,
+    starts: Tensor | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    q_offset: int | None = None,
+    window: int = 0,
+    block_size: int | None = None,
+) -> Tensor:
+    check = AuraCheck("aura_attention", "q", q)
+    check.activation("q", q)
+    keys = (key_codes, key_norms, key_codebook, key_means)
+    values = (value_codes, value_norms, value_codebook, value_means)
+    B, HQ, L, _, D = check_queries(check, "q", q, keys, values, starts, causal, q_offset, window)
+    check.table("key_signs", key_signs, "[D]", D)
+    check.table("value_signs", value_signs, "[D]", D)
+    if sinks is not None:
+        check.table("sinks", sinks, "[HQ]", HQ)
+    if block_size is not None:
+        check_block_size(check, block_size)
+    return q.new_empty((B, HQ, L, D))

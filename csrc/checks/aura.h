@@ -1,5 +1,6 @@
 // What the AURA ops accept: attention over a KV cache that holds codes. As checks.h, which see for the messages.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -70,6 +71,8 @@ class AuraCheck : public Check {
     is_f32(argument, norms);
     sized(argument, norms, "that of the codes without their words", rows);
   }
+
+  void block_size(int64_t size) const { value(size >= 16 && size % 16 == 0, "block_size", "a multiple of 16", size); }
 
   void result_dtype(optional<at::ScalarType> dtype) const {
     TORCH_CHECK_TYPE(!dtype.has_value() || *dtype == at::kFloat || *dtype == at::kBFloat16 || *dtype == at::kHalf, op(),
@@ -170,6 +173,108 @@ inline AuraShape check_aura_rotate(const Tensor& x, const Tensor& signs, double 
   check.value(x.dim() >= 1, "x", "at least one dimension", x.dim());
   AuraShape s{.D = check.head_size("x", x.size(-1))};
   check.table("signs", signs, "[D]", s.D);
+  return s;
+}
+
+constexpr int64_t kTileKeys = 64;  // blocks of the default size are whole tiles
+
+// So many keys a block that there are about `wanted` pieces of work where `groups` stand side by side already.
+inline int64_t default_block_size(int64_t T, int64_t groups, int64_t wanted) {
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(T, kTileKeys));
+  const int64_t blocks = std::clamp<int64_t>(wanted / std::max<int64_t>(1, groups), 1, tiles);
+  return ceil_div(tiles, blocks) * kTileKeys;
+}
+
+// What pass 1 and the whole op share: q [B, HQ, L, D], the cache, and who sees what.
+inline AuraShape check_aura_queries(const AuraCheck& check, const char* q_name, const Tensor& q,
+                                    const Tensor& key_codes, const Tensor& key_norms, const Tensor& key_codebook,
+                                    const optional<Tensor>& key_means, const Tensor& value_codes,
+                                    const Tensor& value_norms, const Tensor& value_codebook,
+                                    const optional<Tensor>& value_means, const optional<Tensor>& starts, bool causal,
+                                    optional<int64_t> q_offset, int64_t window) {
+  check.dimensions(q_name, q, 4, "[B, HQ, L, D]");
+  AuraShape s{.B = q.size(0), .HQ = q.size(1), .L = q.size(2), .D = check.head_size(q_name, q.size(3))};
+  s.key_bits = check.bits("key_codebook", key_codebook);
+  s.value_bits = check.bits("value_codebook", value_codebook);
+  check.is_codes("key_codes", key_codes);
+  check.dimensions("key_codes", key_codes, 4, "[B, HK, T, ceil(D * bits / 32)]");
+  s.HK = key_codes.size(1), s.T = key_codes.size(2);
+  check.heads("key_codes", s.HK, q_name, s.HQ);
+  check.cache(s, "key_codes", key_codes, "key_norms", key_norms, "key_means", key_means, s.key_bits);
+  check.cache(s, "value_codes", value_codes, "value_norms", value_norms, "value_means", value_means, s.value_bits);
+  if (starts.has_value()) {
+    check.is_index("starts", *starts);
+    check.shape("starts", *starts, "[B]", {s.B});
+  }
+  s.q_offset = q_offset.value_or(s.T - s.L);
+  const int64_t largest = INT32_MAX / 2;
+  check.value(s.T <= largest, "key_codes", "fewer than 2^30 tokens", s.T);
+  check.value(s.q_offset >= -largest && s.q_offset <= largest, "q_offset", "a position below 2^30", s.q_offset);
+  check.value(window >= 0 && window <= largest, "window", "a window from 0 (none) to 2^30", window);
+  check.value(window == 0 || causal, "window", "0 where causal is false", window);
+  return s;
+}
+
+inline AuraShape check_aura_flash_p1(const Tensor& q_rot, const Tensor& key_codes, const Tensor& key_norms,
+                                     const Tensor& key_codebook, const Tensor& value_codes, const Tensor& value_norms,
+                                     const Tensor& value_codebook, const optional<Tensor>& key_means,
+                                     const optional<Tensor>& q_sums, const optional<Tensor>& value_means,
+                                     const optional<Tensor>& starts, bool causal, optional<int64_t> q_offset,
+                                     int64_t window, int64_t block_size) {
+  const AuraCheck check("aura_flash_p1", "q_rot", q_rot);
+  check.is_f32("q_rot", q_rot);
+  AuraShape s = check_aura_queries(check, "q_rot", q_rot, key_codes, key_norms, key_codebook, key_means, value_codes,
+                                   value_norms, value_codebook, value_means, starts, causal, q_offset, window);
+  check.value(q_sums.has_value() == key_means.has_value(), "q_sums", "a tensor where key_means is one, else None",
+              q_sums.has_value() ? "a tensor" : "None");
+  if (q_sums.has_value()) {
+    check.is_f32("q_sums", *q_sums);
+    check.shape("q_sums", *q_sums, "[B, HQ, L]", {s.B, s.HQ, s.L});
+  }
+  check.block_size(block_size);
+  s.block_size = block_size;
+  s.NB = ceil_div(s.T, block_size);
+  return s;
+}
+
+inline AuraShape check_aura_flash_p2(const Tensor& o_partials, const Tensor& m_partials, const Tensor& l_partials,
+                                     const Tensor& value_signs, const optional<Tensor>& mean_partials,
+                                     const optional<Tensor>& sinks, optional<at::ScalarType> dtype) {
+  const AuraCheck check("aura_flash_p2", "o_partials", o_partials);
+  check.is_f32("o_partials", o_partials);
+  check.dimensions("o_partials", o_partials, 5, "[B, HQ, L, NB, D]");
+  AuraShape s{.B = o_partials.size(0), .HQ = o_partials.size(1), .L = o_partials.size(2)};
+  s.NB = o_partials.size(3);
+  s.D = check.head_size("o_partials", o_partials.size(4));
+  check.is_f32("m_partials", m_partials);
+  check.shape("m_partials", m_partials, "[B, HQ, L, NB]", {s.B, s.HQ, s.L, s.NB});
+  check.is_f32("l_partials", l_partials);
+  check.shape("l_partials", l_partials, "[B, HQ, L, NB]", {s.B, s.HQ, s.L, s.NB});
+  check.table("value_signs", value_signs, "[D]", s.D);
+  if (mean_partials.has_value()) {
+    check.is_f32("mean_partials", *mean_partials);
+    check.shape("mean_partials", *mean_partials, "[B, HQ, L, NB]", {s.B, s.HQ, s.L, s.NB});
+  }
+  if (sinks.has_value()) check.table("sinks", *sinks, "[HQ]", s.HQ);
+  check.result_dtype(dtype);
+  return s;
+}
+
+inline AuraShape check_aura_attention(const Tensor& q, const Tensor& key_codes, const Tensor& key_norms,
+                                      const Tensor& key_codebook, const Tensor& key_signs, const Tensor& value_codes,
+                                      const Tensor& value_norms, const Tensor& value_codebook,
+                                      const Tensor& value_signs, const optional<Tensor>& key_means,
+                                      const optional<Tensor>& value_means, const optional<Tensor>& starts,
+                                      const optional<Tensor>& sinks, bool causal, optional<int64_t> q_offset,
+                                      int64_t window, optional<int64_t> block_size) {
+  const AuraCheck check("aura_attention", "q", q);
+  check.is_activation("q", q);
+  AuraShape s = check_aura_queries(check, "q", q, key_codes, key_norms, key_codebook, key_means, value_codes,
+                                   value_norms, value_codebook, value_means, starts, causal, q_offset, window);
+  check.table("key_signs", key_signs, "[D]", s.D);
+  check.table("value_signs", value_signs, "[D]", s.D);
+  if (sinks.has_value()) check.table("sinks", *sinks, "[HQ]", s.HQ);
+  if (block_size.has_value()) check.block_size(*block_size);
   return s;
 }
 

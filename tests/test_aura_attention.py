@@ -1,0 +1,143 @@
+"""The whole op against attention in float64 to the decoded keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import torch_gdn
+from tests.helpers.aura import BITS, DTYPES, HEAD_SIZES, Codec, make_cache, there, valid_call
+from tests.helpers.devices import kernels_run
+from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.pairwise import pairwise
+from tests.test_opcheck import opcheck
+from torch_gdn import reference
+
+BOUND = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
+KERNELS = ("aura_rotate", "aura_flash_p1", "aura_flash_p2")
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "key_bits": BITS,
+    "value_bits": BITS,
+    "D": HEAD_SIZES,
+    "ratio": (1, 2, 3, 8),
+    "L": (1, 2, 7, 33),
+    "T": (1, 63, 128, 300),
+    "offset": ("last", "earlier", "later"),
+    "mask": ("causal", "all", "window of 1", "window of 50"),
+    "dtype": DTYPES,
+    "means": (False, True),
+    "sinks": (False, True),
+    "starts": (False, True),
+    "block_size": (None, 16, 64, 512),
+}
+CASES = pairwise(FACTORS)
+Call = dict[str, Any]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
+    D, L, T, HQ = case["D"], case["L"], case["T"], HK * case["ratio"]
+    cache = make_cache(Codec(D, case["key_bits"]), Codec(D, case["value_bits"], 4), B, HK, T, case["means"])
+    call: Call = {"q": 1.5 * torch.randn(B, L, HQ, D).to(case["dtype"]).transpose(1, 2)}
+    call |= cache.parts(True) | cache.means(case["means"])
+    call["q_offset"] = {"last": None, "earlier": max(0, T // 2 - L), "later": T + 3}[case["offset"]]
+    call["causal"] = case["mask"] != "all"
+    call["window"] = {"window of 1": 1, "window of 50": 50}.get(case["mask"], 0)
+    call["sinks"] = torch.randn(HQ) if case["sinks"] else None
+    call["starts"] = torch.tensor([T // 3, 0], dtype=torch.int32)[:B] if case["starts"] else None
+    return call | {"block_size": case["block_size"]}
+
+
+def attend(device: torch.device, call: Call) -> Tensor:
+    with kernels_run(device, *KERNELS):
+        o = torch_gdn.aura_attention(**there(call, device))
+    assert o.dtype == call["q"].dtype and o.is_contiguous()
+    return o.cpu()
+
+
+def exact(call: Call) -> Tensor:
+    return reference.aura_attention(**(call | {"q": call["q"].double()}))
+
+
+def name_of(case: dict[str, Any]) -> str:
+    return "-".join(str(value).removeprefix("torch.").replace(" ", "_") for value in case.values())
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> None:
+    call = make_call(case)
+    assert_close("o", attend(device, call), exact(call), BOUND[case["dtype"]], head_dim=1)
+
+
+@pytest.mark.parametrize(
+    ("key_bits", "value_bits", "D", "ratio", "L"), [(8, 4, 128, 4, 1), (4, 2, 256, 2, 5), (3, 3, 80, 1, 40)]
+)
+def test_a_long_cache(key_bits: int, value_bits: int, D: int, ratio: int, L: int) -> None:
+    """8,192 tokens; PyTorch's own attention in float64 is the oracle."""
+    cache = make_cache(Codec(D, key_bits), Codec(D, value_bits, 4), 1, 2, 8192)
+    call: Call = {"q": torch.randn(1, 2 * ratio, L, D)} | cache.parts(True)
+    k, v = (
+        reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
+        for codec, (codes, norms, _) in ((cache.key, cache.keys), (cache.value, cache.values))
+    )
+    mask = torch.ones(L, 8192, dtype=torch.bool).tril(8192 - L)
+    expected = scaled_dot_product_attention(call["q"].double(), k, v, attn_mask=mask, enable_gqa=True)
+    assert_close("o", attend(torch.device("cpu"), call), expected, BOUND[torch.float32], head_dim=1)
+
+
+PLAIN: dict[str, Any] = {name: values[0] for name, values in FACTORS.items()} | {"D": 96, "T": 128, "L": 7, "ratio": 2}
+
+
+def test_scale(device: torch.device) -> None:
+    call = make_call(PLAIN) | {"scale": 0.3}
+    assert_close("o", attend(device, call), exact(call), BOUND[torch.float32], head_dim=1)
+
+
+@pytest.mark.parametrize("L", [1, 7])
+def test_the_same_bits_each_time(device: torch.device, L: int) -> None:
+    call = make_call(PLAIN | {"L": L})
+    assert_same_bits("o", attend(device, call), attend(device, call))
+
+
+@pytest.mark.parametrize("L", [1, 7])
+def test_queries_that_see_nothing_give_zeros(device: torch.device, L: int) -> None:
+    call = make_call(PLAIN | {"L": L, "means": True}) | {"starts": torch.tensor([128, 0]), "sinks": torch.randn(4)}
+    o = attend(device, call)
+    assert (o[0] == 0).all()
+    assert_close("o", o[1], exact(call)[1], BOUND[torch.float32], head_dim=0)
+
+
+@pytest.mark.parametrize("L", [1, 7])
+@pytest.mark.parametrize("which", ["key_norms", "value_norms", "key_means", "value_means"])
+def test_what_is_not_finite_reaches_those_that_see_it(device: torch.device, L: int, which: str) -> None:
+    """Row 0, KV head 1, a token that only the last query sees; and another that is padding."""
+    call = make_call(PLAIN | {"L": L, "means": True}) | {"starts": torch.tensor([3, 0])}
+    before = attend(device, call)
+    call[which][0, 1, 127] = torch.nan
+    call[which][0, 1, 1] = torch.nan
+    after = attend(device, call)
+    spoilt = torch.zeros(2, 4, L, 1, dtype=torch.bool)
+    spoilt[0, 2:, -1] = True
+    assert after.isnan().eq(spoilt).all()
+    assert torch.equal(after.masked_fill(spoilt, 0), before.masked_fill(spoilt, 0))
+
+
+@pytest.mark.parametrize(("L", "T"), [(3, 0), (0, 20)])
+def test_no_keys_or_no_queries(device: torch.device, L: int, T: int) -> None:
+    call = make_call(PLAIN | {"L": L, "T": T})
+    assert torch.equal(torch_gdn.aura_attention(**there(call, device)).cpu(), torch.zeros(2, 4, L, 96))
+
+
+def test_opcheck(device: torch.device) -> None:
+    call = valid_call("aura_attention", device)
+    opcheck("aura_attention", call, device)
+    plain = {"key_means": None, "value_means": None, "starts": None, "sinks": None, "block_size": None, "window": 0}
+    opcheck("aura_attention", call | plain | {"q_offset": 5}, device)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.aura import Codec, make_cache, there, valid_call
+from tests.helpers.devices import launched
+from tests.helpers.errors import assert_close
+from tests.test_opcheck import opcheck
+from torch_gdn import reference
+
+NAMES = ("o_partials", "m_partials", "l_partials", "mean_partials")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+def make_call(D: int, L: int, ratio: int, with_means: bool = False, **options: Any) -> dict[str, Any]:
+    cache = make_cache(Codec(D, 4), Codec(D, 3, 4), 2, 2, 70, with_means)
+    q = torch.randn(2, 2 * ratio, L, D) * D**-0.5
+    call = {"q_rot": torch_gdn.aura_rotate(q, cache.key.signs)} | cache.parts(False) | cache.means(with_means)
+    if with_means:
+        call["q_sums"] = q.sum(-1)
+    return call | options
+
+
+def both(device: torch.device, call: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
+    """Name, ours, exact."""
+    ours = launched(device, "aura_flash_p1", torch_gdn.aura_flash_p1, **there(call, device))
+    expected = reference.aura_flash_p1(**(call | {"q_rot": call["q_rot"].double()}))
+    return list(zip(NAMES, (x.cpu() for x in ours), expected, strict=True))
+
+
+@pytest.mark.parametrize("with_means", [False, True])
+@pytest.mark.parametrize(("D", "L", "ratio"), [(64, 1, 1), (80, 1, 3), (128, 5, 2), (96, 12, 1)])
+def test_each_block_by_itself(device: torch.device, D: int, L: int, ratio: int, with_means: bool) -> None:
+    for name, ours, exact in both(device, make_call(D, L, ratio, with_means, block_size=32)):
+        assert ours.shape == exact.shape and ours.dtype == torch.float32 and ours.is_contiguous(), name
+        assert_close(name, ours.nan_to_num(neginf=0), exact.nan_to_num(neginf=0), 1e-6, head_dim=None)
+
+
+@pytest.mark.parametrize("L", [1, 9])
+def test_a_block_without_a_visible_key(device: torch.device, L: int) -> None:
+    call = make_call(64, L, 2, True, block_size=16, window=20, starts=torch.tensor([0, 60]))
+    parts = {name: (ours, exact) for name, ours, exact in both(device, call)}
+    unseen = parts["l_partials"][1] == 0
+    assert unseen.any() and not unseen.all()
+    assert torch.equal(parts["m_partials"][0] == -torch.inf, unseen)
+    for name in ("o_partials", "l_partials", "mean_partials"):
+        assert (parts[name][0][unseen] == 0).all()
+        assert_close(name, *parts[name], 1e-6, head_dim=None)
+
+
+def test_opcheck(device: torch.device) -> None:
+    call = valid_call("aura_flash_p1", device)
+    opcheck("aura_flash_p1", call, device)
+    opcheck("aura_flash_p1", call | {"key_means": None, "q_sums": None, "value_means": None}, device)

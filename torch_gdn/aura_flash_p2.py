@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def aura_flash_p2(
+    o_partials: Tensor,
+    m_partials: Tensor,
+    l_partials: Tensor,
+    value_signs: Tensor,
+    mean_partials: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Pass 2 of `aura_attention`: merges the blocks of `aura_flash_p1` and rotates the result back.
+
+    Source: metaltile-std 0.1.0, `aura_flash_pass2`; here with the inverse rotation of the values fused.
+
+    Args:
+        o_partials: [B, HQ, L, NB, D] float32.
+        m_partials, l_partials: [B, HQ, L, NB] float32.
+        value_signs: [D] float32, those that the values were encoded with.
+        mean_partials: [B, HQ, L, NB] float32, where values have means. Default: None.
+        sinks: [HQ] float32, one more score for each head, whose value is zero (GPT-OSS). Default: None.
+        dtype: of the result, bfloat16, float16 or float32. Default: float32.
+
+    Returns:
+        [B, HQ, L, D], contiguous; zeros for a query that saw no key.
+
+    Raises:
+        ValueError: a shape, size or device that is not as above.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> o, l = torch.ones(1, 1, 1, 2, 64), torch.ones(1, 1, 1, 2)
+        >>> torch_gdn.aura_flash_p2(o, torch.zeros(1, 1, 1, 2), l, torch.ones(64))[..., :3]
+        tensor([[[[8., 0., 0.]]]])
+    """
+    return torch.ops.gdn.aura_flash_p2(o_partials, m_partials, l_partials, value_signs, mean_partials, sinks, dtype)
