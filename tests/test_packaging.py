@@ -69,6 +69,12 @@ def test_wheel_is_typed(wheel: zipfile.ZipFile) -> None:
     assert {"torch_gdn/py.typed", "torch_gdn/_C.pyi"} <= set(wheel.namelist())
 
 
+def test_wheel_holds_the_codebooks(wheel: zipfile.ZipFile) -> None:
+    for name in ("codebooks.json", "origin_codebooks.json"):
+        packed = wheel.read(f"torch_gdn/aura/{name}")
+        assert packed == (ROOT / "torch_gdn" / "aura" / name).read_bytes()
+
+
 def test_wheel_is_apache_licensed(wheel: zipfile.ZipFile, metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     (name,) = (name for name in wheel.namelist() if name.endswith("/licenses/LICENSE"))

@@ -9,12 +9,10 @@
 using namespace metal;
 
 struct Chunk {
-  int batch;     // row of the batch; 0 for packed sequences
-  int first;     // first token
-  int tokens;    // 0 for a surplus chunk
-  int64_t row;   // of h
-  int sequence;  // the chunk is one of this sequence
-  int offset;    // tokens of the sequence that lie before the chunk
+  int batch;    // row of the batch; 0 for packed sequences
+  int first;    // first token
+  int tokens;   // 0 for a surplus chunk
+  int64_t row;  // of h
 };
 
 struct Sequence {
@@ -73,8 +71,6 @@ METAL_FUNC Chunk locate_chunk(
   chunk.row = int64_t(batch) * sequence.chunks + target;
   chunk.first = target * chunk_size;
   chunk.tokens = min(chunk_size, sequence.tokens - chunk.first);
-  chunk.sequence = batch;
-  chunk.offset = chunk.first;
   if (sequence.packed == 0) return chunk;
 
   chunk.tokens = 0;
@@ -86,9 +82,8 @@ METAL_FUNC Chunk locate_chunk(
     const bool here = target >= window.chunks_before && target < window.chunks_before + window.chunks;
     const ushort owner = ushort(simd_min(here ? lane : 32u));
     if (owner < 32) {
-      chunk.sequence = base + int(owner);
-      chunk.offset = (target - simd_shuffle(window.chunks_before, owner)) * chunk_size;
-      chunk.first = simd_shuffle(window.first, owner) + chunk.offset;
+      const int offset = (target - simd_shuffle(window.chunks_before, owner)) * chunk_size;
+      chunk.first = simd_shuffle(window.first, owner) + offset;
       chunk.tokens = min(chunk_size, simd_shuffle(window.last, owner) - chunk.first);
       return chunk;
     }

@@ -89,7 +89,7 @@ def origin_signs(D: int, seed: int) -> Tensor:
     Example:
         >>> from torch_gdn.aura import codebooks
         >>> codebooks.origin_signs(4, seed=0)
-        tensor([ 1.,  1., -1.,  1.])
+        tensor([-1.,  1.,  1., -1.])
     """
     z = (seed + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK

@@ -1,0 +1,141 @@
+"""What AURA's schemes cost in accuracy and save in memory: a table and a plot.
+
+    python -m bench.aura_quality [--plot docs/aura_quality.png]
+
+Accuracy: attention of random queries to random keys and values (D = 128, T = 4,096, normal), the queries scaled so that
+the scores have a standard deviation, the spread, of 1 to 8: from a mean over many keys to a choice of few. The error is
+||o - exact|| / ||exact||, exact being float64 attention to the keys and values as they were. Each scheme runs with our
+codebooks and with those of the systems that AURA comes from (FFAI, mlx-swift-lm).
+
+Memory: bytes per token of a cache that was made, beside float16, and a layer of Qwen3-Next (2 KV heads, D = 256) filled
+with 32,768 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from torch_gdn.aura import KVCache, Scheme
+
+SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
+TABLES = ("lloyd-max", "origin")
+SPREADS = (1, 2, 3, 4, 6, 8)
+PLOT = Path(__file__).with_name("aura_quality.png")
+
+
+class Sizes(NamedTuple):
+    heads: int = 4
+    queries: int = 16
+    tokens: int = 4096
+    D: int = 128
+
+
+def errors(sizes: Sizes, spreads: tuple[int, ...] = SPREADS) -> dict[tuple[str, str], list[float]]:
+    """By scheme and table, for each spread: the relative error of the output."""
+    torch.manual_seed(0)
+    heads, queries, tokens, D = sizes
+    q, k, v = (torch.randn(1, heads, count, D) for count in (queries, tokens, tokens))
+    exact = [attention(spread * q, k, v) for spread in spreads]
+    found = {}
+    for scheme in tqdm(SCHEMES, desc="schemes", unit="scheme"):
+        for table in TABLES:
+            cache = KVCache(Scheme(scheme, table), 1, heads, D, tokens, dtype=torch.float32)
+            cache.append(k, v)
+            outputs = [cache.attend(spread * q, causal=False) for spread in spreads]
+            pairs = zip(outputs, exact, strict=True)
+            found[scheme, table] = [((o - right).norm() / right.norm()).item() for o, right in pairs]
+    return found
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
+
+
+def error_table(found: dict[tuple[str, str], list[float]], spreads: tuple[int, ...] = SPREADS) -> str:
+    rows = ["| scheme | codebooks | " + " | ".join(f"spread {spread}" for spread in spreads) + " |"]
+    rows += ["|---|---|" + "---|" * len(spreads)]
+    names = {"lloyd-max": "ours", "origin": "origin's"}
+    for (scheme, table), row in found.items():
+        rows.append(f"| {scheme} | {names[table]} | " + " | ".join(f"{error:.3f}" for error in row) + " |")
+    return "\n".join(rows)
+
+
+def bytes_per_token(scheme: str, D: int) -> int:
+    """Of a key and a value in one head, as measured."""
+    return KVCache(scheme, 1, 1, D, capacity=64).bytes_reserved // 64
+
+
+def memory_table(tokens: int = 32_768) -> str:
+    """The ratios at D = 64 and 128, and a layer of Qwen3-Next's attention: memory, and error at a spread of 4."""
+    rows = [
+        f"| scheme | bytes a token and head, D = 64 | of float16 | D = 128 | of float16 | {tokens:,} tokens, 2 heads, "
+        "D = 256 | of float16 | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    torch.manual_seed(0)
+    k, v, q = torch.randn(1, 2, tokens, 256), torch.randn(1, 2, tokens, 256), 4 * torch.randn(1, 16, 1, 256)
+    exact = attention(q, k.repeat_interleave(8, 1), v.repeat_interleave(8, 1))
+    for scheme in tqdm(SCHEMES, desc=f"{tokens:,} tokens", unit="scheme"):
+        row = [scheme]
+        for D in (64, 128):
+            measured = bytes_per_token(scheme, D)
+            row += [str(measured), f"1/{4 * D / measured:.2f}"]
+        cache = KVCache(scheme, 1, 2, 256, tokens, dtype=torch.float32)
+        for first in range(0, tokens, 4096):
+            cache.append(k[:, :, first : first + 4096], v[:, :, first : first + 4096])
+        assert len(cache) == tokens and cache.bytes_used == cache.bytes_reserved
+        ratio = 2 * 2 * k.numel() / cache.bytes_used
+        error = ((cache.attend(q) - exact).norm() / exact.norm()).item()
+        row += [f"{cache.bytes_used / 2**20:.1f} MiB", f"1/{ratio:.2f}", f"{error:.3f}"]
+        rows.append("| " + " | ".join(row) + " |")
+    return "\n".join(rows)
+
+
+def plot(found: dict[tuple[str, str], list[float]], path: Path) -> None:
+    """Left: error over spread. Right: error at a spread of 4 over bytes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2), layout="constrained")
+    for i, scheme in enumerate(SCHEMES):
+        ours, origin = found[scheme, "lloyd-max"], found[scheme, "origin"]
+        left.plot(SPREADS, ours, f"C{i}-", marker="o", markersize=3, label=scheme)
+        left.plot(SPREADS, origin, f"C{i}--", marker="o", markersize=3)
+        size, at = bytes_per_token(scheme, 128), SPREADS.index(4)
+        right.plot([size, size], [ours[at], origin[at]], f"C{i}:")
+        right.plot(size, ours[at], f"C{i}o")
+        right.plot(size, origin[at], f"C{i}o", markerfacecolor="none")
+        right.annotate(scheme, (size, ours[at]), xytext=(5, -10), textcoords="offset points", fontsize=8)
+    left.set(xlabel="spread of the scores", ylabel="relative error of the output", yscale="log", xticks=SPREADS)
+    left.set_title("D = 128, 4,096 tokens; dashed: the origin systems' codebooks", fontsize=9)
+    left.legend(fontsize=8, ncols=2)
+    right.set(xlabel="bytes per token and head (float16: 512)", yscale="log")
+    right.set_title("spread 4; hollow: the origin systems' codebooks", fontsize=9)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="AURA: accuracy and memory by scheme, as a table and a plot")
+    parser.add_argument(
+        "--plot", type=Path, default=PLOT, help=f"where the plot goes (default: {PLOT.name} beside this)"
+    )
+    arguments = parser.parse_args()
+    found = errors(Sizes())
+    print(error_table(found), memory_table(), sep="\n\n")
+    plot(found, arguments.plot)
+    print(f"\nThe plot: {arguments.plot}")
+
+
+if __name__ == "__main__":
+    main()

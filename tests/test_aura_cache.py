@@ -1,0 +1,300 @@
+"""AuraCache in transformers' models: their logits are those of the model whose keys and values are decoded codes."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+
+import torch_gdn.integrations.aura
+from tests.helpers.errors import relative_error
+from torch_gdn import reference
+from torch_gdn.aura import KVCache, Scheme, codebooks
+from torch_gdn.integrations.aura import AuraCache, Codes, aura_attention
+
+COMMON = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+}
+PROMPT = torch.tensor([[0, 0, 0, 5, 9, 33, 2, 7, 11, 60, 3], [8, 1, 4, 63, 12, 7, 7, 30, 21, 2, 9]])
+PADDED = torch.tensor([[0] * 3 + [1] * 8, [1] * 11])
+
+
+def model_of(kind: str) -> PreTrainedModel:
+    torch.manual_seed(1)
+    if kind == "llama":
+        model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**COMMON, num_hidden_layers=2))
+    elif kind == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**COMMON, num_hidden_layers=2))
+    elif kind == "window":  # the second layer sees 4 positions
+        layers = ["full_attention", "sliding_attention"]
+        options = {"use_sliding_window": True, "sliding_window": 4, "layer_types": layers}
+        model = Qwen3ForCausalLM(Qwen3Config(**COMMON, num_hidden_layers=2, **options))
+    elif kind == "gpt_oss":
+        layers = ["full_attention"] * 2
+        experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+        model = GptOssForCausalLM(GptOssConfig(**COMMON, num_hidden_layers=2, layer_types=layers, **experts))
+        for module in model.modules():
+            if hasattr(module, "sinks"):
+                module.sinks.data.normal_(0, 2)
+    else:
+        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        sizes = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "num_experts": 0}
+        model = Qwen3NextForCausalLM(Qwen3NextConfig(**COMMON, num_hidden_layers=4, **linear, **sizes))
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            weight.data *= 8  # else every score is about 0, and attention a mean whatever the keys
+    for module in model.modules():
+        if hasattr(module, "scaling"):
+            module.scaling = 0.2  # no default's
+    return model.eval()
+
+
+class DecodedLayer(DynamicLayer):
+    """A layer whose keys and values have gone through the references' codes."""
+
+    def __init__(self, scheme: Scheme, index: int) -> None:
+        super().__init__()
+        self.scheme, self.index = scheme, index
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        keys = self.through_codes(key_states, self.scheme.key_bits, 2 * self.index)
+        return super().update(keys, self.through_codes(value_states, self.scheme.value_bits, 2 * self.index + 1))
+
+    def through_codes(self, x: Tensor, bits: int, seed: int) -> Tensor:
+        signs, centroids = reference.aura_signs(x.shape[-1], seed), codebooks.codebook(bits, x.shape[-1])
+        codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
+        return reference.aura_decode(codes, norms, centroids, signs, dtype=torch.float32).to(x.dtype)
+
+
+def decoded_cache(model: PreTrainedModel, scheme: str) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    for i, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            cache.layers[i] = DecodedLayer(Scheme(scheme), i)
+    return cache
+
+
+def aura_cache(model: PreTrainedModel, scheme: str, **options: Any) -> AuraCache:
+    model.set_attn_implementation("aura")
+    return AuraCache(model.config, scheme, **options)
+
+
+@torch.no_grad()
+def logits_of(model: PreTrainedModel, cache: Any, mask: Tensor | None = None) -> Tensor:
+    """Prefill of 8, continuation by 2, decode of 1: the logits of what is not padding, on the CPU."""
+    device = model.device
+    prompt, found = PROMPT.to(device), []
+    mask = PADDED if mask is None else mask
+    for first, last in ((0, 8), (8, 10), (10, 11)):
+        seen = mask[:, :last].to(device)
+        positions = (seen.cumsum(-1) - 1).clamp(min=0)[:, first:last]
+        output = model(prompt[:, first:last], attention_mask=seen, position_ids=positions, past_key_values=cache)
+        found.append(output.logits.float().cpu())
+    return torch.cat(found, 1)[mask.bool()]
+
+
+@pytest.mark.parametrize("scheme", ["8v4", "2v2"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3", "llama", "window"])
+def test_logits_are_those_of_decoded_keys_and_values(kind: str, scheme: str) -> None:
+    model = model_of(kind)
+    expected = logits_of(model, decoded_cache(model, scheme))
+    uncoded = logits_of(model, DynamicCache(config=model.config))
+    assert relative_error(uncoded, expected) > 1e-3  # the codes matter
+    logits = logits_of(model, aura_cache(model, scheme))
+    assert relative_error(logits, expected) < 2e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "window"])
+def test_logits_without_padding(kind: str) -> None:
+    model = model_of(kind)
+    everything = torch.ones_like(PADDED)
+    expected = logits_of(model, decoded_cache(model, "8v4"), everything)
+    assert relative_error(logits_of(model, aura_cache(model, "8v4"), everything), expected) < 2e-5
+
+
+def test_sinks_of_gpt_oss() -> None:
+    model = model_of("gpt_oss")
+    model.set_attn_implementation("eager")
+    expected = logits_of(model, decoded_cache(model, "4v4"))
+    assert relative_error(logits_of(model, aura_cache(model, "4v4")), expected) < 2e-5
+
+
+def test_8_bits_change_the_logits_little() -> None:
+    model = model_of("qwen3_next")
+    expected = logits_of(model, DynamicCache(config=model.config))
+    errors = {
+        scheme: relative_error(logits_of(model, aura_cache(model, scheme)), expected) for scheme in ("8v8", "4v4")
+    }
+    assert errors["8v8"] < 0.02 and errors["8v8"] < errors["4v4"] / 5, errors
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3", "llama"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generate(kind: str, beams: int) -> None:
+    """A batch with left padding, greedily and by beam search; the cache grows twice on the way."""
+    model = model_of(kind)
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "num_beams": beams, "eos_token_id": None}
+    expected = model.generate(PROMPT, attention_mask=PADDED, past_key_values=decoded_cache(model, "4v4"), **options)
+    cache = aura_cache(model, "4v4", capacity=12)
+    tokens = model.generate(PROMPT, attention_mask=PADDED, past_key_values=cache, **options)
+    assert tokens.shape == (2, 23) and len(set(tokens[:, 11:].flatten().tolist())) > 3
+    assert torch.equal(tokens, expected)
+    assert cache.get_seq_length() == 22
+
+
+def test_a_hybrid_keeps_its_states_beside_the_codes() -> None:
+    model = model_of("qwen3_next")
+    cache = aura_cache(model, "8v4")
+    logits_of(model, cache)
+    expected = decoded_cache(model, "8v4")
+    logits_of(model, expected)
+    assert [isinstance(layer, LinearAttentionLayer) for layer in cache.layers] == [True, True, True, False]
+    for ours, theirs in zip(cache.layers[:3], expected.layers[:3], strict=True):
+        assert relative_error(ours.recurrent_states[0], theirs.recurrent_states[0]) < 1e-6
+    assert cache.bytes_used == 2 * 2 * 11 * (64 + 32 + 8)
+
+
+def test_other_attention_gets_what_is_decoded() -> None:
+    model = model_of("llama")
+    expected = logits_of(model, aura_cache(model, "4v4"))
+    model.set_attn_implementation("sdpa")
+    assert relative_error(logits_of(model, AuraCache(model.config, "4v4")), expected) < 2e-5
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_aura_attention_without_an_aura_cache_is_sdpa(padded: bool) -> None:
+    model, mask = model_of("window"), PADDED if padded else torch.ones_like(PADDED)
+    expected = logits_of(model, DynamicCache(config=model.config), mask)
+    model.set_attn_implementation("aura")
+    assert relative_error(logits_of(model, DynamicCache(config=model.config), mask), expected) < 1e-6
+
+
+@torch.no_grad()
+def test_packed_sequences_without_a_cache_are_sdpas() -> None:
+    """transformers sees them in the positions, and gives the attention a mask function of their own."""
+    model = model_of("llama")
+    options = {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]]), "use_cache": False}
+    expected = model(PROMPT[:1], **options).logits
+    model.set_attn_implementation("aura")
+    assert relative_error(model(PROMPT[:1], **options).logits, expected) < 1e-6
+
+
+def test_a_window_over_codes() -> None:
+    """Which a model may ask for of a layer that its cache takes for full attention."""
+    cache = KVCache("4v4", 1, 2, 64, 9, dtype=torch.float32)
+    cache.append(torch.randn(1, 2, 9, 64), torch.randn(1, 2, 9, 64))
+    q, keys = torch.randn(1, 4, 3, 64), Codes(cache)
+    o, _ = aura_attention(torch.nn.Module(), q, keys, keys, None, scaling=0.3, sliding_window=4)
+    assert torch.equal(o, cache.attend(q, scale=0.3, window=4).transpose(1, 2))
+    assert not torch.equal(o, cache.attend(q, scale=0.3).transpose(1, 2))
+
+
+def test_cropping_the_cache() -> None:
+    model = model_of("qwen3")
+    cache = aura_cache(model, "8v4")
+    expected = logits_of(model, cache)[-1]
+    cache.crop(-2)
+    assert cache.get_seq_length() == 9
+    cache.crop(0)
+    assert cache.get_seq_length() == 9
+    with torch.no_grad():
+        positions = (PADDED.cumsum(-1) - 1)[:, 9:]
+        output = model(PROMPT[:, 9:], attention_mask=PADDED, position_ids=positions, past_key_values=cache)
+    assert relative_error(output.logits[1, -1], expected) < 1e-6
+    with pytest.raises(ValueError, match="crop: tokens_to_remove: expected at most 0, got 3"):
+        cache.crop(3)
+
+
+def test_rows_of_the_cache() -> None:
+    model = model_of("qwen3")
+    cache = aura_cache(model, "8v4")
+    logits_of(model, cache)
+    keys = cache.layers[0].cache.decoded()[0]
+    cache.batch_repeat_interleave(2)
+    assert torch.equal(cache.layers[0].cache.decoded()[0], keys.repeat_interleave(2, 0))
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    assert torch.equal(cache.layers[0].cache.decoded()[0], keys.flip(0))
+    cache.reset()
+    assert cache.get_seq_length() == 0 and cache.bytes_used == 0
+
+
+def test_padding_elsewhere_than_on_the_left_is_an_error() -> None:
+    model = model_of("llama")
+    with pytest.raises(ValueError, match=r"attention_mask: expected left padding, \[B, 10\], got torch.bool of shape"):
+        logits_of(model, aura_cache(model, "8v4"), PADDED.flip(-1))
+
+
+@torch.no_grad()
+def call(model: PreTrainedModel, cache: AuraCache | None = None, **options: Any) -> None:
+    cache = aura_cache(model, "8v4") if cache is None else cache
+    model(PROMPT, past_key_values=cache, **options)
+
+
+def test_a_mask_of_ones_own_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"attention_mask: expected left padding, \[B, T\], got torch.float32 of shape"
+    ):
+        call(model_of("llama"), attention_mask=torch.zeros(2, 1, 11, 11))
+
+
+def test_what_the_attention_does_not_do_is_an_error() -> None:
+    model = model_of("llama")
+    with pytest.raises(ValueError, match=r"softcap: expected None, got 50\.0"):
+        call(model, softcap=50.0)
+    with pytest.raises(ValueError, match="is_causal: expected True, got False"):
+        call(model, is_causal=False)
+    model.config.attention_dropout = 0.5
+    model = type(model)(model.config).train()
+    with pytest.raises(ValueError, match=r"dropout: expected 0, got 0\.5"):
+        call(model)
+    oss = model_of("gpt_oss")
+    oss.set_attn_implementation("aura")
+    with pytest.raises(ValueError, match="s_aux: expected None where the cache holds no codes"):
+        call(oss, DynamicCache(config=oss.config))
+
+
+def test_a_model_that_computes_with_cached_keys_is_an_error() -> None:
+    """Its attention is set aside: eager's repeat_kv wants a tensor."""
+    model = model_of("llama")
+    cache = aura_cache(model, "8v4")
+    keys, _ = cache.update(torch.randn(2, 2, 3, 64), torch.randn(2, 2, 3, 64), 0)
+    with pytest.raises(AttributeError, match=r"expected keys and values to go straight to the attention, got \.shape"):
+        keys.shape  # noqa: B018
+    with pytest.raises(TypeError):
+        torch.cat([keys, keys])
+
+
+def test_a_model_that_has_nothing_to_hold_as_codes_is_an_error() -> None:
+    config = Qwen3NextConfig(**COMMON, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="AuraCache: config: expected a model with layers of full attention"):
+        AuraCache(config)
+    small = LlamaConfig(**COMMON | {"head_dim": 48}, num_hidden_layers=1)
+    with pytest.raises(ValueError, match=r"D: expected one of 64, 80, .*, got 48"):
+        call(LlamaForCausalLM(small))
+
+
+def test_the_example_runs() -> None:
+    failed, attempted = doctest.testmod(torch_gdn.integrations.aura)
+    assert failed == 0 and attempted > 0

@@ -1,0 +1,55 @@
+"""bench/aura_quality.py: what its table says, with fewer tokens; the README's is what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import aura_quality
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = aura_quality.Sizes(heads=2, queries=16, tokens=1024)
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[tuple[str, str], list[float]]:
+    return aura_quality.errors(SIZES)
+
+
+@pytest.mark.parametrize(("scheme", "at_least"), [("4v4", 1.7), ("8v8", 3.0)])
+def test_the_right_table_halves_the_squared_error(errors: dict, scheme: str, at_least: float) -> None:
+    """At every spread; the codecs' own squared errors are 2.0 and 3.7 times apart."""
+    ours, origin = errors[scheme, "lloyd-max"], errors[scheme, "origin"]
+    ratios = [(theirs / mine) ** 2 for mine, theirs in zip(ours, origin, strict=True)]
+    assert min(ratios) > at_least, ratios
+
+
+@pytest.mark.parametrize("scheme", ["3v3", "2v2"])
+def test_where_the_origins_table_is_right_there_is_no_difference(errors: dict, scheme: str) -> None:
+    for ours, origin in zip(errors[scheme, "lloyd-max"], errors[scheme, "origin"], strict=True):
+        assert ours == pytest.approx(origin, rel=0.05)
+
+
+def test_more_bits_are_better(errors: dict) -> None:
+    for at in range(len(aura_quality.SPREADS)):
+        row = [errors[scheme, "lloyd-max"][at] for scheme in ("8v8", "8v4", "4v4", "4v2")]
+        assert row == sorted(row) and row[0] < 0.03 and row[1] < 0.12, row
+
+
+def test_tables_and_plot(errors: dict, tmp_path: Path) -> None:
+    rows = aura_quality.error_table(errors).split("\n")
+    assert len(rows) == 2 + 12 and len({row.count("|") for row in rows}) == 1
+    aura_quality.plot(errors, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    memory = aura_quality.memory_table(512).split("\n")
+    assert memory[3].startswith("| 8v4 | 104 | 1/2.46 | 200 | 1/2.56 | 0.4 MiB | 1/2.61 |")
+
+
+def test_the_readme_has_these_ratios() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for scheme in aura_quality.SCHEMES:
+        row = next(line for line in readme.split("\n") if line.startswith(f"| {scheme} | ") and "MiB" in line)
+        for D in (64, 128):
+            measured = aura_quality.bytes_per_token(scheme, D)
+            assert f"| {measured} | 1/{4 * D / measured:.2f} |" in row

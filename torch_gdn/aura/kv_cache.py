@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from torch_gdn.aura.codebooks import aura_signs, boundaries, codebook
+from torch_gdn.aura.scheme import Scheme
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+BATCHED = ("codes", "norms", "means")  # [B, HK, capacity, ..] each; means may be absent
+
+
+class Half:
+    """The keys of a cache, or its values: codes [B, HK, S, W], norms and perhaps means [B, HK, S], and their tables."""
+
+    def __init__(self, bits: int, signs: Tensor, centroids: Tensor, means: bool, shape: tuple[int, int, int]) -> None:
+        device = signs.device
+        self.signs, self.codebook, self.boundaries = signs, centroids, boundaries(centroids.cpu()).to(device)
+        words = (signs.shape[0] * bits + 31) // 32
+        self.codes = torch.zeros(*shape, words, dtype=torch.int32, device=device)
+        self.norms = torch.zeros(shape, device=device)
+        self.means = torch.zeros(shape, device=device) if means else None
+
+    def filled(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        means = None if self.means is None else self.means[:, :, :length]
+        return self.codes[:, :, :length], self.norms[:, :, :length], means
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: x for name in BATCHED if (x := getattr(self, name)) is not None}
+
+    def append(self, x: Tensor, slots: Tensor) -> None:
+        torch.ops.gdn.aura_encode_(
+            x, slots, self.signs, self.boundaries, self.codebook, self.codes, self.norms, self.means
+        )
+
+    def decoded(self, length: int, dtype: torch.dtype) -> Tensor:
+        codes, norms, means = self.filled(length)
+        return torch.ops.gdn.aura_decode(codes, norms, self.codebook, self.signs, means, False, dtype)
+
+    def resize(self, capacity: int, length: int) -> None:
+        for name, x in self.tensors().items():
+            larger = x.new_zeros(*x.shape[:2], capacity, *x.shape[3:])
+            larger[:, :, :length] = x[:, :, :length]
+            setattr(self, name, larger)
+
+    def select(self, rows: Tensor) -> None:
+        for name, x in self.tensors().items():
+            setattr(self, name, x.index_select(0, rows))
+
+
+class KVCache:
+    """Keys and values of one attention layer, held in a few bits each, and attention to them as they are held.
+
+    A vector is divided by its norm, rotated by random signs and a Hadamard matrix, and each coordinate becomes the
+    index of the nearest centroid; the norm is kept, corrected so that the decoded vector has it. Attention rotates the
+    query instead of every key, and its output back. The tokens are those of `append`, in order; memory for `capacity`
+    of them is taken at once.
+
+    Args:
+        scheme: a `Scheme` or its name; "8v4" is the safe one.
+        batch, kv_heads: B and HK.
+        head_dim: D, 64, 80, 96, 128, 256 or 512.
+        capacity: how many tokens fit, until `reserve` makes room for more.
+        device: "cpu" or "mps". Default: "cpu".
+        dtype: of the keys, values and queries to come, bfloat16, float16 or float32. Default: bfloat16.
+        seed: of the signs: keys' from 2 * seed, values' from 2 * seed + 1. Layers want different ones. Default: 0.
+
+    Raises:
+        ValueError, TypeError: an argument that is not as above; in each method a tensor that does not fit.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> cache = torch_gdn.aura.KVCache("8v4", batch=1, kv_heads=2, head_dim=64, capacity=100, dtype=torch.float32)
+        >>> k, v = torch.randn(1, 2, 10, 64), torch.randn(1, 2, 10, 64)
+        >>> cache.append(k, v)
+        >>> q = torch.randn(1, 8, 1, 64)  # of the newest token, in 8 query heads
+        >>> cache.attend(q).shape, len(cache), cache.bytes_used
+        (torch.Size([1, 8, 1, 64]), 10, 2080)
+        >>> ((cache.decoded()[0] - k).norm() / k.norm()).item() < 0.01
+        True
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme | str,
+        batch: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        seed: int = 0,
+    ) -> None:
+        for argument, value, lowest in (("batch", batch, 1), ("kv_heads", kv_heads, 1), ("capacity", capacity, 0)):
+            if value < lowest:
+                raise ValueError(f"KVCache: {argument}: expected at least {lowest}, got {value}")
+        if dtype not in DTYPES:
+            raise TypeError(f"KVCache: dtype: expected bfloat16, float16 or float32, got {dtype}")
+        self.scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
+        self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
+        self.length = 0
+
+        def half(bits: int, its_seed: int) -> Half:
+            centroids = codebook(bits, head_dim, self.scheme.table).to(device)
+            signs = aura_signs(head_dim, its_seed).to(device)
+            return Half(bits, signs, centroids, self.scheme.means, (batch, kv_heads, capacity))
+
+        self.keys = half(self.scheme.key_bits, 2 * seed)
+        self.values = half(self.scheme.value_bits, 2 * seed + 1)
+        self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return (
+            f"KVCache({self.scheme.name!r}, batch={self.batch}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, "
+            f"capacity={self.capacity}, length={self.length}, device={self.device}, dtype={self.dtype})"
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.keys.norms.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.norms.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.norms.device
+
+    @property
+    def bytes_used(self) -> int:
+        """What the tokens that are held take."""
+        return self.batch * self.kv_heads * self.length * self.scheme.bytes_per_token(self.head_dim)
+
+    @property
+    def bytes_reserved(self) -> int:
+        """What the tokens that fit take."""
+        return sum(x.nbytes for half in (self.keys, self.values) for x in half.tensors().values())
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Encodes the keys and values of the next T tokens.
+
+        Args:
+            k, v: [B, HK, T, D], the cache's dtype. Any strides.
+
+        Raises:
+            ValueError: a shape or device that is not as above, or more tokens than fit.
+            TypeError: another dtype.
+        """
+        for name, x in (("k", k), ("v", v)):
+            self._check("append", name, x, self.kv_heads)
+        if k.shape != v.shape:
+            raise ValueError(f"append: v: expected shape {list(k.shape)} like k, got {list(v.shape)}")
+        tokens = k.shape[2]
+        if self.length + tokens > self.capacity:
+            room = f"at most {self.capacity - self.length} more tokens (capacity {self.capacity})"
+            raise ValueError(f"append: k: expected {room}, got {tokens}: see reserve")
+        slots = self.slots[self.length : self.length + tokens]
+        self.keys.append(k, slots)
+        self.values.append(v, slots)
+        self.length += tokens
+
+    def attend(
+        self,
+        q: Tensor,
+        causal: bool = True,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        starts: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax attention of the last L positions to everything that is held.
+
+        Args:
+            q: [B, HQ, L, D], the cache's dtype; HQ is a multiple of HK, and query head h has KV head h // (HQ / HK).
+            causal: whether query i, at position len - L + i, sees no later position. Default: True.
+            scale: of the scores. Default: D ** -0.5.
+            window: how many positions up to its own a query sees (causal alone); 0 for all. Default: 0.
+            starts: [B] int32 or int64, the first position of each row that is not left padding. Default: zeros.
+            sinks: [HQ] float32, one more logit a head, of a value of zeros (GPT-OSS). Default: none.
+
+        Returns:
+            [B, HQ, L, D], q's dtype. A query that sees nothing gets zeros.
+
+        Raises:
+            ValueError, TypeError: a tensor or option that is not as above.
+        """
+        self._check("attend", "q", q, None)
+        keys, values = self.keys, self.values
+        key_codes, key_norms, key_means = keys.filled(self.length)
+        value_codes, value_norms, value_means = values.filled(self.length)
+        return torch.ops.gdn.aura_attention(
+            q,
+            key_codes,
+            key_norms,
+            keys.codebook,
+            keys.signs,
+            value_codes,
+            value_norms,
+            values.codebook,
+            values.signs,
+            key_means,
+            value_means,
+            starts,
+            sinks,
+            scale,
+            causal,
+            None,
+            window,
+        )
+
+    def decoded(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Keys and values as the cache holds them, [B, HK, len, D] each, bfloat16, float16 or float32."""
+        return self.keys.decoded(self.length, dtype), self.values.decoded(self.length, dtype)
+
+    def reserve(self, capacity: int) -> None:
+        """Makes room for `capacity` tokens in all, by a copy; does nothing where there is."""
+        if capacity > self.capacity:
+            self._resize(capacity)
+
+    def crop(self, length: int) -> None:
+        """Keeps the first `length` tokens; of a negative `length`, all but the last -length."""
+        kept = length if length >= 0 else self.length + length
+        if not 0 <= kept <= self.length:
+            raise ValueError(f"crop: length: expected from {-self.length} to {self.length}, got {length}")
+        self.length = kept
+
+    def reorder(self, rows: Tensor) -> None:
+        """Makes row b what row rows[b] was, as beam search does; `rows` [B'] may repeat and leave out rows."""
+        if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64) or rows.shape[0] == 0:
+            got = f"{rows.dtype} of shape {list(rows.shape)}"
+            raise ValueError(f"reorder: rows: expected shape [B'], int32 or int64, B' >= 1, got {got}")
+        if rows.device.type == "cpu" and not 0 <= rows.min() <= rows.max() < self.batch:
+            raise ValueError(f"reorder: rows: expected rows from 0 to {self.batch - 1}, got {rows.tolist()}")
+        for half in (self.keys, self.values):
+            half.select(rows.to(self.device))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the tokens held, with tables, signs and seed, to a safetensors file (which wants `safetensors`).
+
+        Example:
+            >>> import os, tempfile, torch, torch_gdn
+            >>> cache = torch_gdn.aura.KVCache("4v4", 1, 1, 64, capacity=8, dtype=torch.float32)
+            >>> cache.append(torch.randn(1, 1, 5, 64), torch.randn(1, 1, 5, 64))
+            >>> path = os.path.join(tempfile.mkdtemp(), "cache.safetensors")
+            >>> cache.save(path)
+            >>> torch_gdn.aura.KVCache.load(path)
+            KVCache('4v4', batch=1, kv_heads=1, head_dim=64, capacity=5, length=5, device=cpu, dtype=torch.float32)
+        """
+        from torch_gdn.aura.file import write
+
+        write(self, path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], device: torch.device | str = "cpu", capacity: int | None = None
+    ) -> KVCache:
+        """Reads what `save` wrote.
+
+        Args:
+            path: of the file.
+            device: where the cache shall be. Default: "cpu".
+            capacity: as of `KVCache`. Default: the number of tokens in the file.
+
+        Raises:
+            ValueError: not such a file, of another version, or one whose parts do not fit together.
+        """
+        from torch_gdn.aura.file import read
+
+        return read(path, device, capacity)
+
+    def _resize(self, capacity: int) -> None:
+        for half in (self.keys, self.values):
+            half.resize(capacity, self.length)
+        self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
+
+    def _check(self, method: str, name: str, x: Tensor, heads: int | None) -> None:
+        expected = f"[{self.batch}, {heads or 'HQ'}, {'T' if heads else 'L'}, {self.head_dim}]"
+        fits = x.dim() == 4 and x.shape[0] == self.batch and x.shape[3] == self.head_dim
+        if not fits or (heads is not None and x.shape[1] != heads):
+            raise ValueError(f"{method}: {name}: expected shape {expected}, got {list(x.shape)}")
+        if x.dtype != self.dtype:
+            raise TypeError(f"{method}: {name}: expected dtype {self.dtype} like the cache, got {x.dtype}")
+        if x.device != self.device:
+            raise ValueError(f"{method}: {name}: expected a tensor on {self.device} like the cache, got {x.device}")

@@ -1,0 +1,1 @@
+"""torch_gdn inside other libraries; each module here imports its library."""
