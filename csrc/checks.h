@@ -73,8 +73,23 @@ class Check {
   }
 
   void same_dtype(const char* argument, const Tensor& x, const Tensor& first) const {
-    TORCH_CHECK_TYPE(x.scalar_type() == first.scalar_type(), op_, ": ", argument, ": expected dtype ",
-                     first.scalar_type(), " like ", first_, ", got ", x.scalar_type());
+    same_dtype(argument, x, first, first_);
+  }
+
+  void same_dtype(const char* argument, const Tensor& x, const Tensor& other, const char* other_name) const {
+    TORCH_CHECK_TYPE(x.scalar_type() == other.scalar_type(), op_, ": ", argument, ": expected dtype ",
+                     other.scalar_type(), " like ", other_name, ", got ", x.scalar_type());
+  }
+
+  void is_boolean(const char* argument, const Tensor& x) const {
+    TORCH_CHECK_TYPE(x.scalar_type() == at::kBool, op_, ": ", argument, ": expected dtype Bool, got ", x.scalar_type());
+  }
+
+  void integers(const char* argument, const Tensor& x) const {
+    TORCH_CHECK_TYPE(x.scalar_type() == at::kInt || x.scalar_type() == at::kLong, op_, ": ", argument,
+                     ": expected dtype Int or Long, got ", x.scalar_type());
+    TORCH_CHECK_VALUE(x.is_cpu() || x.device() == device_, op_, ": ", argument, ": expected a tensor on the CPU or on ",
+                      device_, " like ", first_, ", got one on ", x.device());
   }
 
   void chunk_size(int64_t size) const {
@@ -144,13 +159,6 @@ class Check {
   const char* op() const { return op_; }
 
  private:
-  void integers(const char* argument, const Tensor& x) const {
-    TORCH_CHECK_TYPE(x.scalar_type() == at::kInt || x.scalar_type() == at::kLong, op_, ": ", argument,
-                     ": expected dtype Int or Long, got ", x.scalar_type());
-    TORCH_CHECK_VALUE(x.is_cpu() || x.device() == device_, op_, ": ", argument, ": expected a tensor on the CPU or on ",
-                      device_, " like ", first_, ", got one on ", x.device());
-  }
-
   // Checks the boundaries of a cu_seqlens on the CPU; returns how many chunks they make.
   template <typename Index>
   int64_t bounds(const ChunkShape& s, const Tensor& cu_seqlens) const {

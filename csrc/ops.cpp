@@ -11,16 +11,22 @@ using c10::DispatchKeySet;
 using torch::CppFunction;
 using torch::jit::Stack;
 
-// Raises for an input that would need a gradient; else goes on below autograd.
+// Raises for an input that would need a gradient; else goes on below autograd. A tensor that is written to gets a new
+// version, so that autograd refuses it where it was saved before.
 void forward_only(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
   if (at::GradMode::is_enabled()) {
-    const auto& arguments = op.schema().arguments();
-    const auto values = torch::jit::last(*stack, arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
       TORCH_CHECK(!values[i].isTensor() || !values[i].toTensor().requires_grad(), op.schema().name(), ": ",
                   arguments[i].name(), ": expected a tensor that does not require grad (the op has no backward; use ",
                   "torch.no_grad() or detach()), got one that does");
     }
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    if (alias == nullptr || !alias->isWrite() || !values[i].isTensor() || values[i].toTensor().is_inference()) continue;
+    values[i].toTensor().unsafeGetTensorImpl()->bump_version();
   }
   const at::AutoDispatchBelowAutograd below_autograd;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
@@ -52,6 +58,16 @@ TORCH_LIBRARY(gdn, m) {
       "Tensor? cu_seqlens=None, int chunk_size=64, Tensor? chunk_indices=None) -> Tensor",
       tags);
   m.def("l2norm(Tensor x, float eps=1e-6) -> Tensor", tags);
+  m.def(
+      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, "
+      "bool output_final_state=False, int? state_width=None, str? activation=None, Tensor? cu_seqlens=None, "
+      "Tensor? seq_idx=None) -> (Tensor y, Tensor final_state)",
+      tags);
+  m.def(
+      "causal_conv1d_update_(Tensor x, Tensor weight, Tensor(a!) state_pool, Tensor? state_indices=None, "
+      "Tensor? has_initial_state=None, int null_index=-1, Tensor? bias=None, str? activation=None, "
+      "Tensor? cu_seqlens=None) -> Tensor y",
+      tags);
   m.def(
       "chunk_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float? scale=None, "
       "Tensor? initial_state=None, bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, "
@@ -95,10 +111,10 @@ TORCH_LIBRARY(gdn, m) {
 }
 
 TORCH_LIBRARY_IMPL(gdn, Autograd, m) {
-  for (const char* op :
-       {"chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", "chunk_fwd_h", "chunk_fwd_o",
-        "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "aura_encode", "aura_encode_",
-        "aura_decode", "aura_rotate", "aura_flash_p1", "aura_flash_p2", "aura_attention"}) {
+  for (const char* op : {"chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", "chunk_fwd_h",
+                         "chunk_fwd_o", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule",
+                         "aura_encode", "aura_encode_", "aura_decode", "aura_rotate", "aura_flash_p1", "aura_flash_p2",
+                         "aura_attention", "causal_conv1d", "causal_conv1d_update_"}) {
     m.impl(op, CppFunction::makeFromBoxedFunction<&forward_only>());
   }
 }

@@ -87,15 +87,32 @@ def _load_metal_half(device: Path) -> None:
     torch.ops.load_library(str(library))
 
 
+def check_torch() -> None:
+    """PyTorch has one accelerator in a process. CUDA can be hidden, unless somebody uses it; the others cannot."""
+    for name in ("hip", "xpu"):
+        if getattr(torch.version, name, None):
+            raise RuntimeError(
+                "simulator.activate(): expected a PyTorch built for the CPU or for CUDA, got "
+                f"{torch.__version__}, built for {name.upper()}, which cannot have mps beside it: install its CPU build"
+            )
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "simulator.activate(): CUDA is in use in this process, and PyTorch cannot have mps beside it: "
+            "activate the simulated device first, or in a process of its own"
+        )
+
+
 def activate(watch: bool = True, seed: int = 0, perturb: bool = False, workers: int | None = None) -> None:
     """Makes device "mps" work, and loads torch_gdn's Metal half where torch_gdn is installed.
 
-    Builds first what changed since the last time. Called again, it only takes the settings.
+    Builds first what changed since the last time. Called again, it only takes the settings. CUDA is hidden from the
+    process: a Mac has none.
     """
     global _device
     if _device is None:
         if sys.platform != "linux":
             raise RuntimeError(f"the simulated device runs on Linux, not on {sys.platform}")
+        check_torch()
         path = build.build_device()
         module = _load(path)
         module.set_engine_directory(str(build.CHECKOUT / "simulator" / "engine"))

@@ -1,7 +1,8 @@
-"""What the CPU build of PyTorch lacks in Python for an mps device."""
+"""What PyTorch for Linux lacks in Python for an mps device, and what it has too much."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -23,6 +24,14 @@ def _patch_storages() -> None:
     torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[method-assign]
 
 
+def _hide_cuda() -> None:
+    """No GPU of CUDA's is found, here or in child processes; pytorch/hooks.cpp hides that PyTorch was built for one."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if torch.version.cuda is not None:
+        binding: Any = torch._C
+        binding._cuda_getDeviceCount = lambda: 0  # CUDA reads the variable once, which may have been before
+
+
 def apply(device: Any) -> None:
     binding: Any = torch._C
     binding._has_mps = True  # torch.mps and torch.manual_seed look here
@@ -33,3 +42,4 @@ def apply(device: Any) -> None:
         if hasattr(query, "cache_clear"):  # somebody may have asked before
             query.cache_clear()
     _patch_storages()
+    _hide_cuda()

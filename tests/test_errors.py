@@ -13,13 +13,12 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import torch_gdn
-from tests.helpers.calls import OPS, run_op, tensors_of, valid_call
+from tests.helpers.calls import CHUNKED, IN_PLACE, OPS, UNPACKED, run_op, tensors_of, valid_call
 
 PUBLIC_FUNCTIONS = [x for x in (getattr(torch_gdn, name) for name in torch_gdn.__all__) if inspect.isfunction(x)]
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 STATEFUL = ("chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
-PACKABLE = tuple(op for op in OPS if op != "l2norm")
-CHUNKED = tuple(op for op in PACKABLE if op != "fused_recurrent_gated_delta_rule")
+PACKABLE = tuple(op for op in OPS if op not in UNPACKED)
 SIZED = tuple(op for op in CHUNKED if op not in ("solve_tril", "recompute_w_u"))
 QKV = ("chunk_fwd_o", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
 FLOAT32_ONLY = {
@@ -122,11 +121,54 @@ def bad_calls() -> list[Bad]:
         bad(op, indices, ValueError, "one column", change(indices, lambda x: x[:, :1]), packed=True)
         bad(op, indices, TypeError, "floats", change(indices, torch.Tensor.float), packed=True)
         bad(op, indices, ValueError, "without cu_seqlens", put(indices, torch.zeros(2, 2, dtype=torch.int64)))
+    bad_convolutions(bad)
+    bad_slots(bad)
     return calls
 
 
+def bad_convolutions(bad: Callable[..., None]) -> None:
+    for op, state in (("causal_conv1d", "initial_state"), ("causal_conv1d_update_", "state_pool")):
+        bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
+        bad(op, "weight", ValueError, "a third dimension", change("weight", lambda w: w[:, None]))
+        bad(op, "weight", ValueError, "too few channels", change("weight", lambda w: w[1:]))
+        bad(op, "weight", ValueError, "W of 1", change("weight", lambda w: w[:, :1]))
+        bad(op, "weight", ValueError, "W of 5", change("weight", lambda w: w.new_zeros(len(w), 5)))
+        bad(op, "bias", TypeError, "another dtype", change("bias", torch.Tensor.half))
+        bad(op, "bias", ValueError, "too short", change("bias", lambda b: b[1:]))
+        bad(op, "activation", ValueError, "gelu", put("activation", "gelu"))
+        bad(op, state, TypeError, "integers", change(state, torch.Tensor.int))
+        bad(op, state, ValueError, "two dimensions", change(state, flat))
+        bad(op, state, ValueError, "too few channels", change(state, short))
+        bad(op, state, ValueError, "two columns", change(state, lambda s: s[..., :2]))
+    op = "causal_conv1d"
+    bad(op, "initial_state", ValueError, "one for three", change("initial_state", lambda s: s[:1]), packed=True)
+    bad(op, "state_width", ValueError, "not that of the state", put("state_width", 3))
+    bad(op, "state_width", ValueError, "two columns", lambda call: without_state(call) | {"state_width": 2})
+    runs = torch.zeros(2, 20, dtype=torch.int64)
+    bad(op, "seq_idx", TypeError, "floats", lambda call: without_state(call) | {"seq_idx": runs.float()})
+    bad(op, "seq_idx", ValueError, "too short", lambda call: without_state(call) | {"seq_idx": runs[:, 1:]})
+
+
+def without_state(call: dict[str, Any]) -> dict[str, Any]:
+    return call | {"initial_state": None, "output_final_state": False}
+
+
+def bad_slots(bad: Callable[..., None]) -> None:
+    """Of every in-place twin."""
+    indices, flags, pool = "state_indices", "has_initial_state", "state_pool"
+    for op in IN_PLACE:
+        bad(op, indices, TypeError, "floats", change(indices, torch.Tensor.float))
+        bad(op, indices, ValueError, "one too few", change(indices, lambda x: x[1:]))
+        bad(op, indices, ValueError, "two dimensions", change(indices, lambda x: x[None]))
+        bad(op, flags, TypeError, "integers", change(flags, torch.Tensor.int))
+        bad(op, flags, ValueError, "one too few", change(flags, lambda x: x[1:]))
+        bad(op, "null_index", ValueError, "1", put("null_index", 1))
+        bad(op, pool, ValueError, "one slot for two", lambda call: call | {pool: call[pool][:1], indices: None})
+        bad(op, pool, ValueError, "one place for all", change(pool, lambda s: s[:1].expand_as(s)))
+
+
 def contents() -> list[Bad]:
-    """A cu_seqlens on the CPU whose numbers are wrong: seen when the op runs, not by a fake."""
+    """A cu_seqlens or state_indices on the CPU with wrong numbers: seen when the op runs, not by a fake."""
     wrong = {"a start of 1": [1, 5, 5, 20], "a descent": [0, 7, 5, 20], "an end before T": [0, 5, 5, 19]}
     wrong |= {"an end past T": [0, 5, 5, 21], "a negative one": [0, -1, 5, 20]}
     found = [
@@ -134,6 +176,9 @@ def contents() -> list[Bad]:
         for op in PACKABLE
         for what, bounds in wrong.items()
     ]
+    for op in IN_PLACE:
+        for what, numbers in {"an index of 5": [5, 1], "one slot twice": [1, 1]}.items():
+            found.append(Bad(op, "state_indices", ValueError, what, put("state_indices", torch.tensor(numbers))))
     for op in CHUNKED:
         found.append(Bad(op, "chunk_indices", ValueError, "a chunk too few", a_chunk_too_few, packed=True))
     return found
@@ -176,7 +221,7 @@ def test_the_fake_raises_the_same(bad: Bad) -> None:
 def tensor_arguments(ops: tuple[str, ...]) -> list[tuple[str, str]]:
     """Every floating tensor argument of each op."""
     calls = {op: valid_call(op, torch.device("cpu")) for op in ops}
-    return [(op, name) for op, call in calls.items() for name in tensors_of(call)]
+    return [(op, name) for op, call in calls.items() for name in tensors_of(call) if call[name].is_floating_point()]
 
 
 @pytest.mark.parametrize(("op", "argument"), tensor_arguments(OPS))
@@ -190,8 +235,8 @@ def test_an_input_that_requires_grad_is_an_error(device: torch.device, op: str, 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_grad_mode_it_is_none(device: torch.device, op: str, mode: Any) -> None:
+    expected = run_op(op, valid_call(op, device))
     call = valid_call(op, device)
-    expected = run_op(op, call)
     call[FIRST[op]].requires_grad_()
     with mode():
         result = run_op(op, call)

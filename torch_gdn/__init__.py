@@ -5,7 +5,7 @@ torch.compile takes without a graph break. All are forward only: an input that r
 error.
 """
 
-from torch_gdn import _library, aura, fakes, fakes_aura, reference
+from torch_gdn import _library, aura, fakes, fakes_aura, fakes_modules, reference
 from torch_gdn._version import __version__
 from torch_gdn.aura_attention import aura_attention
 from torch_gdn.aura_decode import aura_decode
@@ -13,6 +13,9 @@ from torch_gdn.aura_encode import aura_encode, aura_encode_
 from torch_gdn.aura_flash_p1 import aura_flash_p1
 from torch_gdn.aura_flash_p2 import aura_flash_p2
 from torch_gdn.aura_rotate import aura_rotate
+from torch_gdn.causal_conv1d import causal_conv1d
+from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
+from torch_gdn.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
 from torch_gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
 from torch_gdn.chunk_fwd_o import chunk_fwd_o
 from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
@@ -36,6 +39,10 @@ __all__ = [
     "aura_flash_p1",
     "aura_flash_p2",
     "aura_rotate",
+    "causal_conv1d",
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "causal_conv1d_update_",
     "chunk_fwd_h",
     "chunk_fwd_o",
     "chunk_gated_delta_rule",
@@ -54,4 +61,4 @@ __all__ = [
     "solve_tril",
     "warmup",
 ]
-del _library, fakes, fakes_aura
+del _library, fakes, fakes_aura, fakes_modules

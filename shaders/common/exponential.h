@@ -4,7 +4,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-// exp(x) = 2^n exp(r), |r| <= ln(2) / 2, with ln(2) in two parts and the series of exp(r) up to r^7 (5e-9 is left out).
+// For |r| <= ln(2) / 2: the series up to r^7; 5e-9 is left out.
 METAL_FUNC float exp_minus_one_of_a_small(float r) {
   float series = 1.0f / 5040.0f;
   series = fma(series, r, 1.0f / 720.0f);
@@ -15,6 +15,7 @@ METAL_FUNC float exp_minus_one_of_a_small(float r) {
   return fma(series * r, r, r);
 }
 
+// exp(x) = 2^n exp(r), with ln(2) in two parts: n times the first is exact.
 METAL_FUNC float gate_exp(float x) {
   if (x < -87.0f) return 0.0f;  // 1.6e-38, all but the smallest normal number
   if (x > 88.0f) return exp(x);

@@ -9,10 +9,12 @@
 using namespace metal;
 
 struct Chunk {
-  int batch;    // row of the batch; 0 for packed sequences
-  int first;    // first token
-  int tokens;   // 0 for a surplus chunk
-  int64_t row;  // of h
+  int batch;     // row of the batch; 0 for packed sequences
+  int first;     // first token
+  int tokens;    // 0 for a surplus chunk
+  int64_t row;   // of h
+  int sequence;  // the chunk is one of this sequence
+  int offset;    // tokens of the sequence that lie before the chunk
 };
 
 struct Sequence {
@@ -71,6 +73,8 @@ METAL_FUNC Chunk locate_chunk(
   chunk.row = int64_t(batch) * sequence.chunks + target;
   chunk.first = target * chunk_size;
   chunk.tokens = min(chunk_size, sequence.tokens - chunk.first);
+  chunk.sequence = batch;
+  chunk.offset = chunk.first;
   if (sequence.packed == 0) return chunk;
 
   chunk.tokens = 0;
@@ -82,8 +86,9 @@ METAL_FUNC Chunk locate_chunk(
     const bool here = target >= window.chunks_before && target < window.chunks_before + window.chunks;
     const ushort owner = ushort(simd_min(here ? lane : 32u));
     if (owner < 32) {
-      const int offset = (target - simd_shuffle(window.chunks_before, owner)) * chunk_size;
-      chunk.first = simd_shuffle(window.first, owner) + offset;
+      chunk.sequence = base + int(owner);
+      chunk.offset = (target - simd_shuffle(window.chunks_before, owner)) * chunk_size;
+      chunk.first = simd_shuffle(window.first, owner) + chunk.offset;
       chunk.tokens = min(chunk_size, simd_shuffle(window.last, owner) - chunk.first);
       return chunk;
     }

@@ -77,3 +77,30 @@ struct NormParameters {
   RowStrides x;
   float eps;
 };
+
+// How a kernel finds the state of each sequence in a pool. All zero where the states are those of the sequences in
+// turn, and each is read.
+struct SlotParameters {
+  int64_t index_stride, flag_stride;  // in elements of state_indices and has_initial_state
+  int32_t index_bytes;                // 4 or 8; 0: sequence n has slot n
+  int32_t has_flags;                  // 1: has_initial_state is read
+  int32_t slots;                      // that the pool has
+  int32_t null_index;                 // a sequence with this index or a lower one has no slot
+};
+
+// Strides in elements of states [slots, D, S].
+struct ColumnStrides {
+  int64_t slot, channel, column;
+};
+
+struct ConvolutionParameters {
+  SequenceParameters sequence;
+  SlotParameters slots;
+  RowStrides x;                        // the head is the channel
+  int64_t weight_channel, weight_tap;  // strides
+  ColumnStrides state, new_state;
+  int64_t run_batch, run_token;           // strides of seq_idx
+  int32_t channels, columns;              // D, S
+  int32_t has_bias, has_silu, has_state;  // has_state: the states before the first tokens are there
+  int32_t run_bytes;                      // of a number in seq_idx: 4 or 8; 0: there is none
+};

@@ -80,8 +80,6 @@ const std::vector<std::string>& common_flags() {
       "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
       // Else `x += 1` counts as a write alone.
       "-mllvm", "-tsan-instrument-read-before-write=1",
-      // A fault is thrown through kernels.
-      "-funwind-tables",
       // A thread's stack has 128 KB (fibers.cpp).
       "-Wno-everything", "-Wframe-larger-than=65536", "-Werror=frame-larger-than", "-fno-caret-diagnostics",
       "-fno-color-diagnostics", "-ferror-limit=20"};

@@ -1,4 +1,6 @@
-// The two tables through which the rest of PyTorch finds a backend: MPSHooks and the device guard.
+// The two tables through which the rest of PyTorch finds a backend: MPSHooks and the device guard. And CUDA's hooks,
+// through which it must find none.
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -145,12 +147,22 @@ C10_REGISTER_CLASS(MPSHooksRegistry, MPSHooks, simulator_Hooks)
 namespace simulator {
 
 // PyTorch makes its one hooks object when somebody first asks (is mps available?), which may be before this library is
-// loaded. Neither class has data, so the object becomes ours by its table of functions.
-[[maybe_unused]] static const bool kInstalled = [] {
-  static const Hooks ours;
-  static_assert(sizeof(Hooks) == sizeof(void*));
-  const at::MPSHooksInterface& theirs = at::detail::getMPSHooks();
+// loaded. No class of hooks has data, so the object becomes ours by its table of functions.
+template <typename Ours, typename Interface>
+static void take_over(const Interface& theirs) {
+  static const Ours ours;
+  static_assert(sizeof(Ours) == sizeof(void*) && sizeof(Interface) == sizeof(void*));
   memcpy(const_cast<void*>(static_cast<const void*>(&theirs)), static_cast<const void*>(&ours), sizeof(void*));
+}
+
+// A build of PyTorch has one accelerator. Where both hooks say that they are built in, as CUDA's do in Linux's usual
+// wheel whether there is such a GPU or not, it refuses to name one: "Cannot have both MPS and cuda", which opcheck and
+// torch.compile run into. On a Mac there is none: the hooks become those of a build without CUDA.
+struct NoCuda final : at::CUDAHooksInterface {};
+
+[[maybe_unused]] static const bool kInstalled = [] {
+  take_over<Hooks>(at::detail::getMPSHooks());
+  take_over<NoCuda>(at::detail::getCUDAHooks());
   return true;
 }();
 

@@ -20,13 +20,24 @@ OPS = (
     "l2norm",
     "chunk_gated_delta_rule",
     "fused_recurrent_gated_delta_rule",
+    "causal_conv1d",
+    "causal_conv1d_update_",
 )
+UNPACKED = ("l2norm",)  # have no cu_seqlens
+CHUNKED = (*OPS[:6], "chunk_gated_delta_rule")  # and chunk_indices
+IN_PLACE = tuple(op for op in OPS if op.endswith("_"))
 T = 20
 BOUNDS = [0, 5, 5, 20]
 
 
 def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: torch.dtype = torch.float32) -> dict:
-    """B 2 (1 when packed), T 20, H 2, HV 4, K 64, V 32, chunks of 16, from a state where the op takes one."""
+    """B 2 (1 when packed), T 20, H 2, HV 4, K 64, V 32, chunks of 16, from a state where the op takes one.
+
+    Of the convolution D 32, W 4; of a pool 5 slots, no slot for the last sequence.
+    """
+    if op.startswith("causal_conv1d"):
+        call = convolution_call(op, packed, dtype)
+        return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in call.items()}
     case = make_case(T, 64, 32, B=1 if packed else 2, H=2, HV=4, dtype=dtype, bounds=BOUNDS if packed else None)
     stages = stages_of(case, 16)
     state = {"initial_state": case.initial_state, "output_final_state": True}
@@ -50,11 +61,25 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
         "fused_recurrent_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta} | state,
     }
     call = arguments[op]
-    if packed and op != "l2norm":
+    if packed and op not in UNPACKED:
         call["cu_seqlens"] = case.cu_seqlens
-        if op != "fused_recurrent_gated_delta_rule":
+        if op in CHUNKED:
             call["chunk_indices"] = stages.chunk_indices
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in call.items()}
+
+
+def convolution_call(op: str, packed: bool, dtype: torch.dtype) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    N, B, D, W = (3, 1, 32, 4) if packed else (2, 2, 32, 4)
+    shapes = {"x": (B, T, D), "weight": (D, W), "bias": (D,), "initial_state": (N, D, W), "state_pool": (5, D, W)}
+    tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+    call: dict[str, Any] = {name: tensors[name] for name in ("x", "weight", "bias")} | {"activation": "silu"}
+    if op == "causal_conv1d":
+        call |= {"initial_state": tensors["initial_state"], "output_final_state": True}
+    else:
+        indices, flags = torch.tensor([4, 1, -1][-N:]), torch.tensor([True, False, True][-N:])
+        call |= {"state_pool": tensors["state_pool"], "state_indices": indices, "has_initial_state": flags}
+    return call | ({"cu_seqlens": torch.tensor(BOUNDS)} if packed else {})
 
 
 def tensors_of(call: dict[str, Any]) -> list[str]:

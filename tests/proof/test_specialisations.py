@@ -7,7 +7,7 @@ import torch
 
 from proof import strict_kernels
 from tests.proof.needs import needs_clang, needs_simulated_device
-from torch_gdn.specialisations import Specialisation, Variant
+from torch_gdn.specialisations import KERNELS, Specialisation, Variant
 
 pytestmark = [needs_clang, needs_simulated_device, pytest.mark.xdist_group("strict")]
 
@@ -45,11 +45,19 @@ def test_the_source_is_what_the_host_compiles() -> None:
 
 
 def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
+    """Every kernel launches once; one token, so that little is run."""
     import simulator
-    from torch_gdn import solve_tril
+    from torch_gdn import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, l2norm
 
     simulator.activate()
+    x, g = torch.ones(1, 1, 1, 64, device="mps"), torch.zeros(1, 1, 1, device="mps")
     with simulator.profile() as profile:
-        solve_tril(torch.zeros(1, 20, 1, 32, device="mps"))
-    (facts,) = strict_kernels.check_batch([Specialisation("solve_tril", ("32",))]).facts
-    assert profile.kernels["solve_tril_32"].threadgroup_memory == facts.threadgroup_bytes > 0
+        chunk_gated_delta_rule(x, x, x, g, beta=g)
+        fused_recurrent_gated_delta_rule(x, x, x, g, beta=g)
+        l2norm(x)
+    kernel_of = {each.name: each.kernel for each in strict_kernels.all_specialisations()}
+    assert {kernel_of[name] for name in profile.kernels} == set(KERNELS)
+    rows = (row.split("\t") for row in strict_kernels.TABLE.read_text().splitlines()[1:])
+    table = {row[0]: int(row[1]) for row in rows}
+    counted = {name: figures.threadgroup_memory for name, figures in profile.kernels.items()}
+    assert counted == {name: table[name] for name in counted} and max(counted.values()) > 0

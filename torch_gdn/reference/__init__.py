@@ -12,6 +12,7 @@ from torch_gdn.reference.aura_encode import aura_encode
 from torch_gdn.reference.aura_flash_p1 import aura_flash_p1
 from torch_gdn.reference.aura_flash_p2 import aura_flash_p2
 from torch_gdn.reference.aura_rotate import aura_rotate, aura_signs
+from torch_gdn.reference.causal_conv1d import causal_conv1d, causal_conv1d_update_
 from torch_gdn.reference.chunk_fwd_h import chunk_fwd_h
 from torch_gdn.reference.chunk_fwd_o import chunk_fwd_o
 from torch_gdn.reference.chunk_gated_delta_rule import chunk_gated_delta_rule
@@ -30,6 +31,8 @@ __all__ = [
     "aura_flash_p2",
     "aura_rotate",
     "aura_signs",
+    "causal_conv1d",
+    "causal_conv1d_update_",
     "chunk_fwd_h",
     "chunk_fwd_o",
     "chunk_gated_delta_rule",

@@ -1,0 +1,86 @@
+// One threadgroup owns 128 packets of channels of 32 tokens of one sequence; a thread owns a packet for all of them.
+// In registers: the last W tokens and the weights of a thread's channels, in f32.
+// Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N or slots, D, S], any strides.
+#include "gdn/causal_conv1d.h"
+
+// The number of the run that a token belongs to (seq_idx): taps do not reach into another run.
+METAL_FUNC int64_t run_of(device const int* runs, constant ConvolutionParameters& parameters, int batch, int token) {
+  const int64_t at = batch * parameters.run_batch + token * parameters.run_token;
+  if (parameters.run_bytes == 4) return runs[at];
+  return ((device const int64_t*)runs)[at];
+}
+
+// The window with what is of another run set to zero; a run with a negative number gives zeros altogether.
+template <int W, int Packet>
+METAL_FUNC Channels<Packet> convolve_run(
+    thread const Channels<Packet>* window,
+    thread const Filter<W, Packet>& filter,
+    device const int* runs,
+    constant ConvolutionParameters& parameters,
+    Chunk chunk,
+    int token) {
+  const int64_t run = run_of(runs, parameters, chunk.batch, token);
+  Channels<Packet> of_run[W];
+  UNROLL for (int tap = 0; tap < W; ++tap) {
+    const int there = token - (W - 1) + tap;
+    const bool is_inside = there >= 0 && run_of(runs, parameters, chunk.batch, max(there, 0)) == run;
+    of_run[tap] = window[tap];
+    if (!is_inside) of_run[tap] = no_channels<Packet>();
+  }
+  if (run < 0) return no_channels<Packet>();
+  return convolve<W, Packet>(of_run, filter, parameters.has_silu != 0);
+}
+
+template <typename T, typename P, typename S, int W, int Packet>
+[[kernel]] void causal_conv1d(
+    device const T* x [[buffer(0)]],
+    device const P* weight [[buffer(1)]],
+    device const P* bias [[buffer(2)]],
+    device const S* state [[buffer(3)]],
+    device const int* state_indices [[buffer(4)]],
+    device const uchar* has_initial_state [[buffer(5)]],
+    device const int64_t* bounds [[buffer(6)]],
+    device const int* runs [[buffer(7)]],
+    device T* y [[buffer(8)]],
+    device ErrorLog* errors [[buffer(9)]],
+    constant ConvolutionParameters& parameters [[buffer(10)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.y), int(group.z), kConvolutionTokens, lane);
+  const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, chunk.sequence, lane);
+  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
+    report_bounds(bounds, parameters.sequence, kConvolutionTokens, errors, lane);
+  }
+  const int channel = (int(group.x) * kConvolutionThreads + int(thread_index)) * Packet;
+  if (channel >= parameters.channels || chunk.tokens == 0) return;
+
+  device const T* tokens = x + chunk.batch * parameters.x.batch + channel * parameters.x.head;
+  device const S* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
+  device T* output = y + (int64_t(chunk.batch) * parameters.sequence.tokens) * parameters.channels + channel;
+  const Filter<W, Packet> filter = load_filter<W, Packet>(weight, bias, parameters, channel);
+  const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
+  Channels<Packet> window[W];
+  UNROLL for (int tap = 0; tap + 1 < W; ++tap) {
+    const int position = chunk.offset - (W - 1) + tap;
+    if (position < 0) {
+      window[tap] = load_history<Packet>(columns, parameters, has_state, position);
+    } else {
+      window[tap] = load_channels<Packet>(tokens + (chunk.first - (W - 1) + tap) * parameters.x.token);
+    }
+  }
+  for (int token = chunk.first; token < chunk.first + chunk.tokens; ++token) {
+    window[W - 1] = load_channels<Packet>(tokens + token * parameters.x.token);
+    Channels<Packet> result;
+    if (!slot.is_present) {
+      result = no_channels<Packet>();
+    } else if (parameters.run_bytes != 0) {
+      result = convolve_run<W, Packet>(window, filter, runs, parameters, chunk, token);
+    } else {
+      result = convolve<W, Packet>(window, filter, parameters.has_silu != 0);
+    }
+    store_channels(output + int64_t(token) * parameters.channels, result);
+    move_window<W, Packet>(window);
+  }
+}

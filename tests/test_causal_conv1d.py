@@ -1,0 +1,252 @@
+"""The causal convolution, functional: values, states of any width, packed sequences, runs, layouts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.devices import kernels_run, launched, on_a_mac
+from tests.helpers.errors import assert_close, assert_same_bits
+from torch_gdn import reference
+
+BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
+BOUNDS = [0, 0, 2, 37, 37, 70]  # empty ones; one shorter than W; one longer than a block of 32 tokens
+
+
+def convolve(device: torch.device, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """The op, its kernel seen to run; the results on the CPU."""
+    there = [x.to(device) if isinstance(x, Tensor) else x for x in arguments]
+    options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
+    y, state = launched(device, "causal_conv1d", torch.ops.gdn.causal_conv1d, *there, **options)
+    return y.cpu(), state.cpu()
+
+
+def check(device: torch.device, x: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> None:
+    y, state = convolve(device, x, weight, *arguments, **options)
+    wide = [a.double() if isinstance(a, Tensor) else a for a in (x, weight, *arguments)]
+    exact_y, exact_state = reference.causal_conv1d(*wide, **options)
+    assert y.dtype == x.dtype and y.is_contiguous()
+    assert_close("y", y, exact_y, BOUND[x.dtype], head_dim=2)
+    if exact_state is not None:
+        assert torch.equal(state.double(), exact_state), "a state is a copy, bit for bit"
+
+
+def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """x, weight, bias, and a state of W columns."""
+    shapes = ((B, T, D), (D, W), (D,), (B, D, W))
+    return tuple(torch.randn(shape).to(dtype) for shape in shapes)
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("W", [2, 3, 4])
+@pytest.mark.parametrize("D", [12, 131])
+def test_equals_the_reference(device: torch.device, dtype: torch.dtype, W: int, D: int) -> None:
+    x, weight, bias, state = inputs(39, D, W, dtype=dtype)
+    check(device, x, weight, bias, state, True, None, "silu")
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "swish"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_with_or_without_bias_and_activation(device: torch.device, activation: str | None, has_bias: bool) -> None:
+    x, weight, bias, _ = inputs(5)
+    check(device, x, weight, bias if has_bias else None, activation=activation)
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 16, 17, 32, 33])
+@pytest.mark.parametrize("S", [3, 4, 7])
+def test_states_of_any_width(device: torch.device, T: int, S: int) -> None:
+    """W - 1 is Dao's, W FLA's and transformers'; the kernel changes at 16 tokens, blocks have 32."""
+    x, weight, bias, _ = inputs(T)
+    check(device, x, weight, bias, torch.randn(2, 12, S), True)
+
+
+@pytest.mark.parametrize("width", [None, 3, 6])
+def test_a_final_state_without_an_initial_one(device: torch.device, width: int | None) -> None:
+    x, weight, bias, _ = inputs(2)
+    check(device, x, weight, bias, None, True, width)
+
+
+def test_without_tokens_the_state_stays(device: torch.device) -> None:
+    x, weight, bias, state = inputs(0)
+    y, final_state = convolve(device, x, weight, bias, state, True)
+    assert y.shape == x.shape
+    assert_same_bits("state", final_state, state)
+    fresh = torch.ops.gdn.causal_conv1d(x.to(device), weight.to(device), None, None, True)[1]
+    assert torch.equal(fresh.cpu(), torch.zeros(2, 12, 4))
+
+
+def test_dtypes_of_weight_and_state_may_be_others(device: torch.device) -> None:
+    x, weight, bias, state = inputs(20, dtype=torch.bfloat16)
+    check(device, x, torch.randn(12, 4), torch.randn(12), torch.randn(2, 12, 4), True)
+    _, final_state = convolve(device, x, weight, bias, state.float(), True)
+    assert final_state.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_packed_sequences_are_those_alone(device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, bias, _ = inputs(BOUNDS[-1], B=1)
+    state = torch.randn(len(BOUNDS) - 1, 12, 4)
+    bounds = torch.tensor(BOUNDS, dtype=dtype)
+    check(device, x, weight, bias, state, True, None, "silu", cu_seqlens=bounds)
+    y, final_state = convolve(device, x, weight, bias, state, True, cu_seqlens=bounds)
+    for n, (first, last) in enumerate(pairwise(BOUNDS)):
+        alone, alone_state = convolve(device, x[:, first:last], weight, bias, state[n : n + 1], True)
+        assert_same_bits("y", y[:, first:last], alone)
+        assert_same_bits("state", final_state[n : n + 1], alone_state)
+
+
+def test_few_packed_tokens(device: torch.device) -> None:
+    x, weight, bias, _ = inputs(7, B=1)
+    bounds = torch.tensor([0, 1, 1, 6, 7])
+    check(device, x, weight, bias, torch.randn(4, 12, 3), True, cu_seqlens=bounds)
+
+
+@pytest.mark.parametrize("T", [5, 40])
+def test_two_calls_are_one(device: torch.device, T: int) -> None:
+    x, weight, bias, state = inputs(T)
+    y, final_state = convolve(device, x, weight, bias, state, True)
+    for cut in (1, 2, T - 1):
+        first, between = convolve(device, x[:, :cut], weight, bias, state, True)
+        second, last = convolve(device, x[:, cut:], weight, bias, between, True)
+        assert_same_bits("y", torch.cat([first, second], 1), y)
+        assert_same_bits("state", last, final_state)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_runs_do_not_see_each_other(device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, bias, _ = inputs(40)
+    runs = torch.tensor([[0] * 2 + [1] * 30 + [3] * 8, [0] * 31 + [-1] * 3 + [2] + [5] * 5], dtype=dtype)
+    check(device, x, weight, bias, activation="silu", seq_idx=runs)
+    x[1, 20] = torch.nan
+    y, _ = convolve(device, x, weight, bias, seq_idx=runs)
+    assert y[1, 31:].isfinite().all() and torch.equal(y[1, 31:34], torch.zeros(3, 12))
+
+
+def views_of(x: Tensor) -> dict[str, Tensor]:
+    """The same [B, T, D] values in other places."""
+    B, T, D = x.shape
+    part, offset = x.new_zeros(B, T, D + 20), x.new_zeros(B * T * D + 1)
+    part[..., 8:-12], offset[1:] = x, x.flatten()
+    return {
+        "channel-first": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "part of a projection": part[..., 8:-12],
+        "odd offset": offset[1:].view(B, T, D),
+        "time first": x.transpose(0, 1).contiguous().transpose(0, 1),
+        "every other channel": x.repeat_interleave(2, dim=2)[..., ::2],
+    }
+
+
+@pytest.mark.parametrize("T", [3, 40])
+def test_any_strides(device: torch.device, T: int) -> None:
+    x, weight, bias, state = inputs(T)
+    y, final_state = convolve(device, x, weight, bias, state, True)
+    for name, view in views_of(x.to(device)).items():
+        there = torch.ops.gdn.causal_conv1d(view, weight.to(device), bias.to(device), state.to(device), True)
+        assert_same_bits(name, there[0], y)
+        assert_same_bits(name, there[1], final_state)
+    across = [
+        weight.T.contiguous().T,
+        bias.repeat_interleave(2)[::2],
+        state.transpose(0, 2).contiguous().transpose(0, 2),
+    ]
+    there = torch.ops.gdn.causal_conv1d(x.to(device), *(each.to(device) for each in across), True)
+    assert_same_bits("weight and state", there[0], y)
+    assert_same_bits("weight and state", there[1], final_state)
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not count allocated bytes")
+def test_prefill_copies_nothing() -> None:
+    """A transposed view of a projection comes in; what goes out splits into q, k, v with a last stride of 1."""
+    import simulator
+
+    simulator.activate()
+    projection, weight = torch.randn(2, 64, 128).to("mps"), torch.randn(128, 4).to("mps")
+    with simulator.profile() as profile:
+        y = torch_gdn.causal_conv1d_fn(projection.transpose(1, 2), weight, activation="silu")
+        q, k, v = y.transpose(1, 2).split([32, 32, 64], dim=-1)
+        torch.ops.gdn.causal_conv1d(projection.transpose(0, 1), weight)
+    assert all(part.stride() == (64 * 128, 128, 1) for part in (q, k, v))
+    assert list(profile.kernels) == ["causal_conv1d_float_float_float_4_4"]
+    # Two outputs, and two empty final states, which PyTorch rounds up.
+    assert 2 * projection.nbytes <= profile.allocated_bytes < 2 * projection.nbytes + 1024, str(profile)
+
+
+@pytest.mark.parametrize("T", [4, 40])
+def test_nan_stays_in_its_channel_and_sequence(device: torch.device, T: int) -> None:
+    x, weight, bias, state = inputs(2 * T, B=1)
+    state = torch.cat([state, state])[:2]
+    options: dict[str, Any] = {"cu_seqlens": torch.tensor([0, T, 2 * T]), "activation": "silu"}
+    clean, _ = convolve(device, x, weight, bias, state, True, **options)
+    x[0, T - 2, 5], state[1, 7, 0], state[1, 3, 3] = torch.nan, torch.nan, torch.inf
+    y, final_state = convolve(device, x, weight, bias, state, True, **options)
+    expected = clean.clone()
+    expected[0, T - 2 : T, 5] = torch.nan
+    expected[0, T : T + 3, 3] = y[0, T : T + 3, 3]
+    assert not y[0, T : T + 3, 3].isfinite().all()
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    assert final_state[0, 5, 2].isnan() and final_state.isnan().sum() <= 2
+
+
+def test_large_values_saturate_silu(device: torch.device) -> None:
+    x = torch.tensor([-1e4, -100.0, -88.0, -20.0, -0.0, 1e-30, 20.0, 1e4]).view(1, 1, 8)
+    weight = torch.tensor([0.0, 1.0]).expand(8, 2)
+    y, _ = convolve(device, x, weight, activation="silu")
+    exact = torch.nn.functional.silu(x.double())
+    assert ((y - exact).abs() <= 1e-6 * exact.abs() + 1e-35).all()
+
+
+def test_many_sequences(device: torch.device) -> None:
+    """More than 32 of them, whose limits a simdgroup reads 32 at a time."""
+    x, weight, bias, _ = inputs(150, D=4, B=1)
+    bounds = torch.cat([torch.arange(0, 150, 2), torch.tensor([150, 150])])
+    check(device, x, weight, bias, torch.randn(len(bounds) - 1, 4, 3), True, cu_seqlens=bounds)
+
+
+def test_wrong_boundaries_on_the_device_are_reported(device: torch.device) -> None:
+    if device.type == "cpu":
+        return  # tests/test_errors.py
+    x, weight, *_ = inputs(40, B=1)
+    for T in (40, 9):
+        bounds = torch.tensor([0, 50, 20, T]).to(device)
+        here = x[:, :T].to(device)
+        torch.ops.gdn.causal_conv1d(here, weight.to(device), None, None, True, cu_seqlens=bounds)
+        with pytest.raises(RuntimeError, match="cu_seqlens"):
+            torch.mps.synchronize()
+
+
+class TestPublicFunctions:
+    def test_fla(self, device: torch.device) -> None:
+        x, weight, bias, state = (each.to(device) for each in inputs(6))
+        with kernels_run(device, "causal_conv1d"):
+            y, final_state = torch_gdn.causal_conv1d(x, weight, bias, None, state, True, "silu")
+        exact = reference.causal_conv1d(*(each.cpu().double() for each in (x, weight, bias, state)), True, None, "silu")
+        assert_close("y", y, exact[0], BOUND[torch.float32], head_dim=None)
+        assert final_state is not None and torch.equal(final_state.cpu().double(), exact[1])
+        assert torch_gdn.causal_conv1d(x, weight)[1] is None
+
+    def test_fla_with_heads_and_a_residual(self, device: torch.device) -> None:
+        x, weight, bias, _ = (each.to(device) for each in inputs(6))
+        y, _ = torch_gdn.causal_conv1d(x.view(2, 6, 3, 4), weight, bias, residual=x.view(2, 6, 3, 4))
+        expected = torch_gdn.causal_conv1d(x, weight, bias)[0] + x
+        assert_same_bits("y", y, expected.view(2, 6, 3, 4))
+
+    @pytest.mark.parametrize("columns", [3, 4])
+    def test_dao(self, device: torch.device, columns: int) -> None:
+        x, weight, bias, _ = (each.to(device) for each in inputs(6))
+        states = torch.randn(2, 12, columns, device=device)
+        expected, expected_state = torch.ops.gdn.causal_conv1d(x, weight, bias, states, True, None, "silu")
+        out = torch.empty_like(states)
+        y, final = torch_gdn.causal_conv1d_fn(x.transpose(1, 2), weight, bias, None, states, True, out, "silu")
+        assert_same_bits("y", y, expected.transpose(1, 2))
+        assert_same_bits("state", final, expected_state)
+        assert final is out
+
+    def test_dao_s_states_have_one_column_less_than_the_weight(self, device: torch.device) -> None:
+        x, weight, *_ = (each.to(device) for each in inputs(6))
+        _, final = torch_gdn.causal_conv1d_fn(x.transpose(1, 2), weight, return_final_states=True)
+        assert_same_bits("state", final, x[:, -3:].transpose(1, 2))

@@ -1,0 +1,203 @@
+"""The convolution's in-place twin: a pool of states with slots, null rows, sequences that start anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.devices import kernels_run, on_a_mac
+from tests.helpers.errors import assert_close, assert_same_bits
+from torch_gdn import causal_conv1d_interface, reference
+
+D = 12
+
+
+def padded_pool(slots: int, S: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[slots, D, S] whose slots lie 7 elements further apart than they need."""
+    return torch.randn(slots, D * S + 7).to(dtype)[:, : D * S].view(slots, D, S)
+
+
+def update(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """y and the pool behind the call, on the CPU; the pool on the device has the strides of the one handed over."""
+    whole = pool if pool._base is None else pool._base
+    there = whole.clone().to(device).as_strided(pool.shape, pool.stride(), pool.storage_offset())
+    options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
+    with kernels_run(device, "causal_conv1d"):
+        y = torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, **options)
+    return y.cpu(), there.cpu()
+
+
+def check(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **options: Any) -> None:
+    y, new_pool = update(device, x, weight, pool, **options)
+    exact_pool = pool.double()
+    wide = {name: value.double() if name == "bias" else value for name, value in options.items()}
+    exact = reference.causal_conv1d_update_(x.double(), weight.double(), exact_pool, **wide)
+    assert_close("y", y, exact, {torch.float32: 3e-7, torch.bfloat16: 1.8e-3}[x.dtype], head_dim=2)
+    assert_same_bits("pool", new_pool, exact_pool.to(pool.dtype))
+
+
+@pytest.mark.parametrize("T", [1, 3, 16, 17, 40])
+@pytest.mark.parametrize("S", [3, 4, 6])
+def test_moves_the_states_on(device: torch.device, T: int, S: int) -> None:
+    check(device, torch.randn(3, T, D), torch.randn(D, 4), padded_pool(3, S), bias=torch.randn(D), activation="silu")
+
+
+@pytest.mark.parametrize("T", [1, 20])
+@pytest.mark.parametrize("null_index", [-1, 0])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_slots(device: torch.device, T: int, null_index: int, dtype: torch.dtype) -> None:
+    """Slot 0 is one like any other, or nobody's; the slots that no sequence has keep their bits."""
+    indices = torch.tensor([5, -1, 0, 2, -7, 3], dtype=dtype)
+    has_state = torch.tensor([True, True, True, False, True, True])
+    options: dict[str, Any] = {"state_indices": indices, "has_initial_state": has_state, "null_index": null_index}
+    x, weight, pool = torch.randn(6, T, D), torch.randn(D, 4), padded_pool(7)
+    pool[2] = torch.nan  # what a slot holds does not matter where a sequence starts anew
+    check(device, x, weight, pool, **options)
+    y, new_pool = update(device, x, weight, pool, **options)
+    null = indices <= null_index
+    assert torch.equal(y[null], torch.zeros_like(y[null])) and y[~null].abs().sum() > 0
+    untouched = [slot for slot in range(7) if slot not in indices[~null].tolist()]
+    assert_same_bits("pool", new_pool[untouched], pool[untouched])
+
+
+def test_indices_and_flags_with_strides(device: torch.device) -> None:
+    indices, flags = torch.tensor([2, 9, 0, 9]).to(device)[::2], torch.tensor([True, True, False, True]).to(device)[::2]
+    x, weight, pool = torch.randn(2, 1, D), torch.randn(D, 4), torch.randn(3, D, 3)
+    expected = pool.clone()
+    reference.causal_conv1d_update_(x, weight, expected, indices.cpu(), flags.cpu())
+    there = pool.clone().to(device)
+    torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, indices, flags)
+    assert_same_bits("pool", there, expected)
+
+
+def test_indices_on_the_cpu_serve_a_tensor_on_the_device(device: torch.device) -> None:
+    x, weight, pool = torch.randn(2, 1, D), torch.randn(D, 4), torch.randn(4, D, 3)
+    there = pool.clone().to(device)
+    y = torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, torch.tensor([3, 1]))
+    expected = reference.causal_conv1d_update_(x, weight, pool, torch.tensor([3, 1]))
+    assert_same_bits("pool", there, pool)
+    assert_close("y", y, expected.double(), 5e-7, head_dim=None)
+
+
+@pytest.mark.parametrize("tokens", [7, 70])
+def test_packed_prefill(device: torch.device, tokens: int) -> None:
+    bounds = torch.tensor([0, 1, 1, tokens - 3, tokens])
+    check(
+        device,
+        torch.randn(1, tokens, D),
+        torch.randn(D, 4),
+        padded_pool(6, 3),
+        cu_seqlens=bounds,
+        state_indices=torch.tensor([4, 1, -1, 0], dtype=torch.int32),
+        has_initial_state=torch.tensor([True, False, True, True]),
+    )
+
+
+def test_transposed_slots(device: torch.device) -> None:
+    """vLLM's [slots, S, D], handed over transposed."""
+    pool = torch.randn(3, 3, D).transpose(1, 2)
+    check(device, torch.randn(2, 1, D), torch.randn(D, 4), pool, state_indices=torch.tensor([2, 1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_pool_has_its_own_dtype(device: torch.device, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(2, 5, D).bfloat16(), torch.randn(D, 4).bfloat16()
+    check(device, x, weight, padded_pool(2, 4, dtype))
+
+
+def test_without_tokens_only_a_fresh_state_changes(device: torch.device) -> None:
+    pool = torch.randn(2, D, 4)
+    expected = pool.clone()
+    expected[1] = 0
+    there = pool.clone().to(device)
+    torch.ops.gdn.causal_conv1d_update_(
+        torch.empty(2, 0, D, device=device),
+        torch.randn(D, 4, device=device),
+        there,
+        has_initial_state=torch.tensor([True, False], device=device),
+    )
+    assert_same_bits("pool", there, expected)
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"), [([0, 3], "below the number of slots"), ([1, 1], "each slot at most once")]
+)
+@pytest.mark.parametrize("T", [1, 40])
+def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list[int], words: str) -> None:
+    """They are reported, lead out of nothing, and give zeros; a slot named twice is the first sequence's."""
+    if device.type == "cpu":
+        return  # tests/test_errors.py
+    x, weight, pool = torch.randn(2, T, D), torch.randn(D, 4), torch.randn(3, D, 3)
+    expected = pool.clone()
+    reference.causal_conv1d_update_(x, weight, expected, torch.tensor([indices[0], -1]))
+    there = pool.clone().to(device)
+    y = torch.ops.gdn.causal_conv1d_update_(
+        x.to(device), weight.to(device), there, torch.tensor(indices, dtype=torch.int32).to(device)
+    )
+    with pytest.raises(RuntimeError, match=words):
+        torch.mps.synchronize()
+    torch.mps.synchronize()  # reported once
+    assert torch.equal(y[1].cpu(), torch.zeros(T, D))
+    assert_same_bits("pool", there, expected)
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+def test_decoding_is_one_dispatch() -> None:
+    import simulator
+
+    simulator.activate()
+    x, weight, pool = torch.randn(2, 1, D).to("mps"), torch.randn(D, 4).to("mps"), torch.randn(3, D, 4).to("mps")
+    indices, flags = torch.tensor([2, 0], dtype=torch.int32).to("mps"), torch.tensor([True, False]).to("mps")
+    with simulator.profile() as profile:
+        torch.ops.gdn.causal_conv1d_update_(x, weight, pool, indices, flags)
+    assert {name: profile.launched(name) for name in profile.kernels} == {
+        "causal_conv1d_update_float_float_float_4_4": 1
+    }
+
+
+def test_a_saved_pool_is_seen_to_change() -> None:
+    """Autograd refuses the backward of what was computed from a pool that has moved on since."""
+    pool, factor = torch.randn(1, D, 4), torch.ones(1, requires_grad=True)
+    product = (factor * pool).sum()
+    torch.ops.gdn.causal_conv1d_update_(torch.randn(1, 1, D), torch.randn(D, 4), pool)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+class TestPublicFunctions:
+    @pytest.mark.parametrize("shape", [(3, D), (1, 3, D), (3, 1, D)], ids=str)
+    def test_fla(self, device: torch.device, shape: tuple[int, ...]) -> None:
+        x, weight, cache = torch.randn(shape).to(device), torch.randn(D, 4).to(device), torch.randn(3, D, 4).to(device)
+        expected_cache = cache.clone()
+        expected = torch.ops.gdn.causal_conv1d_update_(x.view(3, 1, D), weight, expected_cache, activation="silu")
+        y, same = torch_gdn.causal_conv1d_update(x, cache, weight=weight, activation="silu")
+        assert same is cache and y.shape == x.shape
+        assert_same_bits("y", y, expected.view(shape))
+        assert_same_bits("cache", cache, expected_cache)
+
+    @pytest.mark.parametrize("T", [None, 1, 3])
+    def test_dao(self, device: torch.device, T: int | None) -> None:
+        x = torch.randn(3, D) if T is None else torch.randn(3, D, T)
+        weight, states = torch.randn(D, 4).to(device), torch.randn(3, D, 4).to(device)
+        expected_states = states.clone()
+        rows = x.view(3, D, -1).transpose(1, 2).to(device)
+        expected = torch.ops.gdn.causal_conv1d_update_(rows, weight, expected_states, activation="silu")
+        y = causal_conv1d_interface.causal_conv1d_update(x.to(device), states, weight, None, "silu")
+        assert_same_bits("y", y, expected.transpose(1, 2).reshape(x.shape))
+        assert_same_bits("states", states, expected_states)
+
+    def test_dao_with_indices(self, device: torch.device) -> None:
+        x, weight, states = torch.randn(2, D), torch.randn(D, 4), torch.randn(3, D, 4)
+        indices = torch.tensor([2, -1], dtype=torch.int32)
+        expected = states.clone()
+        reference.causal_conv1d_update_(x[:, None], weight, expected, indices)
+        there = states.clone().to(device)
+        y = causal_conv1d_interface.causal_conv1d_update(
+            x.to(device), there, weight.to(device), conv_state_indices=indices.to(device)
+        )
+        assert_same_bits("states", there, expected)
+        assert torch.equal(y[1].cpu(), torch.zeros(D))

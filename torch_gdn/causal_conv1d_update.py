@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    cache: Tensor,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One more token of each sequence through `causal_conv1d`; the cache of columns moves on in place.
+
+    FLA: `fla.modules.convolution.causal_conv1d_update`. Dao's function of this name, which transformers calls, is that
+    of `torch_gdn.causal_conv1d_interface`.
+
+    Args:
+        x: [N, D], [1, N, D] or [N, 1, D], any strides, dtypes as `causal_conv1d`'s.
+        cache: [N, D, S], S at least W - 1 (FLA: W), any strides; its columns move on by one and x becomes the last.
+        residual: of x's shape, added last. Default: None.
+        weight: [D, W], W from 2 to 4; there is no call without one.
+        bias: [D], dtype of weight. Default: None.
+        activation: "silu" ("swish" is the same) or None. Default: None.
+
+    Returns:
+        y, contiguous, of x's shape and dtype, and the cache.
+
+    Raises:
+        ValueError: a shape, W, S or activation that is not as above.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> cache = torch.zeros(1, 2, 4)
+        >>> y, cache = torch_gdn.causal_conv1d_update(torch.ones(1, 2), cache, weight=torch.ones(2, 4))
+        >>> y, cache[0, 0]
+        (tensor([[1., 1.]]), tensor([0., 0., 0., 1.]))
+    """
+    if weight is None:
+        raise ValueError("causal_conv1d_update: weight: expected a tensor of shape [D, W], got None")
+    if x.dim() not in (2, 3) or (x.dim() == 3 and 1 not in x.shape[:2]):
+        raise ValueError(f"causal_conv1d_update: x: expected shape [N, D], [1, N, D] or [N, 1, D], got {list(x.shape)}")
+    wide = x[:, None] if x.dim() == 2 else x
+    rows = wide if wide.shape[1] == 1 else wide.transpose(0, 1)
+    y = torch.ops.gdn.causal_conv1d_update_(rows, weight, cache, bias=bias, activation=activation).view(x.shape)
+    return (y if residual is None else y + residual), cache
+
+
+def causal_conv1d_update_(
+    x: Tensor,
+    weight: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """`causal_conv1d` from states in a pool, which move on in place: for servers, prefill and decoding alike.
+
+    Args:
+        x: [B, T, D], any strides, dtypes as `causal_conv1d`'s.
+        weight: [D, W], W from 2 to 4, any strides.
+        state_pool: [slots, D, S], S at least W - 1, any strides (a slot may be padded), any dtype of x's kinds. The
+            slot of each sequence moves on by its tokens; others keep their bits.
+        state_indices: [N] int32 or int64, any stride, on the CPU or on x's device: the slot of each sequence. Default:
+            sequence n has slot n.
+        has_initial_state: [N] bool; a sequence with False starts from zeros, whatever its slot holds. Default: all
+            True.
+        null_index: a sequence whose index is at or below it has no slot: its rows of y are zeros. -1 or 0, where slot
+            0 is never used. Default: -1.
+        bias: [D], dtype of weight. Default: None.
+        activation: "silu" ("swish" is the same) or None. Default: None.
+        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1). Default: None.
+
+    Returns:
+        y [B, T, D], contiguous, dtype of x.
+
+    Raises:
+        ValueError: a shape, W, S, activation, device, index or content of cu_seqlens that is not as above; two
+            sequences with one slot.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode; on `mps`, at the next synchronisation, a wrong index or
+            cu_seqlens on the device.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> pool = torch.zeros(3, 2, 3)
+        >>> indices = torch.tensor([2, -1])
+        >>> torch_gdn.causal_conv1d_update_(torch.ones(2, 1, 2), torch.ones(2, 4), pool, indices)[:, 0]
+        tensor([[1., 1.],
+                [0., 0.]])
+        >>> pool[2, 0]
+        tensor([0., 0., 1.])
+    """
+    return torch.ops.gdn.causal_conv1d_update_(
+        x, weight, state_pool, state_indices, has_initial_state, null_index, bias, activation, cu_seqlens
+    )

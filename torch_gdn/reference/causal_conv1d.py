@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from torch_gdn.reference.common import compute_dtype, sequences
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_width: int | None = None,
+    activation: str | None = None,
+    cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """y[t] = bias + sum over j of weight[W - 1 - j] x[t - j], then silu; behind x [B, T, D] stands the state."""
+    dtype = compute_dtype(x)
+    batch, tokens, channels = x.shape
+    W = weight.shape[1]
+    count = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    if initial_state is None:
+        state = x.new_zeros(count, channels, W if state_width is None else state_width)
+    else:
+        state = initial_state
+    S = state.shape[2]
+    y, final_state = torch.empty_like(x, dtype=dtype), torch.empty_like(state)
+    for n, b, first, last, _ in sequences(batch, tokens, cu_seqlens):
+        behind = torch.cat([state[n].to(dtype), x[b, first:last].T.to(dtype)], dim=1)  # [D, S + tokens]
+        final_state[n] = behind[:, behind.shape[1] - S :]
+        for t in range(first, last):
+            window = behind[:, S + t - first + 1 - W : S + t - first + 1]
+            if seq_idx is not None:
+                window = torch.where(taps_in_run(seq_idx[b], t, W), window, 0)
+            y[b, t] = (weight.to(dtype) * window).sum(1)
+    if bias is not None:
+        y += bias.to(dtype)
+    if activation is not None:
+        y = silu(y)
+    if seq_idx is not None:
+        y = torch.where(seq_idx[..., None] < 0, 0, y)
+    return y.to(x.dtype), final_state if output_final_state else None
+
+
+def taps_in_run(runs: Tensor, t: int, W: int) -> Tensor:
+    """Which of the last W tokens are of token t's run."""
+    return torch.stack([runs[t - back] == runs[t] if back <= t else runs[t] != runs[t] for back in range(W)]).flip(0)
+
+
+def causal_conv1d_update_(
+    x: Tensor,
+    weight: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """`causal_conv1d` from the slots of a pool of states, which it updates; zeros for a sequence without a slot."""
+    count = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    indices = list(range(count)) if state_indices is None else state_indices.tolist()
+    lowest = -1 if state_indices is None else null_index
+    y = torch.zeros_like(x)
+    for n, b, first, last, _ in sequences(x.shape[0], x.shape[1], cu_seqlens):
+        if indices[n] <= lowest:
+            continue
+        state = state_pool[indices[n]]
+        if has_initial_state is not None and not has_initial_state[n]:
+            state = torch.zeros_like(state)
+        here = x[b : b + 1, first:last]
+        y[b, first:last], final_state = causal_conv1d(here, weight, bias, state[None], True, activation=activation)
+        assert final_state is not None
+        state_pool[indices[n]] = final_state[0]
+    return y
