@@ -1,8 +1,9 @@
-"""Generates text bytes with a small Qwen3-Next whose Gated DeltaNet layers run on torch_gdn, and checks the logits.
+"""Continues Python code with a small Qwen3-Next whose Gated DeltaNet layers run on torch_gdn, and checks the numbers.
 
-The model is transformers' own Qwen3NextForCausalLM with random weights, so the text means nothing; what counts is that
-prefill goes through torch_gdn.chunk_gated_delta_rule, decode through torch_gdn.fused_recurrent_gated_delta_rule, and
-that the logits equal those of the same model on transformers' own PyTorch fallback. Exit status 1 if they do not.
+The model is transformers' own Qwen3NextForCausalLM with the weights in examples/pycode, which learned the source of
+Python's standard library byte by byte. Prefill goes through torch_gdn.chunk_gated_delta_rule, decode through
+torch_gdn.fused_recurrent_gated_delta_rule. The logits, and the bits that a byte of modules it never saw costs, must
+equal those of the same model on transformers' own PyTorch fallback. Exit status 1 if they do not.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import Qwen3NextForCausalLM
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.utils import logging as transformers_logging
 
@@ -27,6 +28,10 @@ import torch_gdn
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST_DISTANCE = 1e-4  # of the logits, relative, in f32
+PROMPT = ROOT / "examples" / "pycode" / "prompt.txt"
+PROMPT_SHOWN = 60  # bytes
+PIECE = 512  # bytes of a held-back module that are predicted
+BITS_DECIMALS = 3  # to which bits per byte must agree
 OPS = ("gdn.chunk_gated_delta_rule", "gdn.fused_recurrent_gated_delta_rule")
 
 
@@ -91,31 +96,29 @@ def transformers_fallback() -> Any:
     )
 
 
-def random_model(seed: int) -> Qwen3NextForCausalLM:
+def trained_model() -> Qwen3NextForCausalLM:
     """Three Gated DeltaNet layers and one of attention; heads as in Qwen3-Next: K = V = 128, HV/H = 2."""
-    torch.manual_seed(seed)
-    config = Qwen3NextConfig(
-        vocab_size=256,  # a token is a byte
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        num_experts=0,
-        max_position_embeddings=4096,
-    )
-    model = Qwen3NextForCausalLM(config).eval()
-    for module in model.modules():
-        if isinstance(module, modeling_qwen3_next.Qwen3NextGatedDeltaNet):
-            # The initial gate forgets everything within a token. Trained heads remember: here 10 to 1,000 tokens.
-            module.A_log.data.zero_()
-            module.dt_bias.data.copy_(torch.logspace(-3, -1, module.num_v_heads).expm1().log())
-    return model
+    return Qwen3NextForCausalLM.from_pretrained(ROOT / "examples" / "pycode", dtype=torch.float32).eval()
+
+
+def held_back(count: int) -> torch.Tensor:
+    """[count, PIECE + 1] bytes: a piece from the middle of each of `count` modules that the model never saw."""
+    from examples.pycode import corpus
+
+    files = corpus.held_back_files(corpus.standard_library())[:count]
+    pieces = [corpus.pieces(corpus.as_tensor(corpus.joined([file])), PIECE) for file in files]
+    return torch.stack([of_file[len(of_file) // 2] for of_file in pieces])
+
+
+def bits_per_byte(model: Qwen3NextForCausalLM, pieces: torch.Tensor, label: str) -> float:
+    """One piece at a time, with a progress bar."""
+    from examples.pycode import corpus
+
+    each = [
+        corpus.bits_per_byte(model, piece[None], 1)
+        for piece in tqdm(pieces, desc=f"{label}, modules held back", unit="module", file=sys.stderr)
+    ]
+    return sum(each) / len(each)
 
 
 def generate(
@@ -147,7 +150,6 @@ def relative_distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 def choose_device(name: str) -> torch.device:
     if name == "simulated-mps":
-        sys.path.insert(0, str(ROOT))  # the simulated device is part of the checkout, not of the package
         import simulator
 
         simulator.activate()
@@ -206,32 +208,44 @@ def compare(ours: Generation, fallback: Generation) -> bool:
 def run(options: argparse.Namespace) -> bool:
     device = choose_device(options.device)
     simulated = options.device == "simulated-mps"
-    model = random_model(options.seed).to(device)
+    model = trained_model().to(device)
     text = options.prompt_file.read_bytes()[: options.prompt_tokens]
     prompt = torch.tensor([list(text)], device=device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"device    {options.device if simulated else device}")
-    print(f"model     Qwen3NextForCausalLM, {parameters / 1e6:.1f} M random f32 weights, K = V = 128, HV/H = 2")
+    print(f"model     Qwen3Next, {parameters / 1e6:.1f} M f32 weights of examples/pycode; K = V = 128, HV/H = 2")
     print(f"prompt    {len(text)} bytes of {options.prompt_file.name}", flush=True)
 
+    pieces = held_back(options.modules).to(device)
     with gated_delta_rule(chunk, recurrent):
         with counted(simulated) as counts:
             ours = generate(model, prompt, options.new_tokens, "torch_gdn")
         # A second run is timed: the first one pays for counting and, on a Mac, for compiling the kernels.
         timed = ours if simulated else generate(model, prompt, options.new_tokens, "torch_gdn, timed")
+        our_bits = bits_per_byte(model, pieces, "torch_gdn")
     with transformers_fallback():
         fallback = generate(model, prompt, options.new_tokens, "transformers' fallback", forced=ours.tokens)
+        fallback_bits = bits_per_byte(model, pieces, "transformers' fallback")
 
     print_counts(counts)
-    print(f"tokens    {' '.join(map(str, ours.tokens))}")
-    print(f"text      {bytes(ours.tokens)!r}")
+    print("text      the prompt's end, then after the bar what the model wrote:")
+    print((text[-PROMPT_SHOWN:] + b"|" + bytes(ours.tokens)).decode(errors="replace"))
     note = " (of the simulated device: says nothing of a Mac)" if simulated else ""
     print(f"prefill   {len(text) / timed.prefill_seconds:.0f} tokens/s{note}")
     print(f"decode    {options.new_tokens / timed.decode_seconds:.1f} tokens/s{note}")
     missing = [name for name in OPS if not counts.ops[name]]
     if missing:
         print(f"FAIL      the model never called {' nor '.join(missing)}")
-    return compare(ours, fallback) and not missing
+    same_logits = compare(ours, fallback)
+    return compare_bits(our_bits, fallback_bits, pieces) and same_logits and not missing
+
+
+def compare_bits(ours: float, fallback: float, pieces: torch.Tensor) -> bool:
+    passed = round(ours, BITS_DECIMALS) == round(fallback, BITS_DECIMALS)  # false for nan
+    measured = f"torch_gdn {ours:.{BITS_DECIMALS}f}, transformers' fallback {fallback:.{BITS_DECIMALS}f}"
+    verdict = "pass" if passed else "FAIL"
+    print(f"bits      per byte of {PIECE} bytes each of {len(pieces)} held-back modules: {measured}: {verdict}")
+    return passed
 
 
 def positive(text: str) -> int:
@@ -249,14 +263,22 @@ def main() -> int:
         default="auto",
         help="auto: mps on a Mac, else cpu; simulated-mps: the Metal kernels on the simulated device (Linux)",
     )
-    parser.add_argument("--prompt-file", type=Path, default=ROOT / "README.md", help="its first bytes are the prompt")
-    parser.add_argument("--prompt-tokens", type=positive, default=200, help="how many (200)")
-    parser.add_argument("--new-tokens", type=positive, default=24, help="tokens to generate (24)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random weights (0)")
+    parser.add_argument(
+        "--prompt-file", type=Path, default=PROMPT, help="its first bytes are the prompt (examples/pycode/prompt.txt)"
+    )
+    parser.add_argument("--prompt-tokens", type=positive, default=1024, help="of its bytes at most so many (1024)")
+    parser.add_argument("--new-tokens", type=positive, default=96, help="tokens, which are bytes, to generate (96)")
+    parser.add_argument(
+        "--modules", type=positive, default=4, help=f"held-back modules of which {PIECE} bytes each are predicted (4)"
+    )
     options = parser.parse_args()
     if not options.prompt_file.is_file() or not options.prompt_file.stat().st_size:
         parser.error(f"--prompt-file: expected a file with text in it, got {options.prompt_file}")
+    sys.path.insert(
+        0, str(ROOT)
+    )  # the simulated device and examples/pycode are part of the checkout, not of the package
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     return 0 if run(options) else 1
 
 

@@ -11,6 +11,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 ON_MAC = sys.platform == "darwin"
 METAL_DEVICE = "mps" if ON_MAC else "simulated-mps"
+SHORT = ("--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3", "--modules", "1")
 pytestmark = pytest.mark.xdist_group("examples")  # one process: the outputs are shared
 
 
@@ -22,8 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def generate(device: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    prompt = ("--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3")
-    return run("examples/generate.py", "--device", device, *prompt, *arguments)
+    return run("examples/generate.py", "--device", device, *SHORT, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +44,43 @@ def test_generate_agrees_with_transformers(generated: tuple[str, str]) -> None:
     assert "below 1e-04 wanted: pass" in output
 
 
+def test_generate_predicts_held_back_modules_as_transformers_does(generated: tuple[str, str]) -> None:
+    _, output = generated
+    line = next(line for line in output.split("\n") if line.startswith("bits"))
+    assert line.endswith(": pass")
+    assert 0.5 < float(line.partition("torch_gdn ")[2].partition(",")[0]) < 2  # 8 before it had learned anything
+
+
 def test_generate_runs_prefill_and_decode_through_the_ops(generated: tuple[str, str]) -> None:
     _, output = generated
-    assert "3 x gdn.chunk_gated_delta_rule" in output  # the three Gated DeltaNet layers, once
+    assert "3 x gdn.chunk_gated_delta_rule" in output  # the three Gated DeltaNet layers, for the prompt
     assert "9 x gdn.fused_recurrent_gated_delta_rule" in output  # and three times more
 
 
 def test_generate_names_the_metal_kernels_that_ran(generated: tuple[str, str]) -> None:
     device, output = generated
-    kernels = output.partition("\nkernels")[2].partition("\ntokens")[0]
+    kernels = output.partition("\nkernels")[2].partition("\ntext")[0]
     for kernel in ("solve_tril_", "chunk_fwd_h_", "chunk_fwd_o_", "fused_recurrent_gated_delta_rule_"):
         assert (kernel in kernels) == (device != "cpu"), kernel
 
 
-def test_generate_gives_the_same_tokens_on_every_device(outputs: dict[str, str]) -> None:
-    tokens = {next(line for line in output.split("\n") if line.startswith("tokens")) for output in outputs.values()}
-    assert len(tokens) == 1
+def test_generate_writes_the_same_text_on_every_device(outputs: dict[str, str]) -> None:
+    texts = {output.partition("\ntext")[2].partition("\nprefill")[0] for output in outputs.values()}
+    assert len(texts) == 1
 
 
 WITH_A_FAULT = """
 import runpy, sys, torch_gdn
 original = torch_gdn.{function}
 torch_gdn.{function} = lambda q, k, v, g, **options: original(q, k, v, g=g * 1.01, **options)
-sys.argv = ["generate.py", "--device", "cpu", "--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3"]
+sys.argv = ["generate.py", "--device", "cpu", *{short!r}]
 runpy.run_path("examples/generate.py", run_name="__main__")
 """
 
 
 @pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
 def test_generate_fails_on_a_decay_one_percent_off(function: str) -> None:
-    finished = run("-c", WITH_A_FAULT.format(function=function))
+    finished = run("-c", WITH_A_FAULT.format(function=function, short=SHORT))
     assert finished.returncode == 1, finished.stdout + finished.stderr
     assert "wanted: FAIL" in finished.stdout
 
