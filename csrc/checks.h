@@ -24,6 +24,7 @@ struct ChunkShape {
   int64_t NT = 0;                                     // rows of h: chunks of a batch row, or an upper bound when packed
   int64_t C = 0;                                      // tokens a chunk
   bool packed = false;
+  bool tiled = false;  // a key head serves every H-th value head, not a block of neighbours
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -152,7 +153,7 @@ class Check {
     } else {
       shape("initial_state", *state, "[N, HV, K, V]", {s.N, s.HV, s.K, s.V});
     }
-    is_f32("initial_state", *state);
+    is_floating("initial_state", *state);
   }
 
  protected:
@@ -306,54 +307,6 @@ inline void check_l2norm(const Tensor& x, double eps) {
   check.is_activation("x", x);
   check.value(x.dim() >= 1, "x", "at least one dimension", x.dim());
   check.value(eps >= 0, "eps", "a number that is not negative", eps);
-}
-
-// What both whole ops share; C is 0 for the recurrent op, which has no chunks.
-inline ChunkShape check_whole_op(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                                 const Tensor& beta, const optional<Tensor>& initial_state, bool state_v_first,
-                                 const optional<Tensor>& cu_seqlens, const optional<Tensor>& chunk_indices,
-                                 int64_t chunk_size) {
-  const Check check(op, "q", q);
-  check.is_activation("q", q);
-  check.dimensions("q", q, 4, "[B, T, H, K]");
-  check.same_dtype("k", k, q);
-  check.same_dtype("v", v, q);
-  check.dimensions("v", v, 4, "[B, T, HV, V]");
-  ChunkShape s{.B = q.size(0), .T = q.size(1), .H = q.size(2), .HV = v.size(2), .K = q.size(3), .V = v.size(3)};
-  s.C = chunk_size;
-  check.key_size("q", s.K);
-  check.value_size("v", s.V);
-  check.heads("q", s.H, "v", s.HV);
-  check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
-  check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-  check.is_floating("g", g);
-  check.shape("g", g, "[B, T, HV]", {s.B, s.T, s.HV});
-  check.is_floating("beta", beta);
-  check.shape("beta", beta, "[B, T, HV]", {s.B, s.T, s.HV});
-  check.sequences(s, cu_seqlens, chunk_indices);
-  check.initial_state(s, initial_state, state_v_first);
-  return s;
-}
-
-inline ChunkShape check_chunk_gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                                               const Tensor& beta, optional<double> /*scale*/,
-                                               const optional<Tensor>& initial_state, bool /*output_final_state*/,
-                                               bool /*use_qk_l2norm_in_kernel*/, bool state_v_first,
-                                               const optional<Tensor>& cu_seqlens,
-                                               const optional<Tensor>& chunk_indices, int64_t chunk_size) {
-  const char* op = "chunk_gated_delta_rule";
-  Check(op, "q", q).chunk_size(chunk_size);
-  return check_whole_op(op, q, k, v, g, beta, initial_state, state_v_first, cu_seqlens, chunk_indices, chunk_size);
-}
-
-inline ChunkShape check_fused_recurrent_gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                         const Tensor& g, const Tensor& beta,
-                                                         optional<double> /*scale*/,
-                                                         const optional<Tensor>& initial_state,
-                                                         bool /*output_final_state*/, bool /*use_qk_l2norm_in_kernel*/,
-                                                         bool state_v_first, const optional<Tensor>& cu_seqlens) {
-  return check_whole_op("fused_recurrent_gated_delta_rule", q, k, v, g, beta, initial_state, state_v_first, cu_seqlens,
-                        std::nullopt, 0);
 }
 
 // The boundaries as contiguous int64 on `device`, where the kernels read them; the content of a CPU tensor was checked

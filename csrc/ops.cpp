@@ -58,6 +58,10 @@ TORCH_LIBRARY(gdn, m) {
       "Tensor? cu_seqlens=None, int chunk_size=64, Tensor? chunk_indices=None) -> Tensor",
       tags);
   m.def("l2norm(Tensor x, float eps=1e-6) -> Tensor", tags);
+  // use_gate_in_kernel: g is raw, the log decay is -exp(A_log) softplus(g + dt_bias). use_beta_sigmoid_in_kernel: beta
+  // is a logit; allow_neg_eigval: its sigmoid is doubled. output_dtype: of o, None or float32 (a float16 readout can
+  // overflow). head_grouping: "block", or "tiled" where a key head serves every H-th value head (GGUF's order).
+  // return_intermediate_states: h, the state before each chunk.
   m.def(
       "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, "
       "bool output_final_state=False, int? state_width=None, str? activation=None, Tensor? cu_seqlens=None, "
@@ -71,13 +75,21 @@ TORCH_LIBRARY(gdn, m) {
   m.def(
       "chunk_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float? scale=None, "
       "Tensor? initial_state=None, bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, "
-      "bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? chunk_indices=None, int chunk_size=64) -> "
-      "(Tensor o, Tensor final_state)",
+      "bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? chunk_indices=None, int chunk_size=64, "
+      "bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
+      "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
+      "str head_grouping='block', bool return_intermediate_states=False) -> "
+      "(Tensor o, Tensor final_state, Tensor h)",
       tags);
+  // gk, gv: decays for each channel of K and of V, on top of g. beta may be [B, T, HV, V]. g None: no decay; beta
+  // None: 1.
   m.def(
-      "fused_recurrent_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float? scale=None, "
-      "Tensor? initial_state=None, bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, "
-      "bool state_v_first=False, Tensor? cu_seqlens=None) -> (Tensor o, Tensor final_state)",
+      "fused_recurrent_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? beta=None, "
+      "float? scale=None, Tensor? initial_state=None, bool output_final_state=False, "
+      "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
+      "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
+      "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
+      "str head_grouping='block') -> (Tensor o, Tensor final_state)",
       tags);
   m.def(
       "aura_encode(Tensor x, Tensor signs, Tensor boundaries, Tensor codebook, bool with_means=False) -> "

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from torch_gdn import fla_arguments
+
+NAME = "chunk_gated_delta_rule"
 
 
 def chunk_gated_delta_rule(
@@ -14,47 +20,73 @@ def chunk_gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    *,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
     chunk_indices: Tensor | None = None,
+    cp_context: None = None,
+    *,
     chunk_size: int = 64,
-) -> tuple[Tensor, Tensor | None]:
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    head_grouping: str = "block",
+    return_intermediate_states: bool = False,
+    transpose_state_layout: bool | None = None,
+    head_first: bool | None = None,
+) -> Any:  # (Tensor, Tensor | None), and a third Tensor with return_intermediate_states
     """The gated delta rule over whole sequences, a chunk of tokens at a time: for prefill.
 
     For each value head, with its state S in R^{K x V}, token by token:
 
         S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 
-    FLA: `fla.ops.gated_delta_rule.chunk_gated_delta_rule`; the algorithm is that of "Gated Delta Networks" (Yang,
-    Kautz, Hatamizadeh, 2024). FLA's gate and sigmoid in the kernel (`use_gate_in_kernel`,
-    `use_beta_sigmoid_in_kernel`, `allow_neg_eigval`), `cu_seqlens_cpu` and `cp_context` come in a later version.
+    FLA: `fla.ops.gated_delta_rule.chunk_gated_delta_rule` of 0.6, its arguments in its order; the algorithm is that of
+    "Gated Delta Networks" (Yang, Kautz, Hatamizadeh, 2024). Ours alone are `output_dtype`, `head_grouping` and
+    `return_intermediate_states` (which FLA's `chunk_kda` has).
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
-        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H, and key head h serves the value heads from
-            h * HV / H on.
-        g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset.
-        beta: [B, T, HV], step size, any floating dtype.
+        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
+        g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
+            use_gate_in_kernel, what it is made of.
+        beta: [B, T, HV], step size, any floating dtype. With use_beta_sigmoid_in_kernel, its logit.
         scale: Default: K ** -0.5.
-        initial_state: [N, HV, K, V] float32 ([N, HV, V, K] with state_v_first), N being B or the number of packed
-            sequences. Default: zeros.
+        initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
+            is converted), N being B or the number of packed sequences. Default: zeros.
         output_final_state: whether the state after the last token is returned. Default: False.
         use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm`. Default: False.
+        use_beta_sigmoid_in_kernel: the step is sigmoid(beta), in float32. Default: False.
+        allow_neg_eigval: the step is 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
             device. A sequence may be empty. Default: None.
+        cu_seqlens_cpu: FLA's copy of cu_seqlens on the CPU; not needed here, and not read. Default: None.
         chunk_indices: [NT, 2], of `prepare_chunk_indices`: with it, a call with cu_seqlens on the device launches no
             surplus chunks. Default: None.
+        cp_context: FLA's context parallelism, which is not here: None.
         chunk_size: 16, 32 or 64; the result is the same but for rounding. Default: 64.
+        use_gate_in_kernel: the log decay is -exp(A_log) softplus(g + dt_bias), in float32. Default: False.
+        A_log, dt_bias: [HV], any floating dtype; read with use_gate_in_kernel, which needs A_log. Default: None.
+        output_dtype: dtype of o, that of q or float32 (what a float16 model reads out can pass 65,504). Default: that
+            of q.
+        head_grouping: "block": key head h serves the value heads from h * HV / H on. "tiled": it serves the value
+            heads h, h + H, h + 2 H, as weights in GGUF files have it. Default: "block".
+        return_intermediate_states: whether h is returned. Default: False.
+        transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
+        head_first: FLA's old layout [B, H, T, ...]: an error if True, a DeprecationWarning if False. Default: None.
 
     Returns:
-        o [B, T, HV, V], dtype of q, and the final state, float32 with the shape of initial_state, or None where it was
-        not asked for.
+        o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
+        for. With return_intermediate_states also h [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), the state
+        before each chunk, in q's dtype, or float32 where q is float16; NT as in `chunk_fwd_h`.
 
     Raises:
-        ValueError: a shape, head count, size, chunk_size, device or content of cu_seqlens that is not as above.
+        ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
         TypeError: a dtype that is not as above.
         RuntimeError: an input requires grad under grad mode.
 
@@ -68,7 +100,10 @@ def chunk_gated_delta_rule(
         >>> o.shape, final_state.shape
         (torch.Size([1, 100, 4, 32]), torch.Size([1, 4, 64, 32]))
     """
-    o, final_state = torch.ops.gdn.chunk_gated_delta_rule(
+    fla_arguments.refuse_head_first(NAME, head_first)
+    fla_arguments.refuse_context_parallelism(NAME, cp_context)
+    fla_arguments.check_copy_of_bounds(NAME, cu_seqlens, cu_seqlens_cpu)
+    o, final_state, h = torch.ops.gdn.chunk_gated_delta_rule(
         q,
         k,
         v,
@@ -78,9 +113,19 @@ def chunk_gated_delta_rule(
         initial_state,
         output_final_state,
         use_qk_l2norm_in_kernel,
-        state_v_first,
+        fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout),
         cu_seqlens,
         chunk_indices,
         chunk_size,
+        use_gate_in_kernel,
+        A_log,
+        dt_bias,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        output_dtype,
+        head_grouping,
+        return_intermediate_states,
     )
-    return o, final_state if output_final_state else None
+    if not output_final_state:
+        final_state = None
+    return (o, final_state, h) if return_intermediate_states else (o, final_state)

@@ -232,7 +232,7 @@ def check_initial_state(
 ) -> tuple[int, int, int, int]:
     if initial_state is not None:
         check.shape("initial_state", initial_state, state_pattern("N", state_v_first), sizes)
-        check.float32("initial_state", initial_state)
+        check.floating("initial_state", initial_state)
     return sizes
 
 
@@ -291,67 +291,3 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     check.value(x.dim() >= 1, "x", "at least one dimension", x.dim())
     check.value(eps >= 0, "eps", "a number that is not negative", eps)
     return x.new_empty(x.shape)
-
-
-@torch.library.register_fake("gdn::chunk_gated_delta_rule")
-def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-    chunk_size: int = 64,
-) -> tuple[Tensor, Tensor]:
-    check = Check("chunk_gated_delta_rule", "q", q)
-    sizes = check_q_k_v(check, q, k, v, chunk_size)
-    return whole_op(
-        check, sizes, q, g, beta, initial_state, output_final_state, state_v_first, cu_seqlens, chunk_indices
-    )
-
-
-@torch.library.register_fake("gdn::fused_recurrent_gated_delta_rule")
-def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    check = Check("fused_recurrent_gated_delta_rule", "q", q)
-    sizes = check_q_k_v(check, q, k, v, None)
-    return whole_op(check, sizes, q, g, beta, initial_state, output_final_state, state_v_first, cu_seqlens, None)
-
-
-def whole_op(
-    check: Check,
-    sizes: tuple[int, int, int, int, int],
-    q: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    state_v_first: bool,
-    cu_seqlens: Tensor | None,
-    chunk_indices: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    B, T, HV, K, V = sizes
-    check.floating("g", g)
-    check.shape("g", g, "[B, T, HV]", (B, T, HV))
-    check.floating("beta", beta)
-    check.shape("beta", beta, "[B, T, HV]", (B, T, HV))
-    N = check.sequences(B, cu_seqlens, chunk_indices)
-    final_sizes = check_initial_state(check, initial_state, state_sizes(N, HV, K, V, state_v_first), state_v_first)
-    return q.new_empty((B, T, HV, V)), final_state(q, final_sizes, output_final_state)

@@ -3,20 +3,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn import fla_arguments
+
+NAME = "fused_recurrent_gated_delta_rule"
+
 
 def fused_recurrent_gated_delta_rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor | None = None,
-    *,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
     beta: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
+    *,
+    output_dtype: torch.dtype | None = None,
+    head_grouping: str = "block",
+    transpose_state_layout: bool | None = None,
+    head_first: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule token by token, its state in registers: for decoding and short sequences.
 
@@ -24,32 +39,44 @@ def fused_recurrent_gated_delta_rule(
 
         S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 
-    FLA: `fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule`. FLA's decay per channel (`gk`, `gv`), a beta per
-    channel, and gate and sigmoid in the kernel (`use_gate_in_kernel`, `use_beta_sigmoid_in_kernel`,
-    `allow_neg_eigval`) come in a later version.
+    FLA: `fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule` of 0.6, its arguments in its order. Ours alone are
+    `output_dtype` and `head_grouping`.
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
-        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H, and key head h serves the value heads from
-            h * HV / H on.
-        g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. Default: zeros.
-        beta: [B, T, HV], step size, any floating dtype. Default: ones.
+        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
+        g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
+            use_gate_in_kernel, what it is made of. Default: zeros.
+        gk: [B, T, HV, K], log decay of each row of S, on top of g; any floating dtype. Default: zeros.
+        gv: [B, T, HV, V], log decay of each column of S, on top of g; any floating dtype. Default: zeros.
+        beta: [B, T, HV], step size, or [B, T, HV, V], one for each column of S; any floating dtype. With
+            use_beta_sigmoid_in_kernel, its logit. Default: ones.
         scale: Default: K ** -0.5.
-        initial_state: [N, HV, K, V] float32 ([N, HV, V, K] with state_v_first), N being B or the number of packed
-            sequences. Default: zeros.
+        initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
+            is converted), N being B or the number of packed sequences. Default: zeros.
         output_final_state: whether the state after the last token is returned. Default: False.
         use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm` without its rounding. Default: False.
+        use_gate_in_kernel: the log decay is -exp(A_log) softplus(g + dt_bias), in float32. Default: False.
+        A_log, dt_bias: [HV], any floating dtype; read with use_gate_in_kernel, which needs A_log. Default: None.
+        use_beta_sigmoid_in_kernel: the step is sigmoid(beta), in float32. Default: False.
+        allow_neg_eigval: the step is 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
             device. A sequence may be empty. Default: None.
+        output_dtype: dtype of o, that of q or float32 (what a float16 model reads out can pass 65,504). Default: that
+            of q.
+        head_grouping: "block": key head h serves the value heads from h * HV / H on. "tiled": it serves the value
+            heads h, h + H, h + 2 H, as weights in GGUF files have it. Default: "block".
+        transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
+        head_first: FLA's old layout [B, H, T, ...]: an error if True, a DeprecationWarning if False. Default: None.
 
     Returns:
-        o [B, T, HV, V], dtype of q, and the final state, float32 with the shape of initial_state, or None where it was
-        not asked for.
+        o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
+        for.
 
     Raises:
-        ValueError: a shape, head count, size, device or content of cu_seqlens that is not as above.
+        ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
         TypeError: a dtype that is not as above.
         RuntimeError: an input requires grad under grad mode.
 
@@ -63,10 +90,7 @@ def fused_recurrent_gated_delta_rule(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
-    if g is None:
-        g = torch.zeros(v.shape[:3], dtype=torch.float32, device=v.device)
-    if beta is None:
-        beta = torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
+    fla_arguments.refuse_head_first(NAME, head_first)
     o, final_state = torch.ops.gdn.fused_recurrent_gated_delta_rule(
         q,
         k,
@@ -77,7 +101,16 @@ def fused_recurrent_gated_delta_rule(
         initial_state,
         output_final_state,
         use_qk_l2norm_in_kernel,
-        state_v_first,
+        fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout),
         cu_seqlens,
+        gk,
+        gv,
+        use_gate_in_kernel,
+        A_log,
+        dt_bias,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        output_dtype,
+        head_grouping,
     )
     return o, final_state if output_final_state else None

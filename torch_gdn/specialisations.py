@@ -40,12 +40,14 @@ class Variant:
     aligned: bool = True  # every row of q, k and v starts at a multiple of 4 elements
     value_inner: bool = True  # states are [K, V]; of the recurrent kernel
     normalise: bool = False  # use_qk_l2norm_in_kernel; of the recurrent kernel
+    channels: bool = False  # gk, gv or a beta with V columns; of the recurrent kernel
     by_stage: bool = False  # the stage ops are called one by one; else the whole op, whose half has stages in float
 
     @property
     def name(self) -> str:
         marks = ["" if self.aligned else "_unaligned", "" if self.value_inner else "_v_first"]
-        marks += ["_l2norm" if self.normalise else "", "_by_stage" if self.by_stage else ""]
+        marks += ["_l2norm" if self.normalise else "", "_channels" if self.channels else ""]
+        marks += ["_by_stage" if self.by_stage else ""]
         return f"{METAL_TYPES[self.dtype]}_{self.K}_{self.V}_{self.chunk_size}{''.join(marks)}"
 
     def packet(self, *sizes: int) -> str:
@@ -68,10 +70,15 @@ class Variant:
             "fused_recurrent_gated_delta_rule": (
                 T,
                 K,
-                "true" if self.value_inner else "false",
-                "true" if self.normalise else "false",
+                spelled(self.value_inner),
+                spelled(self.normalise),
+                spelled(self.channels),
             ),
         }[kernel]
+
+
+def spelled(value: bool) -> str:
+    return "true" if value else "false"
 
 
 CHUNK_KERNELS = (
@@ -132,4 +139,6 @@ def table(quick: bool = False) -> list[Variant]:
         for K, V in MODEL_SIZES:
             variants += [Variant(dtype, K, V, chunk_size=32), Variant(dtype, K, V, chunk_size=16)]
             variants += [Variant(dtype, K, V, aligned=False)]
+    for value_inner in (True, False):  # decays for each channel: of no model listed, of KDA's and GLA's recurrences
+        variants += [Variant(dtype, 128, 128, value_inner=value_inner, channels=True) for dtype in DTYPES]
     return variants + [Variant(torch.float16, K, V, by_stage=True) for K, V in MODEL_SIZES]

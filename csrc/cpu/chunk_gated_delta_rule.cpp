@@ -1,7 +1,7 @@
 #include <ATen/ops/baddbmm.h>
 #include <torch/library.h>
 
-#include "common.h"
+#include "gates.h"
 
 namespace torch_gdn {
 namespace {
@@ -95,11 +95,11 @@ void fill_matrices(const Gates& gates, const float* k_k, const float* q_k, int64
 }
 
 Tiles prepare(const ChunkShape& s, const Inputs& in, std::span<const cpu::Chunk> chunks) {
-  const int64_t rows = cpu::tile_rows(chunks), group = s.HV / s.H;
+  const int64_t rows = cpu::tile_rows(chunks);
   const KeyTiles shared(s, in, chunks, rows);
   const Tiles tiles(s, chunks.size() * s.HV, rows);
   cpu::for_each_tile(chunks.size(), s.HV, [&](int64_t i, int64_t head) {
-    const int64_t n = i * s.HV + head, key_tile = i * s.H + head / group;
+    const int64_t n = i * s.HV + head, key_tile = i * s.H + cpu::key_head_of(s, head);
     const Gates gates(in, chunks[i], head, rows);
     fill_matrices(gates, cpu::tile(shared.k_k, key_tile), cpu::tile(shared.q_k, key_tile), chunks[i].length, rows,
                   in.scale, cpu::tile(tiles.update, n), cpu::tile(tiles.scores, n));
@@ -127,41 +127,72 @@ Tensor advance(const Tiles& now, const Tensor& state) {
   return o;
 }
 
-std::tuple<Tensor, Tensor> chunk_gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                                                  const Tensor& beta, optional<double> scale,
-                                                  const optional<Tensor>& initial_state, bool output_final_state,
-                                                  bool use_qk_l2norm_in_kernel, bool state_v_first,
-                                                  const optional<Tensor>& cu_seqlens,
-                                                  const optional<Tensor>& chunk_indices, int64_t chunk_size) {
-  const auto s =
-      check_chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-                                   state_v_first, cu_seqlens, chunk_indices, chunk_size);
-  Tensor o = at::empty({s.B, s.T, s.HV, s.V}, q.options());
-  Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
-  const Tensor q_unit = unit_last_stride(q, "q"), k_unit = unit_last_stride(k, "k"), v_unit = unit_last_stride(v, "v");
-  const Tensor g_f32 = g.to(at::kFloat), beta_f32 = beta.to(at::kFloat);
-  const Inputs in{cpu::Rows(q_unit),      cpu::Rows(k_unit),   cpu::Rows(v_unit),
-                  cpu::Rows(g_f32),       cpu::Rows(beta_f32), static_cast<float>(scale_or_default(scale, s.K)),
-                  use_qk_l2norm_in_kernel};
-  const cpu::Rows out(o);
+// The state before each chunk of a step, into h.
+void write_chunk_states(const ChunkShape& s, std::span<const cpu::Chunk> chunks, const Tensor& state,
+                        const cpu::States& h) {
+  cpu::for_each_tile(chunks.size(), s.HV, [&](int64_t i, int64_t head) {
+    h.write(chunks[i].batch, chunks[i].row, head, 0, s.V, cpu::tile(state, i * s.HV + head), s.V);
+  });
+}
 
+struct Outputs {
+  Tensor o, final_state, h;
+  bool has_h;
+};
+
+Outputs new_outputs(const ChunkShape& s, const WholeOp& op, bool output_final_state, bool state_v_first, bool has_h) {
+  const auto dtype = op.q.scalar_type() == at::kHalf ? at::kFloat : op.q.scalar_type();
+  const int64_t rows = state_v_first ? s.V : s.K, columns = state_v_first ? s.K : s.V;
+  const std::vector<int64_t> sizes = {s.B, s.NT, s.HV, rows, columns}, nothing = {0};
+  return {at::empty({s.B, s.T, s.HV, s.V}, op.q.options().dtype(output_dtype_of(op))),
+          cpu::new_final_state(s, op.q, output_final_state, state_v_first),
+          at::zeros(has_h ? sizes : nothing, op.q.options().dtype(dtype)), has_h};
+}
+
+void run_block(const ChunkShape& s, const Inputs& in, const cpu::Block& block, const Tensor& state,
+               const Outputs& outputs, bool state_v_first) {
+  const cpu::Rows out(outputs.o);
+  cpu::for_each_steps(block, s.HV, [&](int64_t first_step, int64_t last_step) {
+    const auto chunks = cpu::chunks_of_steps(block, first_step, last_step);
+    const Tiles tiles = prepare(s, in, chunks);
+    for (int64_t step = first_step; step < last_step; ++step) {
+      const int64_t begin = block.steps[step] - block.steps[first_step];
+      const int64_t count = block.steps[step + 1] - block.steps[step];
+      const Tensor now = state.narrow(0, 0, count * s.HV);
+      if (outputs.has_h) {
+        write_chunk_states(s, chunks.subspan(begin, count), now, cpu::States(outputs.h, state_v_first));
+      }
+      const Tensor result = advance(tiles.narrow(begin * s.HV, count * s.HV), now);
+      cpu::for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
+        out.write_tile(chunks[begin + i], head, cpu::tile(result, i * s.HV + head));
+      });
+    }
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta, optional<double> scale,
+    const optional<Tensor>& initial_state, bool output_final_state, bool use_qk_l2norm_in_kernel, bool state_v_first,
+    const optional<Tensor>& cu_seqlens, const optional<Tensor>& chunk_indices, int64_t chunk_size,
+    bool use_gate_in_kernel, const optional<Tensor>& A_log, const optional<Tensor>& dt_bias,
+    bool use_beta_sigmoid_in_kernel, bool allow_neg_eigval, optional<at::ScalarType> output_dtype,
+    std::string_view head_grouping, bool return_intermediate_states) {
+  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
+  const optional<Tensor> some_g = g, some_beta = beta;
+  const WholeOp op{"chunk_gated_delta_rule", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
+  const auto s = check_chunk_gated_delta_rule(op, initial_state, state_v_first, cu_seqlens, chunk_indices, chunk_size);
+  const Outputs outputs = new_outputs(s, op, output_final_state, state_v_first, return_intermediate_states);
+  const Tensor q_unit = unit_last_stride(q, "q"), k_unit = unit_last_stride(k, "k"), v_unit = unit_last_stride(v, "v");
+  const Tensor decays = cpu::decays_of(s, some_g, gates), steps = cpu::steps_of(s, some_beta, gates);
+  const Inputs in{cpu::Rows(q_unit),      cpu::Rows(k_unit), cpu::Rows(v_unit),
+                  cpu::Rows(decays),      cpu::Rows(steps),  static_cast<float>(scale_or_default(scale, s.K)),
+                  use_qk_l2norm_in_kernel};
   for (const cpu::Block& block : cpu::blocks_of(s, cu_seqlens)) {
     const Tensor state = cpu::initial_states(s, block, initial_state, state_v_first);
-    cpu::for_each_steps(block, s.HV, [&](int64_t first_step, int64_t last_step) {
-      const auto chunks = cpu::chunks_of_steps(block, first_step, last_step);
-      const Tiles tiles = prepare(s, in, chunks);
-      for (int64_t step = first_step; step < last_step; ++step) {
-        const int64_t begin = block.steps[step] - block.steps[first_step];
-        const int64_t count = block.steps[step + 1] - block.steps[step];
-        const Tensor result = advance(tiles.narrow(begin * s.HV, count * s.HV), state.narrow(0, 0, count * s.HV));
-        cpu::for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
-          out.write_tile(chunks[begin + i], head, cpu::tile(result, i * s.HV + head));
-        });
-      }
-    });
-    cpu::write_final_states(s, block, state, final_state, state_v_first);
+    run_block(s, in, block, state, outputs, state_v_first);
+    cpu::write_final_states(s, block, state, outputs.final_state, state_v_first);
   }
-  return {o, final_state};
+  return {outputs.o, outputs.final_state, outputs.h};
 }
 
 }  // namespace

@@ -202,11 +202,17 @@ Tensor initial_states(const ChunkShape& s, const Block& block, const optional<Te
   const int64_t count = block.sequences.size();
   if (!initial_state) return at::zeros({count * s.HV, s.K, s.V}, at::TensorOptions().dtype(at::kFloat));
   const Tensor states = f32_tiles(count * s.HV, s.K, s.V);
-  const States in(*initial_state, v_first);
+  const Tensor source = as_activation(*initial_state);
+  const States in(source, v_first);
   for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
     in.read(0, block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
   });
   return states;
+}
+
+Tensor as_activation(const Tensor& x) {
+  const auto dtype = x.scalar_type();
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf ? x : x.to(at::kFloat);
 }
 
 Tensor new_final_state(const ChunkShape& s, const Tensor& like, bool asked_for, bool v_first) {

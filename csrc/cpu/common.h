@@ -46,6 +46,9 @@ struct Block {
   std::vector<Chunk> chunks;
   std::vector<int64_t> steps;
 };
+// The key head that a value head reads.
+inline int64_t key_head_of(const ChunkShape& s, int64_t head) { return s.tiled ? head % s.H : head / (s.HV / s.H); }
+
 // At most kTilesAtOnce states each.
 std::vector<Block> blocks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
 
@@ -99,6 +102,9 @@ class States {
   at::ScalarType dtype_;
   int64_t batch_stride_, row_stride_, head_stride_, key_stride_, value_stride_, K_;
 };
+
+// x itself, or as f32 where Rows and States do not read its dtype.
+Tensor as_activation(const Tensor& x);
 
 // The states [sequences * HV, K, V] of a block, and their way into the result, which is empty where not asked for.
 Tensor initial_states(const ChunkShape& s, const Block& block, const optional<Tensor>& initial_state, bool v_first);

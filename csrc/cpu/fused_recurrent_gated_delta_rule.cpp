@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "common.h"
+#include "gates.h"
 
 namespace torch_gdn {
 namespace {
@@ -15,7 +15,9 @@ struct Piece {
   alignas(64) float state[kLargestK * kColumns];
   alignas(64) float q[kTokens * kLargestK], k[kTokens * kLargestK];
   alignas(64) float v[kTokens * kColumns], o[kTokens * kColumns];
-  float g[kTokens], beta[kTokens];
+  float g[kTokens];
+  alignas(64) float beta[kTokens * kColumns];                         // of each column
+  alignas(64) float gk[kTokens * kLargestK], gv[kTokens * kColumns];  // where there are any
 };
 
 // Four partial sums: the adds of one do not wait for each other, and the rounding error of K terms is halved.
@@ -58,13 +60,39 @@ TORCH_GDN_VECTORISED void decay_and_add(float* state, float g, const float* k, c
   }
 }
 
-void step(Piece& piece, int64_t token, int64_t K, float scale) {
+// A decay as two factors, S <- base S + change S, for the reason above.
+struct Decay {
+  explicit Decay(float g) : base(std::exp(g) > 0.5f), change(base > 0 ? std::expm1(g) : std::exp(g)) {}
+  float base, change;
+};
+
+TORCH_GDN_VECTORISED void decay_channels(float* state, const float* gk, const float* gv, int64_t K) {
+  alignas(64) float base[kColumns], change[kColumns];
+  for (int64_t j = 0; j < kColumns; ++j) {
+    const Decay decay(gv[j]);
+    base[j] = decay.base;
+    change[j] = decay.change;
+  }
+  for (int64_t i = 0; i < K; ++i) {
+    const Decay key(gk[i]);
+#pragma omp simd
+    for (int64_t j = 0; j < kColumns; ++j) {
+      float& value = state[i * kColumns + j];
+      value = key.base * value + key.change * value;
+      value = base[j] * value + change[j] * value;
+    }
+  }
+}
+
+void step(Piece& piece, int64_t token, int64_t K, float scale, bool has_channels) {
   const float *q = piece.q + token * K, *k = piece.k + token * K, *v = piece.v + token * kColumns;
+  const float* beta = piece.beta + token * kColumns;
   float* o = piece.o + token * kColumns;
-  const float g = piece.g[token], decay = std::exp(g), beta = piece.beta[token];
+  const float g = piece.g[token], decay = std::exp(g);
   alignas(64) float read[kColumns], u[kColumns];
+  if (has_channels) decay_channels(piece.state, piece.gk + token * K, piece.gv + token * kColumns, K);
   dot_columns(piece.state, k, K, read);
-  for (int64_t j = 0; j < kColumns; ++j) u[j] = beta * (v[j] - decay * read[j]);
+  for (int64_t j = 0; j < kColumns; ++j) u[j] = beta[j] * (v[j] - decay * read[j]);
   decay_and_add(piece.state, g, k, u, K);
   dot_columns(piece.state, q, K, o);
   for (int64_t j = 0; j < kColumns; ++j) o[j] *= scale;
@@ -72,69 +100,98 @@ void step(Piece& piece, int64_t token, int64_t K, float scale) {
 
 struct Inputs {
   cpu::Rows q, k, v, g, beta;
-  int64_t K, group;
-  bool normalise;
+  optional<cpu::Rows> gk, gv;
+  bool has_vector_beta, normalise;
+
+  bool has_channels() const { return gk.has_value() || gv.has_value(); }
 
   // `tokens` tokens of one head, as f32, into the piece of work.
-  void read(Piece& piece, int64_t batch, int64_t first, int64_t tokens, int64_t head, int64_t column,
-            int64_t columns) const {
+  void read(const ChunkShape& s, Piece& piece, int64_t batch, int64_t first, int64_t tokens, int64_t head,
+            int64_t column, int64_t columns) const {
+    const int64_t key_head = cpu::key_head_of(s, head);
     for (int64_t i = 0; i < tokens; ++i) {
-      q.read(batch, first + i, head / group, 0, K, piece.q + i * K);
-      k.read(batch, first + i, head / group, 0, K, piece.k + i * K);
+      q.read(batch, first + i, key_head, 0, s.K, piece.q + i * s.K);
+      k.read(batch, first + i, key_head, 0, s.K, piece.k + i * s.K);
       v.read(batch, first + i, head, column, columns, piece.v + i * kColumns);
       piece.g[i] = g.value(batch, first + i, head);
-      piece.beta[i] = beta.value(batch, first + i, head);
+      if (gk) gk->read(batch, first + i, head, 0, s.K, piece.gk + i * s.K);
+      if (gv) gv->read(batch, first + i, head, column, columns, piece.gv + i * kColumns);
+      float* steps = piece.beta + i * kColumns;
+      if (has_vector_beta) {
+        beta.read(batch, first + i, head, column, columns, steps);
+      } else {
+        std::fill(steps, steps + columns, beta.value(batch, first + i, head));
+      }
     }
     if (normalise) {
-      cpu::normalise_rows(piece.q, tokens, K, cpu::kNormEps);
-      cpu::normalise_rows(piece.k, tokens, K, cpu::kNormEps);
+      cpu::normalise_rows(piece.q, tokens, s.K, cpu::kNormEps);
+      cpu::normalise_rows(piece.k, tokens, s.K, cpu::kNormEps);
     }
   }
 };
 
-std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                            const Tensor& g, const Tensor& beta, optional<double> scale,
-                                                            const optional<Tensor>& initial_state,
-                                                            bool output_final_state, bool use_qk_l2norm_in_kernel,
-                                                            bool state_v_first, const optional<Tensor>& cu_seqlens) {
-  const auto s = check_fused_recurrent_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state,
-                                                        use_qk_l2norm_in_kernel, state_v_first, cu_seqlens);
-  Tensor o = at::empty({s.B, s.T, s.HV, s.V}, q.options());
-  Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
-  const Tensor q_unit = unit_last_stride(q, "q"), k_unit = unit_last_stride(k, "k"), v_unit = unit_last_stride(v, "v");
-  const Tensor g_f32 = g.to(at::kFloat), beta_f32 = beta.to(at::kFloat);
-  const Inputs in{cpu::Rows(q_unit), cpu::Rows(k_unit),      cpu::Rows(v_unit),
-                  cpu::Rows(g_f32),  cpu::Rows(beta_f32),    s.K,
-                  s.HV / s.H,        use_qk_l2norm_in_kernel};
-  const cpu::Rows out(o);
-  const auto sequences = cpu::sequences_of(s, cu_seqlens);
-  const auto factor = static_cast<float>(scale_or_default(scale, s.K));
-  const int64_t pieces = ceil_div(s.V, kColumns);
+optional<Tensor> rows_or_none(const optional<Tensor>& x, const char* name) {
+  return x.has_value() ? unit_last_stride(cpu::as_activation(*x), name) : x;
+}
 
+void run(const ChunkShape& s, const Inputs& in, const std::vector<cpu::Sequence>& sequences, float scale,
+         const optional<Tensor>& initial_state, bool state_v_first, const Tensor& o, const Tensor& final_state) {
+  const cpu::Rows out(o);
+  const int64_t pieces = ceil_div(s.V, kColumns);
   at::parallel_for(0, s.N * s.HV * pieces, 1, [&](int64_t begin, int64_t end) {
-    const auto piece = std::make_unique<Piece>();
+    const auto piece = std::make_unique<Piece>();  // columns past V are zeros
     for (int64_t work = begin; work < end; ++work) {
       const int64_t column = work % pieces * kColumns, columns = std::min(kColumns, s.V - column);
       const int64_t head = work / pieces % s.HV, n = work / pieces / s.HV;
       const auto& [batch, first, length] = sequences[n];
       std::fill(piece->state, piece->state + s.K * kColumns, 0.0f);
-      std::fill(piece->v, piece->v + kTokens * kColumns, 0.0f);
       if (initial_state) {
         cpu::States(*initial_state, state_v_first).read(0, n, head, column, columns, piece->state, kColumns);
       }
+      std::fill(piece->v, piece->v + kTokens * kColumns, 0.0f);
+      std::fill(piece->beta, piece->beta + kTokens * kColumns, 0.0f);
       for (int64_t t = first; t < first + length; t += kTokens) {
         const int64_t tokens = std::min(kTokens, first + length - t);
-        in.read(*piece, batch, t, tokens, head, column, columns);
+        in.read(s, *piece, batch, t, tokens, head, column, columns);
         for (int64_t i = 0; i < tokens; ++i) {
-          step(*piece, i, s.K, factor);
+          step(*piece, i, s.K, scale, in.has_channels());
           out.write(batch, t + i, head, column, columns, piece->o + i * kColumns);
         }
       }
-      if (output_final_state) {
+      if (final_state.dim() > 1) {
         cpu::States(final_state, state_v_first).write(0, n, head, column, columns, piece->state, kColumns);
       }
     }
   });
+}
+
+std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
+    const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& g, const optional<Tensor>& beta,
+    optional<double> scale, const optional<Tensor>& initial_state, bool output_final_state,
+    bool use_qk_l2norm_in_kernel, bool state_v_first, const optional<Tensor>& cu_seqlens, const optional<Tensor>& gk,
+    const optional<Tensor>& gv, bool use_gate_in_kernel, const optional<Tensor>& A_log, const optional<Tensor>& dt_bias,
+    bool use_beta_sigmoid_in_kernel, bool allow_neg_eigval, optional<at::ScalarType> output_dtype,
+    std::string_view head_grouping) {
+  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
+  const WholeOp op{"fused_recurrent_gated_delta_rule", q, k, v, g, beta, gates, output_dtype, head_grouping};
+  const auto s = check_fused_recurrent_gated_delta_rule(op, {gk, gv}, initial_state, state_v_first, cu_seqlens);
+  const Tensor o = at::empty({s.B, s.T, s.HV, s.V}, q.options().dtype(output_dtype_of(op)));
+  const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
+  const Tensor q_unit = unit_last_stride(q, "q"), k_unit = unit_last_stride(k, "k"), v_unit = unit_last_stride(v, "v");
+  const Tensor decays = cpu::decays_of(s, g, gates), steps = cpu::steps_of(s, beta, gates);
+  const auto gk_rows = rows_or_none(gk, "gk"), gv_rows = rows_or_none(gv, "gv");
+  const Inputs in{.q = cpu::Rows(q_unit),
+                  .k = cpu::Rows(k_unit),
+                  .v = cpu::Rows(v_unit),
+                  .g = cpu::Rows(decays),
+                  .beta = cpu::Rows(steps),
+                  .gk = gk_rows ? optional(cpu::Rows(*gk_rows)) : std::nullopt,
+                  .gv = gv_rows ? optional(cpu::Rows(*gv_rows)) : std::nullopt,
+                  .has_vector_beta = steps.dim() == 4,
+                  .normalise = use_qk_l2norm_in_kernel};
+  const auto state = initial_state ? optional(cpu::as_activation(*initial_state)) : std::nullopt;
+  run(s, in, cpu::sequences_of(s, cu_seqlens), static_cast<float>(scale_or_default(scale, s.K)), state, state_v_first,
+      o, final_state);
   return {o, final_state};
 }
 

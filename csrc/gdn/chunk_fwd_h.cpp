@@ -12,8 +12,8 @@ Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor
   parameters.sequence = sequence_parameters(shape);
   parameters.k = row_strides(k);
   parameters.h = state_strides(h, state_v_first);
+  parameters.heads = head_groups(shape);
   parameters.value_heads = int32_t(shape.HV);
-  parameters.ratio = int32_t(shape.HV / shape.H);
   if (initial_state.has_value()) {
     parameters.initial_state = state_strides(*initial_state, state_v_first);
     parameters.has_initial_state = 1;
@@ -35,15 +35,15 @@ Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor
 namespace {
 
 std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k_any, const Tensor& w, const Tensor& u, const Tensor& g,
-                                               const optional<Tensor>& initial_state, bool output_final_state,
+                                               const optional<Tensor>& state_any, bool output_final_state,
                                                int64_t chunk_size, bool state_v_first,
                                                const optional<Tensor>& cu_seqlens,
                                                const optional<Tensor>& chunk_indices) {
-  const auto shape = check_chunk_fwd_h(k_any, w, u, g, initial_state, output_final_state, chunk_size, state_v_first,
+  const auto shape = check_chunk_fwd_h(k_any, w, u, g, state_any, output_final_state, chunk_size, state_v_first,
                                        cu_seqlens, chunk_indices);
   const auto k = unit_last_stride(k_any, "k");
-  const int64_t rows = state_v_first ? shape.V : shape.K, columns = state_v_first ? shape.K : shape.V;
-  const auto h = at::empty({shape.B, shape.NT, shape.HV, rows, columns}, k.options());
+  const auto initial_state = state_as_f32(state_any);
+  const auto h = at::empty(chunk_state_shape(shape, state_v_first), k.options());
   const auto v_new = at::empty({shape.B, shape.T, shape.HV, shape.V}, k.options());
   if (shape.T == 0) {
     const auto final_state = output_final_state ? copied_state(shape, k, initial_state, state_v_first)

@@ -8,9 +8,9 @@ namespace torch_gdn {
 Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
                           const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& bounds,
                           const Tensor& o) {
-  const OutputParameters parameters{
-      sequence_parameters(shape),  row_strides(q), row_strides(k), state_strides(h, state_v_first), int32_t(shape.HV),
-      int32_t(shape.HV / shape.H), float(scale)};
+  const OutputParameters parameters{sequence_parameters(shape),         row_strides(q),     row_strides(k),
+                                    state_strides(h, state_v_first),    head_groups(shape), int32_t(shape.HV),
+                                    o.scalar_type() != q.scalar_type(), float(scale)};
   return {"chunk_fwd_o",
           "gdn/chunk_fwd_o.metal",
           {metal_type(q.scalar_type()), metal_type(h.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),

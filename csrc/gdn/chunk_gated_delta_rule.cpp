@@ -1,6 +1,7 @@
 // The six stages in one op, encoded at once; the intermediates live in PyTorch's allocator and die when it returns.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "launches.h"
@@ -9,53 +10,79 @@ namespace torch_gdn {
 
 namespace {
 
-std::tuple<Tensor, Tensor> chunk_gated_delta_rule(const Tensor& q_any, const Tensor& k_any, const Tensor& v_any,
-                                                  const Tensor& g, const Tensor& beta, optional<double> scale,
-                                                  const optional<Tensor>& initial_state, bool output_final_state,
-                                                  bool use_qk_l2norm_in_kernel, bool state_v_first,
-                                                  const optional<Tensor>& cu_seqlens,
-                                                  const optional<Tensor>& chunk_indices, int64_t chunk_size) {
-  const auto shape =
-      check_chunk_gated_delta_rule(q_any, k_any, v_any, g, beta, scale, initial_state, output_final_state,
-                                   use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_indices, chunk_size);
-  auto q = unit_last_stride(q_any, "q"), k = unit_last_stride(k_any, "k");
-  const auto v = unit_last_stride(v_any, "v");
-  const auto activation = q.options(), f32 = q.options().dtype(at::kFloat);
-  const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, activation);
-  if (shape.T == 0) {
-    return {o, output_final_state ? copied_state(shape, q, initial_state, state_v_first) : at::empty({0}, f32)};
-  }
+struct Options {
+  bool normalise, state_v_first;
+  double scale;
+};
 
+// beta as the stages read it: itself where it is contiguous f32, else written by the first stage. Undefined, if itself.
+Tensor steps_to_write(const Gates& gates) {
+  const Tensor& beta = *gates.beta;
+  const bool is_ready = gates.parameters.largest_step == 0 && beta.scalar_type() == at::kFloat && beta.is_contiguous();
+  return is_ready ? Tensor() : at::empty(beta.sizes(), beta.options().dtype(at::kFloat));
+}
+
+// Returns h.
+Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, const Gates& gates,
+                  const optional<Tensor>& initial_state, const optional<Tensor>& bounds, const Options& options,
+                  const Tensor& o, const Tensor& final_state) {
+  const auto activation = q.options(), f32 = q.options().dtype(at::kFloat);
   std::vector<Launch> launches;
-  if (use_qk_l2norm_in_kernel) {
+  if (options.normalise) {
     const auto unit_q = at::empty(q.sizes(), activation), unit_k = at::empty(k.sizes(), activation);
     launches.push_back(launch_l2norm(q, 1e-6, unit_q));
     launches.push_back(launch_l2norm(k, 1e-6, unit_k));
     q = unit_q;
     k = unit_k;
   }
-  const auto gates = as_f32(g), steps = as_f32(beta);
-  const auto bounds = sequence_bounds(cu_seqlens, q.device());
+  const auto new_steps = steps_to_write(gates);
+  const auto steps = new_steps.defined() ? new_steps : *gates.beta;
   const auto g_cumsum = at::empty({shape.B, shape.T, shape.HV}, f32);
   const auto A = at::empty({shape.B, shape.T, shape.HV, shape.C}, f32), A_inv = at::empty_like(A);
   // A state may leave half's range, so with half the stages between are f32.
   const auto between = q.scalar_type() == at::kHalf ? f32 : activation;
   const auto w = at::empty({shape.B, shape.T, shape.HV, shape.K}, between);
   const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, between), v_new = at::empty_like(u);
-  const int64_t rows = state_v_first ? shape.V : shape.K, columns = state_v_first ? shape.K : shape.V;
-  const auto h = at::empty({shape.B, shape.NT, shape.HV, rows, columns}, between);
-  const auto final_state = output_final_state ? empty_state(shape, q, state_v_first) : Tensor();
+  const auto h = at::empty(chunk_state_shape(shape, options.state_v_first), between);
 
-  launches.push_back(launch_chunk_local_cumsum(shape, gates, bounds, g_cumsum));
+  launches.push_back(launch_chunk_local_cumsum(shape, gates, bounds, g_cumsum, new_steps));
   launches.push_back(launch_chunk_scaled_dot_kkt(shape, k, g_cumsum, steps, bounds, A));
   launches.push_back(launch_solve_tril(shape, A, bounds, A_inv));
   launches.push_back(launch_recompute_w_u(shape, k, v, steps, A_inv, g_cumsum, bounds, w, u));
+  launches.push_back(launch_chunk_fwd_h(shape, k, w, u, g_cumsum, initial_state, options.state_v_first, bounds, h,
+                                        v_new, final_state));
   launches.push_back(
-      launch_chunk_fwd_h(shape, k, w, u, g_cumsum, initial_state, state_v_first, bounds, h, v_new, final_state));
-  launches.push_back(
-      launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, scale_or_default(scale, shape.K), state_v_first, bounds, o));
+      launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, options.scale, options.state_v_first, bounds, o));
   launcher().run(launches);
-  return {o, final_state.defined() ? final_state : at::empty({0}, f32)};
+  return h;
+}
+
+std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta, optional<double> scale,
+    const optional<Tensor>& initial_state, bool output_final_state, bool use_qk_l2norm_in_kernel, bool state_v_first,
+    const optional<Tensor>& cu_seqlens, const optional<Tensor>& chunk_indices, int64_t chunk_size,
+    bool use_gate_in_kernel, const optional<Tensor>& A_log, const optional<Tensor>& dt_bias,
+    bool use_beta_sigmoid_in_kernel, bool allow_neg_eigval, optional<at::ScalarType> output_dtype,
+    std::string_view head_grouping, bool return_intermediate_states) {
+  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
+  const optional<Tensor> some_g = g, some_beta = beta;
+  const WholeOp op{"chunk_gated_delta_rule", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
+  const auto shape =
+      check_chunk_gated_delta_rule(op, initial_state, state_v_first, cu_seqlens, chunk_indices, chunk_size);
+  const auto nothing = at::empty({0}, q.options().dtype(at::kFloat));
+  const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
+  const auto h_dtype = q.scalar_type() == at::kHalf ? at::kFloat : q.scalar_type();
+  if (shape.T == 0) {
+    const auto h = at::zeros(chunk_state_shape(shape, state_v_first), q.options().dtype(h_dtype));
+    return {o, output_final_state ? copied_state(shape, q, initial_state, state_v_first) : nothing,
+            return_intermediate_states ? h : at::empty({0}, h.options())};
+  }
+  const auto final_state = output_final_state ? empty_state(shape, q, state_v_first) : Tensor();
+  const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
+  const auto h = run_stages(shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"),
+                            gates_of(g, beta, gates), state_as_f32(initial_state),
+                            sequence_bounds(cu_seqlens, q.device()), options, o, final_state);
+  return {o, output_final_state ? final_state : nothing, return_intermediate_states ? h : at::empty({0}, h.options())};
 }
 
 }  // namespace

@@ -7,8 +7,7 @@ namespace torch_gdn {
 
 Launch launch_chunk_scaled_dot_kkt(const ChunkShape& shape, const Tensor& k, const Tensor& g, const Tensor& beta,
                                    const optional<Tensor>& bounds, const Tensor& A) {
-  const KktParameters parameters{sequence_parameters(shape), row_strides(k), int32_t(shape.HV),
-                                 int32_t(shape.HV / shape.H)};
+  const KktParameters parameters{sequence_parameters(shape), row_strides(k), head_groups(shape), int32_t(shape.HV)};
   return {"chunk_scaled_dot_kkt",
           "gdn/chunk_scaled_dot_kkt.metal",
           {metal_type(k.scalar_type()), std::to_string(shape.K), std::to_string(shape.C), packet_width({k})},

@@ -33,6 +33,11 @@ SequenceParameters sequence_parameters(const ChunkShape& shape) {
   return {int32_t(shape.T), int32_t(shape.N), shape.packed ? 1 : 0, int32_t(shape.NT)};
 }
 
+HeadGroups head_groups(const ChunkShape& shape) {
+  const auto ratio = int32_t(shape.HV / shape.H), key_heads = int32_t(shape.H);
+  return shape.tiled ? HeadGroups{1, key_heads, ratio, key_heads} : HeadGroups{ratio, key_heads, ratio, 1};
+}
+
 std::string packet_width(std::initializer_list<Tensor> tensors) {
   for (const auto& x : tensors) {
     bool aligned = x.storage_offset() % 4 == 0 && x.size(-1) % 4 == 0;
@@ -59,8 +64,17 @@ std::vector<int64_t> state_shape(const ChunkShape& shape, bool state_v_first) {
 }
 }  // namespace
 
+std::optional<Tensor> state_as_f32(const std::optional<Tensor>& state) {
+  return state.has_value() ? state->to(at::kFloat) : state;
+}
+
 Tensor empty_state(const ChunkShape& shape, const Tensor& like, bool state_v_first) {
   return at::empty(state_shape(shape, state_v_first), like.options().dtype(at::kFloat));
+}
+
+std::vector<int64_t> chunk_state_shape(const ChunkShape& shape, bool state_v_first) {
+  const int64_t rows = state_v_first ? shape.V : shape.K, columns = state_v_first ? shape.K : shape.V;
+  return {shape.B, shape.NT, shape.HV, rows, columns};
 }
 
 Tensor copied_state(const ChunkShape& shape, const Tensor& like, const std::optional<Tensor>& initial_state,
@@ -68,7 +82,7 @@ Tensor copied_state(const ChunkShape& shape, const Tensor& like, const std::opti
   if (!initial_state.has_value()) {
     return at::zeros(state_shape(shape, state_v_first), like.options().dtype(at::kFloat));
   }
-  return initial_state->clone(at::MemoryFormat::Contiguous);
+  return initial_state->to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
 }
 
 }  // namespace torch_gdn

@@ -1,12 +1,13 @@
 // The launches of the chunk stages, so that an op of several stages encodes them in one go. Each takes tensors that
 // were checked and allocated; `bounds` is contiguous int64 on their device, or absent.
 #pragma once
-#include "common.h"
+#include "gates.h"
 
 namespace torch_gdn {
 
-Launch launch_chunk_local_cumsum(const ChunkShape& shape, const Tensor& g, const optional<Tensor>& bounds,
-                                 const Tensor& g_cumsum);
+// steps: where beta is to be written as f32, else undefined.
+Launch launch_chunk_local_cumsum(const ChunkShape& shape, const Gates& gates, const optional<Tensor>& bounds,
+                                 const Tensor& g_cumsum, const Tensor& steps);
 Launch launch_chunk_scaled_dot_kkt(const ChunkShape& shape, const Tensor& k, const Tensor& g, const Tensor& beta,
                                    const optional<Tensor>& bounds, const Tensor& A);
 Launch launch_solve_tril(const ChunkShape& shape, const Tensor& A, const optional<Tensor>& bounds, const Tensor& A_inv);

@@ -8,8 +8,8 @@ namespace torch_gdn {
 Launch launch_recompute_w_u(const ChunkShape& shape, const Tensor& k, const Tensor& v, const Tensor& beta,
                             const Tensor& A, const Tensor& g, const optional<Tensor>& bounds, const Tensor& w,
                             const Tensor& u) {
-  const RecomputeParameters parameters{sequence_parameters(shape), row_strides(k), row_strides(v), int32_t(shape.HV),
-                                       int32_t(shape.HV / shape.H)};
+  const RecomputeParameters parameters{sequence_parameters(shape), row_strides(k), row_strides(v), head_groups(shape),
+                                       int32_t(shape.HV)};
   return {"recompute_w_u",
           "gdn/recompute_w_u.metal",
           {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),

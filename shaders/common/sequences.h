@@ -28,6 +28,8 @@ METAL_FUNC int clamped_bound(device const int64_t* bounds, int index, int tokens
   return bound < 0 ? 0 : bound > tokens ? tokens : int(bound);
 }
 
+METAL_FUNC int key_head_of(int value_head, HeadGroups heads) { return value_head / heads.divisor % heads.modulus; }
+
 METAL_FUNC int chunk_count(int tokens, int chunk_size) { return (tokens + chunk_size - 1) / chunk_size; }
 
 // 32 sequences at a time: lane i holds sequence base + i.

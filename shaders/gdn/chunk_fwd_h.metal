@@ -53,7 +53,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
-  const int64_t key_head = int(group.y) / parameters.ratio;
+  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int64_t value_heads = parameters.value_heads;
   const int first_column = int(group.x) * 32 + int(simdgroup) * 8;
   const int columns = V - first_column;  // may be 0 or less for the last simdgroups

@@ -1,6 +1,6 @@
 // One threadgroup owns one chunk of one value head. Simdgroup s of C/16 owns block rows s and C/8-1-s of the masked
 // q k^T, then 16 columns of o at a time. In registers: 16 columns of o [C, 16]. In threadgroup memory: the masked
-// q k^T [C, C], over the slices of q and k that made it, and a slice of q.
+// q k^T [C, C], over the slices of q and k that made it, and a slice of q. o may be f32 whatever T is.
 // S is the type of v_new and h: T, or float where T is half, whose range a state can leave.
 // Layout: q, k [B, T, H, K] with row strides, v (v_new) and o [B, T, HV, V], h [B, NT, HV, ...] with any strides of K
 // and V, g (cumulative) [B, T, HV] f32.
@@ -91,7 +91,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
   const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
   const LanePosition at = lane_position(lane);
   const int64_t head = int64_t(group.y);
-  const int64_t key_head = int(group.y) / parameters.ratio;
+  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int64_t value_heads = parameters.value_heads;
   const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
   device const T* queries =
@@ -154,9 +154,15 @@ template <typename T, typename S, int K, int V, int C, int Width>
     }
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       UNROLL for (int side = 0; side < 2; ++side) {
-        store_fragment(
-            o + (row + block * 8 * value_heads) * V + column + side * 8, value_heads * V, 1, chunk.tokens - block * 8,
-            V - column - side * 8, at, parameters.scale * sum[block][side]);
+        const int64_t corner = (row + block * 8 * value_heads) * V + column + side * 8;
+        const float2 values = parameters.scale * sum[block][side];
+        const int rows = chunk.tokens - block * 8;
+        const int columns = V - column - side * 8;
+        if (parameters.is_wide != 0) {
+          store_fragment((device float*)o + corner, value_heads * V, 1, rows, columns, at, values);
+        } else {
+          store_fragment(o + corner, value_heads * V, 1, rows, columns, at, values);
+        }
       }
     }
   }

@@ -71,8 +71,8 @@ template <typename T, int K, int C, int Width>
   }
 
   const int value_heads = parameters.value_heads;
-  for (int member = 0; member < parameters.ratio; ++member) {
-    const int head = int(group.y) * parameters.ratio + member;
+  for (int member = 0; member < parameters.heads.members; ++member) {
+    const int head = int(group.y) * parameters.heads.divisor + member * parameters.heads.member_stride;
     const int64_t first = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
     UNROLL for (int n = 0; n <= kBlocks; ++n) {
       const int row = n <= low_row ? low_row : high_row;

@@ -1,17 +1,17 @@
 // One threadgroup owns 32 value rows of one value head of one sequence; each of its 4 simdgroups owns 8 rows, with 4
 // lanes a row. In registers for the whole sequence: a lane's quarter of its row of S, K/4 floats, as float4 in turn.
 // In threadgroup memory: q, k, v, decay and beta of 8 tokens, staged once, so that no token needs a barrier.
-// Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] f32; o [B, T, HV, V]; states
-// [N, HV, ...] with any strides of K and V, moved through threadgroup memory where V is the inner one.
-// S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
-#include "common/exponential.h"
+// Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
+// raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V, moved through threadgroup memory
+// where V is the inner one. Channels: decays gk [B, T, HV, K] and gv [B, T, HV, V], and a beta [B, T, HV, V].
+// S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "common/fragment.h"
+#include "common/gates.h"
 #include "common/sequences.h"
 #include "common/tile.h"
 
 static constant constexpr const int kRows = 32;  // value rows of a threadgroup
 static constant constexpr const int kThreads = 128;
-static constant constexpr const int kStaged = 8;  // tokens that are staged at once: q and k take 16 KB at K = 256
 static constant constexpr const int kScratchStride = kRows + 1;
 
 // Where a thread stands: row of S within the threadgroup's 32, and which of the row's four lanes it is.
@@ -96,7 +96,7 @@ METAL_FUNC float sum_of_row(float4 part) {
   return sum + simd_shuffle_xor(sum, ushort(2));
 }
 
-// Up to kStaged rows of q or k as floats, padded with zeros to a multiple of 16.
+// Some rows of q or k as floats, padded with zeros to a multiple of 16.
 template <typename T, int K>
 METAL_FUNC void stage_floats(
     threadgroup float* tile, device const T* source, int64_t row_stride, int rows, uint thread_index) {
@@ -121,19 +121,46 @@ METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup
   }
 }
 
-template <typename T, int K, bool ValueInner, bool Normalise>
+// Decays of some rows of gk or gv as two factors: S <- base S + change S. A base of 1 leaves no digit of a weak decay
+// to rounding, a base of 0 no trace of a large state behind a strong one. An absent gk or gv has a change of 0.
+METAL_FUNC void stage_decays(
+    threadgroup float* base,
+    threadgroup float* change,
+    int padded,
+    device const uchar* gates,
+    int type,
+    int64_t first,
+    int64_t row_stride,
+    int rows,
+    int columns,
+    uint thread_index) {
+  for (int item = int(thread_index); item < rows * padded; item += kThreads) {
+    const int row = item / padded;
+    const int column = item % padded;
+    const bool inside = type != kAbsent && column < columns;
+    const Decay decay = decay_of(inside ? read_float(gates, first + row * row_stride + column, type) : 0.0f);
+    base[item] = decay.weak ? 1.0f : 0.0f;
+    change[item] = decay.factor;
+  }
+}
+
+template <typename T, int K, bool ValueInner, bool Normalise, bool Channels>
 [[kernel]] void fused_recurrent_gated_delta_rule(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
     device const T* v [[buffer(2)]],
-    device const float* g [[buffer(3)]],
-    device const float* beta [[buffer(4)]],
-    device const float* initial_state [[buffer(5)]],
-    device const int64_t* bounds [[buffer(6)]],
-    device T* o [[buffer(7)]],
-    device float* final_state [[buffer(8)]],
-    device ErrorLog* errors [[buffer(9)]],
-    constant RecurrentParameters& parameters [[buffer(10)]],
+    device const uchar* g [[buffer(3)]],
+    device const uchar* beta [[buffer(4)]],
+    device const uchar* A_log [[buffer(5)]],
+    device const uchar* dt_bias [[buffer(6)]],
+    device const uchar* gk [[buffer(7)]],
+    device const uchar* gv [[buffer(8)]],
+    device const float* initial_state [[buffer(9)]],
+    device const int64_t* bounds [[buffer(10)]],
+    device T* o [[buffer(11)]],
+    device float* final_state [[buffer(12)]],
+    device ErrorLog* errors [[buffer(13)]],
+    constant RecurrentParameters& parameters [[buffer(14)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -141,17 +168,23 @@ template <typename T, int K, bool ValueInner, bool Normalise>
   static_assert(K >= 1 && K <= 256, "K is at most 256");
   constexpr int kParts = (K + 15) / 16;
   constexpr int kPadded = kParts * 16;
+  constexpr int kStaged = Channels ? 4 : 8;        // tokens at once: q and k, with decays of K, take 16 KB at K = 256
+  constexpr int kStepRows = Channels ? kRows : 1;  // a step for each value row, or one
   threadgroup float q_tile[kStaged * kPadded];
   threadgroup float k_tile[kStaged * kPadded];
   threadgroup float v_tile[kStaged * kRows];
   threadgroup float o_tile[kStaged * kRows];
   threadgroup float scratch[16 * kScratchStride];
   threadgroup Decay decay[kStaged];
-  threadgroup float step[kStaged];
+  threadgroup float step[kStaged * kStepRows];
+  threadgroup float key_base[Channels ? kStaged * kPadded : 1];
+  threadgroup float key_change[Channels ? kStaged * kPadded : 1];
+  threadgroup float value_base[Channels ? kStaged * kRows : 1];
+  threadgroup float value_change[Channels ? kStaged * kRows : 1];
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
-  const int64_t key_head = int(group.y) / parameters.ratio;
+  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int first_value = int(group.x) * kRows;
   const int values = min(kRows, parameters.value_size - first_value);
   RowPosition at;
@@ -187,8 +220,28 @@ template <typename T, int K, bool ValueInner, bool Normalise>
       v_tile[item] = value < values ? float(fresh[(first + token) * parameters.v.token + value]) : 0.0f;
     }
     if (int(thread_index) < tokens) {
-      decay[thread_index] = decay_of(g[row + int64_t(thread_index) * parameters.value_heads]);
-      step[thread_index] = beta[row + int64_t(thread_index) * parameters.value_heads];
+      decay[thread_index] =
+          decay_of(gate_at(g, A_log, dt_bias, parameters.gates, sequence.batch, first + int(thread_index), head));
+    }
+    for (int item = int(thread_index); item < tokens * kStepRows; item += kThreads) {
+      const int value = item % kStepRows;
+      const bool has_own = Channels && parameters.channels.has_vector_beta != 0;
+      const bool inside = value < values;
+      const int64_t column = has_own ? first_value + value : 0;
+      step[item] =
+          inside ? step_at(beta, parameters.gates, sequence.batch, first + item / kStepRows, head, column) : 0.0f;
+    }
+    if (Channels) {
+      const RowStrides gk_rows = parameters.channels.gk;
+      const RowStrides gv_rows = parameters.channels.gv;
+      stage_decays(
+          key_base, key_change, kPadded, gk, parameters.channels.gk_type,
+          sequence.batch * gk_rows.batch + first * gk_rows.token + head * gk_rows.head, gk_rows.token, tokens, K,
+          thread_index);
+      stage_decays(
+          value_base, value_change, kRows, gv, parameters.channels.gv_type,
+          sequence.batch * gv_rows.batch + first * gv_rows.token + head * gv_rows.head + first_value, gv_rows.token,
+          tokens, values, thread_index);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (Normalise) {
@@ -201,6 +254,16 @@ template <typename T, int K, bool ValueInner, bool Normalise>
       threadgroup const float* key = k_tile + token * kPadded;
       threadgroup const float* query = q_tile + token * kPadded;
       float4 part = float4(0.0f);
+      if (Channels) {
+        const float base = value_base[token * kRows + at.row];
+        const float change = value_change[token * kRows + at.row];
+        UNROLL for (int m = 0; m < kParts; ++m) {
+          const int element = token * kPadded + first_element(m, at.quarter);
+          state[m] = *(threadgroup const float4*)(key_base + element) * state[m] +
+                     *(threadgroup const float4*)(key_change + element) * state[m];
+          state[m] = base * state[m] + change * state[m];
+        }
+      }
       const float factor = decay[token].factor;
       if (decay[token].weak) {
         UNROLL for (int m = 0; m < kParts; ++m) state[m] += factor * state[m];
@@ -210,7 +273,8 @@ template <typename T, int K, bool ValueInner, bool Normalise>
       UNROLL for (int m = 0; m < kParts; ++m) {
         part += state[m] * *(threadgroup const float4*)(key + first_element(m, at.quarter));
       }
-      const float update = step[token] * (v_tile[token * kRows + at.row] - sum_of_row(part));
+      const float update =
+          step[Channels ? token * kRows + at.row : token] * (v_tile[token * kRows + at.row] - sum_of_row(part));
       part = float4(0.0f);
       UNROLL for (int m = 0; m < kParts; ++m) {
         state[m] += update * *(threadgroup const float4*)(key + first_element(m, at.quarter));
@@ -224,8 +288,13 @@ template <typename T, int K, bool ValueInner, bool Normalise>
       const int token = item / kRows;
       const int value = item % kRows;
       if (value < values) {
-        o[(row + int64_t(token) * parameters.value_heads) * parameters.value_size + first_value + value] =
-            T(o_tile[item]);
+        const int64_t target_row = row + int64_t(token) * parameters.value_heads;
+        const int64_t element = target_row * parameters.value_size + first_value + value;
+        if (parameters.is_wide != 0) {
+          ((device float*)o)[element] = o_tile[item];
+        } else {
+          o[element] = T(o_tile[item]);
+        }
       }
     }
   }

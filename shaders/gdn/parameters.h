@@ -16,6 +16,30 @@ struct StateStrides {
   int64_t sequence, head, key, value;
 };
 
+// Which value heads a key head serves: a block of neighbours (divisor: HV / H), or every H-th one (divisor 1).
+struct HeadGroups {
+  int32_t divisor, modulus;        // the key head of value head hv is hv / divisor % modulus
+  int32_t members, member_stride;  // key head h serves h * divisor + m * member_stride for m < members
+};
+
+// The dtype of a tensor that a kernel takes as bytes: gates are small, and a conversion would be a dispatch of its own.
+enum ElementType { kAbsent = 0, kFloat32 = 1, kFloat16 = 2, kBfloat16 = 3 };
+
+// g and beta [B, T, HV] of any strides (beta [B, T, HV, V] where the kernel takes it), or what they are made of.
+struct GateParameters {
+  RowStrides g, beta;
+  int32_t g_type, beta_type;         // absent: g is 0, beta is 1
+  int32_t A_log_type, dt_bias_type;  // [HV]; A_log absent: g is the log decay itself
+  float largest_step;                // beta is a logit, of this times its sigmoid; 0: beta is the step itself
+};
+
+// Decays and steps for each channel; an absent one leaves the state as it is.
+struct ChannelParameters {
+  RowStrides gk, gv;
+  int32_t gk_type, gv_type;
+  int32_t has_vector_beta;
+};
+
 // The tokens of a batch, or of packed sequences whose limits stand in `bounds`.
 struct SequenceParameters {
   int32_t tokens;     // T
@@ -26,13 +50,16 @@ struct SequenceParameters {
 
 struct CumsumParameters {
   SequenceParameters sequence;
+  GateParameters gates;
   int32_t value_heads;
+  int32_t has_steps;  // 1: beta is written as f32 too
 };
 
 struct KktParameters {
   SequenceParameters sequence;
   RowStrides k;
-  int32_t value_heads, ratio;
+  HeadGroups heads;
+  int32_t value_heads;
 };
 
 struct SolveParameters {
@@ -43,14 +70,16 @@ struct SolveParameters {
 struct RecomputeParameters {
   SequenceParameters sequence;
   RowStrides k, v;
-  int32_t value_heads, ratio;
+  HeadGroups heads;
+  int32_t value_heads;
 };
 
 struct StateParameters {
   SequenceParameters sequence;
   RowStrides k;
   StateStrides initial_state, final_state, h;  // h: the sequence stride is that of a chunk
-  int32_t value_heads, ratio;
+  HeadGroups heads;
+  int32_t value_heads;
   int32_t has_initial_state, has_final_state;
 };
 
@@ -58,7 +87,9 @@ struct OutputParameters {
   SequenceParameters sequence;
   RowStrides q, k;
   StateStrides h;
-  int32_t value_heads, ratio;
+  HeadGroups heads;
+  int32_t value_heads;
+  int32_t is_wide;  // 1: o is f32 whatever q is
   float scale;
 };
 
@@ -66,8 +97,12 @@ struct RecurrentParameters {
   SequenceParameters sequence;
   RowStrides q, k, v;
   StateStrides initial_state, final_state;
-  int32_t value_heads, ratio, value_size;
+  GateParameters gates;
+  ChannelParameters channels;
+  HeadGroups heads;
+  int32_t value_heads, value_size;
   int32_t has_initial_state, has_final_state;
+  int32_t is_wide;  // 1: o is f32 whatever q is
   float scale;
 };
 

@@ -73,7 +73,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
   const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
   const int64_t token = int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first;
   const int64_t head = int64_t(group.y);
-  const int64_t key_head = int(group.y) / parameters.ratio;
+  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int64_t row = token * parameters.value_heads + head;
 
   for (int item = int(thread_index); item < C * C; item += kThreads) {

@@ -17,16 +17,22 @@ __all__ = ["WHOLE_OPS", "Case", "assert_exact", "make_case", "run"]
 def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tensor, Tensor]:
     """The op on the device, with the kernels seen to run; the results on the CPU."""
     there = case.to(device)
+    options = {name: moved(x, device) for name, x in options.items()}
     with kernels_run(device, *(KERNELS[op] if case.q.numel() else ())):
         o, state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
     assert state is not None
     return o.cpu(), state.cpu()
 
 
+def moved(x: Any, device: torch.device) -> Any:
+    return x.to(device) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
 def assert_exact(op: str, case: Case, result: tuple[Tensor, Tensor], **options: Any) -> None:
     """The result of the op with these options is within its bounds of the float64 recurrence."""
     exact = case.exact(**options)
     o_bound, state_bound = bounds_of(op, case, exact, **options)
-    assert result[0].dtype == case.dtype and result[1].dtype == torch.float32
+    output_dtype = options.get("output_dtype") or case.dtype
+    assert result[0].dtype == output_dtype and result[1].dtype == torch.float32
     errors.assert_close("o", result[0], exact[0], o_bound, head_dim=2)
     errors.assert_close("final_state", result[1], exact[1], state_bound, head_dim=1)

@@ -13,6 +13,7 @@ from torch.nn.functional import logsigmoid, normalize
 import torch_gdn
 from torch_gdn import reference
 from torch_gdn.check import bounds
+from torch_gdn.reference.common import decay_of
 
 WHOLE_OPS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule,
@@ -64,9 +65,10 @@ class Case:
         assert state is not None
         return o, state
 
-    def largest_sum(self, chunk_size: int = 64) -> float:
+    def largest_sum(self, chunk_size: int = 64, **options: Any) -> float:
         """max |c|, of the cumulative gate within a chunk."""
-        sums = reference.chunk_local_cumsum(self.g.double(), chunk_size, self.cu_seqlens)
+        gates = (options.get("use_gate_in_kernel", False), options.get("A_log"), options.get("dt_bias"))
+        sums = reference.chunk_local_cumsum(decay_of(self.g.double(), *gates), chunk_size, self.cu_seqlens)
         return sums.abs().max().item() if sums.numel() else 0.0
 
 
@@ -114,13 +116,15 @@ def make_case(
 
 def bounds_of(op: str, case: Case, exact: tuple[Tensor, Tensor], **options: Any) -> tuple[float, float]:
     """The largest error allowed to the output and to the final state."""
+    output_dtype = options.get("output_dtype") or case.dtype
     if op == "fused_recurrent_gated_delta_rule":
         needed = errors_of_a_plain_recurrence(case, exact, **options)
         o, state = (min(max(bounds.RECURRENT_F32, 1.25 * error), 5 * bounds.RECURRENT_F32) for error in needed)
-        return max(o, bounds.RECURRENT_OUTPUT.get(case.dtype, 0)), state
-    in_f32 = bounds.chunk_f32(case.largest_sum())
+        return max(o, bounds.RECURRENT_OUTPUT.get(output_dtype, 0)), state
+    in_f32 = bounds.chunk_f32(case.largest_sum(**options))
+    stages = torch.float32 if case.dtype == torch.float16 else case.dtype  # with half the stages between are float32
     return (
-        max(in_f32, bounds.CHUNK_OUTPUT.get(case.dtype, 0)),
+        max(in_f32, bounds.CHUNK_OUTPUT.get(output_dtype, 0), bounds.CHUNK_OUTPUT.get(stages, 0)),
         max(in_f32, bounds.CHUNK_STATE.get(case.dtype, 0)),
     )
 

@@ -33,7 +33,17 @@ def inputs(op: str, variant: Variant, tokens: int) -> tuple[Case, dict[str, Any]
         assert case.initial_state is not None
         case = replace(case, initial_state=case.initial_state.transpose(-1, -2).contiguous())
         options["state_v_first"] = True
+    if variant.channels and op == RECURRENT:
+        options |= channels_of(case)
     return case, options
+
+
+def channels_of(case: Case, seed: int = 1) -> dict[str, Tensor]:
+    """gk and gv, weak and strong ones: the gates of the case are drawn for one number a head."""
+    random = torch.Generator().manual_seed(seed)
+    sizes = {"gk": case.q.shape[-1], "gv": case.v.shape[-1]}
+    draws = {name: torch.randn(*case.g.shape, size, generator=random) for name, size in sizes.items()}
+    return {name: -draw.exp() * 0.1 for name, draw in draws.items()}
 
 
 def call(op: str, variant: Variant, case: Case, options: dict[str, Any], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -42,6 +52,7 @@ def call(op: str, variant: Variant, case: Case, options: dict[str, Any], device:
         there = replace(there, q=unaligned(there.q), k=unaligned(there.k), v=unaligned(there.v))
     if op == CHUNK:
         options = options | {"chunk_size": variant.chunk_size}
+    options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
     o, state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
     assert state is not None
     return o.cpu(), state.cpu()

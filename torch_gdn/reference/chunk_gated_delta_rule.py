@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from torch_gdn.reference.chunk_fwd_h import chunk_fwd_h
 from torch_gdn.reference.chunk_fwd_o import chunk_fwd_o
 from torch_gdn.reference.chunk_local_cumsum import chunk_local_cumsum
 from torch_gdn.reference.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
-from torch_gdn.reference.common import compute_dtype
+from torch_gdn.reference.common import compute_dtype, decay_of, per_value_head, step_of
 from torch_gdn.reference.l2norm import l2norm
 from torch_gdn.reference.recompute_w_u import recompute_w_u
 from torch_gdn.reference.solve_tril import solve_tril
@@ -25,13 +26,23 @@ def chunk_gated_delta_rule(
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    output_dtype: torch.dtype | None = None,
+    head_grouping: str = "block",
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule, a chunk of tokens at a time: the six stages, with nothing rounded between them."""
-    out_dtype, dtype = q.dtype, compute_dtype(q)
+    out_dtype, dtype = output_dtype or q.dtype, compute_dtype(q)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
-    g = chunk_local_cumsum(g.to(dtype), chunk_size, cu_seqlens)
+    q, k = (per_value_head(x, v.shape[2], head_grouping) for x in (q, k))
+    g = decay_of(g.to(dtype), use_gate_in_kernel, A_log, dt_bias)
+    beta = step_of(beta.to(dtype), use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    g = chunk_local_cumsum(g, chunk_size, cu_seqlens)
     A = solve_tril(chunk_scaled_dot_kkt(k, g, beta, cu_seqlens, chunk_size), cu_seqlens)
     w, u = recompute_w_u(k, v, beta, A, g, cu_seqlens)
     h, v_new, final_state = chunk_fwd_h(

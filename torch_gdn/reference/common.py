@@ -54,9 +54,26 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def per_value_head(x: Tensor, value_heads: int) -> Tensor:
-    """[B, T, H, K] -> [B, T, HV, K]: each key head serves a block of HV / H value heads."""
-    return x.repeat_interleave(value_heads // x.shape[2], dim=2)
+def per_value_head(x: Tensor, value_heads: int, head_grouping: str = "block") -> Tensor:
+    """[B, T, H, K] -> [B, T, HV, K]: each key head serves a block of HV / H value heads, or every H-th one."""
+    ratio = value_heads // x.shape[2]
+    return x.repeat(1, 1, ratio, 1) if head_grouping == "tiled" else x.repeat_interleave(ratio, dim=2)
+
+
+def decay_of(g: Tensor, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+    """The log decay: g itself, or -exp(A_log) softplus(g + dt_bias)."""
+    if not use_gate:
+        return g
+    assert A_log is not None
+    raw = g if dt_bias is None else g + dt_bias.to(g.dtype)
+    return -A_log.to(g.dtype).exp() * torch.nn.functional.softplus(raw)
+
+
+def step_of(beta: Tensor, use_sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
+    """The step: beta itself, its sigmoid, or twice that."""
+    if not use_sigmoid:
+        return beta
+    return 2 * beta.sigmoid() if allow_neg_eigval else beta.sigmoid()
 
 
 def key_first(state: Tensor, state_v_first: bool) -> Tensor:

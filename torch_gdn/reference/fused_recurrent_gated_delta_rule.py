@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.common import compute_dtype, key_first, per_value_head, sequences
+from torch_gdn.reference.common import compute_dtype, decay_of, key_first, per_value_head, sequences, step_of
 from torch_gdn.reference.l2norm import l2norm
 
 
@@ -11,24 +11,45 @@ def fused_recurrent_gated_delta_rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    output_dtype: torch.dtype | None = None,
+    head_grouping: str = "block",
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule as defined, token by token: decay, read, write, output. In float64 it is the oracle."""
-    out_dtype, dtype = q.dtype, compute_dtype(q)
+    out_dtype, dtype = output_dtype or q.dtype, compute_dtype(q)
     batch, tokens, value_heads, V = v.shape
     K = q.shape[-1]
     scale = K**-0.5 if scale is None else scale
-    q, k, v, g, beta = (x.to(dtype) for x in (q, k, v, g, beta))
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    g = q.new_zeros(batch, tokens, value_heads) if g is None else g.to(dtype)
+    beta = q.new_ones(batch, tokens, value_heads) if beta is None else beta.to(dtype)
+    g = decay_of(g, use_gate_in_kernel, A_log, dt_bias)
+    beta = step_of(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    if beta.dim() == 3:
+        beta = beta[..., None]
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
-    q, k = per_value_head(q, value_heads), per_value_head(k, value_heads)
+    q, k = (per_value_head(x, value_heads, head_grouping) for x in (q, k))
+    # The decay of each token as what broadcasts to [HV, K, V].
+    decay = g.exp()[..., None, None]
+    if gk is not None:
+        decay = decay * gk.to(dtype).exp()[..., :, None]
+    if gv is not None:
+        decay = decay * gv.to(dtype).exp()[..., None, :]
 
     if cu_seqlens is None:  # every row of the batch at once: time first, then [B, HV, ...]
         state = q.new_zeros(batch, value_heads, K, V)
@@ -39,17 +60,17 @@ def fused_recurrent_gated_delta_rule(
     o = torch.empty_like(v)
     if cu_seqlens is None:
         for t in range(tokens):
-            state, o[:, t] = one_token(state, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
+            state, o[:, t] = one_token(state, q[:, t], k[:, t], v[:, t], decay[:, t], beta[:, t])
     else:
         for n, b, first, last, _ in sequences(batch, tokens, cu_seqlens):
             for t in range(first, last):
-                state[n], o[b, t] = one_token(state[n], q[b, t], k[b, t], v[b, t], g[b, t], beta[b, t])
+                state[n], o[b, t] = one_token(state[n], q[b, t], k[b, t], v[b, t], decay[b, t], beta[b, t])
     final_state = key_first(state, state_v_first).contiguous() if output_final_state else None
     return (scale * o).to(out_dtype), final_state
 
 
-def one_token(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    state = g.exp()[..., None, None] * state
-    update = beta[..., None] * (v - torch.einsum("...kv,...k->...v", state, k))
+def one_token(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    state = decay * state
+    update = beta * (v - torch.einsum("...kv,...k->...v", state, k))
     state = state + k[..., :, None] * update[..., None, :]
     return state, torch.einsum("...kv,...k->...v", state, q)

@@ -1,0 +1,19 @@
+// Gates as the kernels take them: g and beta of any strides and float dtype, done or raw.
+#pragma once
+#include "../checks/gated_delta_rule.h"
+#include "common.h"
+
+namespace torch_gdn {
+
+struct Gates {
+  optional<Tensor> g, beta, A_log, dt_bias;
+  GateParameters parameters{};
+};
+
+// float64, or a dtype of 8 bits, is converted; the rest is read as it is.
+Tensor readable(const Tensor& x);
+int32_t element_type(const optional<Tensor>& x);
+
+Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const GateOptions& options);
+
+}  // namespace torch_gdn

@@ -1,0 +1,256 @@
+"""The options of both whole ops: gates and steps made in the op, decays of channels, heads, output, states between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.cases import WHOLE_OPS, Case, assert_exact, make_case, run
+from tests.helpers.devices import on_a_mac
+from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
+from torch_gdn.check.seeded import channels_of
+
+RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+both_ops = pytest.mark.parametrize("op", WHOLE_OPS)
+
+
+def raw_gates(case: Case, dtype: torch.dtype = torch.float32, bias: bool = True) -> dict[str, Any]:
+    """Makes g raw, as a projection gives it (-60 to 60 of it), and returns what goes with it, as models have it."""
+    HV = case.g.shape[2]
+    case.g = torch.randn(case.g.shape, generator=torch.Generator().manual_seed(7)).mul(4).to(dtype)
+    if case.g.shape[1] > 3:
+        case.g[:, 1], case.g[:, 2], case.g[:, 3] = 60.0, -60.0, 0.0
+    A_log = torch.linspace(-3.0, 1.0, HV).to(dtype)
+    return {
+        "use_gate_in_kernel": True,
+        "A_log": A_log,
+        "dt_bias": torch.linspace(-4, 1, HV).to(dtype) if bias else None,
+    }
+
+
+def raw_steps(case: Case, dtype: torch.dtype = torch.float32, doubled: bool = False) -> dict[str, Any]:
+    case.beta = torch.randn(case.beta.shape, generator=torch.Generator().manual_seed(8)).mul(3).to(dtype)
+    return {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": doubled}
+
+
+@both_ops
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_gates_in_the_kernel(device: torch.device, op: str, dtype: torch.dtype, bias: bool) -> None:
+    case = make_case(70, H=1, HV=3)
+    options = raw_gates(case, dtype, bias)
+    assert_exact(op, case, run(op, case, device, **options), **options)
+
+
+@both_ops
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("doubled", [False, True])
+def test_sigmoid_of_beta_in_the_kernel(device: torch.device, op: str, dtype: torch.dtype, doubled: bool) -> None:
+    case = make_case(70, H=1, HV=3)
+    options = raw_steps(case, dtype, doubled)
+    assert_exact(op, case, run(op, case, device, **options), **options)
+
+
+@both_ops
+def test_raw_gates_and_steps_of_strided_views(device: torch.device, op: str) -> None:
+    """As two halves of one projection to [B, T, 2 HV], in packed sequences."""
+    case = make_case(70, HV=3, bounds=[0, 3, 3, 70])
+    options = raw_gates(case, torch.bfloat16) | raw_steps(case, torch.bfloat16)
+    there = case.to(device)
+    fused = torch.cat([case.g, case.beta], -1).to(device)
+    there.g, there.beta = fused.split(3, -1)
+    assert not there.g.is_contiguous()
+    assert_exact(op, case, run(op, there, device, **options), **options)
+
+
+def test_a_gate_is_within_2_ulp_of_float64(device: torch.device) -> None:
+    """One token, K = V = 1, S = 1, nothing written: o is exp(g); with g = -softplus(x) that is 1 - sigmoid(x)."""
+    x = torch.linspace(-30, 30, 1001)
+    zeros = torch.zeros(1, 1, 1001, 1)
+    o, _ = torch_gdn.fused_recurrent_gated_delta_rule(
+        torch.ones(1, 1, 1001, 1, device=device),
+        zeros.to(device),
+        zeros.to(device),
+        x[None, None].to(device),
+        initial_state=torch.ones(1, 1001, 1, 1, device=device),
+        use_gate_in_kernel=True,
+        A_log=torch.zeros(1001, device=device),
+    )
+    exact = torch.sigmoid(-x.double())
+    g = torch.nn.functional.softplus(x.double())
+    error = ((o.cpu().double().flatten() - exact) / exact).abs()
+    assert (error <= 2.4e-7 * (1 + g)).all(), error.max()  # an ulp of g is g ulps of its exp
+
+
+@both_ops
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_an_initial_state_of_16_bits(device: torch.device, op: str, dtype: torch.dtype) -> None:
+    case = make_case(20)
+    assert case.initial_state is not None
+    case.initial_state = case.initial_state.to(dtype)
+    assert_exact(op, case, run(op, case, device))
+    empty = make_case(0)
+    empty.initial_state = case.initial_state
+    assert_same_bits("final_state", run(op, empty, device)[1], case.initial_state.float())
+
+
+@both_ops
+def test_an_initial_state_in_float64_on_the_cpu(op: str) -> None:
+    case = make_case(20)
+    assert case.initial_state is not None
+    case.initial_state = case.initial_state.double()
+    assert_exact(op, case, run(op, case, torch.device("cpu")))
+
+
+@both_ops
+@pytest.mark.parametrize(("H", "HV"), [(2, 6), (3, 3), (1, 4)])
+def test_tiled_heads(device: torch.device, op: str, H: int, HV: int) -> None:
+    case = make_case(70, 32, 16, H=H, HV=HV)
+    result = run(op, case, device, head_grouping="tiled")
+    assert_exact(op, case, result, head_grouping="tiled")
+    if (H, HV) == (2, 6):
+        assert not torch.allclose(result[0], run(op, case, device)[0], atol=0.1)
+
+
+@both_ops
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_float32_output(device: torch.device, op: str, dtype: torch.dtype) -> None:
+    case = make_case(70, dtype=dtype)
+    options = {"output_dtype": torch.float32}
+    assert_exact(op, case, run(op, case, device, **options), **options)
+
+
+@both_ops
+def test_a_float32_output_holds_what_float16_cannot(device: torch.device, op: str) -> None:
+    case = make_case(20, dtype=torch.float16)
+    assert case.initial_state is not None
+    case.initial_state = case.initial_state * 1e6
+    options = {"output_dtype": torch.float32}
+    result = run(op, case, device, **options)
+    assert result[0].abs().max() > 65504
+    assert_exact(op, case, result, **options)
+
+
+def assert_states_between(case: Case, h: Tensor, starts: list[tuple[int, int, int]], bound: float) -> None:
+    """h[row] is the exact state of the sequence after its tokens [first, token)."""
+    for row, first, token in starts:
+        part = case.map(lambda x: x[:, first:token] if x.dim() > 2 else x)  # noqa: B023  called at once
+        part.initial_state, part.cu_seqlens = case.initial_state, None
+        if case.initial_state is not None and case.cu_seqlens is not None:
+            sequence = int((case.cu_seqlens <= first).nonzero().max())
+            part.initial_state = case.initial_state[sequence : sequence + 1]
+        exact = part.exact()[1]
+        assert_close(f"h[{row}]", h[:, row], exact, bound, head_dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype) -> None:
+    case = make_case(100, 32, 16, B=2, dtype=dtype)
+    there = case.to(device)
+    plain = torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, chunk_size=32)
+    o, state, h = torch_gdn.chunk_gated_delta_rule(
+        *there.qkv, **there.options, chunk_size=32, return_intermediate_states=True
+    )
+    assert h.shape == (2, 4, 2, 32, 16) and h.dtype == torch.float32
+    assert state is not None and plain[1] is not None
+    assert_same_bits("o", o, plain[0])
+    assert_same_bits("final_state", state, plain[1])
+    starts = [(row, 0, 32 * row) for row in range(4)]
+    assert_states_between(case, h.cpu(), starts, chunk_f32(case.largest_sum()) if dtype == torch.float32 else 3.4e-4)
+
+
+def test_the_states_between_chunks_of_packed_sequences(device: torch.device) -> None:
+    case = make_case(70, 32, 16, bounds=[0, 40, 40, 70])
+    there = case.to(device)
+    assert case.cu_seqlens is not None
+    there.cu_seqlens = case.cu_seqlens.to(device)
+    _, _, h = torch_gdn.chunk_gated_delta_rule(
+        *there.qkv, **there.options, chunk_size=32, return_intermediate_states=True
+    )
+    assert h.shape == (1, 3 + 3, 2, 32, 16)
+    assert_states_between(case, h.cpu(), [(0, 0, 0), (1, 0, 32), (2, 40, 40)], chunk_f32(case.largest_sum()))
+    assert (h[:, 3:] == 0).all()
+
+
+def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch.device) -> None:
+    case = make_case(40, 32, 16).to(device)
+    options = {"g": case.g, "beta": case.beta, "chunk_size": 32}
+    _, none, h = torch_gdn.chunk_gated_delta_rule(*case.qkv, **options, return_intermediate_states=True)
+    _, _, turned = torch_gdn.chunk_gated_delta_rule(
+        *case.qkv, **options, return_intermediate_states=True, state_v_first=True
+    )
+    assert none is None and torch.equal(turned.transpose(-1, -2), h)
+    empty = make_case(0, 32, 16, bounds=[0, 0, 0]).to(device)
+    _, _, h = torch_gdn.chunk_gated_delta_rule(*empty.qkv, **empty.options, return_intermediate_states=True)
+    assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
+
+
+@pytest.mark.parametrize("names", [("gk",), ("gv",), ("gk", "gv")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_decays_of_channels(device: torch.device, names: tuple[str, ...], dtype: torch.dtype) -> None:
+    case = make_case(20, 40, 36, H=1, HV=2, dtype=dtype)
+    options = {name: x.to(dtype) for name, x in channels_of(case).items() if name in names}
+    assert_exact(RECURRENT, case, run(RECURRENT, case, device, **options), **options)
+
+
+def test_a_reset_of_one_channel_leaves_no_trace_of_a_large_state(device: torch.device) -> None:
+    case = make_case(10, 40, 36)
+    assert case.initial_state is not None
+    options = channels_of(case)
+    case.initial_state[:, :, 3], case.initial_state[..., 5] = 1e4, 1e4
+    options["gk"][:, 0, :, 3], options["gv"][:, 0, :, 5] = -torch.inf, -20.0
+    assert_exact(RECURRENT, case, run(RECURRENT, case, device, **options), **options)
+
+
+def test_a_step_for_each_column(device: torch.device) -> None:
+    case = make_case(20, 40, 36, H=1, HV=2)
+    case.beta = torch.rand(1, 20, 2, 36)
+    assert_exact(RECURRENT, case, run(RECURRENT, case, device))
+    options = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+    assert_exact(RECURRENT, case, run(RECURRENT, case, device, **options), **options)
+
+
+def test_views_of_channels(device: torch.device) -> None:
+    """gk with the strides of [B, HV, T, K], gv one column into a wider tensor."""
+    case = make_case(20, 40, 36, B=2)
+    options = channels_of(case)
+    exact_options = dict(options)
+    options["gk"] = options["gk"].transpose(1, 2).contiguous().to(device).transpose(1, 2)
+    options["gv"] = torch.nn.functional.pad(options["gv"], (1, 2), value=torch.nan).to(device)[..., 1:-2]
+    assert_exact(RECURRENT, case, run(RECURRENT, case, device, **options), **exact_options)
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
+    """Norm, gate, sigmoid and recurrence, from what the projections give, in one kernel, with nothing converted."""
+    import simulator
+    from tests.helpers.devices import ready
+
+    case = make_case(1, 64, 64, B=2, H=2, HV=4, dtype=dtype, normal=False)
+    options = raw_gates(case, dtype) | raw_steps(case, dtype) | {"use_qk_l2norm_in_kernel": True}
+    there = case.to(ready("mps"))
+    options = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in options.items()}
+    with simulator.profile() as profile:
+        torch_gdn.fused_recurrent_gated_delta_rule(*there.qkv, **(there.options | options))
+    assert sum(figures.dispatches for figures in profile.kernels.values()) == 1
+    assert [name for name in profile.kernels if name.startswith(RECURRENT)] and not profile.fallbacks
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+def test_raw_gates_cost_a_prefill_no_dispatch() -> None:
+    import simulator
+    from tests.helpers.devices import ready
+
+    case = make_case(70, 64, 64, dtype=torch.bfloat16)
+    options = raw_gates(case, torch.bfloat16) | raw_steps(case, torch.bfloat16)
+    there = case.to(ready("mps"))
+    options = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in options.items()}
+    with simulator.profile() as profile:
+        torch_gdn.chunk_gated_delta_rule(*there.qkv, **(there.options | options))
+    assert sum(figures.dispatches for figures in profile.kernels.values()) == 6 and not profile.fallbacks

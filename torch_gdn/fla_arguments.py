@@ -1,0 +1,49 @@
+"""FLA's arguments that its functions no longer document, or that mean nothing here: what becomes of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import Tensor
+
+
+def layout_of_states(function: str, state_v_first: bool, transpose_state_layout: bool | None) -> bool:
+    """state_v_first, from either of its names."""
+    if transpose_state_layout is None:
+        return state_v_first
+    if state_v_first:
+        raise ValueError(
+            f"{function}: transpose_state_layout: expected None where state_v_first is set (it is its old name), "
+            f"got {transpose_state_layout}"
+        )
+    warnings.warn(
+        f"{function}: transpose_state_layout is deprecated; use state_v_first", DeprecationWarning, stacklevel=3
+    )
+    return transpose_state_layout
+
+
+def refuse_head_first(function: str, head_first: bool | None) -> None:
+    if head_first is None:
+        return
+    if head_first:
+        raise ValueError(f"{function}: head_first: expected False (tensors are [B, T, H, ...]), got True")
+    warnings.warn(f"{function}: head_first is deprecated and has no effect", DeprecationWarning, stacklevel=3)
+
+
+def refuse_context_parallelism(function: str, cp_context: Any) -> None:
+    if cp_context is not None:
+        raise ValueError(f"{function}: cp_context: expected None (one device), got {type(cp_context).__name__}")
+
+
+def check_copy_of_bounds(function: str, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> None:
+    """FLA reads its chunks from this copy; here the kernels find them in cu_seqlens itself."""
+    if cu_seqlens_cpu is None:
+        return
+    if cu_seqlens is None:
+        raise ValueError(f"{function}: cu_seqlens_cpu: expected None where cu_seqlens is None, got a tensor")
+    if cu_seqlens_cpu.shape != cu_seqlens.shape:
+        raise ValueError(
+            f"{function}: cu_seqlens_cpu: expected a copy of cu_seqlens {tuple(cu_seqlens.shape)}, "
+            f"got {tuple(cu_seqlens_cpu.shape)}"
+        )
