@@ -25,10 +25,8 @@ FLOAT32_ONLY = {
     "chunk_scaled_dot_kkt": ["g"],
     "solve_tril": ["A"],
     "recompute_w_u": ["A", "g"],
-    "chunk_fwd_h": ["g", "initial_state"],
+    "chunk_fwd_h": ["g"],
     "chunk_fwd_o": ["g"],
-    "chunk_gated_delta_rule": ["initial_state"],
-    "fused_recurrent_gated_delta_rule": ["initial_state"],
 }
 SAME_DTYPE = {
     "recompute_w_u": ["v"],
@@ -39,6 +37,29 @@ SAME_DTYPE = {
 }
 FIRST = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in OPS}
 KEY = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in (*QKV, "recompute_w_u", "chunk_fwd_h")}
+
+
+GATE = {"use_gate_in_kernel": True, "A_log": torch.zeros(4)}
+SIGMOID = {"use_beta_sigmoid_in_kernel": True}
+WRONG_OPTIONS: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
+    ("A_log", ValueError, "none for the gate", {"use_gate_in_kernel": True}),
+    ("A_log", ValueError, "one for four heads", GATE | {"A_log": torch.zeros(1)}),
+    ("A_log", TypeError, "integers", GATE | {"A_log": torch.zeros(4, dtype=torch.int64)}),
+    ("dt_bias", ValueError, "three for four heads", GATE | {"dt_bias": torch.zeros(3)}),
+    ("dt_bias", TypeError, "integers", GATE | {"dt_bias": torch.zeros(4, dtype=torch.int64)}),
+    ("allow_neg_eigval", ValueError, "without the sigmoid", {"allow_neg_eigval": True}),
+    ("output_dtype", ValueError, "float16 for float32", {"output_dtype": torch.float16}),
+    ("head_grouping", ValueError, "interleaved", {"head_grouping": "interleaved"}),
+]
+WRONG_CHANNELS: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
+    ("g", ValueError, "none for the gate", GATE | {"g": None}),
+    ("beta", ValueError, "none for the sigmoid", SIGMOID | {"beta": None}),
+    ("beta", ValueError, "columns of K", {"beta": torch.zeros(2, 20, 4, 64)}),
+    ("gk", ValueError, "columns of V", {"gk": torch.zeros(2, 20, 4, 32)}),
+    ("gk", TypeError, "integers", {"gk": torch.zeros(2, 20, 4, 64, dtype=torch.int64)}),
+    ("gv", ValueError, "a token too few", {"gv": torch.zeros(2, 19, 4, 32)}),
+    ("gv", TypeError, "integers", {"gv": torch.zeros(2, 20, 4, 32, dtype=torch.int64)}),
+]
 
 
 def put(name: str, value: Any) -> Change:
@@ -110,6 +131,12 @@ def bad_calls() -> list[Bad]:
         bad(op, "initial_state", ValueError, "one for two", change("initial_state", lambda s: s[:1]))
         bad(op, "initial_state", ValueError, "one for three", change("initial_state", lambda s: s[:1]), packed=True)
         bad(op, "initial_state", ValueError, "V and K swapped", put("state_v_first", True))
+        bad(op, "initial_state", TypeError, "integers", change("initial_state", torch.Tensor.int))
+    for op in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
+        for argument, error, what, value in WRONG_OPTIONS:
+            bad(op, argument, error, what, lambda call, value=value: call | value)
+    for argument, error, what, value in WRONG_CHANNELS:
+        bad("fused_recurrent_gated_delta_rule", argument, error, what, lambda call, value=value: call | value)
     for op in PACKABLE:
         cu = "cu_seqlens"
         bad(op, cu, TypeError, "floats", change(cu, torch.Tensor.float), packed=True)
