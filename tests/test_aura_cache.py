@@ -164,6 +164,29 @@ def test_generate(kind: str, beams: int) -> None:
     assert cache.get_seq_length() == 22
 
 
+def test_a_second_turn() -> None:
+    """The prompt of the second holds the answer to the first, whose codes are not made again."""
+    model = model_of("qwen3_next")
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+    def two_turns(cache: Any) -> Tensor:
+        first = model.generate(PROMPT[1:], past_key_values=cache, **options)
+        return model.generate(torch.cat([first, PROMPT[1:, :3]], 1), past_key_values=cache, **options)
+
+    expected = two_turns(decoded_cache(model, "8v4"))
+    tokens = two_turns(aura_cache(model, "8v4"))
+    assert tokens.shape == (1, 11 + 5 + 3 + 5) and torch.equal(tokens, expected)
+
+
+def test_bfloat16() -> None:
+    """As near to the float32 model as the same model is with keys and values decoded: both round, in other places."""
+    exact = logits_of(model_of("llama"), decoded_cache(model_of("llama"), "8v8"))
+    model = model_of("llama").bfloat16()
+    theirs = relative_error(logits_of(model, decoded_cache(model, "8v8")), exact)
+    ours = relative_error(logits_of(model, aura_cache(model, "8v8")), exact)
+    assert 0 < ours < 1.25 * theirs < 0.1, (ours, theirs)
+
+
 def test_a_hybrid_keeps_its_states_beside_the_codes() -> None:
     model = model_of("qwen3_next")
     cache = aura_cache(model, "8v4")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_gdn.aura.scheme
 from tests.helpers.devices import kernels_run
@@ -297,6 +298,25 @@ def test_a_file_that_is_no_safetensors_file_or_larger_than_asked_for(tmp_path: P
     filled("4v4")[0].save(tmp_path / "cache")
     with pytest.raises(ValueError, match="load: capacity: expected at least the 20 tokens of the file, got 19"):
         KVCache.load(tmp_path / "cache", capacity=19)
+
+
+def test_a_decoding_step_compiles_without_a_graph_break(device: torch.device) -> None:
+    """Twice: for the first length, and for every other."""
+    torch._dynamo.reset()
+    cache, k, v = filled("8v4", device)
+    plain = filled_again(k, v, "8v4")
+    plain.reserve(32)
+
+    def step(cache: KVCache, k: Tensor, v: Tensor, q: Tensor) -> Tensor:
+        cache.append(k, v)
+        return cache.attend(q)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    for _ in range(5):
+        k, v, q = (torch.randn(2, heads, 1, 64).to(device) for heads in (2, 2, 4))
+        assert_same_bits("o", compiled(cache, k, v, q), step(plain, k, v, q))
+    assert len(cache) == 25 and counter.frame_count == 2
 
 
 K = torch.zeros(2, 2, 1, 64)
