@@ -7,6 +7,9 @@ the scores have a standard deviation, the spread, of 1 to 8: from a mean over ma
 ||o - exact|| / ||exact||, exact being float64 attention to the keys and values as they were. Each scheme runs with our
 codebooks and with those of the systems that AURA comes from (FFAI, mlx-swift-lm).
 
+A real model: the one in examples/pycode, on Python modules that it never saw, its attention reading the cache as codes:
+the relative error of its logits, and bits per byte.
+
 Memory: bytes per token of a cache that was made, beside float16, and a layer of Qwen3-Next (2 KV heads, D = 256) filled
 with 32,768 tokens.
 """
@@ -14,6 +17,7 @@ with 32,768 tokens.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +25,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from examples.pycode import corpus
 from torch_gdn.aura import KVCache, Scheme
 
+NAMES = {"lloyd-max": "ours", "origin": "origin's"}
 SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
 TABLES = ("lloyd-max", "origin")
 SPREADS = (1, 2, 3, 4, 6, 8)
@@ -60,10 +66,42 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def error_table(found: dict[tuple[str, str], list[float]], spreads: tuple[int, ...] = SPREADS) -> str:
     rows = ["| scheme | codebooks | " + " | ".join(f"spread {spread}" for spread in spreads) + " |"]
     rows += ["|---|---|" + "---|" * len(spreads)]
-    names = {"lloyd-max": "ours", "origin": "origin's"}
     for (scheme, table), row in found.items():
-        rows.append(f"| {scheme} | {names[table]} | " + " | ".join(f"{error:.3f}" for error in row) + " |")
+        rows.append(f"| {scheme} | {NAMES[table]} | " + " | ".join(f"{error:.3f}" for error in row) + " |")
     return "\n".join(rows)
+
+
+def held_back_pieces(count: int, length: int) -> Tensor:
+    """[count, length + 1] tokens: the middle of each of `count` modules that the model of examples/pycode never saw."""
+    files = corpus.held_back_files(corpus.standard_library())[:count]
+    pieces = [corpus.pieces(corpus.as_tensor(corpus.joined([file])), length) for file in files]
+    return torch.stack([of_file[len(of_file) // 2] for of_file in pieces]).long()
+
+
+@torch.no_grad()
+def model_table(pieces: Tensor, schemes: tuple[str, ...] = SCHEMES) -> str:
+    """The trained model on these tokens, by scheme and table: error of the logits, bits per byte."""
+    from transformers import Qwen3NextForCausalLM
+
+    from torch_gdn.integrations.aura import AuraCache
+
+    model = Qwen3NextForCausalLM.from_pretrained(Path(corpus.__file__).parent, dtype=torch.float32).eval()
+    exact = model(input_ids=pieces[:, :-1]).logits
+    rows = ["| scheme | codebooks | error of the logits | bits per byte |", "|---|---|---|---|"]
+    rows.append(f"| float32 | | | {bits(exact, pieces):.3f} |")
+    model.set_attn_implementation("aura")
+    for scheme in tqdm(schemes, desc="a trained model", unit="scheme"):
+        for table in TABLES:
+            cache = AuraCache(model.config, Scheme(scheme, table))
+            logits = model(input_ids=pieces[:, :-1], past_key_values=cache).logits
+            error = ((logits - exact).norm() / exact.norm()).item()
+            rows.append(f"| {scheme} | {NAMES[table]} | {error:.4f} | {bits(logits, pieces):.3f} |")
+    return "\n".join(rows)
+
+
+def bits(logits: Tensor, pieces: Tensor) -> float:
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), pieces[:, 1:].flatten())
+    return loss.item() / math.log(2)
 
 
 def bytes_per_token(scheme: str, D: int) -> int:
@@ -132,7 +170,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     found = errors(Sizes())
-    print(error_table(found), memory_table(), sep="\n\n")
+    print(error_table(found), memory_table(), model_table(held_back_pieces(8, 1024)), sep="\n\n")
     plot(found, arguments.plot)
     print(f"\nThe plot: {arguments.plot}")
 

@@ -46,6 +46,15 @@ def test_tables_and_plot(errors: dict, tmp_path: Path) -> None:
     assert memory[3].startswith("| 8v4 | 104 | 1/2.46 | 200 | 1/2.56 | 0.4 MiB | 1/2.61 |")
 
 
+def test_a_trained_model_hardly_notices_the_safe_scheme() -> None:
+    rows = aura_quality.model_table(aura_quality.held_back_pieces(2, 64), ("8v4", "2v2")).split("\n")
+    assert [row.count("|") for row in rows] == [5] * 7
+    exact = float(rows[2].split("|")[4])
+    error, bits = (float(cell) for cell in rows[3].split("|")[3:5])
+    assert 0 < error < 0.02 and bits == pytest.approx(exact, rel=0.02)
+    assert float(rows[5].split("|")[3]) > 2 * error  # 2v2
+
+
 def test_the_readme_has_these_ratios() -> None:
     readme = (ROOT / "README.md").read_text()
     for scheme in aura_quality.SCHEMES:
