@@ -1,17 +1,17 @@
 """Continues Python code with a small Qwen3-Next whose Gated DeltaNet layers run on torch_gdn, and checks the numbers.
 
 The model is transformers' own Qwen3NextForCausalLM with the weights in examples/pycode, which learned the source of
-Python's standard library byte by byte. Prefill goes through torch_gdn.chunk_gated_delta_rule, decode through
-torch_gdn.fused_recurrent_gated_delta_rule. The logits, and the bits that a byte of modules it never saw costs, must
-equal those of the same model on transformers' own PyTorch fallback. Exit status 1 if they do not.
+Python's standard library byte by byte. After torch_gdn.integrations.transformers.enable() prefill goes through
+torch_gdn.chunk_gated_delta_rule, decode through torch_gdn.fused_recurrent_gated_delta_rule. The logits, and the bits
+that a byte of modules it never saw costs, must equal those of the same model on transformers' own PyTorch fallback.
+Exit status 1 if they do not.
 """
 
 import argparse
-import inspect
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 from transformers import Qwen3NextForCausalLM
-from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.utils import logging as transformers_logging
 
 import torch_gdn
+from torch_gdn.integrations import transformers as integration
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST_DISTANCE = 1e-4  # of the logits, relative, in f32
@@ -57,43 +57,14 @@ class OpCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def chunk(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
-    # The model's convolution leaves the channels outermost: a head's values are T apart, where the op wants neighbours.
-    return torch_gdn.chunk_gated_delta_rule(
-        query.contiguous(), key.contiguous(), value.contiguous(), **understood(options)
-    )
-
-
-def recurrent(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
-    return torch_gdn.fused_recurrent_gated_delta_rule(query, key, value, **understood(options))
-
-
-def understood(options: dict[str, Any]) -> dict[str, Any]:
-    """What the model hands over besides these (use_cache and the like) is meant for other layers."""
-    names = ("g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens")
-    return {name: options[name] for name in names if name in options}
-
-
 @contextmanager
-def gated_delta_rule(chunk: Callable[..., Any], recurrent: Callable[..., Any]) -> Iterator[None]:
-    """Within it, transformers' Qwen3-Next uses these two; its layers look them up in their module at each call."""
-    functions = {"torch_chunk_gated_delta_rule": chunk, "torch_recurrent_gated_delta_rule": recurrent}
-    originals = {name: getattr(modeling_qwen3_next, name) for name in functions}
+def on_torch_gdn() -> Iterator[None]:
+    """Within it, transformers' models call torch_gdn; an application would enable it once and leave it so."""
+    integration.enable()
     try:
-        for name, function in functions.items():
-            setattr(modeling_qwen3_next, name, function)
         yield
     finally:
-        for name, original in originals.items():
-            setattr(modeling_qwen3_next, name, original)
-
-
-def transformers_fallback() -> Any:
-    """The PyTorch loops under the decorator that would prefer FLA's kernels where FLA is installed."""
-    return gated_delta_rule(
-        inspect.unwrap(modeling_qwen3_next.torch_chunk_gated_delta_rule),
-        inspect.unwrap(modeling_qwen3_next.torch_recurrent_gated_delta_rule),
-    )
+        integration.disable()
 
 
 def trained_model() -> Qwen3NextForCausalLM:
@@ -217,15 +188,14 @@ def run(options: argparse.Namespace) -> bool:
     print(f"prompt    {len(text)} bytes of {options.prompt_file.name}", flush=True)
 
     pieces = held_back(options.modules).to(device)
-    with gated_delta_rule(chunk, recurrent):
+    with on_torch_gdn():
         with counted(simulated) as counts:
             ours = generate(model, prompt, options.new_tokens, "torch_gdn")
         # A second run is timed: the first one pays for counting and, on a Mac, for compiling the kernels.
         timed = ours if simulated else generate(model, prompt, options.new_tokens, "torch_gdn, timed")
         our_bits = bits_per_byte(model, pieces, "torch_gdn")
-    with transformers_fallback():
-        fallback = generate(model, prompt, options.new_tokens, "transformers' fallback", forced=ours.tokens)
-        fallback_bits = bits_per_byte(model, pieces, "transformers' fallback")
+    fallback = generate(model, prompt, options.new_tokens, "transformers' fallback", forced=ours.tokens)
+    fallback_bits = bits_per_byte(model, pieces, "transformers' fallback")
 
     print_counts(counts)
     print("text      the prompt's end, then after the bar what the model wrote:")

@@ -1,0 +1,158 @@
+"""Small random models of each kind, with heads that remember, and what they are asked."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_gdn.integrations.transformers.places import MODELS, modeling_module
+
+VOCABULARY = 64
+PROMPT = 70  # a whole chunk and a part
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "initializer_range": 0.1,
+}
+# Every expert is used: which ones are is no matter of these tests, and a tie would decide it.
+EXPERTS = {
+    "num_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, model, and what is special
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        "OlmoHybridForCausalLM",
+        # As OLMo-Hybrid 7B: as many key heads as value heads, values twice as long less a half.
+        {
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 48,
+        },
+    ),
+}
+assert tuple(KINDS) == MODELS
+
+
+def there(kind: str) -> bool:
+    return modeling_module(kind) is not None
+
+
+def random_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **special: Any) -> Any:
+    """In f32 or, with the very same numbers, rounded: the weights are those of bf16 in any case."""
+    configuration_name, model_name, own = KINDS[kind]
+    package = importlib.import_module(f"transformers.models.{kind}")
+    configuration = getattr(package, configuration_name)(**{**SIZES, **own, **special})
+    torch.manual_seed(seed)
+    model = getattr(modeling_module(kind), model_name)(configuration).eval()
+    for module in model.modules():
+        if type(module).__name__.endswith("GatedDeltaNet"):
+            # The initial gate forgets everything within a token. Trained heads remember: here 10 to 1,000 tokens.
+            module.A_log.data.zero_()
+            module.dt_bias.data.copy_(torch.logspace(-3, -1, module.num_v_heads).expm1().log())
+    return model.to(torch.bfloat16).to(dtype)
+
+
+def random_tokens(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def torch_gdn_enabled() -> Iterator[Any]:
+    """Yields the functions `status` and so on; whatever happens, transformers is itself again afterwards."""
+    from torch_gdn.integrations import transformers
+
+    transformers.enable()
+    try:
+        yield transformers
+    finally:
+        transformers.disable()
+
+
+def prefill(model: Any, device: torch.device) -> Tensor:
+    tokens = random_tokens(1, PROMPT).to(device)
+    return model(input_ids=tokens, use_cache=False).logits
+
+
+def decode(model: Any, device: torch.device, prompt: int = PROMPT, steps: tuple[int, ...] = (1, 1, 1)) -> Tensor:
+    """A prompt, and so many tokens at a time behind it."""
+    tokens = random_tokens(1, prompt + sum(steps)).to(device)
+    output = model(input_ids=tokens[:, :prompt], use_cache=True)
+    found, start = [output.logits], prompt
+    for step in steps:
+        following = tokens[:, start : start + step]
+        output = model(input_ids=following, past_key_values=output.past_key_values, use_cache=True)
+        found.append(output.logits)
+        start += step
+    return torch.cat(found, 1)
+
+
+def continuation(model: Any, device: torch.device) -> Tensor:
+    """Several tokens at once behind a cached prompt, as for a next turn or to verify a draft."""
+    return decode(model, device, prompt=66, steps=(5, 1, 3))
+
+
+def short_prompt(model: Any, device: torch.device) -> Tensor:
+    """Shorter than the convolution."""
+    return decode(model, device, prompt=2, steps=(1, 1))
+
+
+def padded(model: Any, device: torch.device, lengths: tuple[int, ...] = (PROMPT, 9)) -> Tensor:
+    """Prompts of unequal length in one batch, padded on the left; the logits of their tokens."""
+    tokens, mask = padded_tokens(lengths)
+    output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=True)
+    return output.logits[mask.bool().to(device)]
+
+
+def padded_tokens(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    longest = max(lengths)
+    tokens = random_tokens(len(lengths), longest)
+    mask = torch.stack([torch.arange(longest) >= longest - length for length in lengths]).long()
+    return tokens * mask, mask
+
+
+def generated(model: Any, device: torch.device, new_tokens: int = 6, lengths: tuple[int, ...] = (20, 9)) -> Tensor:
+    tokens, mask = padded_tokens(lengths)
+    return model.generate(
+        tokens.to(device), attention_mask=mask.to(device), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
+    )
+
+
+QUESTIONS = {
+    "prefill": prefill,
+    "decode": decode,
+    "continuation": continuation,
+    "short_prompt": short_prompt,
+    "padded": padded,
+}
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """||found - expected|| / ||expected||"""
+    found, expected = found.cpu().double(), expected.cpu().double()
+    return float((found - expected).norm() / expected.norm())

@@ -1,0 +1,139 @@
+"""transformers' models on torch_gdn, against the same models on transformers' own PyTorch fallback."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.devices import CHUNK_KERNELS, kernels_run, ready
+from tests.integrations import models
+from tests.integrations.models import KINDS, QUESTIONS, distance, random_model, torch_gdn_enabled
+
+CPU = torch.device("cpu")
+# The logits' relative distance in f32: 9e-7 was the most that any model, version and question showed; a decay one
+# percent off gives 3.7e-5 and more (the last test).
+BAR = 4e-6
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_question = pytest.mark.parametrize("question", QUESTIONS)
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def model_or_skip(kind: str, *args: Any, **special: Any) -> Any:
+    if not models.there(kind):
+        import transformers
+
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    return random_model(kind, *args, **special)
+
+
+def on_torch_gdn(question: str, model: Any, device: torch.device = CPU) -> torch.Tensor:
+    """The answer, every call of the delta rule seen to be taken: so many of each as the question has forwards."""
+    with torch_gdn_enabled() as transformers:
+        answer = QUESTIONS[question](model, device)
+        status = transformers.status()
+    prefills, steps = {"prefill": (1, 0), "decode": (1, 3), "continuation": (3, 1)}.get(question, (1, 0))
+    if question == "short_prompt":
+        prefills, steps = 1, 2
+    calls = [status.taken.get(f"{name}_gated_delta_rule", 0) for name in ("chunk", "fused_recurrent")]
+    assert (calls, status.left) == ([prefills, steps], {})
+    return answer
+
+
+@each_question
+@each_kind
+def test_logits_in_f32_are_those_of_the_fallback(kind: str, question: str) -> None:
+    model = model_or_skip(kind)
+    expected = QUESTIONS[question](model, CPU)
+    assert distance(on_torch_gdn(question, model), expected) < BAR
+
+
+@each_question
+@each_kind
+def test_logits_in_bf16_are_as_near_to_f32_as_the_fallback(kind: str, question: str) -> None:
+    model = model_or_skip(kind, torch.bfloat16)
+    exact = QUESTIONS[question](random_model(kind), CPU)
+    fallback = distance(QUESTIONS[question](model, CPU), exact)
+    assert distance(on_torch_gdn(question, model), exact) < 1.1 * fallback
+
+
+@each_kind
+def test_greedy_generation_gives_the_tokens_of_the_fallback(kind: str) -> None:
+    model = model_or_skip(kind)
+    expected = models.generated(model, CPU)
+    with torch_gdn_enabled() as transformers:
+        tokens = models.generated(model, CPU)
+        taken = transformers.status().taken
+    assert taken["chunk_gated_delta_rule"] == 1
+    assert taken["fused_recurrent_gated_delta_rule"] == tokens.shape[1] - 20 - 1
+    assert tokens.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("heads", [(1, 3, 40, 24), (30, 30, 8, 16)], ids=["ratio 3", "30 heads"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "olmo_hybrid"])
+def test_other_heads(kind: str, heads: tuple[int, int, int, int]) -> None:
+    names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    model = model_or_skip(kind, **dict(zip(names, heads, strict=True)))
+    expected = models.decode(model, CPU)
+    assert distance(on_torch_gdn("decode", model), expected) < BAR
+
+
+@each_kind
+def test_left_padding_changes_nothing_for_the_padded_prompt(kind: str) -> None:
+    model = model_or_skip(kind)
+    tokens, _ = models.padded_tokens((20, 9))
+    with torch_gdn_enabled():
+        together = models.padded(model, CPU, (20, 9))[20:]
+        alone = model(input_ids=tokens[1:, 11:], use_cache=False).logits[0]
+    assert distance(together, alone) < BAR
+
+
+@each_kind
+def test_on_mps_prefill_and_decode_run_the_kernels(kind: str) -> None:
+    model, device = model_or_skip(kind), ready("mps")
+    expected = models.decode(model, CPU, prompt=17, steps=(1,))
+    model = copy.deepcopy(model).to(device)
+    with (
+        torch_gdn_enabled() as transformers,
+        kernels_run(device, *CHUNK_KERNELS, "fused_recurrent_gated_delta_rule"),
+    ):
+        found = models.decode(model, device, prompt=17, steps=(1,))
+        assert transformers.status().left == {}
+    assert distance(found, expected) < BAR
+
+
+def test_on_mps_in_bf16_and_padded() -> None:
+    device = ready("mps")
+    exact = models.padded(model_or_skip("qwen3_next"), CPU, (17, 5))
+    model = random_model("qwen3_next", torch.bfloat16)
+    fallback = distance(models.padded(model, CPU, (17, 5)), exact)
+    model = copy.deepcopy(model).to(device)
+    with torch_gdn_enabled(), kernels_run(device, *CHUNK_KERNELS):
+        found = models.padded(model, device, (17, 5))
+    assert distance(found, exact) < 1.1 * fallback
+
+
+def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
+    model, device = model_or_skip("qwen3_next"), ready("mps")
+    expected = models.generated(model, CPU, 3, (17, 5))
+    model = copy.deepcopy(model).to(device)
+    with torch_gdn_enabled(), kernels_run(device, *CHUNK_KERNELS, "fused_recurrent_gated_delta_rule"):
+        tokens = models.generated(model, device, 3, (17, 5))
+    assert tokens.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+@each_kind
+def test_the_bar_sees_a_decay_one_percent_off(kind: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, original = model_or_skip(kind), getattr(torch_gdn, function)
+    expected = models.decode(model, CPU)
+    monkeypatch.setattr(torch_gdn, function, lambda q, k, v, g, **options: original(q, k, v, g=g * 1.01, **options))
+    assert distance(on_torch_gdn("decode", model), expected) > 5 * BAR

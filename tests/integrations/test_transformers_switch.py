@@ -1,0 +1,259 @@
+"""enable(), disable(), status() and supports() by themselves."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.metadata
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integrations import models
+from tests.integrations.models import KINDS, distance, random_model
+from torch_gdn.integrations import transformers
+from torch_gdn.integrations.transformers import choice, supports, switch
+
+CPU = torch.device("cpu")
+EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
+
+
+@pytest.fixture(autouse=True)
+def _off_at_both_ends() -> Iterator[None]:
+    transformers.disable()
+    yield
+    transformers.disable()
+
+
+def everything() -> dict[str, Any]:
+    """All names of the models' modules and of the classes in them."""
+    found: dict[str, Any] = {}
+    for kind in EVERYWHERE:
+        module = models.modeling_module(kind)
+        assert module is not None
+        found |= {f"{kind}.{name}": value for name, value in vars(module).items()}
+        classes = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
+        found |= {f"{kind}.{x.__name__}.{name}": value for x in classes for name, value in vars(x).items()}
+    return found
+
+
+def differing(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    ignored = ("__abstractmethods__", "_abc_impl")  # made by asking
+    names = before.keys() | after.keys()
+    return {x for x in names if before.get(x) is not after.get(x) and not x.endswith(ignored)}
+
+
+def test_disable_restores_everything() -> None:
+    before = everything()
+    transformers.enable()
+    assert differing(before, everything())
+    transformers.disable()
+    assert differing(before, everything()) == set()
+
+
+def test_enabling_twice_is_enabling_once() -> None:
+    before = everything()
+    transformers.enable()
+    once = everything()
+    transformers.enable()
+    assert differing(once, everything()) == set()
+    transformers.disable()
+    assert differing(before, everything()) == set()
+
+
+def test_status_says_what_is_replaced() -> None:
+    status = transformers.enable()
+    assert status.enabled
+    assert status.transformers == importlib.metadata.version("transformers")
+    assert list(status.replaced) == EVERYWHERE
+    for names in status.replaced.values():
+        assert any("chunk_gated_delta_rule" in name for name in names)
+        assert any("recurrent_gated_delta_rule" in name for name in names)
+    assert str(status).startswith(f"torch_gdn is enabled for transformers {status.transformers}\nqwen3_next: ")
+    assert not transformers.disable().replaced
+
+
+@pytest.mark.parametrize("kind", EVERYWHERE)
+@torch.no_grad()
+def test_a_model_built_while_enabled_is_transformers_own_afterwards(kind: str) -> None:
+    transformers.enable()
+    built_enabled = random_model(kind)
+    assert transformers.status().taken == {}
+    models.decode(built_enabled, CPU)
+    taken = transformers.status().taken
+    assert taken["chunk_gated_delta_rule"] == 1
+    transformers.disable()
+    found = models.decode(built_enabled, CPU)
+    assert transformers.status().taken == taken
+    assert torch.equal(found, models.decode(random_model(kind), CPU))
+
+
+@torch.no_grad()
+def test_counts_start_anew_at_enable_and_stay_after_disable() -> None:
+    model = random_model("qwen3_next")
+    transformers.enable()
+    models.prefill(model, CPU)
+    assert transformers.disable().taken["chunk_gated_delta_rule"] == 1
+    assert transformers.enable().taken == {}
+
+
+def test_what_another_put_there_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers.enable()
+    place = switch.replaced["qwen3_next"][0]
+
+    def another() -> None: ...
+
+    monkeypatch.setattr(place.owner, place.name, another)
+    with pytest.warns(UserWarning, match=f"leaves .*{place.name} as it is"):
+        transformers.disable()
+    assert vars(place.owner)[place.name] is another
+    setattr(place.owner, place.name, place.ours)  # so that monkeypatch puts nothing of ours back
+    place.restore()
+    monkeypatch.undo()
+    if place.before is not vars(place.owner).get(place.name):
+        setattr(place.owner, place.name, place.before)
+
+
+def test_training_is_left_to_transformers_and_said_once() -> None:
+    model = random_model("qwen3_next")
+    tokens = models.random_tokens(1, 10)
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        return model.model.layers[0].linear_attn.A_log.grad.clone()
+
+    expected = gradient()
+    transformers.enable()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found, again = gradient(), gradient()
+    assert torch.equal(found, expected)
+    assert torch.equal(again, expected)
+    assert len([x for x in said if "torch_gdn" in str(x.message)]) == 1
+    assert "forward only" in next(str(x.message) for x in said if "torch_gdn" in str(x.message))
+    status = transformers.status()
+    assert not status.taken
+    assert all(calls == 2 for reasons in status.left.values() for calls in reasons.values())
+    assert "chunk_gated_delta_rule: 2 calls left: grad mode is on" in str(status)
+
+
+def test_a_frozen_model_under_grad_mode_is_taken() -> None:
+    model = random_model("qwen3_next").requires_grad_(False)
+    transformers.enable()
+    models.prefill(model, CPU)
+    status = transformers.status()
+    assert status.taken["chunk_gated_delta_rule"] == 1
+    assert not status.left
+
+
+@torch.no_grad()
+def test_a_model_in_float64_runs_as_ever() -> None:
+    model = random_model("qwen3_5" if "qwen3_5" in EVERYWHERE else "qwen3_next").double()
+    expected = models.prefill(model, CPU)
+    transformers.enable()
+    with pytest.warns(UserWarning, match=r"torch\.float64"):
+        found = models.prefill(model, CPU)
+    assert torch.equal(found, expected)
+
+
+def test_without_transformers_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(ImportError, match="expected transformers to be installed"):
+        transformers.enable()
+
+
+def test_a_version_without_the_models_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "modeling_module", lambda model: None)
+    with pytest.raises(ImportError, match=r"expected a transformers that has one of qwen3_next, .*, got "):
+        transformers.enable()
+    assert not transformers.status().enabled
+
+
+@pytest.mark.parametrize("object", [supports, transformers.enable, transformers.disable, transformers.status])
+def test_the_examples_run(object: Any) -> None:
+    tests = doctest.DocTestFinder(recurse=False).find(object, object.__name__, globs={})
+    runner = doctest.DocTestRunner()
+    report: list[str] = []
+    for test in tests:
+        runner.run(test, out=report.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(report)
+
+
+def delta_rule_call(**different: Any) -> dict[str, Any]:
+    query = torch.zeros(1, 4, 2, 8)
+    return {"query": query, "key": query, "value": torch.zeros(1, 4, 4, 8)} | {
+        "g": torch.zeros(1, 4, 4),
+        "beta": torch.zeros(1, 4, 4),
+        **different,
+    }
+
+
+TAKEN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "what other layers are told": {"use_cache": True, "position_ids": None},
+    "a state": {"initial_state": torch.zeros(1, 4, 8, 8)},
+    "a state in bf16": {"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.bfloat16)},
+    "packed": {"cu_seqlens": torch.tensor([0, 1, 4]), "seq_idx": torch.tensor([[0, 1, 1, 1]])},
+    "g in bf16": {"g": torch.zeros(1, 4, 4, dtype=torch.bfloat16)},
+}
+LEFT: dict[str, tuple[dict[str, Any], str]] = {
+    "meta": ({name: x.to("meta") for name, x in delta_rule_call().items()}, "the tensors are on meta; torch_gdn has"),
+    "two devices": ({"g": torch.zeros(1, 4, 4, device="meta")}, "the tensors are on several devices"),
+    "training": ({"value": torch.zeros(1, 4, 4, 8, requires_grad=True)}, "grad mode is on and an input requires grad"),
+    "float64": ({"query": torch.zeros(1, 4, 2, 8, dtype=torch.float64)}, "query, key and value are torch.float64"),
+    "mixed": ({"value": torch.zeros(1, 4, 4, 8, dtype=torch.bfloat16)}, "torch.float32 and torch.bfloat16, not one of"),
+    "whole beta": ({"beta": torch.zeros(1, 4, 4, dtype=torch.int64)}, "g and beta are torch.float32 and torch.int64"),
+    "large K": ({"query": torch.zeros(1, 4, 2, 257), "key": torch.zeros(1, 4, 2, 257)}, "a head has 257 by 8 values"),
+    "large V": ({"value": torch.zeros(1, 4, 4, 513)}, "a head has 8 by 513 values"),
+    "heads": ({"value": torch.zeros(1, 4, 3, 8)}, "3 value heads are no multiple of 2 key heads"),
+    "flat": ({"query": torch.zeros(4, 2, 8)}, "query and value have 3 and 4 dimensions"),
+    "chunk size": ({"chunk_size": 48}, "chunk_size is 48"),
+    "state": ({"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.float64)}, "initial_state is torch.float64"),
+    "only seq_idx": ({"seq_idx": torch.tensor([[0, 1, 1, 1]])}, "packed sequences come as seq_idx without"),
+    "packed batch": (
+        {"query": torch.zeros(2, 4, 2, 8), "cu_seqlens": torch.tensor([0, 4])},
+        "packed sequences come in a batch of 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+@pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+def test_supports(function: str, case: str) -> None:
+    call = delta_rule_call(**TAKEN[case])
+    assert supports(function, **call) == (True, "")
+    o, _ = choice.FUNCTIONS[function].run(**call)  # and so it is
+    assert o.shape == call["value"].shape
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_supports_gives_its_reason_in_a_sentence(case: str) -> None:
+    different, reason = LEFT[case]
+    supported, said = supports("chunk_gated_delta_rule", **delta_rule_call(**different))
+    assert not supported
+    assert reason in said
+
+
+def test_supports_refuses_an_unknown_function() -> None:
+    with pytest.raises(ValueError, match=r"supports: function: expected one of chunk_gated_delta_rule, .*, got 'conv'"):
+        supports("conv")
+
+
+@torch.no_grad()
+def test_a_compiled_layer_is_one_graph() -> None:
+    kind = EVERYWHERE[-1]
+    model = random_model(kind)
+    layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
+    hidden = torch.randn(1, 70, 64)
+    expected = layer(hidden)
+    transformers.enable()
+    torch.compiler.reset()
+    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(hidden)
+    assert distance(found, expected) < 4e-6
+    assert not transformers.status().taken  # a graph does not count

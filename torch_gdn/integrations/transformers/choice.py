@@ -1,0 +1,74 @@
+"""One call at a time: torch_gdn's function, or the one that transformers would have called."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_gdn.integrations.transformers.functions import FUNCTIONS
+
+taken: Counter[str] = Counter()  # function
+left: Counter[tuple[str, str]] = Counter()  # function and reason
+
+
+def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+    """Whether torch_gdn takes this call of a transformers model, and if not, why.
+
+    Args:
+        function: "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "causal_conv1d_fn",
+            "causal_conv1d_update" or "rms_norm_gated".
+        args, kwargs: what the model calls it with.
+
+    Returns:
+        (True, "") or (False, a sentence).
+
+    Raises:
+        ValueError: another function.
+
+    Example:
+        >>> import torch
+        >>> from torch_gdn.integrations.transformers import supports
+        >>> q, g = torch.zeros(1, 8, 2, 64), torch.zeros(1, 8, 2)
+        >>> supports("chunk_gated_delta_rule", q, q, q, g=g, beta=g)
+        (True, '')
+        >>> supports("chunk_gated_delta_rule", q, q, q, g=g, beta=g, chunk_size=100)
+        (False, 'chunk_size is 100, not one of (16, 32, 64)')
+    """
+    if function not in FUNCTIONS:
+        raise ValueError(f"supports: function: expected one of {', '.join(FUNCTIONS)}, got {function!r}")
+    reason = FUNCTIONS[function].reason(*args, **kwargs)
+    return not reason, reason
+
+
+def chosen(function: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands where `original` stood and decides at each call."""
+    reason_against, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
+
+    @functools.wraps(original, updated=())
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        reason = reason_against(*args, **kwargs)
+        if not torch.compiler.is_compiling():  # a graph that counts would be compiled anew for each count
+            count(function, reason)
+        return original(*args, **kwargs) if reason else run(*args, **kwargs)
+
+    return choose
+
+
+def count(function: str, reason: str) -> None:
+    if not reason:
+        taken[function] += 1
+        return
+    if not any(reason == known for _, known in left):
+        warnings.warn(f"torch_gdn leaves {function} to transformers: {reason}", stacklevel=4)
+    left[function, reason] += 1
+
+
+def forget() -> None:
+    """The counts start again, and so do the warnings."""
+    taken.clear()
+    left.clear()

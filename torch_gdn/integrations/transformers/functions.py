@@ -1,0 +1,144 @@
+"""The functions that a Gated DeltaNet layer of transformers calls: when torch_gdn takes one, and what it then runs.
+
+Each has a `reason` (empty, or a sentence on what torch_gdn does not take) and a `run`, with the arguments that the
+models of all versions give it, by the models' own names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_gdn
+
+DEVICES = ("mps", "cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_KEY, LARGEST_VALUE = 256, 512
+CHUNK_SIZES = (16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Function:
+    reason: Callable[..., str]
+    run: Callable[..., Any]
+
+
+def unlike_each_other(*tensors: Tensor | None) -> str:
+    """What is said of the tensors of any call: where they are, and whether a gradient is wanted."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    device = given[0].device
+    if device.type not in DEVICES:
+        return f"the tensors are on {device.type}; torch_gdn has kernels for {' and '.join(DEVICES)}"
+    if any(tensor.device != device for tensor in given):
+        return "the tensors are on several devices"
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        return (
+            "grad mode is on and an input requires grad; torch_gdn's kernels are forward only "
+            "(torch.no_grad() and torch.inference_mode() turn it off)"
+        )
+    return ""
+
+
+def delta_rule_reason(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *positional: Any,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    **others: Any,
+) -> str:
+    if positional:
+        return "arguments behind beta are given by position"
+    if reason := unlike_each_other(query, key, value, g, beta, initial_state):
+        return reason
+    if query.dtype not in DTYPES or {key.dtype, value.dtype} != {query.dtype}:
+        return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}, not one of {DTYPES}"
+    if not (g.dtype.is_floating_point and beta.dtype.is_floating_point):
+        return f"g and beta are {g.dtype} and {beta.dtype}, not floating"
+    if query.dim() != 4 or value.dim() != 4:
+        return f"query and value have {query.dim()} and {value.dim()} dimensions, not the 4 of [B, T, heads, size]"
+    if not 1 <= query.shape[-1] <= LARGEST_KEY or not 1 <= value.shape[-1] <= LARGEST_VALUE:
+        return (
+            f"a head has {query.shape[-1]} by {value.shape[-1]} values; torch_gdn goes to {LARGEST_KEY} by "
+            f"{LARGEST_VALUE}"
+        )
+    if not query.shape[2] or value.shape[2] % query.shape[2]:
+        return f"{value.shape[2]} value heads are no multiple of {query.shape[2]} key heads"
+    if chunk_size not in CHUNK_SIZES:
+        return f"chunk_size is {chunk_size}, not one of {CHUNK_SIZES}"
+    if initial_state is not None and initial_state.dtype not in DTYPES:
+        return f"initial_state is {initial_state.dtype}, not one of {DTYPES}"
+    if seq_idx is not None and cu_seqlens is None:
+        return "packed sequences come as seq_idx without cu_seq_lens_q, which the delta rule goes by"
+    if cu_seqlens is not None and query.shape[0] != 1:
+        return f"packed sequences come in a batch of {query.shape[0]}, not of 1"
+    return ""
+
+
+def run_chunk(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    return torch_gdn.chunk_gated_delta_rule(
+        query,
+        key,
+        value,
+        g=g,
+        beta=beta,
+        initial_state=None if initial_state is None else initial_state.float(),
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+        chunk_size=chunk_size,
+    )
+
+
+def run_recurrent(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    return torch_gdn.fused_recurrent_gated_delta_rule(
+        query,
+        key,
+        value,
+        g=g,
+        beta=beta,
+        initial_state=None if initial_state is None else initial_state.float(),
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+    )
+
+
+FUNCTIONS = {
+    "chunk_gated_delta_rule": Function(delta_rule_reason, run_chunk),
+    "fused_recurrent_gated_delta_rule": Function(delta_rule_reason, run_recurrent),
+}

@@ -1,0 +1,98 @@
+"""Where the models of each version of transformers find their functions, and what has to be put there.
+
+Until 5.12 a layer keeps the functions as attributes of its own, from its construction on. Since 5.16 it looks them up
+in its module at each call. So in the one case a property of the class stands before the attributes of all its layers,
+old and new, which keep what they had; in the other the names in the module are rebound.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from torch_gdn.integrations.transformers.choice import chosen
+
+MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
+# The name in the model's module, or of the layer's attribute, and the function that it stands for.
+IN_THE_MODULE = {
+    "torch_chunk_gated_delta_rule": "chunk_gated_delta_rule",
+    "torch_recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
+}
+IN_THE_LAYER = {
+    "chunk_gated_delta_rule": "chunk_gated_delta_rule",
+    "recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
+}
+ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A name of a module or of a class, what was there, and what stands there while torch_gdn is enabled."""
+
+    owner: Any
+    name: str
+    before: Any  # ABSENT where there was nothing
+    ours: Any
+
+    def put(self) -> None:
+        setattr(self.owner, self.name, self.ours)
+
+    def restore(self) -> bool:
+        """False, with nothing done, where another has put something of its own there since."""
+        if vars(self.owner).get(self.name) is not self.ours:
+            return False
+        if self.before is ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+        return True
+
+    def __str__(self) -> str:
+        return self.name if isinstance(self.owner, ModuleType) else f"{self.owner.__name__}.{self.name}"
+
+
+def modeling_module(model: str) -> ModuleType | None:
+    """None where this version of transformers has no such model."""
+    package = f"transformers.models.{model}"
+    if importlib.util.find_spec(package) is None:
+        return None
+    return importlib.import_module(f"{package}.modeling_{model}")
+
+
+def places(module: ModuleType) -> Iterator[Place]:
+    kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, what the layers' constructor asks
+    if kept_in_layers:
+        layer = class_named(module, "GatedDeltaNet")
+        for name, function in IN_THE_LAYER.items():
+            yield Place(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
+    else:
+        for name, function in IN_THE_MODULE.items():
+            yield replaced(module, name, function)
+
+
+def class_named(module: ModuleType, ending: str) -> Any:
+    found = [x for x in vars(module).values() if isinstance(x, type) and x.__name__.endswith(ending)]
+    return next(x for x in found if x.__module__ == module.__name__)
+
+
+def replaced(owner: Any, name: str, function: str) -> Place:
+    original = vars(owner)[name]
+    return Place(owner, name, original, chosen(function, original))
+
+
+def attribute(name: str, function: str) -> property:
+    """Stands before the layers' own attribute of that name."""
+
+    def read(layer: Any) -> Callable[..., Any]:
+        if name not in layer.__dict__:
+            raise AttributeError(name)  # then torch.nn.Module looks among the submodules
+        return chosen(function, layer.__dict__[name])
+
+    def write(layer: Any, value: Any) -> None:
+        layer.__dict__[name] = value
+
+    return property(read, write)

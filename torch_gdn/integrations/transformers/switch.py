@@ -1,0 +1,108 @@
+"""On, off, and how things stand."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from dataclasses import dataclass
+
+from torch_gdn.integrations.transformers import choice
+from torch_gdn.integrations.transformers.places import MODELS, Place, modeling_module, places
+
+replaced: dict[str, list[Place]] = {}  # by model; empty while disabled
+
+
+@dataclass(frozen=True)
+class Status:
+    """How things stand; as text, a line each."""
+
+    enabled: bool
+    transformers: str  # its version
+    replaced: dict[str, tuple[str, ...]]  # by model: the names that stand for torch_gdn
+    taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
+    left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
+
+    def __str__(self) -> str:
+        lines = [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
+        lines += [f"{model}: {', '.join(names)}" for model, names in self.replaced.items()]
+        lines += [f"{function}: {calls} calls taken" for function, calls in self.taken.items()]
+        lines += [
+            f"{function}: {calls} calls left: {reason}"
+            for function, reasons in self.left.items()
+            for reason, calls in reasons.items()
+        ]
+        return "\n".join(lines)
+
+
+def enable() -> Status:
+    """transformers' Gated DeltaNet models call torch_gdn from now on, those already built included.
+
+    Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two functions.
+
+    Returns:
+        What `status()` returns.
+
+    Raises:
+        ImportError: transformers is not installed, or its version has none of the models.
+
+    Example:
+        >>> from torch_gdn.integrations import transformers
+        >>> transformers.enable().enabled
+        True
+        >>> transformers.disable().enabled
+        False
+    """
+    if replaced:
+        return status()
+    version = transformers_version()
+    modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
+    if not modules:
+        raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
+    choice.forget()
+    for model, module in modules.items():
+        replaced[model] = list(places(module))
+    for place in (place for found in replaced.values() for place in found):
+        place.put()
+    return status()
+
+
+def disable() -> Status:
+    """Everything is as it was before `enable()`. Disabling twice is disabling once.
+
+    Returns:
+        What `status()` returns; the counts stay until the next `enable()`.
+    """
+    for found in replaced.values():
+        for place in found:
+            if not place.restore():
+                warnings.warn(f"torch_gdn leaves {place} as it is: something else was put there since", stacklevel=2)
+    replaced.clear()
+    return status()
+
+
+def status() -> Status:
+    """What is replaced, and how many calls torch_gdn took or left, with the reasons.
+
+    Returns:
+        A `Status`; print it for a line each.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    reasons: dict[str, dict[str, int]] = {}
+    for (function, reason), calls in choice.left.items():
+        reasons.setdefault(function, {})[reason] = calls
+    return Status(
+        enabled=bool(replaced),
+        transformers=transformers_version(),
+        replaced={model: tuple(map(str, found)) for model, found in replaced.items()},
+        taken=dict(choice.taken),
+        left=reasons,
+    )
+
+
+def transformers_version() -> str:
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError("torch_gdn.integrations.transformers: expected transformers to be installed") from None
