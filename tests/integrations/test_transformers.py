@@ -12,11 +12,13 @@ import torch_gdn
 from tests.helpers.devices import CHUNK_KERNELS, kernels_run, ready
 from tests.integrations import models
 from tests.integrations.models import KINDS, QUESTIONS, distance, random_model, torch_gdn_enabled
+from torch_gdn.integrations.transformers.functions import FUNCTIONS
 
 CPU = torch.device("cpu")
 # The logits' relative distance in f32: 9e-7 was the most that any model, version and question showed; a decay one
 # percent off gives 3.7e-5 and more (the last test).
 BAR = 4e-6
+KERNELS = (*CHUNK_KERNELS, "fused_recurrent_gated_delta_rule", "causal_conv1d", "causal_conv1d_update")
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_question = pytest.mark.parametrize("question", QUESTIONS)
 
@@ -35,16 +37,25 @@ def model_or_skip(kind: str, *args: Any, **special: Any) -> Any:
     return random_model(kind, *args, **special)
 
 
+FORWARDS = {"prefill": (1, 0), "decode": (1, 3), "continuation": (3, 1), "short_prompt": (1, 2), "padded": (1, 0)}
+
+
 def on_torch_gdn(question: str, model: Any, device: torch.device = CPU) -> torch.Tensor:
-    """The answer, every call of the delta rule seen to be taken: so many of each as the question has forwards."""
+    """The answer, with every call of the one GDN layer seen to be taken."""
     with torch_gdn_enabled() as transformers:
         answer = QUESTIONS[question](model, device)
         status = transformers.status()
-    prefills, steps = {"prefill": (1, 0), "decode": (1, 3), "continuation": (3, 1)}.get(question, (1, 0))
-    if question == "short_prompt":
-        prefills, steps = 1, 2
-    calls = [status.taken.get(f"{name}_gated_delta_rule", 0) for name in ("chunk", "fused_recurrent")]
-    assert (calls, status.left) == ([prefills, steps], {})
+    prompts, steps = FORWARDS[question]
+    calls = {"chunk_gated_delta_rule": prompts, "fused_recurrent_gated_delta_rule": steps}
+    if (
+        "OlmoHybridShortConvolution.forward" in status.replaced.get("olmo_hybrid", ())
+        and "Olmo" in type(model).__name__
+    ):
+        calls |= {"short_convolution": 3 * (prompts + steps)}  # q, k and v have one each
+    else:
+        calls |= {"causal_conv1d_fn": prompts, "causal_conv1d_update": steps}
+    assert status.taken == {function: number for function, number in calls.items() if number}
+    assert status.left == {}
     return answer
 
 
@@ -101,10 +112,7 @@ def test_on_mps_prefill_and_decode_run_the_kernels(kind: str) -> None:
     model, device = model_or_skip(kind), ready("mps")
     expected = models.decode(model, CPU, prompt=17, steps=(1,))
     model = copy.deepcopy(model).to(device)
-    with (
-        torch_gdn_enabled() as transformers,
-        kernels_run(device, *CHUNK_KERNELS, "fused_recurrent_gated_delta_rule"),
-    ):
+    with torch_gdn_enabled() as transformers, kernels_run(device, *KERNELS):
         found = models.decode(model, device, prompt=17, steps=(1,))
         assert transformers.status().left == {}
     assert distance(found, expected) < BAR
@@ -116,7 +124,7 @@ def test_on_mps_in_bf16_and_padded() -> None:
     model = random_model("qwen3_next", torch.bfloat16)
     fallback = distance(models.padded(model, CPU, (17, 5)), exact)
     model = copy.deepcopy(model).to(device)
-    with torch_gdn_enabled(), kernels_run(device, *CHUNK_KERNELS):
+    with torch_gdn_enabled(), kernels_run(device, *CHUNK_KERNELS, "causal_conv1d"):
         found = models.padded(model, device, (17, 5))
     assert distance(found, exact) < 1.1 * fallback
 
@@ -125,7 +133,7 @@ def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
     model, device = model_or_skip("qwen3_next"), ready("mps")
     expected = models.generated(model, CPU, 3, (17, 5))
     model = copy.deepcopy(model).to(device)
-    with torch_gdn_enabled(), kernels_run(device, *CHUNK_KERNELS, "fused_recurrent_gated_delta_rule"):
+    with torch_gdn_enabled(), kernels_run(device, *KERNELS):
         tokens = models.generated(model, device, 3, (17, 5))
     assert tokens.tolist() == expected.tolist()
 
@@ -137,3 +145,24 @@ def test_the_bar_sees_a_decay_one_percent_off(kind: str, function: str, monkeypa
     expected = models.decode(model, CPU)
     monkeypatch.setattr(torch_gdn, function, lambda q, k, v, g, **options: original(q, k, v, g=g * 1.01, **options))
     assert distance(on_torch_gdn("decode", model), expected) > 5 * BAR
+
+
+def test_packed_sequences_do_not_see_each_other() -> None:
+    """As flash attention's keyword arguments hand them to a layer; without a kernel transformers refuses them."""
+    model = model_or_skip("qwen3_5")
+    layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
+    hidden = torch.randn(1, 75, 64)
+    bounds, numbers = torch.tensor([0, 66, 75], dtype=torch.int32), (torch.arange(75) >= 66).int()[None]
+    with torch_gdn_enabled() as transformers:
+        packed = layer(hidden, cu_seq_lens_q=bounds, seq_idx=numbers)
+        apart = torch.cat([layer(hidden[:, :66]), layer(hidden[:, 66:])], 1)
+        assert transformers.status().left == {}
+    assert distance(packed, apart) < BAR
+
+
+def test_bounds_alone_keep_convolutions_apart() -> None:
+    columns, weight = torch.randn(1, 6, 9), torch.randn(6, 4)
+    run = FUNCTIONS["causal_conv1d_fn"].run
+    packed = run(columns, weight, activation="silu", cu_seq_lens_q=torch.tensor([0, 5, 9]))
+    apart = torch.cat([run(x, weight, activation="silu") for x in columns.split([5, 4], 2)], 2)
+    assert torch.equal(packed, apart)

@@ -175,7 +175,7 @@ def test_a_version_without_the_models_is_an_error(monkeypatch: pytest.MonkeyPatc
     assert not transformers.status().enabled
 
 
-@pytest.mark.parametrize("object", [supports, transformers.enable, transformers.disable, transformers.status])
+@pytest.mark.parametrize("object", [supports, transformers.enable, transformers.kernel_mapping])
 def test_the_examples_run(object: Any) -> None:
     tests = doctest.DocTestFinder(recurse=False).find(object, object.__name__, globs={})
     runner = doctest.DocTestRunner()
@@ -214,13 +214,65 @@ LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "heads": ({"value": torch.zeros(1, 4, 3, 8)}, "3 value heads are no multiple of 2 key heads"),
     "flat": ({"query": torch.zeros(4, 2, 8)}, "query and value have 3 and 4 dimensions"),
     "chunk size": ({"chunk_size": 48}, "chunk_size is 48"),
-    "state": ({"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.float64)}, "initial_state is torch.float64"),
+    "state": ({"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.int64)}, "initial_state is torch.int64"),
     "only seq_idx": ({"seq_idx": torch.tensor([[0, 1, 1, 1]])}, "packed sequences come as seq_idx without"),
     "packed batch": (
         {"query": torch.zeros(2, 4, 2, 8), "cu_seqlens": torch.tensor([0, 4])},
         "packed sequences come in a batch of 2",
     ),
 }
+
+
+def convolution_call(**different: Any) -> dict[str, Any]:
+    plain = {"hidden_states": torch.zeros(1, 6, 5), "weight": torch.zeros(6, 4), "activation": "silu"}
+    return plain | different
+
+
+CONVOLUTIONS_TAKEN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a weight of another dtype": {"weight": torch.zeros(6, 4, dtype=torch.bfloat16)},
+    "a bias and no activation": {"bias": torch.zeros(6), "activation": None},
+    "packed": {"cu_seq_lens_q": torch.tensor([0, 1, 5]), "use_cache": False},
+    "packed by numbers": {"seq_idx": torch.tensor([[0, 1, 1, 1, 1]]), "cu_seq_lens_q": torch.tensor([0, 1, 5])},
+}
+CONVOLUTIONS_LEFT: dict[str, tuple[dict[str, Any], str]] = {
+    "meta": (
+        {"hidden_states": torch.zeros(1, 6, 5, device="meta"), "weight": torch.zeros(6, 4, device="meta")},
+        "meta",
+    ),
+    "training": ({"weight": torch.zeros(6, 4, requires_grad=True)}, "grad mode is on and an input requires grad"),
+    "float64": (
+        {"weight": torch.zeros(6, 4, dtype=torch.float64)},
+        "input and weight are torch.float32 and torch.float64",
+    ),
+    "bias": ({"bias": torch.zeros(6, dtype=torch.float16)}, "the convolution's bias is torch.float16, its weight"),
+    "wide": ({"weight": torch.zeros(6, 5)}, "the convolution is 5 wide; torch_gdn has widths of"),
+    "flat": ({"hidden_states": torch.zeros(6, 5)}, "have 2 and 2 dimensions, not 3 and 2"),
+    "gelu": ({"activation": "gelu"}, "the convolution's activation is gelu"),
+    "seq_idx": ({"seq_idx": torch.zeros(1, 5)}, "seq_idx is torch.float32, not an integer"),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS_TAKEN)
+def test_supports_convolutions(case: str) -> None:
+    call = convolution_call(**CONVOLUTIONS_TAKEN[case])
+    assert supports("causal_conv1d_fn", **call) == (True, "")
+    assert choice.FUNCTIONS["causal_conv1d_fn"].run(**call).shape == (1, 6, 5)
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS_LEFT)
+def test_supports_gives_its_reason_for_convolutions(case: str) -> None:
+    different, reason = CONVOLUTIONS_LEFT[case]
+    supported, said = supports("causal_conv1d_fn", **convolution_call(**different))
+    assert not supported
+    assert reason in said
+
+
+def test_supports_updates() -> None:
+    call = {"hidden_states": torch.zeros(1, 6, 1), "weight": torch.zeros(6, 4), "activation": "silu"}
+    assert supports("causal_conv1d_update", conv_state=torch.zeros(1, 6, 4), **call) == (True, "")
+    whole = torch.zeros(1, 6, 4, dtype=torch.int64)
+    assert supports("causal_conv1d_update", conv_state=whole, **call)[1].startswith("conv_state is torch.int64")
 
 
 @pytest.mark.parametrize("case", TAKEN)

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn import causal_conv1d_interface
 
 DEVICES = ("mps", "cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_KEY, LARGEST_VALUE = 256, 512
 CHUNK_SIZES = (16, 32, 64)
+WIDTHS = (2, 3, 4)  # of a convolution
+ACTIVATIONS = (None, "silu", "swish")
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ def delta_rule_reason(
         return f"{value.shape[2]} value heads are no multiple of {query.shape[2]} key heads"
     if chunk_size not in CHUNK_SIZES:
         return f"chunk_size is {chunk_size}, not one of {CHUNK_SIZES}"
-    if initial_state is not None and initial_state.dtype not in DTYPES:
-        return f"initial_state is {initial_state.dtype}, not one of {DTYPES}"
+    if initial_state is not None and not initial_state.dtype.is_floating_point:
+        return f"initial_state is {initial_state.dtype}, not floating"
     if seq_idx is not None and cu_seqlens is None:
         return "packed sequences come as seq_idx without cu_seq_lens_q, which the delta rule goes by"
     if cu_seqlens is not None and query.shape[0] != 1:
@@ -104,7 +107,7 @@ def run_chunk(
         value,
         g=g,
         beta=beta,
-        initial_state=None if initial_state is None else initial_state.float(),
+        initial_state=initial_state,
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
@@ -131,14 +134,119 @@ def run_recurrent(
         value,
         g=g,
         beta=beta,
-        initial_state=None if initial_state is None else initial_state.float(),
+        initial_state=initial_state,
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
     )
 
 
+def convolution_reason(
+    hidden_states: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    x: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **others: Any,
+) -> str:
+    """Of `causal_conv1d_fn`, which is given `x` until 5.12 and `hidden_states` since."""
+    columns = hidden_states if x is None else x
+    assert columns is not None and weight is not None
+    if seq_idx is not None and seq_idx.dtype not in (torch.int32, torch.int64):
+        return f"seq_idx is {seq_idx.dtype}, not an integer of 32 or 64 bits"
+    return any_convolution_reason(columns, weight, bias, activation, seq_idx)
+
+
+def update_reason(
+    hidden_states: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> str:
+    if conv_state.dtype not in DTYPES:
+        return f"conv_state is {conv_state.dtype}, not one of {DTYPES}"
+    return any_convolution_reason(hidden_states, weight, bias, activation, conv_state)
+
+
+def any_convolution_reason(
+    columns: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, other: Tensor | None
+) -> str:
+    if reason := unlike_each_other(columns, weight, bias, other):
+        return reason
+    if columns.dtype not in DTYPES or weight.dtype not in DTYPES:
+        return f"the convolution's input and weight are {columns.dtype} and {weight.dtype}, not one of {DTYPES}"
+    if bias is not None and bias.dtype != weight.dtype:
+        return f"the convolution's bias is {bias.dtype}, its weight {weight.dtype}"
+    if columns.dim() != 3 or weight.dim() != 2:
+        return f"the convolution's input and weight have {columns.dim()} and {weight.dim()} dimensions, not 3 and 2"
+    if weight.shape[-1] not in WIDTHS:
+        return f"the convolution is {weight.shape[-1]} wide; torch_gdn has widths of {WIDTHS}"
+    if activation not in ACTIVATIONS:
+        return f"the convolution's activation is {activation}, not one of {ACTIVATIONS}"
+    return ""
+
+
+def run_convolution(
+    hidden_states: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    x: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """[B, D, T], channel-last: q, k and v are then views that the delta rule takes without a copy."""
+    columns = hidden_states if x is None else x
+    assert columns is not None and weight is not None
+    bounds = cu_seq_lens_q if seq_idx is None else None
+    rows = columns.transpose(1, 2)
+    y, _ = torch.ops.gdn.causal_conv1d(rows, weight, bias, None, False, None, activation, bounds, seq_idx)
+    return y.transpose(1, 2)
+
+
+def run_update(
+    hidden_states: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    return causal_conv1d_interface.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
+
+
+def short_convolution_reason(
+    layer: Any, hidden_states: Tensor, cache: Tensor | None = None, use_precomputed: bool = False, **others: Any
+) -> str:
+    """Of OLMo-Hybrid until 5.12: a layer over rows that hands on the last W - 1 columns."""
+    if cache is not None and cache.dtype not in DTYPES:
+        return f"the convolution's state is {cache.dtype}, not one of {DTYPES}"
+    return any_convolution_reason(hidden_states, layer.weight[:, 0], layer.bias, "silu", cache)
+
+
+def run_short_convolution(
+    layer: Any, hidden_states: Tensor, cache: Tensor | None = None, use_precomputed: bool = False, **others: Any
+) -> tuple[Tensor, Tensor]:
+    y, state = causal_conv1d_interface.causal_conv1d_fn(
+        hidden_states.transpose(1, 2),
+        layer.weight[:, 0],
+        layer.bias,
+        initial_states=cache if use_precomputed else None,
+        return_final_states=True,
+        activation="silu",
+    )
+    return y.transpose(1, 2), state
+
+
 FUNCTIONS = {
     "chunk_gated_delta_rule": Function(delta_rule_reason, run_chunk),
     "fused_recurrent_gated_delta_rule": Function(delta_rule_reason, run_recurrent),
+    "causal_conv1d_fn": Function(convolution_reason, run_convolution),
+    "causal_conv1d_update": Function(update_reason, run_update),
+    "short_convolution": Function(short_convolution_reason, run_short_convolution),
 }

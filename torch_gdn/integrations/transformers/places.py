@@ -7,12 +7,16 @@ old and new, which keep what they had; in the other the names in the module are 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
 
 from torch_gdn.integrations.transformers.choice import chosen
 
@@ -21,11 +25,17 @@ MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
 IN_THE_MODULE = {
     "torch_chunk_gated_delta_rule": "chunk_gated_delta_rule",
     "torch_recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
+    "causal_conv1d_fn": "causal_conv1d_fn",
+    "causal_conv1d_update": "causal_conv1d_update",
 }
 IN_THE_LAYER = {
     "chunk_gated_delta_rule": "chunk_gated_delta_rule",
     "recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
+    "causal_conv1d_fn": "causal_conv1d_fn",
+    "causal_conv1d_update": "causal_conv1d_update",
 }
+# Classes of a model's module, by the end of their name, whose forward is replaced.
+FORWARDS = {"ShortConvolution": "short_convolution"}
 ABSENT = object()
 
 
@@ -64,19 +74,23 @@ def modeling_module(model: str) -> ModuleType | None:
 
 
 def places(module: ModuleType) -> Iterator[Place]:
+    for ending, function in FORWARDS.items():
+        for owner in classes_named(module, ending):
+            yield replaced(owner, "forward", function)
     kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, what the layers' constructor asks
-    if kept_in_layers:
-        layer = class_named(module, "GatedDeltaNet")
-        for name, function in IN_THE_LAYER.items():
-            yield Place(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
-    else:
+    if not kept_in_layers:
         for name, function in IN_THE_MODULE.items():
             yield replaced(module, name, function)
+        return
+    for layer in classes_named(module, "GatedDeltaNet"):
+        for name, function in IN_THE_LAYER.items():
+            yield Place(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
 
 
-def class_named(module: ModuleType, ending: str) -> Any:
-    found = [x for x in vars(module).values() if isinstance(x, type) and x.__name__.endswith(ending)]
-    return next(x for x in found if x.__module__ == module.__name__)
+def classes_named(module: ModuleType, ending: str) -> list[Any]:
+    """Those that the module defines: an imported one is of another library."""
+    classes = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
+    return [x for x in classes if x.__name__.endswith(ending)]
 
 
 def replaced(owner: Any, name: str, function: str) -> Place:
@@ -90,9 +104,15 @@ def attribute(name: str, function: str) -> property:
     def read(layer: Any) -> Callable[..., Any]:
         if name not in layer.__dict__:
             raise AttributeError(name)  # then torch.nn.Module looks among the submodules
-        return chosen(function, layer.__dict__[name])
+        original = layer.__dict__[name]
+        return chosen(function, functools.partial(convolution_of, layer) if original is None else original)
 
     def write(layer: Any, value: Any) -> None:
         layer.__dict__[name] = value
 
     return property(read, write)
+
+
+def convolution_of(layer: Any, *, x: Tensor, **others: Any) -> Tensor:
+    """What a layer of until 5.12 computes where its `causal_conv1d_fn` is None."""
+    return functional.silu(layer.conv1d(x)[:, :, : x.shape[-1]])

@@ -1,0 +1,46 @@
+"""How far each model's logits are from the fallback's, as JSON: `python -m tests.integrations.measure`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import torch
+
+from tests.helpers.devices import ready
+from tests.integrations import models
+from tests.integrations.models import KINDS, QUESTIONS, distance, random_model, torch_gdn_enabled
+
+QUESTIONS_OF = {"cpu": tuple(QUESTIONS), "mps": ("decode",)}  # the simulated device is slow
+
+
+def answers(model: Any, device: str) -> dict[str, torch.Tensor]:
+    where = ready(device)
+    model = copy.deepcopy(model).to(where)
+    return {question: QUESTIONS[question](model, where).cpu() for question in QUESTIONS_OF[device]}
+
+
+def measure(kind: str, device: str) -> dict[str, float]:
+    """The largest of the questions': the distance in f32, and in bf16 the distance from f32 over the fallback's."""
+    exact_model, rounded_model = random_model(kind), random_model(kind, torch.bfloat16)
+    # Off torch_gdn everything is PyTorch's, which on the simulated device is the CPU's.
+    exact, rounded = answers(exact_model, "cpu"), answers(rounded_model, "cpu")
+    with torch_gdn_enabled() as transformers:
+        found, found_rounded = answers(exact_model, device), answers(rounded_model, device)
+        assert not transformers.status().left, transformers.status()
+    ratios = {x: distance(found_rounded[x], exact[x]) / distance(rounded[x], exact[x]) for x in found}
+    return {"f32": max(distance(found[x], exact[x]) for x in found), "bf16": max(ratios.values())}
+
+
+@torch.no_grad()
+def main() -> None:
+    import transformers
+
+    kinds = [kind for kind in KINDS if models.there(kind)]
+    measured = {kind: {device: measure(kind, device) for device in QUESTIONS_OF} for kind in kinds}
+    print(json.dumps({"transformers": transformers.__version__, "measured": measured}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The versions of transformers that the integration is tested with, each in a folder and a process of its own.
+
+    python -m tests.integrations.versions                 the tests, with each version in turn
+    python -m tests.integrations.versions 5.12.0          with one
+    python -m tests.integrations.versions --table         the table in the README: measured distances
+
+A version is downloaded once, with what it needs and this environment has another version of, into $TORCH_GDN_CACHE,
+else ~/.cache/torch_gdn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from simulator.build import cache_directory
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+INSTALLED = "5.23.0"
+HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # of huggingface_hub before 2
+# What each was released with; the rest is as in this environment. kernels loads local kernels (README).
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "4.57.6": ("huggingface_hub<1", "tokenizers<0.23"),
+    "5.12.0": ("huggingface_hub<2", "tokenizers<0.23", *HTTPX),
+    "5.16.0": ("huggingface_hub<2", "tokenizers<0.24", *HTTPX, "kernels<0.17", "kernels-data<0.17", "tomlkit<1"),
+}
+TESTS = ("test_transformers.py", "test_transformers_switch.py", "test_transformers_kernels.py")
+
+
+class Unavailable(Exception):
+    """The wheels cannot be had."""
+
+
+def folder(version: str) -> Path:
+    """The version and its packages, downloaded the first time."""
+    packages = (f"transformers=={version}", *PACKAGES[version])
+    place = cache_directory() / "transformers" / version
+    if (place / "complete").exists() and (place / "complete").read_text().split() == list(packages):
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=place.parent))
+    try:
+        arguments = ("install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(fresh), *packages)
+        finished = subprocess.run(
+            [sys.executable, "-m", "pip", *arguments], text=True, capture_output=True, check=False, timeout=300
+        )
+        if finished.returncode:
+            raise Unavailable(f"pip finds no {' '.join(packages)}: {finished.stderr.strip().splitlines()[-1]}")
+        (fresh / "complete").write_text("\n".join(packages))
+        shutil.rmtree(place, ignore_errors=True)
+        fresh.rename(place)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"pip gives no {' '.join(packages)} within 300 s") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return place
+
+
+def run(version: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """python with this version of transformers before the installed one."""
+    paths = [str(ROOT)] if version == INSTALLED else [str(folder(version)), str(ROOT)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, text=True, check=False, **options)
+
+
+def run_tests(version: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    files = [f"tests/integrations/{name}" for name in TESTS]
+    return run(version, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files, **options)
+
+
+def table() -> str:
+    lines = [
+        "| model | transformers | cpu, f32 | cpu, bf16 | Metal, f32 | Metal, bf16 |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows: dict[str, list[str]] = {}
+    for version in (*PACKAGES, INSTALLED):
+        finished = run(version, "-m", "tests.integrations.measure", stdout=subprocess.PIPE)
+        finished.check_returncode()
+        found = json.loads(finished.stdout.splitlines()[-1])
+        assert found["transformers"] == version, found
+        for kind, of_kind in found["measured"].items():
+            figures = " | ".join(f"{x['f32']:.1e} | {x['bf16']:.2f}" for x in of_kind.values())
+            rows.setdefault(kind, []).append(f"| {kind} | {version} | {figures} |")
+    return "\n".join(lines + [row for of_kind in rows.values() for row in of_kind])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", choices=(*PACKAGES, INSTALLED), metavar="VERSION")
+    parser.add_argument("--table", action="store_true", help="measure, and print the README's table")
+    options = parser.parse_args()
+    if options.table:
+        print(table())
+        return 0
+    return max(run_tests(version).returncode for version in options.versions or (*PACKAGES, INSTALLED))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""The official way: Hugging Face's `kernels` puts the layers of a local folder into a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "kernels"
+LAYERS = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "causal_conv1d_fn", "causal_conv1d_update")
+
+
+def kernel_mapping() -> dict[str, dict[str, str]]:
+    """What transformers' `KernelConfig` is given, together with `use_local_kernel=True`: on `mps`, torch_gdn's layers.
+
+    For transformers from 5.16 on, with the version of `kernels` that it asks for. Unlike `enable()` it is chosen model
+    by model, and cannot be undone.
+
+    Returns:
+        For each function of the models: device and "folder:layer".
+
+    Example:
+        >>> from torch_gdn.integrations.transformers import kernel_mapping
+        >>> sorted(kernel_mapping()["causal_conv1d_fn"])
+        ['mps']
+    """
+    return {layer: {"mps": f"{FOLDER}:{layer}"} for layer in LAYERS}

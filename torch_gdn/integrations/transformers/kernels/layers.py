@@ -1,0 +1,109 @@
+"""Layers whose forward `kernels` puts in the place of a function's or a layer's of transformers.
+
+`self` is what they were put into, and its class has the original: a call that torch_gdn does not take goes there. The
+names, and the arguments of forward, are what `kernels` goes by.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from torch_gdn.integrations.transformers.choice import chosen
+
+
+def chosen_in(layer: nn.Module, function: str) -> Callable[..., Any]:
+    return chosen(function, functools.partial(type(layer).forward, layer))
+
+
+class chunk_gated_delta_rule(nn.Module):
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        chunk_size: int = 64,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        return chosen_in(self, "chunk_gated_delta_rule")(
+            query,
+            key,
+            value,
+            g=g,
+            beta=beta,
+            chunk_size=chunk_size,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            **kwargs,
+        )
+
+
+class fused_recurrent_gated_delta_rule(nn.Module):
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        return chosen_in(self, "fused_recurrent_gated_delta_rule")(
+            query,
+            key,
+            value,
+            g=g,
+            beta=beta,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            **kwargs,
+        )
+
+
+class causal_conv1d_fn(nn.Module):
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        return chosen_in(self, "causal_conv1d_fn")(hidden_states, weight, bias, activation=activation, **kwargs)
+
+
+class causal_conv1d_update(nn.Module):
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        conv_state: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
+        return chosen_in(self, "causal_conv1d_update")(hidden_states, conv_state, weight, bias, activation)
