@@ -29,9 +29,9 @@ def sources(*patterns: str) -> list[str]:
 
 
 def extension() -> Extension:
-    # On Linux the simulator compiles the Metal half (csrc/gdn, csrc/mps, shader_source.cpp) when it is activated.
+    # On Linux the simulator compiles the Metal half (csrc/gdn, csrc/aura, csrc/mps, shader_source.cpp) when it is activated.
     everywhere = sources("ops.cpp", "launch.cpp", "bindings.cpp", "cpu/*.cpp")
-    metal_half = sources("gdn/*.cpp", "shader_source.cpp", "mps/*.mm")
+    metal_half = sources("gdn/*.cpp", "aura/*.cpp", "shader_source.cpp", "mps/*.mm")
     return CppExtension(
         "torch_gdn._C",
         everywhere + (metal_half if ON_MAC else []),

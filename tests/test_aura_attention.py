@@ -38,9 +38,6 @@ CASES = pairwise(FACTORS)
 Call = dict[str, Any]
 
 
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cpu")
 
 
 def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:

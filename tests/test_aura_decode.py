@@ -14,9 +14,6 @@ from torch_gdn import reference
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 
 
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cpu")
 
 
 def decode(

@@ -16,9 +16,6 @@ from torch_gdn.reference.aura_encode import quantise
 Encoded = tuple[Tensor, Tensor, Tensor]
 
 
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cpu")
 
 
 def encode(device: torch.device, codec: Codec, x: Tensor, with_means: bool = False) -> Encoded:

@@ -16,9 +16,6 @@ from torch_gdn import reference
 NAMES = ("o_partials", "m_partials", "l_partials", "mean_partials")
 
 
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cpu")
 
 
 def make_call(D: int, L: int, ratio: int, with_means: bool = False, **options: Any) -> dict[str, Any]:

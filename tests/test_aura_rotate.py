@@ -11,9 +11,6 @@ from tests.test_opcheck import opcheck
 from torch_gdn import reference
 
 
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cpu")
 
 
 @pytest.mark.parametrize("inverse", [False, True])

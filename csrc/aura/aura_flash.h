@@ -1,0 +1,35 @@
+// The launches of attention to codes: pass 1 over blocks of keys, pass 2 that merges them and rotates back.
+#pragma once
+#include "common.h"
+
+namespace torch_gdn {
+
+// Codes whose words have a last stride of 1.
+struct Cache {
+  Tensor key_codes, key_norms, key_codebook, value_codes, value_norms, value_codebook;
+  optional<Tensor> key_means, value_means;
+};
+
+struct Visibility {
+  optional<Tensor> starts;
+  bool causal;
+  int64_t window;
+};
+
+struct Partials {
+  Tensor o, m, l;  // [B, HQ, L, NB, D], [B, HQ, L, NB]
+  Tensor mean;     // [B, HQ, L, NB], or empty
+};
+
+Partials new_partials(const AuraShape& shape, const Tensor& like, bool with_means);
+
+// Rows of one KV head's query heads that a threadgroup of the vector form takes.
+int64_t rows_together(const AuraShape& shape);
+
+// q_rot [B, HQ, L, D] f32 with strides; q_sums [B, HQ, L] f32, read where keys have means.
+Launch launch_aura_flash_p1(const AuraShape& shape, const Tensor& q_rot, const optional<Tensor>& q_sums,
+                            const Cache& cache, const Visibility& visibility, const Partials& partials);
+Launch launch_aura_flash_p2(const AuraShape& shape, const Partials& partials, const Tensor& value_signs,
+                            const optional<Tensor>& sinks, const Tensor& o);
+
+}  // namespace torch_gdn

@@ -1,0 +1,29 @@
+#include "common.h"
+
+namespace torch_gdn {
+
+namespace {
+Tensor with_dimensions(Tensor x, int64_t count, const char* name) {
+  while (x.dim() < count) x = x.unsqueeze(0);
+  return x.dim() == count ? x : as_contiguous(x, name).flatten(0, x.dim() - count);
+}
+}  // namespace
+
+Tensor as_vectors(const Tensor& x, const char* name) { return with_dimensions(unit_last_stride(x, name), 4, name); }
+
+Tensor as_values(const Tensor& x, const char* name) { return with_dimensions(x, 3, name); }
+
+VectorStrides vector_strides(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2)}; }
+
+VectorParameters vector_parameters(const Tensor& x) {
+  TORCH_CHECK_VALUE(x.size(1) <= INT32_MAX && x.size(2) <= INT32_MAX,
+                    "torch_gdn: expected fewer than 2^31 heads and tokens, got shape ", x.sizes());
+  return {x.size(0) * x.size(1) * x.size(2), int32_t(x.size(1)), int32_t(x.size(2))};
+}
+
+size_t rotation_groups(int64_t vectors, int64_t D) {
+  const int64_t lanes = D == 80 ? 4 : D == 96 ? 8 : 32;
+  return size_t(ceil_div(vectors, kThreads / lanes));
+}
+
+}  // namespace torch_gdn

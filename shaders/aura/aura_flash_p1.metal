@@ -1,0 +1,229 @@
+// One threadgroup owns kRows query rows of one KV head and one block of keys, 128 keys at a time; what they share is
+// unpacked once. For scores a thread owns a key and reads the rows' q from threadgroup memory; for the softmax a
+// simdgroup owns every fourth row; for the output a thread owns one column of each 128 (64 with D = 64, where the upper
+// two simdgroups take the upper half of the keys). In registers: kRows scores, then o [kRows, columns].
+// Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials
+// [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous.
+#include "aura/codes.h"
+#include "aura/visibility.h"
+
+static constant constexpr const int kKeys = 128;  // of a tile, one a thread
+
+// What is kept of a row between tiles.
+struct RowSums {
+  float m, l, mean;
+};
+
+// `count` codes from a multiple of 16 on: whole words but for 3 bits, whose 16 codes end within one.
+template <int bits, int kCount, int D, int kRows>
+METAL_FUNC void add_scores(
+    thread float* scores,
+    device const uint* words,
+    int first,
+    threadgroup const float* q,
+    threadgroup const float* table) {
+  constexpr int kWords = words_of(kCount, bits);
+  uint held[kWords];
+  UNROLL for (int i = 0; i < kWords; ++i) held[i] = words[first * bits / 32 + i];
+  UNROLL for (int d = 0; d < kCount; d += 4) {
+    float4 centroids;
+    UNROLL for (int i = 0; i < 4; ++i) {
+      const int bit = (d + i) * bits;
+      uint code = held[bit / 32] >> uint(bit % 32);
+      if (bit % 32 + bits > 32) code |= held[bit / 32 + 1] << uint(32 - bit % 32);
+      centroids[i] = table[code & ((1u << bits) - 1u)];
+    }
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      const float4 query = *(threadgroup const float4*)(q + row * D + first + d);
+      scores[row] += dot(query, centroids);
+    }
+  }
+}
+
+// q . centroids of one key, for each row.
+template <int bits, int D, int kRows>
+METAL_FUNC void dot_products(
+    thread float* scores, device const uint* words, threadgroup const float* q, threadgroup const float* table) {
+  UNROLL for (int row = 0; row < kRows; ++row) scores[row] = 0.0f;
+  for (int first = 0; first + 32 <= D; first += 32) add_scores<bits, 32, D, kRows>(scores, words, first, q, table);
+  if constexpr (D % 32 != 0) add_scores<bits, 16, D, kRows>(scores, words, D - 16, q, table);
+}
+
+// Scores of one row and tile -> weights of its values' centroids; masked ones are -inf and become 0. Every lane calls.
+METAL_FUNC float weigh(
+    threadgroup float* scores,
+    thread RowSums& sums,
+    threadgroup const float* value_norms,
+    threadgroup const float* value_means,
+    uint lane) {
+  float largest = sums.m;
+  UNROLL for (int part = 0; part < kKeys / 32; ++part) {
+    const float score = scores[part * 32 + int(lane)];
+    if (score > largest) largest = score;
+  }
+  largest = simd_max(largest);
+  const bool any = largest > -INFINITY;
+  const float decay = any ? exp(sums.m - largest) : 1.0f;
+  float sum = 0.0f;
+  float mean = 0.0f;
+  UNROLL for (int part = 0; part < kKeys / 32; ++part) {
+    const int key = part * 32 + int(lane);
+    const float score = scores[key];
+    const bool seen = score != -INFINITY;
+    const float weight = seen ? exp(score - largest) : 0.0f;
+    sum += weight;
+    if (seen) mean += weight * value_means[key];
+    scores[key] = seen ? weight * value_norms[key] : 0.0f;
+  }
+  sums.m = largest;
+  sums.l = sums.l * decay + simd_sum(sum);
+  sums.mean = sums.mean * decay + simd_sum(mean);
+  return decay;
+}
+
+template <int key_bits, int value_bits, int D, int kRows>
+[[kernel]] void aura_flash_p1(
+    device const float* q_rot [[buffer(0)]],
+    device const float* q_sums [[buffer(1)]],
+    device const uint* key_codes [[buffer(2)]],
+    device const float* key_norms [[buffer(3)]],
+    device const float* key_means [[buffer(4)]],
+    device const float* key_codebook [[buffer(5)]],
+    device const uint* value_codes [[buffer(6)]],
+    device const float* value_norms [[buffer(7)]],
+    device const float* value_means [[buffer(8)]],
+    device const float* value_codebook [[buffer(9)]],
+    device const int* starts [[buffer(10)]],
+    device float* o_partials [[buffer(11)]],
+    device float* m_partials [[buffer(12)]],
+    device float* l_partials [[buffer(13)]],
+    device float* mean_partials [[buffer(14)]],
+    constant FlashParameters& parameters [[buffer(15)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(kRows == 1 || kRows == 2 || kRows == 4 || kRows == 8, "rows come in powers of two up to 8");
+  static_assert(D % 16 == 0 && D >= 64 && D <= 512, "a row of q is whole float4");
+  constexpr int kHalves = D == 64 ? 2 : 1;  // of the keys, for the output
+  constexpr int kStep = kKeys / kHalves;    // columns between a thread's
+  constexpr int kColumns = (D + kStep - 1) / kStep;
+  constexpr int kRowsOfSimdgroup = (kRows + 3) / 4;
+  threadgroup float q[kRows * D];
+  threadgroup float scores[kRows * kKeys];
+  threadgroup float norms[2 * kKeys];  // of the values, and their means
+  threadgroup float key_table[1 << key_bits];
+  threadgroup float value_table[1 << value_bits];
+  threadgroup float decays[kRows];
+
+  const int rows = parameters.queries * parameters.ratio;
+  const int row_tiles = (rows + kRows - 1) / kRows;
+  const int block = int(group.x);
+  const int kv_head = int(group.y) / row_tiles;
+  const int first_row = int(group.y) % row_tiles * kRows;
+  const int batch = int(group.z);
+  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kKeys);
+  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kKeys);
+  for (int row = 0; row < kRows; ++row) {
+    const RowPlace place = row_place(parameters, batch, kv_head, min(first_row + row, rows - 1));
+    device const float* source = q_rot + offset_of(parameters.q, batch, place.head, place.query);
+    for (int d = int(thread_index); d < D; d += kKeys) q[row * D + d] = source[d];
+  }
+
+  // The keys that any of the rows sees.
+  const KeyRange whole = block_range(parameters, block);
+  KeyRange needed;
+  needed.first = visible_range(parameters, starts, batch, first_row, whole).first;
+  needed.last = visible_range(parameters, starts, batch, min(first_row + kRows, rows) - 1, whole).last;
+
+  RowSums sums[kRowsOfSimdgroup];
+  UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
+    sums[i].m = -INFINITY;
+    sums[i].l = sums[i].mean = 0.0f;
+  }
+  float o[kRows * kColumns];
+  UNROLL for (int i = 0; i < kRows * kColumns; ++i) o[i] = 0.0f;
+  const int part = kHalves == 2 ? int(simdgroup) / 2 : 0;
+  const int column = kHalves == 2 ? int(thread_index) % kStep : int(thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  for (int first = needed.first; first < needed.last; first += kKeys) {
+    const int count = min(kKeys, needed.last - first);
+    const int key = first + min(int(thread_index), count - 1);
+    float dots[kRows];
+    dot_products<key_bits, D, kRows>(
+        dots, key_codes + offset_of(parameters.key_codes, batch, kv_head, key), q, key_table);
+    const float key_norm = key_norms[offset_of(parameters.key_norms, batch, kv_head, key)];
+    float key_mean = 0.0f;
+    if (parameters.has_key_means != 0) key_mean = key_means[offset_of(parameters.key_means, batch, kv_head, key)];
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      const int index = min(first_row + row, rows - 1);
+      const KeyRange seen = visible_range(parameters, starts, batch, index, whole);
+      float score = dots[row] * key_norm;
+      if (parameters.has_key_means != 0) {
+        const RowPlace place = row_place(parameters, batch, kv_head, index);
+        score += key_mean * q_sums[offset_of(parameters.q_sums, batch, place.head, place.query)];
+      }
+      const bool is_seen = int(thread_index) < count && key >= seen.first && key < seen.last;
+      scores[row * kKeys + int(thread_index)] = is_seen ? score : -INFINITY;
+    }
+    norms[thread_index] = value_norms[offset_of(parameters.value_norms, batch, kv_head, key)];
+    norms[kKeys + int(thread_index)] = 0.0f;
+    if (parameters.has_value_means != 0) {
+      norms[kKeys + int(thread_index)] = value_means[offset_of(parameters.value_means, batch, kv_head, key)];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
+      const int row = i * 4 + int(simdgroup);
+      if (row < kRows) {
+        const float decay = weigh(scores + row * kKeys, sums[i], norms, norms + kKeys, lane);
+        if (lane == 0) decays[row] = decay;
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      const float decay = decays[row];
+      UNROLL for (int c = 0; c < kColumns; ++c) o[row * kColumns + c] *= decay;
+    }
+    const int last = min(count, (part + 1) * kStep);
+    for (int t = part * kStep; t < last; ++t) {
+      device const uint* words = value_codes + offset_of(parameters.value_codes, batch, kv_head, first + t);
+      UNROLL for (int c = 0; c < kColumns; ++c) {
+        const int d = min(column + c * kStep, D - 1);
+        const float centroid = value_table[code_at<value_bits>(words, d)];
+        UNROLL for (int row = 0; row < kRows; ++row) {
+          o[row * kColumns + c] = fma(scores[row * kKeys + t], centroid, o[row * kColumns + c]);
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  if constexpr (kHalves == 2) {
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      if (part == 1) scores[row * kKeys + column] = o[row * kColumns];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      if (part == 0) o[row * kColumns] += scores[row * kKeys + column];
+    }
+  }
+  UNROLL for (int row = 0; row < kRows; ++row) {
+    const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
+    UNROLL for (int c = 0; c < kColumns; ++c) {
+      const int d = column + c * kStep;
+      if (first_row + row < rows && part == 0 && d < D) o_partials[target * D + d] = o[row * kColumns + c];
+    }
+  }
+  UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
+    const int row = i * 4 + int(simdgroup);
+    if (row < kRows && first_row + row < rows && lane == 0) {
+      const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
+      m_partials[target] = sums[i].m;
+      l_partials[target] = sums[i].l;
+      if (parameters.has_value_means != 0) mean_partials[target] = sums[i].mean;
+    }
+  }
+}

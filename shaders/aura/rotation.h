@@ -1,0 +1,124 @@
+// Pi = H diag(signs) / sqrt(D), H = H_m (x) Sylvester's matrix of size D / m. Lane p of the lanes_of(D) that share a
+// vector holds elements p, p + lanes, ...: H_m, or Sylvester's matrix of the elements' number, works within a lane, the
+// rest between lanes, so that D log D additions need neither barrier nor memory. A simdgroup holds 32 / lanes vectors.
+#pragma once
+#include <metal_stdlib>
+
+#include "aura/parameters.h"
+#include "common/fragment.h"
+using namespace metal;
+
+// 80 = 20 * 4 and 96 = 12 * 8; the others are powers of two.
+METAL_FUNC constexpr int lanes_of(int D) { return D == 80 ? 4 : D == 96 ? 8 : 32; }
+
+// The i-th centroid or element of a lane: where it lies in the vector.
+template <int D>
+METAL_FUNC int place_of(int i, uint lane) {
+  return i * lanes_of(D) + int(lane) % lanes_of(D);
+}
+
+template <int D>
+METAL_FUNC float sum_over_lanes(float x) {
+  UNROLL for (ushort step = 1; step < lanes_of(D); step *= 2) x += simd_shuffle_xor(x, step);
+  return x;
+}
+
+template <int D>
+METAL_FUNC float max_over_lanes(float x) {
+  UNROLL for (ushort step = 1; step < lanes_of(D); step *= 2) x = fmax(x, simd_shuffle_xor(x, step));
+  return x;
+}
+
+// Bit r is set where r is a square modulo the prime m - 1.
+METAL_FUNC constexpr uint squares_modulo(int q) { return q == 11 ? 0x23Au : 0x30AF2u; }
+
+// Paley's Hadamard matrix of order m = q + 1: the identity and a skew matrix.
+METAL_FUNC constexpr bool paley_is_positive(int m, int i, int j) {
+  return i == 0 || i == j || (j != 0 && ((squares_modulo(m - 1) >> ((j - i + m - 1) % (m - 1))) & 1u) != 0);
+}
+
+template <int m, bool kTransposed>
+METAL_FUNC void multiply_by_paley(thread float* values) {
+  static_assert(m == 12 || m == 20, "Paley's matrices here have order 12 or 20");
+  float in[m];
+  UNROLL for (int i = 0; i < m; ++i) in[i] = values[i];
+  UNROLL for (int i = 0; i < m; ++i) {
+    float sum = 0.0f;
+    UNROLL for (int j = 0; j < m; ++j) {
+      sum += (kTransposed ? paley_is_positive(m, j, i) : paley_is_positive(m, i, j)) ? in[j] : -in[j];
+    }
+    values[i] = sum;
+  }
+}
+
+template <int kCount>
+METAL_FUNC void multiply_by_sylvester(thread float* values) {
+  UNROLL for (int half_size = 1; half_size < kCount; half_size *= 2) {
+    UNROLL for (int i = 0; i < kCount; ++i) {
+      if ((i & half_size) == 0) {
+        const float first = values[i];
+        const float second = values[i + half_size];
+        values[i] = first + second;
+        values[i + half_size] = first - second;
+      }
+    }
+  }
+}
+
+// values <- H values, or its transpose, for the D / lanes_of(D) elements of each lane. Every lane must call.
+template <int D, bool kTransposed>
+METAL_FUNC void multiply_by_hadamard(thread float* values, uint lane) {
+  static_assert(
+      D == 64 || D == 80 || D == 96 || D == 128 || D == 256 || D == 512, "a vector has 64, 80, 96, 128, 256 or 512");
+  constexpr int kOwn = D / lanes_of(D);
+  UNROLL for (ushort step = 1; step < lanes_of(D); step *= 2) {
+    const bool is_second = (ushort(lane) & step) != 0;
+    UNROLL for (int i = 0; i < kOwn; ++i) {
+      const float other = simd_shuffle_xor(values[i], step);
+      values[i] = is_second ? other - values[i] : values[i] + other;
+    }
+  }
+  if constexpr (D == 80 || D == 96) {
+    multiply_by_paley<kOwn, kTransposed>(values);
+  } else {
+    multiply_by_sylvester<kOwn>(values);
+  }
+}
+
+template <int D>
+METAL_FUNC void multiply_by_signs(thread float* values, device const float* signs, uint lane) {
+  UNROLL for (int i = 0; i < D / lanes_of(D); ++i) values[i] *= signs[place_of<D>(i, lane)];
+}
+
+// values <- sqrt(D) Pi values, or sqrt(D) Pi^T values.
+template <int D, bool kInverse>
+METAL_FUNC void rotate(thread float* values, device const float* signs, uint lane) {
+  if constexpr (!kInverse) multiply_by_signs<D>(values, signs, lane);
+  multiply_by_hadamard<D, kInverse>(values, lane);
+  if constexpr (kInverse) multiply_by_signs<D>(values, signs, lane);
+}
+
+// Which vector a lane works on, of those that threadgroup memory and launches count; `present` is false past the last.
+struct VectorPlace {
+  int64_t index;
+  int batch, head, token;
+  bool present;
+};
+
+// For threadgroups of 4 simdgroups.
+template <int D>
+METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint group, uint simdgroup, uint lane) {
+  constexpr int kTogether = 32 / lanes_of(D);
+  VectorPlace place;
+  const int64_t index = (int64_t(group) * 4 + simdgroup) * kTogether + int(lane) / lanes_of(D);
+  place.present = index < vectors.count;
+  place.index = place.present ? index : vectors.count - 1;
+  place.token = int(place.index % vectors.tokens);
+  place.head = int(place.index / vectors.tokens % vectors.heads);
+  place.batch = int(place.index / vectors.tokens / vectors.heads);
+  return place;
+}
+
+METAL_FUNC int64_t offset_of(constant VectorStrides& strides, int batch, int head, int token) {
+  return batch * strides.batch + head * strides.head + token * strides.token;
+}

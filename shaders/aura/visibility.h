@@ -1,0 +1,49 @@
+// Which keys a query row sees, and where its vectors lie.
+#pragma once
+#include <metal_stdlib>
+
+#include "aura/parameters.h"
+#include "aura/rotation.h"
+using namespace metal;
+
+struct KeyRange {
+  int first, last;  // keys [first, last)
+};
+
+// The keys of a block.
+METAL_FUNC KeyRange block_range(constant FlashParameters& parameters, int block) {
+  KeyRange range;
+  range.first = block * parameters.block_size;
+  range.last = min(parameters.keys, range.first + parameters.block_size);
+  return range;
+}
+
+// What row `row` of batch row `batch` sees of a range; `starts` holds words, the low one of an element first.
+METAL_FUNC KeyRange
+visible_range(constant FlashParameters& parameters, device const int* starts, int batch, int row, KeyRange range) {
+  const int position = parameters.q_offset + row / parameters.ratio;
+  if (parameters.start_words != 0) {
+    device const int* start = starts + int64_t(batch) * parameters.start_words;
+    const int high = parameters.start_words == 2 ? start[1] : 0;
+    const int first = high < 0 ? 0 : high > 0 || (parameters.start_words == 2 && start[0] < 0) ? range.last : start[0];
+    range.first = max(range.first, first);
+  }
+  if (parameters.window > 0) range.first = max(range.first, position - parameters.window + 1);
+  if (parameters.causal != 0) range.last = min(range.last, position + 1);
+  return range;
+}
+
+// The index of a row among [B, HQ, L], and its q.
+struct RowPlace {
+  int head, query;
+  int64_t index;
+};
+
+METAL_FUNC RowPlace row_place(constant FlashParameters& parameters, int batch, int kv_head, int row) {
+  RowPlace place;
+  place.head = kv_head * parameters.ratio + row % parameters.ratio;
+  place.query = row / parameters.ratio;
+  place.index =
+      (int64_t(batch) * parameters.kv_heads * parameters.ratio + place.head) * parameters.queries + place.query;
+  return place;
+}
