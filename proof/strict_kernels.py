@@ -14,6 +14,7 @@ from proof.strict_front_end import Refused, compile_strictly, instantiation, sha
 from proof.strict_rules import check_rules, no_recursion
 from proof.strict_tree import Layout, read_tree
 from proof.strict_values import NotUnderstood
+from torch_gdn import specialisations_aura
 from torch_gdn.specialisations import DTYPES, MODEL_SIZES, OTHER_SIZES, Specialisation, Variant, of_variants
 
 TABLE = Path(__file__).with_name("specialisations.tsv")
@@ -42,7 +43,15 @@ LONGEST_ROWS = [Variant(dtype, 1024, 1) for dtype in DTYPES]  # that l2norm take
 
 
 def all_specialisations() -> list[Specialisation]:
-    return [*of_variants(all_variants()), *of_variants(LONGEST_ROWS, ["l2norm"])]
+    return [*of_variants(all_variants()), *of_variants(LONGEST_ROWS, ["l2norm"]), *specialisations_aura.table()]
+
+
+# Vectors whose length is no power of two, and codes that straddle words.
+AWKWARD = [
+    specialisations_aura.encoding(DTYPES[0], 3, 80),
+    specialisations_aura.first_pass(3, 3, 80, 8),
+    specialisations_aura.first_pass(3, 3, 512, specialisations_aura.MATRIX_ROWS),
+]
 
 
 def model_specialisations() -> list[Specialisation]:
@@ -53,7 +62,7 @@ def model_specialisations() -> list[Specialisation]:
         for K, V in (*MODEL_SIZES, (33, 65))
         for value_inner in BOTH
     ]
-    return of_variants(variants)
+    return [*of_variants(variants), *specialisations_aura.table(quick=True), *AWKWARD]
 
 
 @dataclass

@@ -13,10 +13,24 @@ import torch
 from torch import Tensor
 
 from simulator import activate, build
-from torch_gdn import _C, chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, l2norm
+from torch_gdn import (
+    _C,
+    chunk_gated_delta_rule,
+    fused_recurrent_gated_delta_rule,
+    l2norm,
+    specialisations,
+    specialisations_aura,
+)
 from torch_gdn.specialisations import Specialisation, Variant
 
 TOKENS = 2
+AuraCall = tuple[tuple[int, int], int, torch.dtype]  # bits of keys and values, D, and q's dtype
+AURA_CALLS: list[AuraCall] = [
+    (scheme, D, dtype)
+    for scheme in specialisations_aura.SCHEMES
+    for D in specialisations_aura.HEAD_SIZES
+    for dtype in specialisations.DTYPES
+]
 
 
 @dataclass(frozen=True)
@@ -84,13 +98,34 @@ def _call_stages(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -
     ops.chunk_fwd_o(q, k, v_new, h, g_cumsum, chunk_size=C)
 
 
-def launches_of(variants: Iterable[Variant], norms: Iterable[Variant] = ()) -> list[Launch]:
-    """What these variants' calls launch, each specialisation once; of `norms` only l2norm is called."""
+def _call_aura(key_bits: int, value_bits: int, D: int, dtype: torch.dtype) -> None:
+    """Every kernel, pass 1 once for each number of rows that it takes together."""
+    ops = torch.ops.gdn
+    signs = torch.empty(D, device="mps")
+    caches = []
+    for bits in (key_bits, value_bits):
+        tables = (torch.empty(2**bits - 1, device="mps"), torch.empty(2**bits, device="mps"))
+        codes, norms, _ = ops.aura_encode(torch.empty(1, 1, TOKENS, D, dtype=dtype, device="mps"), signs, *tables)
+        for rotated in (False, True):
+            ops.aura_decode(codes, norms, tables[1], signs, None, rotated, dtype)
+        caches += [codes, norms, tables[1], signs]
+    for rows in (1, 2, 4, 8, specialisations_aura.MATRIX_ROWS):
+        q = torch.empty(1, rows, 1, D, dtype=dtype, device="mps")
+        ops.aura_attention(q, *caches)
+    ops.aura_rotate(q, signs, 1.0, True)
+
+
+def launches_of(
+    variants: Iterable[Variant], norms: Iterable[Variant] = (), aura: Iterable[AuraCall] = ()
+) -> list[Launch]:
+    """What these calls launch, each specialisation once; of `norms` only l2norm is called."""
     with recording() as library:
         for variant in variants:
             _call(variant)
         for variant in norms:
             l2norm(_rows(variant, 1, variant.K))
+        for scheme, D, dtype in aura:
+            _call_aura(*scheme, D, dtype)
         lines = library.recorder_lines().decode().splitlines()
     fields = (line.split("\t") for line in lines)
     return [

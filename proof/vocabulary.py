@@ -19,6 +19,7 @@ from proof import wheels
 from proof.strict_front_end import SHADERS, compile_strictly
 from proof.strict_kernels import source_of
 from proof.strict_tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
+from torch_gdn import specialisations_aura
 from torch_gdn.specialisations import KERNELS, METAL_TYPES, Variant, of_variants
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
@@ -89,6 +90,14 @@ def _trees() -> list[Tree]:
     for kernel in KERNELS:
         variants = [Variant(torch.bfloat16, 128, 128, normalise=True, value_inner=inner) for inner in (True, False)]
         trees.append(read_tree(*compile_strictly(source_of(of_variants(variants, [kernel])))))
+    for kernel in specialisations_aura.KERNELS:
+        # 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
+        instances = [
+            each
+            for each in specialisations_aura.table()
+            if each.kernel == kernel and {"3", "float"} & {*each.arguments} and {"64", "80", "96"} & {*each.arguments}
+        ]
+        trees.append(read_tree(*compile_strictly(source_of(instances[:12]))))
     return trees
 
 

@@ -38,8 +38,6 @@ CASES = pairwise(FACTORS)
 Call = dict[str, Any]
 
 
-
-
 def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
     D, L, T, HQ = case["D"], case["L"], case["T"], HK * case["ratio"]
     cache = make_cache(Codec(D, case["key_bits"]), Codec(D, case["value_bits"], 4), B, HK, T, case["means"])

@@ -14,8 +14,6 @@ from torch_gdn import reference
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 
 
-
-
 def decode(
     device: torch.device, codec: Codec, codes: Tensor, norms: Tensor, *rest: Tensor, **options: object
 ) -> Tensor:

@@ -16,8 +16,6 @@ from torch_gdn.reference.aura_encode import quantise
 Encoded = tuple[Tensor, Tensor, Tensor]
 
 
-
-
 def encode(device: torch.device, codec: Codec, x: Tensor, with_means: bool = False) -> Encoded:
     there = codec.to(device)
     result = launched(device, "aura_encode", torch_gdn.aura_encode, x.to(device), *there.tables, with_means=with_means)
@@ -87,7 +85,7 @@ def test_the_same_bits_each_time(device: torch.device) -> None:
 def test_tokens_go_to_their_slots_and_nowhere_else(device: torch.device, D: int, bits: int) -> None:
     codec = Codec(D, bits)
     x = torch.randn(2, 4, 3, D).transpose(1, 2)  # as a projection hands it over
-    slots = torch.tensor([[4, -1, 0, 7], [1, 2, 5, -7]], dtype=torch.int32)
+    slots = torch.tensor([[4, -1, 0, 7], [1, 2, 5, -7]], dtype=torch.int32 if bits < 4 else torch.int64)
     before = poisoned_cache(codec, 2, 3, 8, torch.device("cpu"))
     cache = encode_into(device, codec, x, slots, poisoned_cache(codec, 2, 3, 8, device), True)
     for part, old, new in zip(cache, before, encode(device, codec, x, True), strict=True):
@@ -143,10 +141,18 @@ def test_no_vectors(device: torch.device) -> None:
     assert codes.shape == (2, 0, 4) and norms.shape == (2, 0)
 
 
-def test_a_slot_past_the_end() -> None:
-    call = valid_call("aura_encode_", torch.device("cpu")) | {"slots": torch.tensor([0, 1, 8, 3, 4])}
-    with pytest.raises(ValueError, match=r"aura_encode_: slots: expected slots below the cache's size, got 8"):
-        torch.ops.gdn.aura_encode_(**call)
+@pytest.mark.parametrize("bad", [8, 2**31, 2**32 + 1])
+def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
+    call = valid_call("aura_encode_", device) | {"slots": torch.tensor([0, 1, bad, 3, 4], device=device)}
+    message = "slots: expected slots below the cache's size"
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match=f"aura_encode_: {message}, got {bad}"):
+            torch.ops.gdn.aura_encode_(**call)
+        return
+    torch.ops.gdn.aura_encode_(**call)
+    with pytest.raises(RuntimeError, match=message):
+        torch.mps.synchronize()
+    assert (call["norms"].cpu() != 0).any(0).any(0).tolist() == [True, True, False, True, True, False, False, False]
 
 
 @pytest.mark.parametrize("op", ["aura_encode", "aura_encode_"])

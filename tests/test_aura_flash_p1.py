@@ -16,8 +16,6 @@ from torch_gdn import reference
 NAMES = ("o_partials", "m_partials", "l_partials", "mean_partials")
 
 
-
-
 def make_call(D: int, L: int, ratio: int, with_means: bool = False, **options: Any) -> dict[str, Any]:
     cache = make_cache(Codec(D, 4), Codec(D, 3, 4), 2, 2, 70, with_means)
     q = torch.randn(2, 2 * ratio, L, D) * D**-0.5

@@ -15,8 +15,6 @@ from torch_gdn import reference
 BOUND = {torch.float32: 5e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 
 
-
-
 def make_call(D: int, NB: int, with_means: bool, with_sinks: bool) -> dict[str, Any]:
     rows = (2, 3, 4, NB)
     call = {"o_partials": torch.randn(*rows, D), "m_partials": 3 * torch.randn(rows), "l_partials": torch.rand(rows)}

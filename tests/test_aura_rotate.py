@@ -11,8 +11,6 @@ from tests.test_opcheck import opcheck
 from torch_gdn import reference
 
 
-
-
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("D", HEAD_SIZES)
 def test_equals_the_matrix(device: torch.device, D: int, inverse: bool) -> None:

@@ -105,7 +105,8 @@ class Specialisation:
     @property
     def file(self) -> str:
         """Below the shader directory."""
-        return f"gdn/{self.kernel}.metal"
+        family = "aura" if self.kernel.startswith("aura_") else "gdn"
+        return f"{family}/{self.kernel}.metal"
 
 
 def of_variants(variants: Iterable[Variant], kernels: Iterable[str] = KERNELS) -> list[Specialisation]:

@@ -16,7 +16,10 @@ Launch launch_aura_encode(const AuraShape& shape, const Tensor& x, const optiona
   parameters.x = vector_strides(x);
   parameters.codes = vector_strides(codes);
   parameters.norms = vector_strides(norms);
-  if (means.has_value()) parameters.means = vector_strides(*means);
+  if (means.has_value()) {
+    parameters.means = vector_strides(*means);
+    parameters.has_means = 1;
+  }
   if (slots.has_value()) {
     parameters.slot_words = slots->scalar_type() == at::kLong ? 2 : 1;
     parameters.slot_token = slots->stride(-1) * parameters.slot_words;
@@ -25,8 +28,7 @@ Launch launch_aura_encode(const AuraShape& shape, const Tensor& x, const optiona
   parameters.capacity = int32_t(std::min<int64_t>(codes.size(2), INT32_MAX));
   return {"aura_encode",
           "aura/aura_encode.metal",
-          {metal_type(x.scalar_type()), std::to_string(shape.key_bits), std::to_string(shape.D),
-           means.has_value() ? "true" : "false"},
+          {metal_type(x.scalar_type()), std::to_string(shape.key_bits), std::to_string(shape.D)},
           {x, or_stand_in(slots, x), signs.contiguous(), boundaries.contiguous(), codebook.contiguous(), codes, norms,
            or_stand_in(means, norms), Binding::error_log(), Binding::values(parameters)},
           {rotation_groups(parameters.vectors.count, shape.D), 1, 1},

@@ -23,7 +23,10 @@ struct Partials {
 
 Partials new_partials(const AuraShape& shape, const Tensor& like, bool with_means);
 
-// Rows of one KV head's query heads that a threadgroup of the vector form takes.
+// Pass 1 multiplies 8x8 blocks from this many rows of one KV head's query heads on; with fewer, a key at a time.
+constexpr int64_t kMatrixRows = 17;
+
+// Rows that a threadgroup of pass 1 takes: 32 in matrix form, else 1, 2, 4 or 8.
 int64_t rows_together(const AuraShape& shape);
 
 // q_rot [B, HQ, L, D] f32 with strides; q_sums [B, HQ, L] f32, read where keys have means.

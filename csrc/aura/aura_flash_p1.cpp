@@ -14,6 +14,7 @@ Partials new_partials(const AuraShape& shape, const Tensor& like, bool with_mean
 
 int64_t rows_together(const AuraShape& shape) {
   const int64_t rows = shape.L * (shape.HQ / shape.HK);
+  if (rows >= kMatrixRows) return 32;
   return rows == 1 ? 1 : rows == 2 ? 2 : rows <= 4 ? 4 : 8;
 }
 
@@ -45,16 +46,21 @@ Launch launch_aura_flash_p1(const AuraShape& shape, const Tensor& q_rot, const o
   parameters.has_value_means = cache.value_means.has_value() ? 1 : 0;
   if (starts.has_value()) parameters.start_words = starts->scalar_type() == at::kLong ? 2 : 1;
   const int64_t together = rows_together(shape), row_tiles = ceil_div(shape.L * parameters.ratio, together);
-  return {"aura_flash_p1",
-          "aura/aura_flash_p1.metal",
-          {std::to_string(shape.key_bits), std::to_string(shape.value_bits), std::to_string(shape.D),
-           std::to_string(together)},
+  const bool is_matrix = together == 32;
+  const std::string kernel = is_matrix ? "aura_flash_p1_matrix" : "aura_flash_p1";
+  std::vector<std::string> arguments = {std::to_string(shape.key_bits), std::to_string(shape.value_bits),
+                                        std::to_string(shape.D)};
+  if (!is_matrix) arguments.push_back(std::to_string(together));
+  const int64_t column_groups = is_matrix ? ceil_div(shape.D, 256) : 1;
+  return {kernel,
+          "aura/" + kernel + ".metal",
+          arguments,
           {q_rot, or_stand_in(q_sums, q_rot), cache.key_codes, cache.key_norms,
            or_stand_in(cache.key_means, cache.key_norms), cache.key_codebook.contiguous(), cache.value_codes,
            cache.value_norms, or_stand_in(cache.value_means, cache.value_norms), cache.value_codebook.contiguous(),
            or_stand_in(starts, cache.key_codes), partials.o, partials.m, partials.l,
            cache.value_means.has_value() ? partials.mean : partials.l, Binding::values(parameters)},
-          {size_t(shape.NB), size_t(shape.HK * row_tiles), size_t(shape.B)},
+          {size_t(shape.NB * column_groups), size_t(shape.HK * row_tiles), size_t(shape.B)},
           kThreads};
 }
 

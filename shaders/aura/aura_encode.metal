@@ -54,7 +54,7 @@ METAL_FUNC uint packed_word(threadgroup const uchar* codes, int index) {
   return word;
 }
 
-template <typename T, int bits, int D, bool kMeans>
+template <typename T, int bits, int D>
 [[kernel]] void aura_encode(
     device const T* x [[buffer(0)]],
     device const int* slots [[buffer(1)]],
@@ -88,7 +88,7 @@ template <typename T, int bits, int D, bool kMeans>
   float values[kOwn];
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] = float(source[place_of<D>(i, lane)]);
   float mean = 0.0f;
-  if constexpr (kMeans) {
+  if (parameters.has_means != 0) {
     UNROLL for (int i = 0; i < kOwn; ++i) mean += values[i];
     mean = sum_over_lanes<D>(mean) / float(D);
     UNROLL for (int i = 0; i < kOwn; ++i) values[i] -= mean;
@@ -116,7 +116,7 @@ template <typename T, int bits, int D, bool kMeans>
     if (slot >= 0) {
       const float grow = as_type<float>(exponent << 23);
       norms[offset_of(parameters.norms, place.batch, place.head, slot)] = norm / kept_norm * grow;
-      if (kMeans) means[offset_of(parameters.means, place.batch, place.head, slot)] = mean;
+      if (parameters.has_means != 0) means[offset_of(parameters.means, place.batch, place.head, slot)] = mean;
     }
     if (slot == -2) report_error(errors, "aura_encode_", "slots: expected slots below the cache's size", __LINE__);
   }

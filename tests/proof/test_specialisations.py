@@ -16,7 +16,9 @@ pytestmark = [needs_clang, needs_simulated_device, pytest.mark.xdist_group("stri
 def launches() -> list:
     from proof import strict_launches
 
-    return strict_launches.launches_of(strict_kernels.all_variants(), strict_kernels.LONGEST_ROWS)
+    return strict_launches.launches_of(
+        strict_kernels.all_variants(), strict_kernels.LONGEST_ROWS, strict_launches.AURA_CALLS
+    )
 
 
 def test_the_host_launches_what_is_proved_and_nothing_else(launches: list) -> None:

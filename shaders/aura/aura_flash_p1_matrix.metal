@@ -1,0 +1,219 @@
+// One threadgroup owns 32 query rows of one KV head, one block of keys, and up to 256 columns of o; each of its 4
+// simdgroups owns 8 rows. 32 keys at a time are looked up in threadgroup memory, up to 128 columns of them, and
+// multiply from there as 8x8 blocks. In registers: the scores [8, 32], o [8, columns]; a row's m and l in the 4 lanes
+// that hold it. Scores become the left side of the product with the values where they are. Layout: codes [B, HK, T,
+// words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials [B, HQ, L, NB, D], m, l and
+// mean [B, HQ, L, NB] f32, contiguous.
+#include "aura/codes.h"
+#include "aura/visibility.h"
+#include "common/tile.h"
+
+static constant constexpr const int kKeys = 32;
+static constant constexpr const int kRows = 32;
+static constant constexpr const int kThreads = 128;
+
+METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+// The centroids of columns [first, first + kSlice) of 32 keys; keys from `count` on repeat the last one.
+template <int bits, int kSlice>
+METAL_FUNC void look_up(
+    threadgroup float* tile,
+    device const uint* codes,
+    int64_t token_stride,
+    int count,
+    int first,
+    threadgroup const float* table,
+    uint thread_index) {
+  constexpr int kEights = kSlice / 8;
+  for (int item = int(thread_index); item < kKeys * kEights; item += kThreads) {
+    const int key = item / kEights;
+    const int column = item % kEights * 8;
+    device const uint* words = codes + min(key, count - 1) * token_stride;
+    const int bit = (first + column) * bits;
+    // 8 codes have 16, 24, 32 or 64 bits, from a multiple of 8 on.
+    const uint low = words[bit / 32];
+    uint high = 0;
+    if (bit % 32 + 8 * bits > 32) high = words[bit / 32 + 1];
+    const uint shift = uint(bit % 32);
+    const uint start = shift == 0 ? low : low >> shift | high << (32u - shift);
+    threadgroup float* target = tile + key * tile_stride<float>(kSlice) + column;
+    UNROLL for (int i = 0; i < 8; i += 4) {
+      float4 centroids;
+      UNROLL for (int j = 0; j < 4; ++j) {
+        const int place = (i + j) * bits;
+        const uint held = place < 32 ? start >> uint(place % 32) : high >> uint(place % 32);
+        centroids[j] = table[held & ((1u << bits) - 1u)];
+      }
+      *(threadgroup float4*)(target + i) = centroids;
+    }
+  }
+}
+
+// Of the 4 lanes that hold a row of a fragment.
+METAL_FUNC float row_max(float x) {
+  x = fmax(x, simd_shuffle_xor(x, ushort(1)));
+  return fmax(x, simd_shuffle_xor(x, ushort(8)));
+}
+
+METAL_FUNC float row_sum(float x) {
+  x += simd_shuffle_xor(x, ushort(1));
+  return x + simd_shuffle_xor(x, ushort(8));
+}
+
+template <int key_bits, int value_bits, int D>
+[[kernel]] void aura_flash_p1_matrix(
+    device const float* q_rot [[buffer(0)]],
+    device const float* q_sums [[buffer(1)]],
+    device const uint* key_codes [[buffer(2)]],
+    device const float* key_norms [[buffer(3)]],
+    device const float* key_means [[buffer(4)]],
+    device const float* key_codebook [[buffer(5)]],
+    device const uint* value_codes [[buffer(6)]],
+    device const float* value_norms [[buffer(7)]],
+    device const float* value_means [[buffer(8)]],
+    device const float* value_codebook [[buffer(9)]],
+    device const int* starts [[buffer(10)]],
+    device float* o_partials [[buffer(11)]],
+    device float* m_partials [[buffer(12)]],
+    device float* l_partials [[buffer(13)]],
+    device float* mean_partials [[buffer(14)]],
+    constant FlashParameters& parameters [[buffer(15)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int kSlice = smaller(D, 128);
+  constexpr int kOwn = smaller(D, 256);  // columns of o
+  constexpr int kStride = tile_stride<float>(kSlice);
+  static_assert(D % kSlice == 0 && kSlice % 8 == 0 && D % kOwn == 0, "vectors are whole slices of whole blocks");
+  threadgroup float tile[kKeys * kStride];
+  threadgroup float key_factors[2 * kKeys];    // norms and means
+  threadgroup float value_factors[2 * kKeys];  // norms and means
+  threadgroup float key_table[1 << key_bits];
+  threadgroup float value_table[1 << value_bits];
+
+  const int rows = parameters.queries * parameters.ratio;
+  const int row_tiles = (rows + kRows - 1) / kRows;
+  const int block = int(group.x) / (D / kOwn);
+  const int first_column = int(group.x) % (D / kOwn) * kOwn;
+  const int kv_head = int(group.y) / row_tiles;
+  const int first_row = int(group.y) % row_tiles * kRows;
+  const int batch = int(group.z);
+  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kThreads);
+  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kThreads);
+
+  const LanePosition at = lane_position(lane);
+  const int row = first_row + int(simdgroup) * 8 + at.row;
+  const RowPlace place = row_place(parameters, batch, kv_head, min(row, rows - 1));
+  device const float* query = q_rot + offset_of(parameters.q, batch, place.head, place.query) + at.column;
+  float q_sum = 0.0f;
+  if (parameters.has_key_means != 0) q_sum = q_sums[offset_of(parameters.q_sums, batch, place.head, place.query)];
+
+  // The keys that this row and that any of the rows sees.
+  const KeyRange whole = block_range(parameters, block);
+  const KeyRange seen = visible_range(parameters, starts, batch, min(row, rows - 1), whole);
+  KeyRange needed;
+  needed.first = visible_range(parameters, starts, batch, first_row, whole).first;
+  needed.last = visible_range(parameters, starts, batch, min(first_row + kRows, rows) - 1, whole).last;
+
+  float largest = -INFINITY;
+  float sum = 0.0f;
+  float mean = 0.0f;
+  float2 o[kOwn / 8];
+  UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] = float2(0.0f);
+
+  for (int first = needed.first; first < needed.last; first += kKeys) {
+    const int count = min(kKeys, needed.last - first);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (int(thread_index) < kKeys) {
+      const int key = first + min(int(thread_index), count - 1);
+      const bool has_key_means = parameters.has_key_means != 0;
+      const bool has_value_means = parameters.has_value_means != 0;
+      key_factors[thread_index] = key_norms[offset_of(parameters.key_norms, batch, kv_head, key)];
+      value_factors[thread_index] = value_norms[offset_of(parameters.value_norms, batch, kv_head, key)];
+      key_factors[kKeys + int(thread_index)] = 0.0f;
+      value_factors[kKeys + int(thread_index)] = 0.0f;
+      if (has_key_means) {
+        key_factors[kKeys + int(thread_index)] = key_means[offset_of(parameters.key_means, batch, kv_head, key)];
+      }
+      if (has_value_means) {
+        value_factors[kKeys + int(thread_index)] = value_means[offset_of(parameters.value_means, batch, kv_head, key)];
+      }
+    }
+
+    // Scores
+    device const uint* keys = key_codes + offset_of(parameters.key_codes, batch, kv_head, first);
+    float2 scores[kKeys / 8];
+    UNROLL for (int n = 0; n < kKeys / 8; ++n) scores[n] = float2(0.0f);
+    for (int slice = 0; slice < D; slice += kSlice) {
+      if (slice > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+      look_up<key_bits, kSlice>(tile, keys, parameters.key_codes.token, count, slice, key_table, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (int depth = 0; depth < kSlice; depth += 8) {
+        const float2 left = float2(query[slice + depth], query[slice + depth + 1]);
+        UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+          multiply_add(scores[n], left, load_transposed(tile + n * 8 * kStride + depth, kStride, at));
+        }
+      }
+    }
+
+    // Softmax: a key that the row does not see gets weight 0 even where its norm is not finite.
+    float now = largest;
+    UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+      UNROLL for (int i = 0; i < 2; ++i) {
+        const int key = n * 8 + at.column + i;
+        const bool is_seen = key < count && first + key >= seen.first && first + key < seen.last;
+        float score = scores[n][i] * key_factors[key];
+        if (parameters.has_key_means != 0) score += q_sum * key_factors[kKeys + key];
+        scores[n][i] = is_seen ? score : -INFINITY;
+        if (scores[n][i] > now) now = scores[n][i];
+      }
+    }
+    now = row_max(now);
+    const float decay = now > -INFINITY ? exp(largest - now) : 1.0f;
+    float weights = 0.0f;
+    float means = 0.0f;
+    UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+      UNROLL for (int i = 0; i < 2; ++i) {
+        const int key = n * 8 + at.column + i;
+        const bool is_seen = scores[n][i] != -INFINITY;
+        const float weight = is_seen ? exp(scores[n][i] - now) : 0.0f;
+        weights += weight;
+        if (is_seen) means += weight * value_factors[kKeys + key];
+        scores[n][i] = is_seen ? weight * value_factors[key] : 0.0f;
+      }
+    }
+    sum = sum * decay + row_sum(weights);
+    mean = mean * decay + row_sum(means);
+    largest = now;
+    UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] *= decay;
+
+    // Output
+    device const uint* values = value_codes + offset_of(parameters.value_codes, batch, kv_head, first);
+    UNROLL for (int slice = 0; slice < kOwn; slice += kSlice) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      look_up<value_bits, kSlice>(
+          tile, values, parameters.value_codes.token, count, first_column + slice, value_table, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL for (int column = 0; column < kSlice; column += 8) {
+        UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+          multiply_add(o[(slice + column) / 8], scores[n], load_fragment(tile + n * 8 * kStride + column, kStride, at));
+        }
+      }
+    }
+  }
+
+  const int64_t target = place.index * parameters.blocks + block;
+  if (row < rows) {
+    UNROLL for (int i = 0; i < kOwn / 8; ++i) {
+      device float* out = o_partials + target * D + first_column + i * 8 + at.column;
+      out[0] = o[i].x;
+      out[1] = o[i].y;
+    }
+    if (first_column == 0 && at.column == 0) {
+      m_partials[target] = largest;
+      l_partials[target] = sum;
+      if (parameters.has_value_means != 0) mean_partials[target] = mean;
+    }
+  }
+}
