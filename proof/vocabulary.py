@@ -36,7 +36,7 @@ define elif endif ifdef ifndef include line once pragma undef __LINE__ _Pragma c
 COMPONENTS = "xyzw"  # of vectors
 # Metal's own qualifiers are words to be looked up like any other: device, constant, thread, threadgroup, kernel.
 
-GENERATED_CALLS = ("threadgroup_variable", "constant_text", "argument")
+GENERATED_CALLS = ("threadgroup_variable", "constant_text", "argument", "__builtin_inff")  # the last is INFINITY
 LEXICAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'', re.S)
 
 
