@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.aura import BITS, DTYPES, HEAD_SIZES, Codec, poisoned_cache, valid_call
+from tests.helpers.aura import BITS, CODECS, DTYPES, Codec, poisoned_cache, valid_call
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_same_bits
 from tests.test_opcheck import opcheck
@@ -52,8 +52,7 @@ def assert_encodes(codec: Codec, x: Tensor, codes: Tensor, norms: Tensor) -> Non
     assert ulps(norms, expected) <= 4
 
 
-@pytest.mark.parametrize("D", HEAD_SIZES)
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("D", "bits"), CODECS)
 def test_codes_and_norms(device: torch.device, D: int, bits: int) -> None:
     codec = Codec(D, bits)
     x = (torch.randn(2, 3, 7, D) * torch.randn(2, 3, 7, 1).exp()).to(DTYPES[(D // 16 + bits) % 3])

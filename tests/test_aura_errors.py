@@ -16,11 +16,6 @@ from tests.test_errors import Bad, Change, change, message_of, put
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def device() -> torch.device:
-    return CPU
-
-
 def calls_with(argument: str) -> list[str]:
     return [op for op in OPS if argument in valid_call(op, CPU)]
 

@@ -14,6 +14,8 @@ from torch_gdn.aura import codebooks
 OPS = ("aura_encode", "aura_encode_", "aura_decode", "aura_rotate", "aura_flash_p1", "aura_flash_p2", "aura_attention")
 HEAD_SIZES = (64, 80, 96, 128, 256, 512)
 BITS = (2, 3, 4, 8)
+# Each size with two numbers of bits, each number with three sizes.
+CODECS = [(D, BITS[(i + shift) % 4]) for shift in (0, 2) for i, D in enumerate(HEAD_SIZES)]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
