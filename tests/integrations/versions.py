@@ -24,14 +24,16 @@ from simulator.build import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALLED = "5.23.0"
+WITH_KERNELS = "5.22.0"  # the last whose version of kernels could be had
 HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # of huggingface_hub before 2
-# What each was released with; the rest is as in this environment. kernels loads local kernels (README).
+# What each was released with; the rest is as in this environment.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "4.57.6": ("huggingface_hub<1", "tokenizers<0.23"),
     "5.12.0": ("huggingface_hub<2", "tokenizers<0.23", *HTTPX),
-    "5.16.0": ("huggingface_hub<2", "tokenizers<0.24", *HTTPX, "kernels<0.17", "kernels-data<0.17", "tomlkit<1"),
+    "5.16.0": ("huggingface_hub<2", "tokenizers<0.24", *HTTPX),
+    WITH_KERNELS: ("kernels<0.18", "kernels-data<0.18", "tomlkit<1"),
 }
-TESTS = ("test_transformers.py", "test_transformers_switch.py", "test_transformers_kernels.py")
+IN_THE_TABLE = ("4.57.6", "5.12.0", "5.16.0", INSTALLED)
 
 
 class Unavailable(Exception):
@@ -72,7 +74,8 @@ def run(version: str, *arguments: str, **options: Any) -> subprocess.CompletedPr
 
 
 def run_tests(version: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    files = [f"tests/integrations/{name}" for name in TESTS]
+    subjects = ("_switch", "_kernels") if version == WITH_KERNELS else ("", "_switch")
+    files = [f"tests/integrations/test_transformers{subject}.py" for subject in subjects]
     return run(version, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files, **options)
 
 
@@ -82,7 +85,7 @@ def table() -> str:
         "|---|---|---|---|---|---|",
     ]
     rows: dict[str, list[str]] = {}
-    for version in (*PACKAGES, INSTALLED):
+    for version in IN_THE_TABLE:
         finished = run(version, "-m", "tests.integrations.measure", stdout=subprocess.PIPE)
         finished.check_returncode()
         found = json.loads(finished.stdout.splitlines()[-1])

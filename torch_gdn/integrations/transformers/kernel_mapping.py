@@ -11,8 +11,8 @@ LAYERS = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "causal_
 def kernel_mapping() -> dict[str, dict[str, str]]:
     """What transformers' `KernelConfig` is given, together with `use_local_kernel=True`: on `mps`, torch_gdn's layers.
 
-    For transformers from 5.16 on, with the version of `kernels` that it asks for. Unlike `enable()` it is chosen model
-    by model, and cannot be undone.
+    For transformers from 5.22 on (KernelConfig refuses `mps` or functions before), with the version of `kernels` that it
+    asks for. It cannot be undone, and models of one kind share the functions that it changes.
 
     Returns:
         For each function of the models: device and "folder:layer".
