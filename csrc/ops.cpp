@@ -63,6 +63,10 @@ TORCH_LIBRARY(gdn, m) {
   // overflow). head_grouping: "block", or "tiled" where a key head serves every H-th value head (GGUF's order).
   // return_intermediate_states: h, the state before each chunk.
   m.def(
+      "rms_norm_gated(Tensor x, Tensor g, Tensor? weight=None, float eps=1e-6, str activation='silu', "
+      "bool round_norm=False) -> Tensor",
+      tags);
+  m.def(
       "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, "
       "bool output_final_state=False, int? state_width=None, str? activation=None, Tensor? cu_seqlens=None, "
       "Tensor? seq_idx=None) -> (Tensor y, Tensor final_state)",
@@ -126,7 +130,7 @@ TORCH_LIBRARY_IMPL(gdn, Autograd, m) {
   for (const char* op : {"chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", "chunk_fwd_h",
                          "chunk_fwd_o", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule",
                          "aura_encode", "aura_encode_", "aura_decode", "aura_rotate", "aura_flash_p1", "aura_flash_p2",
-                         "aura_attention", "causal_conv1d", "causal_conv1d_update_"}) {
+                         "aura_attention", "causal_conv1d", "causal_conv1d_update_", "rms_norm_gated"}) {
     m.impl(op, CppFunction::makeFromBoxedFunction<&forward_only>());
   }
 }

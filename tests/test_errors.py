@@ -93,12 +93,13 @@ def bad_calls() -> list[Bad]:
     for op in OPS:
         first = FIRST[op]
         bad(op, first, TypeError, "integers", change(first, torch.Tensor.int))
-        if op not in ("chunk_local_cumsum", "l2norm"):
+        if op not in ("chunk_local_cumsum", *UNPACKED):
             bad(op, first, TypeError, "float64", change(first, torch.Tensor.double))
-        if op != "l2norm":
+        if op not in UNPACKED:
             bad(op, first, ValueError, "too few dimensions", change(first, flat))
-    bad("l2norm", "x", ValueError, "no dimension", put("x", torch.tensor(1.0)))
-    bad("l2norm", "eps", ValueError, "negative", put("eps", -1.0))
+    for op in UNPACKED:
+        bad(op, "x", ValueError, "no dimension", put("x", torch.tensor(1.0)))
+        bad(op, "eps", ValueError, "negative", put("eps", -1.0))
     for op, names in FLOAT32_ONLY.items():
         for name in names:
             bad(op, name, TypeError, "float16 for float32", change(name, torch.Tensor.half))
@@ -148,9 +149,23 @@ def bad_calls() -> list[Bad]:
         bad(op, indices, ValueError, "one column", change(indices, lambda x: x[:, :1]), packed=True)
         bad(op, indices, TypeError, "floats", change(indices, torch.Tensor.float), packed=True)
         bad(op, indices, ValueError, "without cu_seqlens", put(indices, torch.zeros(2, 2, dtype=torch.int64)))
+    bad_norms(bad)
     bad_convolutions(bad)
     bad_slots(bad)
     return calls
+
+
+def bad_norms(bad: Callable[..., None]) -> None:
+    op = "rms_norm_gated"
+    for size in (0, 1025):
+        wide = {name: torch.zeros(2, size) for name in ("x", "g")}
+        bad(op, "x", ValueError, f"D of {size}", lambda call, wide=wide: call | wide)
+    bad(op, "x", TypeError, "float64", change("x", torch.Tensor.double))
+    bad(op, "g", TypeError, "integers", change("g", torch.Tensor.int))
+    bad(op, "g", ValueError, "three dimensions", change("g", flat))
+    bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
+    bad(op, "weight", ValueError, "too short", change("weight", lambda w: w[1:]))
+    bad(op, "activation", ValueError, "tanh", put("activation", "tanh"))
 
 
 def bad_convolutions(bad: Callable[..., None]) -> None:

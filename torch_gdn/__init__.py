@@ -26,6 +26,7 @@ from torch_gdn.l2norm import l2norm, l2norm_fwd
 from torch_gdn.prepare_chunk_indices import prepare_chunk_indices
 from torch_gdn.prepare_chunk_offsets import prepare_chunk_offsets
 from torch_gdn.recompute_w_u import recompute_w_u, recompute_w_u_fwd
+from torch_gdn.rms_norm_gated import rms_norm_gated
 from torch_gdn.solve_tril import solve_tril
 from torch_gdn.warmup import warmup
 
@@ -58,6 +59,7 @@ __all__ = [
     "recompute_w_u",
     "recompute_w_u_fwd",
     "reference",
+    "rms_norm_gated",
     "solve_tril",
     "warmup",
 ]

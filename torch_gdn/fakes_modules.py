@@ -1,4 +1,4 @@
-"""Fakes, as in fakes.py, of what stands around the delta rule in a layer: the convolution, its in-place twin."""
+"""Fakes, as in fakes.py, of what stands around the delta rule in a layer: convolution and gated norm."""
 
 from __future__ import annotations
 
@@ -115,4 +115,33 @@ def causal_conv1d_update_(
     check.shape("state_pool", state_pool, "[slots, D, S]", sizes)
     check_convolution_state(check, "state_pool", state_pool, weight)
     check_slots(check, N, state_pool, state_indices, has_initial_state, null_index)
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("gdn::rms_norm_gated")
+def rms_norm_gated(
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "silu",
+    round_norm: bool = False,
+) -> Tensor:
+    check = Check("rms_norm_gated", "x", x)
+    check.activation("x", x)
+    check.value(x.dim() >= 1, "x", "at least one dimension", x.dim())
+    D = x.shape[-1]
+    check.value(D >= 1, "x", "a last dimension from 1 to 1024", D)
+    check.value(D <= 1024, "x", "a last dimension from 1 to 1024", D)
+    check.activation("g", g)
+    check.value(g.dim() == x.dim(), "g", "the shape of x", f"{g.shape} for {x.shape}")
+    for size, expected in zip(g.shape, x.shape, strict=True):
+        check.value(size == expected, "g", "the shape of x", f"{g.shape} for {x.shape}")
+    check.device("g", g)
+    if weight is not None:
+        check.activation("weight", weight)
+        check.shape("weight", weight, "[D]", (D,))
+    check.value(eps >= 0, "eps", "a number that is not negative", eps)
+    known = activation in ("silu", "swish", "sigmoid")
+    check.value(known, "activation", "'silu', 'swish' or 'sigmoid'", activation)
     return x.new_empty(x.shape)

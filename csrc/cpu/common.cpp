@@ -1,14 +1,13 @@
 #include "common.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
+
+#include "convert.h"
 
 namespace torch_gdn::cpu {
 
@@ -70,28 +69,6 @@ int64_t tile_rows(std::span<const Chunk> chunks) {
 
 namespace {
 
-TORCH_GDN_VECTORISED void widen(const c10::BFloat16* in, int64_t count, float* out) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) out[i] = std::bit_cast<float>(static_cast<uint32_t>(in[i].x) << 16);
-}
-
-TORCH_GDN_VECTORISED void widen(const c10::Half* in, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
-}
-
-TORCH_GDN_VECTORISED void narrow(const float* in, int64_t count, c10::BFloat16* out) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(in[i]);
-    const auto rounded = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-    out[i].x = (bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded;
-  }
-}
-
-TORCH_GDN_VECTORISED void narrow(const float* in, int64_t count, c10::Half* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<c10::Half>(in[i]);
-}
-
 // Blocks of 16 x 16 keep both sides of a transposing copy in cache.
 template <typename In, typename Out>
 void copy_matrix(const In* in, int64_t in_row, int64_t in_column, Out* out, int64_t out_row, int64_t out_column,
@@ -128,25 +105,11 @@ Rows::Rows(const Tensor& x)
       width_(x.dim() == 4 ? x.size(3) : 1) {}
 
 void Rows::read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const {
-  const char* in = at(batch, token, head, first);
-  if (dtype_ == at::kFloat) {
-    std::memcpy(out, in, count * sizeof(float));
-  } else if (dtype_ == at::kBFloat16) {
-    widen(reinterpret_cast<const c10::BFloat16*>(in), count, out);
-  } else {
-    widen(reinterpret_cast<const c10::Half*>(in), count, out);
-  }
+  widen(at(batch, token, head, first), dtype_, count, out);
 }
 
 void Rows::write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const {
-  char* out = at(batch, token, head, first);
-  if (dtype_ == at::kFloat) {
-    std::memcpy(out, in, count * sizeof(float));
-  } else if (dtype_ == at::kBFloat16) {
-    narrow(in, count, reinterpret_cast<c10::BFloat16*>(out));
-  } else {
-    narrow(in, count, reinterpret_cast<c10::Half*>(out));
-  }
+  narrow(in, count, dtype_, at(batch, token, head, first));
 }
 
 void Rows::read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {

@@ -12,22 +12,22 @@ METAL_FUNC int64_t run_of(device const int* runs, constant ConvolutionParameters
 
 // The window with what is of another run set to zero; a run with a negative number gives zeros altogether.
 template <int W, int Packet>
-METAL_FUNC Channels<Packet> convolve_run(
-    thread const Channels<Packet>* window,
+METAL_FUNC Values<Packet> convolve_run(
+    thread const Values<Packet>* window,
     thread const Filter<W, Packet>& filter,
     device const int* runs,
     constant ConvolutionParameters& parameters,
     Chunk chunk,
     int token) {
   const int64_t run = run_of(runs, parameters, chunk.batch, token);
-  Channels<Packet> of_run[W];
+  Values<Packet> of_run[W];
   UNROLL for (int tap = 0; tap < W; ++tap) {
     const int there = token - (W - 1) + tap;
     const bool is_inside = there >= 0 && run_of(runs, parameters, chunk.batch, max(there, 0)) == run;
     of_run[tap] = window[tap];
-    if (!is_inside) of_run[tap] = no_channels<Packet>();
+    if (!is_inside) of_run[tap] = no_values<Packet>();
   }
-  if (run < 0) return no_channels<Packet>();
+  if (run < 0) return no_values<Packet>();
   return convolve<W, Packet>(of_run, filter, parameters.has_silu != 0);
 }
 
@@ -61,26 +61,26 @@ template <typename T, typename P, typename S, int W, int Packet>
   device T* output = y + (int64_t(chunk.batch) * parameters.sequence.tokens) * parameters.channels + channel;
   const Filter<W, Packet> filter = load_filter<W, Packet>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
-  Channels<Packet> window[W];
+  Values<Packet> window[W];
   UNROLL for (int tap = 0; tap + 1 < W; ++tap) {
     const int position = chunk.offset - (W - 1) + tap;
     if (position < 0) {
       window[tap] = load_history<Packet>(columns, parameters, has_state, position);
     } else {
-      window[tap] = load_channels<Packet>(tokens + (chunk.first - (W - 1) + tap) * parameters.x.token);
+      window[tap] = load_values<Packet>(tokens + (chunk.first - (W - 1) + tap) * parameters.x.token);
     }
   }
   for (int token = chunk.first; token < chunk.first + chunk.tokens; ++token) {
-    window[W - 1] = load_channels<Packet>(tokens + token * parameters.x.token);
-    Channels<Packet> result;
+    window[W - 1] = load_values<Packet>(tokens + token * parameters.x.token);
+    Values<Packet> result;
     if (!slot.is_present) {
-      result = no_channels<Packet>();
+      result = no_values<Packet>();
     } else if (parameters.run_bytes != 0) {
       result = convolve_run<W, Packet>(window, filter, runs, parameters, chunk, token);
     } else {
       result = convolve<W, Packet>(window, filter, parameters.has_silu != 0);
     }
-    store_channels(output + int64_t(token) * parameters.channels, result);
+    store_values(output + int64_t(token) * parameters.channels, result);
     move_window<W, Packet>(window);
   }
 }

@@ -36,15 +36,15 @@ template <typename T, typename P, typename S, int W, int Packet>
   const Filter<W, Packet> filter = load_filter<W, Packet>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
   const int count = sequence.last - sequence.first;
-  Channels<Packet> window[W];
+  Values<Packet> window[W];
   UNROLL for (int tap = 0; tap + 1 < W; ++tap) {
     window[tap] = load_history<Packet>(columns, parameters, has_state, tap - (W - 1));
   }
   for (int token = 0; token < count; ++token) {
-    window[W - 1] = load_channels<Packet>(tokens + token * parameters.x.token);
-    Channels<Packet> result = convolve<W, Packet>(window, filter, parameters.has_silu != 0);
-    if (!slot.is_present) result = no_channels<Packet>();
-    store_channels(output + int64_t(token) * parameters.channels + channel, result);
+    window[W - 1] = load_values<Packet>(tokens + token * parameters.x.token);
+    Values<Packet> result = convolve<W, Packet>(window, filter, parameters.has_silu != 0);
+    if (!slot.is_present) result = no_values<Packet>();
+    store_values(output + int64_t(token) * parameters.channels + channel, result);
     move_window<W, Packet>(window);
   }
   if (slot.is_present) {

@@ -113,6 +113,15 @@ struct NormParameters {
   float eps;
 };
 
+struct GatedNormParameters {
+  int32_t tokens, heads;  // the rows are [B, T, H]
+  int64_t rows;
+  RowStrides x, gate;
+  float eps;
+  int32_t has_weight, has_sigmoid;    // else silu
+  int32_t round_norm, round_product;  // to x's type, before and behind the product with the weight
+};
+
 // How a kernel finds the state of each sequence in a pool. All zero where the states are those of the sequences in
 // turn, and each is read.
 struct SlotParameters {

@@ -21,6 +21,7 @@ from torch_gdn.reference.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
 from torch_gdn.reference.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
 from torch_gdn.reference.l2norm import l2norm
 from torch_gdn.reference.recompute_w_u import recompute_w_u
+from torch_gdn.reference.rms_norm_gated import rms_norm_gated
 from torch_gdn.reference.solve_tril import solve_tril
 
 __all__ = [
@@ -41,5 +42,6 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
     "l2norm",
     "recompute_w_u",
+    "rms_norm_gated",
     "solve_tril",
 ]

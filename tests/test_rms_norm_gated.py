@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.devices import launched, on_a_mac
+from tests.helpers.errors import assert_close, assert_same_bits, relative_error
+from torch_gdn import reference
+
+BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
+
+
+def normalise(device: torch.device, x: Tensor, g: Tensor, weight: Tensor | None, **options: Any) -> Tensor:
+    there = [None if each is None else each.to(device) for each in (x, g, weight)]
+    return launched(device, "rms_norm_gated", torch.ops.gdn.rms_norm_gated, *there, **options).cpu()
+
+
+def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(shape).to(dtype), 3 * torch.randn(shape).to(dtype), torch.rand(shape[-1]).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("D", [33, 128, 192])
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, activation: str) -> None:
+    x, g, weight = inputs(2, 5, 3, D, dtype=dtype)
+    y = normalise(device, x, g, weight, activation=activation, eps=1e-5)
+    assert y.dtype == dtype and y.is_contiguous()
+    exact = reference.rms_norm_gated(x.double(), g.double(), weight.double(), 1e-5, activation)
+    assert_close("y", y, exact, BOUND[dtype])
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_rounds_where_transformers_does(device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
+    """The same bits but for a few, which are one step away: a sum of another order rounds another way."""
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    norm = modeling.Qwen3NextRMSNormGated(128, eps=1e-6)
+    x, g, weight = inputs(50, 128, dtype=dtype)
+    norm.weight.data = weight = weight.to(weight_dtype)
+    with torch.no_grad():
+        expected = norm(x, g)
+    y = normalise(device, x, g, weight, round_norm=True)
+    if dtype == torch.float32:
+        assert_close("y", y, expected.double(), 5e-7, head_dim=None)
+        return
+    assert (y != expected).sum() < 0.002 * y.numel()
+    ones = normalise(device, x, g, weight)
+    assert (ones != expected).sum() > 0.05 * y.numel(), "the other order gives other bits"
+    assert relative_error(ones.double(), expected.double()) < 6e-3
+
+
+def test_one_rounding_is_closer(device: torch.device) -> None:
+    x, g, weight = inputs(50, 128, dtype=torch.bfloat16)
+    exact = reference.rms_norm_gated(x.double(), g.double(), weight.double())
+    once, thrice = (relative_error(normalise(device, x, g, weight, round_norm=each).double(), exact) for each in (0, 1))
+    assert once < 0.8 * thrice
+
+
+def test_without_a_weight(device: torch.device) -> None:
+    x, g, _ = inputs(7, 60)
+    for round_norm in (False, True):
+        y = normalise(device, x, g, None, round_norm=round_norm)
+        assert_close("y", y, reference.rms_norm_gated(x.double(), g.double()), 3e-7, head_dim=None)
+
+
+@pytest.mark.parametrize("gate", [torch.bfloat16, torch.float32], ids=str)
+def test_dtypes_may_differ(device: torch.device, gate: torch.dtype) -> None:
+    """x in float32, as from output_dtype; its gate as the projection has it."""
+    x, g, weight = inputs(3, 64)
+    g, weight = g.to(gate), weight.half()
+    y = normalise(device, x, g, weight)
+    assert y.dtype == torch.float32
+    assert_close("y", y, reference.rms_norm_gated(x.double(), g.double(), weight.double()), 3e-7, head_dim=None)
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 1, 2, 3, 64)], ids=str)
+def test_any_number_of_dimensions(device: torch.device, shape: tuple[int, ...]) -> None:
+    x, g, weight = inputs(*shape)
+    y = normalise(device, x, g, weight)
+    exact = reference.rms_norm_gated(x.double(), g.double(), weight.double())
+    assert y.shape == x.shape
+    assert_close("y", y, exact, 3e-7, head_dim=None)
+
+
+def test_no_rows(device: torch.device) -> None:
+    empty = torch.zeros(2, 0, 64, device=device)
+    assert torch.ops.gdn.rms_norm_gated(empty, empty).shape == (2, 0, 64)
+
+
+@pytest.mark.parametrize("layout", ["part of a projection", "odd offset", "heads first", "last stride 2"])
+def test_any_strides(device: torch.device, layout: str) -> None:
+    x, g, weight = inputs(2, 5, 3, 64)
+    y = normalise(device, x, g, weight)
+    there = g.to(device)
+    if layout == "part of a projection":
+        whole = torch.cat([there, there, there], dim=3)
+        view = whole[..., 64:128]
+    elif layout == "odd offset":
+        view = torch.cat([there.new_zeros(1), there.flatten()])[1:].view(g.shape)
+    elif layout == "heads first":
+        view = there.transpose(1, 2).contiguous().transpose(1, 2)
+    else:
+        view = there.repeat_interleave(2, dim=3)[..., ::2]
+    for gate in (view, there):
+        other = x.to(device) if gate is view else view.clone(memory_format=torch.preserve_format).copy_(x.to(device))
+        result = torch.ops.gdn.rms_norm_gated(other, gate, weight.to(device)).cpu()
+        if device.type == "cpu":
+            assert_same_bits(layout, result, y)
+        else:  # rows that are not aligned are summed in another order
+            assert_close(layout, result, y.double(), 3e-7)
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+def test_one_dispatch_and_no_copy() -> None:
+    import simulator
+
+    simulator.activate()
+    whole, weight = torch.randn(2, 4, 2, 192).to("mps"), torch.ones(64).to("mps")
+    x, g = whole[..., :64], whole[..., 64:128]
+    with simulator.profile() as profile:
+        y = torch_gdn.rms_norm_gated(x, g, weight)
+    assert {name: profile.launched(name) for name in profile.kernels} == {"rms_norm_gated_float_float_float_64_4": 1}
+    assert y.nbytes <= profile.allocated_bytes < y.nbytes + 256
+
+
+def test_nan_stays_in_its_row(device: torch.device) -> None:
+    x, g, weight = inputs(4, 64)
+    x[1, 3], g[2, 5] = torch.nan, torch.nan
+    y = normalise(device, x, g, weight)
+    assert y[[0, 3]].isfinite().all() and y[1].isnan().all()
+    assert y[2].isnan().nonzero().tolist() == [[5]]
+
+
+def test_gates_saturate(device: torch.device) -> None:
+    g = torch.tensor([[-1e4, -100.0, -20.0, 0.0, 20.0, 1e4]])
+    x = torch.ones(1, 6)
+    y = normalise(device, x, g, None, activation="sigmoid", eps=0.0)
+    torch.testing.assert_close(y, torch.sigmoid(g.double()).float(), rtol=1e-6, atol=1e-37)
+    silu = normalise(device, x, g, None, eps=0.0)
+    torch.testing.assert_close(silu, torch.nn.functional.silu(g.double()).float(), rtol=1e-6, atol=1e-35)
+
+
+def test_the_function_has_fla_s_arguments(device: torch.device) -> None:
+    x, g, weight = (each.to(device) for each in inputs(3, 64))
+    expected = torch.ops.gdn.rms_norm_gated(x, g, weight, 1e-5, "sigmoid")
+    assert torch.equal(torch_gdn.rms_norm_gated(x, g, weight, None, "sigmoid", eps=1e-5), expected)
+    with pytest.raises(ValueError, match=r"bias: expected None"):
+        torch_gdn.rms_norm_gated(x, g, weight, weight)
