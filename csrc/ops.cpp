@@ -63,6 +63,10 @@ TORCH_LIBRARY(gdn, m) {
   // overflow). head_grouping: "block", or "tiled" where a key head serves every H-th value head (GGUF's order).
   // return_intermediate_states: h, the state before each chunk.
   m.def(
+      "gdn_gating(Tensor A_log, Tensor a, Tensor b, Tensor? dt_bias=None, bool allow_neg_eigval=False) -> "
+      "(Tensor g, Tensor beta)",
+      tags);
+  m.def(
       "rms_norm_gated(Tensor x, Tensor g, Tensor? weight=None, float eps=1e-6, str activation='silu', "
       "bool round_norm=False) -> Tensor",
       tags);
@@ -127,10 +131,26 @@ TORCH_LIBRARY(gdn, m) {
 }
 
 TORCH_LIBRARY_IMPL(gdn, Autograd, m) {
-  for (const char* op : {"chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", "chunk_fwd_h",
-                         "chunk_fwd_o", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule",
-                         "aura_encode", "aura_encode_", "aura_decode", "aura_rotate", "aura_flash_p1", "aura_flash_p2",
-                         "aura_attention", "causal_conv1d", "causal_conv1d_update_", "rms_norm_gated"}) {
+  for (const char* op : {"chunk_local_cumsum",
+                         "chunk_scaled_dot_kkt",
+                         "solve_tril",
+                         "recompute_w_u",
+                         "chunk_fwd_h",
+                         "chunk_fwd_o",
+                         "l2norm",
+                         "chunk_gated_delta_rule",
+                         "fused_recurrent_gated_delta_rule",
+                         "aura_encode",
+                         "aura_encode_",
+                         "aura_decode",
+                         "aura_rotate",
+                         "aura_flash_p1",
+                         "aura_flash_p2",
+                         "aura_attention",
+                         "causal_conv1d",
+                         "causal_conv1d_update_",
+                         "rms_norm_gated",
+                         "gdn_gating"}) {
     m.impl(op, CppFunction::makeFromBoxedFunction<&forward_only>());
   }
 }

@@ -97,7 +97,7 @@ def bad_calls() -> list[Bad]:
             bad(op, first, TypeError, "float64", change(first, torch.Tensor.double))
         if op not in UNPACKED:
             bad(op, first, ValueError, "too few dimensions", change(first, flat))
-    for op in UNPACKED:
+    for op in ("l2norm", "rms_norm_gated"):
         bad(op, "x", ValueError, "no dimension", put("x", torch.tensor(1.0)))
         bad(op, "eps", ValueError, "negative", put("eps", -1.0))
     for op, names in FLOAT32_ONLY.items():
@@ -150,6 +150,7 @@ def bad_calls() -> list[Bad]:
         bad(op, indices, TypeError, "floats", change(indices, torch.Tensor.float), packed=True)
         bad(op, indices, ValueError, "without cu_seqlens", put(indices, torch.zeros(2, 2, dtype=torch.int64)))
     bad_norms(bad)
+    bad_gates(bad)
     bad_convolutions(bad)
     bad_slots(bad)
     return calls
@@ -166,6 +167,17 @@ def bad_norms(bad: Callable[..., None]) -> None:
     bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
     bad(op, "weight", ValueError, "too short", change("weight", lambda w: w[1:]))
     bad(op, "activation", ValueError, "tanh", put("activation", "tanh"))
+
+
+def bad_gates(bad: Callable[..., None]) -> None:
+    op = "gdn_gating"
+    bad(op, "A_log", ValueError, "two dimensions", change("A_log", lambda x: x[None]))
+    bad(op, "A_log", ValueError, "no heads", change("A_log", lambda x: x[:0]))
+    bad(op, "A_log", TypeError, "float64", change("A_log", torch.Tensor.double))
+    for name in ("a", "b", "dt_bias"):
+        bad(op, name, TypeError, "integers", change(name, torch.Tensor.int))
+        bad(op, name, ValueError, "a head too few", change(name, lambda x: x[..., 1:]))
+    bad(op, "b", ValueError, "a token too few", change("b", short))
 
 
 def bad_convolutions(bad: Callable[..., None]) -> None:

@@ -22,6 +22,7 @@ from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
 from torch_gdn.chunk_local_cumsum import chunk_local_cumsum
 from torch_gdn.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt, chunk_scaled_dot_kkt_fwd
 from torch_gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.gdn_gating import gdn_gating
 from torch_gdn.l2norm import l2norm, l2norm_fwd
 from torch_gdn.prepare_chunk_indices import prepare_chunk_indices
 from torch_gdn.prepare_chunk_offsets import prepare_chunk_offsets
@@ -52,6 +53,7 @@ __all__ = [
     "chunk_scaled_dot_kkt",
     "chunk_scaled_dot_kkt_fwd",
     "fused_recurrent_gated_delta_rule",
+    "gdn_gating",
     "l2norm",
     "l2norm_fwd",
     "prepare_chunk_indices",

@@ -1,4 +1,4 @@
-"""Fakes, as in fakes.py, of what stands around the delta rule in a layer: convolution and gated norm."""
+"""Fakes, as in fakes.py, of what stands around the delta rule in a layer: convolution, gates, gated norm."""
 
 from __future__ import annotations
 
@@ -118,6 +118,35 @@ def causal_conv1d_update_(
     return x.new_empty(x.shape)
 
 
+@torch.library.register_fake("gdn::gdn_gating")
+def gdn_gating(
+    A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None = None, allow_neg_eigval: bool = False
+) -> tuple[Tensor, Tensor]:
+    check = Check("gdn_gating", "A_log", A_log)
+    check.activation("A_log", A_log)
+    check.dimensions("A_log", A_log, "[HV]")
+    HV = A_log.shape[0]
+    check.value(HV >= 1, "A_log", "at least one head", HV)
+    check.activation("a", a)
+    check.value(a.dim() >= 1, "a", "shape [..., HV] with the HV of A_log", a.shape)
+    check.value(a.shape[-1] == HV, "a", "shape [..., HV] with the HV of A_log", a.shape)
+    check.device("a", a)
+    check.activation("b", b)
+    check_same_shape(check, "b", b, "a", a)
+    check.device("b", b)
+    if dt_bias is not None:
+        check.activation("dt_bias", dt_bias)
+        check.shape("dt_bias", dt_bias, "[HV]", (HV,))
+    return a.new_empty(a.shape, dtype=torch.float32), a.new_empty(a.shape, dtype=torch.float32)
+
+
+def check_same_shape(check: Check, argument: str, x: Tensor, name: str, other: Tensor) -> None:
+    expected, got = f"the shape of {name}", f"{x.shape} for {other.shape}"
+    check.value(x.dim() == other.dim(), argument, expected, got)
+    for size, wanted in zip(x.shape, other.shape, strict=True):
+        check.value(size == wanted, argument, expected, got)
+
+
 @torch.library.register_fake("gdn::rms_norm_gated")
 def rms_norm_gated(
     x: Tensor,
@@ -134,9 +163,7 @@ def rms_norm_gated(
     check.value(D >= 1, "x", "a last dimension from 1 to 1024", D)
     check.value(D <= 1024, "x", "a last dimension from 1 to 1024", D)
     check.activation("g", g)
-    check.value(g.dim() == x.dim(), "g", "the shape of x", f"{g.shape} for {x.shape}")
-    for size, expected in zip(g.shape, x.shape, strict=True):
-        check.value(size == expected, "g", "the shape of x", f"{g.shape} for {x.shape}")
+    check_same_shape(check, "g", g, "x", x)
     check.device("g", g)
     if weight is not None:
         check.activation("weight", weight)

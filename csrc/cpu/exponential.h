@@ -1,4 +1,4 @@
-// exp that a compiler can vectorise: std::exp is a call for each element, 20 times slower.
+// exp and what is made of it, so that a compiler can vectorise them: std::exp is a call for each element.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -24,6 +24,20 @@ namespace torch_gdn::cpu {
   const float power = std::bit_cast<float>((half + 127) << 23) * series * std::bit_cast<float>((rest + 127) << 23);
   const float bounded = x < -87.0f ? 0.0f : x > 88.72283f ? std::numeric_limits<float>::infinity() : power;
   return x != x ? x : bounded;
+}
+
+// log(1 + exp(x)). log(1 + y) for y from 0 to 1 is 2 atanh(s), s = y / (2 + y): the series up to s^15 leaves out 1e-9.
+[[gnu::always_inline]] inline float softplus(float x) {
+  const float above = x > 0.0f ? x : 0.0f, y = exponential(x > 0.0f ? -x : x);
+  const float s = y / (2.0f + y), square = s * s;
+  float series = 1.0f / 15.0f;
+  series = series * square + 1.0f / 13.0f;
+  series = series * square + 1.0f / 11.0f;
+  series = series * square + 1.0f / 9.0f;
+  series = series * square + 1.0f / 7.0f;
+  series = series * square + 1.0f / 5.0f;
+  series = series * square + 1.0f / 3.0f;
+  return above + (series * square * (2.0f * s) + 2.0f * s);
 }
 
 }  // namespace torch_gdn::cpu

@@ -113,6 +113,12 @@ struct NormParameters {
   float eps;
 };
 
+struct GatingParameters {
+  GateParameters gates;
+  int32_t tokens, heads;
+  int64_t count;
+};
+
 struct GatedNormParameters {
   int32_t tokens, heads;  // the rows are [B, T, H]
   int64_t rows;

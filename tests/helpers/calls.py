@@ -23,8 +23,9 @@ OPS = (
     "causal_conv1d",
     "causal_conv1d_update_",
     "rms_norm_gated",
+    "gdn_gating",
 )
-UNPACKED = ("l2norm", "rms_norm_gated")  # have no cu_seqlens
+UNPACKED = ("l2norm", "rms_norm_gated", "gdn_gating")  # have no cu_seqlens
 CHUNKED = (*OPS[:6], "chunk_gated_delta_rule")  # and chunk_indices
 IN_PLACE = tuple(op for op in OPS if op.endswith("_"))
 T = 20
@@ -58,6 +59,7 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
             "chunk_size": 16,
         },
         "l2norm": {"x": case.q},
+        "gdn_gating": {"A_log": case.g[0, 0], "a": case.g, "b": case.beta, "dt_bias": case.beta[0, 0]},
         "rms_norm_gated": {"x": case.v, "g": case.v.flip(0), "weight": case.v[0, 0, 0]},
         "chunk_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta, "chunk_size": 16} | state,
         "fused_recurrent_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta} | state,

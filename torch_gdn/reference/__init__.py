@@ -19,6 +19,7 @@ from torch_gdn.reference.chunk_gated_delta_rule import chunk_gated_delta_rule
 from torch_gdn.reference.chunk_local_cumsum import chunk_local_cumsum
 from torch_gdn.reference.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
 from torch_gdn.reference.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.reference.gdn_gating import gdn_gating
 from torch_gdn.reference.l2norm import l2norm
 from torch_gdn.reference.recompute_w_u import recompute_w_u
 from torch_gdn.reference.rms_norm_gated import rms_norm_gated
@@ -40,6 +41,7 @@ __all__ = [
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt",
     "fused_recurrent_gated_delta_rule",
+    "gdn_gating",
     "l2norm",
     "recompute_w_u",
     "rms_norm_gated",

@@ -1,0 +1,25 @@
+// One thread owns the gate and the step of one token and value head.
+// Layout: a, b [B, T, HV] of any strides and float dtype; A_log, dt_bias [HV]; g, beta [B, T, HV], f32.
+// g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), or twice that.
+#include "common/gates.h"
+
+template <int Threads>
+[[kernel]] void gdn_gating(
+    device const uchar* a [[buffer(0)]],
+    device const uchar* b [[buffer(1)]],
+    device const uchar* A_log [[buffer(2)]],
+    device const uchar* dt_bias [[buffer(3)]],
+    device float* g [[buffer(4)]],
+    device float* beta [[buffer(5)]],
+    constant GatingParameters& parameters [[buffer(6)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  static_assert(Threads % 32 == 0, "whole simdgroups");
+  const int64_t index = int64_t(group.x) * Threads + thread_index;
+  if (index >= parameters.count) return;
+  const int64_t head = index % parameters.heads;
+  const int64_t token = index / parameters.heads % parameters.tokens;
+  const int64_t batch = index / parameters.heads / parameters.tokens;
+  g[index] = gate_at(a, A_log, dt_bias, parameters.gates, batch, token, head);
+  beta[index] = step_at(b, parameters.gates, batch, token, head, 0);
+}

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.devices import launched, on_a_mac
+from tests.helpers.errors import assert_close
+from torch_gdn import reference
+
+
+def gate(device: torch.device, *tensors: Tensor, allow_neg_eigval: bool = False) -> tuple[Tensor, Tensor]:
+    there = [each.to(device) for each in tensors]
+    g, beta = launched(device, "gdn_gating", torch_gdn.gdn_gating, *there, allow_neg_eigval=allow_neg_eigval)
+    return g.cpu(), beta.cpu()
+
+
+def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A_log, a, b, dt_bias as models have them: A from 0.01 to 16."""
+    HV = shape[-1]
+    A_log, dt_bias = torch.empty(HV).uniform_(0.01, 16).log(), torch.ones(HV)
+    a, b = 4 * torch.randn(shape), 4 * torch.randn(shape)
+    return A_log.to(dtype), a.to(dtype), b.to(dtype), dt_bias.to(dtype)
+
+
+def check(device: torch.device, *tensors: Tensor, allow_neg_eigval: bool = False) -> None:
+    g, beta = gate(device, *tensors, allow_neg_eigval=allow_neg_eigval)
+    exact = reference.gdn_gating(*(each.double() for each in tensors), allow_neg_eigval=allow_neg_eigval)
+    for name, x, expected in zip(("g", "beta"), (g, beta), exact, strict=True):
+        assert x.dtype == torch.float32 and x.is_contiguous()
+        assert_close(name, x, expected, 3e-7, head_dim=x.dim() - 1)
+        assert ((x - expected).abs() <= 6e-7 * expected.abs()).all(), "each value for itself, however small"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("allow_neg_eigval", [False, True])
+def test_equals_the_reference(device: torch.device, dtype: torch.dtype, allow_neg_eigval: bool) -> None:
+    check(device, *inputs(2, 37, 6, dtype=dtype), allow_neg_eigval=allow_neg_eigval)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 1, 3, 4), (300, 33)], ids=str)
+def test_any_number_of_dimensions(device: torch.device, shape: tuple[int, ...]) -> None:
+    check(device, *inputs(*shape))
+
+
+def test_dtypes_may_differ(device: torch.device) -> None:
+    A_log, a, b, dt_bias = inputs(2, 5, 4)
+    check(device, A_log, a.bfloat16(), b.half(), dt_bias.bfloat16())
+
+
+def test_without_a_bias(device: torch.device) -> None:
+    check(device, *inputs(2, 5, 4)[:3])
+
+
+def test_strided_views(device: torch.device) -> None:
+    """Of one projection, interleaved head by head as Qwen3-Next has them."""
+    A_log, a, b, dt_bias = (each.to(device) for each in inputs(2, 5, 4))
+    expected = torch_gdn.gdn_gating(A_log, a, b, dt_bias)
+    both = torch.stack([a, b], dim=-1)
+    result = torch_gdn.gdn_gating(A_log, both[..., 0], both[..., 1], dt_bias.repeat_interleave(2)[::2])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(result, expected, strict=True))
+
+
+def test_the_far_ends(device: torch.device) -> None:
+    """Softplus of large values is the value, of small ones their exp; nothing overflows on the way."""
+    a = torch.tensor([-1e4, -80.0, -20.0, -1.0, 0.0, 16.0, 20.0, 88.0, 1e4, torch.inf])[:, None]
+    g, beta = gate(device, torch.zeros(1), a, a)
+    exact = -torch.nn.functional.softplus(a.double(), threshold=1e9)
+    assert ((g - exact).abs()[:-1] <= 6e-7 * exact.abs()[:-1] + 1e-36).all() and g[-1] == -torch.inf
+    torch.testing.assert_close(beta, torch.sigmoid(a.double()).float(), rtol=6e-7, atol=1e-36)
+
+
+def test_nan_stays_in_its_place(device: torch.device) -> None:
+    A_log, a, b, dt_bias = inputs(3, 4)
+    a[1, 2], b[0, 3] = torch.nan, torch.nan
+    g, beta = gate(device, A_log, a, b, dt_bias)
+    assert g.isnan().nonzero().tolist() == [[1, 2]] and beta.isnan().nonzero().tolist() == [[0, 3]]
+
+
+def test_no_tokens(device: torch.device) -> None:
+    empty = torch.zeros(2, 0, 4, device=device)
+    g, beta = torch_gdn.gdn_gating(torch.zeros(4, device=device), empty, empty)
+    assert g.shape == beta.shape == (2, 0, 4)
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+def test_one_dispatch_whatever_the_dtypes() -> None:
+    import simulator
+
+    simulator.activate()
+    A_log, a, b, dt_bias = (each.to("mps") for each in inputs(2, 5, 4))
+    a, b, dt_bias = a.bfloat16(), b.bfloat16(), dt_bias.bfloat16()
+    with simulator.profile() as profile:
+        g, beta = torch_gdn.gdn_gating(A_log, a.transpose(0, 1), b.transpose(0, 1), dt_bias)
+    assert {name: profile.launched(name) for name in profile.kernels} == {"gdn_gating_256": 1}
+    assert g.nbytes + beta.nbytes <= profile.allocated_bytes < g.nbytes + beta.nbytes + 512

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from torch import Tensor
+
+from torch_gdn.reference.common import compute_dtype, decay_of, step_of
+
+
+def gdn_gating(
+    A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None = None, allow_neg_eigval: bool = False
+) -> tuple[Tensor, Tensor]:
+    """g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), or twice that."""
+    dtype = compute_dtype(a)
+    return decay_of(a.to(dtype), True, A_log, dt_bias), step_of(b.to(dtype), True, allow_neg_eigval)
