@@ -59,8 +59,8 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
             "chunk_size": 16,
         },
         "l2norm": {"x": case.q},
-        "gdn_gating": {"A_log": case.g[0, 0], "a": case.g, "b": case.beta, "dt_bias": case.beta[0, 0]},
-        "rms_norm_gated": {"x": case.v, "g": case.v.flip(0), "weight": case.v[0, 0, 0]},
+        "gdn_gating": {"A_log": case.g[0, 0].clone(), "a": case.g, "b": case.beta, "dt_bias": case.beta[0, 0].clone()},
+        "rms_norm_gated": {"x": case.v, "g": case.v.flip(0), "weight": case.v[0, 0, 0].clone()},
         "chunk_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta, "chunk_size": 16} | state,
         "fused_recurrent_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta} | state,
     }
