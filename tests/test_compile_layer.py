@@ -1,0 +1,140 @@
+"""torch.compile and torch.export of a whole layer: one graph for a token, one for more, whatever their number does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from tests.helpers.calls import OPS, run_op, valid_call
+from tests.helpers.devices import kernels_run, on_a_mac
+from tests.helpers.layer import Layer, Served, inputs, layer_on
+
+Backend = str
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def backends() -> list[Any]:
+    """Inductor makes Metal code for a real mps device alone; told to make none, it calls every op itself."""
+    skipped = pytest.mark.skipif(on_a_mac(), reason="a Mac compiles for itself: python -m torch_gdn.check")
+    return [
+        pytest.param("cpu", "inductor", id="cpu-inductor"),
+        pytest.param("cpu", "aot_eager", id="cpu-aot_eager"),
+        pytest.param("mps", "aot_eager", id="mps-aot_eager"),
+        pytest.param("mps", "inductor", id="mps-inductor-fallback_by_default", marks=skipped),
+    ]
+
+
+def compiled_layer(name: str, backend: Any, kind: type[Layer] = Layer) -> tuple[torch.device, Layer, Any]:
+    from tests.helpers.devices import ready
+
+    device = ready(name)
+    layer = layer_on(device, kind)
+    return device, layer, torch.compile(layer, fullgraph=True, backend=backend, dynamic=True)
+
+
+def assert_same(device: torch.device, layer: Layer, compiled: Any, tokens: int) -> None:
+    """Output, new state and the columns that moved on in place."""
+    x, columns, state = inputs(tokens, device)
+    there = columns.clone()
+    kernel = "fused_recurrent_gated_delta_rule" if tokens == 1 else "chunk_fwd_h"
+    with kernels_run(device, "causal_conv1d", "gdn_gating", kernel, "rms_norm_gated"):
+        results = compiled(x, there, state)
+    expected = layer(x, columns, state)
+    for ours, theirs in zip((*results, there), (*expected, columns), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "backend"), backends())
+def test_a_layer_has_no_graph_break_and_at_most_two_graphs(name: str, backend: Backend) -> None:
+    with torch._inductor.config.patch(fallback_by_default=name == "mps"):
+        counter = CompileCounterWithBackend(backend)
+        device, layer, compiled = compiled_layer(name, counter)
+        for tokens in (65, 1, 130, 7, 2, 1, 64):
+            assert_same(device, layer, compiled, tokens)
+        assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize(("name", "backend"), backends())
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_an_in_place_op_between_two_reads(name: str, backend: Backend, tokens: int) -> None:
+    """The pool is read before and behind the op that moves it on: both reads see what they should."""
+    with torch._inductor.config.patch(fallback_by_default=name == "mps"):
+        device, layer, compiled = compiled_layer(name, backend, Served)
+        x, columns, _ = inputs(tokens, device, batch=3)
+        indices = torch.tensor([2, -1, 0], dtype=torch.int32, device=device)
+        there, version = columns.clone(), columns._version
+        result = compiled(x, there, indices)
+        expected = layer(x, columns, indices)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(there, columns) and columns._version > version
+    assert torch.equal(columns[1], inputs(tokens, device, batch=3)[1][1]), "the slot that nobody has"
+
+
+def test_an_in_place_op_on_a_tensor_of_the_graph() -> None:
+    """One that is not an input, and whose value before is still wanted."""
+
+    def grow(x: Tensor, weight: Tensor, pool: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        fresh = pool * 2
+        view = fresh[:2]
+        y = torch.ops.gdn.causal_conv1d_update_(x, weight, view)
+        return y, fresh, pool * 3
+
+    x, weight, pool = torch.randn(2, 3, 8), torch.randn(8, 4), torch.randn(4, 8, 3)
+    for backend in ("aot_eager", "inductor"):
+        torch._dynamo.reset()
+        result = torch.compile(grow, fullgraph=True, backend=backend)(x, weight, pool)
+        for ours, theirs in zip(result, grow(x, weight, pool), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_a_layer_exports(device: torch.device, tokens: int) -> None:
+    layer = layer_on(device)
+    length = {1: torch.export.Dim("tokens", min=2, max=4096)} if tokens > 1 else None
+    example = inputs(tokens, device)
+    exported = torch.export.export(layer, example, dynamic_shapes=(length, None, None)).module()
+    for here in (tokens,) if tokens == 1 else (tokens, 65, 7):
+        x, columns, state = inputs(here, device)
+        there = columns.clone()
+        results, expected = exported(x, there, state), layer(x, columns, state)
+        for ours, theirs in zip((*results, there), (*expected, columns), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+class OneOp(torch.nn.Module):
+    def __init__(self, op: str, constants: dict[str, Any]) -> None:
+        super().__init__()
+        self.op, self.constants = op, constants
+
+    def forward(self, tensors: dict[str, Tensor]) -> Any:
+        return run_op(self.op, {**tensors, **self.constants})
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+def test_every_op_exports(op: str, packed: bool) -> None:
+    call = valid_call(op, torch.device("cpu"), packed=packed)
+    tensors = {name: value for name, value in call.items() if isinstance(value, Tensor)}
+    module = OneOp(op, {name: value for name, value in call.items() if name not in tensors})
+    again = {name: value.clone() for name, value in tensors.items()}
+    exported = torch.export.export(module, (tensors,)).module()
+    result, expected = exported(tensors), module(again)
+    pairs = (
+        zip((result,), (expected,), strict=True) if isinstance(result, Tensor) else zip(result, expected, strict=True)
+    )
+    for ours, theirs in pairs:
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, again[name], rtol=0, atol=0, msg=f"{name} was moved on in place")
