@@ -31,6 +31,22 @@ def test_attention(L: int, ratio: int) -> None:
     assert all(profile.launched(each.name) == 1 for each in expected)
 
 
+@pytest.mark.parametrize(
+    ("HK", "T", "blocks"), [(1, 128, 1), (1, 129, 2), (2, 300, 3), (128, 300, 2), (256, 300, 1)], ids=str
+)
+def test_blocks_are_as_many_as_the_length_and_the_heads_ask_for(HK: int, T: int, blocks: int) -> None:
+    """128 keys and more, so that pass 1 has some 256 threadgroups where the cache is long enough."""
+    import simulator
+
+    device = ready("mps")
+    cache = make_cache(Codec(64, 2), Codec(64, 2), 1, HK, T)
+    call = there({"q": torch.randn(1, HK, 1, 64)} | cache.parts(True), device)
+    with simulator.profile() as profile:
+        torch_gdn.aura_attention(**call)
+    name = specialisations_aura.first_pass(2, 2, 64, 1).name
+    assert profile.kernels[name].threads == 128 * HK * blocks
+
+
 def test_the_codec() -> None:
     import simulator
 

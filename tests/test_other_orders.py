@@ -10,10 +10,14 @@ import pytest
 import torch
 
 import torch_gdn
+from tests.helpers.aura import Codec
 from tests.helpers.cases import run
 from tests.helpers.devices import on_a_mac, ready
-from tests.helpers.errors import assert_same_bits
+from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.golden import NAMES, load
+from tests.test_aura_attention import attend, exact
+from tests.test_aura_attention import make_call as aura_call
+from tests.test_aura_encode import encode
 from torch_gdn.check import golden as recorded
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic")
@@ -61,6 +65,32 @@ def test_the_recurrent_op_at_the_edge_of_the_specification(mps: torch.device, na
     unkind(seed=3, perturb=True)
     for part in recorded.whole_parts(golden, op, *run(op, golden.case, mps)):
         assert part.kept, str(part)
+
+
+AURA = {"key_bits": 4, "value_bits": 3, "D": 80, "ratio": 3, "T": 150, "mask": "window of 50", "means": True}
+AURA |= {"offset": "last", "sinks": True, "starts": True, "block_size": 64, "dtype": torch.float32}
+
+
+@pytest.mark.parametrize("L", [1, 7])
+def test_aura_attention(mps: torch.device, L: int) -> None:
+    """Either form of pass 1: no order changes a bit, and arithmetic at the edge stays within the bound."""
+    call = aura_call(AURA | {"L": L})
+    unkind(seed=0, perturb=False)
+    expected = attend(mps, call)
+    unkind(seed=1, perturb=False)
+    assert_same_bits("o", attend(mps, call), expected)
+    unkind(seed=3, perturb=True)
+    assert_close("o", attend(mps, call), exact(call), 2e-6, head_dim=1)
+
+
+@pytest.mark.parametrize(("D", "bits"), [(80, 3), (128, 8)])
+def test_aura_encode(mps: torch.device, D: int, bits: int) -> None:
+    codec, x = Codec(D, bits), torch.randn(9, D)
+    unkind(seed=0, perturb=False)
+    expected = encode(mps, codec, x, True)
+    unkind(seed=1, perturb=True)
+    for name, ours, theirs in zip(("codes", "norms", "means"), encode(mps, codec, x, True), expected, strict=True):
+        assert_same_bits(name, ours, theirs)
 
 
 def test_the_state_decays_by_an_exponential_within_one_ulp(mps: torch.device) -> None:

@@ -7,7 +7,8 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kGroups = 256;  // that pass 1 should have, where there are keys enough: 3 or more for each GPU core
+constexpr int64_t kTileKeys = 128;  // a thread of pass 1 in vector form takes one
+constexpr int64_t kGroups = 256;    // that pass 1 should have, where there are keys enough: 3 or more for each GPU core
 
 Tensor aura_attention(const Tensor& q_any, const Tensor& key_codes, const Tensor& key_norms, const Tensor& key_codebook,
                       const Tensor& key_signs, const Tensor& value_codes, const Tensor& value_norms,
@@ -22,7 +23,8 @@ Tensor aura_attention(const Tensor& q_any, const Tensor& key_codes, const Tensor
   const auto o = at::empty({shape.B, shape.HQ, shape.L, shape.D}, q.options());
   if (shape.T == 0) return o.zero_();
   const int64_t row_tiles = ceil_div(shape.L * shape.HQ / shape.HK, rows_together(shape));
-  shape.block_size = block_size.value_or(default_block_size(shape.T, shape.B * shape.HK * row_tiles, kGroups));
+  shape.block_size =
+      block_size.value_or(default_block_size(shape.T, kTileKeys, shape.B * shape.HK * row_tiles, kGroups));
   shape.NB = ceil_div(shape.T, shape.block_size);
   const Cache cache{unit_last_stride(key_codes, "key_codes"),
                     key_norms,

@@ -176,13 +176,12 @@ inline AuraShape check_aura_rotate(const Tensor& x, const Tensor& signs, double 
   return s;
 }
 
-constexpr int64_t kTileKeys = 64;  // blocks of the default size are whole tiles
-
-// So many keys a block that there are about `wanted` pieces of work where `groups` stand side by side already.
-inline int64_t default_block_size(int64_t T, int64_t groups, int64_t wanted) {
-  const int64_t tiles = std::max<int64_t>(1, ceil_div(T, kTileKeys));
+// So many keys a block, in whole tiles, that there are about `wanted` pieces of work where `groups` stand side by side
+// already.
+inline int64_t default_block_size(int64_t T, int64_t tile, int64_t groups, int64_t wanted) {
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(T, tile));
   const int64_t blocks = std::clamp<int64_t>(wanted / std::max<int64_t>(1, groups), 1, tiles);
-  return ceil_div(tiles, blocks) * kTileKeys;
+  return ceil_div(tiles, blocks) * tile;
 }
 
 // What pass 1 and the whole op share: q [B, HQ, L, D], the cache, and who sees what.

@@ -46,8 +46,8 @@ Tensor aura_attention(const Tensor& q, const Tensor& key_codes, const Tensor& ke
                            value_signs, key_means, value_means, starts, sinks, causal, q_offset, window, block_size);
   const Tensor o = at::empty({s.B, s.HQ, s.L, s.D}, q.options());
   if (o.numel() == 0) return o;
-  const int64_t groups = s.B * s.HK * ceil_div(s.L * s.HQ / s.HK, kTileKeys);
-  s.block_size = block_size.value_or(default_block_size(s.T, groups, kPieces));
+  const int64_t groups = s.B * s.HK * ceil_div(s.L * s.HQ / s.HK, cpu::kRows);
+  s.block_size = block_size.value_or(default_block_size(s.T, cpu::kTileKeys, groups, kPieces));
   s.NB = ceil_div(s.T, s.block_size);
   const cpu::Cache cache{unit_last_stride(key_codes, "key_codes"),
                          key_norms,

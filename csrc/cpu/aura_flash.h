@@ -4,6 +4,9 @@
 
 namespace torch_gdn::cpu {
 
+constexpr int64_t kTileKeys = 64;  // that are looked up at once: 32 KB with D = 128
+constexpr int64_t kRows = 32;      // of the query heads of one KV head, that share what was looked up
+
 // Codes whose words have a last stride of 1.
 struct Cache {
   Tensor key_codes, key_norms, key_codebook, value_codes, value_norms, value_codebook;

@@ -12,7 +12,7 @@ namespace {
 
 // A piece of work is a block of keys of one KV head and up to kRows rows of its query heads, which share the centroids
 // that kTileKeys keys are looked up as. Rows of a tile are `width` floats apart, D rounded up to whole kColumns.
-constexpr int64_t kRows = 32, kColumns = 32;
+constexpr int64_t kColumns = 32;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // scores[row][key] = q[row] . keys[key]. Inlined, so that it is compiled for the caller's generation of x86.
