@@ -3,7 +3,7 @@
 A coordinate's density is proportional to (1 - x^2)^((D - 3) / 2). The best centroids are the means of their cells, and
 the cells' boundaries the midpoints between centroids; for a log-concave density like this one there is one such set
 (Fleischer 1964). Iterating the two conditions (Lloyd's method) takes ever longer with more levels: 100 rounds leave a
-table of 256 levels with 3.7 times the error it could have. Newton's method on the conditions converges in some ten.
+table of 256 levels with 3.8 times the squared error it could have. Newton's method converges in some ten.
 
     python -m torch_gdn.aura.lloyd_max        writes codebooks.json beside this file
 """
