@@ -17,12 +17,6 @@ from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 from torch_gdn.aura import KVCache, Scheme, codebooks, kv_cache
 
-
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cpu")
-
-
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
 
