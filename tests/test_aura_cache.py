@@ -23,6 +23,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 import torch_gdn.integrations.aura
+import torch_gdn.integrations.transformers
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import relative_error
 from torch_gdn import reference
@@ -135,6 +136,23 @@ def test_logits_without_padding(kind: str) -> None:
     assert relative_error(logits_of(model, aura_cache(model, "8v4"), everything), expected) < 2e-5
 
 
+@pytest.mark.parametrize("device_name", ["cpu", "mps"])
+def test_all_of_a_hybrid_on_torch_gdn(device_name: str) -> None:
+    """Its attention on codes, its other layers through the switch for transformers."""
+    device = ready(device_name)
+    model = model_of("qwen3_next")
+    expected = logits_of(model, decoded_cache(model, "8v4"))
+    cache = aura_cache(model.to(device), "8v4")
+    torch_gdn.integrations.transformers.enable()
+    try:
+        kernels = ("fused_recurrent_gated_delta_rule", "chunk_fwd_h", "aura_encode", "aura_flash_p1", "aura_flash_p2")
+        with kernels_run(device, *kernels):
+            logits = logits_of(model, cache)
+    finally:
+        torch_gdn.integrations.transformers.disable()
+    assert relative_error(logits, expected) < 2e-5
+
+
 def test_sinks_of_gpt_oss() -> None:
     model = model_of("gpt_oss")
     model.set_attn_implementation("eager")
@@ -149,17 +167,6 @@ def test_8_bits_change_the_logits_little() -> None:
         scheme: relative_error(logits_of(model, aura_cache(model, scheme)), expected) for scheme in ("8v8", "4v4")
     }
     assert errors["8v8"] < 0.02 and errors["8v8"] < errors["4v4"] / 5, errors
-
-
-def test_logits_on_mps() -> None:
-    """With the CPU's codes: the devices' rotations differ by 1e-7, which brings no coordinate across a boundary."""
-    device = ready("mps")
-    model = model_of("qwen3_next")
-    expected = logits_of(model, decoded_cache(model, "8v4"))
-    cache = aura_cache(model.to(device), "8v4")
-    with kernels_run(device, "aura_encode", "aura_flash_p1", "aura_flash_p2"):
-        logits = logits_of(model, cache)
-    assert relative_error(logits, expected) < 2e-5
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3", "llama"])

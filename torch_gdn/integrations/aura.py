@@ -116,6 +116,8 @@ class AuraLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
+    get_max_cache_shape = get_max_length  # its name before transformers 5.16
+
     def reset(self) -> None:
         if self.cache is not None:
             self.cache.crop(0)
