@@ -18,7 +18,13 @@ CPU = torch.device("cpu")
 # The logits' relative distance in f32: 9e-7 was the most that any model, version and question showed; a decay one
 # percent off gives 3.7e-5 and more (the last test).
 BAR = 4e-6
-KERNELS = (*CHUNK_KERNELS, "fused_recurrent_gated_delta_rule", "causal_conv1d", "causal_conv1d_update")
+KERNELS = (
+    *CHUNK_KERNELS,
+    "fused_recurrent_gated_delta_rule",
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "rms_norm_gated",
+)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_question = pytest.mark.parametrize("question", QUESTIONS)
 
@@ -46,7 +52,11 @@ def on_torch_gdn(question: str, model: Any, device: torch.device = CPU) -> torch
         answer = QUESTIONS[question](model, device)
         status = transformers.status()
     prompts, steps = FORWARDS[question]
-    calls = {"chunk_gated_delta_rule": prompts, "fused_recurrent_gated_delta_rule": steps}
+    calls = {
+        "chunk_gated_delta_rule": prompts,
+        "fused_recurrent_gated_delta_rule": steps,
+        "rms_norm_gated": prompts + steps,
+    }
     if (
         "OlmoHybridShortConvolution.forward" in status.replaced.get("olmo_hybrid", ())
         and "Olmo" in type(model).__name__

@@ -6,6 +6,7 @@ import doctest
 import importlib.metadata
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,6 +267,51 @@ def test_supports_gives_its_reason_for_convolutions(case: str) -> None:
     supported, said = supports("causal_conv1d_fn", **convolution_call(**different))
     assert not supported
     assert reason in said
+
+
+def test_supports_short_convolutions() -> None:
+    layer = torch.nn.Conv1d(6, 6, 4, groups=6, bias=False).requires_grad_(False)
+    hidden, cache = torch.zeros(1, 5, 6), torch.zeros(1, 6, 3)
+    assert supports("short_convolution", layer, hidden, cache=cache, use_precomputed=True) == (True, "")
+    assert "float64" in supports("short_convolution", layer, hidden, cache=cache.double())[1]
+    assert "float64" in supports("short_convolution", layer, hidden.double())[1]
+
+
+def norm(**different: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"weight": torch.ones(8), "variance_epsilon": 1e-6, "activation": "silu", **different})
+
+
+NORMS_LEFT: dict[str, tuple[SimpleNamespace, torch.Tensor | None, str]] = {
+    "no gate": (norm(), None, "the gated norm has no gate"),
+    "training": (norm(weight=torch.ones(8, requires_grad=True)), torch.zeros(3, 8), "grad mode is on"),
+    "float64": (
+        norm(),
+        torch.zeros(3, 8, dtype=torch.float64),
+        "input, gate and weight are torch.float32, torch.float64",
+    ),
+    "another shape": (norm(), torch.zeros(1, 8), "input and gate are [3, 8] and [1, 8]"),
+    "gelu": (norm(activation="gelu"), torch.zeros(3, 8), "the gated norm's activation is gelu"),
+}
+
+
+@pytest.mark.parametrize("activation", ["silu", "swish", "sigmoid"])
+def test_supports_norms(activation: str) -> None:
+    call = norm(activation=activation), torch.zeros(3, 8), torch.zeros(3, 8)
+    assert supports("rms_norm_gated", *call) == (True, "")
+    assert choice.FUNCTIONS["rms_norm_gated"].run(*call).shape == (3, 8)
+
+
+@pytest.mark.parametrize("case", NORMS_LEFT)
+def test_supports_gives_its_reason_for_norms(case: str) -> None:
+    layer, gate, reason = NORMS_LEFT[case]
+    supported, said = supports("rms_norm_gated", layer, torch.zeros(3, 8), gate)
+    assert not supported
+    assert reason in said
+
+
+def test_supports_refuses_long_rows_of_norms() -> None:
+    row = torch.zeros(1, 1025)
+    assert "rows of 1025 values" in supports("rms_norm_gated", norm(weight=row[0]), row, row)[1]
 
 
 def test_supports_updates() -> None:

@@ -22,6 +22,8 @@ LARGEST_KEY, LARGEST_VALUE = 256, 512
 CHUNK_SIZES = (16, 32, 64)
 WIDTHS = (2, 3, 4)  # of a convolution
 ACTIVATIONS = (None, "silu", "swish")
+GATES = ("silu", "swish", "sigmoid")
+LARGEST_ROW = 1024  # of a norm
 
 
 @dataclass(frozen=True)
@@ -243,10 +245,45 @@ def run_short_convolution(
     return y.transpose(1, 2), state
 
 
+def norm_reason(layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -> str:
+    if gate is None:
+        return "the gated norm has no gate"
+    if reason := unlike_each_other(hidden_states, gate, layer.weight):
+        return reason
+    if not {hidden_states.dtype, gate.dtype, layer.weight.dtype} <= set(DTYPES):
+        return (
+            f"the gated norm's input, gate and weight are {hidden_states.dtype}, {gate.dtype} and "
+            f"{layer.weight.dtype}, not of {DTYPES}"
+        )
+    if gate.shape != hidden_states.shape:
+        return f"the gated norm's input and gate are {list(hidden_states.shape)} and {list(gate.shape)}"
+    if not 1 <= hidden_states.shape[-1] <= LARGEST_ROW:
+        return f"the gated norm has rows of {hidden_states.shape[-1]} values; torch_gdn goes to {LARGEST_ROW}"
+    if gate_activation(layer) not in GATES:
+        return f"the gated norm's activation is {gate_activation(layer)}, not one of {GATES}"
+    return ""
+
+
+def run_norm(layer: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
+    return torch_gdn.rms_norm_gated(
+        hidden_states,
+        gate,
+        layer.weight,
+        activation=gate_activation(layer),
+        eps=layer.variance_epsilon,
+        round_norm=True,
+    )
+
+
+def gate_activation(layer: Any) -> str:
+    return getattr(layer, "activation", "silu")  # a fixed silu until 5.12
+
+
 FUNCTIONS = {
     "chunk_gated_delta_rule": Function(delta_rule_reason, run_chunk),
     "fused_recurrent_gated_delta_rule": Function(delta_rule_reason, run_recurrent),
     "causal_conv1d_fn": Function(convolution_reason, run_convolution),
     "causal_conv1d_update": Function(update_reason, run_update),
     "short_convolution": Function(short_convolution_reason, run_short_convolution),
+    "rms_norm_gated": Function(norm_reason, run_norm),
 }

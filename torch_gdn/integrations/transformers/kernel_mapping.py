@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "kernels"
-LAYERS = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "causal_conv1d_fn", "causal_conv1d_update")
+LAYERS = (
+    "chunk_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "RMSNormGated",
+)
 
 
 def kernel_mapping() -> dict[str, dict[str, str]]:
     """What transformers' `KernelConfig` is given, together with `use_local_kernel=True`: on `mps`, torch_gdn's layers.
 
-    For transformers from 5.22 on (KernelConfig refuses `mps` or functions before), with the version of `kernels` that it
-    asks for. It cannot be undone, and models of one kind share the functions that it changes.
+    For transformers from 5.22 on (before, KernelConfig refuses `mps` or functions), with the version of `kernels` that
+    it asks for. It cannot be undone, and models of one kind share the functions that it changes.
 
     Returns:
-        For each function of the models: device and "folder:layer".
+        For each function and layer of the models: device and "folder:layer".
 
     Example:
         >>> from torch_gdn.integrations.transformers import kernel_mapping

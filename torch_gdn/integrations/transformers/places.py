@@ -35,7 +35,7 @@ IN_THE_LAYER = {
     "causal_conv1d_update": "causal_conv1d_update",
 }
 # Classes of a model's module, by the end of their name, whose forward is replaced.
-FORWARDS = {"ShortConvolution": "short_convolution"}
+FORWARDS = {"ShortConvolution": "short_convolution", "RMSNormGated": "rms_norm_gated"}
 ABSENT = object()
 
 

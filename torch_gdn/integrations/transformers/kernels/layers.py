@@ -107,3 +107,11 @@ class causal_conv1d_update(nn.Module):
         activation: str | None = None,
     ) -> Tensor:
         return chosen_in(self, "causal_conv1d_update")(hidden_states, conv_state, weight, bias, activation)
+
+
+class RMSNormGated(nn.Module):
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        return chosen_in(self, "rms_norm_gated")(hidden_states, gate)
