@@ -128,14 +128,14 @@ def test_on_mps_prefill_and_decode_run_the_kernels(kind: str) -> None:
     assert distance(found, expected) < BAR
 
 
-def test_on_mps_in_bf16_and_padded() -> None:
-    device = ready("mps")
-    exact = models.padded(model_or_skip("qwen3_next"), CPU, (17, 5))
-    model = random_model("qwen3_next", torch.bfloat16)
-    fallback = distance(models.padded(model, CPU, (17, 5)), exact)
+@each_kind
+def test_on_mps_in_bf16_and_padded(kind: str) -> None:
+    device, model = ready("mps"), model_or_skip(kind, torch.bfloat16)
+    exact = models.padded(random_model(kind), CPU)
+    fallback = distance(models.padded(model, CPU), exact)
     model = copy.deepcopy(model).to(device)
-    with torch_gdn_enabled(), kernels_run(device, *CHUNK_KERNELS, "causal_conv1d"):
-        found = models.padded(model, device, (17, 5))
+    with torch_gdn_enabled(), kernels_run(device, *CHUNK_KERNELS, "causal_conv1d", "rms_norm_gated"):
+        found = models.padded(model, device)
     assert distance(found, exact) < 1.1 * fallback
 
 

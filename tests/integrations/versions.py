@@ -49,7 +49,18 @@ def folder(version: str) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=place.parent))
     try:
-        arguments = ("install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(fresh), *packages)
+        arguments = (
+            "install",
+            "--quiet",
+            "--retries",
+            "1",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--target",
+            str(fresh),
+            *packages,
+        )
         finished = subprocess.run(
             [sys.executable, "-m", "pip", *arguments], text=True, capture_output=True, check=False, timeout=300
         )
@@ -98,9 +109,11 @@ def table() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", choices=(*PACKAGES, INSTALLED), metavar="VERSION")
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"{', '.join(PACKAGES)} or {INSTALLED}")
     parser.add_argument("--table", action="store_true", help="measure, and print the README's table")
     options = parser.parse_args()
+    if unknown := set(options.versions) - {*PACKAGES, INSTALLED}:
+        parser.error(f"VERSION: expected {', '.join(PACKAGES)} or {INSTALLED}, got {', '.join(sorted(unknown))}")
     if options.table:
         print(table())
         return 0

@@ -114,4 +114,4 @@ class RMSNormGated(nn.Module):
     has_backward = False
 
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
-        return chosen_in(self, "rms_norm_gated")(hidden_states, gate)
+        return chosen("rms_norm_gated", type(self).forward)(self, hidden_states, gate)
