@@ -197,6 +197,15 @@ def test_a_second_turn() -> None:
     assert tokens.shape == (1, 11 + 5 + 3 + 5) and torch.equal(tokens, expected)
 
 
+def test_looking_drafts_up_in_the_prompt() -> None:
+    """Assisted generation: what was guessed wrong is cropped."""
+    model, prompt = model_of("qwen3"), torch.cat([PROMPT[1:], PROMPT[1:]], 1)
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = model.generate(prompt, past_key_values=decoded_cache(model, "8v4"), **options)
+    cache = aura_cache(model, "8v4")
+    assert torch.equal(model.generate(prompt, past_key_values=cache, prompt_lookup_num_tokens=3, **options), expected)
+
+
 def test_bfloat16() -> None:
     """As near to the float32 model as the same model is with keys and values decoded: both round, in other places."""
     exact = logits_of(model_of("llama"), decoded_cache(model_of("llama"), "8v8"))
@@ -307,6 +316,8 @@ def test_what_the_attention_does_not_do_is_an_error() -> None:
         call(model, softcap=50.0)
     with pytest.raises(ValueError, match="is_causal: expected True, got False"):
         call(model, is_causal=False)
+    with pytest.raises(ValueError, match=r"position_bias: expected None, got torch\.float32 of shape \[1, 4, 11, 11\]"):
+        call(model, position_bias=torch.zeros(1, 4, 11, 11))
     model.config.attention_dropout = 0.5
     model = type(model)(model.config).train()
     with pytest.raises(ValueError, match=r"dropout: expected 0, got 0\.5"):

@@ -187,6 +187,7 @@ def aura_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options, **kwargs)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     expect("is_causal", is_causal, "True", is_causal)
+    expect("position_bias", kwargs.get("position_bias") is None, "None", kwargs.get("position_bias"))
     fits = attention_mask is None or attention_mask.dim() == 1
     expect("attention_mask", fits, "left padding, [B, T]", attention_mask)
     sinks = None if s_aux is None else s_aux.detach().float()
