@@ -187,14 +187,20 @@ template <int key_bits, int value_bits, int D, int kRows>
       const float decay = decays[row];
       UNROLL for (int c = 0; c < kColumns; ++c) o[row * kColumns + c] *= decay;
     }
+    // Four keys at a time; weights past the last key are 0.
+    device const uint* words = value_codes + offset_of(parameters.value_codes, batch, kv_head, first);
     const int last = min(count, (part + 1) * kStep);
-    for (int t = part * kStep; t < last; ++t) {
-      device const uint* words = value_codes + offset_of(parameters.value_codes, batch, kv_head, first + t);
+    for (int t = part * kStep; t < last; t += 4) {
       UNROLL for (int c = 0; c < kColumns; ++c) {
         const int d = min(column + c * kStep, D - 1);
-        const float centroid = value_table[code_at<value_bits>(words, d)];
+        float4 centroids;
+        UNROLL for (int i = 0; i < 4; ++i) {
+          const int key_of_tile = min(t + i, count - 1);
+          centroids[i] = value_table[code_at<value_bits>(words + key_of_tile * parameters.value_codes.token, d)];
+        }
         UNROLL for (int row = 0; row < kRows; ++row) {
-          o[row * kColumns + c] = fma(scores[row * kKeys + t], centroid, o[row * kColumns + c]);
+          const float4 weights = *(threadgroup const float4*)(scores + row * kKeys + t);
+          o[row * kColumns + c] += dot(weights, centroids);
         }
       }
     }
