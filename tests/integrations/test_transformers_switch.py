@@ -176,6 +176,12 @@ def test_a_version_without_the_models_is_an_error(monkeypatch: pytest.MonkeyPatc
     assert not transformers.status().enabled
 
 
+def test_a_version_that_calls_the_functions_in_another_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "places", lambda module: iter(()))
+    with pytest.warns(UserWarning, match=r"calls the delta rule of \w+ in another way"):
+        transformers.enable()
+
+
 @pytest.mark.parametrize("object", [supports, transformers.enable, transformers.kernel_mapping])
 def test_the_examples_run(object: Any) -> None:
     tests = doctest.DocTestFinder(recurse=False).find(object, object.__name__, globs={})

@@ -58,10 +58,13 @@ def enable() -> Status:
     modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
+    found = {model: list(places(module)) for model, module in modules.items()}
+    for model, of_model in found.items():
+        if not any("gated_delta_rule" in place.name for place in of_model):
+            warnings.warn(f"transformers {version} calls the delta rule of {model} in another way", stacklevel=2)
     choice.forget()
-    for model, module in modules.items():
-        replaced[model] = list(places(module))
-    for place in (place for found in replaced.values() for place in found):
+    replaced.update(found)
+    for place in (place for of_model in found.values() for place in of_model):
         place.put()
     return status()
 
