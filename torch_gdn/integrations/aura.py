@@ -123,11 +123,10 @@ class AuraLayer(CacheLayerMixin):
             self.cache.crop(0)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last -tokens_to_remove tokens, as transformers counts them."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop: tokens_to_remove: expected at most 0, got {tokens_to_remove}")
+        """Forgets the last -tokens_to_remove; a positive number is how many to keep (transformers before 5.16)."""
         if self.cache is not None:
-            self.cache.crop(len(self.cache) + tokens_to_remove)
+            length = len(self.cache)
+            self.cache.crop(min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.cache is not None:
