@@ -62,6 +62,25 @@ TORCH_LIBRARY(gdn, m) {
   // is a logit; allow_neg_eigval: its sigmoid is doubled. output_dtype: of o, None or float32 (a float16 readout can
   // overflow). head_grouping: "block", or "tiled" where a key head serves every H-th value head (GGUF's order).
   // return_intermediate_states: h, the state before each chunk.
+  // In place: a sequence's state is read from and written to its slot of the pool (the names are those of
+  // causal_conv1d_update_).
+  m.def(
+      "chunk_gated_delta_rule_(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state_pool, "
+      "Tensor? state_indices=None, Tensor? has_initial_state=None, int null_index=-1, float? scale=None, "
+      "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, "
+      "Tensor? chunk_indices=None, int chunk_size=64, bool use_gate_in_kernel=False, Tensor? A_log=None, "
+      "Tensor? dt_bias=None, bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, "
+      "ScalarType? output_dtype=None, str head_grouping='block', bool return_intermediate_states=False) -> "
+      "(Tensor o, Tensor h)",
+      tags);
+  m.def(
+      "fused_recurrent_gated_delta_rule_(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state_pool, "
+      "Tensor? state_indices=None, Tensor? has_initial_state=None, int null_index=-1, float? scale=None, "
+      "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
+      "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
+      "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
+      "str head_grouping='block') -> Tensor o",
+      tags);
   m.def(
       "gdn_gating(Tensor A_log, Tensor a, Tensor b, Tensor? dt_bias=None, bool allow_neg_eigval=False) -> "
       "(Tensor g, Tensor beta)",
@@ -140,6 +159,8 @@ TORCH_LIBRARY_IMPL(gdn, Autograd, m) {
                          "l2norm",
                          "chunk_gated_delta_rule",
                          "fused_recurrent_gated_delta_rule",
+                         "chunk_gated_delta_rule_",
+                         "fused_recurrent_gated_delta_rule_",
                          "aura_encode",
                          "aura_encode_",
                          "aura_decode",

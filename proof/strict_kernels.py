@@ -8,6 +8,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from proof.checks import Progress
 from proof.strict_facts import Facts, examine
 from proof.strict_front_end import Refused, compile_strictly, instantiation, shader_text, tools
@@ -31,11 +33,17 @@ BOTH = (True, False)
 def all_variants() -> list[Variant]:
     """Every dtype, chunk size, alignment, state layout, normalisation and way to call the stages, at these sizes."""
     return [
-        Variant(dtype, K, V, chunk_size, aligned, value_inner, normalise, by_stage)
+        Variant(dtype, K, V, chunk_size, aligned, value_inner, normalise, by_stage=by_stage)
         for dtype in DTYPES
         for K, V in SIZES
         for chunk_size in CHUNK_SIZES
         for aligned, value_inner, normalise, by_stage in itertools.product(BOTH, repeat=4)
+    ] + [
+        Variant(dtype, K, V, value_inner=value_inner, normalise=normalise, channels=channels, pool=pool)
+        for dtype in DTYPES
+        for K, V in ((128, 128), (255, 511))
+        for value_inner, normalise in itertools.product(BOTH, repeat=2)
+        for channels, pool in ((True, torch.float32), (False, torch.bfloat16), (False, torch.float16))
     ]
 
 

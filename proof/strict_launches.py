@@ -16,7 +16,9 @@ from simulator import activate, build
 from torch_gdn import (
     _C,
     chunk_gated_delta_rule,
+    chunk_gated_delta_rule_,
     fused_recurrent_gated_delta_rule,
+    fused_recurrent_gated_delta_rule_,
     l2norm,
     specialisations,
     specialisations_aura,
@@ -81,11 +83,22 @@ def _call(variant: Variant) -> None:
     }
     fused_recurrent_gated_delta_rule(q, k, v, g, beta=g, **options)
     fused_recurrent_gated_delta_rule(q, k, v, g, beta=g, **(options | {"initial_state": None}))
+    if variant.channels:
+        fused_recurrent_gated_delta_rule(q, k, v, g, beta=v, **options)
+    if variant.pool != torch.float32:
+        _call_in_place(variant, q, k, v, g, options)
     if variant.by_stage:
         _call_stages(variant, q, k, v, g)
     else:
         chunk_gated_delta_rule(q, k, v, g, beta=g, chunk_size=variant.chunk_size, **options)
     l2norm(q)
+
+
+def _call_in_place(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor, options: dict[str, Any]) -> None:
+    pool = options["initial_state"].to(variant.pool)
+    of_both = {name: options[name] for name in ("use_qk_l2norm_in_kernel", "state_v_first")}
+    fused_recurrent_gated_delta_rule_(q, k, v, g, g, pool, **of_both)
+    chunk_gated_delta_rule_(q, k, v, g, g, pool, chunk_size=variant.chunk_size, **of_both)
 
 
 def _call_stages(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> None:

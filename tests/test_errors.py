@@ -20,7 +20,9 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 STATEFUL = ("chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
 PACKABLE = tuple(op for op in OPS if op not in UNPACKED)
 SIZED = tuple(op for op in CHUNKED if op not in ("solve_tril", "recompute_w_u"))
-QKV = ("chunk_fwd_o", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+POOLED = ("chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_")
+WHOLE = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", *POOLED)
+QKV = ("chunk_fwd_o", *WHOLE)
 FLOAT32_ONLY = {
     "chunk_scaled_dot_kkt": ["g"],
     "solve_tril": ["A"],
@@ -32,8 +34,7 @@ SAME_DTYPE = {
     "recompute_w_u": ["v"],
     "chunk_fwd_h": ["w", "u"],
     "chunk_fwd_o": ["k", "v", "h"],
-    "chunk_gated_delta_rule": ["k", "v"],
-    "fused_recurrent_gated_delta_rule": ["k", "v"],
+    **{op: ["k", "v"] for op in WHOLE},
 }
 FIRST = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in OPS}
 KEY = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in (*QKV, "recompute_w_u", "chunk_fwd_h")}
@@ -106,7 +107,7 @@ def bad_calls() -> list[Bad]:
     for op, names in SAME_DTYPE.items():
         for name in names:
             bad(op, name, TypeError, "another dtype", change(name, torch.Tensor.bfloat16))
-    for op in ("chunk_scaled_dot_kkt", "recompute_w_u", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
+    for op in ("chunk_scaled_dot_kkt", "recompute_w_u", *WHOLE):
         bad(op, "beta", TypeError, "integers", change("beta", torch.Tensor.long))
         bad(op, "beta", ValueError, "too short", change("beta", short))
     for op in OPS:
@@ -133,11 +134,17 @@ def bad_calls() -> list[Bad]:
         bad(op, "initial_state", ValueError, "one for three", change("initial_state", lambda s: s[:1]), packed=True)
         bad(op, "initial_state", ValueError, "V and K swapped", put("state_v_first", True))
         bad(op, "initial_state", TypeError, "integers", change("initial_state", torch.Tensor.int))
-    for op in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
+    for op in POOLED:
+        bad(op, "state_pool", TypeError, "integers", change("state_pool", torch.Tensor.int))
+        bad(op, "state_pool", ValueError, "three dimensions", change("state_pool", flat))
+        bad(op, "state_pool", ValueError, "three heads for four", change("state_pool", lambda pool: pool[:, :3]))
+        bad(op, "state_pool", ValueError, "V and K swapped", put("state_v_first", True))
+    for op in WHOLE:
         for argument, error, what, value in WRONG_OPTIONS:
             bad(op, argument, error, what, lambda call, value=value: call | value)
-    for argument, error, what, value in WRONG_CHANNELS:
-        bad("fused_recurrent_gated_delta_rule", argument, error, what, lambda call, value=value: call | value)
+    for op in ("fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"):
+        for argument, error, what, value in WRONG_CHANNELS:
+            bad(op, argument, error, what, lambda call, value=value: call | value)
     for op in PACKABLE:
         cu = "cu_seqlens"
         bad(op, cu, TypeError, "floats", change(cu, torch.Tensor.float), packed=True)

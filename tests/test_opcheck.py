@@ -38,12 +38,12 @@ def test_opcheck_with_the_other_options(device: torch.device, op: str) -> None:
     opcheck(op, call, device)
 
 
-@pytest.mark.parametrize("op", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+@pytest.mark.parametrize("op", [op for op in OPS if "gated_delta_rule" in op])
 def test_opcheck_with_gates_in_the_kernel(device: torch.device, op: str) -> None:
     call = valid_call(op, device, dtype=torch.float16)
     call |= {"use_gate_in_kernel": True, "A_log": torch.zeros(4, device=device), "use_beta_sigmoid_in_kernel": True}
     call |= {"dt_bias": torch.zeros(4, device=device), "output_dtype": torch.float32, "head_grouping": "tiled"}
-    if op == "chunk_gated_delta_rule":
+    if op.startswith("chunk"):
         call["return_intermediate_states"] = True
     else:
         call |= {"gk": -torch.rand(2, 20, 4, 64, device=device), "gv": -torch.rand(2, 20, 4, 32, device=device)}

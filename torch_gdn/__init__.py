@@ -18,10 +18,13 @@ from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
 from torch_gdn.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
 from torch_gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
 from torch_gdn.chunk_fwd_o import chunk_fwd_o
-from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
+from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule, chunk_gated_delta_rule_
 from torch_gdn.chunk_local_cumsum import chunk_local_cumsum
 from torch_gdn.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt, chunk_scaled_dot_kkt_fwd
-from torch_gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.fused_recurrent_gated_delta_rule import (
+    fused_recurrent_gated_delta_rule,
+    fused_recurrent_gated_delta_rule_,
+)
 from torch_gdn.gdn_gating import gdn_gating
 from torch_gdn.l2norm import l2norm, l2norm_fwd
 from torch_gdn.prepare_chunk_indices import prepare_chunk_indices
@@ -48,11 +51,13 @@ __all__ = [
     "chunk_fwd_h",
     "chunk_fwd_o",
     "chunk_gated_delta_rule",
+    "chunk_gated_delta_rule_",
     "chunk_gated_delta_rule_fwd_h",
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt",
     "chunk_scaled_dot_kkt_fwd",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule_",
     "gdn_gating",
     "l2norm",
     "l2norm_fwd",

@@ -129,3 +129,93 @@ def chunk_gated_delta_rule(
     if not output_final_state:
         final_state = None
     return (o, final_state, h) if return_intermediate_states else (o, final_state)
+
+
+def chunk_gated_delta_rule_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    chunk_size: int = 64,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    head_grouping: str = "block",
+    return_intermediate_states: bool = False,
+) -> Any:  # Tensor, or (Tensor, Tensor) with return_intermediate_states
+    """`chunk_gated_delta_rule` on a server's pool of states, in place: for prefill.
+
+    vLLM and SGLang have the like (`ssm_state_indices`, `initial_state_indices`), where the null index is 0 and -1.
+
+    Args:
+        q, k, v, g, beta: as of `chunk_gated_delta_rule`.
+        state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32, any strides:
+            the state of each sequence, read and written in place. Computed in float32 either way.
+        state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
+            Default: sequence n has slot n.
+        has_initial_state: [N] bool; a sequence with False starts from zeros whatever its slot holds. Default: all True.
+        null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). The output of such a sequence is zeros.
+            Default: -1.
+        scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval: as of `chunk_gated_delta_rule`.
+        state_v_first, cu_seqlens, chunk_indices, chunk_size: as of `chunk_gated_delta_rule`.
+        use_gate_in_kernel, A_log, dt_bias, output_dtype, head_grouping: as of `chunk_gated_delta_rule`.
+        return_intermediate_states: as of `chunk_gated_delta_rule`; of a sequence without a slot, zeros.
+
+    Returns:
+        o [B, T, HV, V]; with return_intermediate_states o and h.
+
+    Raises:
+        ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
+            device are not slots, and are reported at the next synchronisation.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> q, k, v = torch.randn(1, 30, 2, 64), torch.randn(1, 30, 2, 64), torch.randn(1, 30, 4, 32)
+        >>> g, beta, pool = -torch.rand(1, 30, 4), torch.rand(1, 30, 4), torch.zeros(8, 4, 64, 32)
+        >>> slots = torch.tensor([5, 2])
+        >>> o = torch_gdn.chunk_gated_delta_rule_(q, k, v, g, beta, pool, slots, cu_seqlens=torch.tensor([0, 10, 30]))
+        >>> o.shape, pool.flatten(1).any(1).nonzero().flatten()
+        (torch.Size([1, 30, 4, 32]), tensor([2, 5]))
+    """
+    o, h = torch.ops.gdn.chunk_gated_delta_rule_(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        state_pool,
+        state_indices,
+        has_initial_state,
+        null_index,
+        scale,
+        use_qk_l2norm_in_kernel,
+        state_v_first,
+        cu_seqlens,
+        chunk_indices,
+        chunk_size,
+        use_gate_in_kernel,
+        A_log,
+        dt_bias,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        output_dtype,
+        head_grouping,
+        return_intermediate_states,
+    )
+    return (o, h) if return_intermediate_states else o

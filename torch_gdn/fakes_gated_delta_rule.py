@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_gdn.fakes import Check, check_initial_state, check_q_k_v, chunk_rows, final_state, state_sizes
+from torch_gdn.fakes import Check, check_initial_state, check_q_k_v, chunk_rows, final_state, state_pattern, state_sizes
+from torch_gdn.fakes_modules import check_slots
 
 
 class GateOptions(NamedTuple):
@@ -96,6 +97,24 @@ def chunk_states(q: Tensor, sizes: Sizes, NT: int, state_v_first: bool, asked_fo
     return q.new_empty(h_sizes if asked_for else (0,), dtype=dtype)
 
 
+def check_pool(
+    check: Check,
+    sizes: Sizes,
+    N: int,
+    state_pool: Tensor,
+    state_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    null_index: int,
+    state_v_first: bool,
+) -> None:
+    pattern = state_pattern("slots", state_v_first)
+    check.activation("state_pool", state_pool)
+    check.dimensions("state_pool", state_pool, pattern)
+    expected = state_sizes(state_pool.shape[0], sizes.HV, sizes.K, sizes.V, state_v_first)
+    check.shape("state_pool", state_pool, pattern, expected)
+    check_slots(check, N, state_pool, state_indices, has_initial_state, null_index)
+
+
 @torch.library.register_fake("gdn::chunk_gated_delta_rule")
 def chunk_gated_delta_rule(
     q: Tensor,
@@ -166,3 +185,73 @@ def fused_recurrent_gated_delta_rule(
     final_sizes = state_sizes(N, sizes.HV, sizes.K, sizes.V, state_v_first)
     check_initial_state(check, initial_state, final_sizes, state_v_first)
     return output(q, sizes, output_dtype), final_state(q, final_sizes, output_final_state)
+
+
+@torch.library.register_fake("gdn::chunk_gated_delta_rule_")
+def chunk_gated_delta_rule_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    chunk_size: int = 64,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    output_dtype: torch.dtype | None = None,
+    head_grouping: str = "block",
+    return_intermediate_states: bool = False,
+) -> tuple[Tensor, Tensor]:
+    check = Check("chunk_gated_delta_rule_", "q", q)
+    options = GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    sizes = check_inputs(check, q, k, v, g, beta, options, output_dtype, head_grouping, chunk_size)
+    check.shape("beta", beta, "[B, T, HV]", sizes.gates)
+    N = check.sequences(sizes.B, cu_seqlens, chunk_indices)
+    check_pool(check, sizes, N, state_pool, state_indices, has_initial_state, null_index, state_v_first)
+    NT = chunk_rows(sizes.T, chunk_size, cu_seqlens, chunk_indices)
+    return output(q, sizes, output_dtype), chunk_states(q, sizes, NT, state_v_first, return_intermediate_states)
+
+
+@torch.library.register_fake("gdn::fused_recurrent_gated_delta_rule_")
+def fused_recurrent_gated_delta_rule_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    output_dtype: torch.dtype | None = None,
+    head_grouping: str = "block",
+) -> Tensor:
+    check = Check("fused_recurrent_gated_delta_rule_", "q", q)
+    options = GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    sizes = check_inputs(check, q, k, v, g, beta, options, output_dtype, head_grouping)
+    check_channels(check, sizes, beta, gk, gv)
+    N = check.sequences(sizes.B, cu_seqlens, None)
+    check_pool(check, sizes, N, state_pool, state_indices, has_initial_state, null_index, state_v_first)
+    return output(q, sizes, output_dtype)

@@ -41,12 +41,14 @@ class Variant:
     value_inner: bool = True  # states are [K, V]; of the recurrent kernel
     normalise: bool = False  # use_qk_l2norm_in_kernel; of the recurrent kernel
     channels: bool = False  # gk, gv or a beta with V columns; of the recurrent kernel
+    pool: torch.dtype = torch.float32  # of the states: another where the op is called in place
     by_stage: bool = False  # the stage ops are called one by one; else the whole op, whose half has stages in float
 
     @property
     def name(self) -> str:
         marks = ["" if self.aligned else "_unaligned", "" if self.value_inner else "_v_first"]
         marks += ["_l2norm" if self.normalise else "", "_channels" if self.channels else ""]
+        marks += ["" if self.pool == torch.float32 else f"_pool_{METAL_TYPES[self.pool]}"]
         marks += ["_by_stage" if self.by_stage else ""]
         return f"{METAL_TYPES[self.dtype]}_{self.K}_{self.V}_{self.chunk_size}{''.join(marks)}"
 
@@ -64,7 +66,7 @@ class Variant:
             "chunk_scaled_dot_kkt": (T, K, C, keys),
             "solve_tril": (C,),
             "recompute_w_u": (T, S, K, V, C, keys_and_values),
-            "chunk_fwd_h": (T, S, K, V, C, keys),
+            "chunk_fwd_h": (T, S, K, V, C, keys, METAL_TYPES[self.pool]),
             "chunk_fwd_o": (T, S, K, V, C, keys),
             "l2norm": (T, K),
             "fused_recurrent_gated_delta_rule": (
@@ -73,6 +75,7 @@ class Variant:
                 spelled(self.value_inner),
                 spelled(self.normalise),
                 spelled(self.channels),
+                METAL_TYPES[self.pool],
             ),
         }[kernel]
 
@@ -142,4 +145,6 @@ def table(quick: bool = False) -> list[Variant]:
             variants += [Variant(dtype, K, V, aligned=False)]
     for value_inner in (True, False):  # decays for each channel: of no model listed, of KDA's and GLA's recurrences
         variants += [Variant(dtype, 128, 128, value_inner=value_inner, channels=True) for dtype in DTYPES]
+        pools = [dtype for dtype in DTYPES if dtype != torch.float32]
+        variants += [Variant(dtype, 128, 128, value_inner=value_inner, normalise=True, pool=dtype) for dtype in pools]
     return variants + [Variant(torch.float16, K, V, by_stage=True) for K, V in MODEL_SIZES]

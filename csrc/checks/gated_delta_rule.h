@@ -2,7 +2,7 @@
 #pragma once
 #include <string_view>
 
-#include "../checks.h"
+#include "slots.h"
 
 namespace torch_gdn {
 
@@ -16,6 +16,14 @@ struct GateOptions {
 
 struct Channels {
   optional<Tensor> gk, gv;
+};
+
+// States of a server's sequences, updated in place.
+struct Pool {
+  const Tensor& states;  // [slots, HV, K, V], or [slots, HV, V, K]
+  const optional<Tensor>&indices, &has_state;
+  int64_t null_index;
+  bool v_first;
 };
 
 struct WholeOp {
@@ -89,18 +97,55 @@ inline void check_channels(const Check& check, const ChunkShape& s, const Channe
   }
 }
 
+inline void check_pool(const Check& check, const ChunkShape& s, const Pool& pool) {
+  const char* pattern = pool.v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";
+  check.is_activation("state_pool", pool.states);
+  check.dimensions("state_pool", pool.states, 4, pattern);
+  check.shape("state_pool", pool.states, pattern,
+              {pool.states.size(0), s.HV, pool.v_first ? s.V : s.K, pool.v_first ? s.K : s.V});
+  check_slots(check, s.N, pool.states, pool.indices, pool.has_state, pool.null_index);
+}
+
+// All but the states.
+inline ChunkShape check_chunked(const Check& check, const WholeOp& op, const optional<Tensor>& cu_seqlens,
+                                const optional<Tensor>& chunk_indices, int64_t chunk_size) {
+  check.chunk_size(chunk_size);
+  auto s = check_inputs(check, op);
+  s.C = chunk_size;
+  check.shape("beta", *op.beta, "[B, T, HV]", {s.B, s.T, s.HV});
+  check.sequences(s, cu_seqlens, chunk_indices);
+  return s;
+}
+
+inline ChunkShape check_recurrent(const Check& check, const WholeOp& op, const Channels& channels,
+                                  const optional<Tensor>& cu_seqlens) {
+  auto s = check_inputs(check, op);
+  if (op.beta.has_value() && op.beta->dim() == 4) {
+    check.shape("beta", *op.beta, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
+  } else if (op.beta.has_value()) {
+    check.shape("beta", *op.beta, "[B, T, HV]", {s.B, s.T, s.HV});
+  }
+  check_channels(check, s, channels);
+  check.sequences(s, cu_seqlens, std::nullopt);
+  return s;
+}
+
 }  // namespace detail
 
 inline ChunkShape check_chunk_gated_delta_rule(const WholeOp& op, const optional<Tensor>& initial_state,
                                                bool state_v_first, const optional<Tensor>& cu_seqlens,
                                                const optional<Tensor>& chunk_indices, int64_t chunk_size) {
   const Check check(op.name, "q", op.q);
-  check.chunk_size(chunk_size);
-  auto s = detail::check_inputs(check, op);
-  s.C = chunk_size;
-  check.shape("beta", *op.beta, "[B, T, HV]", {s.B, s.T, s.HV});
-  check.sequences(s, cu_seqlens, chunk_indices);
+  const auto s = detail::check_chunked(check, op, cu_seqlens, chunk_indices, chunk_size);
   check.initial_state(s, initial_state, state_v_first);
+  return s;
+}
+
+inline ChunkShape check_chunk_gated_delta_rule_(const WholeOp& op, const Pool& pool, const optional<Tensor>& cu_seqlens,
+                                                const optional<Tensor>& chunk_indices, int64_t chunk_size) {
+  const Check check(op.name, "q", op.q);
+  const auto s = detail::check_chunked(check, op, cu_seqlens, chunk_indices, chunk_size);
+  detail::check_pool(check, s, pool);
   return s;
 }
 
@@ -108,15 +153,16 @@ inline ChunkShape check_fused_recurrent_gated_delta_rule(const WholeOp& op, cons
                                                          const optional<Tensor>& initial_state, bool state_v_first,
                                                          const optional<Tensor>& cu_seqlens) {
   const Check check(op.name, "q", op.q);
-  auto s = detail::check_inputs(check, op);
-  if (op.beta.has_value() && op.beta->dim() == 4) {
-    check.shape("beta", *op.beta, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-  } else if (op.beta.has_value()) {
-    check.shape("beta", *op.beta, "[B, T, HV]", {s.B, s.T, s.HV});
-  }
-  detail::check_channels(check, s, channels);
-  check.sequences(s, cu_seqlens, std::nullopt);
+  const auto s = detail::check_recurrent(check, op, channels, cu_seqlens);
   check.initial_state(s, initial_state, state_v_first);
+  return s;
+}
+
+inline ChunkShape check_fused_recurrent_gated_delta_rule_(const WholeOp& op, const Channels& channels, const Pool& pool,
+                                                          const optional<Tensor>& cu_seqlens) {
+  const Check check(op.name, "q", op.q);
+  const auto s = detail::check_recurrent(check, op, channels, cu_seqlens);
+  detail::check_pool(check, s, pool);
   return s;
 }
 

@@ -127,47 +127,71 @@ Tensor advance(const Tiles& now, const Tensor& state) {
   return o;
 }
 
-// The state before each chunk of a step, into h.
-void write_chunk_states(const ChunkShape& s, std::span<const cpu::Chunk> chunks, const Tensor& state,
-                        const cpu::States& h) {
-  cpu::for_each_tile(chunks.size(), s.HV, [&](int64_t i, int64_t head) {
-    h.write(chunks[i].batch, chunks[i].row, head, 0, s.V, cpu::tile(state, i * s.HV + head), s.V);
-  });
-}
-
-struct Outputs {
-  Tensor o, final_state, h;
+struct Options {
+  bool normalise;
+  optional<double> scale;
   bool has_h;
 };
 
-Outputs new_outputs(const ChunkShape& s, const WholeOp& op, bool output_final_state, bool state_v_first, bool has_h) {
+struct Outputs {
+  Tensor o, h;  // h is empty where not asked for
+};
+
+// What is not written stays zeros: o of a sequence that has no slot, its rows of h, and surplus ones.
+Outputs new_outputs(const ChunkShape& s, const WholeOp& op, const cpu::StatePlaces& places, bool has_h) {
   const auto dtype = op.q.scalar_type() == at::kHalf ? at::kFloat : op.q.scalar_type();
-  const int64_t rows = state_v_first ? s.V : s.K, columns = state_v_first ? s.K : s.V;
+  const int64_t rows = places.v_first ? s.V : s.K, columns = places.v_first ? s.K : s.V;
   const std::vector<int64_t> sizes = {s.B, s.NT, s.HV, rows, columns}, nothing = {0};
-  return {at::empty({s.B, s.T, s.HV, s.V}, op.q.options().dtype(output_dtype_of(op))),
-          cpu::new_final_state(s, op.q, output_final_state, state_v_first),
-          at::zeros(has_h ? sizes : nothing, op.q.options().dtype(dtype)), has_h};
+  const auto options = op.q.options().dtype(output_dtype_of(op));
+  const Tensor o =
+      places.has_null() ? at::zeros({s.B, s.T, s.HV, s.V}, options) : at::empty({s.B, s.T, s.HV, s.V}, options);
+  return {o, at::zeros(has_h ? sizes : nothing, op.q.options().dtype(dtype))};
 }
 
 void run_block(const ChunkShape& s, const Inputs& in, const cpu::Block& block, const Tensor& state,
-               const Outputs& outputs, bool state_v_first) {
+               const cpu::StatePlaces& places, const Outputs& outputs, bool has_h) {
   const cpu::Rows out(outputs.o);
+  const auto h = has_h ? optional(cpu::States(outputs.h, places.v_first)) : std::nullopt;
+  const auto for_each_kept = [&](std::span<const cpu::Chunk> chunks, const auto& f) {
+    cpu::for_each_tile(chunks.size(), s.HV, [&](int64_t i, int64_t head) {
+      if (places.slots[chunks[i].sequence].index >= 0) f(chunks[i], head, i * s.HV + head);
+    });
+  };
   cpu::for_each_steps(block, s.HV, [&](int64_t first_step, int64_t last_step) {
     const auto chunks = cpu::chunks_of_steps(block, first_step, last_step);
     const Tiles tiles = prepare(s, in, chunks);
     for (int64_t step = first_step; step < last_step; ++step) {
       const int64_t begin = block.steps[step] - block.steps[first_step];
       const int64_t count = block.steps[step + 1] - block.steps[step];
-      const Tensor now = state.narrow(0, 0, count * s.HV);
-      if (outputs.has_h) {
-        write_chunk_states(s, chunks.subspan(begin, count), now, cpu::States(outputs.h, state_v_first));
+      const auto chunks_now = chunks.subspan(begin, count);
+      const Tensor before = state.narrow(0, 0, count * s.HV);
+      if (h) {
+        for_each_kept(chunks_now, [&](const cpu::Chunk& chunk, int64_t head, int64_t n) {
+          h->write(chunk.batch, chunk.row, head, 0, s.V, cpu::tile(before, n), s.V);
+        });
       }
-      const Tensor result = advance(tiles.narrow(begin * s.HV, count * s.HV), now);
-      cpu::for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
-        out.write_tile(chunks[begin + i], head, cpu::tile(result, i * s.HV + head));
+      const Tensor result = advance(tiles.narrow(begin * s.HV, count * s.HV), before);
+      for_each_kept(chunks_now, [&](const cpu::Chunk& chunk, int64_t head, int64_t n) {
+        out.write_tile(chunk, head, cpu::tile(result, n));
       });
     }
   });
+}
+
+Outputs run(const ChunkShape& s, const WholeOp& op, const cpu::StatePlaces& places, const optional<Tensor>& cu_seqlens,
+            const Options& options) {
+  const Outputs outputs = new_outputs(s, op, places, options.has_h);
+  const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
+  const Tensor decays = cpu::decays_of(s, op.g, op.gates), steps = cpu::steps_of(s, op.beta, op.gates);
+  const Inputs in{cpu::Rows(q),      cpu::Rows(k),     cpu::Rows(v),
+                  cpu::Rows(decays), cpu::Rows(steps), static_cast<float>(scale_or_default(options.scale, s.K)),
+                  options.normalise};
+  for (const cpu::Block& block : cpu::blocks_of(s, cu_seqlens)) {
+    const Tensor state = cpu::initial_states(s, block, places);
+    run_block(s, in, block, state, places, outputs, options.has_h);
+    cpu::write_final_states(s, block, state, places);
+  }
+  return outputs;
 }
 
 std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
@@ -181,22 +205,34 @@ std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
   const optional<Tensor> some_g = g, some_beta = beta;
   const WholeOp op{"chunk_gated_delta_rule", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
   const auto s = check_chunk_gated_delta_rule(op, initial_state, state_v_first, cu_seqlens, chunk_indices, chunk_size);
-  const Outputs outputs = new_outputs(s, op, output_final_state, state_v_first, return_intermediate_states);
-  const Tensor q_unit = unit_last_stride(q, "q"), k_unit = unit_last_stride(k, "k"), v_unit = unit_last_stride(v, "v");
-  const Tensor decays = cpu::decays_of(s, some_g, gates), steps = cpu::steps_of(s, some_beta, gates);
-  const Inputs in{cpu::Rows(q_unit),      cpu::Rows(k_unit), cpu::Rows(v_unit),
-                  cpu::Rows(decays),      cpu::Rows(steps),  static_cast<float>(scale_or_default(scale, s.K)),
-                  use_qk_l2norm_in_kernel};
-  for (const cpu::Block& block : cpu::blocks_of(s, cu_seqlens)) {
-    const Tensor state = cpu::initial_states(s, block, initial_state, state_v_first);
-    run_block(s, in, block, state, outputs, state_v_first);
-    cpu::write_final_states(s, block, state, outputs.final_state, state_v_first);
-  }
-  return {outputs.o, outputs.final_state, outputs.h};
+  const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
+  const auto places = cpu::StatePlaces::of_sequences(s, initial_state, final_state, state_v_first);
+  const auto [o, h] = run(s, op, places, cu_seqlens, {use_qk_l2norm_in_kernel, scale, return_intermediate_states});
+  return {o, final_state, h};
+}
+
+std::tuple<Tensor, Tensor> chunk_gated_delta_rule_(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta, const Tensor& state_pool,
+    const optional<Tensor>& state_indices, const optional<Tensor>& has_initial_state, int64_t null_index,
+    optional<double> scale, bool use_qk_l2norm_in_kernel, bool state_v_first, const optional<Tensor>& cu_seqlens,
+    const optional<Tensor>& chunk_indices, int64_t chunk_size, bool use_gate_in_kernel, const optional<Tensor>& A_log,
+    const optional<Tensor>& dt_bias, bool use_beta_sigmoid_in_kernel, bool allow_neg_eigval,
+    optional<at::ScalarType> output_dtype, std::string_view head_grouping, bool return_intermediate_states) {
+  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
+  const optional<Tensor> some_g = g, some_beta = beta;
+  const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
+  const WholeOp op{"chunk_gated_delta_rule_", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
+  const auto s = check_chunk_gated_delta_rule_(op, pool, cu_seqlens, chunk_indices, chunk_size);
+  const auto [o, h] = run(s, op, cpu::StatePlaces::in_place(s, pool), cu_seqlens,
+                          {use_qk_l2norm_in_kernel, scale, return_intermediate_states});
+  return {o, h};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { m.impl("chunk_gated_delta_rule", &chunk_gated_delta_rule); }
+TORCH_LIBRARY_IMPL(gdn, CPU, m) {
+  m.impl("chunk_gated_delta_rule", &chunk_gated_delta_rule);
+  m.impl("chunk_gated_delta_rule_", &chunk_gated_delta_rule_);
+}
 
 }  // namespace torch_gdn

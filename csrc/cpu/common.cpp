@@ -161,14 +161,43 @@ void States::write(int64_t batch, int64_t row, int64_t head, int64_t first, int6
   });
 }
 
-Tensor initial_states(const ChunkShape& s, const Block& block, const optional<Tensor>& initial_state, bool v_first) {
+StatePlaces StatePlaces::of_sequences(const ChunkShape& s, const optional<Tensor>& initial_state,
+                                      const Tensor& final_state, bool v_first) {
+  StatePlaces places{initial_state, final_state, slots_of(s.N, std::nullopt, std::nullopt, -1), v_first};
+  if (initial_state) places.source = as_activation(*initial_state);
+  return places;
+}
+
+StatePlaces StatePlaces::in_place(const ChunkShape& s, const Pool& pool) {
+  return {pool.states, pool.states, slots_of(s.N, pool.indices, pool.has_state, pool.null_index), pool.v_first};
+}
+
+bool StatePlaces::has_null() const {
+  return std::ranges::any_of(slots, [](const Slot& slot) { return slot.index < 0; });
+}
+
+void StatePlaces::read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
+                       int64_t tile_stride) const {
+  const auto& [index, has_state] = slots[sequence];
+  if (source && index >= 0 && has_state) {
+    States(*source, v_first).read(0, index, head, first, columns, tile, tile_stride);
+    return;
+  }
+  for (int64_t i = 0; i < K; ++i) std::fill(tile + i * tile_stride, tile + i * tile_stride + columns, 0.0f);
+}
+
+void StatePlaces::write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
+                        int64_t tile_stride) const {
+  const int64_t index = slots[sequence].index;
+  if (target.dim() == 1 || index < 0) return;
+  States(target, v_first).write(0, index, head, first, columns, tile, tile_stride);
+}
+
+Tensor initial_states(const ChunkShape& s, const Block& block, const StatePlaces& places) {
   const int64_t count = block.sequences.size();
-  if (!initial_state) return at::zeros({count * s.HV, s.K, s.V}, at::TensorOptions().dtype(at::kFloat));
   const Tensor states = f32_tiles(count * s.HV, s.K, s.V);
-  const Tensor source = as_activation(*initial_state);
-  const States in(source, v_first);
   for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
-    in.read(0, block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
+    places.read(block.sequences[i], head, 0, s.V, s.K, tile(states, i * s.HV + head), s.V);
   });
   return states;
 }
@@ -184,12 +213,9 @@ Tensor new_final_state(const ChunkShape& s, const Tensor& like, bool asked_for, 
   return v_first ? at::empty({s.N, s.HV, s.V, s.K}, options) : at::empty({s.N, s.HV, s.K, s.V}, options);
 }
 
-void write_final_states(const ChunkShape& s, const Block& block, const Tensor& states, const Tensor& final_state,
-                        bool v_first) {
-  if (final_state.dim() == 1) return;
-  const States out(final_state, v_first);
+void write_final_states(const ChunkShape& s, const Block& block, const Tensor& states, const StatePlaces& places) {
   for_each_tile(block.sequences.size(), s.HV, [&](int64_t i, int64_t head) {
-    out.write(0, block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
+    places.write(block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
   });
 }
 

@@ -9,7 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "../checks.h"
+#include "../checks/gated_delta_rule.h"
+#include "slots.h"
 
 // Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
 #if defined(__x86_64__) && defined(__linux__)
@@ -106,11 +107,28 @@ class States {
 // x itself, or as f32 where Rows and States do not read its dtype.
 Tensor as_activation(const Tensor& x);
 
-// The states [sequences * HV, K, V] of a block, and their way into the result, which is empty where not asked for.
-Tensor initial_states(const ChunkShape& s, const Block& block, const optional<Tensor>& initial_state, bool v_first);
+// Where states are read and written: one tensor for each, a state a sequence; or a pool, which is both.
+struct StatePlaces {
+  optional<Tensor> source;
+  Tensor target;  // of one dimension: not asked for
+  std::vector<Slot> slots;
+  bool v_first;
+
+  static StatePlaces of_sequences(const ChunkShape& s, const optional<Tensor>& initial_state, const Tensor& final_state,
+                                  bool v_first);
+  static StatePlaces in_place(const ChunkShape& s, const Pool& pool);
+  bool has_null() const;
+  // Columns of V of one state, zeros where it has no past; and back, where it is kept.
+  void read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
+            int64_t tile_stride) const;
+  void write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
+             int64_t tile_stride) const;
+};
+
+// The states [sequences * HV, K, V] of a block, and their way back.
+Tensor initial_states(const ChunkShape& s, const Block& block, const StatePlaces& places);
 Tensor new_final_state(const ChunkShape& s, const Tensor& like, bool asked_for, bool v_first);
-void write_final_states(const ChunkShape& s, const Block& block, const Tensor& states, const Tensor& final_state,
-                        bool v_first);
+void write_final_states(const ChunkShape& s, const Block& block, const Tensor& states, const StatePlaces& places);
 
 // x / sqrt(sum x^2 + eps) of each row.
 void normalise_rows(float* x, int64_t rows, int64_t width, float eps);

@@ -134,35 +134,58 @@ optional<Tensor> rows_or_none(const optional<Tensor>& x, const char* name) {
   return x.has_value() ? unit_last_stride(cpu::as_activation(*x), name) : x;
 }
 
-void run(const ChunkShape& s, const Inputs& in, const std::vector<cpu::Sequence>& sequences, float scale,
-         const optional<Tensor>& initial_state, bool state_v_first, const Tensor& o, const Tensor& final_state) {
+struct Options {
+  bool normalise;
+  optional<double> scale;
+};
+
+void run_pieces(const ChunkShape& s, const Inputs& in, const std::vector<cpu::Sequence>& sequences, float scale,
+                const cpu::StatePlaces& places, const Tensor& o) {
   const cpu::Rows out(o);
   const int64_t pieces = ceil_div(s.V, kColumns);
   at::parallel_for(0, s.N * s.HV * pieces, 1, [&](int64_t begin, int64_t end) {
-    const auto piece = std::make_unique<Piece>();  // columns past V are zeros
+    const auto piece = std::make_unique<Piece>();
     for (int64_t work = begin; work < end; ++work) {
       const int64_t column = work % pieces * kColumns, columns = std::min(kColumns, s.V - column);
       const int64_t head = work / pieces % s.HV, n = work / pieces / s.HV;
       const auto& [batch, first, length] = sequences[n];
+      const bool has_slot = places.slots[n].index >= 0;
       std::fill(piece->state, piece->state + s.K * kColumns, 0.0f);
-      if (initial_state) {
-        cpu::States(*initial_state, state_v_first).read(0, n, head, column, columns, piece->state, kColumns);
-      }
       std::fill(piece->v, piece->v + kTokens * kColumns, 0.0f);
       std::fill(piece->beta, piece->beta + kTokens * kColumns, 0.0f);
+      std::fill(piece->o, piece->o + kTokens * kColumns, 0.0f);  // and stays so without a slot
+      places.read(n, head, column, columns, s.K, piece->state, kColumns);
       for (int64_t t = first; t < first + length; t += kTokens) {
         const int64_t tokens = std::min(kTokens, first + length - t);
-        in.read(s, *piece, batch, t, tokens, head, column, columns);
+        if (has_slot) in.read(s, *piece, batch, t, tokens, head, column, columns);
         for (int64_t i = 0; i < tokens; ++i) {
-          step(*piece, i, s.K, scale, in.has_channels());
+          if (has_slot) step(*piece, i, s.K, scale, in.has_channels());
           out.write(batch, t + i, head, column, columns, piece->o + i * kColumns);
         }
       }
-      if (final_state.dim() > 1) {
-        cpu::States(final_state, state_v_first).write(0, n, head, column, columns, piece->state, kColumns);
-      }
+      places.write(n, head, column, columns, piece->state, kColumns);
     }
   });
+}
+
+Tensor run(const ChunkShape& s, const WholeOp& op, const Channels& channels, const cpu::StatePlaces& places,
+           const optional<Tensor>& cu_seqlens, const Options& options) {
+  const Tensor o = at::empty({s.B, s.T, s.HV, s.V}, op.q.options().dtype(output_dtype_of(op)));
+  const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
+  const Tensor decays = cpu::decays_of(s, op.g, op.gates), steps = cpu::steps_of(s, op.beta, op.gates);
+  const auto gk = rows_or_none(channels.gk, "gk"), gv = rows_or_none(channels.gv, "gv");
+  const Inputs in{.q = cpu::Rows(q),
+                  .k = cpu::Rows(k),
+                  .v = cpu::Rows(v),
+                  .g = cpu::Rows(decays),
+                  .beta = cpu::Rows(steps),
+                  .gk = gk ? optional(cpu::Rows(*gk)) : std::nullopt,
+                  .gv = gv ? optional(cpu::Rows(*gv)) : std::nullopt,
+                  .has_vector_beta = steps.dim() == 4,
+                  .normalise = options.normalise};
+  const auto scale = static_cast<float>(scale_or_default(options.scale, s.K));
+  run_pieces(s, in, cpu::sequences_of(s, cu_seqlens), scale, places, o);
+  return o;
 }
 
 std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
@@ -173,30 +196,34 @@ std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
     bool use_beta_sigmoid_in_kernel, bool allow_neg_eigval, optional<at::ScalarType> output_dtype,
     std::string_view head_grouping) {
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
+  const Channels channels{gk, gv};
   const WholeOp op{"fused_recurrent_gated_delta_rule", q, k, v, g, beta, gates, output_dtype, head_grouping};
-  const auto s = check_fused_recurrent_gated_delta_rule(op, {gk, gv}, initial_state, state_v_first, cu_seqlens);
-  const Tensor o = at::empty({s.B, s.T, s.HV, s.V}, q.options().dtype(output_dtype_of(op)));
+  const auto s = check_fused_recurrent_gated_delta_rule(op, channels, initial_state, state_v_first, cu_seqlens);
   const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
-  const Tensor q_unit = unit_last_stride(q, "q"), k_unit = unit_last_stride(k, "k"), v_unit = unit_last_stride(v, "v");
-  const Tensor decays = cpu::decays_of(s, g, gates), steps = cpu::steps_of(s, beta, gates);
-  const auto gk_rows = rows_or_none(gk, "gk"), gv_rows = rows_or_none(gv, "gv");
-  const Inputs in{.q = cpu::Rows(q_unit),
-                  .k = cpu::Rows(k_unit),
-                  .v = cpu::Rows(v_unit),
-                  .g = cpu::Rows(decays),
-                  .beta = cpu::Rows(steps),
-                  .gk = gk_rows ? optional(cpu::Rows(*gk_rows)) : std::nullopt,
-                  .gv = gv_rows ? optional(cpu::Rows(*gv_rows)) : std::nullopt,
-                  .has_vector_beta = steps.dim() == 4,
-                  .normalise = use_qk_l2norm_in_kernel};
-  const auto state = initial_state ? optional(cpu::as_activation(*initial_state)) : std::nullopt;
-  run(s, in, cpu::sequences_of(s, cu_seqlens), static_cast<float>(scale_or_default(scale, s.K)), state, state_v_first,
-      o, final_state);
-  return {o, final_state};
+  const auto places = cpu::StatePlaces::of_sequences(s, initial_state, final_state, state_v_first);
+  return {run(s, op, channels, places, cu_seqlens, {use_qk_l2norm_in_kernel, scale}), final_state};
+}
+
+Tensor fused_recurrent_gated_delta_rule_(
+    const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& g, const optional<Tensor>& beta,
+    const Tensor& state_pool, const optional<Tensor>& state_indices, const optional<Tensor>& has_initial_state,
+    int64_t null_index, optional<double> scale, bool use_qk_l2norm_in_kernel, bool state_v_first,
+    const optional<Tensor>& cu_seqlens, const optional<Tensor>& gk, const optional<Tensor>& gv, bool use_gate_in_kernel,
+    const optional<Tensor>& A_log, const optional<Tensor>& dt_bias, bool use_beta_sigmoid_in_kernel,
+    bool allow_neg_eigval, optional<at::ScalarType> output_dtype, std::string_view head_grouping) {
+  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
+  const Channels channels{gk, gv};
+  const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
+  const WholeOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
+  const auto s = check_fused_recurrent_gated_delta_rule_(op, channels, pool, cu_seqlens);
+  return run(s, op, channels, cpu::StatePlaces::in_place(s, pool), cu_seqlens, {use_qk_l2norm_in_kernel, scale});
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { m.impl("fused_recurrent_gated_delta_rule", &fused_recurrent_gated_delta_rule); }
+TORCH_LIBRARY_IMPL(gdn, CPU, m) {
+  m.impl("fused_recurrent_gated_delta_rule", &fused_recurrent_gated_delta_rule);
+  m.impl("fused_recurrent_gated_delta_rule_", &fused_recurrent_gated_delta_rule_);
+}
 
 }  // namespace torch_gdn

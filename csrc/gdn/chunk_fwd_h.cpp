@@ -6,30 +6,35 @@
 namespace torch_gdn {
 
 Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
-                          const optional<Tensor>& initial_state, bool state_v_first, const optional<Tensor>& bounds,
-                          const Tensor& h, const Tensor& v_new, const Tensor& final_state) {
+                          const StatePlaces& states, bool state_v_first, const optional<Tensor>& bounds,
+                          const Tensor& h, const Tensor& v_new) {
   StateParameters parameters{};
   parameters.sequence = sequence_parameters(shape);
   parameters.k = row_strides(k);
   parameters.h = state_strides(h, state_v_first);
   parameters.heads = head_groups(shape);
   parameters.value_heads = int32_t(shape.HV);
-  if (initial_state.has_value()) {
-    parameters.initial_state = state_strides(*initial_state, state_v_first);
+  parameters.slots = states.slots.parameters;
+  if (states.source.has_value()) {
+    parameters.initial_state = state_strides(*states.source, state_v_first);
     parameters.has_initial_state = 1;
   }
-  if (final_state.defined()) {
-    parameters.final_state = state_strides(final_state, state_v_first);
+  if (states.target.defined()) {
+    parameters.final_state = state_strides(states.target, state_v_first);
     parameters.has_final_state = 1;
   }
-  return {"chunk_fwd_h",
-          "gdn/chunk_fwd_h.metal",
-          {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
-           std::to_string(shape.C), packet_width({k, w})},
-          {k, w, u, g, or_stand_in(initial_state, g), or_stand_in(bounds, g), h, v_new,
-           final_state.defined() ? final_state : h, Binding::values(parameters)},
-          {size_t(ceil_div(shape.V, 32)), size_t(shape.HV), size_t(shape.N)},
-          128};
+  // Without a token only a pool is written to, and is bound where nothing is read.
+  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : states.target; };
+  return {
+      "chunk_fwd_h",
+      "gdn/chunk_fwd_h.metal",
+      {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
+       std::to_string(shape.C), packet_width({k, w}), metal_type(states.dtype())},
+      {bound(k), bound(w), bound(u), bound(g), bound(or_stand_in(states.source, g)), bound(or_stand_in(bounds, g)),
+       bound(or_stand_in(states.slots.indices, g)), bound(or_stand_in(states.slots.flags, g)), bound(h), bound(v_new),
+       states.target.defined() ? states.target : h, Binding::error_log(), Binding::values(parameters)},
+      {size_t(ceil_div(shape.V, 32)), size_t(shape.HV), size_t(shape.N)},
+      128};
 }
 
 namespace {
@@ -52,8 +57,9 @@ std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k_any, const Tensor
   }
   const auto final_state = output_final_state ? empty_state(shape, k, state_v_first) : Tensor();
   const auto bounds = sequence_bounds(cu_seqlens, k.device());
-  launcher().run({launch_chunk_fwd_h(shape, k, as_contiguous(w, "w"), as_contiguous(u, "u"), as_f32(g), initial_state,
-                                     state_v_first, bounds, h, v_new, final_state)});
+  launcher().run({launch_chunk_fwd_h(shape, k, as_contiguous(w, "w"), as_contiguous(u, "u"), as_f32(g),
+                                     {.source = initial_state, .target = final_state, .slots = {}}, state_v_first,
+                                     bounds, h, v_new)});
   return {h, v_new, final_state.defined() ? final_state : at::empty({0}, k.options().dtype(at::kFloat))};
 }
 

@@ -7,15 +7,23 @@ namespace torch_gdn {
 
 Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
                           const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& bounds,
-                          const Tensor& o) {
-  const OutputParameters parameters{sequence_parameters(shape),         row_strides(q),     row_strides(k),
-                                    state_strides(h, state_v_first),    head_groups(shape), int32_t(shape.HV),
-                                    o.scalar_type() != q.scalar_type(), float(scale)};
+                          const Slots& slots, const Tensor& o) {
+  OutputParameters parameters{};
+  parameters.sequence = sequence_parameters(shape);
+  parameters.slots = slots.parameters;
+  parameters.slots.has_flags = 0;  // where a state comes from is done with
+  parameters.q = row_strides(q);
+  parameters.k = row_strides(k);
+  parameters.h = state_strides(h, state_v_first);
+  parameters.heads = head_groups(shape);
+  parameters.value_heads = int32_t(shape.HV);
+  parameters.is_wide = o.scalar_type() != q.scalar_type();
+  parameters.scale = float(scale);
   return {"chunk_fwd_o",
           "gdn/chunk_fwd_o.metal",
           {metal_type(q.scalar_type()), metal_type(h.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
            std::to_string(shape.C), packet_width({q, k})},
-          {q, k, v, h, g, or_stand_in(bounds, g), o, Binding::values(parameters)},
+          {q, k, v, h, g, or_stand_in(bounds, g), or_stand_in(slots.indices, g), o, Binding::values(parameters)},
           {size_t(shape.NT), size_t(shape.HV), size_t(shape.B)},
           size_t(2 * shape.C)};
 }
@@ -31,7 +39,7 @@ Tensor chunk_fwd_o(const Tensor& q_any, const Tensor& k_any, const Tensor& v, co
   const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options());
   const auto bounds = sequence_bounds(cu_seqlens, q.device());
   launcher().run({launch_chunk_fwd_o(shape, q, k, as_contiguous(v, "v"), as_contiguous(h, "h"), as_f32(g),
-                                     scale_or_default(scale, shape.K), state_v_first, bounds, o)});
+                                     scale_or_default(scale, shape.K), state_v_first, bounds, {}, o)});
   return o;
 }
 

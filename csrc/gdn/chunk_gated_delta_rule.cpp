@@ -15,6 +15,11 @@ struct Options {
   double scale;
 };
 
+// A state may leave half's range, so with half the stages between are f32.
+at::TensorOptions between(const Tensor& q) {
+  return q.options().dtype(q.scalar_type() == at::kHalf ? at::kFloat : q.scalar_type());
+}
+
 // beta as the stages read it: itself where it is contiguous f32, else written by the first stage. Undefined, if itself.
 Tensor steps_to_write(const Gates& gates) {
   const Tensor& beta = *gates.beta;
@@ -24,8 +29,7 @@ Tensor steps_to_write(const Gates& gates) {
 
 // Returns h.
 Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, const Gates& gates,
-                  const optional<Tensor>& initial_state, const optional<Tensor>& bounds, const Options& options,
-                  const Tensor& o, const Tensor& final_state) {
+                  const StatePlaces& states, const optional<Tensor>& bounds, const Options& options, const Tensor& o) {
   const auto activation = q.options(), f32 = q.options().dtype(at::kFloat);
   std::vector<Launch> launches;
   if (options.normalise) {
@@ -39,20 +43,17 @@ Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, 
   const auto steps = new_steps.defined() ? new_steps : *gates.beta;
   const auto g_cumsum = at::empty({shape.B, shape.T, shape.HV}, f32);
   const auto A = at::empty({shape.B, shape.T, shape.HV, shape.C}, f32), A_inv = at::empty_like(A);
-  // A state may leave half's range, so with half the stages between are f32.
-  const auto between = q.scalar_type() == at::kHalf ? f32 : activation;
-  const auto w = at::empty({shape.B, shape.T, shape.HV, shape.K}, between);
-  const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, between), v_new = at::empty_like(u);
-  const auto h = at::empty(chunk_state_shape(shape, options.state_v_first), between);
+  const auto w = at::empty({shape.B, shape.T, shape.HV, shape.K}, between(q));
+  const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, between(q)), v_new = at::empty_like(u);
+  const auto h = at::empty(chunk_state_shape(shape, options.state_v_first), between(q));
 
   launches.push_back(launch_chunk_local_cumsum(shape, gates, bounds, g_cumsum, new_steps));
   launches.push_back(launch_chunk_scaled_dot_kkt(shape, k, g_cumsum, steps, bounds, A));
   launches.push_back(launch_solve_tril(shape, A, bounds, A_inv));
   launches.push_back(launch_recompute_w_u(shape, k, v, steps, A_inv, g_cumsum, bounds, w, u));
-  launches.push_back(launch_chunk_fwd_h(shape, k, w, u, g_cumsum, initial_state, options.state_v_first, bounds, h,
-                                        v_new, final_state));
-  launches.push_back(
-      launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, options.scale, options.state_v_first, bounds, o));
+  launches.push_back(launch_chunk_fwd_h(shape, k, w, u, g_cumsum, states, options.state_v_first, bounds, h, v_new));
+  launches.push_back(launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, options.scale, options.state_v_first, bounds,
+                                        states.slots, o));
   launcher().run(launches);
   return h;
 }
@@ -71,22 +72,61 @@ std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
       check_chunk_gated_delta_rule(op, initial_state, state_v_first, cu_seqlens, chunk_indices, chunk_size);
   const auto nothing = at::empty({0}, q.options().dtype(at::kFloat));
   const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
-  const auto h_dtype = q.scalar_type() == at::kHalf ? at::kFloat : q.scalar_type();
   if (shape.T == 0) {
-    const auto h = at::zeros(chunk_state_shape(shape, state_v_first), q.options().dtype(h_dtype));
+    const auto h = at::zeros(chunk_state_shape(shape, state_v_first), between(q));
     return {o, output_final_state ? copied_state(shape, q, initial_state, state_v_first) : nothing,
             return_intermediate_states ? h : at::empty({0}, h.options())};
   }
   const auto final_state = output_final_state ? empty_state(shape, q, state_v_first) : Tensor();
   const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
-  const auto h = run_stages(shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"),
-                            gates_of(g, beta, gates), state_as_f32(initial_state),
-                            sequence_bounds(cu_seqlens, q.device()), options, o, final_state);
+  const auto h =
+      run_stages(shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"),
+                 gates_of(g, beta, gates), {.source = state_as_f32(initial_state), .target = final_state, .slots = {}},
+                 sequence_bounds(cu_seqlens, q.device()), options, o);
   return {o, output_final_state ? final_state : nothing, return_intermediate_states ? h : at::empty({0}, h.options())};
+}
+
+// Without a token: a slot whose sequence starts anew becomes zeros.
+Tensor reset_states(const ChunkShape& shape, const Tensor& q, const StatePlaces& states, const Options& options) {
+  const auto nothing = at::empty({shape.B, 0, shape.HV, shape.V}, between(q));
+  const auto no_keys = at::empty({shape.B, 0, shape.HV, shape.K}, between(q));
+  const auto no_gates = at::empty({shape.B, 0, shape.HV}, q.options().dtype(at::kFloat));
+  const auto h = at::zeros(chunk_state_shape(shape, options.state_v_first), between(q));
+  auto batch = shape;  // N sequences of no tokens
+  batch.packed = false;
+  batch.NT = 0;
+  launcher().run({launch_chunk_fwd_h(batch, q, no_keys, nothing, no_gates, states, options.state_v_first, std::nullopt,
+                                     nothing, nothing)});
+  return h;
+}
+
+std::tuple<Tensor, Tensor> chunk_gated_delta_rule_(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta, const Tensor& state_pool,
+    const optional<Tensor>& state_indices, const optional<Tensor>& has_initial_state, int64_t null_index,
+    optional<double> scale, bool use_qk_l2norm_in_kernel, bool state_v_first, const optional<Tensor>& cu_seqlens,
+    const optional<Tensor>& chunk_indices, int64_t chunk_size, bool use_gate_in_kernel, const optional<Tensor>& A_log,
+    const optional<Tensor>& dt_bias, bool use_beta_sigmoid_in_kernel, bool allow_neg_eigval,
+    optional<at::ScalarType> output_dtype, std::string_view head_grouping, bool return_intermediate_states) {
+  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
+  const optional<Tensor> some_g = g, some_beta = beta;
+  const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
+  const WholeOp op{"chunk_gated_delta_rule_", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
+  const auto shape = check_chunk_gated_delta_rule_(op, pool, cu_seqlens, chunk_indices, chunk_size);
+  const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
+  const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
+  const auto states = in_place(q.device(), pool);
+  const auto h =
+      shape.T == 0 ? reset_states(shape, q, states, options)
+                   : run_stages(shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"),
+                                gates_of(g, beta, gates), states, sequence_bounds(cu_seqlens, q.device()), options, o);
+  return {o, return_intermediate_states ? h : at::empty({0}, h.options())};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, MPS, m) { m.impl("chunk_gated_delta_rule", chunk_gated_delta_rule); }
+TORCH_LIBRARY_IMPL(gdn, MPS, m) {
+  m.impl("chunk_gated_delta_rule", chunk_gated_delta_rule);
+  m.impl("chunk_gated_delta_rule_", chunk_gated_delta_rule_);
+}
 
 }  // namespace torch_gdn

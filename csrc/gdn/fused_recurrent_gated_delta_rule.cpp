@@ -8,9 +8,9 @@ namespace torch_gdn {
 namespace {
 
 // The layout of a state that exists, else that of the one to be written: it decides how the kernel moves it.
-bool value_is_inner(const optional<Tensor>& initial_state, bool state_v_first) {
-  if (!initial_state.has_value()) return !state_v_first;
-  const auto strides = state_strides(*initial_state, state_v_first);
+bool value_is_inner(const optional<Tensor>& source, bool state_v_first) {
+  if (!source.has_value()) return !state_v_first;
+  const auto strides = state_strides(*source, state_v_first);
   return strides.value <= strides.key;
 }
 
@@ -37,9 +37,8 @@ ChannelParameters channel_parameters(const Channels& channels, const Gates& gate
 }
 
 Launch launch_fused_recurrent(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Gates& gates, const Channels& channels, const optional<Tensor>& initial_state,
-                              const optional<Tensor>& bounds, const Options& options, const Tensor& o,
-                              const Tensor& final_state) {
+                              const Gates& gates, const Channels& channels, const StatePlaces& states,
+                              const optional<Tensor>& bounds, const Options& options, const Tensor& o) {
   RecurrentParameters parameters{};
   parameters.sequence = sequence_parameters(shape);
   parameters.q = row_strides(q);
@@ -52,26 +51,30 @@ Launch launch_fused_recurrent(const ChunkShape& shape, const Tensor& q, const Te
   parameters.value_size = int32_t(shape.V);
   parameters.is_wide = o.scalar_type() != q.scalar_type();
   parameters.scale = float(options.scale);
-  if (initial_state.has_value()) {
-    parameters.initial_state = state_strides(*initial_state, options.state_v_first);
+  parameters.slots = states.slots.parameters;
+  if (states.source.has_value()) {
+    parameters.initial_state = state_strides(*states.source, options.state_v_first);
     parameters.has_initial_state = 1;
   }
-  if (final_state.defined()) {
-    parameters.final_state = state_strides(final_state, options.state_v_first);
+  if (states.target.defined()) {
+    parameters.final_state = state_strides(states.target, options.state_v_first);
     parameters.has_final_state = 1;
   }
   const auto& channel = parameters.channels;
   const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
+  // Without a token only a pool is written to, and is bound where nothing is read.
+  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : states.target; };
+  const auto or_bound = [&](const optional<Tensor>& x) { return bound(x.value_or(q)); };
   const auto spelled = [](bool value) { return value ? "true" : "false"; };
   return {"fused_recurrent_gated_delta_rule",
           "gdn/fused_recurrent_gated_delta_rule.metal",
           {metal_type(q.scalar_type()), std::to_string(shape.K),
-           spelled(value_is_inner(initial_state, options.state_v_first)), spelled(options.normalise),
-           spelled(has_channels)},
-          {q, k, v, or_stand_in(gates.g, q), or_stand_in(gates.beta, q), or_stand_in(gates.A_log, q),
-           or_stand_in(gates.dt_bias, q), or_stand_in(channels.gk, q), or_stand_in(channels.gv, q),
-           or_stand_in(initial_state, q), or_stand_in(bounds, q), o, final_state.defined() ? final_state : o,
-           Binding::error_log(), Binding::values(parameters)},
+           spelled(value_is_inner(states.source, options.state_v_first)), spelled(options.normalise),
+           spelled(has_channels), metal_type(states.dtype())},
+          {bound(q), bound(k), bound(v), or_bound(gates.g), or_bound(gates.beta), or_bound(gates.A_log),
+           or_bound(gates.dt_bias), or_bound(channels.gk), or_bound(channels.gv), or_bound(states.source),
+           or_bound(bounds), or_bound(states.slots.indices), or_bound(states.slots.flags), bound(o),
+           states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},
           {size_t(ceil_div(shape.V, 32)), size_t(shape.HV), size_t(shape.N)},
           128};
 }
@@ -94,15 +97,38 @@ std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
   }
   const auto final_state = output_final_state ? empty_state(shape, q, state_v_first) : Tensor();
   const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
-  launcher().run(
-      {launch_fused_recurrent(shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"),
-                              gates_of(g, beta, gates), readable_channels(channels), state_as_f32(initial_state),
-                              sequence_bounds(cu_seqlens, q.device()), options, o, final_state)});
+  const StatePlaces states{.source = state_as_f32(initial_state), .target = final_state, .slots = {}};
+  launcher().run({launch_fused_recurrent(
+      shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"), gates_of(g, beta, gates),
+      readable_channels(channels), states, sequence_bounds(cu_seqlens, q.device()), options, o)});
   return {o, output_final_state ? final_state : nothing};
+}
+
+Tensor fused_recurrent_gated_delta_rule_(
+    const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& g, const optional<Tensor>& beta,
+    const Tensor& state_pool, const optional<Tensor>& state_indices, const optional<Tensor>& has_initial_state,
+    int64_t null_index, optional<double> scale, bool use_qk_l2norm_in_kernel, bool state_v_first,
+    const optional<Tensor>& cu_seqlens, const optional<Tensor>& gk, const optional<Tensor>& gv, bool use_gate_in_kernel,
+    const optional<Tensor>& A_log, const optional<Tensor>& dt_bias, bool use_beta_sigmoid_in_kernel,
+    bool allow_neg_eigval, optional<at::ScalarType> output_dtype, std::string_view head_grouping) {
+  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
+  const Channels channels{gk, gv};
+  const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
+  const WholeOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
+  const auto shape = check_fused_recurrent_gated_delta_rule_(op, channels, pool, cu_seqlens);
+  const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
+  const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
+  launcher().run({launch_fused_recurrent(
+      shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"), gates_of(g, beta, gates),
+      readable_channels(channels), in_place(q.device(), pool), sequence_bounds(cu_seqlens, q.device()), options, o)});
+  return o;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, MPS, m) { m.impl("fused_recurrent_gated_delta_rule", fused_recurrent_gated_delta_rule); }
+TORCH_LIBRARY_IMPL(gdn, MPS, m) {
+  m.impl("fused_recurrent_gated_delta_rule", fused_recurrent_gated_delta_rule);
+  m.impl("fused_recurrent_gated_delta_rule_", fused_recurrent_gated_delta_rule_);
+}
 
 }  // namespace torch_gdn

@@ -2,8 +2,24 @@
 // were checked and allocated; `bounds` is contiguous int64 on their device, or absent.
 #pragma once
 #include "gates.h"
+#include "slots.h"
 
 namespace torch_gdn {
+
+// Where states are read and written: one tensor for each, a state a sequence; or a pool, which is both.
+struct StatePlaces {
+  optional<Tensor> source;
+  Tensor target;  // undefined: not asked for
+  Slots slots;
+
+  at::ScalarType dtype() const {
+    return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
+  }
+};
+
+inline StatePlaces in_place(at::Device device, const Pool& pool) {
+  return {pool.states, pool.states, slots_on(device, pool.states, pool.indices, pool.has_state, pool.null_index)};
+}
 
 // steps: where beta is to be written as f32, else undefined.
 Launch launch_chunk_local_cumsum(const ChunkShape& shape, const Gates& gates, const optional<Tensor>& bounds,
@@ -14,13 +30,12 @@ Launch launch_solve_tril(const ChunkShape& shape, const Tensor& A, const optiona
 Launch launch_recompute_w_u(const ChunkShape& shape, const Tensor& k, const Tensor& v, const Tensor& beta,
                             const Tensor& A, const Tensor& g, const optional<Tensor>& bounds, const Tensor& w,
                             const Tensor& u);
-// final_state may be undefined.
 Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
-                          const optional<Tensor>& initial_state, bool state_v_first, const optional<Tensor>& bounds,
-                          const Tensor& h, const Tensor& v_new, const Tensor& final_state);
+                          const StatePlaces& states, bool state_v_first, const optional<Tensor>& bounds,
+                          const Tensor& h, const Tensor& v_new);
 Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
                           const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& bounds,
-                          const Tensor& o);
+                          const Slots& slots, const Tensor& o);
 Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y);  // x: [B, T, H, D]
 
 }  // namespace torch_gdn

@@ -2,10 +2,11 @@
 // simdgroups owns 8 columns. In registers for the whole sequence: S [K, 8] in f32, and v_new [C, 8] of a chunk.
 // S is the type of w, u, v_new and h: T, or float where T is half, whose range a state can leave.
 // Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g (cumulative) [B, T, HV] f32,
-// h [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V.
+// h [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place, both are a pool of type P.
 // v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new
 #include "common/fragment.h"
 #include "common/sequences.h"
+#include "common/slots.h"
 #include "common/tile.h"
 
 // The rows of w and k that are staged at once: 16-bit types take 32, so that K = 256 stays within 17 KB.
@@ -23,18 +24,21 @@ METAL_FUNC void store_state(
   }
 }
 
-template <typename T, typename S, int K, int V, int C, int Width>
+template <typename T, typename S, int K, int V, int C, int Width, typename P>
 [[kernel]] void chunk_fwd_h(
     device const T* k [[buffer(0)]],
     device const S* w [[buffer(1)]],
     device const S* u [[buffer(2)]],
     device const float* g [[buffer(3)]],
-    device const float* initial_state [[buffer(4)]],
+    device const P* initial_state [[buffer(4)]],
     device const int64_t* bounds [[buffer(5)]],
-    device S* h [[buffer(6)]],
-    device S* v_new [[buffer(7)]],
-    device float* final_state [[buffer(8)]],
-    constant StateParameters& parameters [[buffer(9)]],
+    device const int* state_indices [[buffer(6)]],
+    device const uchar* has_initial_state [[buffer(7)]],
+    device S* h [[buffer(8)]],
+    device S* v_new [[buffer(9)]],
+    device P* final_state [[buffer(10)]],
+    device ErrorLog* errors [[buffer(11)]],
+    constant StateParameters& parameters [[buffer(12)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -60,12 +64,15 @@ template <typename T, typename S, int K, int V, int C, int Width>
   const LanePosition at = lane_position(lane);
   const Sequence sequence = locate_sequence(bounds, parameters.sequence, target, C, lane);
 
+  const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
+  if (group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0) report_slot(slot, errors);
+
   float2 state[kDepths];
-  device const float* initial = initial_state + target * parameters.initial_state.sequence +
-                                head * parameters.initial_state.head + first_column * parameters.initial_state.value;
+  device const P* initial = initial_state + slot.index * parameters.initial_state.sequence +
+                            head * parameters.initial_state.head + first_column * parameters.initial_state.value;
   UNROLL for (int block = 0; block < kDepths; ++block) {
     state[block] = float2(0.0f);
-    if (parameters.has_initial_state != 0) {
+    if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
       state[block] = load_fragment(
           initial + block * 8 * parameters.initial_state.key, parameters.initial_state.key,
           parameters.initial_state.value, K - block * 8, columns, at);
@@ -83,6 +90,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
   for (int first = sequence.first; first < last_token; first += C) {
     const int tokens = min(C, sequence.last - first);
+    const int read_tokens = slot.is_present ? tokens : 0;  // without a slot everything is zeros
     const int64_t row = (batch_token + first) * value_heads + head;
     store_state<S, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
     ++chunk_row;
@@ -91,7 +99,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
     float2 fresh[C / 8];
     UNROLL for (int staged = 0; staged < C; staged += kRows) {
       stage_rows<kRows, kColumns, Width, kThreads>(
-          stage_tile, w + (row + staged * value_heads) * K, value_heads * K, tokens - staged, K, thread_index);
+          stage_tile, w + (row + staged * value_heads) * K, value_heads * K, read_tokens - staged, K, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int block = 0; block < kRows / 8; ++block) {
         const int i = staged + block * 8;
@@ -101,23 +109,24 @@ template <typename T, typename S, int K, int V, int C, int Width>
               read, load_fragment(stage_tile + block * 8 * kStageStride + depth * 8, kStageStride, at), state[depth]);
         }
         const int64_t corner = (row + i * value_heads) * V + first_column;
-        fresh[i / 8] = load_fragment(u + corner, value_heads * V, 1, tokens - i, columns, at) - read;
+        fresh[i / 8] = load_fragment(u + corner, value_heads * V, 1, read_tokens - i, columns, at) - read;
         store_fragment(v_new + corner, value_heads * V, 1, tokens - i, columns, at, fresh[i / 8]);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-    const float last = g[row + (tokens - 1) * value_heads];
+    const float last = read_tokens == 0 ? 0.0f : g[row + (tokens - 1) * value_heads];
     UNROLL for (int block = 0; block < C / 8; ++block) {
       const int i = block * 8 + at.row;
-      fresh[block] *= i < tokens ? exp(last - g[row + i * value_heads]) : 0.0f;
+      fresh[block] *= i < read_tokens ? exp(last - g[row + i * value_heads]) : 0.0f;
     }
     const float decay = exp(last);
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
     UNROLL for (int staged = 0; staged < C; staged += kRows) {
       stage_rows<kRows, kColumns, Width, kThreads>(
-          key_tile, keys + (first + staged) * parameters.k.token, parameters.k.token, tokens - staged, K, thread_index);
+          key_tile, keys + (first + staged) * parameters.k.token, parameters.k.token, read_tokens - staged, K,
+          thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int block = 0; block < kRows / 8; ++block) {
         UNROLL for (int depth = 0; depth < kDepths; ++depth) {
@@ -130,10 +139,10 @@ template <typename T, typename S, int K, int V, int C, int Width>
     }
   }
 
-  if (parameters.has_final_state != 0) {
-    device float* last_state = final_state + target * parameters.final_state.sequence +
-                               head * parameters.final_state.head + first_column * parameters.final_state.value;
-    store_state<float, K>(last_state, parameters.final_state, columns, at, state);
+  if (parameters.has_final_state != 0 && slot.is_present) {
+    device P* last_state = final_state + slot.index * parameters.final_state.sequence +
+                           head * parameters.final_state.head + first_column * parameters.final_state.value;
+    store_state<P, K>(last_state, parameters.final_state, columns, at, state);
   }
 
   // Packed sequences may leave surplus rows of h: zeros, written by the threadgroups of the last sequence.

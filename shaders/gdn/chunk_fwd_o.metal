@@ -7,6 +7,7 @@
 // o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), the diagonal included.
 #include "common/fragment.h"
 #include "common/sequences.h"
+#include "common/slots.h"
 #include "common/tile.h"
 
 static constant constexpr const int kSlice = 32;  // columns of q and k that are staged at once
@@ -71,8 +72,9 @@ template <typename T, typename S, int K, int V, int C, int Width>
     device const S* h [[buffer(3)]],
     device const float* g [[buffer(4)]],
     device const int64_t* bounds [[buffer(5)]],
-    device T* o [[buffer(6)]],
-    constant OutputParameters& parameters [[buffer(7)]],
+    device const int* state_indices [[buffer(6)]],
+    device T* o [[buffer(7)]],
+    constant OutputParameters& parameters [[buffer(8)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -89,6 +91,10 @@ template <typename T, typename S, int K, int V, int C, int Width>
   threadgroup float decay[C];
 
   const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
+  // A sequence without a slot gives zeros: of its tokens none is read. (The flags do not matter here.)
+  const Slot slot =
+      locate_slot(state_indices, (device const uchar*)state_indices, parameters.slots, chunk.sequence, lane);
+  const int tokens = slot.is_present ? chunk.tokens : 0;
   const LanePosition at = lane_position(lane);
   const int64_t head = int64_t(group.y);
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
@@ -99,11 +105,11 @@ template <typename T, typename S, int K, int V, int C, int Width>
   device const T* keys =
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
   if (int(thread_index) < C) {
-    decay[thread_index] = int(thread_index) < chunk.tokens ? g[row + int64_t(thread_index) * value_heads] : 0.0f;
+    decay[thread_index] = int(thread_index) < tokens ? g[row + int64_t(thread_index) * value_heads] : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   masked_scores<T, K, C, Width>(
-      scores, (threadgroup T*)scores, decay, queries, parameters.q.token, keys, parameters.k.token, chunk.tokens,
+      scores, (threadgroup T*)scores, decay, queries, parameters.q.token, keys, parameters.k.token, tokens,
       thread_index, simdgroup, at);
 
   device const S* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
@@ -115,14 +121,14 @@ template <typename T, typename S, int K, int V, int C, int Width>
     // q h
     for (int slice = 0; slice < K; slice += kSlice) {
       stage_rows<C, kSlice, Width, 2 * C>(
-          query_tile, queries + slice, parameters.q.token, chunk.tokens, K - slice, thread_index);
+          query_tile, queries + slice, parameters.q.token, tokens, K - slice, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (int depth = 0; depth < kSlice; depth += 8) {
         float2 states[2];
         UNROLL for (int side = 0; side < 2; ++side) {
           states[side] = load_fragment(
               state + (slice + depth) * parameters.h.key + (column + side * 8) * parameters.h.value, parameters.h.key,
-              parameters.h.value, chunk.tokens > 0 ? K - slice - depth : 0, V - column - side * 8, at);
+              parameters.h.value, tokens > 0 ? K - slice - depth : 0, V - column - side * 8, at);
         }
         UNROLL for (int block = 0; block < kBlocks; ++block) {
           const float2 query = load_fragment(query_tile + block * 8 * kStride + depth, kStride, at);
@@ -143,7 +149,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
       float2 values[2];
       UNROLL for (int side = 0; side < 2; ++side) {
         values[side] = load_fragment(
-            v + (row + depth * 8 * value_heads) * V + column + side * 8, value_heads * V, 1, chunk.tokens - depth * 8,
+            v + (row + depth * 8 * value_heads) * V + column + side * 8, value_heads * V, 1, tokens - depth * 8,
             V - column - side * 8, at);
       }
       UNROLL for (int block = depth; block < kBlocks; ++block) {

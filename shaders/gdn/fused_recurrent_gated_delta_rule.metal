@@ -3,11 +3,13 @@
 // In threadgroup memory: q, k, v, decay and beta of 8 tokens, staged once, so that no token needs a barrier.
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
 // raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V, moved through threadgroup memory
-// where V is the inner one. Channels: decays gk [B, T, HV, K] and gv [B, T, HV, V], and a beta [B, T, HV, V].
-// S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+// where V is the inner one. In place, both states are a pool of type P, in which a sequence has a slot. Channels:
+// decays gk [B, T, HV, K] and gv [B, T, HV, V], and a beta [B, T, HV, V]. S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v
+// - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "common/fragment.h"
 #include "common/gates.h"
 #include "common/sequences.h"
+#include "common/slots.h"
 #include "common/tile.h"
 
 static constant constexpr const int kRows = 32;  // value rows of a threadgroup
@@ -26,10 +28,10 @@ METAL_FUNC int first_element(int m, int quarter) { return (m * 4 + quarter) * 4;
 
 // S from memory. Where V is the inner dimension, 16 rows of K by 32 of V go through `scratch`, so that a simdgroup
 // reads 128 bytes in a row; else each lane reads its own part.
-template <int K, bool ValueInner>
+template <int K, bool ValueInner, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
-    device const float* source,
+    device const P* source,
     StateStrides strides,
     int values,
     threadgroup float* scratch,
@@ -43,7 +45,7 @@ METAL_FUNC void load_state(
         const int value = item % kRows;
         const bool inside = m * 16 + key < K && value < values;
         scratch[key * kScratchStride + value] =
-            inside ? source[(m * 16 + key) * strides.key + value * strides.value] : 0.0f;
+            inside ? float(source[(m * 16 + key) * strides.key + value * strides.value]) : 0.0f;
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int e = 0; e < 4; ++e) state[m][e] = scratch[(at.quarter * 4 + e) * kScratchStride + at.row];
@@ -52,16 +54,16 @@ METAL_FUNC void load_state(
       UNROLL for (int e = 0; e < 4; ++e) {
         const int key = first_element(m, at.quarter) + e;
         const bool inside = key < K && at.row < values;
-        state[m][e] = inside ? source[key * strides.key + at.row * strides.value] : 0.0f;
+        state[m][e] = inside ? float(source[key * strides.key + at.row * strides.value]) : 0.0f;
       }
     }
   }
 }
 
-template <int K, bool ValueInner>
+template <int K, bool ValueInner, typename P>
 METAL_FUNC void store_state(
     thread const float4* state,
-    device float* target,
+    device P* target,
     StateStrides strides,
     int values,
     threadgroup float* scratch,
@@ -76,14 +78,14 @@ METAL_FUNC void store_state(
         const int key = item / kRows;
         const int value = item % kRows;
         if (m * 16 + key < K && value < values) {
-          target[(m * 16 + key) * strides.key + value * strides.value] = scratch[key * kScratchStride + value];
+          target[(m * 16 + key) * strides.key + value * strides.value] = P(scratch[key * kScratchStride + value]);
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
     } else {
       UNROLL for (int e = 0; e < 4; ++e) {
         const int key = first_element(m, at.quarter) + e;
-        if (key < K && at.row < values) target[key * strides.key + at.row * strides.value] = state[m][e];
+        if (key < K && at.row < values) target[key * strides.key + at.row * strides.value] = P(state[m][e]);
       }
     }
   }
@@ -144,7 +146,7 @@ METAL_FUNC void stage_decays(
   }
 }
 
-template <typename T, int K, bool ValueInner, bool Normalise, bool Channels>
+template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typename P>
 [[kernel]] void fused_recurrent_gated_delta_rule(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
@@ -155,12 +157,14 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels>
     device const uchar* dt_bias [[buffer(6)]],
     device const uchar* gk [[buffer(7)]],
     device const uchar* gv [[buffer(8)]],
-    device const float* initial_state [[buffer(9)]],
+    device const P* initial_state [[buffer(9)]],
     device const int64_t* bounds [[buffer(10)]],
-    device T* o [[buffer(11)]],
-    device float* final_state [[buffer(12)]],
-    device ErrorLog* errors [[buffer(13)]],
-    constant RecurrentParameters& parameters [[buffer(14)]],
+    device const int* state_indices [[buffer(11)]],
+    device const uchar* has_initial_state [[buffer(12)]],
+    device T* o [[buffer(13)]],
+    device P* final_state [[buffer(14)]],
+    device ErrorLog* errors [[buffer(15)]],
+    constant RecurrentParameters& parameters [[buffer(16)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -191,16 +195,18 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels>
   at.row = int(simdgroup) * 8 + int(lane) / 4;
   at.quarter = int(lane) % 4;
   const Sequence sequence = locate_sequence(bounds, parameters.sequence, target, 1, lane);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_bounds(bounds, parameters.sequence, 0, errors, lane);
+  const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
+  if (group.x == 0 && group.y == 0 && simdgroup == 0) {
+    if (group.z == 0) report_bounds(bounds, parameters.sequence, 0, errors, lane);
+    if (lane == 0) report_slot(slot, errors);
   }
 
   float4 state[kParts];
   UNROLL for (int m = 0; m < kParts; ++m) state[m] = float4(0.0f);
-  if (parameters.has_initial_state != 0) {
+  if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
     load_state<K, ValueInner>(
         state,
-        initial_state + target * parameters.initial_state.sequence + head * parameters.initial_state.head +
+        initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
             first_value * parameters.initial_state.value,
         parameters.initial_state, values, scratch, at, thread_index);
   }
@@ -280,7 +286,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels>
         state[m] += update * *(threadgroup const float4*)(key + first_element(m, at.quarter));
         part += state[m] * *(threadgroup const float4*)(query + first_element(m, at.quarter));
       }
-      const float output = parameters.scale * sum_of_row(part);
+      const float output = slot.is_present ? parameters.scale * sum_of_row(part) : 0.0f;
       if (at.quarter == 0) o_tile[token * kRows + at.row] = output;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -299,10 +305,10 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels>
     }
   }
 
-  if (parameters.has_final_state != 0) {
+  if (parameters.has_final_state != 0 && slot.is_present) {
     store_state<K, ValueInner>(
         state,
-        final_state + target * parameters.final_state.sequence + head * parameters.final_state.head +
+        final_state + slot.index * parameters.final_state.sequence + head * parameters.final_state.head +
             first_value * parameters.final_state.value,
         parameters.final_state, values, scratch, at, thread_index);
   }

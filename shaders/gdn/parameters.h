@@ -48,6 +48,16 @@ struct SequenceParameters {
   int32_t chunks;     // NT: chunks of a batch row, or of all packed sequences with surplus ones at the end
 };
 
+// How a kernel finds the state of each sequence in a pool. All zero where the states are those of the sequences in
+// turn, and each is read.
+struct SlotParameters {
+  int64_t index_stride, flag_stride;  // in elements of state_indices and has_initial_state
+  int32_t index_bytes;                // 4 or 8; 0: sequence n has slot n
+  int32_t has_flags;                  // 1: has_initial_state is read
+  int32_t slots;                      // that the pool has
+  int32_t null_index;                 // a sequence with this index or a lower one has no slot
+};
+
 struct CumsumParameters {
   SequenceParameters sequence;
   GateParameters gates;
@@ -76,6 +86,7 @@ struct RecomputeParameters {
 
 struct StateParameters {
   SequenceParameters sequence;
+  SlotParameters slots;
   RowStrides k;
   StateStrides initial_state, final_state, h;  // h: the sequence stride is that of a chunk
   HeadGroups heads;
@@ -85,6 +96,7 @@ struct StateParameters {
 
 struct OutputParameters {
   SequenceParameters sequence;
+  SlotParameters slots;
   RowStrides q, k;
   StateStrides h;
   HeadGroups heads;
@@ -95,6 +107,7 @@ struct OutputParameters {
 
 struct RecurrentParameters {
   SequenceParameters sequence;
+  SlotParameters slots;
   RowStrides q, k, v;
   StateStrides initial_state, final_state;
   GateParameters gates;
@@ -126,16 +139,6 @@ struct GatedNormParameters {
   float eps;
   int32_t has_weight, has_sigmoid;    // else silu
   int32_t round_norm, round_product;  // to x's type, before and behind the product with the weight
-};
-
-// How a kernel finds the state of each sequence in a pool. All zero where the states are those of the sequences in
-// turn, and each is read.
-struct SlotParameters {
-  int64_t index_stride, flag_stride;  // in elements of state_indices and has_initial_state
-  int32_t index_bytes;                // 4 or 8; 0: sequence n has slot n
-  int32_t has_flags;                  // 1: has_initial_state is read
-  int32_t slots;                      // that the pool has
-  int32_t null_index;                 // a sequence with this index or a lower one has no slot
 };
 
 // Strides in elements of states [slots, D, S].

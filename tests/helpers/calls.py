@@ -24,9 +24,11 @@ OPS = (
     "causal_conv1d_update_",
     "rms_norm_gated",
     "gdn_gating",
+    "chunk_gated_delta_rule_",
+    "fused_recurrent_gated_delta_rule_",
 )
 UNPACKED = ("l2norm", "rms_norm_gated", "gdn_gating")  # have no cu_seqlens
-CHUNKED = (*OPS[:6], "chunk_gated_delta_rule")  # and chunk_indices
+CHUNKED = (*OPS[:6], "chunk_gated_delta_rule", "chunk_gated_delta_rule_")  # and chunk_indices
 IN_PLACE = tuple(op for op in OPS if op.endswith("_"))
 T = 20
 BOUNDS = [0, 5, 5, 20]
@@ -64,6 +66,9 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
         "chunk_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta, "chunk_size": 16} | state,
         "fused_recurrent_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta} | state,
     }
+    for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
+        inputs = {argument: x for argument, x in arguments[name].items() if argument not in state}
+        arguments[name + "_"] = inputs | slots_call(torch.randn(5, 4, 64, 32), 3 if packed else 2)
     call = arguments[op]
     if packed and op not in UNPACKED:
         call["cu_seqlens"] = case.cu_seqlens
@@ -81,9 +86,13 @@ def convolution_call(op: str, packed: bool, dtype: torch.dtype) -> dict[str, Any
     if op == "causal_conv1d":
         call |= {"initial_state": tensors["initial_state"], "output_final_state": True}
     else:
-        indices, flags = torch.tensor([4, 1, -1][-N:]), torch.tensor([True, False, True][-N:])
-        call |= {"state_pool": tensors["state_pool"], "state_indices": indices, "has_initial_state": flags}
+        call |= slots_call(tensors["state_pool"], N)
     return call | ({"cu_seqlens": torch.tensor(BOUNDS)} if packed else {})
+
+
+def slots_call(state_pool: Tensor, N: int) -> dict[str, Tensor]:
+    indices, flags = torch.tensor([4, 1, -1][-N:]), torch.tensor([True, False, True][-N:])
+    return {"state_pool": state_pool, "state_indices": indices, "has_initial_state": flags}
 
 
 def tensors_of(call: dict[str, Any]) -> list[str]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import torch_gdn
 from torch_gdn import reference
 from torch_gdn.check import bounds, stages
 from torch_gdn.check.cases import WHOLE_OPS, Case, bounds_of, make_case
 from torch_gdn.check.steps import Outcome, judged
 from torch_gdn.specialisations import Variant
 
+IN_PLACE: dict[str, Callable[..., Tensor]] = {
+    "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule_,
+    "fused_recurrent_gated_delta_rule": torch_gdn.fused_recurrent_gated_delta_rule_,
+}
 CHUNK, RECURRENT = "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
 
 
@@ -33,6 +39,9 @@ def inputs(op: str, variant: Variant, tokens: int) -> tuple[Case, dict[str, Any]
         assert case.initial_state is not None
         case = replace(case, initial_state=case.initial_state.transpose(-1, -2).contiguous())
         options["state_v_first"] = True
+    if variant.pool != torch.float32:
+        assert case.initial_state is not None
+        case = replace(case, initial_state=case.initial_state.to(variant.pool))
     if variant.channels and op == RECURRENT:
         options |= channels_of(case)
     return case, options
@@ -53,6 +62,11 @@ def call(op: str, variant: Variant, case: Case, options: dict[str, Any], device:
     if op == CHUNK:
         options = options | {"chunk_size": variant.chunk_size}
     options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
+    if variant.pool != torch.float32:
+        assert there.initial_state is not None
+        pool = there.initial_state.clone()  # what it becomes is rounded to its dtype
+        o = IN_PLACE[op](*there.qkv, there.g, there.beta, pool, **options)
+        return o.cpu(), pool.cpu()
     o, state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
     assert state is not None
     return o.cpu(), state.cpu()

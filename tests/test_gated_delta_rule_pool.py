@@ -1,0 +1,205 @@
+"""The in-place twins of both whole ops: the bits of the functional op, in the slots and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.cases import WHOLE_OPS, Case, make_case
+from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.errors import assert_same_bits
+from torch_gdn.check.seeded import IN_PLACE
+
+SLOTS, SLOT_PADDING = 7, 24
+TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}
+each_op = pytest.mark.parametrize("op", WHOLE_OPS)
+
+
+def paged_pool(
+    device: torch.device, dtype: torch.dtype, K: int = 32, V: int = 16, HV: int = 2
+) -> tuple[Tensor, Tensor]:
+    """The storage of a paged cache, and the pool [SLOTS, HV, K, V] in it: each slot is followed by another tensor's."""
+    size = HV * K * V
+    storage = torch.randn(SLOTS, size + SLOT_PADDING, generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
+    return storage, storage[:, :size].view(SLOTS, HV, K, V)
+
+
+def call(op: str, case: Case, pool: Tensor, **options: Any) -> Any:
+    there = case.to(pool.device)
+    with kernels_run(
+        pool.device, *(("chunk_fwd_h", "chunk_fwd_o") if op.startswith("chunk") and case.q.numel() else ())
+    ):
+        return IN_PLACE[op](*there.qkv, there.g, there.beta, pool, cu_seqlens=case.cu_seqlens, **options)
+
+
+def expected(op: str, case: Case, states: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """What the functional op makes of these states."""
+    there = case.to(states.device)
+    there.initial_state = states
+    o, final_state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
+    assert final_state is not None
+    return o, final_state
+
+
+@each_op
+@pytest.mark.parametrize("null_index", [-1, 0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_slots(device: torch.device, op: str, null_index: int, dtype: torch.dtype) -> None:
+    """Sequence 0 goes on in slot 5, 1 has no slot (and NaN for input), 2 starts anew in slot 1, 3 goes on in slot 3."""
+    case = make_case(TOKENS[op], 32, 16, B=4)
+    storage, pool = paged_pool(device, dtype)
+    before = storage.clone()
+    states = pool[[5, 0, 1, 3]].float()
+    states[2] = 0
+    o, final_state = expected(op, case, states)
+    for x in (*case.qkv, case.g, case.beta):
+        x[1] = torch.nan
+    indices = torch.tensor([5, null_index, 1, 3], device=device, dtype=torch.int32)
+    flags = torch.tensor([True, True, False, True], device=device)
+    ours = call(op, case, pool, state_indices=indices, has_initial_state=flags, null_index=null_index)
+    assert (ours[1] == 0).all()
+    kept = [0, 2, 3]
+    assert_same_bits("o", ours[kept], o[kept])
+    assert_same_bits("the slots", pool[[5, 1, 3]], final_state[kept].to(dtype))
+    others = [0, 2, 4, 6]
+    assert_same_bits("the other slots", storage[others], before[others])
+    assert_same_bits("what follows a slot", storage[:, -SLOT_PADDING:], before[:, -SLOT_PADDING:])
+
+
+@each_op
+def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) -> None:
+    case = make_case(TOKENS[op], 32, 16, B=2)
+    storage, pool = paged_pool(device, torch.float32)
+    before = storage.clone()
+    o, final_state = expected(op, case, pool[:2].clone())
+    assert_same_bits("o", call(op, case, pool), o)
+    assert_same_bits("the slots", pool[:2], final_state)
+    assert_same_bits("the other slots", storage[2:], before[2:])
+
+
+@each_op
+def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
+    """Empty sequences: one with a past, which stays; one without, whose slot becomes zeros; one without a slot."""
+    case = make_case(20, 32, 16, bounds=[0, 7, 7, 7, 7, 20])
+    _, pool = paged_pool(device, torch.float32)
+    before = pool.clone()
+    o, final_state = expected(op, case, pool[[6, 2, 0, 0, 4]])
+    indices = torch.tensor([6, 2, 3, -1, 4], device=device)
+    flags = torch.tensor([True, True, False, True, True], device=device)
+    assert_same_bits("o", call(op, case, pool, state_indices=indices, has_initial_state=flags), o)
+    assert_same_bits("the slots", pool[[6, 4]], final_state[[0, 4]])
+    assert_same_bits("the past", pool[[2, 0, 1, 5]], before[[2, 0, 1, 5]])
+    assert (pool[3] == 0).all()
+
+
+@each_op
+@pytest.mark.parametrize("bounds", [None, [0, 0, 0]], ids=["batch", "packed"])
+def test_without_tokens_only_a_fresh_state_changes(device: torch.device, op: str, bounds: list[int] | None) -> None:
+    case = make_case(0, 32, 16, B=2 if bounds is None else 1, bounds=bounds)
+    _, pool = paged_pool(device, torch.float32)
+    before = pool.clone()
+    indices, flags = torch.tensor([3, 4], device=device), torch.tensor([True, False], device=device)
+    o = call(op, case, pool, state_indices=indices, has_initial_state=flags)
+    assert o.shape == (case.q.shape[0], 0, 2, 16)
+    assert (pool[4] == 0).all()
+    assert_same_bits("the other slots", pool[[0, 1, 2, 3, 5, 6]], before[[0, 1, 2, 3, 5, 6]])
+
+
+@each_op
+def test_state_v_first_and_a_transposed_pool(device: torch.device, op: str) -> None:
+    """[V, K] slots, and [K, V] slots that lie as [V, K] in memory: the same to the kernels."""
+    case = make_case(TOKENS[op], 32, 16, B=2)
+    _, pool = paged_pool(device, torch.float32)
+    o, final_state = expected(op, case, pool[:2].clone())
+    turned = pool.transpose(-1, -2).contiguous()
+    assert_same_bits("o", call(op, case, turned, state_v_first=True), o)
+    assert_same_bits("the slots", turned[:2].transpose(-1, -2), final_state)
+    turned = pool.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert_same_bits("o", call(op, case, turned), o)
+    assert_same_bits("the slots", turned[:2], final_state)
+
+
+@each_op
+def test_takes_the_options(device: torch.device, op: str) -> None:
+    case = make_case(TOKENS[op], 32, 16, B=2, H=1, HV=2, dtype=torch.float16, normal=False)
+    options: dict[str, Any] = {"use_gate_in_kernel": True, "A_log": torch.randn(2, device=device), "scale": 0.3}
+    options |= {"use_beta_sigmoid_in_kernel": True, "output_dtype": torch.float32, "use_qk_l2norm_in_kernel": True}
+    options |= {"dt_bias": torch.randn(2, device=device), "allow_neg_eigval": True, "head_grouping": "tiled"}
+    if op.startswith("fused"):
+        options["gk"] = -torch.rand(2, 3, 2, 32, device=device)
+    _, pool = paged_pool(device, torch.float32)
+    o, final_state = expected(op, case, pool[:2].clone(), **options)
+    assert_same_bits("o", call(op, case, pool, **options), o)
+    assert_same_bits("the slots", pool[:2], final_state)
+
+
+def test_the_states_between_chunks(device: torch.device) -> None:
+    op = "chunk_gated_delta_rule"
+    case = make_case(70, 32, 16, B=2)
+    _, pool = paged_pool(device, torch.float32)
+    there = case.to(device)
+    there.initial_state = pool[[2, 3]]
+    h = WHOLE_OPS[op](*there.qkv, **there.options, chunk_size=32, return_intermediate_states=True)[2]  # type: ignore[misc]
+    indices = torch.tensor([2, -1], device=device)
+    _, ours = call(op, case, pool, state_indices=indices, chunk_size=32, return_intermediate_states=True)
+    assert_same_bits("h", ours[0], h[0])
+    assert (ours[1] == 0).all()
+
+
+@each_op
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [([2, 7], "expected indices below the number of slots"), ([2, 2], "expected each slot at most once")],
+)
+def test_wrong_indices_on_the_device(op: str, indices: list[int], words: str) -> None:
+    """Are no slots: zeros come out, nothing else is touched, and the next synchronisation says so."""
+    device = ready("mps")
+    case = make_case(TOKENS[op], 32, 16, B=2)
+    storage, pool = paged_pool(device, torch.float32)
+    before = storage.clone()
+    o, final_state = expected(op, case, pool[[2, 2]])
+    there = case.to(device)
+    ours = IN_PLACE[op](*there.qkv, there.g, there.beta, pool, torch.tensor(indices, device=device))
+    with pytest.raises(RuntimeError, match=words):
+        torch.mps.synchronize()
+    assert_same_bits("o", ours[0], o[0])
+    assert (ours[1] == 0).all()
+    assert_same_bits("the slot", pool[2], final_state[0])
+    assert_same_bits("the other slots", storage[[0, 1, 3, 4, 5, 6]], before[[0, 1, 3, 4, 5, 6]])
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+def test_decoding_is_one_dispatch_and_copies_no_state() -> None:
+    """The states are read once and written once; of device memory only o is asked for."""
+    import simulator
+
+    device = ready("mps")
+    case = make_case(1, 64, 64, B=2, H=2, HV=4, dtype=torch.bfloat16).to(device)
+    pool = torch.zeros(5, 4, 64, 64, device=device)
+    indices = torch.tensor([3, 1], device=device, dtype=torch.int32)
+    with simulator.profile() as profile:
+        o = torch_gdn.fused_recurrent_gated_delta_rule_(*case.qkv, case.g, case.beta, pool, indices)
+    (figures,) = profile.kernels.values()
+    states = 2 * 4 * 64 * 64 * 4
+    assert figures.dispatches == 1 and not profile.fallbacks
+    assert states <= figures.device_bytes_read < 1.1 * states
+    assert states + o.nbytes == figures.device_bytes_written
+    assert profile.allocated_bytes < o.nbytes + 4096  # the allocator rounds up
+
+
+@each_op
+def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
+    torch._dynamo.reset()
+    case = make_case(TOKENS[op], 32, 16, B=2)
+    _, pool = paged_pool(device, torch.float32)
+    same = pool.clone()
+    indices = torch.tensor([5, -1], device=device)
+    o = call(op, case, pool, state_indices=indices)
+    there = case.to(device)
+    compiled = torch.compile(IN_PLACE[op], fullgraph=True, backend="aot_eager")
+    assert_same_bits("o", compiled(*there.qkv, there.g, there.beta, same, indices), o)
+    assert_same_bits("pool", same, pool)
