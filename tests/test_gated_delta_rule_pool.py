@@ -186,7 +186,7 @@ def test_decoding_is_one_dispatch_and_copies_no_state() -> None:
     (figures,) = profile.kernels.values()
     states = 2 * 4 * 64 * 64 * 4
     assert figures.dispatches == 1 and not profile.fallbacks
-    assert states <= figures.device_bytes_read < 1.1 * states
+    assert states <= figures.device_bytes_read < 1.25 * states  # and q, k and v, for each 32 columns
     assert states + o.nbytes == figures.device_bytes_written
     assert profile.allocated_bytes < o.nbytes + 4096  # the allocator rounds up
 

@@ -47,7 +47,12 @@ class TestAgainstTheHost:
 
     @pytest.mark.parametrize(
         "variant",
-        [Variant(bfloat16, 40, 24), Variant(float32, 40, 24, value_inner=False, normalise=True)],
+        [
+            Variant(bfloat16, 40, 24),
+            Variant(float32, 40, 24, value_inner=False, normalise=True),
+            Variant(float32, 40, 24, channels=True),
+            Variant(bfloat16, 40, 24, pool=bfloat16),
+        ],
         ids=lambda variant: variant.name,
     )
     def test_the_recurrent_kernel(self, variant: Variant) -> None:

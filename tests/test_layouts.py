@@ -1,0 +1,137 @@
+"""How tensors may lie: views cost nothing, many short sequences, and offsets past 2^31 elements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.cases import WHOLE_OPS, Case, assert_exact, make_case, run
+from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.errors import assert_same_bits
+
+each_op = pytest.mark.parametrize("op", WHOLE_OPS)
+
+
+def projected(case: Case, offset: int, device: torch.device) -> Case:
+    """q, k and v as views of one projection [B, T, columns], behind `offset` other columns, on the device."""
+    B, T = case.q.shape[:2]
+    parts = [torch.zeros(B, T, offset, dtype=case.dtype), *(x.reshape(B, T, -1) for x in case.qkv)]
+    views = torch.cat(parts, -1).to(device).split([part.shape[-1] for part in parts], -1)[1:]
+    q, k, v = (view.unflatten(-1, x.shape[2:]) for view, x in zip(views, case.qkv, strict=True))
+    return Case(q, k, v, case.g.to(device), case.beta.to(device), case.initial_state, case.cu_seqlens)
+
+
+def cost(op: str, case: Case) -> tuple[int, int, int, int]:
+    """Dispatches, bytes read, bytes written and bytes of memory asked for, of a call on the simulated device."""
+    import simulator
+
+    with simulator.profile() as profile:
+        WHOLE_OPS[op](*case.qkv, **case.options)
+    assert not profile.fallbacks
+    figures = list(profile.kernels.values())
+    return (
+        sum(kernel.dispatches for kernel in figures),
+        sum(kernel.device_bytes_read for kernel in figures),
+        sum(kernel.device_bytes_written for kernel in figures),
+        profile.allocated_bytes,
+    )
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not count bytes")
+@each_op
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_views_of_a_projection_are_not_copied(op: str, offset: int) -> None:
+    """They cost what tensors of their own cost, in dispatches, traffic and memory."""
+    device = ready("mps")
+    case = make_case(20, 64, 32, B=2, H=1, HV=2, dtype=torch.bfloat16, state=False)
+    views = projected(case, offset, device)
+    assert not any(x.is_contiguous() for x in views.qkv) and views.q.storage_offset() == offset
+    assert cost(op, views) == cost(op, case.to(device))
+
+
+@each_op
+def test_thirty_heads(device: torch.device, op: str) -> None:
+    """OLMo-Hybrid's: as many key heads as value heads, K of 96 and V of 192, steps up to 2."""
+    case = make_case(3, 96, 192, H=30, HV=30, beta=1.9)
+    assert_exact(op, case, run(op, case, device))
+
+
+MANY = 65_600
+
+
+@each_op
+def test_more_sequences_times_heads_than_16_bits_count(op: str) -> None:
+    """The last of them too; on the CPU, for both ops, packed."""
+    case = make_case(MANY // 32, 4, 2, HV=32, bounds=list(range(MANY // 32 + 1)))
+    assert_exact(op, case, run(op, case, torch.device("cpu")))
+
+
+def test_a_grid_of_more_threadgroups_than_16_bits_count() -> None:
+    op = "fused_recurrent_gated_delta_rule"
+    case = make_case(1, 4, 2, B=MANY, H=1, HV=1)
+    o, state = run(op, case, ready("mps"))
+    last = case.map(lambda x: x[-64:])
+    assert_exact(op, last, (o[-64:], state[-64:]))
+    assert_exact(op, case, (o, state))
+
+
+FAR = 2**31  # elements, of 2 bytes
+
+
+def far_apart(x: Tensor) -> Tensor:
+    """x [2, ...] in f16 or bf16, its second row 2^31 elements behind its first, in memory that is never touched."""
+    storage = torch.empty(FAR + x[1].numel(), dtype=x.dtype)
+    view = torch.as_strided(storage, x.shape, (FAR, *x.stride()[1:]))
+    return view.copy_(x)
+
+
+@each_op
+def test_offsets_past_31_bits(op: str) -> None:
+    """The rows of q, k, v and of the state lie 4 GB apart; a 32-bit offset would read the first row, or crash."""
+    case = make_case(5, 16, 8, B=2, dtype=torch.float16)
+    assert case.initial_state is not None
+    case.initial_state = case.initial_state.half()
+    far = case.map(lambda x: far_apart(x.contiguous()) if x.dtype == torch.float16 else x)
+    for name, ours, theirs in zip(
+        ("o", "state"), run(op, far, torch.device("cpu")), run(op, case, torch.device("cpu")), strict=True
+    ):
+        assert_same_bits(name, ours, theirs)
+
+
+SHADERS = Path(__file__).parent.parent / "shaders"
+NARROW = r"(const )?(u?int|short) \w*stride\w*"
+FUNCTION = re.compile(r"\b\w+\(\s*((?:[^()]|\([^()]*\))*?)\)\s*\{", re.DOTALL)
+
+
+def parameters_of_functions(text: str) -> Iterator[list[str]]:
+    for match in FUNCTION.finditer(text):
+        yield [parameter.strip() for parameter in match[1].split(",")]
+
+
+@pytest.mark.parametrize(
+    "file", [*SHADERS.glob("gdn/*.metal"), *SHADERS.glob("common/*.h")], ids=lambda file: file.name
+)
+def test_strides_in_device_memory_are_64_bits_wide(file: Path) -> None:
+    """A function that takes a device pointer and a stride takes 64 bits of it; int does for threadgroup memory."""
+    for parameters in parameters_of_functions(file.read_text()):
+        on_device = any(parameter.startswith("device") for parameter in parameters)
+        narrow = [parameter for parameter in parameters if re.fullmatch(NARROW, parameter)]
+        assert not (on_device and narrow), narrow
+
+
+def test_a_narrow_stride_is_found() -> None:
+    text = "METAL_FUNC float read(device const float* x, int row_stride, uint lane) {"
+    ((_, narrow, _),) = parameters_of_functions(text)
+    assert re.fullmatch(NARROW, narrow)
+
+
+def test_strides_of_tensors_are_64_bits_wide() -> None:
+    text = (SHADERS / "gdn" / "parameters.h").read_text()
+    for name in ("RowStrides", "StateStrides"):
+        (fields,) = re.findall(rf"struct {name} {{(.*?)}};", text, re.DOTALL)
+        assert set(re.findall(r"\b\w+_t\b|\bint\b", fields)) == {"int64_t"}
