@@ -292,6 +292,18 @@ class TestFla:
         exact = (-A_log.double().exp() * softplus(raw.double())).exp()
         assert_ratio("exp(g)", torch.cat(outputs, 1), exact, 1e-4)
 
+    def test_many_documents(self) -> None:
+        """Of FLA's kernel tests: more documents times heads than a grid dimension of CUDA holds."""
+        N, HV = 2050, 32
+        bounds = list(range(N + 1))
+        q, v = torch.randn(1, N, 1, 4), torch.randn(1, N, HV, 2)
+        g = torch.full((1, N, HV), -0.5)
+        o, _ = torch_gdn.fused_recurrent_gated_delta_rule(
+            *(x.to(CPU) for x in (q, q, v, g)), cu_seqlens=torch.tensor(bounds)
+        )
+        exact = 0.5 * q.double().square().sum(-1)[..., None] * v.double()  # each document is one token
+        assert_ratio("o", o, exact, 1e-6)
+
 
 MPS_CHUNK = [(4, 4, 60, f16), (2, 8, 64, f16), (3, 3, 100, f16), (2, 4, 128, f16)]
 
@@ -316,18 +328,6 @@ class TestFlaOnMps:
     def test_chunk_varlen(self) -> None:
         inputs = fla_inputs(1, 100, 1, 2, 64, f16, bounds=[0, 15, 100], normal=True)
         check("chunk_gated_delta_rule", inputs, 0.005, ready("mps"))
-
-    def test_many_documents(self) -> None:
-        """Of FLA's kernel tests: more documents times heads than a grid dimension of CUDA holds."""
-        N, HV = 2050, 32
-        bounds = list(range(N + 1))
-        q, v = torch.randn(1, N, 1, 4), torch.randn(1, N, HV, 2)
-        g = torch.full((1, N, HV), -0.5)
-        o, _ = torch_gdn.fused_recurrent_gated_delta_rule(
-            *(x.to(ready("mps")) for x in (q, q, v, g)), cu_seqlens=torch.tensor(bounds)
-        )
-        exact = 0.5 * q.double().square().sum(-1)[..., None] * v.double()  # each document is one token
-        assert_ratio("o", o, exact, 1e-6)
 
 
 # head_count, head_size, n_seq_tokens, n_seqs, v_repeat, permuted, kda. As ggml has them: 4 to 32 heads,
