@@ -24,7 +24,7 @@ Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor
     parameters.has_final_state = 1;
   }
   // Without a token only a pool is written to, and is bound where nothing is read.
-  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : states.target; };
+  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_stand_in({}, states.target); };
   return {
       "chunk_fwd_h",
       "gdn/chunk_fwd_h.metal",

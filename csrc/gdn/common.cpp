@@ -55,7 +55,10 @@ Tensor as_contiguous(const Tensor& x, const char* name) {
   return x.contiguous();
 }
 
-Tensor or_stand_in(const std::optional<Tensor>& x, const Tensor& stand_in) { return x.has_value() ? *x : stand_in; }
+Tensor or_stand_in(const std::optional<Tensor>& x, const Tensor& stand_in) {
+  if (x.has_value()) return *x;
+  return stand_in.storage_offset() == 0 ? stand_in : stand_in.as_strided({1}, {1}, 0);
+}
 
 namespace {
 std::vector<int64_t> state_shape(const ChunkShape& shape, bool state_v_first) {

@@ -30,7 +30,8 @@ Tensor as_f32(const Tensor& x);
 // An intermediate of the chunk stages, which our own ops make contiguous; any other is copied, with one warning.
 Tensor as_contiguous(const Tensor& x, const char* name);
 
-// What stands in for an absent tensor at a binding that the kernel does not read: Metal wants something bound.
+// What stands in for an absent tensor at a binding that the kernel does not read: Metal wants something bound, and at
+// an offset that suits the type there, as the start of a storage suits each.
 Tensor or_stand_in(const std::optional<Tensor>& x, const Tensor& stand_in);
 
 // The kernels read states as f32, of any strides; one of another dtype is converted.

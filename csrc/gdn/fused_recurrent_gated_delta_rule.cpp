@@ -63,8 +63,8 @@ Launch launch_fused_recurrent(const ChunkShape& shape, const Tensor& q, const Te
   const auto& channel = parameters.channels;
   const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
   // Without a token only a pool is written to, and is bound where nothing is read.
-  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : states.target; };
-  const auto or_bound = [&](const optional<Tensor>& x) { return bound(x.value_or(q)); };
+  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_stand_in({}, states.target); };
+  const auto or_bound = [&](const optional<Tensor>& x) { return bound(x.value_or(o)); };
   const auto spelled = [](bool value) { return value ? "true" : "false"; };
   return {"fused_recurrent_gated_delta_rule",
           "gdn/fused_recurrent_gated_delta_rule.metal",
