@@ -9,11 +9,6 @@
 
 static constant constexpr const int kKeys = 128;  // of a tile, one a thread
 
-// What is kept of a row between tiles.
-struct RowSums {
-  float m, l, mean;
-};
-
 // `count` codes from a multiple of 16 on: whole words but for 3 bits, whose 16 codes end within one.
 template <int bits, int kCount, int D, int kRows>
 METAL_FUNC void add_scores(
@@ -81,6 +76,34 @@ METAL_FUNC float weigh(
   return decay;
 }
 
+// o += weights . centroids for a thread's columns, over `kStep` keys of the tile from `first` on, four at a time;
+// weights past the last of `count` keys are 0.
+template <int bits, int D, int kRows, int kStep>
+METAL_FUNC void add_values(
+    thread float* o,
+    threadgroup const float* weights,
+    device const uint* words,
+    int64_t token_stride,
+    int first,
+    int count,
+    int column,
+    threadgroup const float* table) {
+  constexpr int kColumns = (D + kStep - 1) / kStep;
+  const int last = min(count, first + kStep);
+  for (int t = first; t < last; t += 4) {
+    UNROLL for (int c = 0; c < kColumns; ++c) {
+      const int d = min(column + c * kStep, D - 1);
+      float4 centroids;
+      UNROLL for (int i = 0; i < 4; ++i) {
+        centroids[i] = table[code_at<bits>(words + min(t + i, count - 1) * token_stride, d)];
+      }
+      UNROLL for (int row = 0; row < kRows; ++row) {
+        o[row * kColumns + c] += dot(*(threadgroup const float4*)(weights + row * kKeys + t), centroids);
+      }
+    }
+  }
+}
+
 template <int key_bits, int value_bits, int D, int kRows>
 [[kernel]] void aura_flash_p1(
     device const float* q_rot [[buffer(0)]],
@@ -132,15 +155,10 @@ template <int key_bits, int value_bits, int D, int kRows>
 
   // The keys that any of the rows sees.
   const KeyRange whole = block_range(parameters, block);
-  KeyRange needed;
-  needed.first = visible_range(parameters, starts, batch, first_row, whole).first;
-  needed.last = visible_range(parameters, starts, batch, min(first_row + kRows, rows) - 1, whole).last;
+  const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
 
   RowSums sums[kRowsOfSimdgroup];
-  UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
-    sums[i].m = -INFINITY;
-    sums[i].l = sums[i].mean = 0.0f;
-  }
+  UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) sums[i] = no_sums();
   float o[kRows * kColumns];
   UNROLL for (int i = 0; i < kRows * kColumns; ++i) o[i] = 0.0f;
   const int part = kHalves == 2 ? int(simdgroup) / 2 : 0;
@@ -154,24 +172,19 @@ template <int key_bits, int value_bits, int D, int kRows>
     dot_products<key_bits, D, kRows>(
         dots, key_codes + offset_of(parameters.key_codes, batch, kv_head, key), q, key_table);
     const float key_norm = key_norms[offset_of(parameters.key_norms, batch, kv_head, key)];
-    float key_mean = 0.0f;
-    if (parameters.has_key_means != 0) key_mean = key_means[offset_of(parameters.key_means, batch, kv_head, key)];
+    const float key_mean = mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, key);
     UNROLL for (int row = 0; row < kRows; ++row) {
       const int index = min(first_row + row, rows - 1);
       const KeyRange seen = visible_range(parameters, starts, batch, index, whole);
-      float score = dots[row] * key_norm;
-      if (parameters.has_key_means != 0) {
-        const RowPlace place = row_place(parameters, batch, kv_head, index);
-        score += key_mean * q_sums[offset_of(parameters.q_sums, batch, place.head, place.query)];
-      }
+      const RowPlace place = row_place(parameters, batch, kv_head, index);
+      const float q_sum = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
+      const float score = fma(dots[row], key_norm, key_mean * q_sum);
       const bool is_seen = int(thread_index) < count && key >= seen.first && key < seen.last;
       scores[row * kKeys + int(thread_index)] = is_seen ? score : -INFINITY;
     }
     norms[thread_index] = value_norms[offset_of(parameters.value_norms, batch, kv_head, key)];
-    norms[kKeys + int(thread_index)] = 0.0f;
-    if (parameters.has_value_means != 0) {
-      norms[kKeys + int(thread_index)] = value_means[offset_of(parameters.value_means, batch, kv_head, key)];
-    }
+    norms[kKeys + int(thread_index)] =
+        mean_at(value_means, parameters.value_means, parameters.has_value_means, batch, kv_head, key);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
@@ -187,23 +200,9 @@ template <int key_bits, int value_bits, int D, int kRows>
       const float decay = decays[row];
       UNROLL for (int c = 0; c < kColumns; ++c) o[row * kColumns + c] *= decay;
     }
-    // Four keys at a time; weights past the last key are 0.
-    device const uint* words = value_codes + offset_of(parameters.value_codes, batch, kv_head, first);
-    const int last = min(count, (part + 1) * kStep);
-    for (int t = part * kStep; t < last; t += 4) {
-      UNROLL for (int c = 0; c < kColumns; ++c) {
-        const int d = min(column + c * kStep, D - 1);
-        float4 centroids;
-        UNROLL for (int i = 0; i < 4; ++i) {
-          const int key_of_tile = min(t + i, count - 1);
-          centroids[i] = value_table[code_at<value_bits>(words + key_of_tile * parameters.value_codes.token, d)];
-        }
-        UNROLL for (int row = 0; row < kRows; ++row) {
-          const float4 weights = *(threadgroup const float4*)(scores + row * kKeys + t);
-          o[row * kColumns + c] += dot(weights, centroids);
-        }
-      }
-    }
+    add_values<value_bits, D, kRows, kStep>(
+        o, scores, value_codes + offset_of(parameters.value_codes, batch, kv_head, first), parameters.value_codes.token,
+        part * kStep, count, column, value_table);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
@@ -227,9 +226,7 @@ template <int key_bits, int value_bits, int D, int kRows>
     const int row = i * 4 + int(simdgroup);
     if (row < kRows && first_row + row < rows && lane == 0) {
       const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
-      m_partials[target] = sums[i].m;
-      l_partials[target] = sums[i].l;
-      if (parameters.has_value_means != 0) mean_partials[target] = sums[i].mean;
+      store_sums(sums[i], m_partials, l_partials, mean_partials, target, parameters.has_value_means);
     }
   }
 }

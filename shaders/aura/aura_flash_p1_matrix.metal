@@ -60,6 +60,53 @@ METAL_FUNC float row_sum(float x) {
   return x + simd_shuffle_xor(x, ushort(8));
 }
 
+// A lane's part of the scores of its row, from dot products on: [8, 32] in fragments. `first` is the tile's first key;
+// what the row does not see becomes -inf.
+METAL_FUNC void mask_scores(
+    thread float2* scores,
+    threadgroup const float* factors,
+    float q_sum,
+    int first,
+    int count,
+    KeyRange seen,
+    LanePosition at) {
+  UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int key = n * 8 + at.column + i;
+      const bool is_seen = key < count && first + key >= seen.first && first + key < seen.last;
+      scores[n][i] = is_seen ? fma(scores[n][i], factors[key], q_sum * factors[kKeys + key]) : -INFINITY;
+    }
+  }
+}
+
+// Scores -> weights of the values' centroids; a key that the row does not see gets 0 even where its norm is not finite.
+// Returns what the sums so far are multiplied by. Every lane calls.
+METAL_FUNC float weigh(thread float2* scores, thread RowSums& sums, threadgroup const float* factors, LanePosition at) {
+  float largest = sums.m;
+  UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+    if (scores[n].x > largest) largest = scores[n].x;
+    if (scores[n].y > largest) largest = scores[n].y;
+  }
+  largest = row_max(largest);
+  const float decay = largest > -INFINITY ? exp(sums.m - largest) : 1.0f;
+  float l = 0.0f;
+  float mean = 0.0f;
+  UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int key = n * 8 + at.column + i;
+      const bool is_seen = scores[n][i] != -INFINITY;
+      const float weight = is_seen ? exp(scores[n][i] - largest) : 0.0f;
+      l += weight;
+      if (is_seen) mean += weight * factors[kKeys + key];
+      scores[n][i] = is_seen ? weight * factors[key] : 0.0f;
+    }
+  }
+  sums.m = largest;
+  sums.l = sums.l * decay + row_sum(l);
+  sums.mean = sums.mean * decay + row_sum(mean);
+  return decay;
+}
+
 template <int key_bits, int value_bits, int D>
 [[kernel]] void aura_flash_p1_matrix(
     device const float* q_rot [[buffer(0)]],
@@ -106,19 +153,14 @@ template <int key_bits, int value_bits, int D>
   const int row = first_row + int(simdgroup) * 8 + at.row;
   const RowPlace place = row_place(parameters, batch, kv_head, min(row, rows - 1));
   device const float* query = q_rot + offset_of(parameters.q, batch, place.head, place.query) + at.column;
-  float q_sum = 0.0f;
-  if (parameters.has_key_means != 0) q_sum = q_sums[offset_of(parameters.q_sums, batch, place.head, place.query)];
+  const float q_sum = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
 
   // The keys that this row and that any of the rows sees.
   const KeyRange whole = block_range(parameters, block);
   const KeyRange seen = visible_range(parameters, starts, batch, min(row, rows - 1), whole);
-  KeyRange needed;
-  needed.first = visible_range(parameters, starts, batch, first_row, whole).first;
-  needed.last = visible_range(parameters, starts, batch, min(first_row + kRows, rows) - 1, whole).last;
+  const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
 
-  float largest = -INFINITY;
-  float sum = 0.0f;
-  float mean = 0.0f;
+  RowSums sums = no_sums();
   float2 o[kOwn / 8];
   UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] = float2(0.0f);
 
@@ -127,18 +169,12 @@ template <int key_bits, int value_bits, int D>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (int(thread_index) < kKeys) {
       const int key = first + min(int(thread_index), count - 1);
-      const bool has_key_means = parameters.has_key_means != 0;
-      const bool has_value_means = parameters.has_value_means != 0;
       key_factors[thread_index] = key_norms[offset_of(parameters.key_norms, batch, kv_head, key)];
       value_factors[thread_index] = value_norms[offset_of(parameters.value_norms, batch, kv_head, key)];
-      key_factors[kKeys + int(thread_index)] = 0.0f;
-      value_factors[kKeys + int(thread_index)] = 0.0f;
-      if (has_key_means) {
-        key_factors[kKeys + int(thread_index)] = key_means[offset_of(parameters.key_means, batch, kv_head, key)];
-      }
-      if (has_value_means) {
-        value_factors[kKeys + int(thread_index)] = value_means[offset_of(parameters.value_means, batch, kv_head, key)];
-      }
+      key_factors[kKeys + int(thread_index)] =
+          mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, key);
+      value_factors[kKeys + int(thread_index)] =
+          mean_at(value_means, parameters.value_means, parameters.has_value_means, batch, kv_head, key);
     }
 
     // Scores
@@ -157,35 +193,9 @@ template <int key_bits, int value_bits, int D>
       }
     }
 
-    // Softmax: a key that the row does not see gets weight 0 even where its norm is not finite.
-    float now = largest;
-    UNROLL for (int n = 0; n < kKeys / 8; ++n) {
-      UNROLL for (int i = 0; i < 2; ++i) {
-        const int key = n * 8 + at.column + i;
-        const bool is_seen = key < count && first + key >= seen.first && first + key < seen.last;
-        float score = scores[n][i] * key_factors[key];
-        if (parameters.has_key_means != 0) score += q_sum * key_factors[kKeys + key];
-        scores[n][i] = is_seen ? score : -INFINITY;
-        if (scores[n][i] > now) now = scores[n][i];
-      }
-    }
-    now = row_max(now);
-    const float decay = now > -INFINITY ? exp(largest - now) : 1.0f;
-    float weights = 0.0f;
-    float means = 0.0f;
-    UNROLL for (int n = 0; n < kKeys / 8; ++n) {
-      UNROLL for (int i = 0; i < 2; ++i) {
-        const int key = n * 8 + at.column + i;
-        const bool is_seen = scores[n][i] != -INFINITY;
-        const float weight = is_seen ? exp(scores[n][i] - now) : 0.0f;
-        weights += weight;
-        if (is_seen) means += weight * value_factors[kKeys + key];
-        scores[n][i] = is_seen ? weight * value_factors[key] : 0.0f;
-      }
-    }
-    sum = sum * decay + row_sum(weights);
-    mean = mean * decay + row_sum(means);
-    largest = now;
+    // Softmax
+    mask_scores(scores, key_factors, q_sum, first, count, seen, at);
+    const float decay = weigh(scores, sums, value_factors, at);
     UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] *= decay;
 
     // Output
@@ -211,9 +221,7 @@ template <int key_bits, int value_bits, int D>
       out[1] = o[i].y;
     }
     if (first_column == 0 && at.column == 0) {
-      m_partials[target] = largest;
-      l_partials[target] = sum;
-      if (parameters.has_value_means != 0) mean_partials[target] = mean;
+      store_sums(sums, m_partials, l_partials, mean_partials, target, parameters.has_value_means);
     }
   }
 }

@@ -47,3 +47,43 @@ METAL_FUNC RowPlace row_place(constant FlashParameters& parameters, int batch, i
       (int64_t(batch) * parameters.kv_heads * parameters.ratio + place.head) * parameters.queries + place.query;
   return place;
 }
+
+// What any of the rows first_row .. last_row sees: later queries see later keys.
+METAL_FUNC KeyRange range_of_rows(
+    constant FlashParameters& parameters,
+    device const int* starts,
+    int batch,
+    int first_row,
+    int last_row,
+    KeyRange range) {
+  KeyRange found;
+  found.first = visible_range(parameters, starts, batch, first_row, range).first;
+  found.last = visible_range(parameters, starts, batch, last_row, range).last;
+  return found;
+}
+
+// A mean, or 0 where there are none.
+METAL_FUNC float mean_at(
+    device const float* means, constant VectorStrides& strides, int present, int batch, int head, int token) {
+  return present != 0 ? means[offset_of(strides, batch, head, token)] : 0.0f;
+}
+
+// What is kept of a row between tiles: the largest score, and sums of exp(score - largest), alone and times means.
+struct RowSums {
+  float m, l, mean;
+};
+
+METAL_FUNC RowSums no_sums() {
+  RowSums sums;
+  sums.m = -INFINITY;
+  sums.l = 0.0f;
+  sums.mean = 0.0f;
+  return sums;
+}
+
+METAL_FUNC void store_sums(
+    RowSums sums, device float* m, device float* l, device float* mean, int64_t target, int has_means) {
+  m[target] = sums.m;
+  l[target] = sums.l;
+  if (has_means != 0) mean[target] = sums.mean;
+}
