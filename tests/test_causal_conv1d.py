@@ -156,6 +156,9 @@ def test_any_strides(device: torch.device, T: int) -> None:
     ]
     there = torch.ops.gdn.causal_conv1d(x.to(device), *(each.to(device) for each in across), True)
     assert_same_bits("weight and state", there[0], y)
+    odd = torch.cat([weight.new_zeros(1), weight.flatten()]).to(device)[1:].view(weight.shape)
+    alone = torch.ops.gdn.causal_conv1d(x.to(device), odd)[0]
+    assert_same_bits("weight at an odd offset", alone, torch.ops.gdn.causal_conv1d(x.to(device), weight.to(device))[0])
     assert_same_bits("weight and state", there[1], final_state)
 
 

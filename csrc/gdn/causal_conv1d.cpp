@@ -48,7 +48,9 @@ ConvolutionParameters parameters_of(const Call& call) {
   return parameters;
 }
 
-Tensor or_weight(const Tensor& tensor, const Call& call) { return tensor.defined() ? tensor : call.weight; }
+Tensor or_weight(const Tensor& tensor, const Call& call) {
+  return or_stand_in(tensor.defined() ? optional(tensor) : std::nullopt, call.weight);
+}
 
 // Of the states, or of x where there are none.
 std::string state_type(const Call& call) {
@@ -102,7 +104,7 @@ Launch launch_causal_conv1d_state(const Call& call) {
   return {"causal_conv1d_state",
           "gdn/causal_conv1d_state.metal",
           {metal_type(call.x.scalar_type()), state_type(call)},
-          {call.x.numel() > 0 ? call.x : call.weight, or_weight(call.state, call),
+          {or_weight(call.x.numel() > 0 ? call.x : Tensor(), call), or_weight(call.state, call),
            or_stand_in(call.slots.indices, call.weight), or_stand_in(call.slots.flags, call.weight),
            or_stand_in(call.bounds, call.weight), call.new_state, Binding::error_log(),
            Binding::values(parameters_of(call))},
