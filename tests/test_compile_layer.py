@@ -67,18 +67,21 @@ def test_a_layer_has_no_graph_break_and_at_most_two_graphs(name: str, backend: B
 
 @pytest.mark.parametrize(("name", "backend"), backends())
 @pytest.mark.parametrize("tokens", [1, 20])
-def test_an_in_place_op_between_two_reads(name: str, backend: Backend, tokens: int) -> None:
-    """The pool is read before and behind the op that moves it on: both reads see what they should."""
+def test_in_place_ops_between_two_reads(name: str, backend: Backend, tokens: int) -> None:
+    """The pools are read before and behind the ops that move them on: all reads see what they should."""
     with torch._inductor.config.patch(fallback_by_default=name == "mps"):
         device, layer, compiled = compiled_layer(name, backend, Served)
-        x, columns, _ = inputs(tokens, device, batch=3)
+        x, *pools = inputs(tokens, device, batch=3)
         indices = torch.tensor([2, -1, 0], dtype=torch.int32, device=device)
-        there, version = columns.clone(), columns._version
-        result = compiled(x, there, indices)
-        expected = layer(x, columns, indices)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)
-    assert torch.equal(there, columns) and columns._version > version
-    assert torch.equal(columns[1], inputs(tokens, device, batch=3)[1][1]), "the slot that nobody has"
+        there, versions = [pool.clone() for pool in pools], [pool._version for pool in pools]
+        result = compiled(x, *there, indices)
+        expected = layer(x, *pools, indices)
+    for ours, theirs in zip((*result, *there), (*expected, *pools), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+    for pool, version, before in zip(pools, versions, inputs(tokens, device, batch=3)[1:], strict=True):
+        assert pool._version > version
+        assert torch.equal(pool[1], before[1]), "the slot that nobody has"
+        assert not torch.equal(pool[0], before[0])
 
 
 def test_an_in_place_op_on_a_tensor_of_the_graph() -> None:

@@ -50,14 +50,26 @@ class Layer(nn.Module):
 
 
 class Served(Layer):
-    """The same from pools of states, both of which move on in place: prefill and decoding are one call."""
+    """From pools of states, both of which move on in place: prefill and decoding are one call."""
 
-    def forward(self, x: Tensor, columns: Tensor, indices: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, x: Tensor, columns: Tensor, states: Tensor, indices: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The output, and how far the pools have moved, by reads of both before and behind."""
         mixed, _ = self.project(x).split([CHANNELS, HV * V], dim=-1)
+        before = columns.sum() + states.sum()
         weight = self.convolution.weight.squeeze(1)
-        before = columns.sum()
         mixed = torch_gdn.causal_conv1d_update_(mixed, weight, columns, indices, activation="silu")
-        return mixed.sum() + columns.sum() - before
+        q, k, v = mixed.split([H * K, H * K, HV * V], dim=-1)
+        q, k, v = (each.unflatten(-1, (-1, size)) for each, size in ((q, K), (k, K), (v, V)))
+        a, b = self.project_gates(x).chunk(2, dim=-1)
+        g, beta = torch_gdn.gdn_gating(self.A_log, a, b, self.dt_bias)
+        arguments = (q, k, v, g, beta, states, indices)
+        if x.shape[1] == 1:
+            o = torch.ops.gdn.fused_recurrent_gated_delta_rule_(*arguments, use_qk_l2norm_in_kernel=True)
+        else:
+            o, _ = torch.ops.gdn.chunk_gated_delta_rule_(*arguments, use_qk_l2norm_in_kernel=True)
+        return self.output(o.flatten(2)), columns.sum() + states.sum() - before
 
 
 def inputs(tokens: int, device: torch.device, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
