@@ -32,7 +32,7 @@ demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulat
 	$(BIN)/python examples/generate.py --device $(DEMO_DEVICE)
 
 test: lint $(DEVICE)  ## every test, two processes at a time
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/proof
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 proof: install  ## what can be shown of the Mac build and of the shaders without a Mac: one table
 	$(BIN)/python -m proof

@@ -21,7 +21,7 @@ def strict_rules_check(progress: Progress) -> Finding:
 def strict_metal_check(progress: Progress) -> Finding:
     wanted = strict_kernels.all_specialisations()
     outcome = strict_kernels.check_specialisations(wanted, progress)
-    problems = [*outcome.problems, *strict_kernels.not_seen(wanted, outcome)]
+    problems = [*outcome.problems, *strict_kernels.not_seen(wanted, outcome), *strict_kernels.unlisted_shaders()]
     most = max(outcome.facts, key=lambda facts: facts.thread_bytes, default=None)
     notes = [f"most arrays and fragments: {most.thread_bytes} bytes a thread, {most.name}"] if most else []
     return Finding(len(wanted), problems, notes, {strict_kernels.TABLE: strict_kernels.table_text(outcome.facts)})

@@ -332,7 +332,9 @@ class Flow(Evaluation):
     def _call_library(self, node: Node, arguments: list[Node]) -> Value:
         name = callee_name(node)
         values = [self._evaluate(argument) for argument in arguments]
-        depends = union(*values)
+        depends = union(*values, *(self._load(node, self._pointed(node, value)) for value in values if value.target))
+        if any(value.space for value in values):
+            depends |= RUN
         if name == "threadgroup_barrier":
             self._meet(node, name, THREAD, "threads of a threadgroup")
         elif name.startswith(("simd_", "simdgroup_", "quad_")) or "simdgroup_matrix<" in type_of(node):

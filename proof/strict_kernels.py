@@ -12,11 +12,11 @@ import torch
 
 from proof.checks import Progress
 from proof.strict_facts import Facts, examine
-from proof.strict_front_end import Refused, compile_strictly, instantiation, shader_text, tools
+from proof.strict_front_end import SHADERS, Refused, compile_strictly, instantiation, shader_text, tools
 from proof.strict_rules import check_rules, no_recursion
 from proof.strict_tree import Layout, read_tree
 from proof.strict_values import NotUnderstood
-from torch_gdn import specialisations_aura
+from torch_gdn import specialisations_aura, specialisations_modules
 from torch_gdn.specialisations import DTYPES, MODEL_SIZES, OTHER_SIZES, Specialisation, Variant, of_variants
 
 TABLE = Path(__file__).with_name("specialisations.tsv")
@@ -31,7 +31,9 @@ BOTH = (True, False)
 
 
 def all_variants() -> list[Variant]:
-    """Every dtype, chunk size, alignment, state layout, normalisation and way to call the stages, at these sizes."""
+    """Every dtype, chunk size, alignment, state layout, normalisation and way to call the stages; at the usual size and
+    the largest, decays of channels and pools of other dtypes.
+    """
     return [
         Variant(dtype, K, V, chunk_size, aligned, value_inner, normalise, by_stage=by_stage)
         for dtype in DTYPES
@@ -51,7 +53,15 @@ LONGEST_ROWS = [Variant(dtype, 1024, 1) for dtype in DTYPES]  # that l2norm take
 
 
 def all_specialisations() -> list[Specialisation]:
-    return [*of_variants(all_variants()), *of_variants(LONGEST_ROWS, ["l2norm"]), *specialisations_aura.table()]
+    delta_rule = [*of_variants(all_variants()), *of_variants(LONGEST_ROWS, ["l2norm"])]
+    return [*delta_rule, *specialisations_aura.table(), *specialisations_modules.every()]
+
+
+def unlisted_shaders() -> list[str]:
+    """Shaders with a kernel that no table of specialisations has: nothing would be shown of them."""
+    known = {each.file for each in all_specialisations()}
+    files = (str(path.relative_to(SHADERS)) for path in sorted(SHADERS.rglob("*.metal")))
+    return [f"{file} is in no table of torch_gdn/specialisations*.py" for file in files if file not in known]
 
 
 # Vectors whose length is no power of two, and codes that straddle words.
@@ -65,12 +75,13 @@ AWKWARD = [
 def model_specialisations() -> list[Specialisation]:
     """What models call for in chunks of 64, and one awkward size: for every run of the tests."""
     variants = [
-        Variant(dtype, K, V, 64, aligned=True, value_inner=value_inner, normalise=True)
+        Variant(dtype, K, V, 64, aligned=True, value_inner=value_inner, normalise=True, channels=value_inner)
         for dtype in DTYPES
         for K, V in (*MODEL_SIZES, (33, 65))
         for value_inner in BOTH
     ]
-    return [*of_variants(variants), *specialisations_aura.table(quick=True), *AWKWARD]
+    others = [*specialisations_aura.table(quick=True), *AWKWARD, *specialisations_modules.table()]
+    return [*of_variants(variants), *others]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,24 +16,20 @@ from torch import Tensor
 from simulator import activate, build
 from torch_gdn import (
     _C,
+    causal_conv1d,
     chunk_gated_delta_rule,
     chunk_gated_delta_rule_,
     fused_recurrent_gated_delta_rule,
     fused_recurrent_gated_delta_rule_,
+    gdn_gating,
     l2norm,
-    specialisations,
+    rms_norm_gated,
     specialisations_aura,
+    specialisations_modules,
 )
-from torch_gdn.specialisations import Specialisation, Variant
+from torch_gdn.specialisations import DTYPES, Specialisation, Variant
 
 TOKENS = 2
-AuraCall = tuple[tuple[int, int], int, torch.dtype]  # bits of keys and values, D, and q's dtype
-AURA_CALLS: list[AuraCall] = [
-    (scheme, D, dtype)
-    for scheme in specialisations_aura.SCHEMES
-    for D in specialisations_aura.HEAD_SIZES
-    for dtype in specialisations.DTYPES
-]
 
 
 @dataclass(frozen=True)
@@ -128,17 +125,46 @@ def _call_aura(key_bits: int, value_bits: int, D: int, dtype: torch.dtype) -> No
     ops.aura_rotate(q, signs, 1.0, True)
 
 
-def launches_of(
-    variants: Iterable[Variant], norms: Iterable[Variant] = (), aura: Iterable[AuraCall] = ()
-) -> list[Launch]:
-    """What these calls launch, each specialisation once; of `norms` only l2norm is called."""
+def _call_convolutions() -> None:
+    """In all dtypes and widths, of 8 channels (packets of 4) and of 6; few tokens, and more."""
+    for x, weight, state in itertools.product(DTYPES, repeat=3):
+        for W, D, tokens in itertools.product((2, 3, 4), (8, 6), (TOKENS, 17)):
+            causal_conv1d(
+                torch.empty(1, tokens, D, dtype=x, device="mps"),
+                torch.empty(D, W, dtype=weight, device="mps"),
+                initial_state=torch.empty(1, D, W, dtype=state, device="mps"),
+                output_final_state=True,
+            )
+
+
+def _call_norms_and_gates() -> None:
+    """Rows that begin one element into their storage are in no packets."""
+    for x, gate, weight in itertools.product(DTYPES, repeat=3):
+        for D, packet in specialisations_modules.ROWS:
+            first = 0 if packet == "4" else 1
+            rows = [torch.empty(int(D) + first, dtype=dtype, device="mps")[first:] for dtype in (x, gate, weight)]
+            rms_norm_gated(rows[0], rows[1], rows[2])
+    heads = torch.empty(TOKENS, device="mps")
+    gdn_gating(heads, heads, heads)
+
+
+def launches_of(variants: Iterable[Variant], norms: Iterable[Variant] = (), others: bool = False) -> list[Launch]:
+    """What these variants' calls launch, each specialisation once; of `norms` only l2norm is called.
+
+    `others`: those of the ops that take no Variant, too.
+    """
     with recording() as library:
         for variant in variants:
             _call(variant)
         for variant in norms:
             l2norm(_rows(variant, 1, variant.K))
-        for scheme, D, dtype in aura:
-            _call_aura(*scheme, D, dtype)
+        if others:
+            for scheme, D, dtype in itertools.product(
+                specialisations_aura.SCHEMES, specialisations_aura.HEAD_SIZES, DTYPES
+            ):
+                _call_aura(*scheme, D, dtype)
+            _call_convolutions()
+            _call_norms_and_gates()
         lines = library.recorder_lines().decode().splitlines()
     fields = (line.split("\t") for line in lines)
     return [

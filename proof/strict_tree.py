@@ -136,10 +136,18 @@ class Tree:
                 self.functions[self._first(node["id"])] = node
         elif kind in RECORDS or kind == "NamespaceDecl":
             name = f"{path}::{node['name']}" if path else str(node.get("name", ""))
-            if kind == "CXXRecordDecl" and any(child["kind"] == "FieldDecl" for child in inner):
+            name += _arguments(node)
+            if kind in RECORDS[:2] and any(child["kind"] == "FieldDecl" for child in inner):
                 self.records[name] = node
             for child in inner:
                 self._collect(child, name)
+
+
+def _arguments(record: Node) -> str:
+    """`<4, float>` behind the name of a class template's instance."""
+    arguments = [child for child in children(record) if child["kind"] == "TemplateArgument"]
+    words = (str(each["value"]) if "value" in each else type_of(each) for each in arguments)
+    return f"<{', '.join(words)}>" if arguments else ""
 
 
 def _entry(node: Node) -> Node:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from proof import wheels
 from proof.strict_front_end import SHADERS, compile_strictly
-from proof.strict_kernels import source_of
+from proof.strict_kernels import batches, source_of
 from proof.strict_tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
-from torch_gdn import specialisations_aura
-from torch_gdn.specialisations import KERNELS, METAL_TYPES, Variant, of_variants
+from torch_gdn import specialisations_aura, specialisations_modules
+from torch_gdn.specialisations import METAL_TYPES, Variant, of_variants
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
 HEADER = "kind\tword\toccurs in\n"
@@ -83,22 +83,19 @@ def metal_blocks(text: str) -> str:
 
 
 def _trees() -> list[Tree]:
-    """One instance of each kernel; recurrent ones in both layouts, since either leaves out code."""
+    """One instance of each kernel; recurrent ones in both layouts and with both decays, since each leaves out code."""
     import torch
 
-    trees = []
-    for kernel in KERNELS:
-        variants = [Variant(torch.bfloat16, 128, 128, normalise=True, value_inner=inner) for inner in (True, False)]
-        trees.append(read_tree(*compile_strictly(source_of(of_variants(variants, [kernel])))))
+    variants = [Variant(torch.bfloat16, 128, 128, normalise=True, value_inner=x, channels=x) for x in (True, False)]
+    wanted = [*of_variants(variants), *specialisations_modules.table(quick=True)]
     for kernel in specialisations_aura.KERNELS:
         # 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
-        instances = [
+        wanted += [
             each
             for each in specialisations_aura.table()
             if each.kernel == kernel and {"3", "float"} & {*each.arguments} and {"64", "80", "96"} & {*each.arguments}
-        ]
-        trees.append(read_tree(*compile_strictly(source_of(instances[:12]))))
-    return trees
+        ][:12]
+    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(wanted)]
 
 
 def _declared(trees: Iterable[Tree]) -> set[str]:
@@ -112,7 +109,8 @@ def _library_calls(trees: Iterable[Tree]) -> set[str]:
     """Functions of Metal's library that are called, whatever else bears their names."""
     names = set()
     for tree in trees:
-        calls = (node for function in tree.functions.values() for node in walk(_body(function)))
+        written = (function for function in tree.functions.values() if not function.get("isImplicit"))
+        calls = (node for function in written for node in walk(_body(function)))
         for call in calls:
             if call["kind"] in ("CallExpr", "CXXMemberCallExpr") and tree.function(callee(call)) is None:
                 names.add(callee_name(call))

@@ -6,7 +6,6 @@
 #include "common/slots.h"
 #include "gdn/parameters.h"
 
-static constant constexpr const int kConvolutionTokens = 32;  // as csrc/checks/causal_conv1d.h has it
 static constant constexpr const int kConvolutionThreads = 128;
 
 // What lies before the first token: `position` is negative. `state` is that of the thread's first channel.

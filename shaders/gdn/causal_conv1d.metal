@@ -3,6 +3,8 @@
 // Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N or slots, D, S], any strides.
 #include "gdn/causal_conv1d.h"
 
+static constant constexpr const int kConvolutionTokens = 32;  // as csrc/checks/causal_conv1d.h has it
+
 // The number of the run that a token belongs to (seq_idx): taps do not reach into another run.
 METAL_FUNC int64_t run_of(device const int* runs, constant ConvolutionParameters& parameters, int batch, int token) {
   const int64_t at = batch * parameters.run_batch + token * parameters.run_token;

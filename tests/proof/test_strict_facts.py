@@ -27,6 +27,15 @@ struct Large {
   packed_float3 packed;
   half4 halves;
 };
+template <typename T, int N>
+struct Pair {
+  T one[N];
+  T other;
+};
+struct Pairs {
+  Pair<half, 3> halves;
+  Pair<float, 1> floats;
+};
 """
 
 
@@ -61,7 +70,7 @@ def test_sizes_are_clangs() -> None:
         "float[3][7]",
         *(f"metal::simdgroup_matrix<{t}, 8, 8>" for t in ("half", "float")),
     ]
-    types += ["Small", "Small[3]"]
+    types += ["Small", "Small[3]", "Pair<half, 3>", "Pair<float, 1>"]
     tree = read_tree(*compile_strictly(HEADER + BEFORE))
     layout = Layout(tree)
     checks = ""

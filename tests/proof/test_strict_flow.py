@@ -117,6 +117,10 @@ IN_FUNCTIONS = {
         "void aim(thread uint* thread& p, thread uint* q) { p = q; }",
         "uint n = 0, m = lane; thread uint* p = &n; aim(p, &m); if (*p) {}",
     ),
+    "copied with the array that it is in": (
+        "struct Held { uint n[2]; };",
+        "Held a, b; a.n[0] = a.n[1] = lane; b.n[0] = b.n[1] = 0; b = a; if (b.n[1]) {}",
+    ),
     "kept by a member function": (
         "struct Kept { uint n; void keep(uint i) { n = i; } };",
         "Kept kept; kept.n = 0; kept.keep(lane); if (kept.n > 3) {}",

@@ -40,6 +40,14 @@ def test_the_table_names_every_specialisation_once() -> None:
     assert sorted(names) == sorted(each.name for each in strict_kernels.all_specialisations())
 
 
+def test_a_shader_that_the_table_does_not_know_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert strict_kernels.unlisted_shaders() == []
+    shaders = shutil.copytree(strict_kernels.SHADERS, tmp_path / "shaders")
+    (shaders / "gdn" / "added.metal").write_text("")
+    monkeypatch.setattr(strict_kernels, "SHADERS", shaders)
+    assert strict_kernels.unlisted_shaders() == ["gdn/added.metal is in no table of torch_gdn/specialisations*.py"]
+
+
 Spoil = Callable[[str, str, str], list[str]]
 
 
@@ -76,6 +84,26 @@ def test_a_simdgroup_operation_for_some_lanes_is_found(spoil: Spoil) -> None:
 def test_a_loop_that_lost_its_unrolling_is_found(spoil: Spoil) -> None:
     found = spoil(SOLVE, COLUMN_LOOP, COLUMN_LOOP.replace("UNROLL ", ""))
     assert found and all("indexed by a value that is not known when it is compiled" in each for each in found)
+
+
+def test_an_array_over_the_limit_is_found(spoil: Spoil) -> None:
+    (problem,) = spoil(SOLVE, "float x[16];", "float x[160];")
+    assert problem.startswith("solve_tril_64: ") and problem.endswith("arrays and fragments a thread, the limit is 512")
+
+
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        ("double x[16];", "'double' is not supported in Metal"),
+        ("auto zero = []() { return 0.0f; };\n  float x[16] = {zero()};", "lambda expressions are not supported"),
+        ("static float x[16];", "static"),
+        ("if (thread_index > 40) return;\n  float x[16];", "after the return at gdn/solve_tril.metal:"),
+    ],
+    ids=["double", "lambda", "static", "return"],
+)
+def test_what_metal_has_not_is_found(spoil: Spoil, new: str, words: str) -> None:
+    found = spoil(SOLVE, "float x[16];", new)
+    assert any(words in problem for problem in found), found
 
 
 def test_a_pointer_into_the_wrong_memory_is_found(spoil: Spoil) -> None:

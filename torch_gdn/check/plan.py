@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from torch_gdn import specialisations, specialisations_aura
+from torch_gdn import specialisations, specialisations_aura, specialisations_modules
 from torch_gdn.check import device, golden, layer, seeded, stages, timing
 from torch_gdn.check.steps import COMPILE, FACTS, USE, LeftOut, Outcome, Step
 from torch_gdn.specialisations import METAL_TYPES, MODELS
@@ -32,6 +32,7 @@ def steps(folder: Path, quick: bool) -> list[Step]:
 
 def compiling(quick: bool) -> list[Step]:
     wanted = [*specialisations.of_variants(specialisations.table(quick)), *specialisations_aura.table(quick)]
+    wanted += specialisations_modules.table(quick)
     return [
         Step(COMPILE, each.kernel, "_".join(each.arguments), partial(device.check_compiles, specialisation=each))
         for each in wanted
