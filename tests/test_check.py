@@ -179,7 +179,7 @@ class TestOnPlantedFaults:
         figures = row["figures"]["tensors"]["recurrent_o"]
         assert figures["error"] > 10 * figures["bound"]
         assert f"failed: {name}" in planted.process.stdout and "allowed" in row["message"]
-        assert planted.status("compile fused_recurrent_gated_delta_rule bfloat_128_true_false") == PASS
+        assert planted.status("compile fused_recurrent_gated_delta_rule bfloat_128_true_false_false_float") == PASS
 
     def test_nothing_else_fails(self, planted: Run) -> None:
         failed = {(row["section"], row["group"]) for row in planted.report["results"] if row["status"] == FAIL}
