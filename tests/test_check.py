@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.xdist_group("check")  # one process: the runs are shared
 WANTED = (
     r"compile (solve_tril|chunk_local_cumsum) 64$",
-    r"compile (chunk_fwd_h|fused_recurrent_gated_delta_rule) bfloat\w*_128_(128_64_4|true_false)$",
+    r"compile (chunk_fwd_h|fused_recurrent_gated_delta_rule) bfloat\w*_128_(128_64_4|true_false_false)_float$",
     r"recorded \S+ base_k128",
     "timing decode",
     "inductor",
