@@ -49,10 +49,11 @@ def every() -> list[Specialisation]:
 
 
 def table(quick: bool = False) -> list[Specialisation]:
-    """Those that are checked: what models call for, all tensors of one dtype. `quick`: in bfloat16."""
-    return [
+    """Those that are checked: what models call for, all tensors of one dtype; each once. `quick`: in bfloat16."""
+    found = [
         Specialisation(kernel, (METAL_TYPES[dtype],) * choices.dtypes + numbers)
         for kernel, choices in CHOICES.items()
         for dtype in ([torch.bfloat16] if quick else DTYPES)
         for numbers in choices.usual
     ]
+    return list(dict.fromkeys(found))
