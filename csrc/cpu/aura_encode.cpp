@@ -38,7 +38,8 @@ struct Encoder {
     const double norm = std::sqrt(square);
     const double factor = norm > 0 ? 1 / (norm * std::sqrt(static_cast<double>(D))) : 0;
     // Too small or too large to be multiplied by in f32: in two steps then.
-    const int exponent = norm > 0 && std::isfinite(norm) ? std::ilogb(norm) : 0;
+    int exponent = 0;
+    if (norm > 0 && std::isfinite(norm)) std::frexp(norm, &exponent);
     const auto first = static_cast<float>(std::ldexp(1.0, -exponent / 2));
     const auto second = static_cast<float>(std::ldexp(1.0, -(exponent - exponent / 2)));
     for (int64_t d = 0; d < D; ++d) y[d] = y[d] * first * second;
