@@ -116,7 +116,7 @@ inline AuraShape check_aura_encode(const Tensor& x, const Tensor& signs, const T
 template <typename Index>
 void check_slot_values(const AuraCheck& check, const Tensor& slots, int64_t S) {
   const Tensor in_a_row = slots.contiguous();
-  const Index* first = in_a_row.const_data_ptr<Index>();
+  const auto* first = static_cast<const Index*>(in_a_row.const_data_ptr());
   for (int64_t i = 0; i < in_a_row.numel(); ++i) {
     check.value(first[i] < S, "slots", "slots below the cache's size", first[i], " for a size of ", S);
   }
