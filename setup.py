@@ -30,7 +30,7 @@ def sources(*patterns: str) -> list[str]:
 
 def extension() -> Extension:
     # On Linux the simulator compiles the Metal half (csrc/gdn, csrc/aura, csrc/mps, shader_source.cpp) when activated.
-    everywhere = sources("ops.cpp", "launch.cpp", "bindings.cpp", "cpu/*.cpp")
+    everywhere = sources("ops.cpp", "launch.cpp", "prefill_way.cpp", "bindings.cpp", "cpu/*.cpp")
     metal_half = sources("gdn/*.cpp", "aura/*.cpp", "shader_source.cpp", "mps/*.mm")
     return CppExtension(
         "torch_gdn._C",

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "launch.h"
+#include "prefill_way.h"
 
 namespace py = pybind11;
 
@@ -49,6 +50,23 @@ py::dict device_facts() {
   return result;
 }
 
+torch_gdn::PrefillWay way_named(const std::string& name) {
+  const auto way = torch_gdn::prefill_way_of(name);
+  if (way.has_value()) return *way;
+  std::string known;
+  for (const auto& each : torch_gdn::prefill_way_names()) known += (known.empty() ? "'" : ", '") + each + "'";
+  throw py::value_error("prefill_way: way: expected one of " + known + " or None, got '" + name + "'");
+}
+
+void force_prefill_way(const std::optional<std::string>& name) {
+  torch_gdn::force_prefill_way(name.has_value() ? std::optional(way_named(*name)) : std::nullopt);
+}
+
+std::optional<std::string> forced_prefill_way() {
+  const auto way = torch_gdn::forced_prefill_way();
+  return way.has_value() ? std::optional(torch_gdn::name_of(*way)) : std::nullopt;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -66,6 +84,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_facts", &device_facts,
         "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length and "
         "recommended_max_working_set_size.");
+  m.def("prefill_way_names", &torch_gdn::prefill_way_names, "The ways in which Metal can go through a prompt.");
+  m.def("force_prefill_way", &force_prefill_way, py::arg("way"),
+        "Makes every prefill take this way, until another is forced; None: the table decides again.");
+  m.def("forced_prefill_way", &forced_prefill_way, "The way that is forced, or None.");
   m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),
         "Where the shader sources lie; torch_gdn sets it when it is imported.");
   m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "Where the shader sources are looked for.");

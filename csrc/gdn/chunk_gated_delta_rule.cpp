@@ -1,19 +1,18 @@
-// The six stages in one op, encoded at once; the intermediates live in PyTorch's allocator and die when it returns.
+// A prompt in one of three ways (prefill_way.h), encoded at once; what goes from stage to stage lives in PyTorch's
+// allocator and dies when the op returns.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
+#include "../prefill_way.h"
 #include "launches.h"
 
 namespace torch_gdn {
 
 namespace {
-
-struct Options {
-  bool normalise, state_v_first;
-  double scale;
-};
 
 // A state may leave half's range, so with half the stages between are f32.
 at::TensorOptions between(const Tensor& q) {
@@ -29,7 +28,8 @@ Tensor steps_to_write(const Gates& gates) {
 
 // Returns h.
 Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, const Gates& gates,
-                  const StatePlaces& states, const optional<Tensor>& bounds, const Options& options, const Tensor& o) {
+                  const StatePlaces& states, const optional<Tensor>& bounds, const RuleOptions& options,
+                  const Tensor& o) {
   const auto activation = q.options(), f32 = q.options().dtype(at::kFloat);
   std::vector<Launch> launches;
   if (options.normalise) {
@@ -58,6 +58,26 @@ Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, 
   return h;
 }
 
+// Only stages leave the state before each chunk in memory.
+PrefillWay way_of(const ChunkShape& shape, bool return_intermediate_states) {
+  if (return_intermediate_states) return PrefillWay::kStaged;
+  const int64_t sequences = std::max<int64_t>(shape.N, 1);
+  const int64_t tokens = shape.packed ? ceil_div(shape.T, sequences) : shape.T;
+  static const std::string device = launcher().device().name;
+  return prefill_way({tokens, sequences * shape.HV, shape.K, shape.V}, device);
+}
+
+// Returns h; of a way without stages, an empty one.
+Tensor run(const ChunkShape& shape, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any, const Gates& gates,
+           const StatePlaces& states, const optional<Tensor>& bounds, const RuleOptions& options, PrefillWay way,
+           const Tensor& o) {
+  const auto q = unit_last_stride(q_any, "q"), k = unit_last_stride(k_any, "k"), v = unit_last_stride(v_any, "v");
+  if (way == PrefillWay::kStaged) return run_stages(shape, q, k, v, gates, states, bounds, options, o);
+  launcher().run(
+      {launch_fused_recurrent_gated_delta_rule(shape, q, k, v, gates, Channels(), states, bounds, options, o)});
+  return at::empty({0}, between(q));
+}
+
 std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta, optional<double> scale,
     const optional<Tensor>& initial_state, bool output_final_state, bool use_qk_l2norm_in_kernel, bool state_v_first,
@@ -78,16 +98,15 @@ std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
             return_intermediate_states ? h : at::empty({0}, h.options())};
   }
   const auto final_state = output_final_state ? empty_state(shape, q, state_v_first) : Tensor();
-  const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
-  const auto h =
-      run_stages(shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"),
-                 gates_of(g, beta, gates), {.source = state_as_f32(initial_state), .target = final_state, .slots = {}},
-                 sequence_bounds(cu_seqlens, q.device()), options, o);
+  const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
+  const auto h = run(shape, q, k, v, gates_of(g, beta, gates),
+                     {.source = state_as_f32(initial_state), .target = final_state, .slots = {}},
+                     sequence_bounds(cu_seqlens, q.device()), options, way_of(shape, return_intermediate_states), o);
   return {o, output_final_state ? final_state : nothing, return_intermediate_states ? h : at::empty({0}, h.options())};
 }
 
 // Without a token: a slot whose sequence starts anew becomes zeros.
-Tensor reset_states(const ChunkShape& shape, const Tensor& q, const StatePlaces& states, const Options& options) {
+Tensor reset_states(const ChunkShape& shape, const Tensor& q, const StatePlaces& states, const RuleOptions& options) {
   const auto nothing = at::empty({shape.B, 0, shape.HV, shape.V}, between(q));
   const auto no_keys = at::empty({shape.B, 0, shape.HV, shape.K}, between(q));
   const auto no_gates = at::empty({shape.B, 0, shape.HV}, q.options().dtype(at::kFloat));
@@ -113,12 +132,12 @@ std::tuple<Tensor, Tensor> chunk_gated_delta_rule_(
   const WholeOp op{"chunk_gated_delta_rule_", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
   const auto shape = check_chunk_gated_delta_rule_(op, pool, cu_seqlens, chunk_indices, chunk_size);
   const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
-  const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
+  const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
   const auto states = in_place(q.device(), pool);
-  const auto h =
-      shape.T == 0 ? reset_states(shape, q, states, options)
-                   : run_stages(shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"),
-                                gates_of(g, beta, gates), states, sequence_bounds(cu_seqlens, q.device()), options, o);
+  const auto h = shape.T == 0
+                     ? reset_states(shape, q, states, options)
+                     : run(shape, q, k, v, gates_of(g, beta, gates), states, sequence_bounds(cu_seqlens, q.device()),
+                           options, way_of(shape, return_intermediate_states), o);
   return {o, return_intermediate_states ? h : at::empty({0}, h.options())};
 }
 

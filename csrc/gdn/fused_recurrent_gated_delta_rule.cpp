@@ -14,11 +14,6 @@ bool value_is_inner(const optional<Tensor>& source, bool state_v_first) {
   return strides.value <= strides.key;
 }
 
-struct Options {
-  bool normalise, state_v_first;
-  double scale;
-};
-
 Channels readable_channels(const Channels& channels) {
   Channels result;
   if (channels.gk.has_value()) result.gk = unit_last_stride(readable(*channels.gk), "gk");
@@ -36,9 +31,12 @@ ChannelParameters channel_parameters(const Channels& channels, const Gates& gate
   return parameters;
 }
 
-Launch launch_fused_recurrent(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Gates& gates, const Channels& channels, const StatePlaces& states,
-                              const optional<Tensor>& bounds, const Options& options, const Tensor& o) {
+}  // namespace
+
+Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Tensor& q, const Tensor& k,
+                                               const Tensor& v, const Gates& gates, const Channels& channels,
+                                               const StatePlaces& states, const optional<Tensor>& bounds,
+                                               const RuleOptions& options, const Tensor& o) {
   RecurrentParameters parameters{};
   parameters.sequence = sequence_parameters(shape);
   parameters.q = row_strides(q);
@@ -79,6 +77,8 @@ Launch launch_fused_recurrent(const ChunkShape& shape, const Tensor& q, const Te
           128};
 }
 
+namespace {
+
 std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
     const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& g, const optional<Tensor>& beta,
     optional<double> scale, const optional<Tensor>& initial_state, bool output_final_state,
@@ -96,9 +96,9 @@ std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
     return {o, output_final_state ? copied_state(shape, q, initial_state, state_v_first) : nothing};
   }
   const auto final_state = output_final_state ? empty_state(shape, q, state_v_first) : Tensor();
-  const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
+  const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
   const StatePlaces states{.source = state_as_f32(initial_state), .target = final_state, .slots = {}};
-  launcher().run({launch_fused_recurrent(
+  launcher().run({launch_fused_recurrent_gated_delta_rule(
       shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"), gates_of(g, beta, gates),
       readable_channels(channels), states, sequence_bounds(cu_seqlens, q.device()), options, o)});
   return {o, output_final_state ? final_state : nothing};
@@ -117,8 +117,8 @@ Tensor fused_recurrent_gated_delta_rule_(
   const WholeOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
   const auto shape = check_fused_recurrent_gated_delta_rule_(op, channels, pool, cu_seqlens);
   const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
-  const Options options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
-  launcher().run({launch_fused_recurrent(
+  const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
+  launcher().run({launch_fused_recurrent_gated_delta_rule(
       shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"), gates_of(g, beta, gates),
       readable_channels(channels), in_place(q.device(), pool), sequence_bounds(cu_seqlens, q.device()), options, o)});
   return o;

@@ -21,6 +21,12 @@ inline StatePlaces in_place(at::Device device, const Pool& pool) {
   return {pool.states, pool.states, slots_on(device, pool.states, pool.indices, pool.has_state, pool.null_index)};
 }
 
+// Of both whole ops.
+struct RuleOptions {
+  bool normalise, state_v_first;
+  double scale;
+};
+
 // steps: where beta is to be written as f32, else undefined.
 Launch launch_chunk_local_cumsum(const ChunkShape& shape, const Gates& gates, const optional<Tensor>& bounds,
                                  const Tensor& g_cumsum, const Tensor& steps);
@@ -36,6 +42,10 @@ Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor
 Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
                           const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& bounds,
                           const Slots& slots, const Tensor& o);
+Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Tensor& q, const Tensor& k,
+                                               const Tensor& v, const Gates& gates, const Channels& channels,
+                                               const StatePlaces& states, const optional<Tensor>& bounds,
+                                               const RuleOptions& options, const Tensor& o);
 Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y);  // x: [B, T, H, D]
 
 }  // namespace torch_gdn

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from torch_gdn import _C
 from torch_gdn.check.device import check_use
 from torch_gdn.check.steps import LeftOut
 
@@ -72,9 +73,16 @@ CHUNK_KERNELS = (
     "chunk_fwd_h",
     "chunk_fwd_o",
 )
+WAYS = {"staged": CHUNK_KERNELS, "sequential": ("fused_recurrent_gated_delta_rule",)}
 KERNELS = {
     "chunk_gated_delta_rule": CHUNK_KERNELS,
     "fused_recurrent_gated_delta_rule": ("fused_recurrent_gated_delta_rule",),
     "l2norm": ("l2norm",),
     **{name: (name,) for name in CHUNK_KERNELS},
 }
+
+
+def kernels_of(op: str) -> tuple[str, ...]:
+    """Those that the op runs; of a prefill, on the way that is forced."""
+    way = _C.forced_prefill_way()
+    return WAYS[way] if way and op.startswith("chunk_gated_delta_rule") else KERNELS[op]
