@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,12 @@ class MacExtension:
     link_flags: tuple[str, ...]
 
 
+def own_directories(directories: Iterable[str], checkout: Path, environment: Path) -> tuple[Path, ...]:
+    """Those of the checkout, but not of an environment in it (.venv), whose PyTorch is not the Mac's."""
+    paths = [Path(directory) for directory in directories]
+    return tuple(path for path in paths if path.is_relative_to(checkout) and not path.is_relative_to(environment))
+
+
 @functools.cache
 def mac_extension() -> MacExtension:
     finished = subprocess.run(
@@ -60,11 +67,10 @@ def mac_extension() -> MacExtension:
     if finished.returncode != 0:
         raise RuntimeError(f"setup.py cannot be asked what a Mac builds:\n{finished.stderr}")
     facts = json.loads(finished.stdout.splitlines()[-1])
-    own = [Path(directory) for directory in facts["include_directories"]]
     return MacExtension(
         name=facts["name"],
         sources=tuple(facts["sources"]),
-        include_directories=tuple(directory for directory in own if directory.is_relative_to(CHECKOUT)),
+        include_directories=own_directories(facts["include_directories"], CHECKOUT, Path(sys.prefix)),
         compile_flags=tuple(facts["compile_flags"]),
         libraries=tuple(facts["libraries"]),
         link_flags=tuple(facts["link_flags"]),

@@ -9,7 +9,7 @@ import pytest
 
 from proof import apple_headers, mac_build, mac_checks, mac_symbols, system_stubs, wheels
 from proof.checks import Blocked, Silent
-from proof.mac_extension import CHECKOUT, mac_extension
+from proof.mac_extension import CHECKOUT, mac_extension, own_directories
 from proof.macho import FLAT, Image, read
 
 pytestmark = pytest.mark.xdist_group("proof")
@@ -23,6 +23,12 @@ def images(torch_wheel: wheels.Wheel, mlx_wheel: wheels.Wheel) -> list[Image]:
 @pytest.fixture(scope="module")
 def system(images: list[Image]) -> dict[str, frozenset[str]]:
     return system_stubs.system_symbols(images)
+
+
+def test_headers_of_an_environment_in_the_checkout_are_not_our_own() -> None:
+    installed = "/checkout/.venv/lib/python3.11/site-packages/torch/include"
+    directories = own_directories(["/checkout/csrc", installed], Path("/checkout"), Path("/checkout/.venv"))
+    assert directories == (Path("/checkout/csrc"),)
 
 
 def test_a_mac_builds_every_source() -> None:
