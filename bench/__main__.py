@@ -1,0 +1,162 @@
+"""`python -m bench`: how fast the ops are, how near to what the machine can do, and beside each peer that is installed.
+
+    python -m bench                       everything; a quarter of an hour on two cores
+    python -m bench --only decode aura    some of it
+    python -m bench --quick               tiny shapes: does it run?
+    python -m simulator -m bench --device mps --quick    the same on the simulated device, whose times mean nothing
+
+Counts come first: the operations of the work and the bytes it must move. Their floor is the larger of operations
+over the rate of the device's own matrix products and bytes over the rate of a copy, measured in this run. Then each
+contender is held against a float64 recurrence, and only then timed, all in turn; ratios are of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from bench import aura, gdn, modules, overhead, plots, results
+from bench.ceilings import Ceilings
+from bench.results import Row
+from bench.shapes import QWEN3_NEXT, Layer
+from torch_gdn import info
+
+Job = Callable[[], list[Row]]
+FOLDER = Path(__file__).parent
+
+
+class Section(NamedTuple):
+    title: str
+    size_name: str
+    jobs: Callable[[bool], Iterator[Any]]
+    run: Callable[..., list[Row]]
+
+
+def scaling_jobs(quick: bool) -> Iterator[tuple[str, int]]:
+    for what in ("prefill", "decode"):
+        for threads in range(1, (os.cpu_count() or 1) + 1):
+            yield what, threads
+
+
+def scaling(what: str, threads: int, ceilings: Ceilings, seconds: float) -> list[Row]:
+    """One core to all of them: the same work, by threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        if what == "prefill":
+            rows = gdn.prefill(
+                QWEN3_NEXT, 1024, torch.float32, Ceilings(ceilings.device), seconds, names=("torch_gdn",)
+            )
+        else:
+            rows = gdn.decode(QWEN3_NEXT, 8, torch.float32, Ceilings(ceilings.device), seconds)[:1]
+    finally:
+        torch.set_num_threads(before)
+    for row in rows:
+        row.section, row.case = "scaling", f"{what}, {threads} threads"
+    return rows
+
+
+def sweep(layer: Layer, tokens: int, dtype: torch.dtype, ceilings: Ceilings, seconds: float) -> list[Row]:
+    return gdn.prefill(layer, tokens, dtype, ceilings, seconds / 4, "sweep", gdn.SWEEP_CONTENDERS)
+
+
+SECTIONS = {
+    "prefill": Section("Prefill: from a state over T tokens to the next", "T", gdn.prefill_jobs, gdn.prefill),
+    "decode": Section("Decode: one token of B sequences, the state in place", "B", gdn.decode_jobs, gdn.decode),
+    "modules": Section("The small ops beside a copy and exponentials", "T", modules.jobs, modules.run),
+    "aura": Section("AURA: one token's attention to a cache of T tokens", "T", aura.jobs, aura.run),
+    "overhead": Section("Host overhead of tiny shapes", "T", overhead.jobs, overhead.run),
+    "scaling": Section("From one core to all", "size", scaling_jobs, scaling),
+    "sweep": Section("Every length and number of heads, beside the fallback", "T", gdn.sweep_jobs, sweep),
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to run")
+    parser.add_argument("--device", choices=("cpu", "mps"), help="default: mps where there is one, else cpu")
+    parser.add_argument("--threads", type=int, help="of the CPU; default: PyTorch's")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each contender and size; default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that all of it runs")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="default: %(default)s")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the README's plots there")
+    return parser.parse_args()
+
+
+def ceilings_of(ceilings: Ceilings) -> dict[str, float]:
+    """Rates a second, for the report."""
+    return {
+        "products float32": ceilings.products(torch.float32),
+        "products bfloat16": ceilings.products(torch.bfloat16),
+        "copy in cache": ceilings.bytes_a_second(2**21),
+        "copy in memory": ceilings.bytes_a_second(2**29),
+        "exponentials": 2**16 / ceilings.exponentials(2**16),
+    }
+
+
+def run(options: argparse.Namespace, ceilings: Ceilings) -> list[Row]:
+    jobs = [(name, job) for name in options.only for job in SECTIONS[name].jobs(options.quick)]
+    rows = []
+    with tqdm(jobs, unit="size") as bar:
+        for name, job in bar:
+            bar.set_postfix_str(f"{name}: {', '.join(str(part) for part in job)}")
+            rows += SECTIONS[name].run(*job, ceilings, 0.01 if options.quick else options.seconds)
+    return rows
+
+
+def others_table(rows: list[Row]) -> str:
+    """What a section compares with besides: times, and how many times as long ours takes."""
+    names = sorted({name for row in rows for name in row.others})
+    lines = []
+    for row in rows:
+        if row.contender == results.OURS and row.others and row.seconds is not None:
+            largest = max(row.others.values())
+            times = [results.milliseconds(row.others.get(name)) for name in names]
+            start = [row.case, row.dtype, str(row.size), results.milliseconds(row.seconds)]
+            lines.append([*start, *times, f"{row.seconds / largest:.2f}"])
+    return results.markdown(
+        ["", "dtype", "size", "ours, ms", *(f"{name}, ms" for name in names), "ours over it"], lines
+    )
+
+
+def report(rows: list[Row], rates: dict[str, float]) -> str:
+    parts = ["Ceilings: " + ", ".join(f"{name} {rate / 1e9:.3g} G/s" for name, rate in rates.items())]
+    for name, section in SECTIONS.items():
+        found = [row for row in rows if row.section == name]
+        if found:
+            parts += [f"\n## {section.title}\n", results.table(found, section.size_name)]
+        if any(row.others for row in found):
+            parts += ["", others_table(found)]
+    return "\n".join(parts)
+
+
+@torch.no_grad()
+def main() -> None:
+    options = parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device(options.device or ("mps" if torch.backends.mps.is_available() else "cpu"))
+    ceilings = Ceilings(device)
+    system = info.versions() | info.system() | {"device": device.type}
+    rates = ceilings_of(ceilings)
+    rows = run(options, ceilings)
+    print(report(rows, rates))
+    results.write_json(options.json, system | {"ceilings": rates}, rows)
+    print(f"\n{options.json}: {len(rows)} rows of {json.dumps(system)}")
+    if options.plots:
+        options.plots.mkdir(parents=True, exist_ok=True)
+        plots.prefill_times(rows, options.plots / "prefill.png")
+        plots.roofline(rows, rates, options.plots / "roofline.png")
+
+
+if __name__ == "__main__":
+    main()

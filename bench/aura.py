@@ -1,0 +1,73 @@
+"""One token's attention to a long cache: AURA's codes beside the float16 cache that they replace, and a float32 one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench import counting
+from bench.ceilings import Ceilings
+from bench.results import OURS, Row
+from bench.shapes import ATTENTIONS, Attention
+from bench.timing import Call, measure
+from torch_gdn.aura import KVCache
+from torch_gdn.check.bounds import relative_error
+
+TOKENS = 8192
+SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
+LARGEST_ERROR = 1e-4  # of ours beside float64 attention to the decoded cache, q in float32
+
+
+def jobs(quick: bool) -> Iterator[tuple[Attention, int, str]]:
+    for layer in ATTENTIONS:
+        for scheme in ("8v4",) if quick else SCHEMES:
+            yield layer, 256 if quick else TOKENS, scheme
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def run(layer: Attention, tokens: int, scheme: str, ceilings: Ceilings, seconds: float) -> list[Row]:
+    torch.manual_seed(0)
+    device = ceilings.device
+    q = torch.randn(1, layer.HQ, 1, layer.D)
+    k, v = (torch.randn(1, layer.HK, tokens, layer.D) for _ in range(2))
+    cache = KVCache(scheme, 1, layer.HK, layer.D, tokens, device=device, dtype=torch.float32)
+    cache.append(k.to(device), v.to(device))
+
+    def row_of(contender: str, dtype: str, bytes_a_token: int) -> Row:
+        row = Row("aura", str(layer), dtype, tokens, contender, torch.get_num_threads())
+        work = counting.attention(layer, tokens, bytes_a_token)
+        row.work(work)
+        row.floor = work.floor(ceilings.products(torch.float32), ceilings.bytes_a_second(work.bytes))
+        return row
+
+    query = q.to(device)
+    rows, calls = [], dict[str, Call]()
+
+    def add(row: Row, call: Callable[[], Tensor]) -> None:
+        rows.append(row)
+        calls[row.contender] = call
+
+    ours = row_of(OURS, scheme, counting.aura_bytes(layer, scheme))
+    decoded = (x.double().cpu() for x in cache.decoded(torch.float32))
+    ours.error = relative_error(cache.attend(query).cpu().double(), attend(q.double(), *decoded))
+    if ours.error <= LARGEST_ERROR:
+        add(ours, lambda: cache.attend(query))
+    else:
+        ours.note = "wrong: not timed"
+        rows.append(ours)
+    for dtype in (torch.float16, torch.float32):
+        there = [x.to(device, dtype) for x in (q, k, v)]
+        name = str(dtype).removeprefix("torch.")
+        row = row_of(f"attention to {name}", scheme, 2 * layer.D * dtype.itemsize)
+        add(row, lambda tensors=there: attend(*tensors))  # type: ignore[misc]
+    times = measure(calls, device, seconds)
+    for row in rows:
+        if row.contender in times:
+            row.seconds, row.median = times[row.contender]
+    return rows

@@ -1,0 +1,69 @@
+"""What work there is, before anything is timed: floating-point operations, and bytes that have to be moved once.
+
+An operation is an addition or a multiplication; a fused multiply-add is two.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from bench.shapes import Attention, Layer
+from torch_gdn.aura import Scheme
+
+CHUNK = 32  # at which the chunked form takes about the fewest operations a token while its products still are wide
+
+
+class Work(NamedTuple):
+    operations: int
+    bytes: int
+
+    def floor(self, operations_a_second: float, bytes_a_second: float) -> float:
+        """Seconds below which no implementation of this work can be on a machine of these rates."""
+        return max(self.operations / operations_a_second, self.bytes / bytes_a_second)
+
+
+def recurrence(layer: Layer, tokens: int) -> int:
+    """Token by token: decay (1), read (2), write (2) and output (2) for each element of the state."""
+    return 7 * tokens * layer.HV * layer.K * layer.V
+
+
+def chunked(layer: Layer, tokens: int, chunk: int = CHUNK) -> int:
+    """In chunks, v_new formed without w: k k^T and q k^T once for each key head; k S, q S and the state's update, the
+    inverse times v and the scores times v_new for each value head. Half of a triangle's products are zeros; they count.
+    """
+    of_key_heads = 2 * 2 * chunk * layer.K * layer.H
+    of_value_heads = (3 * 2 * layer.K * layer.V + 2 * 2 * chunk * layer.V) * layer.HV
+    return tokens * (of_key_heads + of_value_heads)
+
+
+def activations(layer: Layer, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of q, k, v and o in `dtype`, of g and beta in float32."""
+    elements = 2 * layer.H * layer.K + 2 * layer.HV * layer.V
+    return tokens * (elements * dtype.itemsize + 2 * layer.HV * 4)
+
+
+def state(layer: Layer) -> int:
+    return layer.HV * layer.K * layer.V * 4
+
+
+def prefill(layer: Layer, tokens: int, dtype: torch.dtype) -> Work:
+    """From an initial state to a final one; the operations are those of the way that takes fewer."""
+    operations = min(recurrence(layer, tokens), chunked(layer, tokens))
+    return Work(operations, activations(layer, tokens, dtype) + 2 * state(layer))
+
+
+def decode(layer: Layer, batch: int, dtype: torch.dtype) -> Work:
+    """One token of each sequence, the state updated in place: read once, written once."""
+    return Work(recurrence(layer, batch), activations(layer, batch, dtype) + 2 * batch * state(layer))
+
+
+def attention(layer: Attention, tokens: int, bytes_a_token: int) -> Work:
+    """One query of each head over a cache of `bytes_a_token` for each key head."""
+    return Work(4 * layer.HQ * tokens * layer.D, layer.HK * tokens * bytes_a_token)
+
+
+def aura_bytes(layer: Attention, scheme: str) -> int:
+    """Of one token's key and value, for each key head."""
+    return Scheme(scheme).bytes_per_token(layer.D)

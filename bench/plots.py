@@ -1,0 +1,84 @@
+"""The plots that the README shows, drawn from the rows of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from bench.results import OURS, Row
+
+COLOURS = {OURS: "C0", "transformers": "C1", "MLX": "C2", "ggml": "C3", "FLA": "C4"}
+
+
+def timed(rows: Sequence[Row], section: str) -> list[Row]:
+    return [row for row in rows if row.section == section and row.seconds is not None]
+
+
+def prefill_times(rows: Sequence[Row], path: Path) -> None:
+    """Time over tokens, a panel for each dtype, of the layer that was measured at most lengths."""
+    found = timed(rows, "prefill")
+    if not found:
+        return
+    layers = [row.case for row in found]
+    layer = max(set(layers), key=layers.count)
+    dtypes = sorted({row.dtype for row in found}, reverse=True)
+    figure, axes = plt.subplots(1, len(dtypes), figsize=(5 * len(dtypes), 4), sharey=True, squeeze=False)
+    for axis, dtype in zip(axes[0], dtypes, strict=True):
+        for name, colour in COLOURS.items():
+            points = sorted(
+                (r.size, r.seconds)
+                for r in found
+                if (r.case, r.dtype, r.contender) == (layer, dtype, name) and r.seconds is not None
+            )
+            if points:
+                axis.loglog(
+                    *zip(*((size, 1e3 * seconds) for size, seconds in points), strict=True),
+                    "o-",
+                    color=colour,
+                    label=name,
+                )
+        floors = sorted({(r.size, r.floor) for r in found if (r.case, r.dtype) == (layer, dtype) and r.floor})
+        axis.loglog(*zip(*((size, 1e3 * floor) for size, floor in floors), strict=True), "k:", label="ceiling")
+        axis.set(title=f"prefill, {dtype}", xlabel="tokens", xscale="log")
+        axis.set_xscale("log", base=2)
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("milliseconds")
+    axes[0][0].legend()
+    save(figure, f"{layer}, {found[0].threads} threads", path)
+
+
+def roofline(rows: Sequence[Row], rates: dict[str, float], path: Path) -> None:
+    """Operations a second over operations a byte: what each size reaches, under the two ceilings."""
+    found = [row for row in timed(rows, "prefill") + timed(rows, "decode") if row.operations]
+    if not found:
+        return
+    figure, axis = plt.subplots(figsize=(7, 4.5))
+    for dtype, marker in (("float32", "o"), ("bfloat16", "s")):
+        for name, colour in COLOURS.items():
+            points = [row for row in found if (row.dtype, row.contender) == (dtype, name)]
+            if points:
+                across = [row.operations / row.bytes for row in points]
+                up = [row.operations / row.seconds / 1e9 for row in points if row.seconds]
+                axis.loglog(across, up, marker, color=colour, label=f"{name}, {dtype}", alpha=0.7)
+    across = [0.1, 1, 10, 100, 1000]
+    for label, style in (("products float32", "k-"), ("products bfloat16", "k--")):
+        if label in rates:
+            up = [min(x * rates["copy in memory"], rates[label]) / 1e9 for x in across]
+            axis.loglog(across, up, style, label=label.replace("products", "ceiling,"), alpha=0.6)
+    axis.set(xlabel="operations a byte", ylabel="GFLOP/s")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7)
+    save(figure, "prefill and decode under the ceilings of the machine", path)
+
+
+def save(figure: Any, title: str, path: Path) -> None:
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

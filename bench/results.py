@@ -1,0 +1,87 @@
+"""What was measured: a row for each contender and size, its tables and its JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.counting import Work
+
+OURS = "torch_gdn"
+
+
+@dataclass
+class Row:
+    section: str
+    case: str  # the layer and its heads
+    dtype: str
+    size: int  # tokens, sequences or cached tokens, as the section says
+    contender: str
+    threads: int
+    seconds: float | None = None  # the best of the rounds
+    median: float | None = None
+    error: float | None = None  # of the output, against float64
+    operations: int = 0
+    bytes: int = 0
+    floor: float | None = None  # seconds, of the ceilings measured in this run
+    note: str = ""
+    others: dict[str, float] = field(default_factory=dict)  # seconds of what the section compares with besides
+
+    def work(self, work: Work) -> None:
+        self.operations, self.bytes = work
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int]:
+        return self.section, self.case, self.dtype, self.size, self.threads
+
+
+def ratios(rows: Iterable[Row]) -> dict[tuple[tuple[str, str, str, int, int], str], float]:
+    """(key, contender) -> its time over ours: above 1 we are the faster."""
+    timed = [row for row in rows if row.seconds is not None]
+    ours = {row.key: row.seconds for row in timed if row.contender == OURS}
+    return {(row.key, row.contender): row.seconds / ours[row.key] for row in timed if row.key in ours}  # type: ignore[operator]
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3g}"
+
+
+def cells(row: Row, of_ours: float | None) -> list[str]:
+    if row.seconds is None:
+        return [row.case, row.dtype, str(row.size), row.contender, "", "", "", "", "", "", row.note]
+    share = "" if row.floor is None else f"{100 * row.floor / row.seconds:.0f} %"
+    return [
+        row.case,
+        row.dtype,
+        str(row.size),
+        row.contender,
+        milliseconds(row.seconds),
+        "" if row.contender == OURS or of_ours is None else f"{of_ours:.2f}",
+        f"{row.operations / row.seconds / 1e9:.0f}" if row.operations else "",
+        f"{row.bytes / row.seconds / 1e9:.1f}" if row.bytes else "",
+        share,
+        "" if row.error is None else f"{row.error:.1e}",
+        row.note,
+    ]
+
+
+def table(rows: Sequence[Row], size_name: str) -> str:
+    """Markdown."""
+    heading = ["layer", "dtype", size_name, "", "ms", "of ours", "GFLOP/s", "GB/s", "of the ceiling", "error", ""]
+    of_ours = ratios(rows)
+    lines = [cells(row, of_ours.get((row.key, row.contender))) for row in rows]
+    return markdown(heading, lines)
+
+
+def markdown(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = ["---"] * len(heading)
+    return "\n".join("| " + " | ".join(line) + " |" for line in (heading, rule, *lines))
+
+
+def write_json(path: Path, system: dict[str, Any], rows: Sequence[Row]) -> None:
+    content = {"version": 1, "system": system, "rows": [dataclasses.asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

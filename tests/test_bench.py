@@ -1,0 +1,145 @@
+"""The benchmark counts right, times only what is right, and says who is how fast; no test asserts a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench import contenders, counting, gdn, ggml, overhead, results
+from bench.ceilings import Ceilings
+from bench.contenders import Prepared, Unavailable
+from bench.results import OURS, Row
+from bench.shapes import ATTENTIONS, QWEN3_NEXT, Layer
+from bench.timing import measure
+from torch_gdn.check.cases import Case
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parent.parent
+SMALL = Layer("small", 2, 4, 16, 16)
+
+
+def test_operations_of_the_chunked_form_by_hand() -> None:
+    # One token, C = 32: 2 products of 32 x 128 a key head; 3 of 128 x 128 and 2 of 32 x 128 a value head.
+    by_hand = 16 * 2 * (2 * 32 * 128) + 32 * (3 * (2 * 128 * 128) + 2 * (2 * 32 * 128))
+    assert counting.chunked(QWEN3_NEXT, 1) == by_hand
+    assert counting.recurrence(QWEN3_NEXT, 1) == 32 * 7 * 128 * 128
+
+
+def test_bytes_of_prefill_by_hand() -> None:
+    work = counting.prefill(QWEN3_NEXT, 10, torch.bfloat16)
+    of_a_token = 2 * (16 * 128 * 2 + 32 * 128 * 2) + 4 * (32 * 2)
+    assert work.bytes == 10 * of_a_token + 2 * 32 * 128 * 128 * 4
+
+
+def test_bytes_of_decode_are_nearly_all_state() -> None:
+    work = counting.decode(QWEN3_NEXT, 8, torch.float32)
+    state = 2 * 8 * 32 * 128 * 128 * 4
+    assert state < work.bytes < 1.02 * state
+
+
+def test_a_cache_of_codes_is_smaller_by_the_scheme() -> None:
+    layer = ATTENTIONS[0]
+    assert counting.aura_bytes(layer, "8v4") == 200  # 128 + 64 of codes, two norms
+    assert counting.attention(layer, 100, 200).bytes == 8 * 100 * 200
+
+
+def test_the_floor_is_the_larger_of_the_two() -> None:
+    work = counting.Work(operations=10, bytes=20)
+    assert work.floor(operations_a_second=1, bytes_a_second=100) == 10
+    assert work.floor(operations_a_second=100, bytes_a_second=1) == 20
+
+
+def test_calls_are_timed_in_turn() -> None:
+    order: list[str] = []
+
+    def slow(name: str) -> None:
+        order.append(name)
+        time.sleep(2e-3)  # more than what is repeated
+
+    times = measure({"a": lambda: slow("a"), "b": lambda: slow("b")}, CPU, seconds=1e-6)
+    assert times["a"].best >= 2e-3 and times["a"].median >= times["a"].best
+    assert order[-6:] == ["a", "b"] * 3
+
+
+def test_only_what_is_right_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(case: Case, device: torch.device) -> Prepared:
+        """The head grouping of GGUF: plausible, and wrong here."""
+        there = case.to(device)
+
+        def call() -> tuple[Tensor, Tensor]:
+            return torch.ops.gdn.chunk_gated_delta_rule(
+                *there.qkv, there.g, there.beta, initial_state=there.initial_state, head_grouping="tiled"
+            )[:2]
+
+        return Prepared(call, call)
+
+    def absent(case: Case, device: torch.device) -> Prepared:
+        raise Unavailable("not installed")
+
+    monkeypatch.setattr(contenders, "PREFILL", {OURS: contenders.torch_gdn_prefill, "wrong": prepare, "absent": absent})
+    rows = gdn.prefill(SMALL, 40, torch.float32, Ceilings(CPU), 1e-3, names=(OURS, "wrong", "absent"))
+    ours, wrong, missing = rows
+    assert ours.seconds is not None and ours.error is not None and ours.error < 1e-5 and ours.floor
+    assert wrong.seconds is None and "wrong" in wrong.note and wrong.error is not None and wrong.error > 0.1
+    assert missing.seconds is None and "not installed" in missing.note
+
+
+@pytest.mark.parametrize("name", [name for name in contenders.PREFILL if name != "FLA"])
+def test_each_contender_gives_the_exact_answer(name: str) -> None:
+    for section in (contenders.PREFILL, contenders.DECODE):
+        case = gdn.case_of(SMALL, 1 if section is contenders.DECODE else 70, 2, torch.float32)
+        try:
+            o, state = section[name](case, CPU).output()
+        except Unavailable as reason:
+            pytest.skip(f"{name}: {reason}")
+        exact = case.exact()
+        for x, right in zip((o, state), exact, strict=True):
+            assert (x.double() - right).norm() <= 1e-5 * right.norm()
+
+
+def test_heads_of_one_key_head_are_its_value_heads() -> None:
+    case = gdn.case_of(SMALL, 9, 1, torch.float32)
+    whole = gdn.same_heads(case.exact()[0], case)
+    assert (gdn.exact_output(case) - whole).norm() <= 1e-12 * whole.norm()
+
+
+def test_ggml_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(ggml.FOLDER, str(tmp_path))
+    with pytest.raises(ImportError, match="no libggml-base and libggml-cpu in"):
+        ggml.load()
+
+
+def test_the_table_holds_ratios_to_ours() -> None:
+    rows = [
+        Row("prefill", "layer", "float32", 64, OURS, 1, seconds=2.0),
+        Row("prefill", "layer", "float32", 64, "other", 1, seconds=7.0),
+        Row("prefill", "layer", "float32", 128, "other", 1, seconds=7.0),  # no time of ours beside it
+    ]
+    assert results.ratios(rows)[rows[1].key, "other"] == 3.5
+    lines = results.table(rows, "T").splitlines()[2:]
+    assert [line.split("|")[6].strip() for line in lines] == ["", "3.50", ""]
+
+
+def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:
+    names = set().union(*(calls(CPU) for calls in overhead.GROUPS.values()))
+    assert {"chunk_gated_delta_rule", "causal_conv1d", "rms_norm_gated", "gdn_gating", "l2norm"} <= names
+
+
+def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench", "--quick", "--only", "decode", "modules", "aura", "overhead"]
+    files = ["--json", str(tmp_path / "bench.json"), "--plots", str(tmp_path)]
+    finished = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600)
+    assert "Host overhead" in finished.stdout
+    content = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    ours = [row for row in content["rows"] if row["contender"] == OURS]
+    assert {row["section"] for row in ours} == {"decode", "modules", "aura", "overhead"}
+    assert all(row["seconds"] > 0 for row in ours)
+    assert content["system"]["ceilings"]["products float32"] > 0
+    assert (tmp_path / "roofline.png").stat().st_size > 10_000
