@@ -28,12 +28,13 @@ def device_module() -> Any:
 class Settings:
     """Live settings of the engine and of the command buffers.
 
-    watch: check every memory access. seed: order of lanes and simdgroups, 0 is ascending. perturb: noise within the
-    Metal specification's ULP table, shuffled reductions, flushed denormals. workers: threads, 0 is one for each core.
-    run_at: "wait" (commands run when somebody waits for them) or "commit".
+    watch: check every memory access. detailed: count the accesses of simdgroups too, as profile(detailed=True) does.
+    seed: order of lanes and simdgroups, 0 is ascending. perturb: noise within the Metal specification's ULP table,
+    shuffled reductions, flushed denormals. workers: threads, 0 is one for each core. run_at: "wait" (commands run when
+    somebody waits for them) or "commit".
     """
 
-    _names = ("watch", "seed", "perturb", "workers")
+    _names = ("watch", "detailed", "seed", "perturb", "workers")
 
     def __getattr__(self, name: str) -> Any:
         if name == "run_at":

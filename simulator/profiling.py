@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from simulator.activation import device_module
+from simulator.activation import device_module, settings
 
 _COLUMNS = (
     ("dispatches", "dispatches"),
@@ -18,15 +18,28 @@ _COLUMNS = (
     ("matrix_multiplies", "matrix mults"),
     ("threadgroup_memory", "group memory"),
 )
+_DETAILED_COLUMNS = (
+    ("device_bytes_issued_read", "issued read"),
+    ("device_bytes_issued_written", "issued written"),
+    ("device_bytes_distinct_read", "distinct read"),
+    ("device_bytes_distinct_written", "distinct written"),
+    ("cache_lines", "lines"),
+    ("least_cache_lines", "least lines"),
+    ("threadgroup_accesses", "group accesses"),
+    ("bank_cycles", "bank cycles"),
+    ("least_bank_cycles", "least cycles"),
+)
 
 
 class Profile:
     """kernels: name -> figures; fallbacks: aten op -> times it ran on the CPU; allocated_bytes: newly asked for.
 
-    Filled in when the `with simulator.profile()` block ends.
+    Filled in when the `with simulator.profile()` block ends. The fields of a kernel's figures, and what each counts:
+    KernelFigures in simulator/engine/engine.h.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, detailed: bool = False) -> None:
+        self.detailed = detailed
         self.kernels: dict[str, Any] = {}
         self.fallbacks: dict[str, int] = {}
         self.allocated_bytes = 0
@@ -36,9 +49,10 @@ class Profile:
         return self.kernels[name].dispatches if name in self.kernels else 0
 
     def __str__(self) -> str:
-        rows = [["kernel", *(title for _, title in _COLUMNS)]]
+        columns = _COLUMNS + (_DETAILED_COLUMNS if self.detailed else ())
+        rows = [["kernel", *(title for _, title in columns)]]
         for name, kernel in sorted(self.kernels.items()):
-            rows.append([name, *(f"{getattr(kernel, field):,}" for field, _ in _COLUMNS)])
+            rows.append([name, *(f"{getattr(kernel, field):,}" for field, _ in columns)])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = []
         for name, *figures in rows:
@@ -50,16 +64,27 @@ class Profile:
 
 
 @contextmanager
-def profile() -> Iterator[Profile]:
-    """Waits for the device at both ends and reports what ran in between. May be nested."""
+def profile(detailed: bool = False) -> Iterator[Profile]:
+    """Waits for the device at both ends and reports what ran in between. May be nested.
+
+    detailed: puts the accesses of single threads together into accesses of simdgroups, and counts their bytes, cache
+    lines and bank conflicts. How, and where that is not what a GPU does: simulator/engine/simdgroup_access.h. It takes
+    several times as long, so it is off unless asked for. An outer profile then has these figures for the inner part.
+    """
+    if detailed and not settings.watch:
+        raise ValueError(
+            "profile(detailed=True): expected settings.watch to be on, got off: the watch does the counting"
+        )
     device = device_module()
-    result = Profile()
+    result = Profile(detailed)
+    was_detailed = settings.detailed
+    settings.detailed = detailed or was_detailed
     device.synchronize()
     kernels, fallbacks, allocated = device.figures(), device.fallbacks(), device.total_requested()
     try:
         yield result
     finally:
-        device.synchronize()
+        settings.detailed = was_detailed  # waits for the device
         nothing = device.KernelFigures()
         for name, now in device.figures().items():
             figures = now.since(kernels.get(name, nothing))

@@ -102,9 +102,10 @@ void execute(const Dispatch& dispatch);
 
 struct Settings {
   bool watch = true;
-  bool perturb = false;  // ULP noise on exp, log, rsqrt, ...; shuffled reductions; denormals flushed
-  uint64_t seed = 0;     // order of lanes and simdgroups; 0: ascending
-  unsigned workers = 0;  // operating-system threads; 0: one for each core
+  bool detailed = false;  // with watch: counts the accesses of simdgroups too, at several times the cost
+  bool perturb = false;   // ULP noise on exp, log, rsqrt, ...; shuffled reductions; denormals flushed
+  uint64_t seed = 0;      // order of lanes and simdgroups; 0: ascending
+  unsigned workers = 0;   // operating-system threads; 0: one for each core
 };
 Settings& settings();
 
@@ -115,7 +116,45 @@ struct KernelFigures {
   uint64_t barriers = 0, collectives = 0, matrix_multiplies = 0;  // barriers a threadgroup, the others a simdgroup
   uint64_t threadgroup_memory = 0;                                // bytes, static and dynamic, the most of any dispatch
   double seconds = 0;                                             // of the simulation: says nothing about a GPU
+
+  // Counted with Settings::detailed alone. A simdgroup access: see simdgroup_access.h. Its bytes, lines and words are
+  // distinct ones: lanes that read the same address count once.
+  uint64_t device_accesses = 0;                                                // of simdgroups
+  uint64_t device_bytes_issued_read = 0, device_bytes_issued_written = 0;      // summed over accesses
+  uint64_t device_bytes_distinct_read = 0, device_bytes_distinct_written = 0;  // in the whole of each dispatch
+  uint64_t cache_lines = 0, least_cache_lines = 0;  // of 128 bytes: touched; had each access's bytes lain together
+  uint64_t threadgroup_accesses = 0;                // of simdgroups
+  uint64_t bank_cycles = 0, least_bank_cycles = 0;  // with 32 banks of 4 bytes; had no two words met in a bank
 };
+
+// Those figures that are sums over dispatches, with their names in Python.
+struct Count {
+  const char* name;
+  uint64_t KernelFigures::* value;
+};
+inline constexpr Count kCounts[] = {
+    {"dispatches", &KernelFigures::dispatches},
+    {"threadgroups", &KernelFigures::threadgroups},
+    {"threads", &KernelFigures::threads},
+    {"device_bytes_read", &KernelFigures::device_bytes_read},
+    {"device_bytes_written", &KernelFigures::device_bytes_written},
+    {"threadgroup_bytes_read", &KernelFigures::threadgroup_bytes_read},
+    {"threadgroup_bytes_written", &KernelFigures::threadgroup_bytes_written},
+    {"barriers", &KernelFigures::barriers},
+    {"collectives", &KernelFigures::collectives},
+    {"matrix_multiplies", &KernelFigures::matrix_multiplies},
+    {"device_accesses", &KernelFigures::device_accesses},
+    {"device_bytes_issued_read", &KernelFigures::device_bytes_issued_read},
+    {"device_bytes_issued_written", &KernelFigures::device_bytes_issued_written},
+    {"device_bytes_distinct_read", &KernelFigures::device_bytes_distinct_read},
+    {"device_bytes_distinct_written", &KernelFigures::device_bytes_distinct_written},
+    {"cache_lines", &KernelFigures::cache_lines},
+    {"least_cache_lines", &KernelFigures::least_cache_lines},
+    {"threadgroup_accesses", &KernelFigures::threadgroup_accesses},
+    {"bank_cycles", &KernelFigures::bank_cycles},
+    {"least_bank_cycles", &KernelFigures::least_bank_cycles},
+};
+
 void reset_figures();
 std::map<std::string, KernelFigures> figures();  // by kernel name
 

@@ -151,10 +151,11 @@ void execute(const Dispatch& dispatch) {
   dispatch.function->program->bind(dispatch.function->constants);
   Job job(dispatch);
   std::optional<Layout> layout;
-  if (job.settings.watch) job.layout = &layout.emplace(dispatch, job.threadgroups.count());
+  if (job.settings.watch) job.layout = &layout.emplace(dispatch, job.threadgroups.count(), job.settings.detailed);
   Team& workers = team();
   const std::string fault = workers.run(job);
   KernelFigures figures = workers.figures(job.workers);
+  if (layout) layout->count_distinct(figures);
   figures.dispatches = 1;
   figures.seconds = stopwatch.seconds();
   record_figures(job.kernel.name, figures);

@@ -20,16 +20,7 @@ Record& record() {
 }  // namespace
 
 void add_figures(KernelFigures& sum, const KernelFigures& more) {
-  sum.dispatches += more.dispatches;
-  sum.threadgroups += more.threadgroups;
-  sum.threads += more.threads;
-  sum.device_bytes_read += more.device_bytes_read;
-  sum.device_bytes_written += more.device_bytes_written;
-  sum.threadgroup_bytes_read += more.threadgroup_bytes_read;
-  sum.threadgroup_bytes_written += more.threadgroup_bytes_written;
-  sum.barriers += more.barriers;
-  sum.collectives += more.collectives;
-  sum.matrix_multiplies += more.matrix_multiplies;
+  for (const Count& count : kCounts) sum.*count.value += more.*count.value;
   sum.threadgroup_memory = std::max(sum.threadgroup_memory, more.threadgroup_memory);
   sum.seconds += more.seconds;
 }

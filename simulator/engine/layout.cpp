@@ -58,7 +58,7 @@ struct Group {
 };
 
 // Cut where any of the windows begins or ends.
-void add_segments(const Group& group, SharedCell* cells, std::vector<Segment>& segments) {
+void add_segments(const Group& group, SharedCell* cells, Touched* touched, std::vector<Segment>& segments) {
   std::vector<uintptr_t> cuts;
   for (const Window& window : group.windows) cuts.insert(cuts.end(), {window.start, window.start + window.length});
   std::sort(cuts.begin(), cuts.end());
@@ -77,6 +77,7 @@ void add_segments(const Group& group, SharedCell* cells, std::vector<Segment>& s
     segment.unit_log2 = group.unit();
     segment.written = &group.memory->written;
     segment.written_start = group.memory->start;
+    segment.touched = touched;
     segment.shadow_start = group.start();
     segment.shared_cells = cells;
     segment.shared_byte_cells = cells + group.unit_cells();
@@ -88,7 +89,7 @@ void add_segments(const Group& group, SharedCell* cells, std::vector<Segment>& s
 
 uint8_t unit_log2(size_t alignment) { return alignment >= 4 ? 2 : alignment >= 2 ? 1 : 0; }
 
-Layout::Layout(const Dispatch& dispatch, uint64_t threadgroup_count) {
+Layout::Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_detailed) {
   const simulator_kernel& kernel = *dispatch.function->kernel;
   std::vector<Group> groups;
   for (uint32_t i = 0; i < kernel.parameter_count; ++i) {
@@ -125,11 +126,21 @@ Layout::Layout(const Dispatch& dispatch, uint64_t threadgroup_count) {
   first_run = shadow_arena().claim_runs(threadgroup_count);
   SharedCell* next = cells > 0 ? shadow_arena().claim_cells(cells) : nullptr;
   for (const Group& group : groups) {
-    add_segments(group, next, segments);
+    if (is_detailed) touched.push_back(std::make_unique<Touched>(group.memory->length));
+    add_segments(group, next, is_detailed ? touched.back().get() : nullptr, segments);
     next += group.cells();
     memories.push_back(group.memory);
   }
   segments.push_back(module_segment(reinterpret_cast<const void*>(kernel.run)));
+}
+
+void Layout::count_distinct(KernelFigures& figures) const {
+  for (const Segment& segment : segments) {
+    if (!segment.touched) continue;
+    const size_t first = segment.start - segment.written_start;
+    figures.device_bytes_distinct_read += segment.touched->read.count_range(first, segment.length);
+    figures.device_bytes_distinct_written += segment.touched->written.count_range(first, segment.length);
+  }
 }
 
 }  // namespace simulator

@@ -19,6 +19,12 @@ struct Window {
   bool is_bytes;  // given by setBytes
 };
 
+// The bytes of one buffer that a dispatch has used.
+struct Touched {
+  ByteBits read, written;
+  explicit Touched(size_t length) : read(length), written(length) {}
+};
+
 // A stretch of memory in which every byte is treated alike. Segments don't overlap.
 struct Segment {
   enum Kind : uint8_t { device, threadgroup, bytes, module };
@@ -29,8 +35,9 @@ struct Segment {
   bool is_writable = false;
   bool may_race = false;               // nobody can race where nobody may write
   uint8_t unit_log2 = 0;               // bytes for which one cell stands
-  WrittenBits* written = nullptr;      // null: every byte has a value
+  ByteBits* written = nullptr;         // null: every byte has a value
   uintptr_t written_start = 0;         // the address of the first bit
+  Touched* touched = nullptr;          // device memory in a detailed profile: bits as in `written`
   uintptr_t shadow_start = 0;          // the address of the first cell
   uint64_t* cells = nullptr;           // threadgroup memory: one for each unit,
   uint64_t* byte_cells = nullptr;      // and one for each byte of a unit that is used in parts
@@ -46,9 +53,12 @@ struct Layout {
   std::vector<const simulator_parameter*> absent;
   std::vector<Segment> segments;
   std::vector<std::shared_ptr<Memory>> memories;  // keeps the bits alive
+  std::vector<std::unique_ptr<Touched>> touched;  // of each memory, in a detailed profile
   uint32_t first_run = 0;                         // the run of threadgroup 0; see shadow.h
 
-  Layout(const Dispatch& dispatch, uint64_t threadgroup_count);
+  Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_detailed);
+  // What of the device's memory the dispatch has used.
+  void count_distinct(KernelFigures& figures) const;
 };
 
 }  // namespace simulator

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <new>
@@ -34,18 +35,29 @@ void with_range(const void* data, size_t length, Action action) {
 }  // namespace
 
 // calloc: pages that nobody writes stay unmapped.
-WrittenBits::WrittenBits(size_t length) : words_(static_cast<uint32_t*>(std::calloc(length / 32 + 1, 4))) {
+ByteBits::ByteBits(size_t length) : words_(static_cast<uint32_t*>(std::calloc(length / 32 + 1, 4))) {
   if (!words_) throw std::bad_alloc();
 }
 
-bool WrittenBits::test_range(size_t first, size_t count) const {
+bool ByteBits::test_range(size_t first, size_t count) const {
   for (; count > 16; first += 16, count -= 16) {
     if (!test(first, 16)) return false;
   }
   return test(first, count);
 }
 
-void WrittenBits::fill_range(size_t first, size_t count, bool value) {
+size_t ByteBits::count_range(size_t first, size_t count) const {
+  size_t sum = 0;
+  while (count > 0) {
+    const size_t here = std::min(count, 32 - first % 32);
+    sum += size_t(std::popcount(uint32_t(load(first / 32) >> first % 32 & ((uint64_t{1} << here) - 1))));
+    first += here;
+    count -= here;
+  }
+  return sum;
+}
+
+void ByteBits::fill_range(size_t first, size_t count, bool value) {
   while (count > 0) {
     const size_t here = std::min(count, 32 - first % 32);
     uint32_t* word = &words_[first / 32];
@@ -72,7 +84,7 @@ std::shared_ptr<Memory> find_memory(const void* data) {
 }
 
 void memory_created(const void* data, size_t length) {
-  auto memory = std::make_shared<Memory>(Memory{address(data), length, WrittenBits(length)});
+  auto memory = std::make_shared<Memory>(Memory{address(data), length, ByteBits(length)});
   Registry& all = registry();
   std::lock_guard lock(all.mutex);
   all.by_start[address(data)] = std::move(memory);

@@ -7,11 +7,12 @@
 
 namespace simulator {
 
-// One bit for each byte. Bits are set by several workers at once; a bit is never read and set by two threads of one
-// dispatch without that being reported as a race, so relaxed order is enough.
-class WrittenBits {
+// One bit for each byte: whether it was written, or read, or whatever the owner notes. Bits are set by several workers
+// at once; a bit is never read and set by two threads of one dispatch without that being reported as a race, so relaxed
+// order is enough.
+class ByteBits {
  public:
-  explicit WrittenBits(size_t length);
+  explicit ByteBits(size_t length);
 
   // At most 16 bytes.
   bool test(size_t first, size_t count) const {
@@ -24,6 +25,10 @@ class WrittenBits {
   void set(size_t first, size_t count) {
     if (!test(first, count)) set_range(first, count);
   }
+  // Writes nothing where all is set already: workers that note the same bytes keep out of each other's way.
+  void set_range_once(size_t first, size_t count) {
+    if (!test_range(first, count)) set_range(first, count);
+  }
   // Where no other worker sets bits.
   void set_alone(size_t first, size_t count) {
     const size_t shift = first % 32;
@@ -32,6 +37,7 @@ class WrittenBits {
     if (shift + count > 32) words_[first / 32 + 1] |= uint32_t(mask >> 32);
   }
   bool test_range(size_t first, size_t count) const;
+  size_t count_range(size_t first, size_t count) const;
   void set_range(size_t first, size_t count) { fill_range(first, count, true); }
   void clear_range(size_t first, size_t count) { fill_range(first, count, false); }
 
@@ -47,7 +53,7 @@ class WrittenBits {
 struct Memory {
   uintptr_t start;
   size_t length;
-  WrittenBits written;
+  ByteBits written;
 };
 
 // The buffer that holds this address, or null.

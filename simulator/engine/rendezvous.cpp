@@ -41,6 +41,7 @@ bool Wait::same_as(const Wait& other) const {
 [[gnu::always_inline]] inline void Worker::complete_simdgroup(Simdgroup& simdgroup) {
   simdgroup.arrived = 0;
   ++simdgroup.rendezvous;
+  watch_.simdgroup_together(current_ / 32, simdgroup.wait.operation, simdgroup.wait.site);
   make_ready(current_ / 32);
   if (seed_ != 0 && random_.next() % 2 == 0) leave_simdgroup();
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 
+#include "figures.h"
 #include "job.h"
 #include "worker.h"
 
@@ -38,6 +39,8 @@ void Watch::begin_dispatch(const Job& job, const FiberPool& fibers) {
   first_run_ = job.layout->first_run;
   is_alone_ = job.workers == 1;
   std::fill_n(&bytes_[0][0], 8, 0);
+  is_detailed_ = job.settings.detailed;
+  if (is_detailed_) accesses_.begin_dispatch();
   segments_.clear();
   segments_.reserve(job.layout->segments.size() + ThreadgroupMemory::kMaxArrays);  // last_at_ points into it
   segments_.insert(segments_.end(), job.layout->segments.begin(), job.layout->segments.end());
@@ -52,6 +55,8 @@ void Watch::end_dispatch(KernelFigures& figures) {
   figures.device_bytes_written = bytes_[Segment::device][1];
   figures.threadgroup_bytes_read = bytes_[Segment::threadgroup][0];
   figures.threadgroup_bytes_written = bytes_[Segment::threadgroup][1];
+  if (is_detailed_) add_figures(figures, accesses_.figures());
+  is_detailed_ = false;
 }
 
 void Watch::add_threadgroup_array(const ThreadgroupArray& array) {
@@ -92,6 +97,7 @@ void Watch::advance() {
 }
 
 void Watch::threadgroup_barrier(uint32_t scope) {
+  if (is_detailed_) accesses_.settle_all();
   if (scope & simulator_mem_device) ordered_[device_space] = tick_;
   if (scope & simulator_mem_threadgroup) ordered_[threadgroup_space] = tick_;
   advance();

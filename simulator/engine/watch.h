@@ -14,6 +14,7 @@
 #include "fibers.h"
 #include "layout.h"
 #include "shadow.h"
+#include "simdgroup_access.h"
 #include "threadgroup_memory.h"
 
 namespace simulator {
@@ -55,6 +56,14 @@ class Watch {
   void set_thread(uint32_t thread) { thread_ = thread; }
   void threadgroup_barrier(uint32_t scope);
   void simdgroup_barrier(uint32_t simdgroup, uint32_t scope);
+  // Its lanes meet at an operation or at a barrier of their own.
+  void simdgroup_together(uint32_t simdgroup, const char* operation, const void* site) {
+    if (is_detailed_) [[unlikely]]
+      accesses_.meet(simdgroup, operation, site);
+  }
+  void end_threadgroup() {
+    if (is_detailed_) accesses_.settle_all();
+  }
 
   // At most 16 bytes. `is_natural`: the type's alignment is its size. `site`: the instruction.
   template <Action action>
@@ -68,9 +77,9 @@ class Watch {
 
   Segment* find(uintptr_t address, size_t size);
   template <Action action>
-  [[gnu::noinline]] void access_elsewhere(uintptr_t address, size_t size);
+  [[gnu::noinline]] void access_elsewhere(uintptr_t address, size_t size, const void* site);
   template <Action action>
-  void access_segment(Segment& segment, uintptr_t address, size_t size);
+  void access_segment(Segment& segment, uintptr_t address, size_t size, const void* site);
   template <Action action>
   void order(const Segment& segment, uintptr_t address, size_t size);
   template <Action action>
@@ -118,6 +127,8 @@ class Watch {
   bool is_alone_ = true;              // no other worker uses the shared cells
   std::array<Segment*, kSites> last_at_;
   uint64_t bytes_[4][2] = {};  // by kind of segment; read, written
+  bool is_detailed_ = false;
+  SimdgroupAccesses accesses_;  // idle unless is_detailed_
 
   Worker& worker_;
   const Job* job_ = nullptr;
@@ -125,7 +136,7 @@ class Watch {
   std::vector<Segment> segments_;
   struct ArrayRecord {
     ThreadgroupArray array;
-    WrittenBits written{kMaxThreadgroupMemory};
+    ByteBits written{kMaxThreadgroupMemory};
   };
   std::vector<std::unique_ptr<ArrayRecord>> arrays_;  // the first array_count_ are this dispatch's
   size_t array_count_ = 0;

@@ -13,14 +13,15 @@ template <Action action>
   size_t offset = address - last->start;
   if (offset >= last->length || last->length - offset < size) [[unlikely]] {
     Segment* segment = find(address, size);
-    if (!segment) return access_elsewhere<action>(address, size);
+    if (!segment) return access_elsewhere<action>(address, size, site);
     last = segment;
   }
-  access_segment<action>(*last, address, size);
+  access_segment<action>(*last, address, size, site);
 }
 
 template <Action action>
-[[gnu::always_inline]] inline void Watch::access_segment(Segment& segment, uintptr_t address, size_t size) {
+[[gnu::always_inline]] inline void Watch::access_segment(Segment& segment, uintptr_t address, size_t size,
+                                                         const void* site) {
   if constexpr (reads(action)) {
     bytes_[segment.kind][0] += size;
     if (segment.written && !segment.written->test(address - segment.written_start, size)) [[unlikely]] {
@@ -46,15 +47,17 @@ template <Action action>
       segment.written->set(address - segment.written_start, size);
     }
   }
+  if (is_detailed_) [[unlikely]]
+    accesses_.add(thread_, segment, {site, address, size, reads(action), writes(action)});
 }
 
 // Not inside one segment: byte by byte if it lies across two of them, else it is out of bounds.
 template <Action action>
-void Watch::access_elsewhere(uintptr_t address, size_t size) {
+void Watch::access_elsewhere(uintptr_t address, size_t size, const void* site) {
   for (size_t i = 0; i < size; ++i) {
     if (!find(address + i, 1)) fail_outside({action, address, size});
   }
-  for (size_t i = 0; i < size; ++i) access_segment<action>(*find(address + i, 1), address + i, 1);
+  for (size_t i = 0; i < size; ++i) access_segment<action>(*find(address + i, 1), address + i, 1, site);
 }
 
 template <Action action>

@@ -92,6 +92,7 @@ void Worker::run_threadgroup(uint64_t index) {
   lanes_[current_].fiber = fibers_.take();
   switch_fiber(main_, *lanes_[current_].fiber);
 
+  watch_.end_threadgroup();
   if (fault_.empty() && returned_ < lane_count_) fault_ = stuck();
   if (!fault_.empty()) fibers_.renew();
 }

@@ -19,16 +19,7 @@ namespace {
 // What was counted since `before`. The most threadgroup memory of any dispatch has no difference.
 KernelFigures since(const KernelFigures& now, const KernelFigures& before) {
   KernelFigures difference = now;
-  difference.dispatches -= before.dispatches;
-  difference.threadgroups -= before.threadgroups;
-  difference.threads -= before.threads;
-  difference.device_bytes_read -= before.device_bytes_read;
-  difference.device_bytes_written -= before.device_bytes_written;
-  difference.threadgroup_bytes_read -= before.threadgroup_bytes_read;
-  difference.threadgroup_bytes_written -= before.threadgroup_bytes_written;
-  difference.barriers -= before.barriers;
-  difference.collectives -= before.collectives;
-  difference.matrix_multiplies -= before.matrix_multiplies;
+  for (const Count& count : kCounts) difference.*count.value -= before.*count.value;
   difference.seconds -= before.seconds;
   return difference;
 }
@@ -40,25 +31,17 @@ void wait_without_interpreter(std::mutex& turn) {
 }
 
 void bind_engine(py::module_& module) {
-  py::class_<KernelFigures>(module, "KernelFigures")
-      .def(py::init<>())
+  py::class_<KernelFigures> kernel_figures(module, "KernelFigures");
+  kernel_figures.def(py::init<>())
       .def("since", &since)
-      .def_readonly("dispatches", &KernelFigures::dispatches)
-      .def_readonly("threadgroups", &KernelFigures::threadgroups)
-      .def_readonly("threads", &KernelFigures::threads)
-      .def_readonly("device_bytes_read", &KernelFigures::device_bytes_read)
-      .def_readonly("device_bytes_written", &KernelFigures::device_bytes_written)
-      .def_readonly("threadgroup_bytes_read", &KernelFigures::threadgroup_bytes_read)
-      .def_readonly("threadgroup_bytes_written", &KernelFigures::threadgroup_bytes_written)
-      .def_readonly("barriers", &KernelFigures::barriers)
-      .def_readonly("collectives", &KernelFigures::collectives)
-      .def_readonly("matrix_multiplies", &KernelFigures::matrix_multiplies)
       .def_readonly("threadgroup_memory", &KernelFigures::threadgroup_memory)
       .def_readonly("seconds", &KernelFigures::seconds);
+  for (const Count& count : kCounts) kernel_figures.def_readonly(count.name, count.value);
   module.def("figures", &figures);
   module.def("reset_figures", &reset_figures);
   py::class_<Settings>(module, "Settings")
       .def_readwrite("watch", &Settings::watch)
+      .def_readwrite("detailed", &Settings::detailed)
       .def_readwrite("perturb", &Settings::perturb)
       .def_readwrite("seed", &Settings::seed)
       .def_readwrite("workers", &Settings::workers);

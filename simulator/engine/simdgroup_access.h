@@ -1,0 +1,75 @@
+// Puts the accesses of single lanes together into accesses of simdgroups, as a GPU makes them: for the figures of a
+// detailed profile.
+//
+// A lane runs alone until it waits. The n-th time that it runs an instruction since its simdgroup was last together
+// (a collective operation, a barrier) is taken for the n-th time of the other lanes. That is what a GPU does too, but
+// in one case: where lanes run an inner loop for different numbers of turns, and come together only behind it, the GPU
+// makes more and smaller accesses than are counted here. An instruction is one of the code that clang made of the
+// shader: a vector of up to 16 bytes that the shader loads whole is one access, a packed vector is one for each
+// element, an atomic_fetch_* is two, a load and an exchange.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "engine.h"
+#include "layout.h"
+
+namespace simulator {
+
+// One access of one lane.
+struct LaneAccess {
+  const void* site;  // the instruction
+  uintptr_t address;
+  size_t size;
+  bool reads, writes;
+};
+
+class SimdgroupAccesses {
+ public:
+  void begin_dispatch();
+  void add(uint32_t thread, const Segment& segment, const LaneAccess& access);
+  // The lanes of the simdgroup are together: what they did since the last time is complete. The two elements that each
+  // lane then reads or writes for a simdgroup_load or _store are one access to the 8x8 matrix.
+  void meet(uint32_t simdgroup, const char* operation, const void* site);
+  void settle_all();
+  const KernelFigures& figures() const { return figures_; }
+
+ private:
+  static constexpr size_t kMaxParts = 64;  // two for each lane of a matrix
+  struct Part {
+    uint64_t address : 56, size : 8;
+  };
+  struct Access {
+    const Segment* segment;
+    bool reads, writes;
+    uint32_t part_count;
+    std::array<Part, kMaxParts> parts;
+  };
+  struct Site {
+    uint64_t interval = 0, turn = 0;  // turn: one lane's run within the interval
+    uint32_t count = 0;               // of that lane's accesses
+    std::vector<uint32_t> accesses;   // the n-th of any lane
+  };
+  struct Simdgroup {
+    uint64_t interval = 1, turn = 0;
+    uint32_t lane = 32;
+    const void* matrix = nullptr;  // the site of a simdgroup_load or _store that is under way
+    uint32_t matrix_parts = 0;     // that this lane has come by
+    std::unordered_map<uintptr_t, Site> sites;
+    std::vector<Access> accesses;
+  };
+
+  Access& access_of(Simdgroup& simdgroup, Site& site, uint32_t number, const Segment& segment,
+                    const LaneAccess& access);
+  void settle(Simdgroup& simdgroup);
+  void count_device(const Access& access);
+  void count_threadgroup(const Access& access);
+
+  std::array<Simdgroup, kMaxThreads / 32> simdgroups_;
+  KernelFigures figures_;
+};
+
+}  // namespace simulator
