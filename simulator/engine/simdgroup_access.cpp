@@ -15,11 +15,6 @@ size_t quotient_rounded_up(size_t value, size_t divisor) { return (value + divis
 
 }  // namespace
 
-void SimdgroupAccesses::begin_dispatch() {
-  figures_ = {};
-  for (Simdgroup& simdgroup : simdgroups_) simdgroup = {};
-}
-
 void SimdgroupAccesses::add(uint32_t thread, const Segment& segment, const LaneAccess& access) {
   if (segment.kind != Segment::device && segment.kind != Segment::threadgroup) return;
   Simdgroup& simdgroup = simdgroups_[thread / 32];

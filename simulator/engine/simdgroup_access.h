@@ -29,7 +29,7 @@ struct LaneAccess {
 
 class SimdgroupAccesses {
  public:
-  void begin_dispatch();
+  void begin_dispatch() { figures_ = {}; }
   void add(uint32_t thread, const Segment& segment, const LaneAccess& access);
   // The lanes of the simdgroup are together: what they did since the last time is complete. The two elements that each
   // lane then reads or writes for a simdgroup_load or _store are one access to the 8x8 matrix.
