@@ -52,6 +52,29 @@ def test_scale(device: torch.device) -> None:
     assert_exact(OP, case, run(OP, case, device, scale=0.3), scale=0.3)
 
 
+@pytest.mark.parametrize("grouping", ["block", "tiled"])
+def test_heads_that_share_the_products_of_their_keys(device: torch.device, grouping: str) -> None:
+    """From 120 chunks of key heads on, one threadgroup of the Metal kernel owns all value heads of a key head."""
+    case = make_case(64, 8, 12, B=15, H=2, HV=6)
+    options = {"chunk_size": 16, "head_grouping": grouping}
+    assert_exact(OP, case, run(OP, case, device, **options), head_grouping=grouping)
+
+
+def test_equals_its_stages_one_by_one(device: torch.device) -> None:
+    case = make_case(150, 96, 72, H=2, HV=6, bounds=[0, 17, 17, 81, 150])
+    there, cu = case.to(device), case.cu_seqlens
+    g = torch_gdn.chunk_local_cumsum(there.g, cu_seqlens=cu)
+    A_inv = torch_gdn.solve_tril(torch_gdn.chunk_scaled_dot_kkt(there.k, g, there.beta, cu), cu)
+    w, u = torch_gdn.recompute_w_u(there.k, there.v, there.beta, A_inv, g, cu)
+    states = {"initial_state": there.initial_state, "output_final_state": True}
+    h, v_new, state = torch_gdn.chunk_fwd_h(there.k, w, u, g, cu_seqlens=cu, **states)
+    o = torch_gdn.chunk_fwd_o(there.q, there.k, v_new, h, g, cu_seqlens=cu)
+    assert state is not None
+    whole_o, whole_state = run(OP, case, device)
+    assert_close("o", whole_o, o.cpu().double(), chunk_f32(case.largest_sum()))
+    assert_close("final_state", whole_state, state.cpu().double(), chunk_f32(case.largest_sum()), head_dim=1)
+
+
 def test_is_called_as_transformers_does(device: torch.device) -> None:
     """q, k and v by position, the rest by keyword, beta in the activations' dtype, no cu_seqlens."""
     case = make_case(70, dtype=torch.bfloat16, normal=False, state=False)

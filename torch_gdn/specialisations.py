@@ -65,7 +65,8 @@ class Variant:
             "chunk_local_cumsum": (C,),
             "chunk_scaled_dot_kkt": (T, K, C, keys),
             "solve_tril": (C,),
-            "recompute_w_u": (T, S, K, V, C, keys_and_values),
+            "recompute_w_u": (T, K, V, C, keys_and_values),
+            "chunk_fwd_intra": (T, "float" if T == "half" else T, K, V, C, keys_and_values),
             "chunk_fwd_h": (T, S, K, V, C, keys, METAL_TYPES[self.pool]),
             "chunk_fwd_o": (T, S, K, V, C, keys),
             "l2norm": (T, K),
@@ -84,15 +85,10 @@ def spelled(value: bool) -> str:
     return "true" if value else "false"
 
 
-CHUNK_KERNELS = (
-    "chunk_local_cumsum",
-    "chunk_scaled_dot_kkt",
-    "solve_tril",
-    "recompute_w_u",
-    "chunk_fwd_h",
-    "chunk_fwd_o",
-)
-KERNELS = (*CHUNK_KERNELS, "l2norm", "fused_recurrent_gated_delta_rule")
+STAGES = ("chunk_fwd_h", "chunk_fwd_o")  # of the stage ops and of the whole op
+STAGE_KERNELS = ("chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", *STAGES)
+CHUNK_KERNELS = ("chunk_fwd_intra", *STAGES)  # of the whole op
+KERNELS = (*STAGE_KERNELS, "chunk_fwd_intra", "l2norm", "fused_recurrent_gated_delta_rule")
 
 
 @dataclass(frozen=True)

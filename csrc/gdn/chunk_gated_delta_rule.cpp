@@ -19,13 +19,6 @@ at::TensorOptions between(const Tensor& q) {
   return q.options().dtype(q.scalar_type() == at::kHalf ? at::kFloat : q.scalar_type());
 }
 
-// beta as the stages read it: itself where it is contiguous f32, else written by the first stage. Undefined, if itself.
-Tensor steps_to_write(const Gates& gates) {
-  const Tensor& beta = *gates.beta;
-  const bool is_ready = gates.parameters.largest_step == 0 && beta.scalar_type() == at::kFloat && beta.is_contiguous();
-  return is_ready ? Tensor() : at::empty(beta.sizes(), beta.options().dtype(at::kFloat));
-}
-
 // Returns h.
 Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, const Gates& gates,
                   const StatePlaces& states, const optional<Tensor>& bounds, const RuleOptions& options,
@@ -39,18 +32,12 @@ Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, 
     q = unit_q;
     k = unit_k;
   }
-  const auto new_steps = steps_to_write(gates);
-  const auto steps = new_steps.defined() ? new_steps : *gates.beta;
   const auto g_cumsum = at::empty({shape.B, shape.T, shape.HV}, f32);
-  const auto A = at::empty({shape.B, shape.T, shape.HV, shape.C}, f32), A_inv = at::empty_like(A);
   const auto w = at::empty({shape.B, shape.T, shape.HV, shape.K}, between(q));
   const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, between(q)), v_new = at::empty_like(u);
   const auto h = at::empty(chunk_state_shape(shape, options.state_v_first), between(q));
 
-  launches.push_back(launch_chunk_local_cumsum(shape, gates, bounds, g_cumsum, new_steps));
-  launches.push_back(launch_chunk_scaled_dot_kkt(shape, k, g_cumsum, steps, bounds, A));
-  launches.push_back(launch_solve_tril(shape, A, bounds, A_inv));
-  launches.push_back(launch_recompute_w_u(shape, k, v, steps, A_inv, g_cumsum, bounds, w, u));
+  launches.push_back(launch_chunk_fwd_intra(shape, k, v, gates, bounds, g_cumsum, w, u));
   launches.push_back(launch_chunk_fwd_h(shape, k, w, u, g_cumsum, states, options.state_v_first, bounds, h, v_new));
   launches.push_back(launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, options.scale, options.state_v_first, bounds,
                                         states.slots, o));

@@ -5,8 +5,10 @@
 
 namespace torch_gdn {
 
-Launch launch_chunk_scaled_dot_kkt(const ChunkShape& shape, const Tensor& k, const Tensor& g, const Tensor& beta,
-                                   const optional<Tensor>& bounds, const Tensor& A) {
+namespace {
+
+Launch launch(const ChunkShape& shape, const Tensor& k, const Tensor& g, const Tensor& beta,
+              const optional<Tensor>& bounds, const Tensor& A) {
   const KktParameters parameters{sequence_parameters(shape), row_strides(k), head_groups(shape), int32_t(shape.HV)};
   return {"chunk_scaled_dot_kkt",
           "gdn/chunk_scaled_dot_kkt.metal",
@@ -16,8 +18,6 @@ Launch launch_chunk_scaled_dot_kkt(const ChunkShape& shape, const Tensor& k, con
           size_t(2 * shape.C)};
 }
 
-namespace {
-
 Tensor chunk_scaled_dot_kkt(const Tensor& k_any, const Tensor& g, const Tensor& beta,
                             const optional<Tensor>& cu_seqlens, int64_t chunk_size,
                             const optional<Tensor>& chunk_indices) {
@@ -25,7 +25,7 @@ Tensor chunk_scaled_dot_kkt(const Tensor& k_any, const Tensor& g, const Tensor& 
   const auto k = unit_last_stride(k_any, "k");
   const auto A = at::empty({shape.B, shape.T, shape.HV, shape.C}, g.options());
   const auto bounds = sequence_bounds(cu_seqlens, k.device());
-  launcher().run({launch_chunk_scaled_dot_kkt(shape, k, as_f32(g), as_f32(beta), bounds, A)});
+  launcher().run({launch(shape, k, as_f32(g), as_f32(beta), bounds, A)});
   return A;
 }
 

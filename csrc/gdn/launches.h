@@ -27,15 +27,9 @@ struct RuleOptions {
   double scale;
 };
 
-// steps: where beta is to be written as f32, else undefined.
-Launch launch_chunk_local_cumsum(const ChunkShape& shape, const Gates& gates, const optional<Tensor>& bounds,
-                                 const Tensor& g_cumsum, const Tensor& steps);
-Launch launch_chunk_scaled_dot_kkt(const ChunkShape& shape, const Tensor& k, const Tensor& g, const Tensor& beta,
-                                   const optional<Tensor>& bounds, const Tensor& A);
-Launch launch_solve_tril(const ChunkShape& shape, const Tensor& A, const optional<Tensor>& bounds, const Tensor& A_inv);
-Launch launch_recompute_w_u(const ChunkShape& shape, const Tensor& k, const Tensor& v, const Tensor& beta,
-                            const Tensor& A, const Tensor& g, const optional<Tensor>& bounds, const Tensor& w,
-                            const Tensor& u);
+// What is done within each chunk: cumulative g, w and u.
+Launch launch_chunk_fwd_intra(const ChunkShape& shape, const Tensor& k, const Tensor& v, const Gates& gates,
+                              const optional<Tensor>& bounds, const Tensor& g_cumsum, const Tensor& w, const Tensor& u);
 Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
                           const StatePlaces& states, bool state_v_first, const optional<Tensor>& bounds,
                           const Tensor& h, const Tensor& v_new);

@@ -5,21 +5,20 @@
 
 namespace torch_gdn {
 
-Launch launch_recompute_w_u(const ChunkShape& shape, const Tensor& k, const Tensor& v, const Tensor& beta,
-                            const Tensor& A, const Tensor& g, const optional<Tensor>& bounds, const Tensor& w,
-                            const Tensor& u) {
+namespace {
+
+Launch launch(const ChunkShape& shape, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& A,
+              const Tensor& g, const optional<Tensor>& bounds, const Tensor& w, const Tensor& u) {
   const RecomputeParameters parameters{sequence_parameters(shape), row_strides(k), row_strides(v), head_groups(shape),
                                        int32_t(shape.HV)};
   return {"recompute_w_u",
           "gdn/recompute_w_u.metal",
-          {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
-           std::to_string(shape.C), packet_width({k, v})},
+          {metal_type(k.scalar_type()), std::to_string(shape.K), std::to_string(shape.V), std::to_string(shape.C),
+           packet_width({k, v})},
           {k, v, beta, A, g, or_stand_in(bounds, g), w, u, Binding::values(parameters)},
           {size_t(shape.NT), size_t(shape.HV), size_t(shape.B)},
           size_t(2 * shape.C)};
 }
-
-namespace {
 
 std::tuple<Tensor, Tensor> recompute_w_u(const Tensor& k_any, const Tensor& v_any, const Tensor& beta, const Tensor& A,
                                          const Tensor& g, const optional<Tensor>& cu_seqlens,
@@ -29,7 +28,7 @@ std::tuple<Tensor, Tensor> recompute_w_u(const Tensor& k_any, const Tensor& v_an
   const auto w = at::empty({shape.B, shape.T, shape.HV, shape.K}, k.options());
   const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, k.options());
   const auto bounds = sequence_bounds(cu_seqlens, k.device());
-  launcher().run({launch_recompute_w_u(shape, k, v, as_f32(beta), as_contiguous(A, "A"), as_f32(g), bounds, w, u)});
+  launcher().run({launch(shape, k, v, as_f32(beta), as_contiguous(A, "A"), as_f32(g), bounds, w, u)});
   return {w, u};
 }
 

@@ -5,8 +5,9 @@
 
 namespace torch_gdn {
 
-Launch launch_solve_tril(const ChunkShape& shape, const Tensor& A, const optional<Tensor>& bounds,
-                         const Tensor& A_inv) {
+namespace {
+
+Launch launch(const ChunkShape& shape, const Tensor& A, const optional<Tensor>& bounds, const Tensor& A_inv) {
   const SolveParameters parameters{sequence_parameters(shape), int32_t(shape.HV)};
   return {"solve_tril",
           "gdn/solve_tril.metal",
@@ -16,13 +17,11 @@ Launch launch_solve_tril(const ChunkShape& shape, const Tensor& A, const optiona
           size_t(2 * shape.C)};
 }
 
-namespace {
-
 Tensor solve_tril(const Tensor& A, const optional<Tensor>& cu_seqlens, const optional<Tensor>& chunk_indices) {
   const auto shape = check_solve_tril(A, cu_seqlens, chunk_indices);
   const auto A_inv = at::empty(A.sizes(), A.options());
   const auto bounds = sequence_bounds(cu_seqlens, A.device());
-  launcher().run({launch_solve_tril(shape, as_contiguous(A, "A"), bounds, A_inv)});
+  launcher().run({launch(shape, as_contiguous(A, "A"), bounds, A_inv)});
   return A_inv;
 }
 

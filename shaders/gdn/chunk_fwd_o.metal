@@ -5,10 +5,9 @@
 // Layout: q, k [B, T, H, K] with row strides, v (v_new) and o [B, T, HV, V], h [B, NT, HV, ...] with any strides of K
 // and V, g (cumulative) [B, T, HV] f32.
 // o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), the diagonal included.
-#include "common/fragment.h"
 #include "common/sequences.h"
 #include "common/slots.h"
-#include "common/tile.h"
+#include "gdn/triangle.h"
 
 static constant constexpr const int kSlice = 32;  // columns of q and k that are staged at once
 
@@ -30,8 +29,6 @@ METAL_FUNC void masked_scores(
   constexpr int kStride = tile_stride<T>(kSlice);
   threadgroup T* query_tile = scratch;
   threadgroup T* key_tile = scratch + C * kStride;
-  const int low_row = int(simdgroup);
-  const int high_row = kBlocks - 1 - low_row;
 
   float2 products[kBlocks + 1];
   UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
@@ -39,27 +36,18 @@ METAL_FUNC void masked_scores(
     stage_rows<C, kSlice, Width, 2 * C>(query_tile, queries + slice, query_stride, tokens, K - slice, thread_index);
     stage_rows<C, kSlice, Width, 2 * C>(key_tile, keys + slice, key_stride, tokens, K - slice, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int depth = 0; depth < kSlice; depth += 8) {
-      const float2 low = load_fragment(query_tile + low_row * 8 * kStride + depth, kStride, at);
-      const float2 high = load_fragment(query_tile + high_row * 8 * kStride + depth, kStride, at);
-      UNROLL for (int n = 0; n <= kBlocks; ++n) {
-        const int column = n <= low_row ? n : n - low_row - 1;
-        const float2 key = load_transposed(key_tile + column * 8 * kStride + depth, kStride, at);
-        multiply_add(products[n], n <= low_row ? low : high, key);
-      }
-    }
+    add_lower_products<C, kSlice>(products, query_tile, key_tile, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
   UNROLL for (int n = 0; n <= kBlocks; ++n) {
-    const int row = n <= low_row ? low_row : high_row;
-    const int column = n <= low_row ? n : n - low_row - 1;
-    const int i = row * 8 + at.row;
-    const int j = column * 8 + at.column;
+    const BlockPosition block = own_block<C>(simdgroup, n);
+    const int i = block.row * 8 + at.row;
+    const int j = block.column * 8 + at.column;
     float2 score = float2(0.0f);
     if (i < tokens && i >= j) score.x = products[n].x * exp(decay[i] - decay[j]);
     if (i < tokens && i >= j + 1) score.y = products[n].y * exp(decay[i] - decay[j + 1]);
-    store_fragment(scores + row * 8 * (C + 4) + column * 8, C + 4, at, score);
+    store_fragment(scores + block.row * 8 * (C + 4) + block.column * 8, C + 4, at, score);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }

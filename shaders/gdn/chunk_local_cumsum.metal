@@ -1,22 +1,16 @@
 // One lane owns one value head of one chunk and scans its tokens; 32 heads a threadgroup, so that reads coalesce.
-// In registers: the running sum. Layout: g and beta [B, T, HV] of any strides and float dtype, or raw, with A_log and
-// dt_bias [HV]; g_cumsum and steps (beta as the later stages read it, where they ask for it) [B, T, HV], f32.
+// In registers: the running sum. Layout: g [B, T, HV] of any strides and float dtype, g_cumsum [B, T, HV] f32.
 // Source: FLA's chunk_local_cumsum; the clamp is ours (exp(-104) is 0 in f32, and a sum of smaller terms loses digits).
-#include "common/fragment.h"
 #include "common/gates.h"
 #include "common/sequences.h"
 
 template <int C>
 [[kernel]] void chunk_local_cumsum(
     device const uchar* g [[buffer(0)]],
-    device const uchar* beta [[buffer(1)]],
-    device const uchar* A_log [[buffer(2)]],
-    device const uchar* dt_bias [[buffer(3)]],
-    device const int64_t* bounds [[buffer(4)]],
-    device float* g_cumsum [[buffer(5)]],
-    device float* steps [[buffer(6)]],
-    device ErrorLog* errors [[buffer(7)]],
-    constant CumsumParameters& parameters [[buffer(8)]],
+    device const int64_t* bounds [[buffer(1)]],
+    device float* g_cumsum [[buffer(2)]],
+    device ErrorLog* errors [[buffer(3)]],
+    constant CumsumParameters& parameters [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
@@ -29,10 +23,11 @@ template <int C>
     int64_t index = first * parameters.value_heads + head;
     float sum = 0.0f;
     for (int token = chunk.first; token < chunk.first + chunk.tokens; ++token, index += parameters.value_heads) {
-      const float gate = gate_at(g, A_log, dt_bias, parameters.gates, chunk.batch, token, head);
+      const float gate = read_float(
+          g, chunk.batch * parameters.g.batch + token * parameters.g.token + head * parameters.g.head,
+          parameters.g_type);
       sum += gate < -104.0f ? -104.0f : gate;  // a NaN stays one
       g_cumsum[index] = sum;
-      if (parameters.has_steps != 0) steps[index] = step_at(beta, parameters.gates, chunk.batch, token, head, 0);
     }
   }
 }

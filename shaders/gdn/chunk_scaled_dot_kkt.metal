@@ -1,9 +1,8 @@
 // One threadgroup owns one chunk of one key head; simdgroup s owns block rows s and C/8-1-s, which gives each the same
 // number of lower blocks. In registers: k k^T of those blocks, computed once for all value heads of the key head.
 // Layout: k [B, T, H, K] with row strides, g (cumulative) and beta [B, T, HV] f32, A [B, T, HV, C] f32, strictly lower.
-#include "common/fragment.h"
 #include "common/sequences.h"
-#include "common/tile.h"
+#include "gdn/triangle.h"
 
 // A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, zero elsewhere; the difference is formed only where i > j, since
 // exp(c_i - c_j) overflows above the diagonal. `product` belongs to columns j and j + 1.
@@ -42,15 +41,13 @@ template <typename T, int K, int C, int Width>
   static_assert(K >= 1 && K <= 256, "K is at most 256");
   constexpr int kBlocks = C / 8;
   constexpr int kSlice = 32;
-  constexpr int kStride = tile_stride<T>(kSlice);
-  threadgroup T tile[C * kStride];
+  threadgroup T tile[C * tile_stride<T>(kSlice)];
 
   const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
   const LanePosition at = lane_position(lane);
   const int low_row = int(simdgroup);
   const int high_row = kBlocks - 1 - low_row;
 
-  // k k^T: block n lies in the low row up to its diagonal, then in the high row.
   float2 products[kBlocks + 1];
   UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
   device const T* keys =
@@ -58,15 +55,7 @@ template <typename T, int K, int C, int Width>
   for (int slice = 0; slice < K; slice += kSlice) {
     stage_rows<C, kSlice, Width, 2 * C>(tile, keys + slice, parameters.k.token, chunk.tokens, K - slice, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int depth = 0; depth < kSlice; depth += 8) {
-      const float2 low = load_fragment(tile + low_row * 8 * kStride + depth, kStride, at);
-      const float2 high = load_fragment(tile + high_row * 8 * kStride + depth, kStride, at);
-      UNROLL for (int n = 0; n <= kBlocks; ++n) {
-        const int column = n <= low_row ? n : n - low_row - 1;
-        const float2 other = load_transposed(tile + column * 8 * kStride + depth, kStride, at);
-        multiply_add(products[n], n <= low_row ? low : high, other);
-      }
-    }
+    add_lower_products<C, kSlice>(products, tile, tile, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
@@ -75,11 +64,10 @@ template <typename T, int K, int C, int Width>
     const int head = int(group.y) * parameters.heads.divisor + member * parameters.heads.member_stride;
     const int64_t first = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
     UNROLL for (int n = 0; n <= kBlocks; ++n) {
-      const int row = n <= low_row ? low_row : high_row;
-      const int column = n <= low_row ? n : n - low_row - 1;
+      const BlockPosition block = own_block<C>(simdgroup, n);
       write_block<C>(
-          A + first * C, g + first, beta + first, value_heads, row * 8 + at.row, column * 8 + at.column, chunk.tokens,
-          products[n]);
+          A + first * C, g + first, beta + first, value_heads, block.row * 8 + at.row, block.column * 8 + at.column,
+          chunk.tokens, products[n]);
     }
     // The blocks above the diagonal: high_row of them in the low row, then low_row of them in the high row.
     UNROLL for (int n = 0; n < kBlocks - 1; ++n) {

@@ -60,9 +60,9 @@ struct SlotParameters {
 
 struct CumsumParameters {
   SequenceParameters sequence;
-  GateParameters gates;
+  RowStrides g;
+  int32_t g_type;
   int32_t value_heads;
-  int32_t has_steps;  // 1: beta is written as f32 too
 };
 
 struct KktParameters {
@@ -82,6 +82,15 @@ struct RecomputeParameters {
   RowStrides k, v;
   HeadGroups heads;
   int32_t value_heads;
+};
+
+struct IntraParameters {
+  SequenceParameters sequence;
+  GateParameters gates;
+  RowStrides k, v;
+  HeadGroups heads;
+  int32_t value_heads;
+  int32_t members;  // value heads of a key head that a threadgroup owns
 };
 
 struct StateParameters {

@@ -14,6 +14,7 @@ import torch
 from torch_gdn import _C
 from torch_gdn.check.device import check_use
 from torch_gdn.check.steps import LeftOut
+from torch_gdn.specialisations import CHUNK_KERNELS, STAGE_KERNELS
 
 Result = TypeVar("Result")
 DEVICES = ("cpu", "mps")
@@ -65,20 +66,12 @@ def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args
         return op(*args, **options)
 
 
-CHUNK_KERNELS = (
-    "chunk_local_cumsum",
-    "chunk_scaled_dot_kkt",
-    "solve_tril",
-    "recompute_w_u",
-    "chunk_fwd_h",
-    "chunk_fwd_o",
-)
 WAYS = {"staged": CHUNK_KERNELS, "sequential": ("fused_recurrent_gated_delta_rule",)}
 KERNELS = {
     "chunk_gated_delta_rule": CHUNK_KERNELS,
     "fused_recurrent_gated_delta_rule": ("fused_recurrent_gated_delta_rule",),
     "l2norm": ("l2norm",),
-    **{name: (name,) for name in CHUNK_KERNELS},
+    **{name: (name,) for name in STAGE_KERNELS},
 }
 
 

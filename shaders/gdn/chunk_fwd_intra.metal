@@ -1,0 +1,177 @@
+// One threadgroup owns one chunk of some value heads of one key head, in turn: what chunk_local_cumsum,
+// chunk_scaled_dot_kkt, solve_tril and recompute_w_u do, without A and its inverse in device memory. Simdgroup s of
+// C/16 owns block rows s and C/8-1-s of k k^T, then 8 or 16 columns of u and w at a time. In registers: k k^T and,
+// where they fit in 256 bytes, the simdgroup's columns of k, both once for all heads; else k is read again for each
+// head's w. In threadgroup memory: A, which becomes its inverse, and a slice of k or v. Layout: k [B, T, H, K] and v
+// [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or raw; g_cumsum [B, T, HV] f32, w
+// [B, T, HV, K] and u [B, T, HV, V] of type S: T, or float where T is half, whose range a state can leave. A_ij =
+// beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta exp(c) k)
+#include "common/gates.h"
+#include "common/sequences.h"
+#include "gdn/triangle.h"
+
+// c, the running sum of g, and what scales the rows of v and of k. A simdgroup scans 32 tokens at a time. A decay of
+// exp(-104) is 0 in f32, and a sum of smaller terms loses digits.
+template <int C>
+METAL_FUNC void scan_gates(
+    threadgroup float* sums,
+    threadgroup float* value_scale,
+    threadgroup float* key_scale,
+    device const uchar* g,
+    device const uchar* beta,
+    device const uchar* A_log,
+    device const uchar* dt_bias,
+    device float* g_cumsum,
+    int value_heads,
+    constant GateParameters& gates,
+    Chunk chunk,
+    int head,
+    uint lane) {
+  float carried = 0.0f;
+  UNROLL for (int base = 0; base < C; base += 32) {
+    const int token = base + int(lane);
+    const bool inside = token < chunk.tokens;
+    const float gate = inside ? gate_at(g, A_log, dt_bias, gates, chunk.batch, chunk.first + token, head) : 0.0f;
+    const float step = inside ? step_at(beta, gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
+    const float sum = carried + simd_prefix_inclusive_sum(gate < -104.0f ? -104.0f : gate);  // a NaN stays one
+    carried = simd_shuffle(sum, ushort(31));
+    if (token < C) {
+      sums[token] = sum;
+      value_scale[token] = step;
+      key_scale[token] = step * exp(sum);
+    }
+    if (inside) g_cumsum[int64_t(token) * value_heads] = sum;
+  }
+}
+
+// A from the simdgroup's blocks of k k^T. The difference of sums is formed only where i > j, since exp(c_i - c_j)
+// overflows above the diagonal.
+template <int C>
+METAL_FUNC void write_triangle(
+    threadgroup float* triangle,
+    thread const float2* products,
+    threadgroup const float* sums,
+    threadgroup const float* beta,
+    int tokens,
+    uint simdgroup,
+    LanePosition at) {
+  UNROLL for (int n = 0; n <= C / 8; ++n) {
+    const BlockPosition block = own_block<C>(simdgroup, n);
+    const int i = block.row * 8 + at.row;
+    const int j = block.column * 8 + at.column;
+    float2 value = float2(0.0f);
+    if (i < tokens && i > j) value.x = beta[i] * products[n].x * exp(sums[i] - sums[j]);
+    if (i < tokens && i > j + 1) value.y = beta[i] * products[n].y * exp(sums[i] - sums[j + 1]);
+    store_fragment(triangle + triangle_block(block.row, block.column), 8, at, value);
+  }
+}
+
+template <typename T, typename S, int K, int V, int C, int Width>
+[[kernel]] void chunk_fwd_intra(
+    device const T* k [[buffer(0)]],
+    device const T* v [[buffer(1)]],
+    device const uchar* g [[buffer(2)]],
+    device const uchar* beta [[buffer(3)]],
+    device const uchar* A_log [[buffer(4)]],
+    device const uchar* dt_bias [[buffer(5)]],
+    device const int64_t* bounds [[buffer(6)]],
+    device float* g_cumsum [[buffer(7)]],
+    device S* w [[buffer(8)]],
+    device S* u [[buffer(9)]],
+    device ErrorLog* errors [[buffer(10)]],
+    constant IntraParameters& parameters [[buffer(11)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
+  static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
+  constexpr int kBlocks = C / 8;
+  constexpr int kThreads = 2 * C;
+  constexpr int kSides = 4 / int(sizeof(T));  // 8 columns each, of a simdgroup
+  constexpr int kColumns = C / 2 * kSides;    // of a slice: 128 bytes a row where C is 64
+  constexpr int kOperand = kBlocks * kSides;  // fragments of a simdgroup's columns
+  constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
+  constexpr bool kKeepsKeys = kKeySlices * kOperand * 2 * int(sizeof(T)) <= 256;
+  threadgroup T tile[C * tile_stride<T>(kColumns)];
+  threadgroup float triangle[triangle_floats<C>()];
+  threadgroup float sums[C];
+  threadgroup float value_scale[C];
+  threadgroup float key_scale[C];
+
+  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
+  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
+    report_bounds(bounds, parameters.sequence, C, errors, lane);
+  }
+  const LanePosition at = lane_position(lane);
+  const int key_head = int(group.y) % parameters.heads.modulus;
+  const int first_member = int(group.y) / parameters.heads.modulus * parameters.members;
+  const int own_column = int(simdgroup) * kSides * 8;
+  device const T* keys =
+      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
+
+  float2 products[kBlocks + 1];
+  vec<T, 2> kept[kKeepsKeys ? kKeySlices * kOperand : 1];
+  UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
+  UNROLL for (int slice = 0; slice < kKeySlices; ++slice) {
+    const int column = slice * kColumns;
+    stage_rows<C, kColumns, Width, kThreads>(
+        tile, keys + column, parameters.k.token, chunk.tokens, K - column, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    add_lower_products<C, kColumns>(products, tile, tile, simdgroup, at);
+    if constexpr (kKeepsKeys) {
+      UNROLL for (int n = 0; n < kOperand; ++n) {
+        threadgroup const T* corner = tile + n / kSides * 8 * tile_stride<T>(kColumns) + own_column + n % kSides * 8;
+        kept[slice * kOperand + n] = vec<T, 2>(load_fragment(corner, tile_stride<T>(kColumns), at));
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  const int64_t value_heads = parameters.value_heads;
+  for (int member = first_member; member < min(first_member + parameters.members, parameters.heads.members); ++member) {
+    const int64_t head = key_head * parameters.heads.divisor + member * parameters.heads.member_stride;
+    const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
+    if (simdgroup == 0) {
+      scan_gates<C>(
+          sums, value_scale, key_scale, g, beta, A_log, dt_bias, g_cumsum + row, parameters.value_heads,
+          parameters.gates, chunk, int(head), lane);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    write_triangle<C>(triangle, products, sums, value_scale, chunk.tokens, simdgroup, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    invert_triangle<C>(triangle, thread_index, simdgroup, at);
+
+    float2 operand[kOperand];
+    device const T* values =
+        v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
+    for (int column = 0; column < V; column += kColumns) {
+      stage_rows<C, kColumns, Width, kThreads>(
+          tile, values + column, parameters.v.token, chunk.tokens, V - column, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      load_operand<C, kSides, kColumns>(operand, tile, value_scale, simdgroup, at);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      multiply_triangle<C, kSides>(
+          triangle, operand, u + row * V + column + own_column, value_heads * V, chunk.tokens, V - column - own_column,
+          at);
+    }
+    UNROLL for (int slice = 0; slice < kKeySlices; ++slice) {
+      const int column = slice * kColumns;
+      if constexpr (kKeepsKeys) {
+        UNROLL for (int n = 0; n < kOperand; ++n) {
+          operand[n] = float2(kept[slice * kOperand + n]) * key_scale[n / kSides * 8 + at.row];
+        }
+      } else {
+        stage_rows<C, kColumns, Width, kThreads>(
+            tile, keys + column, parameters.k.token, chunk.tokens, K - column, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        load_operand<C, kSides, kColumns>(operand, tile, key_scale, simdgroup, at);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+      }
+      multiply_triangle<C, kSides>(
+          triangle, operand, w + row * K + column + own_column, value_heads * K, chunk.tokens, K - column - own_column,
+          at);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}

@@ -1,0 +1,148 @@
+// A lower triangular [C, C] matrix of a chunk in threadgroup memory, f32: its 8x8 blocks on and below the diagonal, row
+// by row, so 9 KB where C is 64. C/16 simdgroups work on it; simdgroup s owns block rows s and C/8-1-s, which gives
+// each the same number of lower blocks.
+#pragma once
+#include "common/fragment.h"
+#include "common/tile.h"
+
+template <int C>
+METAL_FUNC constexpr int triangle_floats() {
+  return (C / 8) * (C / 8 + 1) / 2 * 64;
+}
+
+METAL_FUNC int triangle_block(int row, int column) { return (row * (row + 1) / 2 + column) * 64; }
+
+METAL_FUNC int triangle_element(int i, int j) { return triangle_block(i / 8, j / 8) + i % 8 * 8 + j % 8; }
+
+// Of the C/8+1 blocks that a simdgroup owns, number n lies in the low row up to its diagonal, then in the high row.
+struct BlockPosition {
+  int row;
+  int column;
+};
+
+template <int C>
+METAL_FUNC BlockPosition own_block(uint simdgroup, int n) {
+  const int low_row = int(simdgroup);
+  BlockPosition block;
+  block.row = n <= low_row ? low_row : C / 8 - 1 - low_row;
+  block.column = n <= low_row ? n : n - low_row - 1;
+  return block;
+}
+
+// products += left right^T, over tiles of C rows and `Columns` columns, in the blocks that the simdgroup owns.
+template <int C, int Columns, typename T>
+METAL_FUNC void add_lower_products(
+    thread float2* products, threadgroup const T* left, threadgroup const T* right, uint simdgroup, LanePosition at) {
+  constexpr int kStride = tile_stride<T>(Columns);
+  const int low_row = int(simdgroup);
+  const int high_row = C / 8 - 1 - low_row;
+  for (int depth = 0; depth < Columns; depth += 8) {
+    const float2 low = load_fragment(left + low_row * 8 * kStride + depth, kStride, at);
+    const float2 high = load_fragment(left + high_row * 8 * kStride + depth, kStride, at);
+    UNROLL for (int n = 0; n <= C / 8; ++n) {
+      const int column = own_block<C>(simdgroup, n).column;
+      const float2 other = load_transposed(right + column * 8 * kStride + depth, kStride, at);
+      multiply_add(products[n], n <= low_row ? low : high, other);
+    }
+  }
+}
+
+// [L11 0; L21 L22]^-1 = [X11 0; -X22 L21 X11  X22]: turns the inverses of N-row blocks into those of 2N-row blocks.
+// Each simdgroup owns 8 columns of one pair of blocks.
+template <int N>
+METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, LanePosition at) {
+  constexpr int kBlocks = N / 8;
+  const int upper = int(simdgroup) / kBlocks * 2 * kBlocks;  // block row of X11
+  const int lower = upper + kBlocks;                         // of L21, which becomes the result, and of X22
+  const int column = int(simdgroup) % kBlocks;
+
+  float2 product[kBlocks];
+  UNROLL for (int row = 0; row < kBlocks; ++row) product[row] = float2(0.0f);
+  UNROLL for (int depth = 0; depth < kBlocks; ++depth) {
+    const float2 right =
+        depth < column ? float2(0.0f) : load_fragment(triangle + triangle_block(upper + depth, upper + column), 8, at);
+    UNROLL for (int row = 0; row < kBlocks; ++row) {
+      multiply_add(product[row], load_fragment(triangle + triangle_block(lower + row, upper + depth), 8, at), right);
+    }
+  }
+  float2 result[kBlocks];
+  UNROLL for (int row = 0; row < kBlocks; ++row) {
+    result[row] = float2(0.0f);
+    UNROLL for (int depth = 0; depth <= row; ++depth) {
+      const float2 left = load_fragment(triangle + triangle_block(lower + row, lower + depth), 8, at);
+      multiply_add(result[row], left, product[depth]);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  UNROLL for (int row = 0; row < kBlocks; ++row) {
+    store_fragment(triangle + triangle_block(lower + row, upper + column), 8, at, -result[row]);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// (I + A)^-1 in place of A, which is strictly lower. Forward substitution within 8 rows, since a Neumann series over
+// more is off by 2.5e-2 with repeated keys and beta 1.9; merging blocks costs 1e-6 there.
+template <int C>
+METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, uint simdgroup, LanePosition at) {
+  // Thread t < C solves column t of the diagonal block that holds it: x_i = [i == j] - sum over m < i of A_im x_m.
+  threadgroup float* block =
+      triangle + triangle_block(int(thread_index) / 8 % (C / 8), int(thread_index) / 8 % (C / 8));
+  const int column = int(thread_index) % 8;
+  float x[8];
+  if (int(thread_index) < C) {
+    UNROLL for (int i = 0; i < 8; ++i) {
+      x[i] = i == column ? 1.0f : 0.0f;
+      UNROLL for (int m = 0; m < i; ++m) x[i] -= block[i * 8 + m] * x[m];
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (int(thread_index) < C) {
+    UNROLL for (int i = 0; i < 8; ++i) block[i * 8 + column] = x[i];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  merge_inverses<8>(triangle, simdgroup, at);
+  if (C >= 32) merge_inverses<16>(triangle, simdgroup, at);
+  if (C >= 64) merge_inverses<32>(triangle, simdgroup, at);
+}
+
+// The columns of an operand [C, 8 Sides] that a simdgroup owns, from a tile; row i is multiplied by scale[i].
+template <int C, int Sides, int Columns, typename T>
+METAL_FUNC void load_operand(
+    thread float2* operand,
+    threadgroup const T* tile,
+    threadgroup const float* scale,
+    uint simdgroup,
+    LanePosition at) {
+  constexpr int kStride = tile_stride<T>(Columns);
+  UNROLL for (int depth = 0; depth < C / 8; ++depth) {
+    const float row_scale = scale[depth * 8 + at.row];
+    UNROLL for (int side = 0; side < Sides; ++side) {
+      const int column = (int(simdgroup) * Sides + side) * 8;
+      operand[depth * Sides + side] = load_fragment(tile + depth * 8 * kStride + column, kStride, at) * row_scale;
+    }
+  }
+}
+
+// result = triangle * operand, of which the simdgroup owns 8 Sides columns; `result` points to the first of them.
+template <int C, int Sides, typename T>
+METAL_FUNC void multiply_triangle(
+    threadgroup const float* triangle,
+    thread const float2* operand,
+    device T* result,
+    int64_t row_stride,
+    int rows,
+    int columns,
+    LanePosition at) {
+  UNROLL for (int row = 0; row < C / 8; ++row) {
+    float2 sum[Sides];
+    UNROLL for (int side = 0; side < Sides; ++side) sum[side] = float2(0.0f);
+    UNROLL for (int depth = 0; depth <= row; ++depth) {
+      const float2 left = load_fragment(triangle + triangle_block(row, depth), 8, at);
+      UNROLL for (int side = 0; side < Sides; ++side) multiply_add(sum[side], left, operand[depth * Sides + side]);
+    }
+    UNROLL for (int side = 0; side < Sides; ++side) {
+      store_fragment(
+          result + row * 8 * row_stride + side * 8, row_stride, 1, rows - row * 8, columns - side * 8, at, sum[side]);
+    }
+  }
+}
