@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,7 +98,7 @@ def mlx(case: Case, device: torch.device) -> Prepared:
         return results
 
     def output() -> tuple[Tensor, Tensor]:
-        o, after = (torch.tensor(x.astype(mx.float32).tolist()) for x in call())
+        o, after = (torch.from_numpy(np.array(x.astype(mx.float32))) for x in call())
         return o, after.transpose(-1, -2)
 
     return Prepared(call, output)

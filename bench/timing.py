@@ -29,8 +29,9 @@ def wait_for(device: torch.device) -> None:
 
 def measure(calls: Mapping[str, Call], device: torch.device, seconds: float = 1.0) -> dict[str, Time]:
     """Each call for about `seconds`. On a GPU the calls of a round are encoded before the device is waited for."""
-    repeats = {name: repeats_of(call, device) for name, call in calls.items()}
-    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    first = {name: first_time_of(call, device) for name, call in calls.items()}
+    repeats = {name: max(1, math.ceil(LEAST_SECONDS / max(time, 1e-9))) for name, time in first.items()}
+    rounds = {name: [time] if repeats[name] == 1 else [] for name, time in first.items()}
     for _ in range(MOST_ROUNDS):
         waiting = [name for name in calls if not is_done(rounds[name], repeats[name], seconds)]
         if not waiting:
@@ -41,13 +42,15 @@ def measure(calls: Mapping[str, Call], device: torch.device, seconds: float = 1.
 
 
 def is_done(times: list[float], repeats: int, seconds: float) -> bool:
-    return len(times) >= LEAST_ROUNDS and sum(times) * repeats >= seconds
+    """Three rounds at least, but of what is very slow one."""
+    spent = sum(times) * repeats
+    return spent >= seconds and (len(times) >= LEAST_ROUNDS or spent >= LEAST_ROUNDS * seconds)
 
 
-def repeats_of(call: Call, device: torch.device) -> int:
-    """How many calls a round needs; the first call, which may compile or allocate, does not count."""
+def first_time_of(call: Call, device: torch.device) -> float:
+    """Of the second call: the first may compile or allocate."""
     call()
-    return max(1, math.ceil(LEAST_SECONDS / max(time_of(call, 1, device), 1e-9)))
+    return time_of(call, 1, device)
 
 
 def time_of(call: Call, repeats: int, device: torch.device) -> float:
