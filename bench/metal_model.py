@@ -1,0 +1,242 @@
+"""What a kernel's counts allow at best on Apple's chips: a model, never a measurement.
+
+    python -m bench.metal_model decode                      one token of Qwen3-Next's 16/32 heads of 128 x 128
+    python -m bench.metal_model prefill --tokens 64 --chips M1 "M4 Max"
+    python -m bench.metal_model --help
+
+The workload runs on the simulated device, which counts (simulator.profile(detailed=True)); each count over the chip's
+rate for it is a time that no run of these kernels on that chip can be below, if the rate holds:
+
+    memory        distinct bytes, over the memory's bandwidth
+    cache         bytes of all simdgroup accesses to device memory, over what a core takes from the cache outside it
+    arithmetic    scalar operations and 8x8x8 matrix products (512 multiply-adds at the scalar rate)
+    threadgroup   cycles of the threadgroup memory's banks
+    latency       what one simdgroup does in turn, arithmetic and waits, times the turns that a core takes: it holds so
+                  many threadgroups at once as threads, threadgroup memory and registers allow
+
+The largest is the bound of the kernel; dispatches follow each other, so their bounds add up. All threadgroups are taken
+to be alike, and the core with the most of them decides. Whatever the chip does besides (a dispatch's own start, caches
+that miss, clocks below the highest) makes it slower: a decode step took 95 us where its traffic takes 8. Faster it can
+only be where data of the dispatch before still lies in the system's cache (memory), or in a core's 8 KB (cache).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+import simulator
+from bench.metal_workloads import WORKLOADS, Shape
+from bench.results import markdown
+from bench.shapes import LAYERS, QWEN3_NEXT
+
+SIMDGROUP = 32  # threads
+
+
+class Chip(NamedTuple):
+    """One chip with all its GPU cores. GHz is known where it was measured; elsewhere it follows from teraflops."""
+
+    family: int  # MTLGPUFamilyApple...
+    cores: int
+    bandwidth: float  # GB/s
+    teraflops: float  # float32, a multiply-add counting as two
+    sources: str
+
+    @property
+    def hertz(self) -> float:
+        return self.teraflops * 1e12 / (2 * LANES * self.cores)
+
+
+# Rates of one core, which no source finds different between chips.
+LANES = 128  # multiply-adds a cycle, float32 and float16 alike [metal-benchmarks]
+MATRIX_LANES = 102  # multiply-adds a cycle of simdgroup_matrix [metal-benchmarks: 101.7 and 102.5]
+CACHE_BYTES = 32  # a cycle from the cache outside the core [metal-benchmarks]
+THREADGROUP_MEMORY = 60 * 1024  # bytes [metal-benchmarks]
+REGISTERS = 208 * 1024  # bytes [metal-benchmarks]
+MOST_THREADS = 3072  # [metal-benchmarks: 24 simdgroups of four pipelines]
+# Cycles that an operation takes its pipeline, where a multiply-add takes one [metal-benchmarks]; others count as 1.
+OPERATION_CYCLES: Mapping[str, float] = {"exp": 4, "log": 4, "div": 6, "sqrt": 8, "rsqrt": 8}
+# Cycles that a simdgroup waits at a barrier and for a collective operation (simd_sum, simdgroup_load, ...): assumed.
+BARRIER_LATENCY, COLLECTIVE_LATENCY = 20.0, 10.0
+
+# Sources. MB: github.com/philipturner/metal-benchmarks, measured on M1 and M2. Apple: its data sheets, for bandwidths.
+# HF: hardware.ts of Hugging Face for the float32 rates. MT: michaelstinkerings.org, measured on an M5: 3.76 teraflops,
+# 94 % of 10 cores at 1.578 GHz, and 122 of 153.6 GB/s.
+CHIPS: Mapping[str, Chip] = {
+    "M1": Chip(7, 8, 68.2, 2.62, "MB"),
+    "M1 Pro": Chip(7, 16, 204.8, 5.31, "MB"),
+    "M1 Max": Chip(7, 32, 409.6, 10.6, "MB"),
+    "M1 Ultra": Chip(7, 64, 819.2, 21.2, "MB"),
+    "M2": Chip(8, 10, 102.4, 3.58, "MB"),
+    "M2 Pro": Chip(8, 19, 204.8, 6.80, "MB, Apple"),
+    "M2 Max": Chip(8, 38, 409.6, 13.6, "MB"),
+    "M3": Chip(9, 10, 102.4, 4.1, "Apple, HF"),
+    "M3 Pro": Chip(9, 18, 153.6, 7.4, "Apple, HF"),
+    "M3 Max": Chip(9, 40, 409.6, 16.4, "Apple; derived from the M3's rate"),
+    "M4": Chip(9, 10, 120.0, 4.6, "Apple, HF"),
+    "M4 Pro": Chip(9, 20, 273.0, 9.2, "Apple, HF"),
+    "M4 Max": Chip(9, 40, 546.0, 18.4, "Apple, HF"),
+    "M5": Chip(10, 10, 153.6, 4.04, "Apple, MT"),
+    "M5 Pro": Chip(10, 20, 307.0, 8.08, "Apple; derived from the M5's rate"),
+    "M5 Max": Chip(10, 40, 614.0, 16.2, "Apple; derived from the M5's rate"),
+}
+
+
+class Prediction(NamedTuple):
+    """Seconds of one kernel's dispatches together, and what they are made of."""
+
+    bounds: Mapping[str, float]  # memory, cache, arithmetic, threadgroup, latency -> seconds
+    cores: int  # that have a threadgroup
+    threads: int  # that a core holds at once
+
+    @property
+    def seconds(self) -> float:
+        return max(self.bounds.values())
+
+    @property
+    def binds(self) -> str:
+        return max(self.bounds, key=lambda name: self.bounds[name])
+
+
+def groups_at_once(figures: Any, threads: int) -> int:
+    """Threadgroups of so many threads that a core holds: its threads, threadgroup memory and registers."""
+    limits = [MOST_THREADS // threads]
+    if figures.threadgroup_memory:
+        limits.append(THREADGROUP_MEMORY // figures.threadgroup_memory)
+    registers = getattr(figures, "live_registers", 0)
+    if registers:
+        limits.append(REGISTERS // (4 * registers * threads))
+    return max(1, min(limits))
+
+
+def arithmetic_cycles(figures: Any) -> float:
+    """Of one core's 128 lanes, for all the work there is."""
+    operations = getattr(figures, "operations_issued", {})
+    scalar = sum(count * OPERATION_CYCLES.get(kind, 1) for kind, count in operations.items())
+    return scalar / LANES + figures.matrix_multiplies * 8 * 8 * 8 / MATRIX_LANES
+
+
+def predict(figures: Any, chip: str | Chip) -> Prediction:
+    """The lower bound of a kernel's dispatches on a chip, from its figures in a detailed profile."""
+    chip = CHIPS[chip] if isinstance(chip, str) else chip
+    dispatches = max(1, figures.dispatches)
+    groups = max(1, figures.threadgroups // dispatches)
+    cores = min(chip.cores, groups)
+    share = -(-groups // chip.cores) / groups  # of the work, on the core that has most of it
+    threads = max(1, figures.threads // max(1, figures.threadgroups))
+    at_once = min(groups_at_once(figures, threads), -(-groups // chip.cores))
+    simdgroups = -(-threads // SIMDGROUP) * max(1, figures.threadgroups)
+
+    distinct = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
+    issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
+    arithmetic = arithmetic_cycles(figures)
+    # One simdgroup's way: its arithmetic at a quarter of the core, then what it waits for.
+    others = figures.collectives - figures.matrix_multiplies
+    waits = figures.barriers / max(1, figures.threadgroups) * BARRIER_LATENCY + others / simdgroups * COLLECTIVE_LATENCY
+    alone = 4 * arithmetic / simdgroups + waits
+    rounds = -(-groups // (chip.cores * at_once))
+    bounds = {
+        "memory": distinct / (chip.bandwidth * 1e9),
+        "cache": issued * share / CACHE_BYTES / chip.hertz,
+        "arithmetic": arithmetic * share / chip.hertz,
+        "threadgroup": figures.bank_cycles * share / chip.hertz,
+        "latency": dispatches * rounds * alone / chip.hertz,
+    }
+    return Prediction(bounds, cores, at_once * threads)
+
+
+def total(kernels: Mapping[str, Any], chip: str | Chip) -> tuple[float, str]:
+    """Seconds of a workload whose kernels follow each other, and what binds the longest part of them."""
+    predictions = [predict(figures, chip) for figures in kernels.values()]
+    parts: dict[str, float] = {}
+    for prediction in predictions:
+        parts[prediction.binds] = parts.get(prediction.binds, 0) + prediction.seconds
+    return sum(parts.values()), max(parts, key=lambda name: parts[name])
+
+
+# ---- the program -------------------------------------------------------------------------------------------------
+
+
+def ratio(part: int, whole: int) -> str:
+    return f"{part / whole:.2f}" if whole else ""
+
+
+def counts_table(kernels: Mapping[str, Any]) -> str:
+    rows = []
+    for name, figures in kernels.items():
+        issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
+        distinct = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
+        rows.append(
+            [
+                name,
+                f"{figures.threadgroups}",
+                f"{figures.threadgroup_memory}",
+                f"{distinct:,}",
+                ratio(issued, distinct),
+                ratio(figures.least_cache_lines, figures.cache_lines),
+                f"{figures.threadgroup_accesses}",
+                ratio(figures.bank_cycles, figures.least_bank_cycles),
+                f"{figures.barriers}",
+                f"{figures.collectives - figures.matrix_multiplies}",
+                f"{figures.matrix_multiplies}",
+            ]
+        )
+    titles = ["kernel", "threadgroups", "memory of one", "distinct bytes", "issued / distinct", "coalesced"]
+    titles += ["threadgroup accesses", "bank cycles / least", "barriers", "simd ops", "matrix products"]
+    return markdown(titles, rows)
+
+
+def chips_table(kernels: Mapping[str, Any], chips: list[str]) -> str:
+    rows = []
+    for name in chips:
+        seconds, binds = total(kernels, name)
+        parts = [predict(figures, name) for figures in kernels.values()]
+        summed = [f"{1e6 * sum(part.bounds[bound] for part in parts):.1f}" for bound in parts[0].bounds]
+        rows.append([name, f"{1e6 * seconds:.1f}", binds, *summed])
+    names = [f"{bound}, us" for bound in predict(next(iter(kernels.values())), chips[0]).bounds]
+    return markdown(["chip", "lower bound, us", "bound by", *names], rows)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m bench.metal_model", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--tokens", type=int, default=64, help="of a sequence; decode has one. Default: %(default)s")
+    parser.add_argument("--batch", type=int, default=1, help="sequences. Default: %(default)s")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--way", help="of prefill, as torch_gdn.tune has them. Default: by its table")
+    parser.add_argument("--model", choices=[layer.model for layer in LAYERS], default=QWEN3_NEXT.model)
+    parser.add_argument(
+        "--chips", nargs="+", choices=CHIPS, metavar="CHIP", default=list(CHIPS), help="e.g. M1 'M4 Max'"
+    )
+    return parser.parse_args(arguments)
+
+
+@torch.no_grad()
+def main(arguments: list[str] | None = None) -> None:
+    simulator.activate()
+    options = parse(arguments)
+    layer = next(layer for layer in LAYERS if layer.model == options.model)
+    shape = Shape(layer, options.tokens, options.batch, getattr(torch, options.dtype), options.way)
+    workload = WORKLOADS[options.workload](shape)
+    with simulator.profile(detailed=True) as profile:
+        workload.call()
+    kernels = profile.kernels
+    issued = sum(k.device_bytes_issued_read + k.device_bytes_issued_written for k in kernels.values())
+    distinct = sum(k.device_bytes_distinct_read + k.device_bytes_distinct_written for k in kernels.values())
+    moved = workload.compulsory_bytes
+    print(f"{options.workload}, {layer}, {options.dtype}, T {workload.tokens}, B {options.batch}")
+    print(
+        f"compulsory bytes {moved:,}; distinct {distinct / moved:.2f} times, issued {issued / moved:.2f} times that\n"
+    )
+    print(counts_table(kernels))
+    print("\nA model, not a measurement: no run of these kernels can be below the bound, if the chip's rates hold.\n")
+    print(chips_table(kernels, options.chips))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What bench.metal_model runs on the simulated device, and what of its bytes has to be moved: all inputs once, all
+outputs once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_gdn
+from bench.modules import MODULES, size_of
+from bench.shapes import Layer
+from torch_gdn import tune
+
+DEVICE = torch.device("mps")
+
+
+class Shape(NamedTuple):
+    layer: Layer
+    tokens: int
+    batch: int
+    dtype: torch.dtype
+    way: str | None = None  # of prefill; None: by the table
+
+
+class Workload(NamedTuple):
+    call: Callable[[], object]
+    compulsory_bytes: int
+    tokens: int  # of each sequence
+
+
+def randn(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(size).to(DEVICE, dtype)
+
+
+def rule_inputs(shape: Shape, state_v_first: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """q, k, v, raw gates as a layer has them, and the options with their state."""
+    (_, H, HV, K, V), T, B, dtype, _ = shape
+    heads = [(H, K), (H, K), (HV, V)]
+    qkv = [randn(B, T, *size, dtype=dtype) for size in heads]
+    a, b = randn(B, T, HV, dtype=dtype), randn(B, T, HV, dtype=dtype)
+    state = randn(B, HV, *((V, K) if state_v_first else (K, V)))
+    return [*qkv, a, b], {"state_pool": state, "A_log": randn(HV), "dt_bias": randn(HV)}
+
+
+FUSED = {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+
+
+def of_rule(op: Callable[..., object], shape: Shape, state_v_first: bool, way: str | None) -> Workload:
+    inputs, tensors = rule_inputs(shape, state_v_first)
+    moved = size_of(*inputs, *tensors.values()) + size_of(inputs[2]) + size_of(tensors["state_pool"])
+
+    def call() -> object:
+        context: AbstractContextManager[None] = tune.prefill_way(way) if way else nullcontext()
+        with context:
+            return op(*inputs, **tensors, **FUSED, state_v_first=state_v_first)
+
+    return Workload(call, moved, shape.tokens)
+
+
+def decode(shape: Shape, state_v_first: bool = False) -> Workload:
+    """One token of each sequence, its state updated in its slot: gates, norm of q and k, and the rule."""
+    return of_rule(
+        torch.ops.gdn.fused_recurrent_gated_delta_rule_, shape._replace(tokens=1, way=None), state_v_first, None
+    )
+
+
+def decode_v_first(shape: Shape) -> Workload:
+    return decode(shape, state_v_first=True)
+
+
+def prefill(shape: Shape) -> Workload:
+    return of_rule(torch.ops.gdn.chunk_gated_delta_rule_, shape, False, shape.way)
+
+
+def of_module(name: str) -> Callable[[Shape], Workload]:
+    def make(shape: Shape) -> Workload:
+        module = MODULES[name](shape.layer, shape.tokens, shape.dtype, DEVICE)
+        return Workload(module.call, module.bytes, shape.tokens)
+
+    return make
+
+
+def conv_update(shape: Shape) -> Workload:
+    """The short convolution of one token of each sequence."""
+    channels, B = shape.layer.channels, shape.batch
+    x, weight = randn(B, channels, dtype=shape.dtype), randn(channels, 4, dtype=shape.dtype)
+    pool = randn(B, channels, 3, dtype=shape.dtype)
+    moved = 2 * size_of(x) + size_of(weight) + 2 * size_of(pool)
+    return Workload(lambda: torch_gdn.causal_conv1d_update(x, pool, weight=weight, activation="silu"), moved, 1)
+
+
+WORKLOADS: Mapping[str, Callable[[Shape], Workload]] = {
+    "decode": decode,
+    "decode-v-first": decode_v_first,
+    "prefill": prefill,
+    "conv": of_module("causal_conv1d"),
+    "conv-update": conv_update,
+    "norm": of_module("rms_norm_gated"),
+    "gating": of_module("gdn_gating"),
+}

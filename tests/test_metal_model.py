@@ -1,0 +1,119 @@
+"""bench.metal_model: bounds of made-up counts, by hand; and a workload of ours counted on the simulated device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import simulator
+from bench import metal_model
+from bench.metal_model import CHIPS, Chip, predict
+from bench.metal_workloads import WORKLOADS, Shape
+from bench.shapes import Layer
+from tests.helpers.devices import on_a_mac
+
+CHIP = Chip(7, 8, 100.0, 2.048, "made up: 1 GHz, 8 cores of 128 lanes")
+
+
+def figures(**counts: Any) -> Any:
+    """One dispatch of 64 threadgroups of 128 threads that do nothing but `counts`."""
+    names = ["bank_cycles", "barriers", "collectives", "matrix_multiplies", "threadgroup_memory"]
+    names += [f"device_bytes_{kind}_{way}" for kind in ("issued", "distinct") for way in ("read", "written")]
+    nothing = dict.fromkeys(names, 0)
+    return SimpleNamespace(
+        **{**nothing, "dispatches": 1, "threadgroups": 64, "threads": 64 * 128, "operations_issued": {}, **counts}
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "binds", "seconds"),
+    [
+        # 100 GB/s
+        ({"device_bytes_distinct_read": 30_000, "device_bytes_distinct_written": 20_000}, "memory", 0.5e-6),
+        # 8 cores take 32 bytes a nanosecond each
+        ({"device_bytes_issued_read": 200_000, "device_bytes_issued_written": 56_000}, "cache", 1e-6),
+        # 8 cores of 128 lanes; the 102 lanes of the matrix products
+        ({"operations_issued": {"fma": 1_024_000}}, "arithmetic", 1e-6),
+        ({"operations_issued": {"fma": 512_000, "exp": 128_000}}, "arithmetic", 1e-6),
+        ({"matrix_multiplies": 1632, "collectives": 1632}, "arithmetic", 1.024e-6),
+        ({"bank_cycles": 8_000}, "threadgroup", 1e-6),
+        # 8 groups a core, all of them at once: 100 barriers of 20 cycles
+        ({"barriers": 6_400}, "latency", 2e-6),
+    ],
+)
+def test_each_bound_by_hand(counts: dict[str, Any], binds: str, seconds: float) -> None:
+    prediction = predict(figures(**counts), CHIP)
+    assert prediction.binds == binds
+    assert prediction.seconds == pytest.approx(seconds, rel=1e-12)
+
+
+def test_the_busiest_core_decides() -> None:
+    """9 threadgroups on 8 cores: one core has two of them; one threadgroup: one core has all."""
+    nine = predict(figures(threadgroups=9, threads=9 * 128, bank_cycles=9_000), CHIP)
+    assert nine.seconds == pytest.approx(2e-6) and nine.cores == 8
+    one = predict(figures(threadgroups=1, threads=128, bank_cycles=9_000), CHIP)
+    assert one.seconds == pytest.approx(9e-6) and one.cores == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "threads", "seconds"),
+    [
+        ({}, 8 * 128, 2e-6),
+        ({"threadgroup_memory": 32_768}, 128, 16e-6),  # one group a core at a time
+        ({"threadgroup_memory": 16_384}, 3 * 128, 6e-6),  # three: of eight groups, three rounds
+        ({"live_registers": 208}, 2 * 128, 8e-6),  # 208 KB hold 256 such threads
+    ],
+)
+def test_what_a_core_holds_hides_latency(counts: dict[str, Any], threads: int, seconds: float) -> None:
+    prediction = predict(figures(barriers=6_400, **counts), CHIP)
+    assert prediction.threads == threads
+    assert prediction.bounds["latency"] == pytest.approx(seconds)
+
+
+def test_dispatches_follow_each_other() -> None:
+    """Two dispatches of one threadgroup each cannot share the chip."""
+    two = predict(figures(dispatches=2, threadgroups=2, threads=256, bank_cycles=2_000, barriers=100), CHIP)
+    assert two.bounds["threadgroup"] == pytest.approx(2e-6)
+    assert two.bounds["latency"] == pytest.approx(2e-6)
+
+
+def test_kernels_add_up_and_the_longest_part_binds() -> None:
+    kernels = {"a": figures(bank_cycles=8_000), "b": figures(device_bytes_distinct_read=300_000)}
+    seconds, binds = metal_model.total(kernels, CHIP)
+    assert seconds == pytest.approx(4e-6) and binds == "memory"
+
+
+def test_chips_agree_with_each_other() -> None:
+    """Clocks are a GPU's; a larger chip of a family has more of everything; a name and its chip are the same."""
+    for name, chip in CHIPS.items():
+        assert 1.1e9 < chip.hertz < 1.9e9, name
+        assert chip.sources, name
+    for small, large in (("M1", "M1 Max"), ("M2", "M2 Pro"), ("M4", "M4 Max"), ("M5", "M5 Pro")):
+        assert CHIPS[small].family == CHIPS[large].family
+        assert CHIPS[small].bandwidth < CHIPS[large].bandwidth and CHIPS[small].cores < CHIPS[large].cores
+    busy = figures(bank_cycles=8_000)
+    assert predict(busy, "M1") == predict(busy, CHIPS["M1"])
+
+
+@pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
+@pytest.mark.parametrize("workload", ["decode", "decode-v-first", "prefill", "conv", "conv-update", "norm", "gating"])
+def test_workloads_are_counted(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulator.activate()
+    work = WORKLOADS[workload](Shape(Layer("small", 1, 2, 64, 64), 64, 1, torch.float32))
+    with simulator.profile(detailed=True) as profile:
+        work.call()
+    assert profile.kernels and not profile.fallbacks
+    distinct = sum(k.device_bytes_distinct_read + k.device_bytes_distinct_written for k in profile.kernels.values())
+    assert distinct >= 0.98 * work.compulsory_bytes  # the rest: what a convolution's first columns do not read
+    seconds, _ = metal_model.total(profile.kernels, "M1")
+    assert seconds >= distinct / 68.2e9
+
+
+@pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
+def test_the_program_prints_bounds_as_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    metal_model.main(["gating", "--tokens", "8", "--chips", "M1", "M4 Max"])
+    text = capsys.readouterr().out
+    assert "not a measurement" in text and "| M1 |" in text.replace("  ", " ") and "M4 Max" in text
