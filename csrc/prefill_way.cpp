@@ -8,8 +8,9 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr std::array<std::pair<PrefillWay, const char*>, 2> kWays = {{
+constexpr std::array<std::pair<PrefillWay, const char*>, 3> kWays = {{
     {PrefillWay::kStaged, "staged"},
+    {PrefillWay::kFused, "fused"},
     {PrefillWay::kSequential, "sequential"},
 }};
 

@@ -10,6 +10,7 @@ namespace torch_gdn {
 
 enum class PrefillWay {
   kStaged,      // a kernel for each stage of a chunk, with its results in device memory: each chunk by itself
+  kFused,       // one kernel, chunk by chunk, the state in registers
   kSequential,  // token by token, the state in registers
 };
 

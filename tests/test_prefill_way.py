@@ -34,6 +34,6 @@ def test_a_way_is_forced_until_the_end_of_its_block() -> None:
 
 
 def test_an_unknown_way_is_refused() -> None:
-    words = r"expected one of 'staged', 'sequential' or None, got 'quick'"
+    words = r"expected one of 'staged', 'fused', 'sequential' or None, got 'quick'"
     with pytest.raises(ValueError, match=words), prefill_way("quick"):
         pass

@@ -61,7 +61,9 @@ Tensor run(const ChunkShape& shape, const Tensor& q_any, const Tensor& k_any, co
   const auto q = unit_last_stride(q_any, "q"), k = unit_last_stride(k_any, "k"), v = unit_last_stride(v_any, "v");
   if (way == PrefillWay::kStaged) return run_stages(shape, q, k, v, gates, states, bounds, options, o);
   launcher().run(
-      {launch_fused_recurrent_gated_delta_rule(shape, q, k, v, gates, Channels(), states, bounds, options, o)});
+      {way == PrefillWay::kFused
+           ? launch_chunk_gated_delta_rule(shape, q, k, v, gates, states, bounds, options, o)
+           : launch_fused_recurrent_gated_delta_rule(shape, q, k, v, gates, Channels(), states, bounds, options, o)});
   return at::empty({0}, between(q));
 }
 

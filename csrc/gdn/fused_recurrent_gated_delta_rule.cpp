@@ -1,7 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "launches.h"
+#include "rule.h"
 
 namespace torch_gdn {
 
@@ -37,27 +37,8 @@ Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Te
                                                const Tensor& v, const Gates& gates, const Channels& channels,
                                                const StatePlaces& states, const optional<Tensor>& bounds,
                                                const RuleOptions& options, const Tensor& o) {
-  RecurrentParameters parameters{};
-  parameters.sequence = sequence_parameters(shape);
-  parameters.q = row_strides(q);
-  parameters.k = row_strides(k);
-  parameters.v = row_strides(v);
-  parameters.gates = gates.parameters;
+  auto parameters = rule_parameters<RecurrentParameters>(shape, q, k, v, gates, states, options, o);
   parameters.channels = channel_parameters(channels, gates);
-  parameters.heads = head_groups(shape);
-  parameters.value_heads = int32_t(shape.HV);
-  parameters.value_size = int32_t(shape.V);
-  parameters.is_wide = o.scalar_type() != q.scalar_type();
-  parameters.scale = float(options.scale);
-  parameters.slots = states.slots.parameters;
-  if (states.source.has_value()) {
-    parameters.initial_state = state_strides(*states.source, options.state_v_first);
-    parameters.has_initial_state = 1;
-  }
-  if (states.target.defined()) {
-    parameters.final_state = state_strides(states.target, options.state_v_first);
-    parameters.has_final_state = 1;
-  }
   const auto& channel = parameters.channels;
   const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
   // Without a token only a pool is written to, and is bound where nothing is read.
@@ -73,7 +54,7 @@ Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Te
            or_bound(gates.dt_bias), or_bound(channels.gk), or_bound(channels.gv), or_bound(states.source),
            or_bound(bounds), or_bound(states.slots.indices), or_bound(states.slots.flags), bound(o),
            states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},
-          {size_t(ceil_div(shape.V, 32)), size_t(shape.HV), size_t(shape.N)},
+          rule_threadgroups(shape),
           128};
 }
 

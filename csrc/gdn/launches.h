@@ -36,6 +36,9 @@ Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor
 Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
                           const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& bounds,
                           const Slots& slots, const Tensor& o);
+Launch launch_chunk_gated_delta_rule(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Gates& gates, const StatePlaces& states, const optional<Tensor>& bounds,
+                                     const RuleOptions& options, const Tensor& o);
 Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Tensor& q, const Tensor& k,
                                                const Tensor& v, const Gates& gates, const Channels& channels,
                                                const StatePlaces& states, const optional<Tensor>& bounds,

@@ -34,6 +34,32 @@ METAL_FUNC float sigmoid_of(float x) { return 1.0f / (1.0f + gate_exp(-x)); }
 
 METAL_FUNC float gate_of(float x, float A_log) { return -gate_exp(A_log) * softplus_of(x); }
 
+// g of a token and head, as it was handed over.
+METAL_FUNC float raw_gate_at(
+    device const uchar* g, constant GateParameters& gates, int64_t batch, int64_t token, int64_t head) {
+  if (gates.g_type == kAbsent) return 0.0f;
+  return read_float(g, batch * gates.g.batch + token * gates.g.token + head * gates.g.head, gates.g_type);
+}
+
+// What makes log decays of a head's gates: read once for all of its tokens.
+struct HeadGate {
+  float A_log, bias;
+  bool is_raw;  // else g is the log decay itself
+};
+
+METAL_FUNC HeadGate
+head_gate_of(device const uchar* A_log, device const uchar* dt_bias, constant GateParameters& gates, int64_t head) {
+  HeadGate gate;
+  gate.is_raw = gates.A_log_type != kAbsent;
+  gate.A_log = gate.is_raw ? read_float(A_log, head, gates.A_log_type) : 0.0f;
+  gate.bias = gate.is_raw && gates.dt_bias_type != kAbsent ? read_float(dt_bias, head, gates.dt_bias_type) : 0.0f;
+  return gate;
+}
+
+METAL_FUNC float log_decay_of(float raw_gate, HeadGate gate) {
+  return gate.is_raw ? gate_of(raw_gate + gate.bias, gate.A_log) : raw_gate;
+}
+
 // The log decay of a token and head.
 METAL_FUNC float gate_at(
     device const uchar* g,
@@ -44,10 +70,23 @@ METAL_FUNC float gate_at(
     int64_t token,
     int64_t head) {
   if (gates.g_type == kAbsent) return 0.0f;
-  const float gate = read_float(g, batch * gates.g.batch + token * gates.g.token + head * gates.g.head, gates.g_type);
-  if (gates.A_log_type == kAbsent) return gate;
-  const float bias = gates.dt_bias_type == kAbsent ? 0.0f : read_float(dt_bias, head, gates.dt_bias_type);
-  return gate_of(gate + bias, read_float(A_log, head, gates.A_log_type));
+  return log_decay_of(raw_gate_at(g, gates, batch, token, head), head_gate_of(A_log, dt_bias, gates, head));
+}
+
+// beta of a token and head, or of one of its columns, as it was handed over.
+METAL_FUNC float raw_step_at(
+    device const uchar* beta,
+    constant GateParameters& gates,
+    int64_t batch,
+    int64_t token,
+    int64_t head,
+    int64_t column) {
+  const int64_t row = batch * gates.beta.batch + token * gates.beta.token + head * gates.beta.head;
+  return read_float(beta, row + column, gates.beta_type);
+}
+
+METAL_FUNC float step_of(float raw_step, constant GateParameters& gates) {
+  return gates.largest_step == 0.0f ? raw_step : gates.largest_step * sigmoid_of(raw_step);
 }
 
 // The step of a token and head, or of one of its columns.
@@ -59,7 +98,5 @@ METAL_FUNC float step_at(
     int64_t head,
     int64_t column) {
   if (gates.beta_type == kAbsent) return 1.0f;
-  const int64_t row = batch * gates.beta.batch + token * gates.beta.token + head * gates.beta.head;
-  const float step = read_float(beta, row + column, gates.beta_type);
-  return gates.largest_step == 0.0f ? step : gates.largest_step * sigmoid_of(step);
+  return step_of(raw_step_at(beta, gates, batch, token, head, column), gates);
 }

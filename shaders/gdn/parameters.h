@@ -128,6 +128,21 @@ struct RecurrentParameters {
   float scale;
 };
 
+struct FusedChunkParameters {
+  SequenceParameters sequence;
+  SlotParameters slots;
+  RowStrides q, k, v;
+  StateStrides initial_state, final_state;
+  GateParameters gates;
+  HeadGroups heads;
+  int32_t value_heads, value_size;
+  int32_t has_initial_state, has_final_state;
+  int32_t has_norm;            // q and k are divided by their norms
+  int32_t is_wide;             // 1: o is f32 whatever q is
+  int32_t counted_chunk_size;  // of the chunks that the caller made room for
+  float scale;
+};
+
 struct NormParameters {
   int32_t tokens, heads;  // the rows are [B, T, H]
   int64_t rows;

@@ -66,7 +66,11 @@ def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args
         return op(*args, **options)
 
 
-WAYS = {"staged": CHUNK_KERNELS, "sequential": ("fused_recurrent_gated_delta_rule",)}
+WAYS = {
+    "staged": CHUNK_KERNELS,
+    "fused": ("chunk_gated_delta_rule",),
+    "sequential": ("fused_recurrent_gated_delta_rule",),
+}
 KERNELS = {
     "chunk_gated_delta_rule": CHUNK_KERNELS,
     "fused_recurrent_gated_delta_rule": ("fused_recurrent_gated_delta_rule",),
