@@ -9,6 +9,7 @@ from tests.helpers.devices import on_a_mac, ready
 from torch_gdn import _C, specialisations
 from torch_gdn.check import seeded
 from torch_gdn.specialisations import CHUNK_KERNELS, Variant
+from torch_gdn.tune import prefill_way
 
 bfloat16, float16, float32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -39,6 +40,21 @@ class TestAgainstTheHost:
     def test_chunk_kernels(self, variant: Variant) -> None:
         expected = {each.name for each in specialisations.of_variants([variant], CHUNK_KERNELS)}
         assert launched("chunk_gated_delta_rule", variant) == expected
+
+    @pytest.mark.parametrize(
+        "variant",
+        [
+            Variant(bfloat16, 40, 24, normalise=True),
+            Variant(float32, 72, 20),
+            Variant(float16, 33, 20, value_inner=False),
+            Variant(bfloat16, 40, 24, pool=bfloat16),
+        ],
+        ids=lambda variant: variant.name,
+    )
+    def test_the_fused_kernel(self, variant: Variant) -> None:
+        expected = {each.name for each in specialisations.of_variants([variant], ("chunk_gated_delta_rule",))}
+        with prefill_way("fused"):
+            assert launched("chunk_gated_delta_rule", variant) == expected
 
     def test_the_norm(self) -> None:
         variant = Variant(float32, 40, 24, normalise=True)

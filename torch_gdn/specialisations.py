@@ -56,6 +56,11 @@ class Variant:
         """How many elements are loaded at once, from rows of these sizes."""
         return "4" if self.aligned and all(size % 4 == 0 for size in sizes) else "1"
 
+    @property
+    def fused_chunk_size(self) -> int:
+        """Of the fused way, which goes by the room that the rows of q and k take."""
+        return 16 if self.K * self.dtype.itemsize <= 256 else 8
+
     def arguments(self, kernel: str) -> tuple[str, ...]:
         """The template arguments as Metal spells them."""
         T, K, V, C = METAL_TYPES[self.dtype], str(self.K), str(self.V), str(self.chunk_size)
@@ -70,6 +75,7 @@ class Variant:
             "chunk_fwd_h": (T, S, K, V, C, keys, METAL_TYPES[self.pool]),
             "chunk_fwd_o": (T, S, K, V, C, keys),
             "l2norm": (T, K),
+            "chunk_gated_delta_rule": (T, K, str(self.fused_chunk_size), keys, METAL_TYPES[self.pool]),
             "fused_recurrent_gated_delta_rule": (
                 T,
                 K,
@@ -88,7 +94,7 @@ def spelled(value: bool) -> str:
 STAGES = ("chunk_fwd_h", "chunk_fwd_o")  # of the stage ops and of the whole op
 STAGE_KERNELS = ("chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", *STAGES)
 CHUNK_KERNELS = ("chunk_fwd_intra", *STAGES)  # of the whole op
-KERNELS = (*STAGE_KERNELS, "chunk_fwd_intra", "l2norm", "fused_recurrent_gated_delta_rule")
+KERNELS = (*STAGE_KERNELS, "chunk_fwd_intra", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
 
 
 @dataclass(frozen=True)

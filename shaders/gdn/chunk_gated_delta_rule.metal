@@ -94,10 +94,10 @@ METAL_FUNC void store_state(
 
 // What one simdgroup brings in for a chunk: every fourth token. Of a row of q and k a lane holds packets, of v a
 // column.
-template <typename T, int Width, int Rounds, int Packets>
+template <typename Values, int Rounds, int Packets>
 struct Tokens {
-  typename Packet<T, Width>::type queries[Rounds][Packets];
-  typename Packet<T, Width>::type keys[Rounds][Packets];
+  Values queries[Rounds][Packets];
+  Values keys[Rounds][Packets];
   float values[Rounds];
   float gates[Rounds];
   float steps[Rounds];
@@ -116,10 +116,8 @@ struct Sources {
 };
 
 // A lane's packets of a row of q or k; zeros where there is no row.
-template <int K, int Packets, int Width, typename T>
-METAL_FUNC void load_row(
-    thread typename Packet<T, Width>::type* packets, device const T* source, bool is_there, uint lane) {
-  typedef typename Packet<T, Width>::type Values;
+template <int K, int Packets, int Width, typename Values, typename T>
+METAL_FUNC void load_row(thread Values* packets, device const T* source, bool is_there, uint lane) {
   UNROLL for (int n = 0; n < Packets; ++n) {
     const int column = (n * 32 + int(lane)) * Width;
     packets[n] = Values(T(0));
@@ -127,9 +125,8 @@ METAL_FUNC void load_row(
   }
 }
 
-template <int Padded, int Packets, int Width, typename T>
-METAL_FUNC void store_row(threadgroup T* target, thread const typename Packet<T, Width>::type* packets, uint lane) {
-  typedef typename Packet<T, Width>::type Values;
+template <int Padded, int Packets, int Width, typename Values, typename T>
+METAL_FUNC void store_row(threadgroup T* target, thread const Values* packets, uint lane) {
   UNROLL for (int n = 0; n < Packets; ++n) {
     const int column = (n * 32 + int(lane)) * Width;
     if (column < Padded) *(threadgroup Values*)(target + column) = packets[n];
@@ -137,8 +134,8 @@ METAL_FUNC void store_row(threadgroup T* target, thread const typename Packet<T,
 }
 
 // 1 / ||x|| of a row that lies in the lanes' packets.
-template <typename T, int Packets, int Width>
-METAL_FUNC float inverse_norm(thread const typename Packet<T, Width>::type* packets) {
+template <int Packets, int Width, typename Values>
+METAL_FUNC float inverse_norm(thread const Values* packets) {
   float sum = 0.0f;
   UNROLL for (int n = 0; n < Packets; ++n) {
     if constexpr (Width == 1) {
@@ -163,9 +160,9 @@ METAL_FUNC void substitute(float2 lower, thread float2& x, uint lane) {
 
 // Tokens [first, first + C), of which `count` are there. A gate is read by all lanes at once: one line of memory a
 // token.
-template <int K, typename T, int Width, int Rounds, int Packets>
+template <int K, int Width, typename Values, int Rounds, int Packets, typename T>
 METAL_FUNC void load_tokens(
-    thread Tokens<T, Width, Rounds, Packets>& tokens,
+    thread Tokens<Values, Rounds, Packets>& tokens,
     Sources<T> from,
     constant FusedChunkParameters& parameters,
     int first,
@@ -208,6 +205,7 @@ template <typename T, int K, int C, int Width, typename P>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(C == 8 || C == 16 || C == 32, "a chunk has 8, 16 or 32 tokens: no more than lanes");
   static_assert(K >= 1 && K <= 256, "K is at most 256");
+  typedef typename Packet<T, Width>::type Values;
   constexpr int kDepths = (K + 7) / 8;
   constexpr int kPadded = kDepths * 8;
   constexpr int kBlocks = C / 8;
@@ -222,8 +220,8 @@ template <typename T, int K, int C, int Width, typename P>
   threadgroup T* query_tile = (threadgroup T*)scratch;
   threadgroup T* key_tile = query_tile + C * kStride;
   threadgroup float value_tile[C * kValueStride];  // v, then o
-  threadgroup float minus_A[C * kMatrixStride];
-  threadgroup float scores[C * kMatrixStride];
+  threadgroup float minus_A[2 * C * kMatrixStride];
+  threadgroup float* scores = minus_A + C * kMatrixStride;
   threadgroup float raw_gates[C];
   threadgroup float raw_steps[C];
   threadgroup float query_norms[C];
@@ -263,8 +261,8 @@ template <typename T, int K, int C, int Width, typename P>
   from.values = values;
   const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, head);
   const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot everything is zeros
-  Tokens<T, Width, kRounds, kPackets> next;
-  load_tokens<K>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
+  Tokens<Values, kRounds, kPackets> next;
+  load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
 
   for (int first = sequence.first; first < sequence.last; first += C) {
     UNROLL for (int round = 0; round < kRounds; ++round) {
@@ -275,8 +273,8 @@ template <typename T, int K, int C, int Width, typename P>
       float query_norm = 1.0f;
       float key_norm = 1.0f;
       if (parameters.has_norm != 0) {
-        query_norm = inverse_norm<T, kPackets, Width>(next.queries[round]);
-        key_norm = inverse_norm<T, kPackets, Width>(next.keys[round]);
+        query_norm = inverse_norm<kPackets, Width>(next.queries[round]);
+        key_norm = inverse_norm<kPackets, Width>(next.keys[round]);
       }
       if (lane == 0) {
         raw_gates[row] = next.gates[round];
@@ -286,7 +284,7 @@ template <typename T, int K, int C, int Width, typename P>
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_tokens<K>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
+    load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
 
     // Lane i has what belongs to token i; c is the cumulative log decay, clamped so that its differences keep digits.
     const bool is_there = int(lane) < min(C, last_read - first);
@@ -302,7 +300,7 @@ template <typename T, int K, int C, int Width, typename P>
       const int block = item / 2;
       const int row = int(block >= 1) + int(block >= 3) + int(block >= 6);
       const int column = block - row * (row + 1) / 2;
-      threadgroup const T* left = (is_A ? key_tile : query_tile) + row * 8 * kStride;
+      threadgroup const T* left = query_tile + (is_A ? C * kStride : 0) + row * 8 * kStride;
       threadgroup const T* right = key_tile + column * 8 * kStride;
       float2 product = float2(0.0f);
       for (int depth = 0; depth < kPadded; depth += 8) {
@@ -317,7 +315,8 @@ template <typename T, int K, int C, int Width, typename P>
       const int below = is_A ? i - 1 : i;  // the last column that counts
       product.x = j <= below ? product.x * gate_exp(own - other.x) : 0.0f;
       product.y = j + 1 <= below ? product.y * gate_exp(own - other.y) : 0.0f;
-      store_fragment((is_A ? minus_A : scores) + row * 8 * kMatrixStride + column * 8, kMatrixStride, at, product);
+      store_fragment(
+          minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + column * 8, kMatrixStride, at, product);
     }
 
     // S^T k and S^T q
