@@ -1,7 +1,8 @@
 """The ways in which Metal goes through a prompt, behind `chunk_gated_delta_rule`.
 
 "staged": a kernel for each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in
-device memory. "fused": one kernel, chunk by chunk, the state in registers. "sequential": one kernel, token by token, the state in registers. They differ by rounding alone.
+device memory. "fused": one kernel, chunk by chunk, the state in registers. "sequential": one kernel, token by token,
+the state in registers. They differ by rounding alone.
 """
 
 from __future__ import annotations
