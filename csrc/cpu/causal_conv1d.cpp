@@ -2,49 +2,31 @@
 
 #include <torch/library.h>
 
-#include <cmath>
+#include <cstring>
 #include <memory>
 
 #include "common.h"
 #include "convert.h"
-#include "exponential.h"
+#include "module_kernels.h"
+#include "outputs.h"
 #include "slots.h"
 
 namespace torch_gdn {
 namespace {
 
-// Channels are independent of each other: one piece of work is kChannels of them for one sequence, kTokens tokens at a
-// time, as f32 with the W - 1 tokens before them: 64 KB, which the caches next to a core hold.
-constexpr int64_t kChannels = 512, kTokens = 8, kLargestW = 4;
+using cpu::kChannels, cpu::kLargestW, cpu::kTurnedChannels, cpu::kTurnedTokens;
+
+// Channels are independent of each other: one piece of work is some channels of one sequence, kTokens tokens at a time,
+// whose rows are then as many streams in and out of memory.
+constexpr int64_t kTokens = 4;
 constexpr int64_t kFewColumns = 8;  // of a state that is moved as a whole
 
 struct Piece {
-  alignas(64) float rows[(kTokens + kLargestW - 1) * kChannels];
-  alignas(64) float out[kTokens * kChannels];
   alignas(64) float weight[kLargestW * kChannels], bias[kChannels];
-  alignas(64) float columns[kFewColumns * kChannels];  // a state
+  alignas(64) float before[(kLargestW - 1) * kChannels];    // the tokens before the next one
+  alignas(64) float columns[kFewColumns * kChannels];       // a state
+  alignas(64) float rows[kTurnedTokens * kTurnedChannels];  // tokens that were turned or are looked at singly
 };
-
-template <int W>
-[[gnu::always_inline]] inline void convolve_rows(const float* rows, const Piece& piece, int64_t tokens, int64_t count,
-                                                 float* out) {
-  for (int64_t t = 0; t < tokens; ++t) {
-#pragma omp simd
-    for (int64_t c = 0; c < count; ++c) {
-      float sum = piece.bias[c];
-      for (int64_t tap = 0; tap < W; ++tap) sum += piece.weight[tap * kChannels + c] * rows[(t + tap) * kChannels + c];
-      out[t * kChannels + c] = sum;
-    }
-  }
-}
-
-// `rows` are those of the first token's window; `count` channels.
-TORCH_GDN_VECTORISED void convolve(const float* rows, const Piece& piece, int64_t W, int64_t tokens, int64_t count,
-                                   float* out) {
-  if (W == 4) return convolve_rows<4>(rows, piece, tokens, count, out);
-  if (W == 3) return convolve_rows<3>(rows, piece, tokens, count, out);
-  convolve_rows<2>(rows, piece, tokens, count, out);
-}
 
 // [count, S] <-> S rows that are kChannels apart.
 template <int S>
@@ -73,11 +55,6 @@ TORCH_GDN_VECTORISED void join_columns(const float* in, int64_t count, int64_t S
   if (S == 4) return join<4>(in, count, out);
   if (S == 3) return join<3>(in, count, out);
   join<2>(in, count, out);
-}
-
-TORCH_GDN_VECTORISED void silu(float* x, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) x[i] = x[i] / (1.0f + cpu::exponential(-x[i]));
 }
 
 template <typename Element>
@@ -156,110 +133,159 @@ struct Runs {
     if (seq_idx.has_value()) numbers = seq_idx->to(at::kLong).contiguous();
   }
 
-  // Sets `kept` to the window of token t where it is of the same run, else to zero; false for a run without a number.
-  bool keep(int64_t batch, int64_t t, int64_t W, const float* rows, float* kept) const {
-    const int64_t* at = numbers.const_data_ptr<int64_t>() + batch * numbers.size(1);
-    for (int64_t tap = 0; tap < W; ++tap) {
-      const int64_t there = t - (W - 1) + tap;
-      const bool is_same = there >= 0 && at[there] == at[t];
-      if (is_same) std::copy_n(rows + tap * kChannels, kChannels, kept + tap * kChannels);
-      if (!is_same) std::fill_n(kept + tap * kChannels, kChannels, 0.0f);
-    }
-    return at[t] >= 0;
-  }
-};
-
-// As f32, tokens after tokens, of x [B, T, D] with any strides.
-class Tokens {
- public:
-  explicit Tokens(const Tensor& x) : in_rows_(x.stride(2) == 1), rows_(x.unsqueeze(2)), columns_(x.transpose(1, 2)) {}
-
-  void read(int64_t batch, int64_t first, int64_t tokens, int64_t channel, int64_t count, float* out) const {
-    for (int64_t t = 0; t < tokens; ++t, out += kChannels) {
-      if (in_rows_) {
-        rows_.read(batch, first + t, 0, channel, count, out);
-      } else {
-        columns_.read(batch, channel, first + t, count, out);
-      }
-    }
+  // Whether token t has a run, and which tokens before it are of the same one.
+  bool has_run(int64_t batch, int64_t t) const { return row(batch)[t] >= 0; }
+  bool are_together(int64_t batch, int64_t t, int64_t before) const {
+    return before >= 0 && row(batch)[before] == row(batch)[t];
   }
 
  private:
-  bool in_rows_;
-  cpu::Rows rows_;
-  Columns columns_;
+  const int64_t* row(int64_t batch) const { return numbers.const_data_ptr<int64_t>() + batch * numbers.size(1); }
+};
+
+// x itself, or a copy of one whose elements lie next to each other neither along D nor along T.
+Tensor in_rows_or_columns(const Tensor& x) {
+  const bool in_rows = x.size(2) <= 1 || x.stride(2) == 1, in_columns = x.size(1) <= 1 || x.stride(1) == 1;
+  return in_rows || in_columns ? x : x.contiguous();
+}
+
+// [B, T, D] as raw memory.
+struct Elements {
+  char* data;
+  int64_t size, batch_stride, token_stride, channel_stride;
+
+  explicit Elements(const Tensor& x)
+      : data(static_cast<char*>(const_cast<void*>(x.const_data_ptr()))),  // an output is never copy-on-write
+        size(x.element_size()),
+        batch_stride(x.stride(0)),
+        token_stride(x.stride(1)),
+        channel_stride(x.size(2) <= 1 ? 1 : x.stride(2)) {}
+  char* at(int64_t batch, int64_t token, int64_t channel) const {
+    return data + (batch * batch_stride + token * token_stride + channel * channel_stride) * size;
+  }
 };
 
 struct Convolution {
   ConvolutionShape shape;
-  Tokens x;
-  Tensor y;
-  cpu::Rows out;
+  Tensor x, y;
+  Elements in, out;
+  Columns columns;  // of x
   optional<Columns> state, new_state;
   std::vector<cpu::Slot> slots;
   Columns weight;  // [1, D, W]
   optional<Columns> bias;
   Runs runs;
 
+  bool is_turned() const { return in.channel_stride != 1; }
+  cpu::Convolve kernel(bool staged) const { return cpu::convolve_kernel(x.scalar_type(), staged, shape.W, shape.silu); }
+
   void load_filter(Piece& piece, int64_t channel, int64_t count) const {
-    std::fill_n(piece.bias, kChannels, 0.0f);
     weight.read_all(0, channel, count, piece.weight);
-    if (bias) bias->read(0, channel, 0, count, piece.bias);
+    if (bias) {
+      bias->read(0, channel, 0, count, piece.bias);
+    } else {
+      std::fill_n(piece.bias, count, 0.0f);
+    }
   }
 
-  void convolve_tokens(Piece& piece, int64_t batch, int64_t first, int64_t tokens, int64_t count) const {
-    if (!runs.numbers.defined()) {
-      convolve(piece.rows, piece, shape.W, tokens, count, piece.out);
-    } else {
-      alignas(64) float kept[kLargestW * kChannels];
-      for (int64_t t = 0; t < tokens; ++t) {
-        float* out = piece.out + t * kChannels;
-        if (runs.keep(batch, first + t, shape.W, piece.rows + t * kChannels, kept)) {
-          convolve(kept, piece, shape.W, 1, count, out);
-        } else {
-          std::fill_n(out, kChannels, 0.0f);
-        }
+  // The state's last W - 1 columns, or zeros.
+  void load_before(Piece& piece, const cpu::Slot& slot, bool has_state, int64_t channel, int64_t count) const {
+    const bool moves_whole = has_state && shape.S <= kFewColumns;
+    if (moves_whole) state->read_all(slot.index, channel, count, piece.columns);
+    for (int64_t row = 0; row < shape.W - 1; ++row) {
+      float* before = piece.before + row * kChannels;
+      const int64_t column = shape.S - (shape.W - 1) + row;
+      if (moves_whole) {
+        std::copy_n(piece.columns + column * kChannels, count, before);
+      } else if (has_state) {
+        state->read(slot.index, channel, column, count, before);
+      } else {
+        std::fill_n(before, count, 0.0f);
       }
     }
-    for (int64_t t = 0; shape.silu && t < tokens; ++t) silu(piece.out + t * kChannels, count);
+  }
+
+  cpu::ConvolutionRows rows_of(Piece& piece, int64_t count) const {
+    return {.in = nullptr,
+            .in_stride = in.token_stride,
+            .out = nullptr,
+            .out_stride = out.token_stride,
+            .tokens = 0,
+            .channels = count,
+            .weight = piece.weight,
+            .bias = piece.bias,
+            .before = piece.before};
+  }
+
+  void convolve_rows(Piece& piece, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+    const auto convolve = kernel(false);
+    auto rows = rows_of(piece, count);
+    for (int64_t t = sequence.first, last = t + sequence.length; t < last; t += rows.tokens) {
+      rows.tokens = std::min(kTokens, last - t);
+      rows.in = in.at(sequence.batch, t, channel);
+      rows.out = out.at(sequence.batch, t, channel);
+      convolve(rows);
+    }
+  }
+
+  // Tokens that lie next to each other are first turned into rows.
+  void convolve_columns(Piece& piece, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+    const auto convolve = kernel(true);
+    const auto read_turned = cpu::read_turned_kernel(x.scalar_type());
+    auto rows = rows_of(piece, count);
+    rows.in = piece.rows;
+    rows.in_stride = kTurnedChannels;
+    for (int64_t t = sequence.first, last = t + sequence.length; t < last; t += rows.tokens) {
+      rows.tokens = std::min(kTurnedTokens, last - t);
+      read_turned(in.at(sequence.batch, t, channel), in.channel_stride, rows.tokens, count, piece.rows);
+      rows.out = out.at(sequence.batch, t, channel);
+      convolve(rows);
+    }
+  }
+
+  // One token at a time: of those before it, the ones of its own run; zeros for a token without a run.
+  void convolve_runs(Piece& piece, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+    const auto convolve = kernel(true);
+    auto rows = rows_of(piece, count);
+    rows.tokens = 1;
+    rows.in = piece.rows;
+    for (int64_t t = 0; t < sequence.length; ++t) {
+      rows.out = out.at(sequence.batch, t, channel);
+      if (!runs.has_run(sequence.batch, t)) {
+        std::memset(rows.out, 0, count * out.size);
+        continue;
+      }
+      for (int64_t row = 0; row < shape.W - 1; ++row) {
+        const int64_t before = t - (shape.W - 1) + row;
+        if (runs.are_together(sequence.batch, t, before)) {
+          columns.read(sequence.batch, channel, before, count, piece.before + row * kChannels);
+        } else {
+          std::fill_n(piece.before + row * kChannels, count, 0.0f);
+        }
+      }
+      columns.read(sequence.batch, channel, t, count, piece.rows);
+      convolve(rows);
+    }
   }
 
   // Channels channel .. channel + count of one sequence.
   void run(Piece& piece, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel, int64_t count) const {
     const bool has_state = state.has_value() && slot.has_state;
     load_filter(piece, channel, count);
-    const bool moves_whole = has_state && shape.S <= kFewColumns;
-    if (moves_whole) state->read_all(slot.index, channel, count, piece.columns);
-    for (int64_t row = 0; row < shape.W - 1; ++row) {
-      float* history = piece.rows + row * kChannels;
-      const int64_t column = shape.S - (shape.W - 1) + row;
-      if (moves_whole) {
-        std::copy_n(piece.columns + column * kChannels, count, history);
-      } else if (has_state) {
-        state->read(slot.index, channel, column, count, history);
-      } else {
-        std::fill_n(history, kChannels, 0.0f);
-      }
-    }
-    const int64_t last = sequence.first + sequence.length;
-    for (int64_t first = sequence.first; first < last; first += kTokens) {
-      const int64_t tokens = std::min(kTokens, last - first);
-      x.read(sequence.batch, first, tokens, channel, count, piece.rows + (shape.W - 1) * kChannels);
-      convolve_tokens(piece, sequence.batch, first, tokens, count);
-      for (int64_t t = 0; t < tokens; ++t) {
-        out.write(sequence.batch, first + t, 0, channel, count, piece.out + t * kChannels);
-      }
-      for (int64_t row = 0; row < shape.W - 1; ++row) {
-        std::copy_n(piece.rows + (tokens + row) * kChannels, count, piece.rows + row * kChannels);
-      }
+    load_before(piece, slot, has_state, channel, count);
+    if (runs.numbers.defined()) {
+      convolve_runs(piece, sequence, channel, count);
+    } else if (is_turned()) {
+      convolve_columns(piece, sequence, channel, count);
+    } else {
+      convolve_rows(piece, sequence, channel, count);
     }
     if (new_state) write_state(piece, sequence, slot, has_state, channel, count);
   }
 
-  void write_zeros(Piece& piece, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
-    std::fill_n(piece.out, count, 0.0f);
+  void write_zeros(const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     for (int64_t t = sequence.first; t < sequence.first + sequence.length; ++t) {
-      out.write(sequence.batch, t, 0, channel, count, piece.out);
+      std::memset(out.at(sequence.batch, t, channel), 0, count * out.size);
     }
   }
 
@@ -269,9 +295,9 @@ struct Convolution {
     const bool moves_whole = shape.S <= kFewColumns;
     for (int64_t column = 0; column < shape.S; ++column) {
       const int64_t position = sequence.length - shape.S + column;
-      float* values = moves_whole ? piece.columns + column * kChannels : piece.out;
+      float* values = moves_whole ? piece.columns + column * kChannels : piece.rows;
       if (position >= 0) {
-        x.read(sequence.batch, sequence.first + position, 1, channel, count, values);
+        columns.read(sequence.batch, channel, sequence.first + position, count, values);
       } else if (!has_state) {
         std::fill_n(values, count, 0.0f);
       } else if (moves_whole) {
@@ -285,32 +311,34 @@ struct Convolution {
   }
 
   void run_all(const std::vector<cpu::Sequence>& sequences) const {
-    const int64_t pieces = ceil_div(shape.D, kChannels);
+    const int64_t at_once = is_turned() ? kTurnedChannels : kChannels, pieces = ceil_div(shape.D, at_once);
     const int64_t tokens = ceil_div(shape.sequence.B * shape.sequence.T, std::max<int64_t>(1, shape.sequence.N));
-    const int64_t at_least = 32768 / (kChannels * std::max<int64_t>(1, tokens)) + 1;
+    const int64_t at_least = 32768 / (at_once * std::max<int64_t>(1, tokens)) + 1;
     at::parallel_for(0, shape.sequence.N * pieces, at_least, [&](int64_t begin, int64_t end) {
-      const auto piece = std::make_unique<Piece>();
+      const auto piece = std::make_unique_for_overwrite<Piece>();
       for (int64_t work = begin; work < end; ++work) {
-        const int64_t n = work / pieces, channel = work % pieces * kChannels;
-        const int64_t count = std::min(kChannels, shape.D - channel);
-        const auto& sequence = sequences[n];
+        const int64_t n = work / pieces, channel = work % pieces * at_once;
+        const int64_t count = std::min(at_once, shape.D - channel);
         if (slots[n].index >= 0) {
-          run(*piece, sequence, slots[n], channel, count);
+          run(*piece, sequences[n], slots[n], channel, count);
         } else {
-          write_zeros(*piece, sequence, channel, count);
+          write_zeros(sequences[n], channel, count);
         }
       }
     });
   }
 };
 
-Convolution convolution_of(const ConvolutionShape& shape, const Tensor& x, const Tensor& weight,
+Convolution convolution_of(const ConvolutionShape& shape, const Tensor& x_any, const Tensor& weight,
                            const optional<Tensor>& bias, const optional<Tensor>& seq_idx) {
-  const Tensor y = at::empty({shape.sequence.B, shape.sequence.T, shape.D}, x.options());
+  const Tensor x = in_rows_or_columns(x_any);
+  const Tensor y = cpu::empty_output({shape.sequence.B, shape.sequence.T, shape.D}, x.options());
   return {.shape = shape,
-          .x = Tokens(x),
+          .x = x,
           .y = y,
-          .out = cpu::Rows(y.unsqueeze(2)),
+          .in = Elements(x),
+          .out = Elements(y),
+          .columns = Columns(x.transpose(1, 2)),
           .state = {},
           .new_state = {},
           .slots = {},

@@ -2,69 +2,42 @@
 
 #include <torch/library.h>
 
-#include <cmath>
-
 #include "common.h"
-#include "convert.h"
-#include "exponential.h"
+#include "module_kernels.h"
+#include "outputs.h"
 
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 4096;  // of some rows, which are worked on together: 32 KB of x and gate
+constexpr int64_t kElements = 16384;  // of some rows, that one core takes at least
 
-struct Rows {
-  alignas(64) float x[kElements], gate[kElements];
-};
-
-TORCH_GDN_VECTORISED void normalise(float* x, int64_t rows, int64_t D, float eps) {
-  for (int64_t row = 0; row < rows; ++row, x += D) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < D; ++i) sum += x[i] * x[i];
-    const float scale = 1.0f / std::sqrt(sum / static_cast<float>(D) + eps);
-#pragma omp simd
-    for (int64_t i = 0; i < D; ++i) x[i] *= scale;
-  }
-}
-
-TORCH_GDN_VECTORISED void multiply_rows(float* x, const float* weight, int64_t rows, int64_t D) {
-  for (int64_t row = 0; row < rows; ++row, x += D) {
-#pragma omp simd
-    for (int64_t i = 0; i < D; ++i) x[i] *= weight[i];
-  }
-}
-
-TORCH_GDN_VECTORISED void open_gate(float* x, const float* gate, int64_t count, bool sigmoid) {
-  if (sigmoid) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) x[i] = x[i] / (1.0f + cpu::exponential(-gate[i]));
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) x[i] = x[i] * (gate[i] / (1.0f + cpu::exponential(-gate[i])));
-  }
-}
-
-// Rows of a tensor [..., D] in order, with whatever strides it has; more than 4 dimensions were made contiguous.
+// Rows of a tensor [B, T, heads, D] in order, with whatever strides it has; more dimensions were made contiguous.
 class RowsOf {
  public:
   explicit RowsOf(const Tensor& x)
-      : rows_(x), tokens_(x.size(1)), heads_(x.size(2)), D_(x.size(3)), whole_(x.is_contiguous()) {}
+      : data_(static_cast<const char*>(x.const_data_ptr())),
+        item_size_(x.element_size()),
+        tokens_(x.size(1)),
+        heads_(x.size(2)),
+        batch_stride_(x.stride(0)),
+        token_stride_(x.stride(1)),
+        head_stride_(x.stride(2)),
+        D_(x.size(3)),
+        whole_(x.is_contiguous()) {}
 
-  void read(int64_t first, int64_t count, float* out) const {
-    if (whole_) return rows_.read(0, 0, 0, first * D_, count * D_, out);
-    for (int64_t row = first; row < first + count; ++row, out += D_) {
-      rows_.read(row / heads_ / tokens_, row / heads_ % tokens_, row % heads_, 0, D_, out);
-    }
+  const void* at(int64_t row) const {
+    if (whole_) return data_ + row * D_ * item_size_;
+    const int64_t token = row / heads_, head = row % heads_;
+    return data_ +
+           (token / tokens_ * batch_stride_ + token % tokens_ * token_stride_ + head * head_stride_) * item_size_;
   }
-
-  void write(int64_t first, int64_t count, const float* in) const {
-    rows_.write(0, 0, 0, first * D_, count * D_, in);  // an output is contiguous
-  }
+  // From `row` on, how many rows lie `stride()` apart, and that stride.
+  int64_t run(int64_t row, int64_t count) const { return whole_ ? count : std::min(count, heads_ - row % heads_); }
+  int64_t stride() const { return whole_ ? D_ : head_stride_; }
 
  private:
-  cpu::Rows rows_;
-  int64_t tokens_, heads_, D_;
+  const char* data_;
+  int64_t item_size_, tokens_, heads_, batch_stride_, token_stride_, head_stride_, D_;
   bool whole_;
 };
 
@@ -77,25 +50,33 @@ Tensor four_dimensions(const Tensor& x_any, const char* name) {
 Tensor rms_norm_gated(const Tensor& x_any, const Tensor& g_any, const optional<Tensor>& weight, double eps,
                       c10::string_view activation, bool round_norm) {
   const auto shape = check_rms_norm_gated(x_any, g_any, weight, eps, activation, round_norm);
-  const Tensor y = at::empty(x_any.sizes(), x_any.options());
+  const Tensor y = cpu::empty_output(x_any.sizes(), x_any.options());
   if (shape.rows == 0) return y;
-  const auto dtype = y.scalar_type();
-  const int64_t D = shape.D, at_once = kElements / D;
-  const Tensor x = four_dimensions(x_any, "x"), g = four_dimensions(g_any, "g"), y_rows = y.view({1, -1, 1, D});
+  const Tensor x = four_dimensions(x_any, "x"), g = four_dimensions(g_any, "g");
   const Tensor factor = weight.has_value() ? weight->to(at::kFloat).contiguous() : Tensor();
-  const RowsOf in(x), gates(g), out(y_rows);
-  at::parallel_for(0, ceil_div(shape.rows, at_once), 4, [&](int64_t begin, int64_t end) {
-    const auto rows = std::make_unique<Rows>();
-    for (int64_t first = begin * at_once; first < std::min(end * at_once, shape.rows); first += at_once) {
-      const int64_t count = std::min(at_once, shape.rows - first);
-      in.read(first, count, rows->x);
-      gates.read(first, count, rows->gate);
-      normalise(rows->x, count, D, static_cast<float>(eps));
-      if (round_norm) cpu::round_to(dtype, rows->x, count * D);
-      if (factor.defined()) multiply_rows(rows->x, factor.const_data_ptr<float>(), count, D);
-      if (shape.round_product) cpu::round_to(dtype, rows->x, count * D);
-      open_gate(rows->x, rows->gate, count * D, shape.sigmoid);
-      out.write(first, count, rows->x);
+  const RowsOf in(x), gates(g);
+  auto* out = static_cast<char*>(y.mutable_data_ptr());
+  const int64_t row_size = shape.D * y.element_size();
+  const auto normalise = cpu::normalise_rows_kernel(x.scalar_type(), g.scalar_type());
+  at::parallel_for(0, shape.rows, ceil_div(kElements, shape.D), [&](int64_t begin, int64_t end) {
+    cpu::NormRows rows{.x = nullptr,
+                       .gate = nullptr,
+                       .out = nullptr,
+                       .x_stride = in.stride(),
+                       .gate_stride = gates.stride(),
+                       .rows = 0,
+                       .D = shape.D,
+                       .weight = factor.defined() ? factor.const_data_ptr<float>() : nullptr,
+                       .eps = static_cast<float>(eps),
+                       .sigmoid = shape.sigmoid,
+                       .round_norm = round_norm,
+                       .round_product = shape.round_product};
+    for (int64_t row = begin; row < end; row += rows.rows) {
+      rows.rows = std::min(in.run(row, end - row), gates.run(row, end - row));
+      rows.x = in.at(row);
+      rows.gate = gates.at(row);
+      rows.out = out + row * row_size;
+      normalise(rows);
     }
   });
   return y;

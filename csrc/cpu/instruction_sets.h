@@ -1,0 +1,24 @@
+// Kernels that are compiled once for each instruction set: sets/*.h has their code and is included once a set, each
+// time into a namespace of its own (kernels.cpp). at::vec would need a library for each set; here one file holds them
+// all. Nothing from elsewhere may be included between BEGIN and END: its inline functions would be compiled for that
+// set too, and the linker may keep that copy for everybody.
+#pragma once
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <immintrin.h>
+#define TORCH_GDN_HAS_X86_SETS 1
+#else
+#define TORCH_GDN_HAS_X86_SETS 0
+#endif
+
+#define TORCH_GDN_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TORCH_GDN_BEGIN_SET(name) \
+  TORCH_GDN_PRAGMA(clang attribute push(__attribute__((target(name))), apply_to = function))
+#define TORCH_GDN_END_SET TORCH_GDN_PRAGMA(clang attribute pop)
+#else
+#define TORCH_GDN_BEGIN_SET(name) TORCH_GDN_PRAGMA(GCC push_options) TORCH_GDN_PRAGMA(GCC target(name))
+#define TORCH_GDN_END_SET TORCH_GDN_PRAGMA(GCC pop_options)
+#endif
+
+#define TORCH_GDN_INLINE [[gnu::always_inline]] inline

@@ -1,0 +1,77 @@
+#include "module_kernels.h"
+
+#include <ATen/Version.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <string>
+#include <utility>
+
+#include "instruction_sets.h"
+
+// Vectors are parameters of functions that are always inlined: no caller sees how they would be passed.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+#if TORCH_GDN_HAS_X86_SETS
+
+TORCH_GDN_BEGIN_SET("arch=x86-64-v4")
+#define TORCH_GDN_SET_WIDTH 512
+namespace torch_gdn::cpu::modules_avx512 {
+constexpr int kLanes = 16, kLaneBits = 4;
+#include "sets/modules.h"
+}  // namespace torch_gdn::cpu::modules_avx512
+#undef TORCH_GDN_SET_WIDTH
+TORCH_GDN_END_SET
+
+TORCH_GDN_BEGIN_SET("arch=x86-64-v3")
+#define TORCH_GDN_SET_WIDTH 256
+namespace torch_gdn::cpu::modules_avx2 {
+constexpr int kLanes = 8, kLaneBits = 3;
+#include "sets/modules.h"
+}  // namespace torch_gdn::cpu::modules_avx2
+#undef TORCH_GDN_SET_WIDTH
+TORCH_GDN_END_SET
+
+#endif
+
+#define TORCH_GDN_SET_WIDTH 128
+namespace torch_gdn::cpu::modules_baseline {
+constexpr int kLanes = 4, kLaneBits = 2;
+#include "sets/modules.h"
+}  // namespace torch_gdn::cpu::modules_baseline
+#undef TORCH_GDN_SET_WIDTH
+
+namespace torch_gdn::cpu {
+
+namespace {
+
+// Vectors of so many bits; as torch chooses, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
+int widest_vectors() {
+  const std::string capability = at::get_cpu_capability();
+  return !TORCH_GDN_HAS_X86_SETS ? 128 : capability == "AVX512" ? 512 : capability == "AVX2" ? 256 : 128;
+}
+
+const int kWidth = widest_vectors();
+
+}  // namespace
+
+#if TORCH_GDN_HAS_X86_SETS
+#define TORCH_GDN_CHOOSE(kernel) \
+  (kWidth == 512 ? modules_avx512::kernel : kWidth == 256 ? modules_avx2::kernel : modules_baseline::kernel)
+#else
+#define TORCH_GDN_CHOOSE(kernel) modules_baseline::kernel
+#endif
+
+Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu) {
+  return TORCH_GDN_CHOOSE(convolve_kernel)(dtype, staged, W, silu);
+}
+
+ReadTurned read_turned_kernel(at::ScalarType dtype) { return TORCH_GDN_CHOOSE(read_turned_kernel)(dtype); }
+
+NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate) {
+  return TORCH_GDN_CHOOSE(normalise_rows_kernel)(x, gate);
+}
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,77 @@
+// The causal convolution for one instruction set. kLanes channels go over all tokens of a piece; the last W tokens and
+// the weights stay in registers, so that an element is read and written once.
+
+template <typename In, typename Out, int W, bool kSilu>
+TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channel, int64_t count) {
+  const auto* in = static_cast<const In*>(rows.in) + channel;
+  auto* out = static_cast<Out*>(rows.out) + channel;
+  Floats window[W], weight[W];
+#pragma GCC unroll 4
+  for (int tap = 0; tap < W; ++tap) weight[tap] = load(rows.weight + tap * kChannels + channel);
+#pragma GCC unroll 4
+  for (int tap = 0; tap + 1 < W; ++tap) window[tap] = load(rows.before + tap * kChannels + channel);
+  const Floats bias = load(rows.bias + channel);
+#pragma GCC unroll 4
+  for (int64_t t = 0; t < rows.tokens; ++t, in += rows.in_stride, out += rows.out_stride) {
+    window[W - 1] = load(in, count);
+    Floats sum = bias;
+#pragma GCC unroll 4
+    for (int tap = 0; tap < W; ++tap) sum += weight[tap] * window[tap];
+    if constexpr (kSilu) sum = sum / (1.0f + exponential(-sum));
+    store(out, sum, count);
+#pragma GCC unroll 4
+    for (int tap = 0; tap + 1 < W; ++tap) window[tap] = window[tap + 1];
+  }
+#pragma GCC unroll 4
+  for (int tap = 0; tap + 1 < W; ++tap) store(rows.before + tap * kChannels + channel, window[tap]);
+}
+
+template <typename In, typename Out, int W, bool kSilu>
+void convolve(const ConvolutionRows& rows) {
+  int64_t channel = 0;
+  for (; channel + kLanes <= rows.channels; channel += kLanes) {
+    convolve_lanes<In, Out, W, kSilu>(rows, channel, kLanes);
+  }
+  if (channel < rows.channels) convolve_lanes<In, Out, W, kSilu>(rows, channel, rows.channels - channel);
+}
+
+template <typename In, typename Out>
+Convolve convolve_of(int64_t W, bool silu) {
+  if (W == 4) return silu ? &convolve<In, Out, 4, true> : &convolve<In, Out, 4, false>;
+  if (W == 3) return silu ? &convolve<In, Out, 3, true> : &convolve<In, Out, 3, false>;
+  return silu ? &convolve<In, Out, 2, true> : &convolve<In, Out, 2, false>;
+}
+
+Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu) {
+  if (dtype == at::kFloat) return convolve_of<float, float>(W, silu);
+  if (dtype == at::kHalf) {
+    return staged ? convolve_of<float, c10::Half>(W, silu) : convolve_of<c10::Half, c10::Half>(W, silu);
+  }
+  return staged ? convolve_of<float, c10::BFloat16>(W, silu) : convolve_of<c10::BFloat16, c10::BFloat16>(W, silu);
+}
+
+// Squares of kLanes channels and tokens, turned in registers.
+template <typename Element>
+void read_turned(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out) {
+  const auto* from = static_cast<const Element*>(in);
+  for (int64_t channel = 0; channel < channels; channel += kLanes) {
+    const int64_t beside = channels - channel < kLanes ? channels - channel : kLanes;
+    for (int64_t t = 0; t < tokens; t += kLanes) {
+      const int64_t after = tokens - t < kLanes ? tokens - t : kLanes;
+      Floats square[kLanes] = {};
+      if (beside == kLanes && after == kLanes) {
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kLanes; ++i) square[i] = load(from + (channel + i) * stride + t);
+      } else {
+        for (int64_t i = 0; i < beside; ++i) square[i] = load(from + (channel + i) * stride + t, after);
+      }
+      turn<kLaneBits>(square);
+      for (int64_t i = 0; i < after; ++i) store(out + (t + i) * kTurnedChannels + channel, square[i]);
+    }
+  }
+}
+
+ReadTurned read_turned_kernel(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return &read_turned<float>;
+  return dtype == at::kHalf ? &read_turned<c10::Half> : &read_turned<c10::BFloat16>;
+}

@@ -1,0 +1,127 @@
+// kLanes floats at once for one instruction set: into and out of the dtypes of activations, and exp.
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+
+#define TORCH_GDN_INLINE [[gnu::always_inline]] inline
+
+TORCH_GDN_INLINE Floats all_lanes(float x) { return Floats{} + x; }
+
+// What an element of a dtype is in memory, and what it is as f32.
+template <typename Element>
+struct Memory;
+
+template <>
+struct Memory<float> {
+  using Lanes = Floats;
+  TORCH_GDN_INLINE static Floats widened(Lanes x) { return x; }
+  TORCH_GDN_INLINE static Lanes narrowed(Floats x) { return x; }
+  TORCH_GDN_INLINE static Floats rounded(Floats x) { return x; }
+};
+
+template <>
+struct Memory<c10::BFloat16> {
+  using Lanes = Halves;
+  TORCH_GDN_INLINE static Floats widened(Lanes x) { return (Floats)(__builtin_convertvector(x, Words) << 16); }
+  TORCH_GDN_INLINE static Lanes narrowed(Floats x) { return __builtin_convertvector(rounded_bits(x) >> 16, Halves); }
+  TORCH_GDN_INLINE static Floats rounded(Floats x) { return (Floats)(rounded_bits(x) & 0xFFFF0000); }
+
+ private:
+  // In the upper half of each word.
+  TORCH_GDN_INLINE static Words rounded_bits(Floats x) {
+    const Words bits = (Words)x;
+    return x == x ? bits + 0x7FFF + ((bits >> 16) & 1) : Words{} + 0x7FC00000;
+  }
+};
+
+// Where the set has no instruction for halves: as convert.cpp, which see.
+template <>
+struct Memory<c10::Half> {
+  using Lanes = Halves;
+#if TORCH_GDN_SET_WIDTH == 512
+  TORCH_GDN_INLINE static Floats widened(Lanes x) { return (Floats)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)x); }
+  TORCH_GDN_INLINE static Lanes narrowed(Floats x) {
+    return (Lanes)_mm512_maskz_cvtps_ph(0xFFFF, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+#elif TORCH_GDN_SET_WIDTH == 256
+  TORCH_GDN_INLINE static Floats widened(Lanes x) { return (Floats)_mm256_cvtph_ps((__m128i)x); }
+  TORCH_GDN_INLINE static Lanes narrowed(Floats x) {
+    return (Lanes)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+#else
+  TORCH_GDN_INLINE static Floats widened(Lanes x) {
+    const Words half = __builtin_convertvector(x, Words), magnitude = (half & 0x7FFF) << 13;
+    const Words finite = (Words)((Floats)magnitude * 0x1p112f);
+    return (Floats)(((Integers)magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : finite) | (half & 0x8000) << 16);
+  }
+  TORCH_GDN_INLINE static Lanes narrowed(Floats x) {
+    const Words bits = (Words)x, magnitude = bits & 0x7FFFFFFF;
+    const Words normal = (magnitude - (112u << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
+    const Words denormal = (Words)((Floats)magnitude + 0.5f) - 0x3F000000;
+    Words half = (Integers)magnitude < 0x38800000 ? denormal : normal;
+    half = (Integers)magnitude >= 0x477FF000 ? Words{} + 0x7C00 : half;
+    half = (Integers)magnitude > 0x7F800000 ? Words{} + 0x7E00 : half;
+    return __builtin_convertvector(half | (bits >> 16 & 0x8000), Halves);
+  }
+#endif
+  TORCH_GDN_INLINE static Floats rounded(Floats x) { return widened(narrowed(x)); }
+};
+
+// `count` elements in the first lanes, zeros in the others.
+template <typename Element>
+TORCH_GDN_INLINE Floats load(const Element* from, int64_t count = kLanes) {
+  typename Memory<Element>::Lanes lanes{};
+  __builtin_memcpy(&lanes, from, count * sizeof(Element));
+  return Memory<Element>::widened(lanes);
+}
+
+template <typename Element>
+TORCH_GDN_INLINE void store(Element* to, Floats x, int64_t count = kLanes) {
+  const typename Memory<Element>::Lanes lanes = Memory<Element>::narrowed(x);
+  __builtin_memcpy(to, &lanes, count * sizeof(Element));
+}
+
+// 2^n exp(r), |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7: within 2 ulp. 0 below -87
+// (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN. 2^n is put together as twice 2^(n-1),
+// since n may be 128.
+TORCH_GDN_INLINE Floats exponential(Floats x) {
+  Floats inside = x > 89.0f ? all_lanes(89.0f) : x;
+  inside = inside < -87.0f ? all_lanes(-87.0f) : inside;
+  const Floats shifted = inside * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: its last bits are the rounded number
+  const Floats n = shifted - 12582912.0f;
+  const Floats r = (inside - n * 0.693145752f) - n * 1.42860677e-6f;
+  Floats series = r * (1.0f / 5040.0f) + 1.0f / 720.0f;
+  series = series * r + 1.0f / 120.0f;
+  series = series * r + 1.0f / 24.0f;
+  series = series * r + 1.0f / 6.0f;
+  series = series * r + 0.5f;
+  series = (series * r) * r + r + 1.0f;
+  const Floats half = series * (Floats)(((Words)shifted + 126u) << 23);
+  return half + half;
+}
+
+// Lanes of a and b in turn, from lane kFirst of each on.
+template <int kFirst, int... kLane>
+TORCH_GDN_INLINE Floats interleave(Floats a, Floats b, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + (kLane % 2) * int(kLanes))...);
+}
+
+// Takes the element at (vector, lane) to where its number, vector * kLanes + lane in bits, is turned to the left by
+// kBits: with log2(kLanes) bits, kLanes vectors become their transpose.
+template <int kBits, int kVectors>
+TORCH_GDN_INLINE void turn(Floats (&x)[kVectors]) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+#pragma GCC unroll 6
+  for (int bit = 0; bit < kBits; ++bit) {
+    Floats turned[kVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors / 2; ++i) {
+      turned[2 * i] = interleave<0>(x[i], x[i + kVectors / 2], lanes);
+      turned[2 * i + 1] = interleave<kLanes / 2>(x[i], x[i + kVectors / 2], lanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) x[i] = turned[i];
+  }
+}

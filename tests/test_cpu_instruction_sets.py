@@ -1,0 +1,110 @@
+"""The CPU kernels of every instruction set that this machine has: the convolution, the gated norm and their exp."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.errors import assert_close
+from torch_gdn import reference
+
+CAPABILITIES = ("DEFAULT", "AVX2", "AVX512") if sys.platform == "linux" else ("DEFAULT",)
+BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
+SIZES = (130, 77)  # channels and tokens: whole vectors and some over, whole tiles of columns and some over
+
+PROGRAM = """
+import sys, torch, torch_gdn
+calls = torch.load(sys.argv[1])
+results = [getattr(torch.ops.gdn, op)(*arguments) for op, arguments in calls]
+torch.save((torch.backends.cpu.get_cpu_capability(), results), sys.argv[2])
+"""
+
+
+@functools.cache
+def channels() -> dict[torch.dtype, tuple[Tensor, Tensor]]:
+    """x [1, T, D] and weights."""
+    D, T = SIZES
+    return {dtype: (torch.randn(1, T, D).to(dtype), torch.randn(D, 4).to(dtype)) for dtype in BOUND}
+
+
+def norms() -> dict[torch.dtype, tuple[Tensor, Tensor, Tensor]]:
+    """x [1, T, D], gates and weights, whose rows are whole vectors and some elements over."""
+    D = SIZES[1]
+    return {dtype: (x[..., :D], x[..., -D:], weight[:D, 0]) for dtype, (x, weight) in channels().items()}
+
+
+@functools.cache
+def gates() -> Tensor:
+    sizes = torch.cat([torch.logspace(-9, 3, 20000), torch.linspace(80, 95, 20000), torch.tensor([torch.inf])])
+    return torch.cat([sizes, -sizes, torch.tensor([0.0, torch.nan])])[:, None]
+
+
+def calls() -> list[tuple[str, tuple[object, ...]]]:
+    """In the order of `Results`."""
+    found: list[tuple[str, tuple[object, ...]]] = []
+    for x, weight in channels().values():
+        in_columns = x.transpose(1, 2).contiguous().transpose(1, 2)
+        found += [("causal_conv1d", (each, weight, None, None, False, None, "silu")) for each in (x, in_columns)]
+    for each in norms().values():
+        found += [("rms_norm_gated", (*each, 1e-6, "silu", rounds)) for rounds in (False, True)]
+    return [*found, ("rms_norm_gated", (torch.ones_like(gates()), gates(), None, 0.0, "sigmoid"))]
+
+
+@dataclass
+class Results:
+    """Of a process that has no wider vectors."""
+
+    convolutions: dict[torch.dtype, tuple[Tensor, Tensor]]  # of rows and of columns
+    norms: dict[torch.dtype, tuple[Tensor, Tensor]]  # with one rounding, and where transformers rounds
+    sigmoid: Tensor
+
+
+@pytest.fixture(scope="module", params=CAPABILITIES)
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    directory = tmp_path_factory.mktemp(request.param)
+    there, back = directory / "calls.pt", directory / "results.pt"
+    torch.save(calls(), there)
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": request.param.lower()}
+    subprocess.run([sys.executable, "-c", PROGRAM, there, back], check=True, env=environment)
+    found, of_calls = torch.load(back)
+    if found != request.param:
+        pytest.skip(f"this machine has no {request.param}")
+    pairs = list(zip(of_calls[0:-1:2], of_calls[1:-1:2], strict=True))
+    convolutions = {dtype: (rows[0], columns[0]) for dtype, (rows, columns) in zip(BOUND, pairs[:3], strict=True)}
+    return Results(convolutions, dict(zip(BOUND, pairs[3:], strict=True)), of_calls[-1])
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_convolves_rows_and_columns(results: Results, dtype: torch.dtype) -> None:
+    x, weight = channels()[dtype]
+    exact = reference.causal_conv1d(x.double(), weight.double(), activation="silu")[0]
+    rows, columns = results.convolutions[dtype]
+    assert_close("y", rows, exact, BOUND[dtype], head_dim=2)
+    assert torch.equal(rows, columns), "of the same elements the same bits"
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_normalises(results: Results, dtype: torch.dtype) -> None:
+    x, g, weight = (each.double() for each in norms()[dtype])
+    once, thrice = results.norms[dtype]
+    exact = reference.rms_norm_gated(x, g, weight)
+    assert_close("y", once, exact, BOUND[dtype], head_dim=1)
+    if dtype == torch.float32:
+        assert_close("y", thrice, exact, 5e-7, head_dim=1)
+        return
+    product = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).to(dtype) * weight.to(dtype)
+    expected = (product.double() * torch.nn.functional.silu(g)).to(dtype)
+    assert (thrice != expected).sum() < 0.002 * expected.numel(), "a sum of another order rounds another way"
+
+
+def test_exp_has_no_gaps(results: Results) -> None:
+    """Of every size, through the sigmoid of a gate: 1 / (1 + exp(-x))."""
+    exact = gates().double().sigmoid()
+    torch.testing.assert_close(results.sigmoid.double(), exact, rtol=4e-7, atol=2**-125, equal_nan=True)
