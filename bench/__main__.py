@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bench import aura, gdn, modules, overhead, plots, results
+from bench import aura, gdn, metal, modules, overhead, plots, results
 from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import QWEN3_NEXT, Layer
@@ -75,6 +75,7 @@ SECTIONS = {
     "overhead": Section("Host overhead of tiny shapes", "T", overhead.jobs, overhead.run),
     "scaling": Section("From one core to all", "size", scaling_jobs, scaling),
     "sweep": Section("Every length and number of heads, beside the fallback", "T", gdn.sweep_jobs, sweep),
+    "metal": Section("The Metal kernels as the simulated device counts them", "T", metal.jobs, metal.run),
 }
 
 
@@ -132,7 +133,15 @@ def report(rows: list[Row], rates: dict[str, float]) -> str:
     parts = ["Ceilings: " + ", ".join(f"{name} {rate / 1e9:.3g} G/s" for name, rate in rates.items())]
     for name, section in SECTIONS.items():
         found = [row for row in rows if row.section == name]
-        if found:
+        counted = any(row.counts for row in found)
+        if counted:
+            parts += [
+                f"\n## {section.title}\n",
+                metal.table(found),
+                "\nA model, no measurement:\n",
+                metal.model_table(found),
+            ]
+        elif found:
             parts += [f"\n## {section.title}\n", results.table(found, section.size_name)]
         if any(row.others for row in found):
             parts += ["", others_table(found)]
@@ -156,6 +165,7 @@ def main() -> None:
         options.plots.mkdir(parents=True, exist_ok=True)
         plots.prefill_times(rows, options.plots / "prefill.png")
         plots.roofline(rows, rates, options.plots / "roofline.png")
+        plots.metal_bytes(rows, options.plots / "metal_bytes.png")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,23 @@ def roofline(rows: Sequence[Row], rates: dict[str, float], path: Path) -> None:
     save(figure, "prefill and decode under the ceilings of the machine", path)
 
 
+def metal_bytes(rows: Sequence[Row], path: Path) -> None:
+    """Device bytes of each workload on Metal, distinct and issued, over those that have to be moved."""
+    found = [row for row in rows if row.counts]
+    if not found:
+        return
+    figure, axis = plt.subplots(figsize=(7, 0.45 * len(found) + 1.2))
+    for offset, name in ((-0.2, "distinct bytes"), (0.2, "issued bytes")):
+        widths = [row.counts[name] / row.bytes for row in found]
+        axis.barh([i + offset for i in range(len(found))], widths, height=0.38, label=name)
+    axis.axvline(1, color="k", linestyle=":", label="compulsory")
+    axis.set_yticks(range(len(found)), [f"{row.case}, T {row.size}" for row in found])
+    axis.invert_yaxis()
+    axis.set_xlabel("times the compulsory bytes")
+    axis.legend(fontsize=8)
+    save(figure, "device memory traffic of the Metal kernels, counted on the simulated device", path)
+
+
 def save(figure: Any, title: str, path: Path) -> None:
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()

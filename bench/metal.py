@@ -1,0 +1,109 @@
+"""The Metal kernels by what the simulated device counts: bytes beside the compulsory ones, and a model's bounds.
+
+There are no times in this section. The counts are facts of the kernels; the bounds are those of bench.metal_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bench.results import OURS, Row, markdown
+from bench.shapes import QWEN3_NEXT
+from torch_gdn.check.steps import on_simulated_device
+
+TOKENS = 128
+WAYS = ("staged", "fused", "sequential")
+CHIPS = ("M1", "M2 Max", "M4 Max", "M5 Max")
+
+
+def jobs(quick: bool) -> Iterator[tuple[str, str | None, int]]:
+    """Workload, way, tokens."""
+    tokens = 16 if quick else TOKENS
+    for way in WAYS:
+        yield "prefill", way, tokens
+    for workload in ("decode", "decode-v-first", "conv-update", "conv", "norm", "gating"):
+        yield workload, None, tokens
+
+
+def run(workload: str, way: str | None, tokens: int, ceilings: object, seconds: float) -> list[Row]:
+    """`ceilings` and `seconds` are those of the sections that time."""
+    row = Row("metal", f"{workload}, {way}" if way else workload, "bfloat16", tokens, OURS, 0)
+    if not on_simulated_device():
+        row.note = "not run: a Mac's own GPU does not count"
+        return [row]
+    import simulator
+    from bench import metal_model
+    from bench.metal_workloads import WORKLOADS, Shape
+
+    simulator.activate()
+    torch.manual_seed(0)
+    work = WORKLOADS[workload](Shape(QWEN3_NEXT, tokens, 1, torch.bfloat16, way))
+    with simulator.profile(detailed=True) as profile:
+        work.call()
+    row.size, row.bytes = work.tokens, work.compulsory_bytes
+    row.counts = sums(profile.kernels)
+    for chip in CHIPS:
+        bound, binds = metal_model.total(profile.kernels, chip)
+        row.model[chip] = (bound, binds)
+    return [row]
+
+
+def sums(kernels: Mapping[str, Any]) -> dict[str, int]:
+    """Of all kernels of a workload; of threadgroup memory the most."""
+    added = {
+        "launches": ("dispatches",),
+        "threadgroups": ("threadgroups",),
+        "distinct bytes": ("device_bytes_distinct_read", "device_bytes_distinct_written"),
+        "issued bytes": ("device_bytes_issued_read", "device_bytes_issued_written"),
+        "cache lines": ("cache_lines",),
+        "least cache lines": ("least_cache_lines",),
+        "threadgroup bytes": ("threadgroup_bytes_read", "threadgroup_bytes_written"),
+        "bank cycles": ("bank_cycles",),
+        "least bank cycles": ("least_bank_cycles",),
+        "barriers": ("barriers",),
+        "matrix products": ("matrix_multiplies",),
+    }
+    every = kernels.values()
+    counts = {
+        name: sum(getattr(kernel, field) for kernel in every for field in fields) for name, fields in added.items()
+    }
+    return counts | {"threadgroup memory": max(kernel.threadgroup_memory for kernel in every)}
+
+
+def over(part: float, whole: float) -> str:
+    return f"{part / whole:.2f}" if whole else ""
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in (row for row in rows if row.counts):
+        c = row.counts
+        lines.append(
+            [
+                f"{row.case}, T {row.size}",
+                f"{c['launches']}",
+                f"{c['threadgroups']}",
+                f"{c['threadgroup memory']:,}",
+                f"{row.bytes:,}",
+                over(c["distinct bytes"], row.bytes),
+                over(c["issued bytes"], row.bytes),
+                over(c["least cache lines"], c["cache lines"]),
+                f"{c['threadgroup bytes']:,}",
+                over(c["bank cycles"], c["least bank cycles"]),
+                f"{c['barriers']:,}",
+                f"{c['matrix products']:,}",
+            ]
+        )
+    titles = ["workload", "launches", "threadgroups", "memory of one", "compulsory bytes", "distinct", "issued"]
+    titles += ["coalesced", "threadgroup bytes", "bank cycles", "barriers", "matrix products"]
+    return markdown(titles, lines)
+
+
+def model_table(rows: Sequence[Row]) -> str:
+    """Lower bounds in microseconds, and what binds."""
+    found = [row for row in rows if row.model]
+    lines = [[row.case, *(f"{1e6 * bound:.1f} ({binds})" for bound, binds in row.model.values())] for row in found]
+    return markdown(["workload", *(f"{chip}, us at least" for chip in CHIPS)], lines)
