@@ -41,6 +41,12 @@ METAL_FUNC float2 load_fragment(threadgroup const T* origin, int stride, LanePos
   return float2(float(source[0]), float(source[1]));
 }
 
+// The same where origin and stride are even: one load brings both elements.
+template <typename T>
+METAL_FUNC float2 load_even_fragment(threadgroup const T* origin, int stride, LanePosition at) {
+  return float2(vec<T, 2>(*(threadgroup const vec<T, 2>*)(origin + at.row * stride + at.column)));
+}
+
 // Its transpose: element (r, c) comes from row c, column r.
 template <typename T>
 METAL_FUNC float2 load_transposed(threadgroup const T* origin, int stride, LanePosition at) {

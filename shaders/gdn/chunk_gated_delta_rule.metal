@@ -120,8 +120,7 @@ template <int K, int Packets, int Width, typename Values, typename T>
 METAL_FUNC void load_row(thread Values* packets, device const T* source, bool is_there, uint lane) {
   UNROLL for (int n = 0; n < Packets; ++n) {
     const int column = (n * 32 + int(lane)) * Width;
-    packets[n] = Values(T(0));
-    if (is_there && column < K) packets[n] = *(device const Values*)(source + column);
+    packets[n] = is_there && column < K ? Values(*(device const Values*)(source + column)) : Values(T(0));
   }
 }
 
@@ -304,7 +303,8 @@ template <typename T, int K, int C, int Width, typename P>
       threadgroup const T* right = key_tile + column * 8 * kStride;
       float2 product = float2(0.0f);
       for (int depth = 0; depth < kPadded; depth += 8) {
-        multiply_add(product, load_fragment(left + depth, kStride, at), load_transposed(right + depth, kStride, at));
+        multiply_add(
+            product, load_even_fragment(left + depth, kStride, at), load_transposed(right + depth, kStride, at));
       }
       const int i = row * 8 + at.row;
       const int j = column * 8 + at.column;
@@ -326,8 +326,8 @@ template <typename T, int K, int C, int Width, typename P>
     UNROLL for (int depth = 0; depth < kDepths; ++depth) {
       UNROLL for (int block = 0; block < kBlocks; ++block) {
         const int corner = block * 8 * kStride + depth * 8;
-        multiply_add(key_read[block], load_fragment(key_tile + corner, kStride, at), state[depth]);
-        multiply_add(query_read[block], load_fragment(query_tile + corner, kStride, at), state[depth]);
+        multiply_add(key_read[block], load_even_fragment(key_tile + corner, kStride, at), state[depth]);
+        multiply_add(query_read[block], load_even_fragment(query_tile + corner, kStride, at), state[depth]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -340,14 +340,14 @@ template <typename T, int K, int C, int Width, typename P>
       threadgroup float* own_values = value_tile + block * 8 * kValueStride + int(simdgroup) * 8;
       const float decay = gate_exp(simd_shuffle(c, i));
       const float2 seen = decay * simd_shuffle(key_norm, i) * key_read[block];
-      fresh[block] = simd_shuffle(step, i) * (load_fragment(own_values, kValueStride, at) - seen);
+      fresh[block] = simd_shuffle(step, i) * (load_even_fragment(own_values, kValueStride, at) - seen);
       float2 output = decay * simd_shuffle(query_norm, i) * query_read[block];
       UNROLL for (int above = 0; above < block; ++above) {
-        multiply_add(fresh[block], load_fragment(minus_A + corner + above * 8, kMatrixStride, at), fresh[above]);
-        multiply_add(output, load_fragment(scores + corner + above * 8, kMatrixStride, at), fresh[above]);
+        multiply_add(fresh[block], load_even_fragment(minus_A + corner + above * 8, kMatrixStride, at), fresh[above]);
+        multiply_add(output, load_even_fragment(scores + corner + above * 8, kMatrixStride, at), fresh[above]);
       }
-      substitute(load_fragment(minus_A + corner + block * 8, kMatrixStride, at), fresh[block], lane);
-      multiply_add(output, load_fragment(scores + corner + block * 8, kMatrixStride, at), fresh[block]);
+      substitute(load_even_fragment(minus_A + corner + block * 8, kMatrixStride, at), fresh[block], lane);
+      multiply_add(output, load_even_fragment(scores + corner + block * 8, kMatrixStride, at), fresh[block]);
       store_fragment(own_values, kValueStride, at, output);
     }
 
