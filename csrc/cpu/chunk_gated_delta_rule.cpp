@@ -1,5 +1,8 @@
-#include <ATen/ops/baddbmm.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "gates.h"
 
@@ -11,121 +14,6 @@ struct Inputs {
   float scale;
   bool normalise;
 };
-
-// What a chunk's tokens contribute whatever the state is, one tile a chunk and value head.
-struct Tiles {
-  Tensor update;   // Tm diag(beta): v_new = update (v - reading S)
-  Tensor scores;   // scale tril(q k^T exp(c_i - c_j))
-  Tensor reading;  // exp(c) k
-  Tensor queries;  // scale exp(c) q
-  Tensor writing;  // exp(c_last - c) k
-  Tensor values;   // v
-  Tensor decay;    // exp(c_last)
-
-  Tiles(const ChunkShape& s, int64_t tiles, int64_t rows)
-      : update(cpu::f32_tiles(tiles, rows, rows)),
-        scores(cpu::f32_tiles(tiles, rows, rows)),
-        reading(cpu::f32_tiles(tiles, rows, s.K)),
-        queries(cpu::f32_tiles(tiles, rows, s.K)),
-        writing(cpu::f32_tiles(tiles, rows, s.K)),
-        values(cpu::f32_tiles(tiles, rows, s.V)),
-        decay(cpu::f32_tiles(tiles, 1, 1)) {}
-
-  Tiles narrow(int64_t first, int64_t count) const {
-    Tiles part = *this;
-    for (Tensor* x :
-         {&part.update, &part.scores, &part.reading, &part.queries, &part.writing, &part.values, &part.decay}) {
-      *x = x->narrow(0, first, count);
-    }
-    return part;
-  }
-};
-
-// The tiles of one key head that its value heads share, and their products.
-struct KeyTiles {
-  Tensor q, k, k_k, q_k;
-
-  KeyTiles(const ChunkShape& s, const Inputs& in, std::span<const cpu::Chunk> chunks, int64_t rows)
-      : q(cpu::f32_tiles(chunks.size() * s.H, rows, s.K)), k(cpu::f32_tiles(chunks.size() * s.H, rows, s.K)) {
-    cpu::for_each_tile(chunks.size(), s.H, [&](int64_t i, int64_t head) {
-      float *queries = cpu::tile(q, i * s.H + head), *keys = cpu::tile(k, i * s.H + head);
-      in.q.read_tile(chunks[i], head, rows, queries);
-      in.k.read_tile(chunks[i], head, rows, keys);
-      if (in.normalise) {
-        cpu::normalise_rows(queries, rows, s.K, cpu::kNormEps);
-        cpu::normalise_rows(keys, rows, s.K, cpu::kNormEps);
-      }
-    });
-    k_k = at::bmm(k, k.transpose(1, 2));
-    q_k = at::bmm(q, k.transpose(1, 2));
-  }
-};
-
-// The cumulative sum is kept in f64: no digits of exp(c_i - c_j) are lost to a large c.
-struct Gates {
-  double sums[64];
-  float beta[64];
-
-  Gates(const Inputs& in, const cpu::Chunk& chunk, int64_t head, int64_t rows) {
-    double sum = 0;
-    for (int64_t i = 0; i < rows; ++i) {
-      const bool inside = i < chunk.length;
-      if (inside) sum += cpu::clamp_decay(in.g.value(chunk.batch, chunk.first + i, head));
-      sums[i] = sum;
-      beta[i] = inside ? in.beta.value(chunk.batch, chunk.first + i, head) : 0.0f;
-    }
-  }
-};
-
-void fill_matrices(const Gates& gates, const float* k_k, const float* q_k, int64_t length, int64_t rows, float scale,
-                   float* update, float* scores) {
-  float A[64 * 64];
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c <= r; ++c) {
-      const float decay = std::exp(static_cast<float>(gates.sums[r] - gates.sums[c]));
-      A[r * rows + c] = gates.beta[r] * k_k[r * rows + c] * decay;
-      scores[r * rows + c] = scale * q_k[r * rows + c] * decay;
-    }
-    std::fill(scores + r * rows + r + 1, scores + (r + 1) * rows, 0.0f);
-  }
-  cpu::invert_unit_lower(A, rows, length, rows, update, rows);
-  for (int64_t r = 0; r < length; ++r) {
-    for (int64_t c = 0; c <= r; ++c) update[r * rows + c] *= gates.beta[c];
-  }
-}
-
-Tiles prepare(const ChunkShape& s, const Inputs& in, std::span<const cpu::Chunk> chunks) {
-  const int64_t rows = cpu::tile_rows(chunks);
-  const KeyTiles shared(s, in, chunks, rows);
-  const Tiles tiles(s, chunks.size() * s.HV, rows);
-  cpu::for_each_tile(chunks.size(), s.HV, [&](int64_t i, int64_t head) {
-    const int64_t n = i * s.HV + head, key_tile = i * s.H + cpu::key_head_of(s, head);
-    const Gates gates(in, chunks[i], head, rows);
-    fill_matrices(gates, cpu::tile(shared.k_k, key_tile), cpu::tile(shared.q_k, key_tile), chunks[i].length, rows,
-                  in.scale, cpu::tile(tiles.update, n), cpu::tile(tiles.scores, n));
-    float passed[64], scaled[64], remaining[64];
-    for (int64_t r = 0; r < rows; ++r) {
-      passed[r] = std::exp(static_cast<float>(gates.sums[r]));
-      scaled[r] = in.scale * passed[r];
-      remaining[r] = std::exp(static_cast<float>(gates.sums[rows - 1] - gates.sums[r]));
-    }
-    *cpu::tile(tiles.decay, n) = passed[rows - 1];
-    const float* keys = cpu::tile(shared.k, key_tile);
-    cpu::scale_rows(keys, passed, rows, s.K, cpu::tile(tiles.reading, n));
-    cpu::scale_rows(keys, remaining, rows, s.K, cpu::tile(tiles.writing, n));
-    cpu::scale_rows(cpu::tile(shared.q, key_tile), scaled, rows, s.K, cpu::tile(tiles.queries, n));
-    in.v.read_tile(chunks[i], head, rows, cpu::tile(tiles.values, n));
-  });
-  return tiles;
-}
-
-// One chunk of each sequence: the output, and the state after it.
-Tensor advance(const Tiles& now, const Tensor& state) {
-  const Tensor v_new = at::bmm(now.update, at::baddbmm(now.values, now.reading, state, 1, -1));
-  const Tensor o = at::bmm(now.queries, state).baddbmm_(now.scores, v_new);
-  state.mul_(now.decay).baddbmm_(now.writing.transpose(1, 2), v_new);
-  return o;
-}
 
 struct Options {
   bool normalise;
@@ -139,42 +27,171 @@ struct Outputs {
 
 // What is not written stays zeros: o of a sequence that has no slot, its rows of h, and surplus ones.
 Outputs new_outputs(const ChunkShape& s, const WholeOp& op, const cpu::StatePlaces& places, bool has_h) {
-  const auto dtype = op.q.scalar_type() == at::kHalf ? at::kFloat : op.q.scalar_type();
-  const int64_t rows = places.v_first ? s.V : s.K, columns = places.v_first ? s.K : s.V;
-  const std::vector<int64_t> sizes = {s.B, s.NT, s.HV, rows, columns}, nothing = {0};
   const auto options = op.q.options().dtype(output_dtype_of(op));
   const Tensor o =
       places.has_null() ? at::zeros({s.B, s.T, s.HV, s.V}, options) : at::empty({s.B, s.T, s.HV, s.V}, options);
-  return {o, at::zeros(has_h ? sizes : nothing, op.q.options().dtype(dtype))};
+  const auto h_options = op.q.options().dtype(op.q.scalar_type() == at::kHalf ? at::kFloat : op.q.scalar_type());
+  if (!has_h) return {o, at::empty({0}, h_options)};
+  const int64_t rows = places.v_first ? s.V : s.K, columns = places.v_first ? s.K : s.V;
+  return {o, at::zeros({s.B, s.NT, s.HV, rows, columns}, h_options)};
 }
 
-void run_block(const ChunkShape& s, const Inputs& in, const cpu::Block& block, const Tensor& state,
-               const cpu::StatePlaces& places, const Outputs& outputs, bool has_h) {
-  const cpu::Rows out(outputs.o);
-  const auto h = has_h ? optional(cpu::States(outputs.h, places.v_first)) : std::nullopt;
-  const auto for_each_kept = [&](std::span<const cpu::Chunk> chunks, const auto& f) {
-    cpu::for_each_tile(chunks.size(), s.HV, [&](int64_t i, int64_t head) {
-      if (places.slots[chunks[i].sequence].index >= 0) f(chunks[i], head, i * s.HV + head);
-    });
-  };
-  cpu::for_each_steps(block, s.HV, [&](int64_t first_step, int64_t last_step) {
-    const auto chunks = cpu::chunks_of_steps(block, first_step, last_step);
-    const Tiles tiles = prepare(s, in, chunks);
-    for (int64_t step = first_step; step < last_step; ++step) {
-      const int64_t begin = block.steps[step] - block.steps[first_step];
-      const int64_t count = block.steps[step + 1] - block.steps[step];
-      const auto chunks_now = chunks.subspan(begin, count);
-      const Tensor before = state.narrow(0, 0, count * s.HV);
-      if (h) {
-        for_each_kept(chunks_now, [&](const cpu::Chunk& chunk, int64_t head, int64_t n) {
-          h->write(chunk.batch, chunk.row, head, 0, s.V, cpu::tile(before, n), s.V);
-        });
+// The work: each sequence and key head has panels, those of its value heads one after the other. Panels are independent
+// of each other, and a piece of work is some of them for a whole sequence, on one core. They share what is made of the
+// key head's q and k, so pieces are only as small as the cores need.
+struct Work {
+  ChunkShape s;
+  int64_t step;            // tokens at a time: no more than a chunk, from whose start NaN may spread
+  int64_t panels_of_head;  // ceil(V / 32)
+  int64_t panels;          // of a key head
+  int64_t panels_of_piece;
+  int64_t pieces_of_key_head;
+  std::vector<cpu::Sequence> sequences;
+  std::vector<int64_t> first_rows;  // of h, for each sequence
+  std::vector<int64_t> order;       // of sequences, longest first
+
+  Work(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
+  int64_t pieces() const { return s.N * s.H * pieces_of_key_head; }
+  int64_t threads() const;
+  int64_t value_head(int64_t key_head, int64_t panel) const {
+    const int64_t i = panel / panels_of_head;
+    return s.tiled ? i * s.H + key_head : key_head * (s.HV / s.H) + i;
+  }
+};
+
+// At most so many panels a piece: with K = 128 their state is half of a second-level cache of 1 MB.
+constexpr int64_t kMostPanels = 32;
+
+Work::Work(const ChunkShape& shape, const optional<Tensor>& cu_seqlens)
+    : s(shape),
+      step(std::min(s.C, cpu::kTokens)),
+      panels_of_head(ceil_div(s.V, cpu::kColumns)),
+      panels(panels_of_head * (s.HV / s.H)),
+      sequences(cpu::sequences_of(s, cu_seqlens)),
+      first_rows(s.N),
+      order(s.N) {
+  int64_t pieces = ceil_div(panels, kMostPanels);
+  const int64_t heads = std::max<int64_t>(1, s.N * s.H), threads = at::get_num_threads();
+  while (pieces < panels && heads * pieces < 4 * threads && heads * pieces % threads != 0) ++pieces;
+  panels_of_piece = ceil_div(panels, pieces);
+  pieces_of_key_head = ceil_div(panels, panels_of_piece);
+  int64_t rows = 0;
+  for (int64_t n = 0; n < s.N; ++n) {
+    first_rows[n] = s.packed ? rows : 0;
+    rows += ceil_div(sequences[n].length, s.C);
+  }
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater{}, [&](int64_t n) { return sequences[n].length; });
+}
+
+// Another thread costs some microseconds: it must have a million products to do.
+int64_t Work::threads() const {
+  const int64_t tokens = s.B * s.T + s.N;
+  return std::clamp<int64_t>(tokens * s.HV * s.K * s.V / (1 << 20), 1, at::get_num_threads());
+}
+
+template <typename Operand>
+class Core {
+ public:
+  Core(const Work& work, const Inputs& in, const cpu::StatePlaces& places, const Outputs& outputs,
+       const cpu::ChunkKernels<Operand>& kernels)
+      : work_(work),
+        s_(work.s),
+        in_(in),
+        places_(places),
+        out_(outputs.o),
+        kernels_(kernels),
+        tiles_(std::make_unique<Tiles>()),
+        K_(cpu::padded(s_.K)),
+        states_(cpu::Aligned::floats(work.panels_of_piece * K_ * cpu::kColumns * (kHasOperands ? 2 : 1))) {
+    if (outputs.h.dim() > 1) h_.emplace(outputs.h, places.v_first);
+    tiles_->keys.K = K_;
+  }
+
+  void run(int64_t piece) {
+    const int64_t n = work_.order[piece / work_.pieces_of_key_head / s_.H];
+    const int64_t key_head = piece / work_.pieces_of_key_head % s_.H;
+    const int64_t first = piece % work_.pieces_of_key_head * work_.panels_of_piece;
+    const int64_t last = std::min(first + work_.panels_of_piece, work_.panels);
+    if (places_.slots[n].index < 0) return;
+    for (int64_t panel = first; panel < last; ++panel) read_state(n, key_head, panel, panel - first);
+    const auto& [batch, first_token, length] = work_.sequences[n];
+    for (int64_t t = 0; t < length; t += work_.step) {
+      auto& keys = tiles_->keys;
+      keys.tokens = std::min(work_.step, length - t);
+      keys.rows = cpu::padded(keys.tokens);
+      const int64_t token = first_token + t;
+      kernels_.read_keys(in_.q.head(batch, token, key_head, 0), in_.k.head(batch, token, key_head, 0), s_.K,
+                         in_.normalise, keys);
+      for (int64_t panel = first; panel < last; ++panel) {
+        const int64_t head = work_.value_head(key_head, panel), column = column_of(panel), i = panel - first;
+        if (panel == first || column == 0) kernels_.make_head(keys, gates(batch, token, head), tiles_->head);
+        if (h_ && t % s_.C == 0) {
+          h_->write(batch, work_.first_rows[n] + t / s_.C, head, column, columns_from(column), state(i), cpu::kColumns);
+        }
+        kernels_.advance(keys, tiles_->head, in_.v.head(batch, token, head, column),
+                         out_.head(batch, token, head, column), columns_from(column), state(i), operand(i),
+                         tiles_->panel);
       }
-      const Tensor result = advance(tiles.narrow(begin * s.HV, count * s.HV), before);
-      for_each_kept(chunks_now, [&](const cpu::Chunk& chunk, int64_t head, int64_t n) {
-        out.write_tile(chunk, head, cpu::tile(result, n));
-      });
     }
+    for (int64_t panel = first; panel < last; ++panel) {
+      const int64_t column = column_of(panel);
+      places_.write(n, work_.value_head(key_head, panel), column, columns_from(column), state(panel - first),
+                    cpu::kColumns);
+    }
+  }
+
+ private:
+  static constexpr bool kHasOperands = !std::is_same_v<Operand, float>;
+  struct Tiles {
+    cpu::KeyTiles<Operand> keys;
+    cpu::HeadTiles<Operand> head;
+    cpu::PanelTiles<Operand> panel;
+  };
+
+  int64_t column_of(int64_t panel) const { return panel % work_.panels_of_head * cpu::kColumns; }
+  int64_t columns_from(int64_t column) const { return std::min(cpu::kColumns, s_.V - column); }
+  float* state(int64_t i) const { return states_.get() + i * K_ * cpu::kColumns; }
+  Operand* operand(int64_t i) const {
+    if constexpr (!kHasOperands) return state(i);
+    return reinterpret_cast<Operand*>(state(work_.panels_of_piece + i));
+  }
+
+  // Zeros past K and past V.
+  void read_state(int64_t n, int64_t key_head, int64_t panel, int64_t i) {
+    const int64_t column = column_of(panel), columns = columns_from(column);
+    float* x = state(i);
+    if (columns < cpu::kColumns) std::fill(x, x + s_.K * cpu::kColumns, 0.0f);
+    places_.read(n, work_.value_head(key_head, panel), column, columns, s_.K, x, cpu::kColumns);
+    std::fill(x + s_.K * cpu::kColumns, x + K_ * cpu::kColumns, 0.0f);
+    if constexpr (kHasOperands) kernels_.make_operand(x, K_, operand(i));
+  }
+
+  cpu::HeadGates gates(int64_t batch, int64_t token, int64_t head) const {
+    const auto g = in_.g.head(batch, token, head, 0), beta = in_.beta.head(batch, token, head, 0);
+    constexpr int64_t size = sizeof(float);
+    return {reinterpret_cast<const float*>(g.data), reinterpret_cast<const float*>(beta.data), g.stride / size,
+            beta.stride / size, in_.scale};
+  }
+
+  const Work& work_;
+  const ChunkShape& s_;
+  const Inputs& in_;
+  const cpu::StatePlaces& places_;
+  cpu::Rows out_;
+  optional<cpu::States> h_;
+  const cpu::ChunkKernels<Operand>& kernels_;
+  std::unique_ptr<Tiles> tiles_;
+  int64_t K_;
+  decltype(cpu::Aligned::floats(0)) states_;
+};
+
+template <typename Operand>
+void run_pieces(const Work& work, const Inputs& in, const cpu::StatePlaces& places, const Outputs& outputs,
+                const cpu::ChunkKernels<Operand>& kernels) {
+  cpu::share_pieces(work.pieces(), work.threads(), [&](const auto& next) {
+    Core<Operand> core(work, in, places, outputs, kernels);
+    for (int64_t i; (i = next()) < work.pieces();) core.run(i);
   });
 }
 
@@ -186,10 +203,12 @@ Outputs run(const ChunkShape& s, const WholeOp& op, const cpu::StatePlaces& plac
   const Inputs in{cpu::Rows(q),      cpu::Rows(k),     cpu::Rows(v),
                   cpu::Rows(decays), cpu::Rows(steps), static_cast<float>(scale_or_default(options.scale, s.K)),
                   options.normalise};
-  for (const cpu::Block& block : cpu::blocks_of(s, cu_seqlens)) {
-    const Tensor state = cpu::initial_states(s, block, places);
-    run_block(s, in, block, state, places, outputs, options.has_h);
-    cpu::write_final_states(s, block, state, places);
+  const Work work(s, cu_seqlens);
+  const auto* of_pairs = q.scalar_type() == at::kBFloat16 ? cpu::chunk_kernels_of_pairs() : nullptr;
+  if (of_pairs) {
+    run_pieces(work, in, places, outputs, *of_pairs);
+  } else {
+    run_pieces(work, in, places, outputs, cpu::chunk_kernels());
   }
   return outputs;
 }

@@ -176,6 +176,18 @@ bool StatePlaces::has_null() const {
   return std::ranges::any_of(slots, [](const Slot& slot) { return slot.index < 0; });
 }
 
+bool StatePlaces::has_vector_rows(const ChunkShape& s) const {
+  const auto fits = [&](const Tensor& x) { return x.scalar_type() == at::kFloat && x.stride(-1) == 1; };
+  const bool whole = v_first ? s.K % 16 == 0 && s.V % 4 == 0 : s.V % kColumns == 0;
+  return whole && (!source || fits(*source)) && (target.dim() == 1 || fits(target));
+}
+
+float* StatePlaces::rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const {
+  stride = states.stride(-2);
+  auto* data = const_cast<float*>(states.const_data_ptr<float>());  // a pool or a new tensor is never copy-on-write
+  return data + slots[sequence].index * states.stride(0) + head * states.stride(1) + column * (v_first ? stride : 1);
+}
+
 void StatePlaces::read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
                        int64_t tile_stride) const {
   const auto& [index, has_state] = slots[sequence];

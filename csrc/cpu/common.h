@@ -6,10 +6,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <atomic>
+#include <memory>
+#include <new>
 #include <span>
 #include <vector>
 
 #include "../checks/gated_delta_rule.h"
+#include "kernels.h"
 #include "slots.h"
 
 // Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
@@ -69,6 +73,10 @@ class Rows {
   void write_tile(const Chunk& chunk, int64_t head, const float* in) const;
   // The chunk's own block of [B, T, heads, chunk_size] as [rows, rows], zeros around it.
   void read_square(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
+  // One head's rows, from one token on; of [B, T, heads] too.
+  HeadRows head(int64_t batch, int64_t token, int64_t head, int64_t column) const {
+    return {at(batch, token, head, column), token_stride_ * item_size_, dtype_};
+  }
   // One value a token, of [B, T, heads] f32; below the chunk the last one is repeated (`last`) or 0 is put.
   float value(int64_t batch, int64_t token, int64_t head) const {
     return *reinterpret_cast<const float*>(at(batch, token, head, 0));
@@ -118,6 +126,10 @@ struct StatePlaces {
                                   bool v_first);
   static StatePlaces in_place(const ChunkShape& s, const Pool& pool);
   bool has_null() const;
+  // Whether all states are f32 rows, of V or (v_first) K, that a vector goes over without a rest.
+  bool has_vector_rows(const ChunkShape& s) const;
+  // The first of a state's rows, from one column of V on, in one of the two tensors; and how far apart they are.
+  float* rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const;
   // Columns of V of one state, zeros where it has no past; and back, where it is kept.
   void read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
             int64_t tile_stride) const;
@@ -163,6 +175,25 @@ void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
     for (int64_t i = begin; i < end; ++i) f(i / heads, i % heads);
   });
 }
+
+// f(next) on as many threads as there is work for; next() gives each of the pieces 0 .. count - 1 to one of the
+// threads, and then `count`. Whoever is done takes the next piece: pieces need not be alike.
+template <typename F>
+void share_pieces(int64_t count, int64_t threads, const F& f) {
+  std::atomic<int64_t> taken = 0;
+  const auto next = [&] { return std::min(taken.fetch_add(1, std::memory_order_relaxed), count); };
+  at::parallel_for(0, std::min(count, threads), 1, [&](int64_t, int64_t) { f(next); });
+}
+
+// Floats that start where a vector may.
+struct Aligned {
+  struct Delete {
+    void operator()(float* x) const { operator delete[](x, std::align_val_t(64)); }
+  };
+  static std::unique_ptr<float[], Delete> floats(int64_t count) {
+    return std::unique_ptr<float[], Delete>(new (std::align_val_t(64)) float[count]);
+  }
+};
 
 // f(a span of chunks), kTilesAtOnce tiles at a time.
 template <typename F>

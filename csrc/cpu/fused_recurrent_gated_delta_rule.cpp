@@ -1,133 +1,131 @@
 #include <torch/library.h>
 
-#include <cmath>
+#include <algorithm>
+#include <cstring>
 
 #include "gates.h"
 
 namespace torch_gdn {
 namespace {
 
-// Columns of V are independent of each other: one piece of work is kColumns of them for one sequence and head, whose
-// state (at most 32 KB) stays in the first-level cache for the whole sequence. Tokens are converted kTokens at a time.
-constexpr int64_t kColumns = 32, kTokens = 16;
-
-struct Piece {
-  alignas(64) float state[kLargestK * kColumns];
-  alignas(64) float q[kTokens * kLargestK], k[kTokens * kLargestK];
-  alignas(64) float v[kTokens * kColumns], o[kTokens * kColumns];
-  float g[kTokens];
-  alignas(64) float beta[kTokens * kColumns];                         // of each column
-  alignas(64) float gk[kTokens * kLargestK], gv[kTokens * kColumns];  // where there are any
-};
-
-// Four partial sums: the adds of one do not wait for each other, and the rounding error of K terms is halved.
-TORCH_GDN_VECTORISED void dot_columns(const float* state, const float* x, int64_t K, float* out) {
-  alignas(64) float sums[4][kColumns] = {};
-  int64_t i = 0;
-  for (; i + 4 <= K; i += 4) {
-    for (int64_t part = 0; part < 4; ++part) {
-#pragma omp simd
-      for (int64_t j = 0; j < kColumns; ++j) sums[part][j] += x[i + part] * state[(i + part) * kColumns + j];
-    }
-  }
-  for (; i < K; ++i) {
-#pragma omp simd
-    for (int64_t j = 0; j < kColumns; ++j) sums[0][j] += x[i] * state[i * kColumns + j];
-  }
-#pragma omp simd
-  for (int64_t j = 0; j < kColumns; ++j) out[j] = (sums[0][j] + sums[1][j]) + (sums[2][j] + sums[3][j]);
-}
-
-// S <- exp(g) S + k u^T. Over a thousand tokens with g = -1e-3 the rounding of exp(g), the same each time, adds up to
-// 1e-6; a weak decay is therefore subtracted, as exp(g) - 1, which leaves 2e-7. A strong one must not be: it cancels.
-TORCH_GDN_VECTORISED void decay_and_add(float* state, float g, const float* k, const float* u, int64_t K) {
-  const float decay = std::exp(g), change = std::expm1(g);
-  if (decay > 0.5f) {
-    for (int64_t i = 0; i < K; ++i) {
-#pragma omp simd
-      for (int64_t j = 0; j < kColumns; ++j) {
-        float& value = state[i * kColumns + j];
-        value += change * value + k[i] * u[j];
-      }
-    }
-    return;
-  }
-  for (int64_t i = 0; i < K; ++i) {
-#pragma omp simd
-    for (int64_t j = 0; j < kColumns; ++j) {
-      state[i * kColumns + j] = decay * state[i * kColumns + j] + k[i] * u[j];
-    }
-  }
-}
-
-// A decay as two factors, S <- base S + change S, for the reason above.
-struct Decay {
-  explicit Decay(float g) : base(std::exp(g) > 0.5f), change(base > 0 ? std::expm1(g) : std::exp(g)) {}
-  float base, change;
-};
-
-TORCH_GDN_VECTORISED void decay_channels(float* state, const float* gk, const float* gv, int64_t K) {
-  alignas(64) float base[kColumns], change[kColumns];
-  for (int64_t j = 0; j < kColumns; ++j) {
-    const Decay decay(gv[j]);
-    base[j] = decay.base;
-    change[j] = decay.change;
-  }
-  for (int64_t i = 0; i < K; ++i) {
-    const Decay key(gk[i]);
-#pragma omp simd
-    for (int64_t j = 0; j < kColumns; ++j) {
-      float& value = state[i * kColumns + j];
-      value = key.base * value + key.change * value;
-      value = base[j] * value + change[j] * value;
-    }
-  }
-}
-
-void step(Piece& piece, int64_t token, int64_t K, float scale, bool has_channels) {
-  const float *q = piece.q + token * K, *k = piece.k + token * K, *v = piece.v + token * kColumns;
-  const float* beta = piece.beta + token * kColumns;
-  float* o = piece.o + token * kColumns;
-  const float g = piece.g[token], decay = std::exp(g);
-  alignas(64) float read[kColumns], u[kColumns];
-  if (has_channels) decay_channels(piece.state, piece.gk + token * K, piece.gv + token * kColumns, K);
-  dot_columns(piece.state, k, K, read);
-  for (int64_t j = 0; j < kColumns; ++j) u[j] = beta[j] * (v[j] - decay * read[j]);
-  decay_and_add(piece.state, g, k, u, K);
-  dot_columns(piece.state, q, K, o);
-  for (int64_t j = 0; j < kColumns; ++j) o[j] *= scale;
-}
-
 struct Inputs {
   cpu::Rows q, k, v, g, beta;
   optional<cpu::Rows> gk, gv;
+  float scale;
   bool has_vector_beta, normalise;
 
-  bool has_channels() const { return gk.has_value() || gv.has_value(); }
-
-  // `tokens` tokens of one head, as f32, into the piece of work.
-  void read(const ChunkShape& s, Piece& piece, int64_t batch, int64_t first, int64_t tokens, int64_t head,
-            int64_t column, int64_t columns) const {
+  // Columns `column` .. `column` + `columns` of a value head, from a token on.
+  cpu::RecurrentHead head(const ChunkShape& s, const cpu::Sequence& sequence, int64_t head, int64_t column,
+                          int64_t columns, const cpu::Rows& o) const {
+    const auto& [batch, first, length] = sequence;
     const int64_t key_head = cpu::key_head_of(s, head);
-    for (int64_t i = 0; i < tokens; ++i) {
-      q.read(batch, first + i, key_head, 0, s.K, piece.q + i * s.K);
-      k.read(batch, first + i, key_head, 0, s.K, piece.k + i * s.K);
-      v.read(batch, first + i, head, column, columns, piece.v + i * kColumns);
-      piece.g[i] = g.value(batch, first + i, head);
-      if (gk) gk->read(batch, first + i, head, 0, s.K, piece.gk + i * s.K);
-      if (gv) gv->read(batch, first + i, head, column, columns, piece.gv + i * kColumns);
-      float* steps = piece.beta + i * kColumns;
-      if (has_vector_beta) {
-        beta.read(batch, first + i, head, column, columns, steps);
-      } else {
-        std::fill(steps, steps + columns, beta.value(batch, first + i, head));
+    const auto decay = g.head(batch, first, head, 0);
+    return {.q = q.head(batch, first, key_head, 0),
+            .k = k.head(batch, first, key_head, 0),
+            .v = v.head(batch, first, head, column),
+            .o = o.head(batch, first, head, column),
+            .beta = beta.head(batch, first, head, has_vector_beta ? column : 0),
+            .gk = gk ? gk->head(batch, first, head, 0) : cpu::HeadRows{},
+            .gv = gv ? gv->head(batch, first, head, column) : cpu::HeadRows{},
+            .g = reinterpret_cast<const float*>(decay.data),
+            .g_stride = decay.stride / static_cast<int64_t>(sizeof(float)),
+            .tokens = length,
+            .K = s.K,
+            .columns = columns,
+            .scale = scale,
+            .normalise = normalise,
+            .has_vector_beta = has_vector_beta};
+  }
+};
+
+// Columns of V are independent of each other. A piece of work is a sequence and value head, or a slice of its columns
+// where there are fewer heads than cores can share.
+class Work {
+ public:
+  Work(const ChunkShape& s, const Inputs& in, const cpu::StatePlaces& places, const Tensor& o,
+       const optional<Tensor>& cu_seqlens)
+      : s_(s),
+        in_(in),
+        places_(places),
+        out_(o),
+        sequences_(cpu::sequences_of(s, cu_seqlens)),
+        in_rows_(!in.gk && !in.gv && places.has_vector_rows(s)),
+        slice_(in_rows_ ? s.V : cpu::kColumns) {
+    const int64_t heads = s.N * s.HV, threads = at::get_num_threads();
+    if (heads < 2 * threads) slice_ = cpu::kColumns;
+    slices_ = ceil_div(s.V, slice_);
+  }
+
+  // Each core takes heads that lie next to each other, and the same ones at the next token: 1 MB of second-level cache
+  // may still have their states. One core is done with 32 KB of state in about a microsecond, another core costs more.
+  void run() const {
+    const int64_t pieces = s_.N * s_.HV * slices_, values = (s_.B * s_.T + s_.N) * s_.HV * s_.K * s_.V;
+    const int64_t threads = std::clamp<int64_t>(values >> 16, 1, at::get_num_threads());
+    at::parallel_for(0, pieces, ceil_div(pieces, threads), [&](int64_t begin, int64_t end) {
+      const auto scratch = cpu::Aligned::floats(s_.K * ceil_div(slice_, cpu::kColumns) * cpu::kColumns);
+      for (int64_t piece = begin; piece < end; ++piece) {
+        const int64_t n = piece / slices_ / s_.HV, head = piece / slices_ % s_.HV, column = piece % slices_ * slice_;
+        const int64_t columns = std::min(slice_, s_.V - column);
+        const auto work = in_.head(s_, sequences_[n], head, column, columns, out_);
+        if (places_.slots[n].index < 0) {
+          leave_zeros(work);
+        } else if (in_rows_) {
+          run_rows(work, n, head, column, scratch.get());
+        } else {
+          run_panel(work, n, head, column, scratch.get());
+        }
       }
+    });
+  }
+
+ private:
+  // Where the states lie in rows that can be read as vectors: in place, or from the old place to the new one.
+  void run_rows(const cpu::RecurrentHead& work, int64_t n, int64_t head, int64_t column, float* scratch) const {
+    const auto& kernels = cpu::recurrent_kernels();
+    const int64_t rows = places_.v_first ? work.columns : s_.K, width = places_.v_first ? s_.K : work.columns;
+    cpu::StateRows state{nullptr, scratch, 0, width};
+    if (places_.target.dim() > 1) {
+      state.to = places_.rows(places_.target, n, head, column, state.to_stride);
     }
-    if (normalise) {
-      cpu::normalise_rows(piece.q, tokens, s.K, cpu::kNormEps);
-      cpu::normalise_rows(piece.k, tokens, s.K, cpu::kNormEps);
+    if (places_.source && places_.slots[n].has_state) {
+      state.from = places_.rows(*places_.source, n, head, column, state.from_stride);
+    }
+    if (!state.from || work.tokens == 0) {
+      for (int64_t i = 0; i < rows; ++i) {
+        float* to = state.to + i * state.to_stride;
+        if (!state.from) {
+          std::fill(to, to + width, 0.0f);
+        } else if (to != state.from) {
+          std::copy(state.from + i * state.from_stride, state.from + i * state.from_stride + width, to);
+        }
+      }
+      state.from = state.to;
+      state.from_stride = state.to_stride;
+    }
+    (places_.v_first ? kernels.run_value_rows : kernels.run_key_rows)(work, state);
+  }
+
+  // Any other state: a copy of its columns as f32.
+  void run_panel(const cpu::RecurrentHead& work, int64_t n, int64_t head, int64_t column, float* panel) const {
+    if (work.columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
+    places_.read(n, head, column, work.columns, s_.K, panel, cpu::kColumns);
+    cpu::recurrent_kernels().run_key_rows(work, {panel, panel, cpu::kColumns, cpu::kColumns});
+    places_.write(n, head, column, work.columns, panel, cpu::kColumns);
+  }
+
+  static void leave_zeros(const cpu::RecurrentHead& work) {
+    for (int64_t t = 0; t < work.tokens; ++t) {
+      std::memset(work.o.data + t * work.o.stride, 0, work.columns * at::elementSize(work.o.dtype));
     }
   }
+
+  const ChunkShape& s_;
+  const Inputs& in_;
+  const cpu::StatePlaces& places_;
+  cpu::Rows out_;
+  std::vector<cpu::Sequence> sequences_;
+  bool in_rows_;
+  int64_t slice_, slices_;
 };
 
 optional<Tensor> rows_or_none(const optional<Tensor>& x, const char* name) {
@@ -138,35 +136,6 @@ struct Options {
   bool normalise;
   optional<double> scale;
 };
-
-void run_pieces(const ChunkShape& s, const Inputs& in, const std::vector<cpu::Sequence>& sequences, float scale,
-                const cpu::StatePlaces& places, const Tensor& o) {
-  const cpu::Rows out(o);
-  const int64_t pieces = ceil_div(s.V, kColumns);
-  at::parallel_for(0, s.N * s.HV * pieces, 1, [&](int64_t begin, int64_t end) {
-    const auto piece = std::make_unique<Piece>();
-    for (int64_t work = begin; work < end; ++work) {
-      const int64_t column = work % pieces * kColumns, columns = std::min(kColumns, s.V - column);
-      const int64_t head = work / pieces % s.HV, n = work / pieces / s.HV;
-      const auto& [batch, first, length] = sequences[n];
-      const bool has_slot = places.slots[n].index >= 0;
-      std::fill(piece->state, piece->state + s.K * kColumns, 0.0f);
-      std::fill(piece->v, piece->v + kTokens * kColumns, 0.0f);
-      std::fill(piece->beta, piece->beta + kTokens * kColumns, 0.0f);
-      std::fill(piece->o, piece->o + kTokens * kColumns, 0.0f);  // and stays so without a slot
-      places.read(n, head, column, columns, s.K, piece->state, kColumns);
-      for (int64_t t = first; t < first + length; t += kTokens) {
-        const int64_t tokens = std::min(kTokens, first + length - t);
-        if (has_slot) in.read(s, *piece, batch, t, tokens, head, column, columns);
-        for (int64_t i = 0; i < tokens; ++i) {
-          if (has_slot) step(*piece, i, s.K, scale, in.has_channels());
-          out.write(batch, t + i, head, column, columns, piece->o + i * kColumns);
-        }
-      }
-      places.write(n, head, column, columns, piece->state, kColumns);
-    }
-  });
-}
 
 Tensor run(const ChunkShape& s, const WholeOp& op, const Channels& channels, const cpu::StatePlaces& places,
            const optional<Tensor>& cu_seqlens, const Options& options) {
@@ -181,10 +150,10 @@ Tensor run(const ChunkShape& s, const WholeOp& op, const Channels& channels, con
                   .beta = cpu::Rows(steps),
                   .gk = gk ? optional(cpu::Rows(*gk)) : std::nullopt,
                   .gv = gv ? optional(cpu::Rows(*gv)) : std::nullopt,
+                  .scale = static_cast<float>(scale_or_default(options.scale, s.K)),
                   .has_vector_beta = steps.dim() == 4,
                   .normalise = options.normalise};
-  const auto scale = static_cast<float>(scale_or_default(options.scale, s.K));
-  run_pieces(s, in, cpu::sequences_of(s, cu_seqlens), scale, places, o);
+  Work(s, in, places, o, cu_seqlens).run();
   return o;
 }
 

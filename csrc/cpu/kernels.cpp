@@ -1,0 +1,95 @@
+#include "kernels.h"
+
+#include <ATen/Version.h>
+
+#include <string>
+
+#include "common.h"
+#include "convert.h"
+#include "exponential.h"
+#include "instruction_sets.h"
+
+#if TORCH_GDN_HAS_X86_SETS
+
+TORCH_GDN_BEGIN_SET("arch=x86-64-v4,avx512bf16")
+#define TORCH_GDN_SET_HAS_BF16 1
+namespace torch_gdn::cpu::avx512_bf16 {
+constexpr int64_t kLanes = 16, kRows = 8, kVectors = 2;
+#include "sets/all.h"
+}  // namespace torch_gdn::cpu::avx512_bf16
+#undef TORCH_GDN_SET_HAS_BF16
+TORCH_GDN_END_SET
+#define TORCH_GDN_SET_HAS_BF16 0
+
+TORCH_GDN_BEGIN_SET("arch=x86-64-v4")
+namespace torch_gdn::cpu::avx512 {
+constexpr int64_t kLanes = 16, kRows = 8, kVectors = 2;
+#include "sets/all.h"
+}  // namespace torch_gdn::cpu::avx512
+TORCH_GDN_END_SET
+
+TORCH_GDN_BEGIN_SET("arch=x86-64-v3")
+namespace torch_gdn::cpu::avx2 {
+constexpr int64_t kLanes = 8, kRows = 4, kVectors = 2;
+#include "sets/all.h"
+}  // namespace torch_gdn::cpu::avx2
+TORCH_GDN_END_SET
+
+#else
+#define TORCH_GDN_SET_HAS_BF16 0
+#endif
+
+// What every processor of its kind has: 16 registers on x86-64, 32 on arm64.
+namespace torch_gdn::cpu::baseline {
+#if defined(__x86_64__)
+constexpr int64_t kLanes = 4, kRows = 4, kVectors = 2;
+#else
+constexpr int64_t kLanes = 4, kRows = 8, kVectors = 2;
+#endif
+#include "sets/all.h"
+}  // namespace torch_gdn::cpu::baseline
+
+namespace torch_gdn::cpu {
+
+namespace {
+
+enum class Set { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+
+// As torch chooses, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
+Set best_set() {
+#if TORCH_GDN_HAS_X86_SETS
+  const std::string capability = at::get_cpu_capability();
+  if (capability == "AVX512") return __builtin_cpu_supports("avx512bf16") ? Set::kAvx512Bf16 : Set::kAvx512;
+  if (capability == "AVX2") return Set::kAvx2;
+#endif
+  return Set::kBaseline;
+}
+
+const Set kSet = best_set();
+
+}  // namespace
+
+const ChunkKernels<float>& chunk_kernels() {
+#if TORCH_GDN_HAS_X86_SETS
+  if (kSet == Set::kAvx512 || kSet == Set::kAvx512Bf16) return avx512::kChunkKernels<float>;
+  if (kSet == Set::kAvx2) return avx2::kChunkKernels<float>;
+#endif
+  return baseline::kChunkKernels<float>;
+}
+
+const ChunkKernels<Pair>* chunk_kernels_of_pairs() {
+#if TORCH_GDN_HAS_X86_SETS
+  if (kSet == Set::kAvx512Bf16) return &avx512_bf16::kChunkKernels<Pair>;
+#endif
+  return nullptr;
+}
+
+const RecurrentKernels& recurrent_kernels() {
+#if TORCH_GDN_HAS_X86_SETS
+  if (kSet == Set::kAvx512 || kSet == Set::kAvx512Bf16) return avx512::kRecurrentKernels;
+  if (kSet == Set::kAvx2) return avx2::kRecurrentKernels;
+#endif
+  return baseline::kRecurrentKernels;
+}
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,120 @@
+// The inner loops of the two whole ops, on raw memory, as compiled for this machine's instruction set (sets/,
+// kernels.cpp). A panel is 32 columns (of V) of one head's state, [K, 32] contiguous: 16 KB with K = 128, half a
+// first-level cache.
+#pragma once
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+#include "../checks.h"
+
+namespace torch_gdn::cpu {
+
+constexpr int64_t kTokens = 32;     // of a chunk, at most
+constexpr int64_t kColumns = 32;    // of a panel
+constexpr int64_t kRowsAtOnce = 8;  // tiles have a multiple of so many rows, zero past the chunk and past K
+
+inline int64_t padded(int64_t rows) { return ceil_div(rows, kRowsAtOnce) * kRowsAtOnce; }
+
+// What is multiplied: floats, or bf16 numbers in pairs that lie next to each other along the sum of a product, the
+// first in the low half. A product of pairs is a sum in f32 all the same.
+using Pair = uint32_t;
+template <typename Operand>
+constexpr int64_t kTogether = sizeof(float) / sizeof(Operand);
+template <>
+constexpr int64_t kTogether<Pair> = 2;
+
+// One head's rows of q, k, v or o, from the first token of a chunk on.
+struct HeadRows {
+  char* data;
+  int64_t stride;  // bytes from token to token
+  at::ScalarType dtype;
+};
+
+// One key head's tokens of a chunk, and their products.
+template <typename Operand>
+struct KeyTiles {
+  int64_t tokens, rows, K;                            // rows and K as padded
+  alignas(64) Operand q[kTokens * kLargestK];         // [rows, K]
+  alignas(64) Operand k[kTokens * kLargestK];         // [rows, K]
+  alignas(64) Operand k_across[kLargestK * kTokens];  // [K, 32]
+  alignas(64) Operand k_down[kTokens * kLargestK];    // pairs along the tokens, [rows / 2, K]; unused with floats
+  alignas(64) float k_k[kTokens * kTokens];           // k k^T and q k^T, [rows, 32]: up to the diagonal
+  alignas(64) float q_k[kTokens * kTokens];
+  alignas(64) float q_factor[kTokens], k_factor[kTokens];  // 1, or what makes the row's norm 1
+};
+
+// What a chunk's tokens are to one value head, whatever the state is. c: the cumulative sum of g.
+template <typename Operand>
+struct HeadTiles {
+  alignas(64) float update[kTokens * kTokens];    // -A, strictly lower: v_new = (I + A)^-1 beta (v - exp(c) k S)
+  alignas(64) Operand scores[kTokens * kTokens];  // scale tril(q k^T exp(c_i - c_j))
+  alignas(64) float beta[kTokens];
+  alignas(64) float reading[kTokens];   // beta exp(c)
+  alignas(64) float querying[kTokens];  // scale exp(c)
+  alignas(64) float writing[kTokens];   // exp(c_last - c)
+  float decay;                          // exp(c_last)
+};
+
+// What one panel of one chunk needs.
+template <typename Operand>
+struct PanelTiles {
+  alignas(64) float v[kTokens * kColumns];  // [rows, 32]
+  alignas(64) float o[kTokens * kColumns];
+  alignas(64) float v_new[kTokens * kColumns];
+  alignas(64) Operand v_new_down[kTokens * kColumns];  // pairs along the tokens; unused with floats
+  alignas(64) Operand writing[kTokens * kColumns];     // exp(c_last - c) v_new, along the tokens
+};
+
+// g and beta of a value head, token by token.
+struct HeadGates {
+  const float *g, *beta;
+  int64_t g_stride, beta_stride;  // floats from token to token
+  float scale;
+};
+
+template <typename Operand>
+struct ChunkKernels {
+  // Tokens of a chunk (`tiles.tokens`, with K columns of `width`) and their products.
+  void (*read_keys)(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles);
+  void (*make_head)(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<Operand>& head);
+  // One chunk of one panel: `columns` columns of o from those of v, and the state after the chunk. `operand` is the
+  // state as an operand, which for floats is the state itself.
+  void (*advance)(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
+                  int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles);
+  void (*make_operand)(const float* state, int64_t K, Operand* operand);
+};
+
+// What the recurrence reads and writes for some columns of V of one head of one sequence.
+struct RecurrentHead {
+  HeadRows q, k, v, o;
+  HeadRows beta;    // one f32 a token, or (has_vector_beta) a row
+  HeadRows gk, gv;  // rows of further decays; data is nullptr where there are none
+  const float* g;
+  int64_t g_stride;  // floats from token to token
+  int64_t tokens, K, columns;
+  float scale;
+  bool normalise, has_vector_beta;
+};
+
+// f32 rows of a state as it was, and where its new ones go: the same place or another.
+struct StateRows {
+  const float* from;
+  float* to;
+  int64_t from_stride, to_stride;
+};
+
+struct RecurrentKernels {
+  // Rows [K, columns]. Columns up to the next multiple of 32 are read and written too. Only a panel may have gk or gv.
+  void (*run_key_rows)(const RecurrentHead& head, const StateRows& state);
+  // Rows [columns, K]; K must be a multiple of 16, `columns` of 4, and there must be no gk and gv.
+  void (*run_value_rows)(const RecurrentHead& head, const StateRows& state);
+};
+
+const RecurrentKernels& recurrent_kernels();
+
+const ChunkKernels<float>& chunk_kernels();
+// For bf16, or nullptr where this machine has no instruction for it.
+const ChunkKernels<Pair>* chunk_kernels_of_pairs();
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,230 @@
+// The kernels of ChunkKernels for one instruction set. One core has a chunk and a panel to itself: the panel of the
+// state, 16 KB, stays in its first-level cache while the chunk's rows go over it.
+
+TORCH_GDN_INLINE void read_rows(const HeadRows& in, int64_t width, const KeyTiles<float>& tiles, float* out) {
+  widen_rows(in, tiles.tokens, tiles.rows, width, out, tiles.K);
+}
+
+// bf16 numbers that lie next to each other are pairs already.
+TORCH_GDN_INLINE void read_rows(const HeadRows& in, int64_t width, const KeyTiles<Pair>& tiles, Pair* out) {
+  const int64_t length = tiles.K / 2;
+  for (int64_t i = 0; i < tiles.tokens; ++i) {
+    out[i * length + width / 2] = 0;  // half a pair where the width is odd
+    for (int64_t j = ceil_div(width, 2); j < length; ++j) out[i * length + j] = 0;
+    __builtin_memcpy(out + i * length, in.data + i * in.stride, width * 2);
+  }
+  for (int64_t i = tiles.tokens * length; i < tiles.rows * length; ++i) out[i] = 0;
+}
+
+TORCH_GDN_INLINE float sum_of_squares(const float* x, int64_t count) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) sum += x[j] * x[j];
+  return sum;
+}
+
+TORCH_GDN_INLINE float sum_of_squares(const Pair* x, int64_t count) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) {
+    const float low = std::bit_cast<float>(x[j] << 16), high = std::bit_cast<float>(x[j] & 0xFFFF0000);
+    sum += low * low + high * high;
+  }
+  return sum;
+}
+
+template <typename Operand>
+TORCH_GDN_INLINE void make_factors(const Operand* x, bool normalise, const KeyTiles<Operand>& tiles, float* factor) {
+  const int64_t length = tiles.K / kTogether<Operand>;
+  for (int64_t i = 0; i < tiles.rows; ++i) {
+    factor[i] = normalise ? 1.0f / __builtin_sqrtf(sum_of_squares(x + i * length, length) + kNormEps) : 1.0f;
+  }
+}
+
+// [rows, length] -> [length, 32].
+template <typename Operand>
+TORCH_GDN_INLINE void turn(const Operand* in, int64_t rows, int64_t length, Operand* out) {
+  for (int64_t i = 0; i < rows; i += kRowsAtOnce) {
+    for (int64_t j = 0; j < length; ++j) {
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kRowsAtOnce; ++r) out[j * kTokens + i + r] = in[(i + r) * length + j];
+    }
+  }
+}
+
+// Rows 2p and 2p + 1 of [rows, length] pairs of columns, as [rows / 2, 2 * length] pairs of rows.
+TORCH_GDN_INLINE void pair_rows(const Pair* in, int64_t rows, int64_t length, Pair* out) {
+  for (int64_t i = 0; i < rows; i += 2, in += 2 * length, out += 2 * length) {
+#pragma omp simd
+    for (int64_t j = 0; j < length; ++j) {
+      const Pair even = in[j], odd = in[length + j];
+      out[2 * j] = (even & 0xFFFF) | (odd << 16);
+      out[2 * j + 1] = (even >> 16) | (odd & 0xFFFF0000);
+    }
+  }
+}
+
+// a k^T up to the diagonal.
+template <typename Operand>
+TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>& tiles, float* out) {
+  const int64_t length = tiles.K / kTogether<Operand>;
+  for (int64_t i = 0; i < tiles.rows; i += kRows) {
+    for (int64_t j = 0; j < i + kRows; j += kTileColumns) {
+      Tile tile = zero_tile();
+      accumulate(tile, a + i * length, length, 1, tiles.k_across + j, length);
+      store_tile(tile, out + i * kTokens + j);
+    }
+  }
+}
+
+template <typename Operand>
+void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles) {
+  const int64_t length = tiles.K / kTogether<Operand>;
+  read_rows(q, width, tiles, tiles.q);
+  read_rows(k, width, tiles, tiles.k);
+  make_factors(tiles.q, normalise, tiles, tiles.q_factor);
+  make_factors(tiles.k, normalise, tiles, tiles.k_factor);
+  turn(tiles.k, tiles.rows, length, tiles.k_across);
+  if constexpr (kTogether<Operand> == 2) pair_rows(tiles.k, tiles.rows, length, tiles.k_down);
+  multiply_by_keys(tiles.k, tiles, tiles.k_k);
+  multiply_by_keys(tiles.q, tiles, tiles.q_k);
+}
+
+// The cumulative sum is kept in f64: no digits of exp(c_i - c_j) are lost to a large c. Past the chunk it goes on
+// unchanged, and beta is 0.
+template <typename Operand>
+void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<Operand>& head) {
+  double sums[kTokens], sum = 0;
+  for (int64_t i = 0; i < keys.rows; ++i) {
+    const bool inside = i < keys.tokens;
+    if (inside) sum += clamp_decay(gates.g[i * gates.g_stride]);
+    sums[i] = sum;
+    head.beta[i] = inside ? gates.beta[i * gates.beta_stride] : 0.0f;
+  }
+  for (int64_t i = keys.rows; i < kTokens; ++i) sums[i] = sum;
+  head.decay = exponential(static_cast<float>(sum));
+#pragma omp simd
+  for (int64_t i = 0; i < keys.rows; ++i) {
+    const float passed = exponential(static_cast<float>(sums[i]));
+    head.reading[i] = head.beta[i] * keys.k_factor[i] * passed;
+    head.querying[i] = gates.scale * keys.q_factor[i] * passed;
+    head.writing[i] = keys.k_factor[i] * exponential(static_cast<float>(sum - sums[i]));
+  }
+  for (int64_t i = 0; i < keys.rows; ++i) {
+    alignas(64) float scores[kTokens];
+    const float update = -head.beta[i] * keys.k_factor[i], query = gates.scale * keys.q_factor[i];
+    const int64_t columns = (i / 16 + 1) * 16;
+#pragma omp simd
+    for (int64_t j = 0; j < columns; ++j) {
+      const float decay = exponential(static_cast<float>(j <= i ? sums[i] - sums[j] : 0.0)) * keys.k_factor[j & 31];
+      head.update[i * kTokens + j] = j < i ? update * keys.k_k[i * kTokens + j] * decay : 0.0f;
+      scores[j] = j <= i ? query * keys.q_k[i * kTokens + j] * decay : 0.0f;
+    }
+    store_operand(scores, columns, head.scores + i * kTokens / kTogether<Operand>);
+  }
+}
+
+// v_new of kRows rows, from the state and the v_new of the rows before: forward substitution, in registers.
+template <typename Operand>
+TORCH_GDN_INLINE Tile solve_rows(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, int64_t i, int64_t j,
+                                 const Operand* state, const PanelTiles<Operand>& tiles) {
+  const int64_t length = keys.K / kTogether<Operand>;
+  Tile tile = zero_tile();
+  accumulate(tile, keys.k + i * length, length, 1, state + j, length);
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < kVectors; ++c) {
+      const Vector v = load(tiles.v + (i + r) * kColumns + j + c * kLanes);
+      tile.at[r][c] = head.beta[i + r] * v - head.reading[i + r] * tile.at[r][c];
+    }
+  }
+  const float* update = head.update + i * kTokens;
+  accumulate(tile, update, kTokens, 1, tiles.v_new + j, i);
+#pragma GCC unroll 8
+  for (int64_t before = 0; before + 1 < kRows; ++before) {
+#pragma GCC unroll 8
+    for (int64_t r = before + 1; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int64_t c = 0; c < kVectors; ++c) {
+        tile.at[r][c] = multiply_add(update[r * kTokens + i + before], tile.at[before][c], tile.at[r][c]);
+      }
+    }
+  }
+  return tile;
+}
+
+// o of kRows rows: what the state answers, and what the chunk's own tokens do.
+template <typename Operand>
+TORCH_GDN_INLINE Tile answer_rows(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, int64_t i, int64_t j,
+                                  const Operand* state, const Operand* v_new) {
+  const int64_t length = keys.K / kTogether<Operand>, width = kTokens / kTogether<Operand>;
+  Tile tile = zero_tile();
+  accumulate(tile, keys.q + i * length, length, 1, state + j, length);
+  tile = scaled_rows(tile, head.querying + i);
+  accumulate(tile, head.scores + i * width, width, 1, v_new + j, (i + kRows) / kTogether<Operand>);
+  return tile;
+}
+
+// S <- exp(c_last) S + k^T (exp(c_last - c) v_new).
+template <typename Operand>
+TORCH_GDN_INLINE void update_state(const KeyTiles<Operand>& keys, float decay, const PanelTiles<Operand>& tiles,
+                                   float* state, Operand* operand) {
+  constexpr bool paired = kTogether<Operand> == 2;
+  const Operand* k = paired ? keys.k_down : keys.k;
+  for (int64_t i = 0; i < keys.K; i += kRows) {
+    for (int64_t j = 0; j < kColumns; j += kTileColumns) {
+      float* at = state + i * kColumns + j;
+      Tile tile = zero_tile();
+      accumulate(tile, k + i, 1, keys.K, tiles.writing + j, keys.rows / kTogether<Operand>);
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int64_t c = 0; c < kVectors; ++c) tile.at[r][c] += decay * load(at + r * kColumns + c * kLanes);
+      }
+      store_tile(tile, at);
+      if constexpr (paired) store_operand(tile, operand + i / 2 * kColumns + j);
+    }
+  }
+}
+
+template <typename Operand>
+void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
+             int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles) {
+  widen_rows(v, keys.tokens, keys.rows, columns, tiles.v, kColumns);
+  for (int64_t j = 0; j < kColumns; j += kTileColumns) {
+    for (int64_t i = 0; i < keys.rows; i += kRows) {
+      const Tile v_new = solve_rows(keys, head, i, j, operand, tiles);
+      const int64_t row = i / kTogether<Operand> * kColumns + j;
+      store_tile(v_new, tiles.v_new + i * kColumns + j);
+      store_operand(scaled_rows(v_new, head.writing + i), tiles.writing + row);
+      const Operand* answering;
+      if constexpr (kTogether<Operand> == 2) {
+        store_operand(v_new, tiles.v_new_down + row);
+        answering = tiles.v_new_down;
+      } else {
+        answering = tiles.v_new;
+      }
+      store_tile(answer_rows(keys, head, i, j, operand, answering), tiles.o + i * kColumns + j);
+    }
+  }
+  update_state(keys, head.decay, tiles, state, operand);
+  narrow_rows(tiles.o, kColumns, keys.tokens, columns, o);
+}
+
+template <typename Operand>
+void make_operand(const float* state, int64_t K, Operand* operand) {
+  for (int64_t i = 0; i < K; i += kRows) {
+    for (int64_t j = 0; j < kColumns; j += kTileColumns) {
+      Tile tile;
+      for (int64_t r = 0; r < kRows; ++r) {
+        for (int64_t c = 0; c < kVectors; ++c) tile.at[r][c] = load(state + (i + r) * kColumns + j + c * kLanes);
+      }
+      store_operand(tile, operand + i / kTogether<Operand> * kColumns + j);
+    }
+  }
+}
+
+template <typename Operand>
+constexpr ChunkKernels<Operand> kChunkKernels = {&read_keys<Operand>, &make_head<Operand>, &advance<Operand>,
+                                                 &make_operand<Operand>};

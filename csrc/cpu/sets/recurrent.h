@@ -1,0 +1,250 @@
+// The recurrence token by token, for one instruction set. A state is read from memory once for each token and written
+// once: one pass reads (S^T k), the next decays, writes and answers, from the caches of the core. A pass keeps its sums
+// in registers: 8 vectors, 128 columns of V with 512-bit vectors.
+
+// The scratch of one token: rows as f32, zero past V.
+struct TokenRows {
+  alignas(64) float q[kLargestK], k[kLargestK], gk[kLargestK];
+  alignas(64) float v[kLargestV], beta[kLargestV], gv[kLargestV], o[kLargestV];
+};
+
+// A decay as two factors, S <- base S + change S. Over a thousand tokens with g = -1e-3 the rounding of exp(g), the
+// same each time, adds up to 1e-6; a weak decay is therefore subtracted, as exp(g) - 1, which leaves 2e-7. A strong one
+// must not be: it cancels.
+struct Decay {
+  float base, change, whole;
+};
+
+TORCH_GDN_INLINE Decay decay_of(float g) {
+  const float whole = __builtin_expf(g);
+  return whole > 0.5f ? Decay{1.0f, __builtin_expm1f(g), whole} : Decay{0.0f, whole, whole};
+}
+
+TORCH_GDN_INLINE void normalise(float* x, int64_t count) {
+  const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, count) + kNormEps);
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) x[j] *= factor;
+}
+
+TORCH_GDN_INLINE void read_token(const RecurrentHead& head, int64_t t, TokenRows& token) {
+  const auto read = [&](const HeadRows& rows, int64_t count, float* out) __attribute__((always_inline)) {
+    widen_row(rows.data + t * rows.stride, rows.dtype, count, out);
+  };
+  read(head.q, head.K, token.q);
+  read(head.k, head.K, token.k);
+  read(head.v, head.columns, token.v);
+  if (head.has_vector_beta) {
+    read(head.beta, head.columns, token.beta);
+  } else {
+    const float beta = *reinterpret_cast<const float*>(head.beta.data + t * head.beta.stride);
+    for (int64_t j = 0; j < head.columns; ++j) token.beta[j] = beta;
+  }
+  if (head.normalise) {
+    normalise(token.q, head.K);
+    normalise(token.k, head.K);
+  }
+}
+
+template <int64_t kCount>
+struct Sums {
+  Vector at[kCount];
+};
+
+template <int64_t kCount>
+TORCH_GDN_INLINE void add_to(Sums<kCount>& total, const Sums<kCount>& part) {
+#pragma GCC unroll 8
+  for (int64_t c = 0; c < kCount; ++c) total.at[c] += part.at[c];
+}
+
+// Sums over K are taken 32 rows at a time: the rounding error of K terms is halved.
+constexpr int64_t kRowsOfPart = 32;
+
+// S^T k.
+template <int64_t kCount>
+TORCH_GDN_INLINE Sums<kCount> read_state(const float* state, int64_t stride, const float* k, int64_t K) {
+  Sums<kCount> total{};
+  for (int64_t first = 0; first < K; first += kRowsOfPart) {
+    const int64_t last = first + kRowsOfPart < K ? first + kRowsOfPart : K;
+    Sums<kCount> part{};
+    for (int64_t i = first; i < last; ++i) {
+#pragma GCC unroll 8
+      for (int64_t c = 0; c < kCount; ++c) {
+        part.at[c] = multiply_add(k[i], load(state + i * stride + c * kLanes), part.at[c]);
+      }
+    }
+    add_to(total, part);
+  }
+  return total;
+}
+
+// S <- decay S + k u^T, from one place to another or the same; returns S^T q of the new S.
+template <bool kWeak, int64_t kCount>
+TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column, float change, const TokenRows& token,
+                                          const Sums<kCount>& u, int64_t K) {
+  Sums<kCount> total{};
+  for (int64_t first = 0; first < K; first += kRowsOfPart) {
+    const int64_t last = first + kRowsOfPart < K ? first + kRowsOfPart : K;
+    Sums<kCount> part{};
+    for (int64_t i = first; i < last; ++i) {
+      const float* from = rows.from + i * rows.from_stride + column;
+      float* to = rows.to + i * rows.to_stride + column;
+#pragma GCC unroll 8
+      for (int64_t c = 0; c < kCount; ++c) {
+        prefetch(from + K * rows.from_stride + c * kLanes);  // the next head, while this one keeps the core busy
+        const Vector before = load(from + c * kLanes);
+        const Vector decayed = kWeak ? before + change * before : change * before;
+        const Vector after = multiply_add(token.k[i], u.at[c], decayed);
+        store(to + c * kLanes, after);
+        part.at[c] = multiply_add(token.q[i], after, part.at[c]);
+      }
+    }
+    add_to(total, part);
+  }
+  return total;
+}
+
+// kCount vectors of columns of one token.
+template <int64_t kCount>
+TORCH_GDN_INLINE void step_columns(const StateRows& rows, int64_t column, const Decay& decay, TokenRows& token,
+                                   int64_t K, float scale) {
+  const Sums<kCount> read = read_state<kCount>(rows.from + column, rows.from_stride, token.k, K);
+  Sums<kCount> u;
+#pragma GCC unroll 8
+  for (int64_t c = 0; c < kCount; ++c) {
+    const int64_t j = column + c * kLanes;
+    u.at[c] = load(token.beta + j) * (load(token.v + j) - decay.whole * read.at[c]);
+  }
+  const Sums<kCount> o = decay.base > 0 ? write_state<true>(rows, column, decay.change, token, u, K)
+                                        : write_state<false>(rows, column, decay.change, token, u, K);
+#pragma GCC unroll 8
+  for (int64_t c = 0; c < kCount; ++c) store(token.o + column + c * kLanes, scale * o.at[c]);
+}
+
+TORCH_GDN_INLINE void decay_channels(const RecurrentHead& head, int64_t t, const StateRows& rows, TokenRows& token) {
+  for (int64_t j = 0; j < kColumns; ++j) token.gv[j] = 0;
+  for (int64_t i = 0; i < head.K; ++i) token.gk[i] = 0;
+  if (head.gk.data) widen_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.gk);
+  if (head.gv.data) widen_row(head.gv.data + t * head.gv.stride, head.gv.dtype, head.columns, token.gv);
+  alignas(64) float base[kColumns], change[kColumns];
+  for (int64_t j = 0; j < kColumns; ++j) {
+    const Decay decay = decay_of(token.gv[j]);
+    base[j] = decay.base;
+    change[j] = decay.change;
+  }
+  for (int64_t i = 0; i < head.K; ++i) {
+    const Decay key = decay_of(token.gk[i]);
+    float* row = rows.to + i * rows.to_stride;
+#pragma omp simd
+    for (int64_t j = 0; j < kColumns; ++j) {
+      const float value = key.base * row[j] + key.change * row[j];
+      row[j] = base[j] * value + change[j] * value;
+    }
+  }
+}
+
+// States whose rows are those of K, [K, V].
+void run_key_rows(const RecurrentHead& head, const StateRows& state) {
+  TokenRows token;
+  const int64_t columns = ceil_div(head.columns, kColumns) * kColumns;
+  for (int64_t j = head.columns; j < columns; ++j) token.v[j] = token.beta[j] = 0;
+  StateRows rows = state;
+  for (int64_t t = 0; t < head.tokens; ++t) {
+    read_token(head, t, token);
+    if (head.gk.data || head.gv.data) decay_channels(head, t, rows, token);
+    const Decay decay = decay_of(head.g[t * head.g_stride]);
+    constexpr int64_t kWide = 8, kNarrow = kColumns / kLanes;
+    int64_t column = 0;
+    for (; column + kWide * kLanes <= columns; column += kWide * kLanes) {
+      step_columns<kWide>(rows, column, decay, token, head.K, head.scale);
+    }
+    for (; column < columns; column += kColumns) {
+      step_columns<kNarrow>(rows, column, decay, token, head.K, head.scale);
+    }
+    narrow_row(token.o, head.columns, head.o.dtype, head.o.data + t * head.o.stride);
+    rows.from = rows.to;
+    rows.from_stride = rows.to_stride;
+  }
+}
+
+typedef float Four __attribute__((vector_size(16)));
+typedef float FourInMemory __attribute__((vector_size(16), aligned(4), may_alias));
+
+// The sums of four vectors' elements.
+TORCH_GDN_INLINE Four sums_of(const Sums<4>& x) {
+  Four folded[4];
+  for (int64_t i = 0; i < 4; ++i) {
+    Four parts[kLanes / 4];
+    __builtin_memcpy(parts, &x.at[i], sizeof(Vector));
+    if constexpr (kLanes == 16) {
+      folded[i] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    } else if constexpr (kLanes == 8) {
+      folded[i] = parts[0] + parts[1];
+    } else {
+      folded[i] = parts[0];
+    }
+  }
+  const Four low01 = __builtin_shufflevector(folded[0], folded[1], 0, 4, 1, 5);
+  const Four high01 = __builtin_shufflevector(folded[0], folded[1], 2, 6, 3, 7);
+  const Four low23 = __builtin_shufflevector(folded[2], folded[3], 0, 4, 1, 5);
+  const Four high23 = __builtin_shufflevector(folded[2], folded[3], 2, 6, 3, 7);
+  const Four pairs01 = low01 + high01, pairs23 = low23 + high23;  // a02 b02 a13 b13
+  return __builtin_shufflevector(pairs01, pairs23, 0, 1, 4, 5) + __builtin_shufflevector(pairs01, pairs23, 2, 3, 6, 7);
+}
+
+constexpr int64_t kRowsAhead = 16;
+
+// Four rows of a state [V, K]: each is read and written along K.
+template <bool kWeak>
+TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay& decay, TokenRows& token, int64_t K,
+                                float scale) {
+  const float* from = rows.from + row * rows.from_stride;
+  float* to = rows.to + row * rows.to_stride;
+  Sums<4> read{}, answer{};
+  for (int64_t i = 0; i < K; i += kLanes) {
+    const Vector k = load(token.k + i);
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < 4; ++r) {
+      prefetch(from + (r + kRowsAhead) * rows.from_stride + i);
+      read.at[r] += k * load(from + r * rows.from_stride + i);
+    }
+  }
+  const Four v = *reinterpret_cast<const FourInMemory*>(token.v + row);
+  const Four beta = *reinterpret_cast<const FourInMemory*>(token.beta + row);
+  const Four u = beta * (v - decay.whole * sums_of(read));
+  for (int64_t i = 0; i < K; i += kLanes) {
+    const Vector k = load(token.k + i), q = load(token.q + i);
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < 4; ++r) {
+      const Vector before = load(from + r * rows.from_stride + i);
+      const Vector decayed = kWeak ? before + decay.change * before : decay.change * before;
+      const Vector after = multiply_add(u[r], k, decayed);
+      store(to + r * rows.to_stride + i, after);
+      answer.at[r] += q * after;
+    }
+  }
+  *reinterpret_cast<FourInMemory*>(token.o + row) = scale * sums_of(answer);
+}
+
+// States whose rows are those of V, [V, K]; K is a multiple of 16 and the columns of 4.
+void run_value_rows(const RecurrentHead& head, const StateRows& state) {
+  TokenRows token;
+  StateRows rows = state;
+  for (int64_t t = 0; t < head.tokens; ++t) {
+    read_token(head, t, token);
+    const Decay decay = decay_of(head.g[t * head.g_stride]);
+    if (decay.base > 0) {
+      for (int64_t row = 0; row < head.columns; row += 4) {
+        step_rows<true>(rows, row, decay, token, head.K, head.scale);
+      }
+    } else {
+      for (int64_t row = 0; row < head.columns; row += 4) {
+        step_rows<false>(rows, row, decay, token, head.K, head.scale);
+      }
+    }
+    narrow_row(token.o, head.columns, head.o.dtype, head.o.data + t * head.o.stride);
+    rows.from = rows.to;
+    rows.from_stride = rows.to_stride;
+  }
+}
+
+constexpr RecurrentKernels kRecurrentKernels = {&run_key_rows, &run_value_rows};
