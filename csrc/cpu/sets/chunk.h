@@ -77,9 +77,19 @@ TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>
   }
 }
 
+// The rows of the next chunk, of which the processor cannot guess that they are needed: they lie kilobytes apart.
+TORCH_GDN_INLINE void prefetch_next(const HeadRows& rows, int64_t tokens, int64_t columns) {
+  const int64_t bytes = columns * (rows.dtype == at::kFloat ? 4 : 2);
+  for (int64_t i = kTokens; i < kTokens + tokens; ++i) {
+    for (int64_t at = 0; at < bytes; at += 64) prefetch(rows.data + i * rows.stride + at);
+  }
+}
+
 template <typename Operand>
 void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles) {
   const int64_t length = tiles.K / kTogether<Operand>;
+  prefetch_next(q, tiles.tokens, width);
+  prefetch_next(k, tiles.tokens, width);
   read_rows(q, width, tiles, tiles.q);
   read_rows(k, width, tiles, tiles.k);
   make_factors(tiles.q, normalise, tiles, tiles.q_factor);
@@ -101,7 +111,7 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
     sums[i] = sum;
     head.beta[i] = inside ? gates.beta[i * gates.beta_stride] : 0.0f;
   }
-  for (int64_t i = keys.rows; i < kTokens; ++i) sums[i] = sum;
+  for (int64_t i = keys.rows; i < kTokens; ++i) sums[i] = sum;  // read, but nothing depends on it
   head.decay = exponential(static_cast<float>(sum));
 #pragma omp simd
   for (int64_t i = 0; i < keys.rows; ++i) {
@@ -111,15 +121,23 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
     head.writing[i] = keys.k_factor[i] * exponential(static_cast<float>(sum - sums[i]));
   }
   for (int64_t i = 0; i < keys.rows; ++i) {
-    alignas(64) float scores[kTokens];
+    alignas(64) float decays[kTokens], scores[kTokens];
     const float update = -head.beta[i] * keys.k_factor[i], query = gates.scale * keys.q_factor[i];
-    const int64_t columns = (i / 16 + 1) * 16;
+    const float *k_k = keys.k_k + i * kTokens, *q_k = keys.q_k + i * kTokens;
+    float* out = head.update + i * kTokens;
+    const int64_t columns = i < kTokens / 2 ? kTokens / 2 : kTokens;
+    const double here = sums[i];
+#pragma omp simd
+    for (int64_t j = 0; j < columns; ++j) decays[j] = static_cast<float>(here - sums[j]);
+    for (int64_t j = i; j < columns; ++j) decays[j] = 0.0f;
 #pragma omp simd
     for (int64_t j = 0; j < columns; ++j) {
-      const float decay = exponential(static_cast<float>(j <= i ? sums[i] - sums[j] : 0.0)) * keys.k_factor[j & 31];
-      head.update[i * kTokens + j] = j < i ? update * keys.k_k[i * kTokens + j] * decay : 0.0f;
-      scores[j] = j <= i ? query * keys.q_k[i * kTokens + j] * decay : 0.0f;
+      const float decay = exponential(decays[j]) * keys.k_factor[j];
+      out[j] = update * k_k[j] * decay;
+      scores[j] = query * q_k[j] * decay;
     }
+    for (int64_t j = i; j < columns; ++j) out[j] = 0.0f;
+    for (int64_t j = i + 1; j < columns; ++j) scores[j] = 0.0f;
     store_operand(scores, columns, head.scores + i * kTokens / kTogether<Operand>);
   }
 }
@@ -191,6 +209,7 @@ TORCH_GDN_INLINE void update_state(const KeyTiles<Operand>& keys, float decay, c
 template <typename Operand>
 void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
              int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles) {
+  prefetch_next(v, keys.tokens, columns);
   widen_rows(v, keys.tokens, keys.rows, columns, tiles.v, kColumns);
   for (int64_t j = 0; j < kColumns; j += kTileColumns) {
     for (int64_t i = 0; i < keys.rows; i += kRows) {

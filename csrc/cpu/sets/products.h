@@ -14,7 +14,7 @@ TORCH_GDN_INLINE Words load(const Pair* x) { return *reinterpret_cast<const Word
 TORCH_GDN_INLINE void store(float* x, Vector value) { *reinterpret_cast<VectorInMemory*>(x) = value; }
 TORCH_GDN_INLINE void store(Pair* x, Words value) { *reinterpret_cast<WordsInMemory*>(x) = value; }
 // Into the second-level cache; an address beyond the end does no harm.
-TORCH_GDN_INLINE void prefetch(const float* x) { __builtin_prefetch(x, 0, 2); }
+TORCH_GDN_INLINE void prefetch(const void* x) { __builtin_prefetch(x, 0, 2); }
 
 TORCH_GDN_INLINE Vector multiply_add(float a, Vector b, Vector sum) { return sum + a * b; }
 #if TORCH_GDN_SET_HAS_BF16
