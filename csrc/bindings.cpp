@@ -62,6 +62,22 @@ void force_prefill_way(const std::optional<std::string>& name) {
   torch_gdn::force_prefill_way(name.has_value() ? std::optional(way_named(*name)) : std::nullopt);
 }
 
+using Rows = std::vector<std::tuple<int64_t, int64_t, int64_t, std::string>>;
+
+void set_prefill_table(const std::map<std::string, Rows>& table) {
+  std::map<std::string, std::vector<torch_gdn::PrefillRow>> result;
+  for (const auto& [device, rows] : table) {
+    for (const auto& [tokens, threadgroups, K, way] : rows) {
+      result[device].push_back({tokens, threadgroups, K, way_named(way)});
+    }
+  }
+  torch_gdn::set_prefill_table(std::move(result));
+}
+
+std::string prefill_way(int64_t tokens, int64_t heads, int64_t K, int64_t V, const std::string& device, int64_t cores) {
+  return torch_gdn::name_of(torch_gdn::prefill_way({tokens, heads, K, V}, device, cores));
+}
+
 std::optional<std::string> forced_prefill_way() {
   const auto way = torch_gdn::forced_prefill_way();
   return way.has_value() ? std::optional(torch_gdn::name_of(*way)) : std::nullopt;
@@ -85,6 +101,12 @@ PYBIND11_MODULE(_C, m) {
         "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length and "
         "recommended_max_working_set_size.");
   m.def("prefill_way_names", &torch_gdn::prefill_way_names, "The ways in which Metal can go through a prompt.");
+  m.def("prefill_way", &prefill_way, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"), py::arg("device"),
+        py::arg("cores"),
+        "The way of a prefill: of so many tokens a sequence, on average, and value heads of all sequences, on the "
+        "device with this name and so many cores.");
+  m.def("set_prefill_table", &set_prefill_table, py::arg("table"),
+        "Which way was the fastest: {device's name: [(tokens, threadgroups of 32 columns of V, K, way), ...]}.");
   m.def("force_prefill_way", &force_prefill_way, py::arg("way"),
         "Makes every prefill take this way, until another is forced; None: the table decides again.");
   m.def("forced_prefill_way", &forced_prefill_way, "The way that is forced, or None.");

@@ -1,7 +1,8 @@
-// The ways in which Metal goes through a prompt, and which of them a call takes: by a table of shapes, one way each.
+// The ways in which Metal goes through a prompt, and which of them a call takes: that of the nearest shape in a table.
 // No Metal here, so that it is built, set and tested on every machine.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +12,7 @@ namespace torch_gdn {
 enum class PrefillWay {
   kStaged,      // a kernel for each stage of a chunk, with its results in device memory: each chunk by itself
   kFused,       // one kernel, chunk by chunk, the state in registers
-  kSequential,  // token by token, the state in registers
+  kSequential,  // one kernel, token by token, the state in registers
 };
 
 std::optional<PrefillWay> prefill_way_of(const std::string& name);
@@ -22,10 +23,23 @@ struct PrefillShape {
   int64_t tokens;  // of a sequence, on average
   int64_t heads;   // value heads of all sequences
   int64_t K, V;
+
+  // Of 32 columns of V: what the fused and the sequential way, and the walk over chunks of the staged one, share out.
+  int64_t threadgroups() const { return heads * ((V + 31) / 32); }
 };
 
-// The way of a call on the device with this name, or the one that is forced.
-PrefillWay prefill_way(const PrefillShape& shape, const std::string& device);
+struct PrefillRow {
+  int64_t tokens, threadgroups, K;
+  PrefillWay way;
+};
+
+// The way of a call on the device with this name and so many cores, or the one that is forced: of the rows that were
+// measured on a device of that name the nearest, by the sum of the logarithms of the sizes' ratios; without any, what
+// is reckoned for its number of cores.
+PrefillWay prefill_way(const PrefillShape& shape, const std::string& device, int64_t cores);
+
+// What was measured, by the devices' names, in place of what was set before.
+void set_prefill_table(std::map<std::string, std::vector<PrefillRow>> table);
 
 // From now on every call takes this way; nothing: the table's again.
 void force_prefill_way(std::optional<PrefillWay> way);

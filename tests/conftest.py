@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+os.environ["TORCH_GDN_PREFILL_TABLE"] = ""  # what was measured on this machine changes no test
+
 from tests.helpers.devices import DEVICES, ready
+from torch_gdn.tune import prefill_way
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
@@ -15,6 +19,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device the ops run on: `mps` is the Mac's GPU or, without one, the simulated device."""
     return ready(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _prefills_are_staged() -> Iterator[None]:
+    """Whatever the table has for the test's shapes; tests/test_prefill_way.py has the other ways."""
+    with prefill_way("staged"):
+        yield
 
 
 @pytest.fixture(autouse=True)

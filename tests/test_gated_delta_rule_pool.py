@@ -10,7 +10,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import WHOLE_OPS, Case, make_case
-from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.devices import kernels_of, kernels_run, on_a_mac, ready
 from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits
 from torch_gdn.check.seeded import IN_PLACE
 
@@ -30,9 +30,7 @@ def paged_pool(
 
 def call(op: str, case: Case, pool: Tensor, **options: Any) -> Any:
     there = case.to(pool.device)
-    with kernels_run(
-        pool.device, *(("chunk_fwd_h", "chunk_fwd_o") if op.startswith("chunk") and case.q.numel() else ())
-    ):
+    with kernels_run(pool.device, *(kernels_of(op) if case.q.numel() else ())):
         return IN_PLACE[op](*there.qkv, there.g, there.beta, pool, cu_seqlens=case.cu_seqlens, **options)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.aura import Codec
-from tests.helpers.cases import run
+from tests.helpers.cases import assert_exact, run
 from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.golden import NAMES, load
@@ -19,6 +19,7 @@ from tests.test_aura_attention import attend, exact
 from tests.test_aura_attention import make_call as aura_call
 from tests.test_aura_encode import encode
 from torch_gdn.check import golden as recorded
+from torch_gdn.tune import prefill_way
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic")
 
@@ -37,6 +38,18 @@ def unkind(*, seed: int, perturb: bool) -> None:
     import simulator
 
     simulator.activate(seed=seed, perturb=perturb)
+
+
+def test_the_fused_way_of_a_prefill(mps: torch.device) -> None:
+    golden, op = load("varlen_k128"), "chunk_gated_delta_rule"
+    with prefill_way("fused"):
+        expected = run(op, golden.case, mps)
+        unkind(seed=1, perturb=False)
+        for part, ours, theirs in zip(("o", "final_state"), run(op, golden.case, mps), expected, strict=True):
+            assert_same_bits(part, ours, theirs)
+        unkind(seed=3, perturb=True)
+        wide = load("same_keys").case.map(torch.Tensor.float)
+        assert_exact(op, wide, run(op, wide, mps))
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -5,7 +5,7 @@ torch.compile takes without a graph break. All are forward only: an input that r
 error.
 """
 
-from torch_gdn import _library, aura, fakes, fakes_aura, fakes_gated_delta_rule, fakes_modules, reference
+from torch_gdn import _library, aura, fakes, fakes_aura, fakes_gated_delta_rule, fakes_modules, prefill_table, reference
 from torch_gdn._version import __version__
 from torch_gdn.aura_attention import aura_attention
 from torch_gdn.aura_decode import aura_decode
@@ -70,4 +70,5 @@ __all__ = [
     "solve_tril",
     "warmup",
 ]
+prefill_table.install_file()
 del _library, fakes, fakes_aura, fakes_gated_delta_rule, fakes_modules

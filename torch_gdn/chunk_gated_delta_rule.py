@@ -69,7 +69,8 @@ def chunk_gated_delta_rule(
         chunk_indices: [NT, 2], of `prepare_chunk_indices`: with it, a call with cu_seqlens on the device launches no
             surplus chunks. Default: None.
         cp_context: FLA's context parallelism, which is not here: None.
-        chunk_size: 16, 32 or 64; the result is the same but for rounding. Default: 64.
+        chunk_size: 16, 32 or 64; the result is the same but for rounding. On `mps` it is that of h and of the staged
+            way (`torch_gdn.tune`). Default: 64.
         use_gate_in_kernel: the log decay is -exp(A_log) softplus(g + dt_bias), in float32. Default: False.
         A_log, dt_bias: [HV], any floating dtype; read with use_gate_in_kernel, which needs A_log. Default: None.
         output_dtype: dtype of o, that of q or float32 (what a float16 model reads out can pass 65,504). Default: that

@@ -1,16 +1,33 @@
-"""The ways in which Metal goes through a prompt, behind `chunk_gated_delta_rule`.
+"""Which way through a prompt is the fastest on this machine's mps device: measures it, and keeps it for later.
 
-"staged": a kernel for each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in
-device memory. "fused": one kernel, chunk by chunk, the state in registers. "sequential": one kernel, token by token,
-the state in registers. They differ by rounding alone.
+    python -m torch_gdn.tune                            on a Mac: some minutes
+    python -m simulator -m torch_gdn.tune --tokens 8    on the simulated device, whose times mean nothing
+
+`chunk_gated_delta_rule` goes through a prompt in one of three ways, which differ by rounding alone. "staged": a kernel
+for each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in device memory.
+"fused": one kernel, chunk by chunk, the state in registers. "sequential": one kernel, token by token, the state in
+registers. Which one a call takes is told by the nearest shape that was measured here; where nothing was, by a table
+that is reckoned, from counts and published rates, and was not measured on any Mac.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
-from torch_gdn import _C
+import torch
+
+from torch_gdn import _C, prefill_table
+from torch_gdn.prefill_table import Row
+
+TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
+SHAPES = ((16, 32, 128, 128), (16, 64, 128, 128), (16, 16, 128, 128), (30, 30, 96, 192))  # H, HV, K, V of models
+SEQUENCES = (1, 8)
+MOST_TOKENS = 16384  # of all sequences together
 
 
 @contextmanager
@@ -30,3 +47,101 @@ def prefill_way(way: str | None) -> Iterator[None]:
         yield
     finally:
         _C.force_prefill_way(before)
+
+
+def shape(text: str) -> tuple[int, int, int, int]:
+    sizes = text.split(",")
+    if len(sizes) != 4 or not all(size.isdigit() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"expected H,HV,K,V, as 16,32,128,128, got {text!r}")
+    H, HV, K, V = map(int, sizes)
+    return H, HV, K, V
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="python -m torch_gdn.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--shapes", type=shape, nargs="+", default=SHAPES, metavar="H,HV,K,V", help="head sizes")
+    found.add_argument("--tokens", type=positive, nargs="+", default=TOKENS, metavar="T", help="of a sequence")
+    found.add_argument("--sequences", type=positive, nargs="+", default=SEQUENCES, metavar="N", help="at once")
+    found.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    found.add_argument("--repeats", type=positive, default=5, metavar="N", help="of each time, of which the median is")
+    found.add_argument("--file", type=Path, help=f"to write; default: ${prefill_table.VARIABLE}, else {default_file()}")
+    return found
+
+
+def default_file() -> Path | None:
+    return prefill_table.path()
+
+
+def measure(sizes: tuple[int, int, int, int], tokens: int, sequences: int, dtype: torch.dtype, repeats: int) -> Row:
+    """The times of the three ways, each from a state to a state, and the way of the least."""
+    from torch_gdn import chunk_gated_delta_rule  # here: this module is read while torch_gdn is
+    from torch_gdn.check.cases import make_case
+    from torch_gdn.check.timing import median_seconds
+
+    H, HV, K, V = sizes
+    device = torch.device("mps")
+    case = make_case(tokens, K, V, B=sequences, H=H, HV=HV, dtype=dtype, normal=False).to(device)
+    call = partial(chunk_gated_delta_rule, *case.qkv, **case.options, use_qk_l2norm_in_kernel=True)
+    seconds = {}
+    for way in _C.prefill_way_names():
+        with prefill_way(way):
+            seconds[way] = median_seconds(call, device, repeats, calls=1)
+    threadgroups = sequences * HV * -(-V // 32)
+    return Row(tokens, threadgroups, K, min(seconds, key=lambda way: seconds[way]), seconds)
+
+
+def measured(options: argparse.Namespace) -> list[Row]:
+    from tqdm.auto import tqdm
+
+    work = [
+        (sizes, tokens, sequences)
+        for sizes in options.shapes
+        for sequences in options.sequences
+        for tokens in options.tokens
+        if tokens * sequences <= MOST_TOKENS
+    ]
+    dtype = getattr(torch, options.dtype)
+    bar = tqdm(work, desc="torch_gdn: timing", unit="shape")
+    return [measure(sizes, tokens, sequences, dtype, options.repeats) for sizes, tokens, sequences in bar]
+
+
+def lines(rows: Sequence[Row]) -> list[str]:
+    names = _C.prefill_way_names()
+    titles = [*("tokens", "groups", "K"), *(f"{name} us" for name in names), "fastest"]
+    table = [titles]
+    for row in rows:
+        times = [f"{row.seconds[name] * 1e6:.0f}" for name in names]
+        table.append([str(row.tokens), str(row.threadgroups), str(row.K), *times, row.way])
+    return ["  ".join(cell.rjust(max(map(len, titles))) for cell in cells) for cells in table]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    file = options.file or default_file()
+    if file is None:
+        sys.exit(f"--file: expected a file to write, since ${prefill_table.VARIABLE} is set to nothing")
+    if not torch.backends.mps.is_available() or not _C.has_launcher():
+        sys.exit("expected an mps device, got none: run this on a Mac, or with `python -m simulator -m torch_gdn.tune`")
+    table = prefill_table.read(file) if file.is_file() else {}
+    with torch.no_grad():
+        rows = measured(options)
+    table[_C.device_facts()["name"]] = rows
+    prefill_table.write(file, table)
+    prefill_table.install(table)
+    print("\n".join(lines(rows)))
+    if sys.platform != "darwin":
+        print("The times of the simulated device mean nothing: they say how long a simulation took.")
+    print(f"Written to {file}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

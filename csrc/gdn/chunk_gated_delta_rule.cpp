@@ -50,8 +50,8 @@ PrefillWay way_of(const ChunkShape& shape, bool return_intermediate_states) {
   if (return_intermediate_states) return PrefillWay::kStaged;
   const int64_t sequences = std::max<int64_t>(shape.N, 1);
   const int64_t tokens = shape.packed ? ceil_div(shape.T, sequences) : shape.T;
-  static const std::string device = launcher().device().name;
-  return prefill_way({tokens, sequences * shape.HV, shape.K, shape.V}, device);
+  static const DeviceFacts device = launcher().device();
+  return prefill_way({tokens, sequences * shape.HV, shape.K, shape.V}, device.name, int64_t(device.core_count));
 }
 
 // Returns h; of a way without stages, an empty one.

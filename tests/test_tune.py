@@ -1,0 +1,210 @@
+"""Which way a prefill takes: the built-in table, the measured one, the file that it is kept in, and its command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.cases import make_case
+from tests.helpers.devices import WAYS, on_a_mac, ready
+from torch_gdn import _C, chunk_gated_delta_rule, prefill_table, tune
+from torch_gdn.prefill_table import Row
+
+DEVICE, CORES = "Apple M1", 8
+
+
+@pytest.fixture(autouse=True)
+def _no_table_is_left() -> Iterator[None]:
+    with tune.prefill_way(None):
+        yield
+    prefill_table.install({})
+
+
+def way(tokens: int, heads: int = 32, K: int = 128, V: int = 128, device: str = DEVICE, cores: int = CORES) -> str:
+    return _C.prefill_way(tokens, heads, K, V, device, cores)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ({"tokens": 1}, "sequential"),
+        ({"tokens": 15}, "sequential"),
+        ({"tokens": 16}, "fused"),
+        ({"tokens": 8192}, "fused"),
+        ({"tokens": 1023, "heads": 1}, "fused"),
+        ({"tokens": 1024, "heads": 1}, "staged"),
+        ({"tokens": 8192, "heads": 2}, "staged"),  # 8 threadgroups, 8 cores
+        ({"tokens": 8192, "heads": 3}, "fused"),
+        ({"tokens": 8192, "heads": 2, "V": 129}, "fused"),  # 10 threadgroups
+        ({"tokens": 8192, "heads": 3, "cores": 80}, "staged"),
+        ({"tokens": 0, "heads": 0, "cores": 0}, "sequential"),
+    ],
+    ids=str,
+)
+def test_what_is_reckoned(shape: dict[str, int], expected: str) -> None:
+    assert way(**shape) == expected
+
+
+def test_the_nearest_measured_shape_decides() -> None:
+    rows = [Row(64, 128, 128, "staged"), Row(1024, 128, 128, "sequential"), Row(1024, 8, 128, "fused")]
+    rows += [Row(1024, 128, 256, "fused")]
+    prefill_table.install({DEVICE: rows})
+    assert [way(tokens) for tokens in (1, 64, 255, 257, 100_000)] == ["staged"] * 3 + ["sequential"] * 2
+    assert [way(1024, heads) for heads in (1, 7, 9, 32)] == ["fused", "fused", "sequential", "sequential"]
+    assert [way(1024, K=K) for K in (64, 128, 180, 182)] == ["sequential"] * 3 + ["fused"]
+    assert way(1024, heads=128, V=32) == "sequential"  # as many threadgroups as 32 heads of 128 columns
+    assert way(256) == "staged"  # as far from one as from the other: the first
+
+
+def test_a_table_is_of_its_device_alone() -> None:
+    prefill_table.install({"Apple M3 Max": [Row(64, 128, 128, "staged")]})
+    assert way(64, device="Apple M3 Max") == "staged" and way(64) == "fused"
+    prefill_table.install({DEVICE: []})
+    assert way(64) == "fused"
+
+
+def test_a_forced_way_goes_before_every_table() -> None:
+    prefill_table.install({DEVICE: [Row(64, 128, 128, "staged")]})
+    with tune.prefill_way("sequential"):
+        assert way(64) == way(64, device="another") == "sequential"
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.parametrize("wanted", tune._C.prefill_way_names())
+def test_calls_go_by_the_table(wanted: str) -> None:
+    import simulator
+
+    case = make_case(20, 32, 16).to(ready("mps"))
+    prefill_table.install({_C.device_facts()["name"]: [Row(20, 2, 32, wanted)]})
+    with simulator.profile() as profile:
+        chunk_gated_delta_rule(*case.qkv, **case.options)
+    assert {name for name in WAYS[wanted] if any(each.startswith(name + "_") for each in profile.kernels)} == set(
+        WAYS[wanted]
+    )
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+def test_packed_sequences_count_by_their_mean_length() -> None:
+    import simulator
+
+    case = make_case(40, 32, 16, bounds=[0, 5, 10, 15, 40])
+    there = case.to(ready("mps"))
+    prefill_table.install({_C.device_facts()["name"]: [Row(40, 2, 32, "staged"), Row(10, 8, 32, "sequential")]})
+    with simulator.profile() as profile:
+        chunk_gated_delta_rule(*there.qkv, **there.options)
+    assert [name for name in profile.kernels if name.startswith(WAYS["sequential"])]
+
+
+def test_a_table_comes_back_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "ways.json"
+    table = {DEVICE: [Row(64, 128, 128, "fused", {"fused": 1e-3, "staged": 2e-3})], "another": []}
+    prefill_table.write(file, table)
+    assert prefill_table.read(file) == table
+    assert [path.name for path in file.parent.iterdir()] == ["ways.json"]
+
+
+GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "way": "fused"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "expected a table of prefill ways: Expecting property name"),
+        ("[]", "version: expected 1, got None"),
+        ({"version": 2, "devices": {}}, "version: expected 1, got 2"),
+        ({"version": 1}, "devices: expected an object of device names, got None"),
+        ({"version": 1, "devices": {"Apple M1": 3}}, "Apple M1: expected a list of rows, got 3"),
+        ({"version": 1, "devices": {"Apple M1": [7]}}, "Apple M1: row 0: expected an object, got 7"),
+        (GOOD | {"tokens": 0}, "row 0: tokens: expected a positive integer, got 0"),
+        (GOOD | {"K": True}, "row 0: K: expected a positive integer, got True"),
+        (GOOD | {"threadgroups": None}, "row 0: threadgroups: expected a positive integer, got None"),
+        (GOOD | {"way": "quick"}, "way: expected one of 'staged', 'fused', 'sequential', got 'quick'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it is an error; importing torch_gdn warns, and goes by what is built in."""
+    if isinstance(content, dict) and "tokens" in content:
+        content = {"version": 1, "devices": {"Apple M1": [content]}}
+    file = tmp_path / "ways.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError) as caught:
+        prefill_table.read(file)
+    assert str(caught.value).startswith(f"{file}: ") and words in str(caught.value)
+    monkeypatch.setenv(prefill_table.VARIABLE, str(file))
+    with pytest.warns(UserWarning, match="the built-in table of prefill ways is used"):
+        prefill_table.install_file()
+
+
+def test_where_the_file_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(prefill_table.VARIABLE, str(tmp_path / "ways.json"))
+    assert prefill_table.path() == tmp_path / "ways.json"
+    prefill_table.install_file()  # there is none yet
+    monkeypatch.setenv(prefill_table.VARIABLE, "")
+    assert prefill_table.path() is None
+    monkeypatch.delenv(prefill_table.VARIABLE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert prefill_table.path() == tmp_path / ".config" / "torch_gdn" / "prefill_ways.json"
+
+
+def test_the_import_reads_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "ways.json"
+    prefill_table.write(file, {DEVICE: [Row(64, 128, 128, "staged")]})
+    program = f"from torch_gdn import _C; print(_C.prefill_way(64, 32, 128, 128, {DEVICE!r}, 8))"
+    environment = os.environ | {prefill_table.VARIABLE: str(file)}
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "staged\n"
+
+
+def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other devices' rows stay; this device's are new, and are taken from now on."""
+    ready("mps")
+    file = tmp_path / "ways.json"
+    prefill_table.write(file, {"Apple M9": [Row(64, 128, 128, "staged")], _C.device_facts()["name"]: []})
+    sizes = ["--shapes", "1,2,32,40", "--tokens", "5", "20", "--sequences", "1", "3", "--dtype", "float32"]
+    assert tune.main([*sizes, "--repeats", "1", "--file", str(file)]) == 0
+    table = prefill_table.read(file)
+    assert table["Apple M9"] == [Row(64, 128, 128, "staged")]
+    rows = table[_C.device_facts()["name"]]
+    assert [(row.tokens, row.threadgroups, row.K) for row in rows] == [
+        (5, 4, 32),
+        (20, 4, 32),
+        (5, 12, 32),
+        (20, 12, 32),
+    ]
+    for row in rows:
+        assert set(row.seconds) == set(_C.prefill_way_names()) and row.way == min(
+            row.seconds, key=row.seconds.__getitem__
+        )
+        assert way(row.tokens, row.threadgroups // 2, 32, 40, _C.device_facts()["name"]) == row.way
+    printed = capsys.readouterr()
+    assert "4/4" in printed.err and f"Written to {file}." in printed.out
+    assert ("mean nothing" in printed.out) != on_a_mac()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shapes", "16,32,128"], "expected H,HV,K,V, as 16,32,128,128, got '16,32,128'"),
+        (["--tokens", "0"], "expected a positive integer, got '0'"),
+        (["--dtype", "float64"], "invalid choice: 'float64'"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        tune.main(arguments)
+    assert words in capsys.readouterr().err
+
+
+def test_without_a_file_to_write() -> None:
+    with pytest.raises(
+        SystemExit, match="expected a file to write, since \\$TORCH_GDN_PREFILL_TABLE is set to nothing"
+    ):
+        tune.main([])

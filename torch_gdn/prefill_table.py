@@ -1,0 +1,104 @@
+"""The file of prefill ways that were measured on this machine: written by `python -m torch_gdn.tune`, read at import.
+
+It lies in $TORCH_GDN_PREFILL_TABLE, else in ~/.config/torch_gdn/prefill_ways.json. If the variable is set to nothing,
+no file is read. A file that cannot be used is a warning, and the built-in table decides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch_gdn import _C
+
+VARIABLE = "TORCH_GDN_PREFILL_TABLE"
+VERSION = 1  # of the file
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape that was measured, and the way that was the fastest."""
+
+    tokens: int  # of a sequence
+    threadgroups: int  # value heads of all sequences, times tiles of 32 columns of V
+    K: int
+    way: str
+    seconds: dict[str, float] = field(default_factory=dict)  # of each way; for people, not read
+
+
+Table = dict[str, list[Row]]  # by the device's name
+
+
+def path() -> Path | None:
+    """Of the file; None where none is wanted."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return Path(named).expanduser() if named else None
+    return Path.home() / ".config" / "torch_gdn" / "prefill_ways.json"
+
+
+def read(file: Path) -> Table:
+    """Raises ValueError, with the file's name and what is wrong, for one that `write` has not written."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file}: expected a table of prefill ways: {error}") from error
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != VERSION:
+        raise ValueError(
+            f"{file}: version: expected {VERSION}, got {version!r}; python -m torch_gdn.tune writes it anew"
+        )
+    devices = content.get("devices")
+    if not isinstance(devices, dict):
+        raise ValueError(f"{file}: devices: expected an object of device names, got {devices!r}")
+    return {device: rows_of(file, device, rows) for device, rows in devices.items()}
+
+
+def rows_of(file: Path, device: str, rows: Any) -> list[Row]:
+    if not isinstance(rows, list):
+        raise ValueError(f"{file}: {device}: expected a list of rows, got {rows!r}")
+    return [row_of(f"{file}: {device}: row {number}", row) for number, row in enumerate(rows)]
+
+
+def row_of(place: str, row: Any) -> Row:
+    if not isinstance(row, dict):
+        raise ValueError(f"{place}: expected an object, got {row!r}")
+    for name in ("tokens", "threadgroups", "K"):
+        if type(row.get(name)) is not int or row[name] < 1:
+            raise ValueError(f"{place}: {name}: expected a positive integer, got {row.get(name)!r}")
+    if row.get("way") not in _C.prefill_way_names():
+        known = ", ".join(map(repr, _C.prefill_way_names()))
+        raise ValueError(f"{place}: way: expected one of {known}, got {row.get('way')!r}")
+    seconds = row.get("seconds", {})
+    return Row(row["tokens"], row["threadgroups"], row["K"], row["way"], seconds if isinstance(seconds, dict) else {})
+
+
+def write(file: Path, table: Table) -> None:
+    """Whole or not at all: another process may be reading it."""
+    content = {"version": VERSION, "devices": {device: [asdict(row) for row in rows] for device, rows in table.items()}}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f"{file.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    fresh.replace(file)
+
+
+def install(table: Table) -> None:
+    """From now on prefills on `mps` go by these rows, each device by its own."""
+    _C.set_prefill_table(
+        {device: [(row.tokens, row.threadgroups, row.K, row.way) for row in rows] for device, rows in table.items()}
+    )
+
+
+def install_file() -> None:
+    """What the import of torch_gdn does."""
+    file = path()
+    if file is None or not file.is_file():
+        return
+    try:
+        install(read(file))
+    except ValueError as error:
+        warnings.warn(f"torch_gdn: the built-in table of prefill ways is used: {error}", stacklevel=2)
