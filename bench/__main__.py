@@ -142,7 +142,8 @@ def report(rows: list[Row], rates: dict[str, float]) -> str:
                 metal.model_table(found),
             ]
         elif found:
-            parts += [f"\n## {section.title}\n", results.table(found, section.size_name)]
+            tables = [results.table(found, section.size_name), "", results.summary(found, section.size_name)]
+            parts += [f"\n## {section.title}\n", *tables]
         if any(row.others for row in found):
             parts += ["", others_table(found)]
     return "\n".join(parts)

@@ -79,6 +79,21 @@ def table(rows: Sequence[Row], size_name: str) -> str:
     return markdown(heading, lines)
 
 
+def summary(rows: Sequence[Row], size_name: str) -> str:
+    """A line for each size: our time, and how many times as long each contender takes."""
+    of_ours = ratios(rows)
+    others = list(dict.fromkeys(row.contender for row in rows if row.seconds is not None and row.contender != OURS))
+    lines = []
+    for row in rows:
+        if row.contender != OURS or row.seconds is None:
+            continue
+        share = "" if row.floor is None else f"{100 * row.floor / row.seconds:.0f} %"
+        times = [of_ours.get((row.key, name)) for name in others]
+        start = [row.case, row.dtype, str(row.size), milliseconds(row.seconds), share]
+        lines.append(start + ["" if time is None else f"{time:.1f} x" for time in times])
+    return markdown(["layer", "dtype", size_name, "ms", "of the ceiling", *others], lines)
+
+
 def markdown(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     rule = ["---"] * len(heading)
     return "\n".join("| " + " | ".join(line) + " |" for line in (heading, rule, *lines))
