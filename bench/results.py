@@ -49,7 +49,9 @@ def ratios(rows: Iterable[Row]) -> dict[tuple[tuple[str, str, str, int, int], st
 
 
 def milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.3g}"
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
 def cells(row: Row, of_ours: float | None) -> list[str]:
@@ -80,9 +82,11 @@ def table(rows: Sequence[Row], size_name: str) -> str:
 
 
 def summary(rows: Sequence[Row], size_name: str) -> str:
-    """A line for each size: our time, and how many times as long each contender takes."""
+    """A line for each size: our time, and how many times as long each contender takes. Empty without contenders."""
     of_ours = ratios(rows)
     others = list(dict.fromkeys(row.contender for row in rows if row.seconds is not None and row.contender != OURS))
+    if not others:
+        return ""
     lines = []
     for row in rows:
         if row.contender != OURS or row.seconds is None:

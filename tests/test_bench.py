@@ -126,7 +126,7 @@ def test_the_table_holds_ratios_to_ours() -> None:
         Row("prefill", "layer", "float32", 128, "other", 1, seconds=7.0),  # no time of ours beside it
     ]
     assert results.ratios(rows)[rows[1].key, "other"] == 3.5
-    assert results.summary(rows, "T").splitlines()[2:] == ["| layer | float32 | 64 | 2e+03 |  | 3.5 x |"]
+    assert results.summary(rows, "T").splitlines()[2:] == ["| layer | float32 | 64 | 2000 |  | 3.5 x |"]
     lines = results.table(rows, "T").splitlines()[2:]
     assert [line.split("|")[6].strip() for line in lines] == ["", "3.50", ""]
 
