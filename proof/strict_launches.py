@@ -28,6 +28,7 @@ from torch_gdn import (
     specialisations_modules,
 )
 from torch_gdn.specialisations import DTYPES, Specialisation, Variant
+from torch_gdn.tune import prefill_way
 
 TOKENS = 2
 
@@ -87,7 +88,9 @@ def _call(variant: Variant) -> None:
     if variant.by_stage:
         _call_stages(variant, q, k, v, g)
     else:
-        chunk_gated_delta_rule(q, k, v, g, beta=g, chunk_size=variant.chunk_size, **options)
+        for way in _C.prefill_way_names():
+            with prefill_way(way):
+                chunk_gated_delta_rule(q, k, v, g, beta=g, chunk_size=variant.chunk_size, **options)
     l2norm(q)
 
 
@@ -95,7 +98,9 @@ def _call_in_place(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
     pool = options["initial_state"].to(variant.pool)
     of_both = {name: options[name] for name in ("use_qk_l2norm_in_kernel", "state_v_first")}
     fused_recurrent_gated_delta_rule_(q, k, v, g, g, pool, **of_both)
-    chunk_gated_delta_rule_(q, k, v, g, g, pool, chunk_size=variant.chunk_size, **of_both)
+    for way in _C.prefill_way_names():
+        with prefill_way(way):
+            chunk_gated_delta_rule_(q, k, v, g, g, pool, chunk_size=variant.chunk_size, **of_both)
 
 
 def _call_stages(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> None:

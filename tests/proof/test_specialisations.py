@@ -7,7 +7,9 @@ import torch
 
 from proof import strict_kernels
 from tests.proof.needs import needs_clang, needs_simulated_device
+from torch_gdn import _C
 from torch_gdn.specialisations import KERNELS, Specialisation, Variant
+from torch_gdn.tune import prefill_way
 
 pytestmark = [needs_clang, needs_simulated_device, pytest.mark.xdist_group("strict")]
 
@@ -53,7 +55,9 @@ def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
     x, g = torch.ones(1, 1, 1, 64, device="mps"), torch.zeros(1, 1, 1, device="mps")
     signs, boundaries, codebook = (torch.ones(size, device="mps") for size in (64, 15, 16))
     with simulator.profile() as profile:
-        chunk_gated_delta_rule(x, x, x, g, beta=g)
+        for way in _C.prefill_way_names():
+            with prefill_way(way):
+                chunk_gated_delta_rule(x, x, x, g, beta=g)
         fused_recurrent_gated_delta_rule(x, x, x, g, beta=g)
         l2norm(x)
         codes, norms, _ = torch.ops.gdn.aura_encode(x, signs, boundaries, codebook)

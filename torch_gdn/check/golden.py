@@ -14,6 +14,7 @@ import torch_gdn
 from torch_gdn.check import bounds, stages
 from torch_gdn.check.cases import WHOLE_OPS, Case
 from torch_gdn.check.steps import Outcome, judged
+from torch_gdn.tune import prefill_way
 
 # The recorded outputs are part of the checkout, beside the package, not of a wheel.
 FOLDER = Path(torch_gdn.__file__).resolve().parent.parent / "tests" / "golden"
@@ -93,9 +94,11 @@ def check_stage(device: torch.device, folder: Path, name: str, op: str) -> Outco
     return judged(stage_parts(golden, stages.call(op, golden.tensors, device)))
 
 
-def check_whole(device: torch.device, folder: Path, name: str, op: str) -> Outcome:
+def check_whole(device: torch.device, folder: Path, name: str, op: str, way: str | None = None) -> Outcome:
+    """way: that a prefill is made to take."""
     golden = load(name, folder)
     there = golden.case.to(device)
-    o, state = WHOLE_OPS[op](*there.qkv, **there.options)
+    with prefill_way(way):
+        o, state = WHOLE_OPS[op](*there.qkv, **there.options)
     assert state is not None
     return judged(whole_parts(golden, op, o.cpu(), state.cpu()))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from torch_gdn import specialisations, specialisations_aura, specialisations_modules
+from torch_gdn import _C, specialisations, specialisations_aura, specialisations_modules
 from torch_gdn.check import device, golden, layer, seeded, stages, timing
 from torch_gdn.check.steps import COMPILE, FACTS, USE, LeftOut, Outcome, Step
 from torch_gdn.specialisations import METAL_TYPES, MODELS
@@ -50,13 +50,28 @@ def recorded(folder: Path, quick: bool) -> list[Step]:
         return [Step("recorded", "FLA's outputs", "", partial(leave_out, reason=reason))]
     names = [name for name in golden.index(folder) if not quick or name in QUICK_CASES]
     ops = {name: golden.ops_of(name, folder) for name in names}
-    return [
-        Step("recorded", op, name, partial(function, folder=folder, name=name, op=op))
-        for function, group in ((golden.check_stage, stages.OUTPUTS), (golden.check_whole, golden.PREFIXES))
-        for op in group
+    found = [
+        Step("recorded", op, name, partial(golden.check_stage, folder=folder, name=name, op=op))
+        for op in stages.OUTPUTS
         for name in names
         if op in ops[name]
     ]
+    return found + [
+        Step("recorded", group_of(op, way), name, partial(golden.check_whole, folder=folder, name=name, op=op, way=way))
+        for op in golden.PREFIXES
+        for way in ways_of(op)
+        for name in names
+        if op in ops[name]
+    ]
+
+
+def ways_of(op: str) -> list[str] | list[None]:
+    """In which the op is checked: a prefill in each of its own."""
+    return _C.prefill_way_names() if op == seeded.CHUNK else [None]
+
+
+def group_of(op: str, way: str | None) -> str:
+    return op if way is None else f"{op}:{way}"
 
 
 def from_seeds(folder: Path, quick: bool) -> list[Step]:
@@ -77,9 +92,11 @@ def from_seeds(folder: Path, quick: bool) -> list[Step]:
         seeded.RECURRENT: [each for each in variants if each.chunk_size == 64 and each.aligned],
     }
     for op, tokens in ((seeded.CHUNK, CHUNK_TOKENS), (seeded.RECURRENT, RECURRENT_TOKENS)):
-        for each in of_op[op]:
-            run = partial(seeded.check_variant, op=op, variant=each, tokens=tokens)
-            found.append(Step("seeded", op, each.name, run))
+        for way in ways_of(op):
+            for each in of_op[op]:
+                if way == "staged" or each.chunk_size == 64:  # which is the staged way's
+                    run = partial(seeded.check_variant, op=op, variant=each, tokens=tokens, way=way)
+                    found.append(Step("seeded", group_of(op, way), each.name, run))
     return found
 
 

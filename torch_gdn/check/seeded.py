@@ -16,6 +16,7 @@ from torch_gdn.check import bounds, stages
 from torch_gdn.check.cases import WHOLE_OPS, Case, bounds_of, make_case
 from torch_gdn.check.steps import Outcome, judged
 from torch_gdn.specialisations import Variant
+from torch_gdn.tune import prefill_way
 
 IN_PLACE: dict[str, Callable[..., Tensor]] = {
     "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule_,
@@ -79,9 +80,11 @@ def cost_of_rounded_norms(case: Case, exact: tuple[Tensor, Tensor], options: dic
     return bounds.relative_error(o, exact[0]), bounds.relative_error(state, exact[1])
 
 
-def check_variant(device: torch.device, op: str, variant: Variant, tokens: int) -> Outcome:
+def check_variant(device: torch.device, op: str, variant: Variant, tokens: int, way: str | None = None) -> Outcome:
+    """way: that a prefill is made to take."""
     case, options = inputs(op, variant, tokens)
-    o, state = call(op, variant, case, options, device)
+    with prefill_way(way):
+        o, state = call(op, variant, case, options, device)
     exact = case.exact(**options)
     o_bound, state_bound = bounds_of(op, case, exact, **options)
     if op == CHUNK and variant.normalise:
