@@ -54,14 +54,21 @@ def with_includes(path: Path, root: Path, seen: set[Path]) -> str:
     return "\n".join(lines)
 
 
-@cache
-def library() -> Any:
-    simulator.activate()
+def source_of_mlx() -> str:
     (package,) = importlib.util.find_spec("mlx").submodule_search_locations  # type: ignore[union-attr,misc]
     root = Path(package) / "include"
-    source = with_includes(root / "mlx/backend/metal/kernels/gated_delta_update.h", root, set())
+    return with_includes(root / "mlx/backend/metal/kernels/gated_delta_update.h", root, set())
+
+
+def library_of(source: str) -> Any:
+    simulator.activate()
     # MLX's headers use features of C++17 that Apple's compiler takes with a warning
-    return simulator.metal.Library(source + "\n" + INSTANTIATIONS, macros={"SIMULATOR_PROJECT_RULES": 0})
+    return simulator.metal.Library(source, macros={"SIMULATOR_PROJECT_RULES": 0})
+
+
+@cache
+def library() -> Any:
+    return library_of(source_of_mlx() + "\n" + INSTANTIATIONS)
 
 
 def inputs(tokens: int) -> list[torch.Tensor]:

@@ -1,0 +1,94 @@
+"""What the fused way of a prefill costs, by the simulated device's count, beside MLX's kernel that is made for it.
+
+Of one key head with two value heads of 128 x 128; Qwen3-Next's 16/32 have 16 times as much of everything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.cases import Case, make_case
+from tests.helpers.devices import on_a_mac, ready
+from tests.simulator import test_mlx_kernels as mlx
+from torch_gdn.tune import prefill_way
+
+pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+TOKENS, SIZE, VALUE_HEADS = 64, 128, 2
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+
+
+def inputs(dtype: torch.dtype) -> Case:
+    return make_case(TOKENS, SIZE, SIZE, HV=VALUE_HEADS, dtype=dtype)
+
+
+def compulsory_bytes(case: Case) -> int:
+    """Inputs in once; output (as large as v) and final state (as large as the initial one) out once."""
+    assert case.initial_state is not None
+    return sum(x.nbytes for x in (*case.qkv, case.g, case.beta, case.v)) + 2 * case.initial_state.nbytes
+
+
+def read_and_written(figures: Any, kind: str) -> int:
+    return int(getattr(figures, f"device_bytes_{kind}_read") + getattr(figures, f"device_bytes_{kind}_written"))
+
+
+def figures_of_fused(case: Case, *, state_v_first: bool = False) -> Any:
+    import simulator
+
+    there = case.to(ready("mps"))
+    assert there.initial_state is not None
+    if state_v_first:
+        there.initial_state = there.initial_state.transpose(-1, -2).contiguous()
+    with prefill_way("fused"), simulator.profile(detailed=True) as profile:
+        torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, state_v_first=state_v_first)
+    (figures,) = profile.kernels.values()
+    return figures
+
+
+def figures_of_mlx(case: Case) -> Any:
+    """Its simdgroup kernel, launched as MLX does, with the barrier behind each chunk that the watch finds missing."""
+    import simulator
+
+    element = {torch.float32: "float", torch.bfloat16: "bfloat16_t"}[case.dtype]
+    kernel = f"gated_delta_fused_chunk<{element}, {SIZE}, {SIZE}, 1, {VALUE_HEADS}, 8>"
+    source, last_step = mlx.source_of_mlx(), "g_ += C * Hv;"
+    assert source.count(last_step) == 1, "MLX's kernel has changed: put the barrier in anew"
+    source = source.replace(last_step, last_step + " simdgroup_barrier(mem_flags::mem_threadgroup);")
+    instance = f'\ntemplate [[host_name("simdgroup")]] [[kernel]] decltype({kernel}) {kernel};\n'
+    pipeline = mlx.library_of(source + instance).pipeline("simdgroup", constants={})
+    assert case.initial_state is not None
+    state = case.initial_state.transpose(-1, -2).contiguous()
+    taken = [*case.qkv, state, case.g.exp().to(case.dtype), case.beta.to(case.dtype)]
+    arguments = [x.to("mps") for x in (*taken, torch.empty_like(case.v), torch.empty_like(state))]
+    with simulator.profile(detailed=True) as profile, simulator.metal.encoder() as encoder:
+        encoder.set_pipeline(pipeline)
+        for index, x in enumerate(arguments):
+            encoder.set_buffer(x, index)
+        encoder.set_bytes(TOKENS, 8)
+        encoder.dispatch_threads((32, SIZE // 8, VALUE_HEADS), (32, 4, 1))
+    return profile.kernels["simdgroup"]
+
+
+@each_dtype
+@pytest.mark.parametrize("state_v_first", [False, True], ids=["K first", "V first"])
+def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_v_first: bool) -> None:
+    case = inputs(dtype)
+    figures = figures_of_fused(case, state_v_first=state_v_first)
+    assert compulsory_bytes(case) <= read_and_written(figures, "distinct") <= 1.05 * compulsory_bytes(case)
+    assert figures.least_cache_lines >= 0.95 * figures.cache_lines
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx") is None, reason="MLX is not installed: pip install 'mlx[cpu]'")
+@each_dtype
+def test_asks_the_caches_for_less_than_half_of_what_mlx_does(dtype: torch.dtype) -> None:
+    """In as many threadgroups: MLX's simdgroups each read k four times, and share nothing."""
+    case = inputs(dtype)
+    ours, theirs = figures_of_fused(case), figures_of_mlx(case)
+    assert ours.threadgroups == theirs.threadgroups
+    assert read_and_written(theirs, "distinct") >= 0.99 * (compulsory_bytes(case) - case.g.nbytes - case.beta.nbytes)
+    assert read_and_written(ours, "issued") < 0.5 * read_and_written(theirs, "issued")
+    assert ours.matrix_multiplies < theirs.matrix_multiplies
