@@ -12,7 +12,7 @@ rate for it is a time that no run of these kernels on that chip can be below, if
     arithmetic    scalar operations and 8x8x8 matrix products (512 multiply-adds at the scalar rate)
     threadgroup   cycles of the threadgroup memory's banks
     latency       what one simdgroup does in turn, arithmetic and waits, times the turns that a core takes: it holds so
-                  many threadgroups at once as threads, threadgroup memory and registers allow
+                  many threadgroups at once as threads and threadgroup memory allow; registers may allow fewer
 
 The largest is the bound of the kernel; dispatches follow each other, so their bounds add up. All threadgroups are taken
 to be alike, and the core with the most of them decides. Whatever the chip does besides (a dispatch's own start, caches
@@ -55,10 +55,15 @@ LANES = 128  # multiply-adds a cycle, float32 and float16 alike [metal-benchmark
 MATRIX_LANES = 102  # multiply-adds a cycle of simdgroup_matrix [metal-benchmarks: 101.7 and 102.5]
 CACHE_BYTES = 32  # a cycle from the cache outside the core [metal-benchmarks]
 THREADGROUP_MEMORY = 60 * 1024  # bytes [metal-benchmarks]
-REGISTERS = 208 * 1024  # bytes [metal-benchmarks]
 MOST_THREADS = 3072  # [metal-benchmarks: 24 simdgroups of four pipelines]
-# Cycles that an operation takes its pipeline, where a multiply-add takes one [metal-benchmarks]; others count as 1.
-OPERATION_CYCLES: Mapping[str, float] = {"exp": 4, "log": 4, "div": 6, "sqrt": 8, "rsqrt": 8}
+# Cycles that an operation on floats takes its pipeline [metal-benchmarks; a division is a reciprocal, another function
+# is taken for an exp2]. Integer operations, comparisons, selections and conversions are counted, but not charged: those
+# that clang leaves need not be those that Apple's compiler needs, and a lower bound must not hang on them.
+OPERATION_CYCLES: Mapping[str, float] = {
+    **dict.fromkeys(("fma", "add", "mul", "minmax", "round"), 1),
+    **dict.fromkeys(("exp", "log", "other"), 4),
+    **{"div": 6, "sqrt": 8, "rsqrt": 8},
+}
 # Cycles that a simdgroup waits at a barrier and for a collective operation (simd_sum, simdgroup_load, ...): assumed.
 BARRIER_LATENCY, COLLECTIVE_LATENCY = 20.0, 10.0
 
@@ -102,20 +107,16 @@ class Prediction(NamedTuple):
 
 
 def groups_at_once(figures: Any, threads: int) -> int:
-    """Threadgroups of so many threads that a core holds: its threads, threadgroup memory and registers."""
+    """Threadgroups of so many threads that a core holds, by its threads and threadgroup memory."""
     limits = [MOST_THREADS // threads]
     if figures.threadgroup_memory:
         limits.append(THREADGROUP_MEMORY // figures.threadgroup_memory)
-    registers = getattr(figures, "live_registers", 0)
-    if registers:
-        limits.append(REGISTERS // (4 * registers * threads))
     return max(1, min(limits))
 
 
 def arithmetic_cycles(figures: Any) -> float:
     """Of one core's 128 lanes, for all the work there is."""
-    operations = getattr(figures, "operations_issued", {})
-    scalar = sum(count * OPERATION_CYCLES.get(kind, 1) for kind, count in operations.items())
+    scalar = sum(count * OPERATION_CYCLES.get(kind, 0) for kind, count in figures.operations_issued.items())
     return scalar / LANES + figures.matrix_multiplies * 8 * 8 * 8 / MATRIX_LANES
 
 
@@ -182,10 +183,20 @@ def counts_table(kernels: Mapping[str, Any]) -> str:
                 f"{figures.barriers}",
                 f"{figures.collectives - figures.matrix_multiplies}",
                 f"{figures.matrix_multiplies}",
+                f"{sum(n for kind, n in figures.operations.items() if kind in OPERATION_CYCLES):,}",
+                f"{sum(n for kind, n in figures.operations.items() if kind not in OPERATION_CYCLES):,}",
             ]
         )
     titles = ["kernel", "threadgroups", "memory of one", "distinct bytes", "issued / distinct", "coalesced"]
-    titles += ["threadgroup accesses", "bank cycles / least", "barriers", "simd ops", "matrix products"]
+    titles += [
+        "threadgroup accesses",
+        "bank cycles / least",
+        "barriers",
+        "simd ops",
+        "matrix products",
+        "float operations",
+        "others",
+    ]
     return markdown(titles, rows)
 
 

@@ -68,8 +68,9 @@ def profile(detailed: bool = False) -> Iterator[Profile]:
     """Waits for the device at both ends and reports what ran in between. May be nested.
 
     detailed: puts the accesses of single threads together into accesses of simdgroups, and counts their bytes, cache
-    lines and bank conflicts. How, and where that is not what a GPU does: simulator/engine/simdgroup_access.h. It takes
-    several times as long, so it is off unless asked for. An outer profile then has these figures for the inner part.
+    lines and bank conflicts, and scalar operations by kind. How, and where that is not what a GPU does: the heads of
+    simulator/engine/simdgroup_access.h and operations.h. It takes several times as long, and each kernel is compiled
+    once more, so it is off unless asked for. An outer profile then has these figures for the inner part.
     """
     if detailed and not settings.watch:
         raise ValueError(

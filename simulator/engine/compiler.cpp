@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "operations.h"
 #include "process.h"
 #include "program.h"
 #include "shader_cache.h"
@@ -58,8 +59,9 @@ std::string engine_key() {
   const fs::path root = engine_directory();
   if (root.empty()) throw std::logic_error("set_engine_directory() was not called");
   std::vector<fs::path> files;
-  for (const char* name : {"kernel_abi.h", "compiler.cpp", "constant_use.cpp", "kernel_entry.cpp", "program_tables.cpp",
-                           "source_transform.cpp", "source_words.cpp", "tokens.cpp"}) {
+  for (const char* name :
+       {"kernel_abi.h", "compiler.cpp", "constant_use.cpp", "intermediate_code.cpp", "kernel_entry.cpp",
+        "operation_kinds.h", "program_tables.cpp", "source_transform.cpp", "source_words.cpp", "tokens.cpp"}) {
     files.push_back(root / name);
   }
   for (const auto& entry : fs::recursive_directory_iterator(root / "metal")) {
@@ -189,7 +191,17 @@ fs::path prelude(const CompileOptions& options, const std::string& engine, const
   return path;
 }
 
-void build(const std::string& source, const CompileOptions& options, const std::string& engine,
+// Puts counters of operations into a program on its way to the processor's code.
+void add_counters(std::vector<std::string> arguments, const fs::path& directory, const fs::path& output) {
+  TemporaryFile plain(directory, ".ll"), counting(directory, ".ll");
+  append(arguments, {"-S", "-emit-llvm", "-o", plain.path().string()});
+  run_clang(arguments);
+  counting.write(with_counters(read_file(plain.path())));
+  run_clang({"-x", "ir", "-O2", "-Xclang", "-disable-llvm-passes", "-fPIC", "-Wno-everything", "-shared", "-nostdlib",
+             "-o", output.string(), counting.path().string(), "-lm", "-lgcc"});
+}
+
+void build(const std::string& source, const CompileOptions& options, bool is_counted, const std::string& engine,
            const fs::path& directory, const fs::path& path) {
   TemporaryFile input(directory, ".cl"), output(directory, ".so");
   input.write(transform_source(preprocess(source, options, directory), language_version(options)));
@@ -198,31 +210,54 @@ void build(const std::string& source, const CompileOptions& options, const std::
   append(arguments, math_flags(options));
   // Metal 3.1 is C++14. clang's C++ for OpenCL is C++17, but tells what C++14 lacks.
   if (follows_project_rules(options)) arguments.push_back("-Werror=pre-c++17-compat");
-  append(arguments, {"-include-pch", prelude(options, engine, directory).string(), "-shared", "-nostdlib", "-o",
-                     output.path().string(), input.path().string(), "-lm", "-lgcc"});
-  run_clang(arguments);
+  append(arguments, {"-include-pch", prelude(options, engine, directory).string(), input.path().string()});
+  if (is_counted) {
+    add_counters(arguments, directory, output.path());
+  } else {
+    append(arguments, {"-shared", "-nostdlib", "-o", output.path().string(), "-lm", "-lgcc"});
+    run_clang(arguments);
+  }
   output.publish(path);
 }
 
-std::shared_ptr<const Program> build_and_load(const std::string& source, const CompileOptions& options) {
+std::shared_ptr<const Program> compile_one(const std::string& source, const CompileOptions& options, bool is_counted);
+
+std::shared_ptr<const Program> build_and_load(const std::string& source, const CompileOptions& options,
+                                              bool is_counted) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string engine = engine_key();
   std::string key =
       engine + machine_key() + std::to_string(language_version(options)) + (options.fast_math ? "fast" : "safe");
   for (const std::string& flag : common_flags()) key += flag + '\0';
   for (const auto& [name, value] : options.macros) key += name + '=' + value + '\0';
+  if (is_counted) key += "counted";
   const fs::path directory = cache_directory();
   const fs::path path = directory / (content_hash(key + '\0' + source) + ".so");
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  const auto counted = [source, options] { return compile_one(source, options, true); };
   if (fs::exists(path)) {
     try {
-      return load_program(path, seconds());
+      return load_program(path, seconds(), counted);
     } catch (const CompileError&) {
       // damaged, by a full disk perhaps: built again below
     }
   }
-  build(source, options, engine, directory, path);
-  return load_program(path, seconds());
+  build(source, options, is_counted, engine, directory, path);
+  return load_program(path, seconds(), counted);
+}
+
+std::shared_ptr<const Program> compile_one(const std::string& source, const CompileOptions& options, bool is_counted) {
+  using Key = std::tuple<std::string, uint32_t, bool, std::vector<std::pair<std::string, std::string>>, bool>;
+  static std::mutex mutex;
+  static std::map<Key, std::shared_ptr<const Program>> programs;
+  const Key key{source, language_version(options), options.fast_math, options.macros, is_counted};
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto known = programs.find(key); known != programs.end()) return known->second;
+  }
+  auto program = build_and_load(source, options, is_counted);
+  const std::lock_guard lock(mutex);
+  return programs.emplace(key, program).first->second;
 }
 
 }  // namespace
@@ -231,17 +266,7 @@ void set_engine_directory(std::string directory) { directory_setting() = std::mo
 std::string engine_directory() { return directory_setting(); }
 
 std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options) {
-  using Key = std::tuple<std::string, uint32_t, bool, std::vector<std::pair<std::string, std::string>>>;
-  static std::mutex mutex;
-  static std::map<Key, std::shared_ptr<const Program>> programs;
-  const Key key{source, language_version(options), options.fast_math, options.macros};
-  {
-    const std::lock_guard lock(mutex);
-    if (const auto known = programs.find(key); known != programs.end()) return known->second;
-  }
-  auto program = build_and_load(source, options);
-  const std::lock_guard lock(mutex);
-  return programs.emplace(key, program).first->second;
+  return compile_one(source, options, false);
 }
 
 }  // namespace simulator

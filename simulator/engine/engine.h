@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "operation_kinds.h"
 
 struct simulator_kernel;
 
@@ -47,6 +50,9 @@ class Program {
                                                    const FunctionConstants& constants) const = 0;  // null: no such name
   virtual void bind(const FunctionConstants& constants) const = 0;                                 // before a dispatch
   virtual double compile_seconds() const = 0;
+  // The same with counters of operations: what a detailed profile runs. Compiled when first asked for.
+  virtual std::shared_ptr<const Program> counted() const = 0;
+  virtual std::span<const BlockOperations> blocks() const = 0;  // empty unless it has counters
 };
 
 // Compiles, or takes from the cache on disk (keyed by the content of everything that went in). Also passes the source
@@ -122,9 +128,10 @@ struct KernelFigures {
   uint64_t device_accesses = 0;                                                // of simdgroups
   uint64_t device_bytes_issued_read = 0, device_bytes_issued_written = 0;      // summed over accesses
   uint64_t device_bytes_distinct_read = 0, device_bytes_distinct_written = 0;  // in the whole of each dispatch
-  uint64_t cache_lines = 0, least_cache_lines = 0;  // of 128 bytes: touched; had each access's bytes lain together
-  uint64_t threadgroup_accesses = 0;                // of simdgroups
-  uint64_t bank_cycles = 0, least_bank_cycles = 0;  // with 32 banks of 4 bytes; had no two words met in a bank
+  uint64_t cache_lines = 0, least_cache_lines = 0;     // of 128 bytes: touched; had each access's bytes lain together
+  uint64_t threadgroup_accesses = 0;                   // of simdgroups
+  uint64_t bank_cycles = 0, least_bank_cycles = 0;     // with 32 banks of 4 bytes; had no two words met in a bank
+  OperationFigures operations{}, operations_issued{};  // of threads; 32 for each of a simdgroup, masked lanes included
 };
 
 // Those figures that are sums over dispatches, with their names in Python.

@@ -143,9 +143,18 @@ Settings& settings() {
   return instance;
 }
 
-void execute(const Dispatch& dispatch) {
+// The same dispatch of the program's twin with counters.
+Dispatch counted(Dispatch dispatch) {
+  const Function& function = *dispatch.function;
+  dispatch.function = function.program->counted()->function(function.name, function.constants);
+  return dispatch;
+}
+
+void execute(const Dispatch& encoded) {
   static std::mutex one_at_a_time;
   std::lock_guard lock(one_at_a_time);
+  const bool is_detailed = settings().detailed && settings().watch;
+  const Dispatch dispatch = is_detailed ? counted(encoded) : encoded;
   validate(dispatch);
   const Stopwatch stopwatch;
   dispatch.function->program->bind(dispatch.function->constants);

@@ -21,6 +21,10 @@ Record& record() {
 
 void add_figures(KernelFigures& sum, const KernelFigures& more) {
   for (const Count& count : kCounts) sum.*count.value += more.*count.value;
+  for (size_t kind = 0; kind < kOperationKinds; ++kind) {
+    sum.operations[kind] += more.operations[kind];
+    sum.operations_issued[kind] += more.operations_issued[kind];
+  }
   sum.threadgroup_memory = std::max(sum.threadgroup_memory, more.threadgroup_memory);
   sum.seconds += more.seconds;
 }

@@ -25,7 +25,9 @@ void publish_own_symbols() {
 
 class LoadedProgram : public Program, public std::enable_shared_from_this<LoadedProgram> {
  public:
-  LoadedProgram(const std::filesystem::path& path, double seconds) : seconds_(seconds) {
+  LoadedProgram(const std::filesystem::path& path, double seconds,
+                std::function<std::shared_ptr<const Program>()> counted)
+      : seconds_(seconds), counted_(std::move(counted)) {
     publish_own_symbols();
     handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle_) throw CompileError(std::string("cannot load a compiled Metal program: ") + dlerror());
@@ -37,6 +39,9 @@ class LoadedProgram : public Program, public std::enable_shared_from_this<Loaded
     gate_count_ = *symbol<const uint32_t>("simulator_gate_count");
     requirements_ = symbol<const Requirement>("simulator_requirements");
     requirement_count_ = *symbol<const uint32_t>("simulator_requirement_count");
+    if (const void* count = dlsym(handle_, "simulator_block_count")) {
+      blocks_ = {symbol<const BlockOperations>("simulator_blocks"), *static_cast<const uint32_t*>(count)};
+    }
     constants_changed_ = reinterpret_cast<void (*)()>(dlsym(handle_, "simulator_constants_changed"));
   }
   LoadedProgram(const LoadedProgram&) = delete;
@@ -81,6 +86,8 @@ class LoadedProgram : public Program, public std::enable_shared_from_this<Loaded
   }
 
   double compile_seconds() const override { return seconds_; }
+  std::shared_ptr<const Program> counted() const override { return counted_(); }
+  std::span<const BlockOperations> blocks() const override { return blocks_; }
 
  private:
   // As simulator::gate and simulator::requirement of metal/library/entry.h.
@@ -144,14 +151,17 @@ class LoadedProgram : public Program, public std::enable_shared_from_this<Loaded
   uint32_t kernel_count_ = 0, constant_count_ = 0, gate_count_ = 0, requirement_count_ = 0;
   void (*constants_changed_)() = nullptr;
   double seconds_ = 0;
+  std::function<std::shared_ptr<const Program>()> counted_;
+  std::span<const BlockOperations> blocks_;
   mutable std::mutex mutex_;
   mutable std::deque<Specialised> specialised_;  // functions point into it
 };
 
 }  // namespace
 
-std::shared_ptr<const Program> load_program(const std::filesystem::path& path, double seconds) {
-  return std::make_shared<LoadedProgram>(path, seconds);
+std::shared_ptr<const Program> load_program(const std::filesystem::path& path, double seconds,
+                                            std::function<std::shared_ptr<const Program>()> counted) {
+  return std::make_shared<LoadedProgram>(path, seconds, std::move(counted));
 }
 
 }  // namespace simulator

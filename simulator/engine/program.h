@@ -1,13 +1,15 @@
 // A compiled Metal program, loaded.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <memory>
 
 #include "engine.h"
 
 namespace simulator {
 
-// Loads the shared library at `path`. `seconds`: what compiling took.
-std::shared_ptr<const Program> load_program(const std::filesystem::path& path, double seconds);
+// Loads the shared library at `path`. `seconds`: what compiling took. `counted`: makes the twin with counters.
+std::shared_ptr<const Program> load_program(const std::filesystem::path& path, double seconds,
+                                            std::function<std::shared_ptr<const Program>()> counted);
 
 }  // namespace simulator

@@ -32,6 +32,11 @@ float simulator_perturb(float value, float ulps) {
   return std::bit_cast<float>(uint32_t(std::min(magnitude, kLargest)) | (bits & 0x80000000));
 }
 
+// What a counted program calls; see operations.h.
+void simulator_enter_block(uint32_t block) {
+  if (simulator::current_watch) simulator::current_watch->enter_block(block);
+}
+
 void simulator_count_multiply(void) { current_worker->count_multiply(); }
 
 }  // extern "C"

@@ -18,20 +18,16 @@ size_t quotient_rounded_up(size_t value, size_t divisor) { return (value + divis
 void SimdgroupAccesses::add(uint32_t thread, const Segment& segment, const LaneAccess& access) {
   if (segment.kind != Segment::device && segment.kind != Segment::threadgroup) return;
   Simdgroup& simdgroup = simdgroups_[thread / 32];
-  if (simdgroup.lane != thread % 32) {
-    simdgroup.lane = thread % 32;
-    simdgroup.matrix_parts = 0;
-    ++simdgroup.turn;
-  }
+  if (simdgroup.turns.run(thread % 32)) simdgroup.matrix_parts = 0;
   const bool is_matrix = simdgroup.matrix && simdgroup.matrix_parts < 2;
   const void* place = is_matrix ? simdgroup.matrix : access.site;
   Site& site = simdgroup.sites[reinterpret_cast<uintptr_t>(place) * 2 + (access.writes ? kWritten : 0)];
-  if (site.interval != simdgroup.interval) {
-    site.interval = simdgroup.interval;
+  if (site.interval != simdgroup.turns.interval) {
+    site.interval = simdgroup.turns.interval;
     site.accesses.clear();
   }
-  if (site.turn != simdgroup.turn) {
-    site.turn = simdgroup.turn;
+  if (site.turn != simdgroup.turns.turn) {
+    site.turn = simdgroup.turns.turn;
     site.count = 0;
   }
   if (is_matrix && simdgroup.matrix_parts++ > 0) site.count = 0;
@@ -80,9 +76,8 @@ void SimdgroupAccesses::settle(Simdgroup& simdgroup) {
     }
   }
   simdgroup.accesses.clear();
-  simdgroup.lane = 32;
   simdgroup.matrix = nullptr;
-  ++simdgroup.interval;
+  simdgroup.turns.end_interval();
 }
 
 void SimdgroupAccesses::count_device(const Access& access) {

@@ -16,6 +16,7 @@
 
 #include "engine.h"
 #include "layout.h"
+#include "simdgroup_turns.h"
 
 namespace simulator {
 
@@ -54,8 +55,7 @@ class SimdgroupAccesses {
     std::vector<uint32_t> accesses;   // the n-th of any lane
   };
   struct Simdgroup {
-    uint64_t interval = 1, turn = 0;
-    uint32_t lane = 32;
+    SimdgroupTurns turns;
     const void* matrix = nullptr;  // the site of a simdgroup_load or _store that is under way
     uint32_t matrix_parts = 0;     // that this lane has come by
     std::unordered_map<uintptr_t, Site> sites;

@@ -40,7 +40,10 @@ void Watch::begin_dispatch(const Job& job, const FiberPool& fibers) {
   is_alone_ = job.workers == 1;
   std::fill_n(&bytes_[0][0], 8, 0);
   is_detailed_ = job.settings.detailed;
-  if (is_detailed_) accesses_.begin_dispatch();
+  if (is_detailed_) {
+    accesses_.begin_dispatch();
+    operations_.begin_dispatch(job.dispatch.function->program->blocks());
+  }
   segments_.clear();
   segments_.reserve(job.layout->segments.size() + ThreadgroupMemory::kMaxArrays);  // last_at_ points into it
   segments_.insert(segments_.end(), job.layout->segments.begin(), job.layout->segments.end());
@@ -55,7 +58,10 @@ void Watch::end_dispatch(KernelFigures& figures) {
   figures.device_bytes_written = bytes_[Segment::device][1];
   figures.threadgroup_bytes_read = bytes_[Segment::threadgroup][0];
   figures.threadgroup_bytes_written = bytes_[Segment::threadgroup][1];
-  if (is_detailed_) add_figures(figures, accesses_.figures());
+  if (is_detailed_) {
+    add_figures(figures, accesses_.figures());
+    operations_.add_to(figures);
+  }
   is_detailed_ = false;
 }
 
@@ -96,8 +102,18 @@ void Watch::advance() {
   if (++tick_ == kTickLimit) keeps_order_ = false;
 }
 
+void Watch::settle(uint32_t simdgroup, const char* operation, const void* site) {
+  accesses_.meet(simdgroup, operation, site);
+  operations_.settle(simdgroup);
+}
+
+void Watch::settle_all() {
+  accesses_.settle_all();
+  operations_.settle_all();
+}
+
 void Watch::threadgroup_barrier(uint32_t scope) {
-  if (is_detailed_) accesses_.settle_all();
+  if (is_detailed_) settle_all();
   if (scope & simulator_mem_device) ordered_[device_space] = tick_;
   if (scope & simulator_mem_threadgroup) ordered_[threadgroup_space] = tick_;
   advance();

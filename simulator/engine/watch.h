@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "fibers.h"
 #include "layout.h"
+#include "operations.h"
 #include "shadow.h"
 #include "simdgroup_access.h"
 #include "threadgroup_memory.h"
@@ -59,10 +60,13 @@ class Watch {
   // Its lanes meet at an operation or at a barrier of their own.
   void simdgroup_together(uint32_t simdgroup, const char* operation, const void* site) {
     if (is_detailed_) [[unlikely]]
-      accesses_.meet(simdgroup, operation, site);
+      settle(simdgroup, operation, site);
   }
   void end_threadgroup() {
-    if (is_detailed_) accesses_.settle_all();
+    if (is_detailed_) settle_all();
+  }
+  void enter_block(uint32_t block) {
+    if (is_detailed_) operations_.enter(thread_, block);
   }
 
   // At most 16 bytes. `is_natural`: the type's alignment is its size. `site`: the instruction.
@@ -102,6 +106,8 @@ class Watch {
   void split(uint64_t& word, uint64_t* bytes, size_t count);
   void split_shared(SharedCell& cell, SharedCell* bytes, size_t count);
   void advance();
+  void settle(uint32_t simdgroup, const char* operation, const void* site);
+  void settle_all();
 
   [[noreturn, gnu::noinline, gnu::cold]] void fail_outside(const Access& access);
   [[noreturn, gnu::noinline, gnu::cold]] void fail_misaligned(const Access& access);
@@ -127,8 +133,9 @@ class Watch {
   bool is_alone_ = true;              // no other worker uses the shared cells
   std::array<Segment*, kSites> last_at_;
   uint64_t bytes_[4][2] = {};  // by kind of segment; read, written
-  bool is_detailed_ = false;
-  SimdgroupAccesses accesses_;  // idle unless is_detailed_
+  bool is_detailed_ = false;   // else these two are idle
+  SimdgroupAccesses accesses_;
+  OperationCounts operations_;
 
   Worker& worker_;
   const Job* job_ = nullptr;

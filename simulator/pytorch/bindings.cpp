@@ -20,8 +20,21 @@ namespace {
 KernelFigures since(const KernelFigures& now, const KernelFigures& before) {
   KernelFigures difference = now;
   for (const Count& count : kCounts) difference.*count.value -= before.*count.value;
+  for (size_t kind = 0; kind < kOperationKinds; ++kind) {
+    difference.operations[kind] -= before.operations[kind];
+    difference.operations_issued[kind] -= before.operations_issued[kind];
+  }
   difference.seconds -= before.seconds;
   return difference;
+}
+
+// Kinds that did not occur are left out.
+std::map<std::string, uint64_t> named(const OperationFigures& figures) {
+  std::map<std::string, uint64_t> result;
+  for (size_t kind = 0; kind < kOperationKinds; ++kind) {
+    if (figures[kind] > 0) result[kOperationNames[kind]] = figures[kind];
+  }
+  return result;
 }
 
 void wait_without_interpreter(std::mutex& turn) {
@@ -34,6 +47,9 @@ void bind_engine(py::module_& module) {
   py::class_<KernelFigures> kernel_figures(module, "KernelFigures");
   kernel_figures.def(py::init<>())
       .def("since", &since)
+      .def_property_readonly("operations", [](const KernelFigures& figures) { return named(figures.operations); })
+      .def_property_readonly("operations_issued",
+                             [](const KernelFigures& figures) { return named(figures.operations_issued); })
       .def_readonly("threadgroup_memory", &KernelFigures::threadgroup_memory)
       .def_readonly("seconds", &KernelFigures::seconds);
   for (const Count& count : kCounts) kernel_figures.def_readonly(count.name, count.value);
