@@ -1,17 +1,20 @@
-"""The CPU kernels of every instruction set that this machine has: the convolution, the gated norm and their exp."""
+"""The CPU kernels of every instruction set that this machine has: convolution, gated norm, their exp, codes."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.aura import BITS, Codec, make_cache
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
 
@@ -22,7 +25,7 @@ SIZES = (130, 77)  # channels and tokens: whole vectors and some over, whole til
 PROGRAM = """
 import sys, torch, torch_gdn
 calls = torch.load(sys.argv[1])
-results = [getattr(torch.ops.gdn, op)(*arguments) for op, arguments in calls]
+results = [getattr(torch.ops.gdn, op)(*arguments, **options) for op, arguments, options in calls]
 torch.save((torch.backends.cpu.get_cpu_capability(), results), sys.argv[2])
 """
 
@@ -46,15 +49,36 @@ def gates() -> Tensor:
     return torch.cat([sizes, -sizes, torch.tensor([0.0, torch.nan])])[:, None]
 
 
-def calls() -> list[tuple[str, tuple[object, ...]]]:
+@functools.cache
+def codes() -> dict[tuple[int, int], dict[str, Tensor]]:
+    """By head size and bits: vectors of whole registers of codes, and of one and a half."""
+    found = {}
+    for D, bits in itertools.product((80, 128), BITS):
+        codec = Codec(D, bits)
+        packed, norms = reference.aura_encode(torch.randn(9, D), *codec.tables)[:2]
+        found[D, bits] = {"codes": packed, "norms": norms, "codebook": codec.codebook, "signs": codec.signs}
+    return found
+
+
+@functools.cache
+def attention() -> dict[str, Any]:
+    """With 7 query heads for a KV head, and a window whose ends are inside of tiles."""
+    cache = make_cache(Codec(128, 8), Codec(128, 4), 1, 2, 200, with_means=True)
+    q = torch.randn(1, 14, 1, 128)
+    return {"q": q} | cache.parts(True) | cache.means(True) | {"window": 150}
+
+
+def calls() -> list[tuple[str, tuple[object, ...], dict[str, Any]]]:
     """In the order of `Results`."""
-    found: list[tuple[str, tuple[object, ...]]] = []
+    found: list[tuple[str, tuple[object, ...], dict[str, Any]]] = []
     for x, weight in channels().values():
         in_columns = x.transpose(1, 2).contiguous().transpose(1, 2)
-        found += [("causal_conv1d", (each, weight, None, None, False, None, "silu")) for each in (x, in_columns)]
+        found += [("causal_conv1d", (each, weight, None, None, False, None, "silu"), {}) for each in (x, in_columns)]
     for each in norms().values():
-        found += [("rms_norm_gated", (*each, 1e-6, "silu", rounds)) for rounds in (False, True)]
-    return [*found, ("rms_norm_gated", (torch.ones_like(gates()), gates(), None, 0.0, "sigmoid"))]
+        found += [("rms_norm_gated", (*each, 1e-6, "silu", rounds), {}) for rounds in (False, True)]
+    found.append(("rms_norm_gated", (torch.ones_like(gates()), gates(), None, 0.0, "sigmoid"), {}))
+    found += [("aura_decode", (), {**each, "rotated": True}) for each in codes().values()]
+    return [*found, ("aura_attention", (), attention())]
 
 
 @dataclass
@@ -64,6 +88,8 @@ class Results:
     convolutions: dict[torch.dtype, tuple[Tensor, Tensor]]  # of rows and of columns
     norms: dict[torch.dtype, tuple[Tensor, Tensor]]  # with one rounding, and where transformers rounds
     sigmoid: Tensor
+    decoded: dict[tuple[int, int], Tensor]
+    attention: Tensor
 
 
 @pytest.fixture(scope="module", params=CAPABILITIES)
@@ -76,9 +102,10 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     found, of_calls = torch.load(back)
     if found != request.param:
         pytest.skip(f"this machine has no {request.param}")
-    pairs = list(zip(of_calls[0:-1:2], of_calls[1:-1:2], strict=True))
-    convolutions = {dtype: (rows[0], columns[0]) for dtype, (rows, columns) in zip(BOUND, pairs[:3], strict=True)}
-    return Results(convolutions, dict(zip(BOUND, pairs[3:], strict=True)), of_calls[-1])
+    left = iter(of_calls)
+    convolutions = {dtype: (next(left)[0], next(left)[0]) for dtype in BOUND}
+    of_norms = {dtype: (next(left), next(left)) for dtype in BOUND}
+    return Results(convolutions, of_norms, next(left), {each: next(left) for each in codes()}, next(left))
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
@@ -108,3 +135,14 @@ def test_exp_has_no_gaps(results: Results) -> None:
     """Of every size, through the sigmoid of a gate: 1 / (1 + exp(-x))."""
     exact = gates().double().sigmoid()
     torch.testing.assert_close(results.sigmoid.double(), exact, rtol=4e-7, atol=2**-125, equal_nan=True)
+
+
+def test_looks_codes_up(results: Results) -> None:
+    for (D, bits), found in results.decoded.items():
+        exact = reference.aura_decode(**codes()[D, bits], rotated=True)
+        assert torch.equal(found, exact), f"{bits} bits, D = {D}"
+
+
+def test_attends_to_codes(results: Results) -> None:
+    exact = reference.aura_attention(**(attention() | {"q": attention()["q"].double()}))
+    assert_close("o", results.attention, exact, 1e-6, head_dim=1)

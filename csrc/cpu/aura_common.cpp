@@ -83,6 +83,10 @@ void pack_codes(const int32_t* codes, int64_t D, int64_t bits, int32_t* words) {
 Codebook::Codebook(const Tensor& centroids, int64_t bits, int64_t D) : bits_(bits), D_(D) {
   const Tensor in_a_row = centroids.contiguous();
   const float* centroid = in_a_row.const_data_ptr<float>();
+  if (aura_kernels().look_up != nullptr) {
+    fill(centroid);
+    return;
+  }
   const int64_t group_bits = bits == 3 ? 6 : 8, codes = group_bits / bits;
   groups_.resize((size_t(1) << group_bits) * codes);
   for (int64_t group = 0; group < int64_t(1) << group_bits; ++group) {
@@ -101,7 +105,22 @@ void Codebook::look_up_groups(const int32_t* words, float* out) const {
   }
 }
 
-void Codebook::look_up(const int32_t* words, float* out) const {
+void Codebook::fill(const float* centroid) {
+  for (int64_t i = 0; bits_ <= 4 && i < 16; ++i) table_.centroids[i] = centroid[i & ((1 << bits_) - 1)];
+  for (int64_t i = 0; bits_ == 8 && i < 256; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(centroid[i]);
+    table_.low[i] = static_cast<uint16_t>(bits);
+    table_.high[i] = static_cast<uint16_t>(bits >> 16);
+  }
+}
+
+void Codebook::look_up(const int32_t* words, int64_t stride, int64_t rows, float* out, int64_t width) const {
+  const auto look_up = aura_kernels().look_up;
+  if (look_up != nullptr) return look_up({words, stride, rows, bits_, D_, &table_, out, width});
+  for (int64_t row = 0; row < rows; ++row) look_up_row(words + row * stride, out + row * width);
+}
+
+void Codebook::look_up_row(const int32_t* words, float* out) const {
   if (bits_ == 2) return look_up_groups<4>(words, out);
   if (bits_ == 4) return look_up_groups<2>(words, out);
   if (bits_ == 8) return look_up_groups<1>(words, out);

@@ -5,6 +5,7 @@
 
 #include "../checks/aura.h"
 #include "common.h"
+#include "module_kernels.h"
 
 namespace torch_gdn::cpu {
 
@@ -16,18 +17,23 @@ void rotate(float* x, const float* signs, int64_t D, bool inverse);
 // The little-endian bit stream of D codes.
 void pack_codes(const int32_t* codes, int64_t D, int64_t bits, int32_t* words);
 
-// The centroids of a packed vector. One look at a table takes several codes at once: what a byte of the stream (6 bits
-// of it for 3-bit codes) stands for was looked up beforehand.
+// The centroids of packed vectors: from registers where the instruction set can, else by one look at a table for
+// several codes at once: what a byte of the stream (6 bits of it for 3-bit codes) stands for was looked up beforehand.
 class Codebook {
  public:
   Codebook(const Tensor& centroids, int64_t bits, int64_t D);
-  void look_up(const int32_t* words, float* out) const;
+  void look_up(const int32_t* words, float* out) const { look_up(words, 0, 1, out, D_); }
+  // Rows of words, `stride` apart, to rows of floats, `width` apart.
+  void look_up(const int32_t* words, int64_t stride, int64_t rows, float* out, int64_t width) const;
 
  private:
+  void fill(const float* centroids);
+  void look_up_row(const int32_t* words, float* out) const;
   template <int kCodes>
   void look_up_groups(const int32_t* words, float* out) const;
   int64_t bits_, D_;
-  std::vector<float> groups_;
+  std::vector<float> groups_;  // where the instruction set has no table of its own
+  CodeTable table_;
 };
 
 // The last three of at most four dimensions of rows, and of one value a row, where there are fewer or more.

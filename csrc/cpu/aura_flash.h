@@ -1,11 +1,11 @@
 // The two passes of attention to codes: pass 1 over blocks of keys, pass 2 that merges them and rotates back.
 #pragma once
 #include "aura_common.h"
+#include "module_kernels.h"
 
 namespace torch_gdn::cpu {
 
-constexpr int64_t kTileKeys = 64;  // that are looked up at once: 32 KB with D = 128
-constexpr int64_t kRows = 32;      // of the query heads of one KV head, that share what was looked up
+constexpr int64_t kRows = 32;  // of the query heads of one KV head, that share what was looked up
 
 // Codes whose words have a last stride of 1.
 struct Cache {

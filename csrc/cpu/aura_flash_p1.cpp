@@ -1,6 +1,5 @@
 #include <torch/library.h>
 
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -15,88 +14,12 @@ namespace {
 constexpr int64_t kColumns = 32;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// scores[row][key] = q[row] . keys[key]. Inlined, so that it is compiled for the caller's generation of x86.
-template <int kTogether>
-[[gnu::always_inline]] inline void dot_rows(const float* q, const float* keys, int64_t count, int64_t width,
-                                            float* scores) {
-  for (int64_t t = 0; t < count; ++t) {
-    alignas(64) float sums[kTogether][kColumns] = {};
-    for (int64_t d = 0; d < width; d += kColumns) {
-      for (int row = 0; row < kTogether; ++row) {
-#pragma omp simd
-        for (int64_t j = 0; j < kColumns; ++j) sums[row][j] += q[row * width + d + j] * keys[t * width + d + j];
-      }
-    }
-    for (int row = 0; row < kTogether; ++row) {
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < kColumns; ++j) sum += sums[row][j];
-      scores[row * kTileKeys + t] = sum;
-    }
-  }
-}
-
-TORCH_GDN_VECTORISED void dot_products(const float* q, int64_t rows, const float* keys, int64_t count, int64_t width,
-                                       float* scores) {
-  int64_t row = 0;
-  for (; row + 4 <= rows; row += 4) dot_rows<4>(q + row * width, keys, count, width, scores + row * kTileKeys);
-  for (; row < rows; ++row) dot_rows<1>(q + row * width, keys, count, width, scores + row * kTileKeys);
-}
-
-// o[row] += sum over keys of weights[row][key] values[key]
-template <int kTogether>
-[[gnu::always_inline]] inline void add_rows(const float* weights, const float* values, int64_t count, int64_t width,
-                                            float* o) {
-  for (int64_t d = 0; d < width; d += kColumns) {
-    alignas(64) float sums[kTogether][kColumns] = {};
-    for (int64_t t = 0; t < count; ++t) {
-      for (int row = 0; row < kTogether; ++row) {
-#pragma omp simd
-        for (int64_t j = 0; j < kColumns; ++j) sums[row][j] += weights[row * kTileKeys + t] * values[t * width + d + j];
-      }
-    }
-    for (int row = 0; row < kTogether; ++row) {
-#pragma omp simd
-      for (int64_t j = 0; j < kColumns; ++j) o[row * width + d + j] += sums[row][j];
-    }
-  }
-}
-
-TORCH_GDN_VECTORISED void add_weighted(const float* weights, int64_t rows, const float* values, int64_t count,
-                                       int64_t width, float* o) {
-  int64_t row = 0;
-  for (; row + 4 <= rows; row += 4) add_rows<4>(weights + row * kTileKeys, values, count, width, o + row * width);
-  for (; row < rows; ++row) add_rows<1>(weights + row * kTileKeys, values, count, width, o + row * width);
-}
-
-// x[i] <- exp(x[i] - largest), no x above the largest; 2^n exp(r) with |r| <= ln(2) / 2 and r^7 the last term: 1 ulp.
-TORCH_GDN_VECTORISED void exponentials(float* x, int64_t count, float largest) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const float difference = x[i] - largest;
-    const float y = difference < -87.0f ? -87.0f : difference;
-    const float shifted = y * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: its last bits are the rounded number
-    const float n = shifted - 12582912.0f;
-    const float r = (y - n * 0.693145752f) - n * 1.42860677e-6f;
-    float series = 1.0f / 5040.0f;
-    series = series * r + 1.0f / 720.0f;
-    series = series * r + 1.0f / 120.0f;
-    series = series * r + 1.0f / 24.0f;
-    series = series * r + 1.0f / 6.0f;
-    series = series * r + 0.5f;
-    series = series * r + 1.0f;
-    series = series * r + 1.0f;
-    const float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127u) << 23);
-    x[i] = difference < -87.0f ? 0.0f : series * power;
-  }
-}
-
 // What the rows of a piece carry from tile to tile.
 struct Rows32 {
   std::vector<float> q, keys, values, o;
   alignas(64) float scores[kRows * kTileKeys];
   alignas(64) float key_norms[kTileKeys], key_means[kTileKeys], value_norms[kTileKeys], value_means[kTileKeys];
-  float m[kRows], l[kRows], mean[kRows], q_sum[kRows];
+  AuraRow states[kRows];
   int64_t first[kRows], last[kRows];  // keys that a row sees
 
   explicit Rows32(int64_t width)
@@ -155,9 +78,9 @@ class Pass1 {
                  int64_t block_last) const {
     const int64_t head = head_of(row, hk), query = query_of(row), position = s_.q_offset + query;
     q_.read(b, head, query, 0, s_.D, r.q.data() + i * width_);
-    r.m[i] = kNone;
-    r.l[i] = r.mean[i] = 0;
-    r.q_sum[i] = q_sums_.has_value() ? q_sums_->const_data_ptr<float>()[place_of(*q_sums_, b, head, query)] : 0.0f;
+    const float q_sum =
+        q_sums_.has_value() ? q_sums_->const_data_ptr<float>()[place_of(*q_sums_, b, head, query)] : 0.0f;
+    r.states[i] = {.m = kNone, .l = 0, .mean = 0, .q_sum = q_sum};
     r.first[i] = block_first;
     r.last[i] = block_last;
     if (starts_.defined()) r.first[i] = std::max(r.first[i], starts_.const_data_ptr<int64_t>()[b]);
@@ -166,57 +89,30 @@ class Pass1 {
   }
 
   void tile(Rows32& r, int64_t rows, int64_t b, int64_t hk, int64_t first, int64_t count) const {
-    for (int64_t t = 0; t < count; ++t) {
-      keys_.look_up(words_at(cache_.key_codes, b, hk, first + t), r.keys.data() + t * width_);
-      values_.look_up(words_at(cache_.value_codes, b, hk, first + t), r.values.data() + t * width_);
-    }
+    keys_.look_up(words_at(cache_.key_codes, b, hk, first), cache_.key_codes.stride(2), count, r.keys.data(), width_);
+    values_.look_up(words_at(cache_.value_codes, b, hk, first), cache_.value_codes.stride(2), count, r.values.data(),
+                    width_);
     read_column(cache_.key_norms, b, hk, first, count, r.key_norms);
     read_column(cache_.value_norms, b, hk, first, count, r.value_norms);
     read_column(cache_.key_means, b, hk, first, count, r.key_means);
     read_column(cache_.value_means, b, hk, first, count, r.value_means);
-    dot_products(r.q.data(), rows, r.keys.data(), count, width_, r.scores);
+    const AuraTile tile{r.q.data(),  r.keys.data(), r.values.data(), rows,     count,      width_,  r.key_norms,
+                        r.key_means, r.value_norms, r.value_means,   r.scores, r.o.data(), r.states};
+    kernels_.dot_products(tile);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t from = std::clamp<int64_t>(r.first[i] - first, 0, count);
-      weigh(r, i, from, std::clamp<int64_t>(r.last[i] - first, from, count), count);
+      const int64_t to = std::clamp<int64_t>(r.last[i] - first, from, count);
+      if (from < to) kernels_.weigh(tile, i, from, to);
+      if (from == to) std::fill_n(r.scores + i * kTileKeys, kTileKeys, 0.0f);
     }
-    add_weighted(r.scores, rows, r.values.data(), count, width_, r.o.data());
-  }
-
-  // From dot products of one row to weights that its values' centroids are multiplied by. Keys that the row does not
-  // see, all but those in [from, to), get weight 0 even where their norm is not finite.
-  void weigh(Rows32& r, int64_t i, int64_t from, int64_t to, int64_t count) const {
-    float* scores = r.scores + i * kTileKeys;
-    std::fill(scores, scores + from, 0.0f);
-    std::fill(scores + to, scores + count, 0.0f);
-    if (from == to) return;
-    for (int64_t t = from; t < to; ++t) scores[t] = scores[t] * r.key_norms[t] + r.q_sum[i] * r.key_means[t];
-    float largest = r.m[i];
-    for (int64_t t = from; t < to; ++t) largest = scores[t] > largest ? scores[t] : largest;
-    if (largest == kNone) largest = std::numeric_limits<float>::lowest();  // every score is -inf or NaN
-    float decay = r.m[i];
-    exponentials(&decay, 1, largest);
-    rescale(r, i, decay);
-    exponentials(scores + from, to - from, largest);
-    for (int64_t t = from; t < to; ++t) {
-      r.l[i] += scores[t];
-      r.mean[i] += scores[t] * r.value_means[t];
-      scores[t] *= r.value_norms[t];
-    }
-    r.m[i] = largest;
-  }
-
-  void rescale(Rows32& r, int64_t i, float decay) const {
-    if (decay == 1.0f) return;
-    r.l[i] *= decay;
-    r.mean[i] *= decay;
-    for (int64_t d = 0; d < width_; ++d) r.o[i * width_ + d] *= decay;
+    kernels_.add_weighted(tile);
   }
 
   void store_row(const Rows32& r, int64_t i, int64_t b, int64_t head, int64_t query, int64_t block) const {
     const int64_t at = ((b * s_.HQ + head) * s_.L + query) * s_.NB + block;
-    partials_.m.mutable_data_ptr<float>()[at] = r.m[i];
-    partials_.l.mutable_data_ptr<float>()[at] = r.l[i];
-    if (cache_.value_means.has_value()) partials_.mean.mutable_data_ptr<float>()[at] = r.mean[i];
+    partials_.m.mutable_data_ptr<float>()[at] = r.states[i].m;
+    partials_.l.mutable_data_ptr<float>()[at] = r.states[i].l;
+    if (cache_.value_means.has_value()) partials_.mean.mutable_data_ptr<float>()[at] = r.states[i].mean;
     std::copy_n(r.o.data() + i * width_, s_.D, partials_.o.mutable_data_ptr<float>() + at * s_.D);
   }
 
@@ -234,6 +130,7 @@ class Pass1 {
   const Visibility& visibility_;
   const Partials& partials_;
   Codebook keys_, values_;
+  const AuraKernels& kernels_ = aura_kernels();
   Tensor starts_;
 };
 

@@ -74,4 +74,6 @@ NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate) {
   return TORCH_GDN_CHOOSE(normalise_rows_kernel)(x, gate);
 }
 
+const AuraKernels& aura_kernels() { return TORCH_GDN_CHOOSE(kAuraKernels); }
+
 }  // namespace torch_gdn::cpu

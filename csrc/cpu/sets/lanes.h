@@ -125,3 +125,27 @@ TORCH_GDN_INLINE void turn(Floats (&x)[kVectors]) {
     for (int i = 0; i < kVectors; ++i) x[i] = turned[i];
   }
 }
+
+// Lane i: the sum of x[i]. Each step adds the halves of two vectors into one, whose lanes then take turns.
+TORCH_GDN_INLINE Floats sums_of_lanes(Floats (&x)[kLanes]) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+#pragma GCC unroll 4
+  for (int left = kLanes / 2; left > 0; left /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < left; ++i) {
+      x[i] = interleave<0>(x[i], x[i + left], lanes) + interleave<kLanes / 2>(x[i], x[i + left], lanes);
+    }
+  }
+  return x[0];
+}
+
+TORCH_GDN_INLINE float sum_of_lanes(Floats x) {
+  float lanes[kLanes];
+  store(lanes, x);
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}

@@ -3,4 +3,5 @@
 #include "lanes.h"
 #include "causal_conv1d.h"
 #include "rms_norm_gated.h"
+#include "aura_flash_p1.h"
 // clang-format on

@@ -1,17 +1,6 @@
 // The gated norm for one instruction set: a row is read twice, for its sum of squares and for its values, the second
 // time from the cache next to the core.
 
-TORCH_GDN_INLINE float sum_of_lanes(Floats x) {
-  float lanes[kLanes];
-  store(lanes, x);
-#pragma GCC unroll 4
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
-}
-
 template <typename Element, typename Gate>
 TORCH_GDN_INLINE void gate_lanes(const NormRows& rows, const Element* x, const Gate* gate, Element* out, int64_t first,
                                  int64_t count, Floats factor) {

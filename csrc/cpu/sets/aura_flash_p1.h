@@ -1,0 +1,192 @@
+// Pass 1 of attention to codes for one instruction set: a tile of keys and values, looked up before, against some rows.
+
+// So many query heads share what is loaded of keys and values.
+constexpr int kHeads = 4;
+
+// scores[head][key] = q[head] . keys[key], for as many pairs at once as there are lanes: their sums of products, a
+// vector each, become one vector of sums.
+template <int kTogether>
+TORCH_GDN_INLINE void dot_rows(const float* q, const float* keys, int64_t count, int64_t width, float* scores) {
+  constexpr int kKeys = kLanes / kTogether;
+  for (int64_t t = 0; t < count; t += kKeys) {
+    Floats sums[kLanes] = {};
+    for (int64_t d = 0; d < width; d += kLanes) {
+      Floats key[kKeys];
+#pragma GCC unroll 16
+      for (int k = 0; k < kKeys; ++k) key[k] = load(keys + (t + k) * width + d);
+#pragma GCC unroll 4
+      for (int row = 0; row < kTogether; ++row) {
+        const Floats query = load(q + row * width + d);
+#pragma GCC unroll 16
+        for (int k = 0; k < kKeys; ++k) sums[row * kKeys + k] += query * key[k];
+      }
+    }
+    float found[kLanes];
+    store(found, sums_of_lanes(sums));
+#pragma GCC unroll 4
+    for (int row = 0; row < kTogether; ++row) {
+      __builtin_memcpy(scores + row * kTileKeys + t, found + row * kKeys, kKeys * sizeof(float));
+    }
+  }
+}
+
+void dot_products(const AuraTile& tile) {
+  int64_t row = 0;
+  for (; row + kHeads <= tile.rows; row += kHeads) {
+    dot_rows<kHeads>(tile.q + row * tile.width, tile.keys, tile.count, tile.width, tile.scores + row * kTileKeys);
+  }
+  for (; row < tile.rows; ++row) {
+    dot_rows<1>(tile.q + row * tile.width, tile.keys, tile.count, tile.width, tile.scores + row * kTileKeys);
+  }
+}
+
+// o[head] += sum over keys of weights[head][key] values[key]
+template <int kTogether>
+TORCH_GDN_INLINE void add_rows(const float* weights, const float* values, int64_t count, int64_t width, float* o) {
+  constexpr int kVectors = 2;
+  for (int64_t d = 0; d < width; d += kVectors * kLanes) {
+    Floats sums[kTogether][kVectors] = {};
+    for (int64_t t = 0; t < count; ++t) {
+      const Floats first = load(values + t * width + d), second = load(values + t * width + d + kLanes);
+#pragma GCC unroll 4
+      for (int row = 0; row < kTogether; ++row) {
+        const Floats weight = all_lanes(weights[row * kTileKeys + t]);
+        sums[row][0] += weight * first;
+        sums[row][1] += weight * second;
+      }
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < kTogether; ++row) {
+      float* to = o + row * width + d;
+      store(to, load(to) + sums[row][0]);
+      store(to + kLanes, load(to + kLanes) + sums[row][1]);
+    }
+  }
+}
+
+void add_weighted(const AuraTile& tile) {
+  int64_t row = 0;
+  for (; row + kHeads <= tile.rows; row += kHeads) {
+    add_rows<kHeads>(tile.scores + row * kTileKeys, tile.values, tile.count, tile.width, tile.o + row * tile.width);
+  }
+  for (; row < tile.rows; ++row) {
+    add_rows<1>(tile.scores + row * kTileKeys, tile.values, tile.count, tile.width, tile.o + row * tile.width);
+  }
+}
+
+// From dot products of one row to weights that its values' centroids are multiplied by. Keys that the row does not see,
+// all but those in [from, to), get weight 0 even where their norm is not finite.
+void weigh(const AuraTile& tile, int64_t row, int64_t from, int64_t to) {
+  float* scores = tile.scores + row * kTileKeys;
+  AuraRow& state = tile.states[row];
+  Integers number;
+  for (int lane = 0; lane < kLanes; ++lane) number[lane] = lane;
+  const auto is_seen = [&](int64_t t) __attribute__((always_inline)) {
+    const Integers key = number + static_cast<int32_t>(t);
+    return (key >= static_cast<int32_t>(from)) & (key < static_cast<int32_t>(to));
+  };
+  Floats largest = all_lanes(state.m);
+  for (int64_t t = 0; t < kTileKeys; t += kLanes) {
+    const Floats score = load(scores + t) * load(tile.key_norms + t) + state.q_sum * load(tile.key_means + t);
+    const Floats seen = is_seen(t) ? score : all_lanes(-__builtin_inff());
+    largest = seen > largest ? seen : largest;
+    store(scores + t, seen);
+  }
+  float m = state.m;
+  for (int lane = 0; lane < kLanes; ++lane) m = largest[lane] > m ? largest[lane] : m;
+  const float shift = m == -__builtin_inff() ? -__FLT_MAX__ : m;  // every score is -inf or NaN
+  Floats sum = {}, mean = {};
+  for (int64_t t = 0; t < kTileKeys; t += kLanes) {
+    const Floats none = {}, weight = exponential(load(scores + t) - shift);
+    sum += weight;
+    mean += is_seen(t) ? weight * load(tile.value_means + t) : none;
+    store(scores + t, is_seen(t) ? weight * load(tile.value_norms + t) : none);
+  }
+  const float decay = exponential(all_lanes(state.m - shift))[0];
+  state.m = m == -__builtin_inff() ? shift : m;
+  state.l = state.l * decay + sum_of_lanes(sum);
+  state.mean = state.mean * decay + sum_of_lanes(mean);
+  if (decay == 1.0f) return;
+  for (float* o = tile.o + row * tile.width; o < tile.o + (row + 1) * tile.width; o += kLanes) {
+    store(o, load(o) * decay);
+  }
+}
+
+#if TORCH_GDN_SET_WIDTH == 512
+
+// 16 codes of 2, 3 or 4 bits: the two bytes that hold each go into a lane, are shifted, and their last 4 bits choose
+// among 16 centroids, which with fewer bits are there several times.
+template <int kBits>
+TORCH_GDN_INLINE void look_up_short(const LookUp& codes) {
+  alignas(64) uint8_t places[64];
+  alignas(64) uint32_t shifts[16];
+  for (int lane = 0; lane < 16; ++lane) {
+    const int bit = lane * kBits;
+    places[4 * lane] = static_cast<uint8_t>(bit / 8);
+    places[4 * lane + 1] = static_cast<uint8_t>(bit / 8 + 1);
+    places[4 * lane + 2] = places[4 * lane + 3] = 0x80;  // zero
+    shifts[lane] = bit % 8;
+  }
+  const __m512i place = _mm512_load_si512(places);
+  const Words shift = (Words)_mm512_load_si512(shifts);
+  const __m512 centroids = _mm512_load_ps(codes.table->centroids);
+  constexpr int kBytes = 2 * kBits;  // of 16 codes
+  for (int64_t row = 0; row < codes.rows; ++row) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(codes.words + row * codes.stride);
+    float* out = codes.out + row * codes.width;
+    for (int64_t d = 0; d < codes.D; d += 16, bytes += kBytes) {
+      const __m128i group = _mm_maskz_loadu_epi8((1u << kBytes) - 1, bytes);
+      const __m512i pairs = _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xFFFF, group), place);
+      _mm512_storeu_ps(out + d, _mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)((Words)pairs >> shift), centroids));
+    }
+  }
+}
+
+// One of the 256 numbers of 16 bits for each of 32 codes: among 64 at once by a code's last 6 bits, then by its first.
+TORCH_GDN_INLINE __m512i look_up_halves(const __m512i (&table)[8], __m512i codes, __mmask32 bit_6, __mmask32 bit_7) {
+  const __m512i low = _mm512_mask_blend_epi16(bit_6, _mm512_permutex2var_epi16(table[0], codes, table[1]),
+                                              _mm512_permutex2var_epi16(table[2], codes, table[3]));
+  const __m512i high = _mm512_mask_blend_epi16(bit_6, _mm512_permutex2var_epi16(table[4], codes, table[5]),
+                                               _mm512_permutex2var_epi16(table[6], codes, table[7]));
+  return _mm512_mask_blend_epi16(bit_7, low, high);
+}
+
+// 8 bits: the halves of a centroid are looked up in registers, 32 codes at once; a gather takes 5 times as long.
+TORCH_GDN_INLINE void look_up_bytes(const LookUp& codes) {
+  __m512i low[8], high[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    low[i] = _mm512_load_si512(codes.table->low + 32 * i);
+    high[i] = _mm512_load_si512(codes.table->high + 32 * i);
+  }
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // in which unpacking leaves them in a row
+  for (int64_t row = 0; row < codes.rows; ++row) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(codes.words + row * codes.stride);
+    float* out = codes.out + row * codes.width;
+    for (int64_t d = 0; d < codes.D; d += 32, bytes += 32) {
+      const bool whole = d + 32 <= codes.D;
+      const __m256i group = _mm256_maskz_loadu_epi8(whole ? 0xFFFFFFFF : 0xFFFF, bytes);
+      const __m512i code = _mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(group, order));
+      const __mmask32 bit_6 = _mm512_test_epi16_mask(code, _mm512_set1_epi16(64));
+      const __mmask32 bit_7 = _mm512_test_epi16_mask(code, _mm512_set1_epi16(128));
+      const __m512i lower = look_up_halves(low, code, bit_6, bit_7), upper = look_up_halves(high, code, bit_6, bit_7);
+      _mm512_storeu_si512(out + d, _mm512_unpacklo_epi16(lower, upper));
+      if (whole) _mm512_storeu_si512(out + d + 16, _mm512_unpackhi_epi16(lower, upper));
+    }
+  }
+}
+
+void look_up(const LookUp& codes) {
+  if (codes.bits == 2) return look_up_short<2>(codes);
+  if (codes.bits == 3) return look_up_short<3>(codes);
+  if (codes.bits == 4) return look_up_short<4>(codes);
+  look_up_bytes(codes);
+}
+
+constexpr AuraKernels kAuraKernels = {&look_up, &dot_products, &weigh, &add_weighted};
+
+#else
+
+constexpr AuraKernels kAuraKernels = {nullptr, &dot_products, &weigh, &add_weighted};
+
+#endif
