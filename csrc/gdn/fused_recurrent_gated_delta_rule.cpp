@@ -14,6 +14,11 @@ bool value_is_inner(const optional<Tensor>& source, bool state_v_first) {
   return strides.value <= strides.key;
 }
 
+// 4 keys of a value lie together, from a multiple of 4 elements on.
+bool key_packets(const Tensor& state, bool state_v_first) {
+  return state_strides(state, state_v_first).key == 1 && packet_width({state_v_first ? state : state.mT()}) == "4";
+}
+
 Channels readable_channels(const Channels& channels) {
   Channels result;
   if (channels.gk.has_value()) result.gk = unit_last_stride(readable(*channels.gk), "gk");
@@ -39,6 +44,10 @@ Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Te
                                                const RuleOptions& options, const Tensor& o) {
   auto parameters = rule_parameters<RecurrentParameters>(shape, q, k, v, gates, states, options, o);
   parameters.channels = channel_parameters(channels, gates);
+  if (states.source.has_value()) {
+    parameters.initial_has_packets = key_packets(*states.source, options.state_v_first);
+  }
+  if (states.target.defined()) parameters.final_has_packets = key_packets(states.target, options.state_v_first);
   const auto& channel = parameters.channels;
   const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
   // Without a token only a pool is written to, and is bound where nothing is read.

@@ -1,6 +1,6 @@
-// One threadgroup owns 32 value rows of one value head of one sequence; each of its 4 simdgroups owns 8 rows, with 4
-// lanes a row. In registers for the whole sequence: a lane's quarter of its row of S, K/4 floats, as float4 in turn.
-// In threadgroup memory: q, k, v, decay and beta of 8 tokens, staged once, so that no token needs a barrier.
+// One threadgroup owns 32 value rows of one value head of one sequence; each of its 4 simdgroups owns 8 rows, with 8
+// lanes a row. In registers for the whole sequence: a lane's eighth of its two rows of S, 2 x K/8 floats, as float4 in
+// turn. In threadgroup memory: q, k, v, decay and beta of 8 tokens, staged once, so that no token needs a barrier.
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
 // raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V, moved through threadgroup memory
 // where V is the inner one. In place, both states are a pool of type P, in which a sequence has a slot. Channels:
@@ -15,94 +15,149 @@
 static constant constexpr const int kRows = 32;  // value rows of a threadgroup
 static constant constexpr const int kThreads = 128;
 static constant constexpr const int kScratchStride = kRows + 1;
+static constant constexpr const int kPart = 32;  // keys that the 8 lanes of a row hold as one float4 each
 
-// Where a thread stands: row of S within the threadgroup's 32, and which of the row's four lanes it is.
+// Where a thread stands: its first row of S within the threadgroup's 32, the second is 4 further; and which of the
+// rows' eight lanes it is. Even lanes end up with the sums of the first row, odd ones with those of the second.
 struct RowPosition {
   int row;
-  int quarter;
+  int eighth;
+  bool is_odd;
+  int own_row;
 };
 
-// Elements [(4 m + quarter) * 4, + 4) of a row belong to quarter `quarter`, as float4 number m: 4 lanes read 64 bytes
-// in a row where K is the inner dimension.
-METAL_FUNC int first_element(int m, int quarter) { return (m * 4 + quarter) * 4; }
+METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
+  RowPosition at;
+  at.row = int(simdgroup) * 8 + int(lane) / 8;
+  at.eighth = int(lane) % 8;
+  at.is_odd = lane % 2 != 0;
+  at.own_row = at.row + (at.is_odd ? 4 : 0);
+  return at;
+}
 
-// S from memory. Where V is the inner dimension, 16 rows of K by 32 of V go through `scratch`, so that a simdgroup
-// reads 128 bytes in a row; else each lane reads its own part.
-template <int K, bool ValueInner, typename P>
+// Elements [(8 m + eighth) * 4, + 4) of a row belong to eighth `eighth`, as float4 number m: 8 lanes read 128 bytes in
+// a row where K is the inner dimension.
+METAL_FUNC int first_element(int m, int eighth) { return (m * 8 + eighth) * 4; }
+
+// The parts of S that go through threadgroup memory at once: what q and k have room for.
+METAL_FUNC constexpr int parts_together(int floats, int parts) {
+  return floats / (kPart * kScratchStride) < parts ? floats / (kPart * kScratchStride) : parts;
+}
+
+// S from memory. Where V is the inner dimension, keys by 32 values go through `scratch`, so that a simdgroup reads 128
+// bytes in a row; else each lane reads its own part, in packets where the host says that it may.
+template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
     device const P* source,
     StateStrides strides,
+    bool has_packets,
     int values,
     threadgroup float* scratch,
     RowPosition at,
     uint thread_index) {
-  constexpr int kParts = (K + 15) / 16;
-  UNROLL for (int m = 0; m < kParts; ++m) {
-    if (ValueInner) {
-      for (int item = int(thread_index); item < 16 * kRows; item += kThreads) {
+  constexpr int kParts = (K + kPart - 1) / kPart;
+  constexpr int kTogether = parts_together(Scratch, kParts);
+  if (ValueInner) {
+    UNROLL for (int first = 0; first < kParts; first += kTogether) {
+      for (int item = int(thread_index); item < kTogether * kPart * kRows; item += kThreads) {
         const int key = item / kRows;
         const int value = item % kRows;
-        const bool inside = m * 16 + key < K && value < values;
+        const bool inside = first * kPart + key < K && value < values;
         scratch[key * kScratchStride + value] =
-            inside ? float(source[(m * 16 + key) * strides.key + value * strides.value]) : 0.0f;
+            inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      UNROLL for (int e = 0; e < 4; ++e) state[m][e] = scratch[(at.quarter * 4 + e) * kScratchStride + at.row];
+      UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
+        UNROLL for (int e = 0; e < 8; ++e) {
+          const int key = first_element(m - first, at.eighth) + e % 4;
+          state[2 * m + e / 4][e % 4] = scratch[key * kScratchStride + at.row + e / 4 * 4];
+        }
+      }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-    } else {
-      UNROLL for (int e = 0; e < 4; ++e) {
-        const int key = first_element(m, at.quarter) + e;
-        const bool inside = key < K && at.row < values;
-        state[m][e] = inside ? float(source[key * strides.key + at.row * strides.value]) : 0.0f;
+    }
+  } else {
+    UNROLL for (int m = 0; m < kParts; ++m) {
+      UNROLL for (int r = 0; r < 2; ++r) {
+        const int key = first_element(m, at.eighth);
+        const bool row_inside = at.row + r * 4 < values;
+        device const P* origin = source + key * strides.key + (at.row + r * 4) * strides.value;
+        if (has_packets) {
+          state[2 * m + r] = row_inside && key < K ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
+        } else {
+          UNROLL for (int e = 0; e < 4; ++e) {
+            state[2 * m + r][e] = row_inside && key + e < K ? float(origin[e * strides.key]) : 0.0f;
+          }
+        }
       }
     }
   }
 }
 
-template <int K, bool ValueInner, typename P>
+template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void store_state(
     thread const float4* state,
     device P* target,
     StateStrides strides,
+    bool has_packets,
     int values,
     threadgroup float* scratch,
     RowPosition at,
     uint thread_index) {
-  constexpr int kParts = (K + 15) / 16;
-  UNROLL for (int m = 0; m < kParts; ++m) {
-    if (ValueInner) {
-      UNROLL for (int e = 0; e < 4; ++e) scratch[(at.quarter * 4 + e) * kScratchStride + at.row] = state[m][e];
+  constexpr int kParts = (K + kPart - 1) / kPart;
+  constexpr int kTogether = parts_together(Scratch, kParts);
+  if (ValueInner) {
+    UNROLL for (int first = 0; first < kParts; first += kTogether) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (int item = int(thread_index); item < 16 * kRows; item += kThreads) {
-        const int key = item / kRows;
-        const int value = item % kRows;
-        if (m * 16 + key < K && value < values) {
-          target[(m * 16 + key) * strides.key + value * strides.value] = P(scratch[key * kScratchStride + value]);
+      UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
+        UNROLL for (int e = 0; e < 8; ++e) {
+          const int key = first_element(m - first, at.eighth) + e % 4;
+          scratch[key * kScratchStride + at.row + e / 4 * 4] = state[2 * m + e / 4][e % 4];
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-    } else {
-      UNROLL for (int e = 0; e < 4; ++e) {
-        const int key = first_element(m, at.quarter) + e;
-        if (key < K && at.row < values) target[key * strides.key + at.row * strides.value] = P(state[m][e]);
+      for (int item = int(thread_index); item < kTogether * kPart * kRows; item += kThreads) {
+        const int key = item / kRows;
+        const int value = item % kRows;
+        if (first * kPart + key < K && value < values) {
+          target[(first * kPart + key) * strides.key + value * strides.value] =
+              P(scratch[key * kScratchStride + value]);
+        }
+      }
+    }
+  } else {
+    UNROLL for (int m = 0; m < kParts; ++m) {
+      UNROLL for (int r = 0; r < 2; ++r) {
+        const int key = first_element(m, at.eighth);
+        const bool row_inside = at.row + r * 4 < values;
+        device P* origin = target + key * strides.key + (at.row + r * 4) * strides.value;
+        if (has_packets) {
+          if (row_inside && key < K) *(device vec<P, 4>*)origin = vec<P, 4>(state[2 * m + r]);
+        } else {
+          UNROLL for (int e = 0; e < 4; ++e) {
+            if (row_inside && key + e < K) origin[e * strides.key] = P(state[2 * m + r][e]);
+          }
+        }
       }
     }
   }
 }
 
-// The sum over the four lanes of a row; all four get it.
-METAL_FUNC float sum_of_row(float4 part) {
-  float sum = (part.x + part.y) + (part.z + part.w);
-  sum += simd_shuffle_xor(sum, ushort(1));
-  return sum + simd_shuffle_xor(sum, ushort(2));
+// The sum over the eight lanes of a row, of the thread's own row: the first exchange halves the two rows to one.
+METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
+  const float of_first = (first.x + first.y) + (first.z + first.w);
+  const float of_second = (second.x + second.y) + (second.z + second.w);
+  float sum = at.is_odd ? of_second : of_first;
+  sum += simd_shuffle_xor(at.is_odd ? of_first : of_second, ushort(1));
+  sum += simd_shuffle_xor(sum, ushort(2));
+  return sum + simd_shuffle_xor(sum, ushort(4));
 }
 
-// Some rows of q or k as floats, padded with zeros to a multiple of 16.
+// Some rows of q or k as floats, padded with zeros to whole parts.
 template <typename T, int K>
 METAL_FUNC void stage_floats(
     threadgroup float* tile, device const T* source, int64_t row_stride, int rows, uint thread_index) {
-  constexpr int kPadded = (K + 15) / 16 * 16;
+  constexpr int kPadded = (K + kPart - 1) / kPart * kPart;
   for (int item = int(thread_index); item < rows * kPadded; item += kThreads) {
     const int row = item / kPadded;
     const int column = item % kPadded;
@@ -170,15 +225,17 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K >= 1 && K <= 256, "K is at most 256");
-  constexpr int kParts = (K + 15) / 16;
-  constexpr int kPadded = kParts * 16;
+  constexpr int kParts = (K + kPart - 1) / kPart;
+  constexpr int kPadded = kParts * kPart;
   constexpr int kStaged = Channels ? 4 : 8;        // tokens at once: q and k, with decays of K, take 16 KB at K = 256
   constexpr int kStepRows = Channels ? kRows : 1;  // a step for each value row, or one
-  threadgroup float q_tile[kStaged * kPadded];
-  threadgroup float k_tile[kStaged * kPadded];
+  constexpr int kTileFloats = 2 * kStaged * kPadded;
+  constexpr int kScratch = kTileFloats > kPart * kScratchStride ? kTileFloats : kPart * kScratchStride;
+  threadgroup float scratch[kScratch];  // of S on its way in and out; q and k in between
+  threadgroup float* q_tile = scratch;
+  threadgroup float* k_tile = scratch + kStaged * kPadded;
   threadgroup float v_tile[kStaged * kRows];
   threadgroup float o_tile[kStaged * kRows];
-  threadgroup float scratch[16 * kScratchStride];
   threadgroup Decay decay[kStaged];
   threadgroup float step[kStaged * kStepRows];
   threadgroup float key_base[Channels ? kStaged * kPadded : 1];
@@ -191,9 +248,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int first_value = int(group.x) * kRows;
   const int values = min(kRows, parameters.value_size - first_value);
-  RowPosition at;
-  at.row = int(simdgroup) * 8 + int(lane) / 4;
-  at.quarter = int(lane) % 4;
+  const RowPosition at = row_position(simdgroup, lane);
   const Sequence sequence = locate_sequence(bounds, parameters.sequence, target, 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0) {
@@ -201,14 +256,14 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     if (lane == 0) report_slot(slot, errors);
   }
 
-  float4 state[kParts];
-  UNROLL for (int m = 0; m < kParts; ++m) state[m] = float4(0.0f);
+  float4 state[2 * kParts];  // row r of part m is number 2 m + r
+  UNROLL for (int i = 0; i < 2 * kParts; ++i) state[i] = float4(0.0f);
   if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
-    load_state<K, ValueInner>(
+    load_state<K, ValueInner, kScratch>(
         state,
         initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
             first_value * parameters.initial_state.value,
-        parameters.initial_state, values, scratch, at, thread_index);
+        parameters.initial_state, parameters.initial_has_packets != 0, values, scratch, at, thread_index);
   }
 
   const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
@@ -259,35 +314,47 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     for (int token = 0; token < tokens; ++token) {
       threadgroup const float* key = k_tile + token * kPadded;
       threadgroup const float* query = q_tile + token * kPadded;
-      float4 part = float4(0.0f);
       if (Channels) {
-        const float base = value_base[token * kRows + at.row];
-        const float change = value_change[token * kRows + at.row];
         UNROLL for (int m = 0; m < kParts; ++m) {
-          const int element = token * kPadded + first_element(m, at.quarter);
-          state[m] = *(threadgroup const float4*)(key_base + element) * state[m] +
-                     *(threadgroup const float4*)(key_change + element) * state[m];
-          state[m] = base * state[m] + change * state[m];
+          const int element = token * kPadded + first_element(m, at.eighth);
+          const float4 base = *(threadgroup const float4*)(key_base + element);
+          const float4 change = *(threadgroup const float4*)(key_change + element);
+          UNROLL for (int r = 0; r < 2; ++r) {
+            const int row = token * kRows + at.row + r * 4;
+            state[2 * m + r] = base * state[2 * m + r] + change * state[2 * m + r];
+            state[2 * m + r] = value_base[row] * state[2 * m + r] + value_change[row] * state[2 * m + r];
+          }
         }
       }
       const float factor = decay[token].factor;
+      float4 part[2] = {float4(0.0f), float4(0.0f)};
       if (decay[token].weak) {
-        UNROLL for (int m = 0; m < kParts; ++m) state[m] += factor * state[m];
+        UNROLL for (int m = 0; m < kParts; ++m) {
+          UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] += factor * state[2 * m + r];
+        }
       } else {
-        UNROLL for (int m = 0; m < kParts; ++m) state[m] *= factor;
+        UNROLL for (int m = 0; m < kParts; ++m) { UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] *= factor; }
       }
       UNROLL for (int m = 0; m < kParts; ++m) {
-        part += state[m] * *(threadgroup const float4*)(key + first_element(m, at.quarter));
+        const float4 keys = *(threadgroup const float4*)(key + first_element(m, at.eighth));
+        UNROLL for (int r = 0; r < 2; ++r) part[r] += state[2 * m + r] * keys;
       }
-      const float update =
-          step[Channels ? token * kRows + at.row : token] * (v_tile[token * kRows + at.row] - sum_of_row(part));
-      part = float4(0.0f);
+      const float read = sum_of_own_row(part[0], part[1], at);
+      const float own_update =
+          step[Channels ? token * kRows + at.own_row : token] * (v_tile[token * kRows + at.own_row] - read);
+      const float other_update = simd_shuffle_xor(own_update, ushort(1));
+      const float update[2] = {at.is_odd ? other_update : own_update, at.is_odd ? own_update : other_update};
+      UNROLL for (int r = 0; r < 2; ++r) part[r] = float4(0.0f);
       UNROLL for (int m = 0; m < kParts; ++m) {
-        state[m] += update * *(threadgroup const float4*)(key + first_element(m, at.quarter));
-        part += state[m] * *(threadgroup const float4*)(query + first_element(m, at.quarter));
+        const float4 keys = *(threadgroup const float4*)(key + first_element(m, at.eighth));
+        const float4 queries = *(threadgroup const float4*)(query + first_element(m, at.eighth));
+        UNROLL for (int r = 0; r < 2; ++r) {
+          state[2 * m + r] += update[r] * keys;
+          part[r] += state[2 * m + r] * queries;
+        }
       }
-      const float output = slot.is_present ? parameters.scale * sum_of_row(part) : 0.0f;
-      if (at.quarter == 0) o_tile[token * kRows + at.row] = output;
+      const float output = slot.is_present ? parameters.scale * sum_of_own_row(part[0], part[1], at) : 0.0f;
+      if (at.eighth < 2) o_tile[token * kRows + at.own_row] = output;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int item = int(thread_index); item < tokens * kRows; item += kThreads) {
@@ -306,10 +373,10 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   }
 
   if (parameters.has_final_state != 0 && slot.is_present) {
-    store_state<K, ValueInner>(
+    store_state<K, ValueInner, kScratch>(
         state,
         final_state + slot.index * parameters.final_state.sequence + head * parameters.final_state.head +
             first_value * parameters.final_state.value,
-        parameters.final_state, values, scratch, at, thread_index);
+        parameters.final_state, parameters.final_has_packets != 0, values, scratch, at, thread_index);
   }
 }

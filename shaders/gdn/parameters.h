@@ -124,7 +124,8 @@ struct RecurrentParameters {
   HeadGroups heads;
   int32_t value_heads, value_size;
   int32_t has_initial_state, has_final_state;
-  int32_t is_wide;  // 1: o is f32 whatever q is
+  int32_t initial_has_packets, final_has_packets;  // 1: 4 neighbouring keys can be moved at once
+  int32_t is_wide;                                 // 1: o is f32 whatever q is
   float scale;
 };
 
