@@ -39,7 +39,7 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
     if state_v_first and case.initial_state is not None:
         case.initial_state = case.initial_state.mT.contiguous()
     there = case.to(device)
-    gates = {"use_gate_in_kernel": True, "A_log": torch.zeros(2, device=device), "use_beta_sigmoid_in_kernel": True}
+    gates: dict[str, Any] = {"use_gate_in_kernel": True, "A_log": torch.zeros(2, device=device), "use_beta_sigmoid_in_kernel": True}
     with simulator.profile(detailed=True) as profile:
         torch_gdn.fused_recurrent_gated_delta_rule(
             *there.qkv, **there.options, **gates, state_v_first=state_v_first, use_qk_l2norm_in_kernel=True
