@@ -17,6 +17,7 @@ from simulator import activate, build
 from torch_gdn import (
     _C,
     causal_conv1d,
+    causal_conv1d_update_,
     chunk_gated_delta_rule,
     chunk_gated_delta_rule_,
     fused_recurrent_gated_delta_rule,
@@ -140,6 +141,12 @@ def _call_convolutions() -> None:
                 initial_state=torch.empty(1, D, W, dtype=state, device="mps"),
                 output_final_state=True,
             )
+        for W in (2, 3, 4):
+            causal_conv1d(
+                torch.empty(1, 8, TOKENS, dtype=x, device="mps").transpose(1, 2),
+                torch.empty(8, W, dtype=weight, device="mps"),
+                initial_state=torch.empty(1, 8, W, dtype=state, device="mps"),
+            )
 
 
 def _call_norms_and_gates() -> None:
@@ -151,6 +158,12 @@ def _call_norms_and_gates() -> None:
             rms_norm_gated(rows[0], rows[1], rows[2])
     heads = torch.empty(TOKENS, device="mps")
     gdn_gating(heads, heads, heads)
+
+
+def _call_many_slots() -> None:
+    sequences = 33
+    x, pool = torch.empty(sequences, 1, 8, device="mps"), torch.empty(sequences, 8, 2, device="mps")
+    causal_conv1d_update_(x, pool[0], pool, torch.arange(sequences, device="mps"))
 
 
 def launches_of(variants: Iterable[Variant], norms: Iterable[Variant] = (), others: bool = False) -> list[Launch]:
@@ -170,6 +183,7 @@ def launches_of(variants: Iterable[Variant], norms: Iterable[Variant] = (), othe
                 _call_aura(*scheme, D, dtype)
             _call_convolutions()
             _call_norms_and_gates()
+            _call_many_slots()
         lines = library.recorder_lines().decode().splitlines()
     fields = (line.split("\t") for line in lines)
     return [

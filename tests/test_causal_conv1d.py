@@ -141,7 +141,20 @@ def views_of(x: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("T", [3, 40])
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dtype: torch.dtype) -> None:
+    """Tiles of 64 tokens and 32 channels: packed sequences across them, runs, a state that is read; any W."""
+    across = inputs(140, 35, 3, 1, dtype)[0].transpose(1, 2).contiguous().transpose(1, 2)
+    _, weight, bias, _ = inputs(0, 35, 3, 1, dtype)
+    bounds = torch.tensor([0, 0, 2, 67, 140])
+    states, runs = torch.randn(4, 35, 5), torch.tensor([[0] * 63 + [1] * 66 + [-1] * 11])
+    with kernels_run(device, "causal_conv1d_channel_first"):
+        check(device, across, weight, bias, states, True, None, "silu", cu_seqlens=bounds)
+        check(device, across, weight, bias, activation="silu", seq_idx=runs)
+        check(device, across[:, :3], weight[:, :2], bias)
+
+
+@pytest.mark.parametrize("T", [3, 40, 70])
 def test_any_strides(device: torch.device, T: int) -> None:
     x, weight, bias, state = inputs(T)
     y, final_state = convolve(device, x, weight, bias, state, True)

@@ -39,7 +39,11 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
     if state_v_first and case.initial_state is not None:
         case.initial_state = case.initial_state.mT.contiguous()
     there = case.to(device)
-    gates: dict[str, Any] = {"use_gate_in_kernel": True, "A_log": torch.zeros(2, device=device), "use_beta_sigmoid_in_kernel": True}
+    gates: dict[str, Any] = {
+        "use_gate_in_kernel": True,
+        "A_log": torch.zeros(2, device=device),
+        "use_beta_sigmoid_in_kernel": True,
+    }
     with simulator.profile(detailed=True) as profile:
         torch_gdn.fused_recurrent_gated_delta_rule(
             *there.qkv, **there.options, **gates, state_v_first=state_v_first, use_qk_l2norm_in_kernel=True
@@ -47,4 +51,29 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
     figures = only_kernel(profile)
     state, rows, gate_bytes = 2 * 2 * K * V * 4, 2 * (2 * K + 2 * V + 2 * V), 3 * 2 * 4
     assert issued_bytes(figures) <= 1.1 * (state + rows + gate_bytes)
+    assert coalesced(figures) >= 0.9
+
+
+def test_a_decoding_step_of_the_convolution_moves_its_state_once() -> None:
+    import simulator
+
+    device = ready("mps")
+    x, weight, pool = (torch.randn(sizes).bfloat16().to(device) for sizes in ((1, 1, 256), (256, 4), (3, 256, 4)))
+    with simulator.profile(detailed=True) as profile:
+        torch_gdn.causal_conv1d_update_(x, weight, pool, torch.tensor([1], device=device))
+    figures = only_kernel(profile)
+    assert issued_bytes(figures) <= 1.1 * (2 * x.nbytes + weight.nbytes + 2 * pool[1].nbytes)
+    assert coalesced(figures) >= 0.9
+
+
+def test_a_convolution_of_neighbouring_tokens_moves_whole_cache_lines() -> None:
+    import simulator
+
+    device = ready("mps")
+    x = torch.randn(1, 128, 128).bfloat16().to(device).transpose(1, 2)
+    weight = torch.randn(128, 4).bfloat16().to(device)
+    with simulator.profile(detailed=True) as profile:
+        torch.ops.gdn.causal_conv1d(x, weight)
+    figures = only_kernel(profile)
+    assert issued_bytes(figures) <= 1.15 * (2 * x.nbytes + weight.nbytes)
     assert coalesced(figures) >= 0.9

@@ -176,6 +176,52 @@ def test_wrong_indices_on_the_device(op: str, indices: list[int], words: str) ->
     assert_same_bits("the other slots", storage[[0, 1, 3, 4, 5, 6]], before[[0, 1, 3, 4, 5, 6]])
 
 
+@each_op
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_wrong_indices_among_many_on_the_device(op: str, dtype: torch.dtype) -> None:
+    """Of more than 32 sequences a kernel of its own looks for them; -1 and 0 may be there more than once."""
+    device = ready("mps")
+    case = make_case(1, 8, 4, B=70)
+    pool = torch.randn(80, 2, 8, 4, device=device)
+    before = pool.clone()
+    slots = torch.randperm(79)[:70] + 1
+    slots[[3, 69]], slots[40], slots[50], slots[60] = 0, slots[7], 80, slots[7]
+    none = [3, 40, 50, 60, 69]
+    kept = [n for n in range(70) if n not in none]
+    o, final_state = expected(op, case, pool[slots.clamp(max=79).to(device)])
+    there = case.to(device)
+    ours = IN_PLACE[op](*there.qkv, there.g, there.beta, pool, slots.to(device, dtype), null_index=0)
+    with pytest.raises(RuntimeError, match=r"expected (indices below the number of slots|each slot at most once)"):
+        torch.mps.synchronize()
+    assert_same_bits("o", ours[kept], o[kept])
+    assert (ours[none] == 0).all()
+    assert_same_bits("the slots", pool[slots[kept].to(device)], final_state[kept])
+    others = [n for n in range(80) if n not in set(slots[kept].tolist())]
+    assert_same_bits("the other slots", pool[others], before[others])
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@each_op
+def test_many_indices_are_looked_through_once(op: str) -> None:
+    """On the device by a kernel of its own, on the host by the check of the arguments."""
+    import simulator
+
+    device = ready("mps")
+    case = make_case(1, 8, 4, B=33)
+    there, pool = case.to(device), torch.randn(40, 2, 8, 4, device=device)
+    slots = torch.randperm(40)[:33]
+    o, final_state = expected(op, case, pool[slots.to(device)])
+    results = []
+    for indices in (slots, slots.to(device)):
+        mine = pool.clone()
+        with simulator.profile() as profile:
+            results.append(IN_PLACE[op](*there.qkv, there.g, there.beta, mine, indices))
+        assert profile.launched("locate_slots_4") == (indices.device.type == "mps")
+        assert_same_bits("the slots", mine[slots.to(device)], final_state)
+    for each in results:
+        assert_same_bits("o", each, o)
+
+
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 def test_decoding_is_one_dispatch_and_copies_no_state() -> None:
     """The states are read once and written once; of device memory only o is asked for."""

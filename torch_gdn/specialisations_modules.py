@@ -25,13 +25,16 @@ class Choices:
 
 WIDTHS_AND_PACKETS = tuple(itertools.product("234", "14"))  # W; 4 channels at once, or 1
 CONVOLUTION = Choices(3, WIDTHS_AND_PACKETS, usual=WIDTHS_AND_PACKETS[-2:])  # dtypes of x, weight and state
+CONVOLUTION_OF_CHANNELS = Choices(3, (("2",), ("3",), ("4",)), usual=(("4",),))  # W; a thread has one channel
 # D and packet: rows of models' heads; of no packet; and the longest, which take the most registers.
 ROWS = (("128", "4"), ("192", "4"), ("512", "4"), ("128", "1"), ("33", "1"), ("1023", "1"), ("1024", "4"))
 CHOICES = {
     "causal_conv1d": CONVOLUTION,
-    "causal_conv1d_update": CONVOLUTION,
+    "causal_conv1d_channel_first": CONVOLUTION_OF_CHANNELS,
+    "causal_conv1d_update": CONVOLUTION_OF_CHANNELS,
     "causal_conv1d_state": Choices(2),  # dtypes of x and state
     "gdn_gating": Choices(0, (("256",),), usual=(("256",),)),  # threads
+    "locate_slots": Choices(0, (("4",),), usual=(("4",),)),  # simdgroups
     "rms_norm_gated": Choices(3, ROWS, usual=ROWS[:3]),  # dtypes of x, gate and weight
 }
 KERNELS = tuple(CHOICES)

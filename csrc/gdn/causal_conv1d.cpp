@@ -26,6 +26,11 @@ struct Call {
 
 ColumnStrides column_strides(const Tensor& state) { return {state.stride(0), state.stride(1), state.stride(2)}; }
 
+// Rows of 4 elements that can be moved at once.
+bool is_in_fours(const Tensor& x) {
+  return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && packet_width({x}) == "4";
+}
+
 ConvolutionParameters parameters_of(const Call& call) {
   ConvolutionParameters parameters{};
   parameters.sequence = sequence_parameters(call.shape.sequence);
@@ -38,6 +43,8 @@ ConvolutionParameters parameters_of(const Call& call) {
   parameters.has_bias = call.bias.defined();
   parameters.has_silu = call.shape.silu;
   parameters.has_state = call.state.defined();
+  parameters.has_tap_packets = is_in_fours(call.weight);
+  parameters.has_column_packets = is_in_fours(call.new_state) && (!call.state.defined() || is_in_fours(call.state));
   if (call.state.defined()) parameters.state = column_strides(call.state);
   if (call.new_state.defined()) parameters.new_state = column_strides(call.new_state);
   if (call.seq_idx.defined()) {
@@ -73,22 +80,52 @@ size_t channel_groups(const Call& call, const std::string& packet) {
   return size_t(ceil_div(call.shape.D, kThreads * std::stoi(packet)));
 }
 
+std::vector<Binding> convolution_bindings(const Call& call, const ConvolutionParameters& parameters) {
+  return {call.x,
+          call.weight,
+          or_weight(call.bias, call),
+          or_weight(call.state, call),
+          or_stand_in(call.slots.indices, call.weight),
+          or_stand_in(call.slots.flags, call.weight),
+          or_stand_in(call.bounds, call.weight),
+          or_weight(call.seq_idx, call),
+          call.y,
+          Binding::error_log(),
+          Binding::values(parameters)};
+}
+
 Launch launch_causal_conv1d(const Call& call) {
   const auto arguments = arguments_of(call);
   const auto& s = call.shape.sequence;
   return {"causal_conv1d",
           "gdn/causal_conv1d.metal",
           arguments,
-          {call.x, call.weight, or_weight(call.bias, call), or_weight(call.state, call),
-           or_stand_in(call.slots.indices, call.weight), or_stand_in(call.slots.flags, call.weight),
-           or_stand_in(call.bounds, call.weight), or_weight(call.seq_idx, call), call.y, Binding::error_log(),
-           Binding::values(parameters_of(call))},
+          convolution_bindings(call, parameters_of(call)),
           {channel_groups(call, arguments.back()), size_t(s.NT), size_t(s.B)},
           kThreads};
 }
 
+// The tokens of a channel are neighbours.
+bool is_channel_first(const Tensor& x) { return x.stride(1) == 1 && x.stride(2) != 1; }
+
+Launch launch_causal_conv1d_channel_first(const Call& call) {
+  constexpr int64_t kTokens = 64, kChannels = 32;  // of a threadgroup
+  const auto& s = call.shape.sequence;
+  auto parameters = parameters_of(call);
+  parameters.sequence.chunks = int32_t(ceil_div(s.T, kTokens) + (s.packed ? s.N : 0));
+  auto arguments = arguments_of(call);
+  arguments.pop_back();
+  return {"causal_conv1d_channel_first",
+          "gdn/causal_conv1d_channel_first.metal",
+          arguments,
+          convolution_bindings(call, parameters),
+          {size_t(ceil_div(call.shape.D, kChannels)), size_t(parameters.sequence.chunks), size_t(s.B)},
+          kThreads};
+}
+
 Launch launch_causal_conv1d_update(const Call& call) {
-  const auto arguments = arguments_of(call);
+  auto arguments = arguments_of(call);
+  arguments.pop_back();  // one channel a thread
   return {"causal_conv1d_update",
           "gdn/causal_conv1d_update.metal",
           arguments,
@@ -96,7 +133,7 @@ Launch launch_causal_conv1d_update(const Call& call) {
            or_stand_in(call.slots.indices, call.weight), or_stand_in(call.slots.flags, call.weight),
            or_stand_in(call.bounds, call.weight), call.y, call.new_state, Binding::error_log(),
            Binding::values(parameters_of(call))},
-          {channel_groups(call, arguments.back()), 1, size_t(call.shape.sequence.N)},
+          {channel_groups(call, "1"), 1, size_t(call.shape.sequence.N)},
           kThreads};
 }
 
@@ -118,7 +155,10 @@ void run(const Call& call) {
   if (call.new_state.defined() && tokens > 0 && tokens <= kFewTokens) {
     launches = {launch_causal_conv1d_update(call)};
   } else {
-    if (tokens > 0) launches.push_back(launch_causal_conv1d(call));
+    if (tokens > 0) {
+      launches.push_back(is_channel_first(call.x) ? launch_causal_conv1d_channel_first(call)
+                                                  : launch_causal_conv1d(call));
+    }
     if (call.new_state.defined()) launches.push_back(launch_causal_conv1d_state(call));
   }
   launcher().run(launches);

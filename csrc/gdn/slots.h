@@ -11,24 +11,8 @@ struct Slots {
   SlotParameters parameters{};
 };
 
-inline Slots slots_on(at::Device device, const Tensor& state_pool, const optional<Tensor>& state_indices,
-                      const optional<Tensor>& has_initial_state, int64_t null_index) {
-  TORCH_CHECK_VALUE(state_pool.size(0) <= INT32_MAX, "torch_gdn: state_pool: expected fewer than 2^31 slots, got ",
-                    state_pool.size(0));
-  Slots slots;
-  slots.parameters.slots = int32_t(state_pool.size(0));
-  slots.parameters.null_index = int32_t(null_index);
-  if (state_indices.has_value()) {
-    slots.indices = state_indices->to(device);
-    slots.parameters.index_stride = slots.indices->stride(0);
-    slots.parameters.index_bytes = int32_t(slots.indices->element_size());
-  }
-  if (has_initial_state.has_value()) {
-    slots.flags = *has_initial_state;
-    slots.parameters.flag_stride = slots.flags->stride(0);
-    slots.parameters.has_flags = 1;
-  }
-  return slots;
-}
+// More than 32 indices on the device are looked through by a kernel of its own, which this launches.
+Slots slots_on(at::Device device, const Tensor& state_pool, const optional<Tensor>& state_indices,
+               const optional<Tensor>& has_initial_state, int64_t null_index);
 
 }  // namespace torch_gdn

@@ -1,6 +1,7 @@
 // Slots of a pool of states: which one a sequence has, read from state_indices on the device. An index past the pool,
 // and a slot that an earlier sequence has, count as none, so that no index, however wrong, leads out of the pool or
-// lets two sequences write one state; report_slot() tells the user.
+// lets two sequences write one state; report_slot() tells the user. Of more than 32 sequences locate_slots.metal looks
+// for such indices once, in place of every threadgroup.
 #pragma once
 #include <metal_stdlib>
 
@@ -32,12 +33,15 @@ METAL_FUNC Slot locate_slot(
   if (slots.index_bytes == 0) return slot;
 
   slot.index = slot_index(indices, slots, sequence);
+  const bool is_null = slot.index <= slots.null_index;
+  slot.is_present = !is_null;
+  if (slots.is_checked != 0) return slot;
+
   int earlier = 0;
   for (int other = int(lane); other < sequence; other += 32) {
     if (slot_index(indices, slots, other) == slot.index) earlier = 1;
   }
   earlier = simd_max(earlier);
-  const bool is_null = slot.index <= slots.null_index;
   slot.is_outside = slot.index >= slots.slots;
   slot.is_taken = earlier != 0 && !is_null && !slot.is_outside;
   slot.is_present = !is_null && !slot.is_outside && !slot.is_taken;

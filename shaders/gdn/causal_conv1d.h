@@ -32,7 +32,12 @@ METAL_FUNC Filter<W, Packet> load_filter(
   Filter<W, Packet> filter;
   UNROLL for (int i = 0; i < Packet; ++i) {
     device const P* taps = weight + (channel + i) * parameters.weight_channel;
-    UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap].at[i] = float(taps[tap * parameters.weight_tap]);
+    if (W == 4 && parameters.has_tap_packets != 0) {
+      const Values<4> together = load_values<4>(taps);
+      UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap].at[i] = together.at[tap];
+    } else {
+      UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap].at[i] = float(taps[tap * parameters.weight_tap]);
+    }
     filter.bias.at[i] = parameters.has_bias != 0 ? float(bias[channel + i]) : 0.0f;
   }
   return filter;
@@ -50,6 +55,48 @@ METAL_FUNC Values<Packet> convolve(
     UNROLL for (int i = 0; i < Packet; ++i) sum.at[i] /= 1.0f + exp(-sum.at[i]);
   }
   return sum;
+}
+
+// The number of the run that a token belongs to (seq_idx): taps do not reach into another run.
+METAL_FUNC int64_t run_of(device const int* runs, constant ConvolutionParameters& parameters, int batch, int token) {
+  const int64_t at = batch * parameters.run_batch + token * parameters.run_token;
+  if (parameters.run_bytes == 4) return runs[at];
+  return ((device const int64_t*)runs)[at];
+}
+
+// The window with what is of another run set to zero; a run with a negative number gives zeros altogether.
+template <int W, int Packet>
+METAL_FUNC Values<Packet> convolve_run(
+    thread const Values<Packet>* window,
+    thread const Filter<W, Packet>& filter,
+    device const int* runs,
+    constant ConvolutionParameters& parameters,
+    Chunk chunk,
+    int token) {
+  const int64_t run = run_of(runs, parameters, chunk.batch, token);
+  Values<Packet> of_run[W];
+  UNROLL for (int tap = 0; tap < W; ++tap) {
+    const int there = token - (W - 1) + tap;
+    const bool is_inside = there >= 0 && run_of(runs, parameters, chunk.batch, max(there, 0)) == run;
+    of_run[tap] = window[tap];
+    if (!is_inside) of_run[tap] = no_values<Packet>();
+  }
+  if (run < 0) return no_values<Packet>();
+  return convolve<W, Packet>(of_run, filter, parameters.has_silu != 0);
+}
+
+template <int W, int Packet>
+METAL_FUNC Values<Packet> convolve_token(
+    thread const Values<Packet>* window,
+    thread const Filter<W, Packet>& filter,
+    bool is_present,
+    device const int* runs,
+    constant ConvolutionParameters& parameters,
+    Chunk chunk,
+    int token) {
+  if (!is_present) return no_values<Packet>();
+  if (parameters.run_bytes != 0) return convolve_run<W, Packet>(window, filter, runs, parameters, chunk, token);
+  return convolve<W, Packet>(window, filter, parameters.has_silu != 0);
 }
 
 template <int W, int Packet>

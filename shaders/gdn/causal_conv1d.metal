@@ -5,34 +5,6 @@
 
 static constant constexpr const int kConvolutionTokens = 32;  // as csrc/checks/causal_conv1d.h has it
 
-// The number of the run that a token belongs to (seq_idx): taps do not reach into another run.
-METAL_FUNC int64_t run_of(device const int* runs, constant ConvolutionParameters& parameters, int batch, int token) {
-  const int64_t at = batch * parameters.run_batch + token * parameters.run_token;
-  if (parameters.run_bytes == 4) return runs[at];
-  return ((device const int64_t*)runs)[at];
-}
-
-// The window with what is of another run set to zero; a run with a negative number gives zeros altogether.
-template <int W, int Packet>
-METAL_FUNC Values<Packet> convolve_run(
-    thread const Values<Packet>* window,
-    thread const Filter<W, Packet>& filter,
-    device const int* runs,
-    constant ConvolutionParameters& parameters,
-    Chunk chunk,
-    int token) {
-  const int64_t run = run_of(runs, parameters, chunk.batch, token);
-  Values<Packet> of_run[W];
-  UNROLL for (int tap = 0; tap < W; ++tap) {
-    const int there = token - (W - 1) + tap;
-    const bool is_inside = there >= 0 && run_of(runs, parameters, chunk.batch, max(there, 0)) == run;
-    of_run[tap] = window[tap];
-    if (!is_inside) of_run[tap] = no_values<Packet>();
-  }
-  if (run < 0) return no_values<Packet>();
-  return convolve<W, Packet>(of_run, filter, parameters.has_silu != 0);
-}
-
 template <typename T, typename P, typename S, int W, int Packet>
 [[kernel]] void causal_conv1d(
     device const T* x [[buffer(0)]],
@@ -74,14 +46,8 @@ template <typename T, typename P, typename S, int W, int Packet>
   }
   for (int token = chunk.first; token < chunk.first + chunk.tokens; ++token) {
     window[W - 1] = load_values<Packet>(tokens + token * parameters.x.token);
-    Values<Packet> result;
-    if (!slot.is_present) {
-      result = no_values<Packet>();
-    } else if (parameters.run_bytes != 0) {
-      result = convolve_run<W, Packet>(window, filter, runs, parameters, chunk, token);
-    } else {
-      result = convolve<W, Packet>(window, filter, parameters.has_silu != 0);
-    }
+    const Values<Packet> result =
+        convolve_token<W, Packet>(window, filter, slot.is_present, runs, parameters, chunk, token);
     store_values(output + int64_t(token) * parameters.channels, result);
     move_window<W, Packet>(window);
   }

@@ -1,9 +1,23 @@
-// One threadgroup owns 128 packets of channels of one sequence, for few tokens; a thread owns a packet for all of them
-// and then writes its state. In registers: the last W tokens and the weights of a thread's channels, in f32.
-// Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N or slots, D, S], any strides.
+// One threadgroup owns 128 channels of one sequence, for few tokens; a thread owns one for all of them and then writes
+// its state, so that lanes move neighbouring rows of state and weight. In registers: the last W tokens and the weights
+// of a thread's channel, in f32. Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N
+// or slots, D, S], any strides.
 #include "gdn/causal_conv1d.h"
 
-template <typename T, typename P, typename S, int W, int Packet>
+// The last W columns of the state, where each is there; one that no tap reaches is left out.
+template <int W, typename S>
+METAL_FUNC void load_window(
+    thread Values<1>* window, device const S* columns, constant ConvolutionParameters& parameters, bool has_state) {
+  window[0] = no_values<1>();
+  if (W == 4 && parameters.has_column_packets != 0) {
+    const Values<4> together = has_state ? load_values<4>(columns) : no_values<4>();
+    UNROLL for (int tap = 0; tap < W; ++tap) window[tap].at[0] = together.at[tap];
+  } else {
+    UNROLL for (int tap = 1; tap < W; ++tap) { window[tap] = load_history<1>(columns, parameters, has_state, tap - W); }
+  }
+}
+
+template <typename T, typename P, typename S, int W>
 [[kernel]] void causal_conv1d_update(
     device const T* x [[buffer(0)]],
     device const P* weight [[buffer(1)]],
@@ -26,30 +40,33 @@ template <typename T, typename P, typename S, int W, int Packet>
     if (group.z == 0) report_bounds(bounds, parameters.sequence, 0, errors, lane);
     if (lane == 0) report_slot(slot, errors);
   }
-  const int channel = (int(group.x) * kConvolutionThreads + int(thread_index)) * Packet;
+  const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   if (channel >= parameters.channels) return;
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
   device const T* tokens = x + first + channel * parameters.x.head;
   device const S* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
   device T* output = y + (int64_t(sequence.batch) * parameters.sequence.tokens + sequence.first) * parameters.channels;
-  const Filter<W, Packet> filter = load_filter<W, Packet>(weight, bias, parameters, channel);
+  const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
   const int count = sequence.last - sequence.first;
-  Values<Packet> window[W];
-  UNROLL for (int tap = 0; tap + 1 < W; ++tap) {
-    window[tap] = load_history<Packet>(columns, parameters, has_state, tap - (W - 1));
-  }
+  Values<1> window[W];
+  load_window<W>(window, columns, parameters, has_state);
   for (int token = 0; token < count; ++token) {
-    window[W - 1] = load_values<Packet>(tokens + token * parameters.x.token);
-    Values<Packet> result = convolve<W, Packet>(window, filter, parameters.has_silu != 0);
-    if (!slot.is_present) result = no_values<Packet>();
+    move_window<W, 1>(window);
+    window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
+    Values<1> result = convolve<W, 1>(window, filter, parameters.has_silu != 0);
+    if (!slot.is_present) result = no_values<1>();
     store_values(output + int64_t(token) * parameters.channels + channel, result);
-    move_window<W, Packet>(window);
   }
   if (slot.is_present) {
-    write_state<Packet>(
-        new_state + slot.index * parameters.new_state.slot + channel * parameters.new_state.channel, columns, tokens,
-        parameters, has_state, count);
+    device S* target = new_state + slot.index * parameters.new_state.slot + channel * parameters.new_state.channel;
+    if (W == 4 && parameters.has_column_packets != 0) {
+      Values<4> together;
+      UNROLL for (int tap = 0; tap < W; ++tap) together.at[tap] = window[tap].at[0];
+      store_values(target, together);
+    } else {
+      write_state<1>(target, columns, tokens, parameters, has_state, count);
+    }
   }
 }

@@ -56,6 +56,12 @@ struct SlotParameters {
   int32_t has_flags;                  // 1: has_initial_state is read
   int32_t slots;                      // that the pool has
   int32_t null_index;                 // a sequence with this index or a lower one has no slot
+  int32_t is_checked;                 // 1: every index is below `slots`, and no slot has two sequences
+};
+
+struct LocateParameters {
+  SlotParameters slots;
+  int32_t sequences;
 };
 
 struct CumsumParameters {
@@ -181,4 +187,6 @@ struct ConvolutionParameters {
   int32_t channels, columns;              // D, S
   int32_t has_bias, has_silu, has_state;  // has_state: the states before the first tokens are there
   int32_t run_bytes;                      // of a number in seq_idx: 4 or 8; 0: there is none
+  // 1: the four taps of a channel, and the four columns of its state before and behind, can be moved at once.
+  int32_t has_tap_packets, has_column_packets;
 };

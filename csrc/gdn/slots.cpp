@@ -1,0 +1,57 @@
+#include "slots.h"
+
+#include <ATen/ops/empty.h>
+
+namespace torch_gdn {
+
+namespace {
+
+// One load of a simdgroup sees so many indices: up to there each threadgroup looks for doubled ones by itself.
+constexpr int64_t kSeenAtOnce = 32;
+
+Tensor located(const Tensor& indices, const SlotParameters& parameters) {
+  constexpr int64_t kSimdgroups = 4;
+  const int64_t sequences = indices.size(0);
+  const auto result = at::empty({sequences}, indices.options().dtype(at::kInt));
+  launcher().run(
+      {{"locate_slots",
+        "gdn/locate_slots.metal",
+        {std::to_string(kSimdgroups)},
+        {indices, result, Binding::error_log(), Binding::values(LocateParameters{parameters, int32_t(sequences)})},
+        {size_t(ceil_div(sequences, kSimdgroups)), 1, 1},
+        size_t(32 * kSimdgroups)}});
+  return result;
+}
+
+}  // namespace
+
+Slots slots_on(at::Device device, const Tensor& state_pool, const optional<Tensor>& state_indices,
+               const optional<Tensor>& has_initial_state, int64_t null_index) {
+  TORCH_CHECK_VALUE(state_pool.size(0) <= INT32_MAX, "torch_gdn: state_pool: expected fewer than 2^31 slots, got ",
+                    state_pool.size(0));
+  Slots slots;
+  auto& parameters = slots.parameters;
+  parameters.slots = int32_t(state_pool.size(0));
+  parameters.null_index = int32_t(null_index);
+  if (state_indices.has_value()) {
+    slots.indices = state_indices->to(device);
+    parameters.index_stride = slots.indices->stride(0);
+    parameters.index_bytes = int32_t(slots.indices->element_size());
+    parameters.is_checked = state_indices->is_cpu();  // on the host, by check_slots()
+    if (!parameters.is_checked && state_indices->size(0) > kSeenAtOnce) {
+      slots.indices = located(*slots.indices, parameters);
+      parameters.index_stride = 1;
+      parameters.index_bytes = 4;
+      parameters.null_index = -1;
+      parameters.is_checked = 1;
+    }
+  }
+  if (has_initial_state.has_value()) {
+    slots.flags = *has_initial_state;
+    parameters.flag_stride = slots.flags->stride(0);
+    parameters.has_flags = 1;
+  }
+  return slots;
+}
+
+}  // namespace torch_gdn

@@ -1,0 +1,22 @@
+// One simdgroup owns one sequence: its slot, or -1 where it has none, with wrong indices reported. So the kernels that
+// follow need not look through the indices of all earlier sequences in each of their threadgroups.
+// Layout: indices [N], int32 or int64, of any stride; located [N] int32.
+#include "common/slots.h"
+
+template <int Simdgroups>
+[[kernel]] void locate_slots(
+    device const int* indices [[buffer(0)]],
+    device int* located [[buffer(1)]],
+    device ErrorLog* errors [[buffer(2)]],
+    constant LocateParameters& parameters [[buffer(3)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  const int sequence = min(int(group.x) * Simdgroups + int(simdgroup), parameters.sequences - 1);
+  const bool is_own = sequence == int(group.x) * Simdgroups + int(simdgroup);
+  const Slot slot = locate_slot(indices, (device const uchar*)indices, parameters.slots, sequence, lane);
+  if (is_own && lane == 0) {
+    located[sequence] = slot.is_present ? int(slot.index) : -1;
+    report_slot(slot, errors);
+  }
+}
