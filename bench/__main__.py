@@ -115,18 +115,17 @@ def run(options: argparse.Namespace, ceilings: Ceilings) -> list[Row]:
 
 
 def others_table(rows: list[Row]) -> str:
-    """What a section compares with besides: times, and how many times as long ours takes."""
+    """What a section compares with besides: its time and, in brackets, how many times as long ours is."""
     names = sorted({name for row in rows for name in row.others})
     lines = []
     for row in rows:
         if row.contender == results.OURS and row.others and row.seconds is not None:
-            largest = max(row.others.values())
-            times = [results.milliseconds(row.others.get(name)) for name in names]
-            start = [row.case, row.dtype, str(row.size), results.milliseconds(row.seconds)]
-            lines.append([*start, *times, f"{row.seconds / largest:.2f}"])
-    return results.markdown(
-        ["", "dtype", "size", "ours, ms", *(f"{name}, ms" for name in names), "ours over it"], lines
-    )
+            times = [
+                f"{results.milliseconds(row.others[name])} ({row.seconds / row.others[name]:.2f})" for name in names
+            ]
+            largest = f"{row.seconds / max(row.others.values()):.2f}"
+            lines.append([row.case, row.dtype, str(row.size), results.milliseconds(row.seconds), *times, largest])
+    return results.markdown(["", "dtype", "size", "ours, ms", *names, "over the larger"], lines)
 
 
 def report(rows: list[Row], rates: dict[str, float]) -> str:

@@ -118,9 +118,10 @@ def prefill(
 def decode(layer: Layer, batch: int, dtype: torch.dtype, ceilings: Ceilings, seconds: float) -> list[Row]:
     case, work = case_of(layer, 1, batch, dtype), counting.decode(layer, batch, dtype)
     rows = compare(row_maker("decode", layer, dtype, batch), contenders.DECODE, case, work, ceilings, seconds)
-    moving = ceilings.moving_in_place(batch * counting.state(layer))
+    size = batch * counting.state(layer)
     for row in rows:
-        row.others["moving the state once"] = moving
+        row.others["copying the state"] = 2 * size / ceilings.bytes_a_second(2 * size)
+        row.others["scaling it in place"] = ceilings.moving_in_place(size)
     return rows
 
 
