@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "gates.h"
+#include "recurrence.h"
 
 namespace torch_gdn {
 namespace {
@@ -132,30 +133,29 @@ optional<Tensor> rows_or_none(const optional<Tensor>& x, const char* name) {
   return x.has_value() ? unit_last_stride(cpu::as_activation(*x), name) : x;
 }
 
-struct Options {
-  bool normalise;
-  optional<double> scale;
-};
+}  // namespace
 
-Tensor run(const ChunkShape& s, const WholeOp& op, const Channels& channels, const cpu::StatePlaces& places,
-           const optional<Tensor>& cu_seqlens, const Options& options) {
+Tensor cpu::run_recurrence(const ChunkShape& s, const WholeOp& op, const Channels& channels, const StatePlaces& places,
+                           const optional<Tensor>& cu_seqlens, bool normalise, optional<double> scale) {
   const Tensor o = at::empty({s.B, s.T, s.HV, s.V}, op.q.options().dtype(output_dtype_of(op)));
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
-  const Tensor decays = cpu::decays_of(s, op.g, op.gates), steps = cpu::steps_of(s, op.beta, op.gates);
+  const Tensor decays = decays_of(s, op.g, op.gates), steps = steps_of(s, op.beta, op.gates);
   const auto gk = rows_or_none(channels.gk, "gk"), gv = rows_or_none(channels.gv, "gv");
-  const Inputs in{.q = cpu::Rows(q),
-                  .k = cpu::Rows(k),
-                  .v = cpu::Rows(v),
-                  .g = cpu::Rows(decays),
-                  .beta = cpu::Rows(steps),
-                  .gk = gk ? optional(cpu::Rows(*gk)) : std::nullopt,
-                  .gv = gv ? optional(cpu::Rows(*gv)) : std::nullopt,
-                  .scale = static_cast<float>(scale_or_default(options.scale, s.K)),
+  const Inputs in{.q = Rows(q),
+                  .k = Rows(k),
+                  .v = Rows(v),
+                  .g = Rows(decays),
+                  .beta = Rows(steps),
+                  .gk = gk ? optional(Rows(*gk)) : std::nullopt,
+                  .gv = gv ? optional(Rows(*gv)) : std::nullopt,
+                  .scale = static_cast<float>(scale_or_default(scale, s.K)),
                   .has_vector_beta = steps.dim() == 4,
-                  .normalise = options.normalise};
+                  .normalise = normalise};
   Work(s, in, places, o, cu_seqlens).run();
   return o;
 }
+
+namespace {
 
 std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
     const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& g, const optional<Tensor>& beta,
@@ -170,7 +170,7 @@ std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
   const auto s = check_fused_recurrent_gated_delta_rule(op, channels, initial_state, state_v_first, cu_seqlens);
   const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
   const auto places = cpu::StatePlaces::of_sequences(s, initial_state, final_state, state_v_first);
-  return {run(s, op, channels, places, cu_seqlens, {use_qk_l2norm_in_kernel, scale}), final_state};
+  return {cpu::run_recurrence(s, op, channels, places, cu_seqlens, use_qk_l2norm_in_kernel, scale), final_state};
 }
 
 Tensor fused_recurrent_gated_delta_rule_(
@@ -185,7 +185,8 @@ Tensor fused_recurrent_gated_delta_rule_(
   const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
   const WholeOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
   const auto s = check_fused_recurrent_gated_delta_rule_(op, channels, pool, cu_seqlens);
-  return run(s, op, channels, cpu::StatePlaces::in_place(s, pool), cu_seqlens, {use_qk_l2norm_in_kernel, scale});
+  return cpu::run_recurrence(s, op, channels, cpu::StatePlaces::in_place(s, pool), cu_seqlens, use_qk_l2norm_in_kernel,
+                             scale);
 }
 
 }  // namespace

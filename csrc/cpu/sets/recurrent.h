@@ -77,20 +77,20 @@ TORCH_GDN_INLINE Sums<kCount> read_state(const float* state, int64_t stride, con
   return total;
 }
 
-// S <- decay S + k u^T, from one place to another or the same; returns S^T q of the new S.
+// S <- decay S + k u^T, from one place to another or the same; returns S^T q of the new S. The last rows come first: of
+// 64 KB that were just read, the last are still in the first-level cache. The next head's rows are fetched meanwhile.
 template <bool kWeak, int64_t kCount>
 TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column, float change, const TokenRows& token,
                                           const Sums<kCount>& u, int64_t K) {
   Sums<kCount> total{};
-  for (int64_t first = 0; first < K; first += kRowsOfPart) {
-    const int64_t last = first + kRowsOfPart < K ? first + kRowsOfPart : K;
+  for (int64_t end = K; end > 0; end -= kRowsOfPart) {
     Sums<kCount> part{};
-    for (int64_t i = first; i < last; ++i) {
+    for (int64_t i = end - 1; i >= 0 && i >= end - kRowsOfPart; --i) {
       const float* from = rows.from + i * rows.from_stride + column;
       float* to = rows.to + i * rows.to_stride + column;
 #pragma GCC unroll 8
       for (int64_t c = 0; c < kCount; ++c) {
-        prefetch(from + K * rows.from_stride + c * kLanes);  // the next head, while this one keeps the core busy
+        prefetch(from + K * rows.from_stride + c * kLanes);
         const Vector before = load(from + c * kLanes);
         const Vector decayed = kWeak ? before + change * before : change * before;
         const Vector after = multiply_add(token.k[i], u.at[c], decayed);
@@ -191,7 +191,8 @@ TORCH_GDN_INLINE Four sums_of(const Sums<4>& x) {
   return __builtin_shufflevector(pairs01, pairs23, 0, 1, 4, 5) + __builtin_shufflevector(pairs01, pairs23, 2, 3, 6, 7);
 }
 
-constexpr int64_t kRowsAhead = 16;
+// Rows are fetched this far ahead: with K = 128 a head, 64 KB.
+constexpr int64_t kRowsAhead = 128;
 
 // Four rows of a state [V, K]: each is read and written along K.
 template <bool kWeak>

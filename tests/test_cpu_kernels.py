@@ -1,0 +1,144 @@
+"""What only the CPU kernels have: ways by a state's layout, shares of the work by threads, instruction sets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.cases import WHOLE_OPS, Case, assert_exact, make_case, run
+from tests.helpers.errors import assert_same_bits
+
+CPU = torch.device("cpu")
+CHUNK, RECURRENT = "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
+# With rows that vectors of 16 go over without a rest (of 128 and of 32 columns of V), and without.
+SIZES = [(128, 160), (48, 32), (16, 20), (100, 128), (37, 75)]
+
+
+def in_layout(case: Case, state_v_first: bool) -> Case:
+    """The case with its initial state as [V, K] where asked for."""
+    assert case.initial_state is not None
+    turned = case.map(lambda x: x)
+    if state_v_first:
+        turned.initial_state = case.initial_state.transpose(-1, -2).contiguous()
+    return turned
+
+
+@pytest.mark.parametrize(("K", "V"), SIZES)
+@pytest.mark.parametrize("state_v_first", [False, True])
+@pytest.mark.parametrize("T", [1, 4])
+@pytest.mark.parametrize("op", WHOLE_OPS)
+def test_a_few_tokens_in_both_layouts(op: str, T: int, state_v_first: bool, K: int, V: int) -> None:
+    case = make_case(T, K, V, B=2, HV=2)
+    case.g[0], case.g[1] = -3.0, -0.01  # decays below and above a half are applied in two ways
+    o, state = run(op, in_layout(case, state_v_first), CPU, state_v_first=state_v_first)
+    assert_exact(op, case, (o, state.transpose(-1, -2) if state_v_first else state))
+
+
+@pytest.mark.parametrize(("K", "V"), SIZES)
+@pytest.mark.parametrize("state_v_first", [False, True])
+def test_in_place_has_the_bits_of_the_functional_op(state_v_first: bool, K: int, V: int) -> None:
+    """Slot 2 goes on, slot 0 starts anew whatever it holds, slot 1 stays; rows of the pool are 3 values apart."""
+    case = in_layout(make_case(3, K, V, B=2, HV=2), state_v_first)
+    assert case.initial_state is not None
+    case.initial_state[1] = 0
+    o, state = run(RECURRENT, case, CPU, state_v_first=state_v_first)
+    storage = torch.full((3, *state.shape[1:-1], state.shape[-1] + 3), torch.nan)
+    pool = storage[..., : state.shape[-1]]
+    pool[2] = case.initial_state[0]
+    in_place = torch_gdn.fused_recurrent_gated_delta_rule_(
+        *case.qkv,
+        case.g,
+        case.beta,
+        state_pool=pool,
+        state_indices=torch.tensor([2, 0]),
+        has_initial_state=torch.tensor([True, False]),
+        state_v_first=state_v_first,
+    )
+    assert_same_bits("o", in_place, o)
+    assert_same_bits("the slots", pool[[2, 0]], state)
+    assert storage[1].isnan().all() and storage[..., state.shape[-1] :].isnan().all()
+
+
+@pytest.mark.parametrize("op", WHOLE_OPS)
+def test_the_final_state_need_not_be_kept(op: str) -> None:
+    case = make_case(40, 64, 64)
+    without = WHOLE_OPS[op](*case.qkv, **(case.options | {"output_final_state": False}))
+    assert without[1] is None
+    assert_same_bits("o", without[0], run(op, case, CPU)[0])
+
+
+@pytest.mark.parametrize("bounds", [[0, 3, 3, 7, 8], [0, 3, 3, 70, 71, 75]])
+def test_short_sequences_alone_and_among_long_ones(bounds: list[int]) -> None:
+    """Where all are short the chunked op takes them token by token."""
+    case = make_case(bounds[-1], HV=2, bounds=bounds)
+    assert_exact(CHUNK, case, run(CHUNK, case, CPU))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("H", "HV", "K", "V"), [(1, 1, 128, 128), (1, 3, 60, 100), (3, 6, 64, 32), (1, 9, 16, 130)])
+@pytest.mark.parametrize("op", WHOLE_OPS)
+def test_bits_do_not_depend_on_how_threads_share_the_work(
+    op: str, H: int, HV: int, K: int, V: int, dtype: torch.dtype
+) -> None:
+    """Heads and columns of V make other pieces of work for 2, 5 and 8 threads than for one."""
+    case = make_case(150, K, V, H=H, HV=HV, dtype=dtype, bounds=[0, 17, 17, 150])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = run(op, case, CPU)
+        assert_exact(op, case, alone)
+        for threads in (2, 5, 8):
+            torch.set_num_threads(threads)
+            for name, ours, expected in zip(("o", "final_state"), run(op, case, CPU), alone, strict=True):
+                assert_same_bits(f"{name} of {threads} threads", ours, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("chunk_size", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_between_chunks_are_those_of_shorter_sequences(dtype: torch.dtype, chunk_size: int) -> None:
+    """Whatever number of tokens the kernels take at a time."""
+    case = make_case(150, 40, 72, HV=2, dtype=dtype)
+    _, _, h = torch_gdn.chunk_gated_delta_rule(
+        *case.qkv, **case.options, chunk_size=chunk_size, return_intermediate_states=True
+    )
+    for row, tokens in enumerate(range(0, 150, chunk_size)):
+        part = case.map(lambda x: x[:, :tokens] if x.shape[1] == 150 else x)  # noqa: B023  called at once
+        _, state = run(CHUNK, part, CPU, chunk_size=chunk_size)
+        assert_same_bits(f"h[{row}]", h[0, row], state[0].to(dtype))
+
+
+CHECKS = """
+import torch
+from tests.helpers.cases import WHOLE_OPS, assert_exact, make_case, run
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for K, V in ((128, 160), (100, 60), (37, 75), (256, 33)):
+        case = make_case(70, K, V, HV=2, dtype=dtype)
+        for op in WHOLE_OPS:
+            assert_exact(op, case, run(op, case, torch.device("cpu")))
+repeated = make_case(130, beta=1.9, same_keys=True)
+assert_exact("chunk_gated_delta_rule", repeated, run("chunk_gated_delta_rule", repeated, torch.device("cpu")))
+"""
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_every_instruction_set_is_exact(capability: str) -> None:
+    """ATEN_CPU_CAPABILITY limits torch and these kernels alike."""
+    ours = torch.backends.cpu.get_cpu_capability()
+    has = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(ours, [])
+    if capability not in ["default", *has]:
+        pytest.skip(f"this machine has {ours}")
+    result = subprocess.run(
+        [sys.executable, "-c", CHECKS],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
