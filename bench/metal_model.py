@@ -12,7 +12,7 @@ rate for it is a time that no run of these kernels on that chip can be below, if
     arithmetic    scalar operations and 8x8x8 matrix products (512 multiply-adds at the scalar rate)
     threadgroup   cycles of the threadgroup memory's banks
     latency       what one simdgroup does in turn, arithmetic and waits, times the turns that a core takes: it holds so
-                  many threadgroups at once as threads and threadgroup memory allow; registers may allow fewer
+                  many threadgroups at once as threads, threadgroup memory and estimated registers allow
 
 The largest is the bound of the kernel; dispatches follow each other, so their bounds add up. All threadgroups are taken
 to be alike, and the core with the most of them decides. Whatever the chip does besides (a dispatch's own start, caches
@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +36,7 @@ from bench.results import markdown
 from bench.shapes import LAYERS, QWEN3_NEXT
 
 SIMDGROUP = 32  # threads
+SPECIALISATIONS = Path(__file__).parent.parent / "proof" / "specialisations.tsv"
 
 
 class Chip(NamedTuple):
@@ -55,6 +58,7 @@ LANES = 128  # multiply-adds a cycle, float32 and float16 alike [metal-benchmark
 MATRIX_LANES = 102  # multiply-adds a cycle of simdgroup_matrix [metal-benchmarks: 101.7 and 102.5]
 CACHE_BYTES = 32  # a cycle from the cache outside the core [metal-benchmarks]
 THREADGROUP_MEMORY = 60 * 1024  # bytes [metal-benchmarks]
+REGISTERS = 208 * 1024  # bytes [metal-benchmarks]
 MOST_THREADS = 3072  # [metal-benchmarks: 24 simdgroups of four pipelines]
 # Cycles that an operation on floats takes its pipeline [metal-benchmarks; a division is a reciprocal, another function
 # is taken for an exp2]. Integer operations, comparisons, selections and conversions are counted, but not charged: those
@@ -106,11 +110,22 @@ class Prediction(NamedTuple):
         return max(self.bounds, key=lambda name: self.bounds[name])
 
 
-def groups_at_once(figures: Any, threads: int) -> int:
-    """Threadgroups of so many threads that a core holds, by its threads and threadgroup memory."""
+@cache
+def estimated_registers() -> Mapping[str, int]:
+    """Of a thread of each of our kernels, 32 bits each, by the strict check's model: proof/specialisations.tsv."""
+    lines = (line.split("\t") for line in SPECIALISATIONS.read_text().splitlines())
+    titles = next(lines)
+    column = titles.index("registers (model)")
+    return {fields[0]: int(fields[column]) for fields in lines}
+
+
+def groups_at_once(figures: Any, threads: int, registers: int) -> int:
+    """Threadgroups of so many threads that a core holds, by its threads, threadgroup memory and registers."""
     limits = [MOST_THREADS // threads]
     if figures.threadgroup_memory:
         limits.append(THREADGROUP_MEMORY // figures.threadgroup_memory)
+    if registers:
+        limits.append(REGISTERS // (4 * registers * threads))
     return max(1, min(limits))
 
 
@@ -120,15 +135,18 @@ def arithmetic_cycles(figures: Any) -> float:
     return scalar / LANES + figures.matrix_multiplies * 8 * 8 * 8 / MATRIX_LANES
 
 
-def predict(figures: Any, chip: str | Chip) -> Prediction:
-    """The lower bound of a kernel's dispatches on a chip, from its figures in a detailed profile."""
+def predict(figures: Any, chip: str | Chip, registers: int = 0) -> Prediction:
+    """The lower bound of a kernel's dispatches on a chip, from its figures in a detailed profile.
+
+    registers: of a thread, 0 where nobody knows; see estimated_registers().
+    """
     chip = CHIPS[chip] if isinstance(chip, str) else chip
     dispatches = max(1, figures.dispatches)
     groups = max(1, figures.threadgroups // dispatches)
     cores = min(chip.cores, groups)
     share = -(-groups // chip.cores) / groups  # of the work, on the core that has most of it
     threads = max(1, figures.threads // max(1, figures.threadgroups))
-    at_once = min(groups_at_once(figures, threads), -(-groups // chip.cores))
+    at_once = min(groups_at_once(figures, threads, registers), -(-groups // chip.cores))
     simdgroups = -(-threads // SIMDGROUP) * max(1, figures.threadgroups)
 
     distinct = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
@@ -149,9 +167,14 @@ def predict(figures: Any, chip: str | Chip) -> Prediction:
     return Prediction(bounds, cores, at_once * threads)
 
 
+def predict_all(kernels: Mapping[str, Any], chip: str | Chip) -> list[Prediction]:
+    """Of each kernel of a profile."""
+    return [predict(figures, chip, estimated_registers().get(name, 0)) for name, figures in kernels.items()]
+
+
 def total(kernels: Mapping[str, Any], chip: str | Chip) -> tuple[float, str]:
     """Seconds of a workload whose kernels follow each other, and what binds the longest part of them."""
-    predictions = [predict(figures, chip) for figures in kernels.values()]
+    predictions = predict_all(kernels, chip)
     parts: dict[str, float] = {}
     for prediction in predictions:
         parts[prediction.binds] = parts.get(prediction.binds, 0) + prediction.seconds
@@ -175,6 +198,7 @@ def counts_table(kernels: Mapping[str, Any]) -> str:
                 name,
                 f"{figures.threadgroups}",
                 f"{figures.threadgroup_memory}",
+                f"{estimated_registers().get(name, '')}",
                 f"{distinct:,}",
                 ratio(issued, distinct),
                 ratio(figures.least_cache_lines, figures.cache_lines),
@@ -187,7 +211,15 @@ def counts_table(kernels: Mapping[str, Any]) -> str:
                 f"{sum(n for kind, n in figures.operations.items() if kind not in OPERATION_CYCLES):,}",
             ]
         )
-    titles = ["kernel", "threadgroups", "memory of one", "distinct bytes", "issued / distinct", "coalesced"]
+    titles = [
+        "kernel",
+        "threadgroups",
+        "memory of one",
+        "registers",
+        "distinct bytes",
+        "issued / distinct",
+        "coalesced",
+    ]
     titles += [
         "threadgroup accesses",
         "bank cycles / least",
@@ -204,7 +236,7 @@ def chips_table(kernels: Mapping[str, Any], chips: list[str]) -> str:
     rows = []
     for name in chips:
         seconds, binds = total(kernels, name)
-        parts = [predict(figures, name) for figures in kernels.values()]
+        parts = predict_all(kernels, name)
         summed = [f"{1e6 * sum(part.bounds[bound] for part in parts):.1f}" for bound in parts[0].bounds]
         rows.append([name, f"{1e6 * seconds:.1f}", binds, *summed])
     names = [f"{bound}, us" for bound in predict(next(iter(kernels.values())), chips[0]).bounds]

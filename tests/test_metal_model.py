@@ -59,15 +59,16 @@ def test_the_busiest_core_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "threads", "seconds"),
+    ("counts", "registers", "threads", "seconds"),
     [
-        ({}, 8 * 128, 2e-6),
-        ({"threadgroup_memory": 32_768}, 128, 16e-6),  # one group a core at a time
-        ({"threadgroup_memory": 16_384}, 3 * 128, 6e-6),  # three: of eight groups, three rounds
+        ({}, 0, 8 * 128, 2e-6),
+        ({"threadgroup_memory": 32_768}, 0, 128, 16e-6),  # one group a core at a time
+        ({"threadgroup_memory": 16_384}, 0, 3 * 128, 6e-6),  # three: of eight groups, three rounds
+        ({}, 208, 2 * 128, 8e-6),  # 208 KB hold 256 such threads
     ],
 )
-def test_what_a_core_holds_hides_latency(counts: dict[str, Any], threads: int, seconds: float) -> None:
-    prediction = predict(figures(barriers=6_400, **counts), CHIP)
+def test_what_a_core_holds_hides_latency(counts: dict[str, Any], registers: int, threads: int, seconds: float) -> None:
+    prediction = predict(figures(barriers=6_400, **counts), CHIP, registers)
     assert prediction.threads == threads
     assert prediction.bounds["latency"] == pytest.approx(seconds)
 
@@ -77,6 +78,15 @@ def test_dispatches_follow_each_other() -> None:
     two = predict(figures(dispatches=2, threadgroups=2, threads=256, bank_cycles=2_000, barriers=100), CHIP)
     assert two.bounds["threadgroup"] == pytest.approx(2e-6)
     assert two.bounds["latency"] == pytest.approx(2e-6)
+
+
+def test_registers_of_our_kernels_are_those_of_the_strict_check() -> None:
+    name = "rms_norm_gated_bfloat_bfloat_bfloat_128_4"
+    registers = metal_model.estimated_registers()[name]
+    assert 8 <= registers <= 256
+    busy = figures(threadgroups=640, threads=640 * 1024, barriers=640)
+    (ours,), (unknown,) = (metal_model.predict_all({key: busy}, CHIP) for key in (name, "nobody's"))
+    assert ours == predict(busy, CHIP, registers) and unknown == predict(busy, CHIP)
 
 
 def test_kernels_add_up_and_the_longest_part_binds() -> None:
