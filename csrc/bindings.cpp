@@ -58,29 +58,43 @@ torch_gdn::PrefillWay way_named(const std::string& name) {
   throw py::value_error("prefill_way: way: expected one of " + known + " or None, got '" + name + "'");
 }
 
-void force_prefill_way(const std::optional<std::string>& name) {
-  torch_gdn::force_prefill_way(name.has_value() ? std::optional(way_named(*name)) : std::nullopt);
+torch_gdn::PrefillChoice choice_of(const std::string& way, int64_t chunk_size) {
+  const torch_gdn::PrefillChoice choice{way_named(way), chunk_size};
+  const bool is_fused = choice.way == torch_gdn::PrefillWay::kFused;
+  if (chunk_size != 0 && !(is_fused && (chunk_size == 8 || chunk_size == 16 || chunk_size == 32))) {
+    throw py::value_error("prefill_way: chunk_size: expected 8, 16 or 32 with 'fused', or none, got " +
+                          std::to_string(chunk_size) + " with '" + way + "'");
+  }
+  return choice;
 }
 
-using Rows = std::vector<std::tuple<int64_t, int64_t, int64_t, std::string>>;
+py::tuple named(const torch_gdn::PrefillChoice& choice) {
+  return py::make_tuple(torch_gdn::name_of(choice.way), choice.chunk_size);
+}
+
+void force_prefill_way(const std::optional<std::string>& way, int64_t chunk_size) {
+  torch_gdn::force_prefill_way(way.has_value() ? std::optional(choice_of(*way, chunk_size)) : std::nullopt);
+}
+
+py::object forced_prefill_way() {
+  const auto choice = torch_gdn::forced_prefill_way();
+  return choice.has_value() ? py::object(named(*choice)) : py::none();
+}
+
+using Rows = std::vector<std::tuple<int64_t, int64_t, int64_t, std::string, int64_t>>;
 
 void set_prefill_table(const std::map<std::string, Rows>& table) {
   std::map<std::string, std::vector<torch_gdn::PrefillRow>> result;
   for (const auto& [device, rows] : table) {
-    for (const auto& [tokens, threadgroups, K, way] : rows) {
-      result[device].push_back({tokens, threadgroups, K, way_named(way)});
+    for (const auto& [tokens, threadgroups, K, way, chunk_size] : rows) {
+      result[device].push_back({tokens, threadgroups, K, choice_of(way, chunk_size)});
     }
   }
   torch_gdn::set_prefill_table(std::move(result));
 }
 
-std::string prefill_way(int64_t tokens, int64_t heads, int64_t K, int64_t V, const std::string& device, int64_t cores) {
-  return torch_gdn::name_of(torch_gdn::prefill_way({tokens, heads, K, V}, device, cores));
-}
-
-std::optional<std::string> forced_prefill_way() {
-  const auto way = torch_gdn::forced_prefill_way();
-  return way.has_value() ? std::optional(torch_gdn::name_of(*way)) : std::nullopt;
+py::tuple prefill_way(int64_t tokens, int64_t heads, int64_t K, int64_t V, const std::string& device, int64_t cores) {
+  return named(torch_gdn::prefill_way({tokens, heads, K, V}, device, cores));
 }
 
 }  // namespace
@@ -103,13 +117,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("prefill_way_names", &torch_gdn::prefill_way_names, "The ways in which Metal can go through a prompt.");
   m.def("prefill_way", &prefill_way, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"), py::arg("device"),
         py::arg("cores"),
-        "The way of a prefill: of so many tokens a sequence, on average, and value heads of all sequences, on the "
+        "The way of a prefill, and its chunk_size: of so many tokens a sequence, on average, and value heads of all "
+        "sequences, on the "
         "device with this name and so many cores.");
   m.def("set_prefill_table", &set_prefill_table, py::arg("table"),
-        "Which way was the fastest: {device's name: [(tokens, threadgroups of 32 columns of V, K, way), ...]}.");
-  m.def("force_prefill_way", &force_prefill_way, py::arg("way"),
-        "Makes every prefill take this way, until another is forced; None: the table decides again.");
-  m.def("forced_prefill_way", &forced_prefill_way, "The way that is forced, or None.");
+        "Which way was the fastest: {device's name: [(tokens, threadgroups of 32 columns of V, K, way, chunk_size), "
+        "...]}.");
+  m.def("force_prefill_way", &force_prefill_way, py::arg("way"), py::arg("chunk_size") = 0,
+        "Makes every prefill take this way, until another is forced; None: the table decides again. chunk_size: of the "
+        "fused way, where it has room; 0: its own choice.");
+  m.def("forced_prefill_way", &forced_prefill_way, "The way that is forced and its chunk_size, or None.");
+  m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, py::arg("K"), py::arg("element_bytes"), py::arg("wanted") = 0,
+        "Tokens of a chunk of the fused way.");
   m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),
         "Where the shader sources lie; torch_gdn sets it when it is imported.");
   m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "Where the shader sources are looked for.");

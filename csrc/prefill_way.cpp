@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <mutex>
 #include <utility>
@@ -17,21 +16,20 @@ constexpr std::array<std::pair<PrefillWay, const char*>, 3> kWays = {{
     {PrefillWay::kSequential, "sequential"},
 }};
 
-constexpr int kNotForced = -1;
-std::atomic<int> forced = kNotForced;
-std::mutex table_mutex;
+std::mutex mutex;
+std::optional<PrefillChoice> forced;
 std::map<std::string, std::vector<PrefillRow>> measured;
 
 double distance(double a, double b) { return std::abs(std::log2(std::max(a, 1.0) / std::max(b, 1.0))); }
 
-PrefillWay nearest(const PrefillShape& shape, const std::vector<PrefillRow>& rows) {
+PrefillChoice nearest(const PrefillShape& shape, const std::vector<PrefillRow>& rows) {
   const auto to = [&](const PrefillRow& row) {
     return distance(double(row.tokens), double(shape.tokens)) + distance(double(row.K), double(shape.K)) +
            distance(double(row.threadgroups), double(shape.threadgroups()));
   };
   return std::min_element(rows.begin(), rows.end(),
                           [&](const PrefillRow& a, const PrefillRow& b) { return to(a) < to(b); })
-      ->way;
+      ->choice;
 }
 
 // Reckoned from what the simulated device counts and from chips' published rates (bench/metal_model.py), not measured
@@ -78,26 +76,34 @@ std::vector<std::string> prefill_way_names() {
   return names;
 }
 
-PrefillWay prefill_way(const PrefillShape& shape, const std::string& device, int64_t cores) {
-  if (const auto way = forced_prefill_way()) return *way;
-  {
-    const std::lock_guard<std::mutex> guard(table_mutex);
-    const auto rows = measured.find(device);
-    if (rows != measured.end() && !rows->second.empty()) return nearest(shape, rows->second);
-  }
-  return reckoned(shape, cores);
+PrefillChoice prefill_way(const PrefillShape& shape, const std::string& device, int64_t cores) {
+  const std::lock_guard<std::mutex> guard(mutex);
+  if (forced.has_value()) return *forced;
+  const auto rows = measured.find(device);
+  return rows == measured.end() || rows->second.empty() ? PrefillChoice{reckoned(shape, cores)}
+                                                        : nearest(shape, rows->second);
 }
 
 void set_prefill_table(std::map<std::string, std::vector<PrefillRow>> table) {
-  const std::lock_guard<std::mutex> guard(table_mutex);
+  const std::lock_guard<std::mutex> guard(mutex);
   measured = std::move(table);
 }
 
-void force_prefill_way(std::optional<PrefillWay> way) { forced = way.has_value() ? int(*way) : kNotForced; }
+void force_prefill_way(std::optional<PrefillChoice> choice) {
+  const std::lock_guard<std::mutex> guard(mutex);
+  forced = choice;
+}
 
-std::optional<PrefillWay> forced_prefill_way() {
-  const int way = forced;
-  return way == kNotForced ? std::nullopt : std::optional(PrefillWay(way));
+std::optional<PrefillChoice> forced_prefill_way() {
+  const std::lock_guard<std::mutex> guard(mutex);
+  return forced;
+}
+
+int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted) {
+  const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // of a row of q or k, with its padding
+  const int64_t row_bytes = 2 * key_bytes + 36 * 4 + 2 * (wanted + 4) * 4 + 16;  // and of v, of both matrices, gates
+  if (wanted > 0 && wanted * row_bytes <= 32768) return wanted;
+  return K * element_bytes <= 256 ? 16 : 8;
 }
 
 }  // namespace torch_gdn

@@ -28,21 +28,30 @@ struct PrefillShape {
   int64_t threadgroups() const { return heads * ((V + 31) / 32); }
 };
 
+struct PrefillChoice {
+  PrefillWay way;
+  int64_t chunk_size = 0;  // of the fused way: 8, 16 or 32 tokens; 0: as it goes into threadgroup memory
+};
+
 struct PrefillRow {
   int64_t tokens, threadgroups, K;
-  PrefillWay way;
+  PrefillChoice choice;
 };
 
 // The way of a call on the device with this name and so many cores, or the one that is forced: of the rows that were
 // measured on a device of that name the nearest, by the sum of the logarithms of the sizes' ratios; without any, what
 // is reckoned for its number of cores.
-PrefillWay prefill_way(const PrefillShape& shape, const std::string& device, int64_t cores);
+PrefillChoice prefill_way(const PrefillShape& shape, const std::string& device, int64_t cores);
 
 // What was measured, by the devices' names, in place of what was set before.
 void set_prefill_table(std::map<std::string, std::vector<PrefillRow>> table);
 
 // From now on every call takes this way; nothing: the table's again.
-void force_prefill_way(std::optional<PrefillWay> way);
-std::optional<PrefillWay> forced_prefill_way();
+void force_prefill_way(std::optional<PrefillChoice> choice);
+std::optional<PrefillChoice> forced_prefill_way();
+
+// Tokens of a chunk of the fused way: as many as are wanted, where 32 KB of threadgroup memory hold them; else 16 where
+// the rows of q and k take at most 8 KB, so that several threadgroups fit into the 60 KB that a core has; else 8.
+int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted);
 
 }  // namespace torch_gdn

@@ -17,6 +17,7 @@ from proof.strict_rules import check_rules, no_recursion
 from proof.strict_tree import Layout, read_tree
 from proof.strict_values import NotUnderstood
 from torch_gdn import specialisations_aura, specialisations_modules
+from torch_gdn.prefill_table import FUSED_CHUNK_SIZES
 from torch_gdn.specialisations import DTYPES, MODEL_SIZES, OTHER_SIZES, Specialisation, Variant, of_variants
 
 TABLE = Path(__file__).with_name("specialisations.tsv")
@@ -34,19 +35,29 @@ def all_variants() -> list[Variant]:
     """Every dtype, chunk size, alignment, state layout, normalisation and way to call the stages; at the usual size and
     the largest, decays of channels and pools of other dtypes.
     """
-    return [
-        Variant(dtype, K, V, chunk_size, aligned, value_inner, normalise, by_stage=by_stage)
-        for dtype in DTYPES
-        for K, V in SIZES
-        for chunk_size in CHUNK_SIZES
-        for aligned, value_inner, normalise, by_stage in itertools.product(BOTH, repeat=4)
-    ] + [
-        Variant(dtype, K, V, value_inner=value_inner, normalise=normalise, channels=channels, pool=pool)
-        for dtype in DTYPES
-        for K, V in ((128, 128), (255, 511))
-        for value_inner, normalise in itertools.product(BOTH, repeat=2)
-        for channels, pool in ((True, torch.float32), (False, torch.bfloat16), (False, torch.float16))
-    ]
+    return (
+        [
+            Variant(dtype, K, V, chunk_size, aligned, value_inner, normalise, by_stage=by_stage)
+            for dtype in DTYPES
+            for K, V in SIZES
+            for chunk_size in CHUNK_SIZES
+            for aligned, value_inner, normalise, by_stage in itertools.product(BOTH, repeat=4)
+        ]
+        + [
+            Variant(dtype, K, V, value_inner=value_inner, normalise=normalise, channels=channels, pool=pool)
+            for dtype in DTYPES
+            for K, V in ((128, 128), (255, 511))
+            for value_inner, normalise in itertools.product(BOTH, repeat=2)
+            for channels, pool in ((True, torch.float32), (False, torch.bfloat16), (False, torch.float16))
+        ]
+        + [
+            Variant(dtype, K, V, aligned=aligned, wanted_chunk_size=size)
+            for dtype in DTYPES
+            for K, V in SIZES
+            for aligned in BOTH
+            for size in FUSED_CHUNK_SIZES
+        ]
+    )
 
 
 LONGEST_ROWS = [Variant(dtype, 1024, 1) for dtype in DTYPES]  # that l2norm takes

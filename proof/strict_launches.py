@@ -90,7 +90,7 @@ def _call(variant: Variant) -> None:
         _call_stages(variant, q, k, v, g)
     else:
         for way in _C.prefill_way_names():
-            with prefill_way(way):
+            with prefill_way(way, variant.wanted_chunk_size if way == "fused" else 0):
                 chunk_gated_delta_rule(q, k, v, g, beta=g, chunk_size=variant.chunk_size, **options)
     l2norm(q)
 
@@ -100,7 +100,7 @@ def _call_in_place(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
     of_both = {name: options[name] for name in ("use_qk_l2norm_in_kernel", "state_v_first")}
     fused_recurrent_gated_delta_rule_(q, k, v, g, g, pool, **of_both)
     for way in _C.prefill_way_names():
-        with prefill_way(way):
+        with prefill_way(way, variant.wanted_chunk_size if way == "fused" else 0):
             chunk_gated_delta_rule_(q, k, v, g, g, pool, chunk_size=variant.chunk_size, **of_both)
 
 

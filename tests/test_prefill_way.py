@@ -21,7 +21,7 @@ from tests import test_encoder as encoder
 from tests import test_gated_delta_rule_options as options
 from tests import test_gated_delta_rule_pool as pools
 from tests.helpers.cases import assert_exact, make_case, run
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.golden import load
 from torch_gdn import _C
 from torch_gdn.check import golden as recorded
@@ -152,19 +152,48 @@ def test_is_one_dispatch_from_what_the_projections_give(way: str) -> None:
     assert sum(figures.dispatches for figures in profile.kernels.values()) == 1 and not profile.fallbacks
 
 
+@pytest.mark.parametrize("chunk_size", [8, 16, 32])
+@pytest.mark.parametrize("name", ["ragged_k64", "same_keys"])
+def test_chunks_of_the_fused_way(name: str, chunk_size: int) -> None:
+    golden, mps = load(name), ready("mps")
+    wide = golden.case.map(torch.Tensor.float)
+    with kernels_run(mps, f"chunk_gated_delta_rule_bfloat_64_{chunk_size}_4"), prefill_way("fused", chunk_size):
+        for part in recorded.whole_parts(golden, OP, *run(OP, golden.case, mps)):
+            assert part.kept, str(part)
+    with kernels_run(mps, f"chunk_gated_delta_rule_float_64_{chunk_size}_4"), prefill_way("fused", chunk_size):
+        assert_exact(OP, wide, run(OP, wide, mps))
+
+
+@pytest.mark.parametrize(
+    ("K", "element_bytes", "sizes"),
+    [(64, 2, (16, 8, 16, 32)), (128, 2, (16, 8, 16, 32)), (256, 2, (8, 8, 16, 8)), (128, 4, (8, 8, 16, 8))],
+)
+def test_a_chunk_without_room_is_of_another_size(K: int, element_bytes: int, sizes: tuple[int, ...]) -> None:
+    assert tuple(_C.fused_chunk_size(K, element_bytes, wanted) for wanted in (0, 8, 16, 32)) == sizes
+
+
 def test_a_way_is_forced_until_the_end_of_its_block() -> None:
     with prefill_way("staged"):
-        with prefill_way("sequential"):
-            assert _C.forced_prefill_way() == "sequential"
-        assert _C.forced_prefill_way() == "staged"
+        with prefill_way("fused", 32):
+            assert _C.forced_prefill_way() == ("fused", 32)
+            with prefill_way("sequential"):
+                assert _C.forced_prefill_way() == ("sequential", 0)
+            assert _C.forced_prefill_way() == ("fused", 32)
         with prefill_way(None):
             assert _C.forced_prefill_way() is None
         with pytest.raises(KeyError), prefill_way("fused"):
             raise KeyError
-        assert _C.forced_prefill_way() == "staged"
+        assert _C.forced_prefill_way() == ("staged", 0)
 
 
 def test_an_unknown_way_is_refused() -> None:
     words = r"expected one of 'staged', 'fused', 'sequential' or None, got 'quick'"
     with pytest.raises(ValueError, match=words), prefill_way("quick"):
+        pass
+
+
+@pytest.mark.parametrize(("way", "chunk_size"), [("fused", 64), ("fused", -8), ("staged", 16)])
+def test_an_unknown_chunk_is_refused(way: str, chunk_size: int) -> None:
+    words = f"expected 8, 16 or 32 with 'fused', or none, got {chunk_size} with '{way}'"
+    with pytest.raises(ValueError, match=words), prefill_way(way, chunk_size):
         pass

@@ -28,7 +28,7 @@ def _no_table_is_left() -> Iterator[None]:
 
 
 def way(tokens: int, heads: int = 32, K: int = 128, V: int = 128, device: str = DEVICE, cores: int = CORES) -> str:
-    return _C.prefill_way(tokens, heads, K, V, device, cores)
+    return _C.prefill_way(tokens, heads, K, V, device, cores)[0]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_packed_sequences_count_by_their_mean_length() -> None:
 
 def test_a_table_comes_back_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "new" / "ways.json"
-    table = {DEVICE: [Row(64, 128, 128, "fused", {"fused": 1e-3, "staged": 2e-3})], "another": []}
+    table = {DEVICE: [Row(64, 128, 128, "fused", 32, {"fused 32": 1e-3, "staged": 2e-3})], "another": []}
     prefill_table.write(file, table)
     assert prefill_table.read(file) == table
     assert [path.name for path in file.parent.iterdir()] == ["ways.json"]
@@ -125,6 +125,8 @@ GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "way": "fus
         (GOOD | {"tokens": 0}, "row 0: tokens: expected a positive integer, got 0"),
         (GOOD | {"K": True}, "row 0: K: expected a positive integer, got True"),
         (GOOD | {"threadgroups": None}, "row 0: threadgroups: expected a positive integer, got None"),
+        (GOOD | {"chunk_size": 64}, "row 0: chunk_size: expected one of (0, 8, 16, 32), got 64"),
+        (GOOD | {"way": "staged", "chunk_size": 8}, "row 0: chunk_size: expected one of (0,), got 8"),
         (GOOD | {"way": "quick"}, "way: expected one of 'staged', 'fused', 'sequential', got 'quick'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -157,7 +159,7 @@ def test_where_the_file_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_the_import_reads_the_file(tmp_path: Path) -> None:
     file = tmp_path / "ways.json"
     prefill_table.write(file, {DEVICE: [Row(64, 128, 128, "staged")]})
-    program = f"from torch_gdn import _C; print(_C.prefill_way(64, 32, 128, 128, {DEVICE!r}, 8))"
+    program = f"from torch_gdn import _C; print(_C.prefill_way(64, 32, 128, 128, {DEVICE!r}, 8)[0])"
     environment = os.environ | {prefill_table.VARIABLE: str(file)}
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "staged\n"
@@ -180,10 +182,10 @@ def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFi
         (20, 12, 32),
     ]
     for row in rows:
-        assert set(row.seconds) == set(_C.prefill_way_names()) and row.way == min(
-            row.seconds, key=row.seconds.__getitem__
-        )
-        assert way(row.tokens, row.threadgroups // 2, 32, 40, _C.device_facts()["name"]) == row.way
+        assert set(row.seconds) == set(tune.CANDIDATES)
+        assert (row.way, row.chunk_size) == tune.CANDIDATES[min(row.seconds, key=row.seconds.__getitem__)]
+        taken = _C.prefill_way(row.tokens, row.threadgroups // 2, 32, 40, _C.device_facts()["name"], CORES)
+        assert taken == (row.way, row.chunk_size)
     printed = capsys.readouterr()
     assert "4/4" in printed.err and f"Written to {file}." in printed.out
     assert ("mean nothing" in printed.out) != on_a_mac()

@@ -17,6 +17,7 @@ from torch_gdn import _C
 
 VARIABLE = "TORCH_GDN_PREFILL_TABLE"
 VERSION = 1  # of the file
+FUSED_CHUNK_SIZES = (8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Row:
     threadgroups: int  # value heads of all sequences, times tiles of 32 columns of V
     K: int
     way: str
-    seconds: dict[str, float] = field(default_factory=dict)  # of each way; for people, not read
+    chunk_size: int = 0  # of the fused way: 8, 16 or 32
+    seconds: dict[str, float] = field(default_factory=dict)  # of each way, by its name; for people
 
 
 Table = dict[str, list[Row]]  # by the device's name
@@ -73,8 +75,14 @@ def row_of(place: str, row: Any) -> Row:
     if row.get("way") not in _C.prefill_way_names():
         known = ", ".join(map(repr, _C.prefill_way_names()))
         raise ValueError(f"{place}: way: expected one of {known}, got {row.get('way')!r}")
+    chunk_size = row.get("chunk_size", 0)
+    allowed = (0, *FUSED_CHUNK_SIZES) if row["way"] == "fused" else (0,)
+    if type(chunk_size) is not int or chunk_size not in allowed:
+        raise ValueError(f"{place}: chunk_size: expected one of {allowed}, got {chunk_size!r}")
     seconds = row.get("seconds", {})
-    return Row(row["tokens"], row["threadgroups"], row["K"], row["way"], seconds if isinstance(seconds, dict) else {})
+    if not isinstance(seconds, dict):
+        raise ValueError(f"{place}: seconds: expected an object, got {seconds!r}")
+    return Row(row["tokens"], row["threadgroups"], row["K"], row["way"], chunk_size, seconds)
 
 
 def write(file: Path, table: Table) -> None:
@@ -89,7 +97,10 @@ def write(file: Path, table: Table) -> None:
 def install(table: Table) -> None:
     """From now on prefills on `mps` go by these rows, each device by its own."""
     _C.set_prefill_table(
-        {device: [(row.tokens, row.threadgroups, row.K, row.way) for row in rows] for device, rows in table.items()}
+        {
+            device: [(row.tokens, row.threadgroups, row.K, row.way, row.chunk_size) for row in rows]
+            for device, rows in table.items()
+        }
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from torch_gdn import _C
+
 METAL_TYPES = {torch.bfloat16: "bfloat", torch.float16: "half", torch.float32: "float"}
 DTYPES = tuple(METAL_TYPES)
 
@@ -42,6 +44,7 @@ class Variant:
     normalise: bool = False  # use_qk_l2norm_in_kernel; of the recurrent kernel
     channels: bool = False  # gk, gv or a beta with V columns; of the recurrent kernel
     pool: torch.dtype = torch.float32  # of the states: another where the op is called in place
+    wanted_chunk_size: int = 0  # of the fused way, where it has room: 8, 16 or 32; 0: its own choice
     by_stage: bool = False  # the stage ops are called one by one; else the whole op, whose half has stages in float
 
     @property
@@ -49,6 +52,7 @@ class Variant:
         marks = ["" if self.aligned else "_unaligned", "" if self.value_inner else "_v_first"]
         marks += ["_l2norm" if self.normalise else "", "_channels" if self.channels else ""]
         marks += ["" if self.pool == torch.float32 else f"_pool_{METAL_TYPES[self.pool]}"]
+        marks += [f"_fused_{self.wanted_chunk_size}" if self.wanted_chunk_size else ""]
         marks += ["_by_stage" if self.by_stage else ""]
         return f"{METAL_TYPES[self.dtype]}_{self.K}_{self.V}_{self.chunk_size}{''.join(marks)}"
 
@@ -58,8 +62,7 @@ class Variant:
 
     @property
     def fused_chunk_size(self) -> int:
-        """Of the fused way, which goes by the room that the rows of q and k take."""
-        return 16 if self.K * self.dtype.itemsize <= 256 else 8
+        return _C.fused_chunk_size(self.K, self.dtype.itemsize, self.wanted_chunk_size)
 
     def arguments(self, kernel: str) -> tuple[str, ...]:
         """The template arguments as Metal spells them."""

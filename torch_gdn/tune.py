@@ -27,26 +27,32 @@ from torch_gdn.prefill_table import Row
 TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
 SHAPES = ((16, 32, 128, 128), (16, 64, 128, 128), (16, 16, 128, 128), (30, 30, 96, 192))  # H, HV, K, V of models
 SEQUENCES = (1, 8)
+CANDIDATES = {  # a chunk that has no room is one of the fused way's own size
+    "staged": ("staged", 0),
+    **{f"fused {size}": ("fused", size) for size in prefill_table.FUSED_CHUNK_SIZES},
+    "sequential": ("sequential", 0),
+}
 MOST_TOKENS = 16384  # of all sequences together
 
 
 @contextmanager
-def prefill_way(way: str | None) -> Iterator[None]:
+def prefill_way(way: str | None, chunk_size: int = 0) -> Iterator[None]:
     """Inside, each prefill on `mps` takes this way, in every thread; None: the way that the table has for its shape.
 
-    A call that returns its intermediate states is staged in any case.
+    A call that returns its intermediate states is staged in any case. chunk_size is the fused way's: 8, 16 or 32
+    tokens, where threadgroup memory has room for them; 0: as it thinks best.
 
     Example:
         >>> import torch_gdn.tune
         >>> with torch_gdn.tune.prefill_way("sequential"):
         ...     pass
     """
-    before = _C.forced_prefill_way()
-    _C.force_prefill_way(way)
+    before = _C.forced_prefill_way() or (None,)
+    _C.force_prefill_way(*(way, chunk_size) if way else (way,))
     try:
         yield
     finally:
-        _C.force_prefill_way(before)
+        _C.force_prefill_way(*before)
 
 
 def shape(text: str) -> tuple[int, int, int, int]:
@@ -81,7 +87,7 @@ def default_file() -> Path | None:
 
 
 def measure(sizes: tuple[int, int, int, int], tokens: int, sequences: int, dtype: torch.dtype, repeats: int) -> Row:
-    """The times of the three ways, each from a state to a state, and the way of the least."""
+    """The times of the ways, each from a state to a state, and the way of the least."""
     from torch_gdn import chunk_gated_delta_rule  # here: this module is read while torch_gdn is
     from torch_gdn.check.cases import make_case
     from torch_gdn.check.timing import median_seconds
@@ -91,11 +97,11 @@ def measure(sizes: tuple[int, int, int, int], tokens: int, sequences: int, dtype
     case = make_case(tokens, K, V, B=sequences, H=H, HV=HV, dtype=dtype, normal=False).to(device)
     call = partial(chunk_gated_delta_rule, *case.qkv, **case.options, use_qk_l2norm_in_kernel=True)
     seconds = {}
-    for way in _C.prefill_way_names():
-        with prefill_way(way):
-            seconds[way] = median_seconds(call, device, repeats, calls=1)
-    threadgroups = sequences * HV * -(-V // 32)
-    return Row(tokens, threadgroups, K, min(seconds, key=lambda way: seconds[way]), seconds)
+    for name, (way, chunk_size) in CANDIDATES.items():
+        with prefill_way(way, chunk_size):
+            seconds[name] = median_seconds(call, device, repeats, calls=1)
+    fastest = min(seconds, key=lambda name: seconds[name])
+    return Row(tokens, sequences * HV * -(-V // 32), K, *CANDIDATES[fastest], seconds)
 
 
 def measured(options: argparse.Namespace) -> list[Row]:
@@ -114,13 +120,12 @@ def measured(options: argparse.Namespace) -> list[Row]:
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    names = _C.prefill_way_names()
-    titles = [*("tokens", "groups", "K"), *(f"{name} us" for name in names), "fastest"]
-    table = [titles]
+    table = [["tokens", "groups", "K", *(f"{name} us" for name in CANDIDATES), "fastest"]]
     for row in rows:
-        times = [f"{row.seconds[name] * 1e6:.0f}" for name in names]
-        table.append([str(row.tokens), str(row.threadgroups), str(row.K), *times, row.way])
-    return ["  ".join(cell.rjust(max(map(len, titles))) for cell in cells) for cells in table]
+        times = [f"{row.seconds[name] * 1e6:.0f}" for name in CANDIDATES]
+        fastest = f"{row.way} {row.chunk_size or ''}".strip()
+        table.append([str(row.tokens), str(row.threadgroups), str(row.K), *times, fastest])
+    return ["  ".join(cell.rjust(max(map(len, table[0]))) for cell in cells) for cells in table]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

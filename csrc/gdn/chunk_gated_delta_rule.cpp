@@ -46,8 +46,8 @@ Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, 
 }
 
 // Only stages leave the state before each chunk in memory.
-PrefillWay way_of(const ChunkShape& shape, bool return_intermediate_states) {
-  if (return_intermediate_states) return PrefillWay::kStaged;
+PrefillChoice choice_of(const ChunkShape& shape, bool return_intermediate_states) {
+  if (return_intermediate_states) return {PrefillWay::kStaged};
   const int64_t sequences = std::max<int64_t>(shape.N, 1);
   const int64_t tokens = shape.packed ? ceil_div(shape.T, sequences) : shape.T;
   static const DeviceFacts device = launcher().device();
@@ -56,13 +56,13 @@ PrefillWay way_of(const ChunkShape& shape, bool return_intermediate_states) {
 
 // Returns h; of a way without stages, an empty one.
 Tensor run(const ChunkShape& shape, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any, const Gates& gates,
-           const StatePlaces& states, const optional<Tensor>& bounds, const RuleOptions& options, PrefillWay way,
+           const StatePlaces& states, const optional<Tensor>& bounds, const RuleOptions& options, PrefillChoice choice,
            const Tensor& o) {
   const auto q = unit_last_stride(q_any, "q"), k = unit_last_stride(k_any, "k"), v = unit_last_stride(v_any, "v");
-  if (way == PrefillWay::kStaged) return run_stages(shape, q, k, v, gates, states, bounds, options, o);
+  if (choice.way == PrefillWay::kStaged) return run_stages(shape, q, k, v, gates, states, bounds, options, o);
   launcher().run(
-      {way == PrefillWay::kFused
-           ? launch_chunk_gated_delta_rule(shape, q, k, v, gates, states, bounds, options, o)
+      {choice.way == PrefillWay::kFused
+           ? launch_chunk_gated_delta_rule(shape, q, k, v, gates, states, bounds, options, choice.chunk_size, o)
            : launch_fused_recurrent_gated_delta_rule(shape, q, k, v, gates, Channels(), states, bounds, options, o)});
   return at::empty({0}, between(q));
 }
@@ -90,7 +90,7 @@ std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
   const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
   const auto h = run(shape, q, k, v, gates_of(g, beta, gates),
                      {.source = state_as_f32(initial_state), .target = final_state, .slots = {}},
-                     sequence_bounds(cu_seqlens, q.device()), options, way_of(shape, return_intermediate_states), o);
+                     sequence_bounds(cu_seqlens, q.device()), options, choice_of(shape, return_intermediate_states), o);
   return {o, output_final_state ? final_state : nothing, return_intermediate_states ? h : at::empty({0}, h.options())};
 }
 
@@ -126,7 +126,7 @@ std::tuple<Tensor, Tensor> chunk_gated_delta_rule_(
   const auto h = shape.T == 0
                      ? reset_states(shape, q, states, options)
                      : run(shape, q, k, v, gates_of(g, beta, gates), states, sequence_bounds(cu_seqlens, q.device()),
-                           options, way_of(shape, return_intermediate_states), o);
+                           options, choice_of(shape, return_intermediate_states), o);
   return {o, return_intermediate_states ? h : at::empty({0}, h.options())};
 }
 

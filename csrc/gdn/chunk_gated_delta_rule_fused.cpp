@@ -1,19 +1,12 @@
 // The fused way of a prefill: one kernel from inputs to outputs.
+#include "../prefill_way.h"
 #include "rule.h"
 
 namespace torch_gdn {
 
-namespace {
-
-// Tokens of a chunk. The rows of q and k that are held at once take at most 8 KB of threadgroup memory, so that several
-// threadgroups fit into the 60 KB that a core has.
-int64_t fused_chunk_size(const ChunkShape& shape, size_t bytes) { return shape.K * int64_t(bytes) <= 256 ? 16 : 8; }
-
-}  // namespace
-
 Launch launch_chunk_gated_delta_rule(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Gates& gates, const StatePlaces& states, const optional<Tensor>& bounds,
-                                     const RuleOptions& options, const Tensor& o) {
+                                     const RuleOptions& options, int64_t chunk_size, const Tensor& o) {
   auto parameters = rule_parameters<FusedChunkParameters>(shape, q, k, v, gates, states, options, o);
   parameters.has_norm = options.normalise;
   parameters.counted_chunk_size = int32_t(shape.C);
@@ -21,7 +14,8 @@ Launch launch_chunk_gated_delta_rule(const ChunkShape& shape, const Tensor& q, c
   return {"chunk_gated_delta_rule",
           "gdn/chunk_gated_delta_rule.metal",
           {metal_type(q.scalar_type()), std::to_string(shape.K),
-           std::to_string(fused_chunk_size(shape, q.element_size())), packet_width({q, k}), metal_type(states.dtype())},
+           std::to_string(fused_chunk_size(shape.K, int64_t(q.element_size()), chunk_size)), packet_width({q, k}),
+           metal_type(states.dtype())},
           {q, k, v, *gates.g, *gates.beta, or_stand(gates.A_log), or_stand(gates.dt_bias), or_stand(states.source),
            or_stand(bounds), or_stand(states.slots.indices), or_stand(states.slots.flags), o,
            states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},

@@ -38,7 +38,7 @@ Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor
                           const Slots& slots, const Tensor& o);
 Launch launch_chunk_gated_delta_rule(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Gates& gates, const StatePlaces& states, const optional<Tensor>& bounds,
-                                     const RuleOptions& options, const Tensor& o);
+                                     const RuleOptions& options, int64_t chunk_size, const Tensor& o);
 Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Tensor& q, const Tensor& k,
                                                const Tensor& v, const Gates& gates, const Channels& channels,
                                                const StatePlaces& states, const optional<Tensor>& bounds,

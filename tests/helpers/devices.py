@@ -81,5 +81,5 @@ KERNELS = {
 
 def kernels_of(op: str) -> tuple[str, ...]:
     """Those that the op runs; of a prefill, on the way that is forced."""
-    way = _C.forced_prefill_way()
-    return WAYS[way] if way and op.startswith("chunk_gated_delta_rule") else KERNELS[op]
+    forced = _C.forced_prefill_way()
+    return WAYS[forced[0]] if forced and op.startswith("chunk_gated_delta_rule") else KERNELS[op]
