@@ -40,7 +40,7 @@ struct ReckonedRow {
   PrefillWay way;
 };
 constexpr std::array<ReckonedRow, 3> kReckoned = {{
-    {1024, 1.0, PrefillWay::kStaged},  // cores would be idle: within a stage, chunks run at the same time
+    {256, 1.0, PrefillWay::kStaged},  // cores would be idle: within a stage, chunks run at the same time
     {16, INFINITY, PrefillWay::kFused},
     {0, INFINITY, PrefillWay::kSequential},  // a chunk would be filled up with nothing
 }};

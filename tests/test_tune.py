@@ -38,8 +38,8 @@ def way(tokens: int, heads: int = 32, K: int = 128, V: int = 128, device: str = 
         ({"tokens": 15}, "sequential"),
         ({"tokens": 16}, "fused"),
         ({"tokens": 8192}, "fused"),
-        ({"tokens": 1023, "heads": 1}, "fused"),
-        ({"tokens": 1024, "heads": 1}, "staged"),
+        ({"tokens": 255, "heads": 1}, "fused"),
+        ({"tokens": 256, "heads": 1}, "staged"),
         ({"tokens": 8192, "heads": 2}, "staged"),  # 8 threadgroups, 8 cores
         ({"tokens": 8192, "heads": 3}, "fused"),
         ({"tokens": 8192, "heads": 2, "V": 129}, "fused"),  # 10 threadgroups
