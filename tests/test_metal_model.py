@@ -40,6 +40,8 @@ def figures(**counts: Any) -> Any:
         ({"operations_issued": {"fma": 512_000, "exp": 128_000, "integer": 9_000_000}}, "arithmetic", 1e-6),
         ({"matrix_multiplies": 1632, "collectives": 1632}, "arithmetic", 1.024e-6),
         ({"bank_cycles": 8_000}, "threadgroup", 1e-6),
+        # one simdgroup has a quarter of a core
+        ({"threadgroups": 1, "threads": 32, "operations_issued": {"fma": 32_000}}, "latency", 1e-6),
         # 8 groups a core, all of them at once: 100 barriers of 20 cycles
         ({"barriers": 6_400}, "latency", 2e-6),
     ],
