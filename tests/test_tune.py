@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import WAYS, on_a_mac, ready
 from torch_gdn import _C, chunk_gated_delta_rule, prefill_table, tune
@@ -203,6 +205,16 @@ def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         tune.main(arguments)
     assert words in capsys.readouterr().err
+
+
+def test_a_warmup_compiles_the_chunks_that_the_table_asks_for() -> None:
+    device = ready("mps")
+    prefill_table.install(
+        {_C.device_facts()["name"]: [Row(64, 128, 128, "fused", 32)], "another": [Row(9, 9, 9, "fused", 8)]}
+    )
+    names = torch_gdn.warmup([(1, 1, 24, 16)], device=device, dtypes=[torch.float32], progress=False)
+    fused = {name for name in names if name.startswith("chunk_gated_delta_rule_")}
+    assert fused == {f"chunk_gated_delta_rule_float_24_{size}_4_float" for size in (16, 32)}
 
 
 def test_without_a_file_to_write() -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
-from torch_gdn import _C, specialisations
+from torch_gdn import _C, prefill_table, specialisations
 from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
 
 
@@ -18,7 +19,7 @@ def warmup(
 
     A pipeline is otherwise compiled when it is first used, which takes from a tenth of a second to some seconds. Those
     compiled are what both whole ops need on aligned rows, in chunks of 64, with either state layout and with or without
-    use_qk_l2norm_in_kernel.
+    use_qk_l2norm_in_kernel, whichever way (`torch_gdn.tune`) a prefill takes.
 
     Args:
         shapes: (H, HV, K, V) of each model, as (16, 32, 128, 128) of Qwen3-Next.
@@ -45,7 +46,9 @@ def warmup(
     if torch.device(device).type != "mps":
         return []
     before = {facts["name"] for facts in _C.pipelines()}
-    wanted = specialisations.of_variants(specialisations.model_variants([shape[2:] for shape in shapes], dtypes))
+    variants = specialisations.model_variants([shape[2:] for shape in shapes], dtypes)
+    sizes = sorted(prefill_table.chunk_sizes(_C.device_facts()["name"]))
+    wanted = specialisations.of_variants(replace(each, wanted_chunk_size=size) for size in sizes for each in variants)
     missing = [each for each in wanted if each.name not in before]
     from tqdm.auto import tqdm  # here, since importing it takes longer than importing torch_gdn
 
