@@ -37,6 +37,17 @@ def channels() -> dict[torch.dtype, tuple[Tensor, Tensor]]:
     return {dtype: (torch.randn(1, T, D).to(dtype), torch.randn(D, 4).to(dtype)) for dtype in BOUND}
 
 
+def steps() -> dict[tuple[torch.dtype, int], tuple[Tensor, Tensor, Tensor]]:
+    """By dtype and S: x [1, 1, D], weights, and a state of S columns."""
+    D = SIZES[0]
+    return {
+        (dtype, S): (x[:, :1], weight, x[:, :S].flatten()[: D * S].view(1, D, S))
+        for dtype, (x, weight) in channels().items()
+        for S in (3, 4)
+    }
+
+
+@functools.cache
 def norms() -> dict[torch.dtype, tuple[Tensor, Tensor, Tensor]]:
     """x [1, T, D], gates and weights, whose rows are whole vectors and some elements over."""
     D = SIZES[1]
@@ -74,6 +85,8 @@ def calls() -> list[tuple[str, tuple[object, ...], dict[str, Any]]]:
     for x, weight in channels().values():
         in_columns = x.transpose(1, 2).contiguous().transpose(1, 2)
         found += [("causal_conv1d", (each, weight, None, None, False, None, "silu"), {}) for each in (x, in_columns)]
+    for x, weight, state in steps().values():
+        found.append(("causal_conv1d", (x, weight, None, state, True, None, "silu"), {}))
     for each in norms().values():
         found += [("rms_norm_gated", (*each, 1e-6, "silu", rounds), {}) for rounds in (False, True)]
     found.append(("rms_norm_gated", (torch.ones_like(gates()), gates(), None, 0.0, "sigmoid"), {}))
@@ -86,6 +99,7 @@ class Results:
     """Of a process that has no wider vectors."""
 
     convolutions: dict[torch.dtype, tuple[Tensor, Tensor]]  # of rows and of columns
+    steps: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]]  # y, and the state afterwards
     norms: dict[torch.dtype, tuple[Tensor, Tensor]]  # with one rounding, and where transformers rounds
     sigmoid: Tensor
     decoded: dict[tuple[int, int], Tensor]
@@ -104,8 +118,9 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(f"this machine has no {request.param}")
     left = iter(of_calls)
     convolutions = {dtype: (next(left)[0], next(left)[0]) for dtype in BOUND}
+    of_steps = {each: next(left) for each in steps()}
     of_norms = {dtype: (next(left), next(left)) for dtype in BOUND}
-    return Results(convolutions, of_norms, next(left), {each: next(left) for each in codes()}, next(left))
+    return Results(convolutions, of_steps, of_norms, next(left), {each: next(left) for each in codes()}, next(left))
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
@@ -115,6 +130,16 @@ def test_convolves_rows_and_columns(results: Results, dtype: torch.dtype) -> Non
     rows, columns = results.convolutions[dtype]
     assert_close("y", rows, exact, BOUND[dtype], head_dim=2)
     assert torch.equal(rows, columns), "of the same elements the same bits"
+
+
+@pytest.mark.parametrize("S", [3, 4])
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_convolves_one_token(results: Results, dtype: torch.dtype, S: int) -> None:
+    x, weight, state = (each.double() for each in steps()[dtype, S])
+    y, after = results.steps[dtype, S]
+    exact, exact_state = reference.causal_conv1d(x, weight, None, state, True, activation="silu")
+    assert_close("y", y, exact, BOUND[dtype], head_dim=None)
+    assert torch.equal(after.double(), exact_state), "a state is a copy, bit for bit"
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)

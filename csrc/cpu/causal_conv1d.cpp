@@ -114,10 +114,16 @@ class Columns {
     for (int64_t column = 0; column < columns_; ++column) write(row, channel, column, count, in + column * kChannels);
   }
 
- private:
-  char* at(int64_t row, int64_t channel, int64_t column) const {
+  char* at(int64_t row, int64_t channel, int64_t column = 0) const {
     return data_ + (row * row_ + channel * channel_ + column * column_) * item_size_;
   }
+
+  // Whether they are of a dtype, and a row's columns, and then the next row's, lie next to each other.
+  bool are(at::ScalarType dtype, int64_t columns) const {
+    return dtype_ == dtype && columns_ == columns && (columns == 1 || column_ == 1) && channel_ == columns;
+  }
+
+ private:
   bool is_dense() const { return column_ == 1 && channel_ == columns_ && columns_ >= 2 && columns_ <= kLargestW; }
 
   char* data_;
@@ -268,6 +274,25 @@ struct Convolution {
     }
   }
 
+  // Whether tokens are convolved one by one, in registers: all of one dtype, and dense.
+  bool takes_steps() const {
+    const auto dtype = x.scalar_type();
+    return shape.W == 4 && (shape.S == 3 || shape.S == 4) && !is_turned() && !runs.numbers.defined() &&
+           weight.are(dtype, 4) && (!bias || bias->are(dtype, 1)) && (!state || state->are(dtype, shape.S)) &&
+           new_state && new_state->are(dtype, shape.S);
+  }
+
+  void step(const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel, int64_t count) const {
+    const cpu::ConvolutionStep step{.x = in.at(sequence.batch, sequence.first, channel),
+                                    .weight = weight.at(0, channel),
+                                    .bias = bias ? bias->at(0, channel) : nullptr,
+                                    .before = state && slot.has_state ? state->at(slot.index, channel) : nullptr,
+                                    .after = new_state->at(slot.index, channel),
+                                    .y = out.at(sequence.batch, sequence.first, channel),
+                                    .channels = count};
+    cpu::convolve_step_kernel(x.scalar_type(), shape.S, shape.silu)(step);
+  }
+
   // Channels channel .. channel + count of one sequence.
   void run(Piece& piece, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel, int64_t count) const {
     const bool has_state = state.has_value() && slot.has_state;
@@ -314,12 +339,15 @@ struct Convolution {
     const int64_t at_once = is_turned() ? kTurnedChannels : kChannels, pieces = ceil_div(shape.D, at_once);
     const int64_t tokens = ceil_div(shape.sequence.B * shape.sequence.T, std::max<int64_t>(1, shape.sequence.N));
     const int64_t at_least = 32768 / (at_once * std::max<int64_t>(1, tokens)) + 1;
+    const bool steps = takes_steps();
     at::parallel_for(0, shape.sequence.N * pieces, at_least, [&](int64_t begin, int64_t end) {
       const auto piece = std::make_unique_for_overwrite<Piece>();
       for (int64_t work = begin; work < end; ++work) {
         const int64_t n = work / pieces, channel = work % pieces * at_once;
         const int64_t count = std::min(at_once, shape.D - channel);
-        if (slots[n].index >= 0) {
+        if (slots[n].index >= 0 && steps && sequences[n].length == 1) {
+          step(sequences[n], slots[n], channel, count);
+        } else if (slots[n].index >= 0) {
           run(*piece, sequences[n], slots[n], channel, count);
         } else {
           write_zeros(sequences[n], channel, count);

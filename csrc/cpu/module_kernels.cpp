@@ -68,6 +68,10 @@ Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu
   return TORCH_GDN_CHOOSE(convolve_kernel)(dtype, staged, W, silu);
 }
 
+ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu) {
+  return TORCH_GDN_CHOOSE(convolve_step_kernel)(dtype, S, silu);
+}
+
 ReadTurned read_turned_kernel(at::ScalarType dtype) { return TORCH_GDN_CHOOSE(read_turned_kernel)(dtype); }
 
 NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate) {

@@ -24,6 +24,15 @@ struct ConvolutionRows {
 };
 using Convolve = void (*)(const ConvolutionRows&);
 
+// One token of some channels, everything of one dtype; W is 4. The state's columns move on by one, in registers.
+struct ConvolutionStep {
+  const void *x, *weight, *bias;  // [channels], [channels, 4], [channels] or nullptr
+  const void* before;             // [channels, S], or nullptr: zeros
+  void *after, *y;                // `after` may be `before`
+  int64_t channels;
+};
+using ConvolveStep = void (*)(const ConvolutionStep&);
+
 // Channels whose tokens lie next to each other, `stride` elements from channel to channel, as rows of kTurnedChannels.
 using ReadTurned = void (*)(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out);
 
@@ -41,6 +50,8 @@ using NormaliseRows = void (*)(const NormRows&);
 
 // From rows of x, or (staged) of floats, to rows of x's dtype.
 Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu);
+// S is 3 or 4.
+ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu);
 ReadTurned read_turned_kernel(at::ScalarType dtype);
 NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate);
 

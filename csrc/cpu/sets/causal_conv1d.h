@@ -50,6 +50,68 @@ Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu
   return staged ? convolve_of<float, c10::BFloat16>(W, silu) : convolve_of<c10::BFloat16, c10::BFloat16>(W, silu);
 }
 
+TORCH_GDN_INLINE int64_t lanes_of(int64_t left) { return left > kLanes ? kLanes : left > 0 ? left : 0; }
+
+// `count` rows of kColumns elements as columns, and back.
+template <int kColumns, typename Element>
+TORCH_GDN_INLINE void load_columns(const Element* from, int64_t count, Floats (&columns)[kColumns]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kColumns; ++i) {
+    const int64_t left = count * kColumns - i * kLanes;
+    columns[i] = count == kLanes ? load(from + i * kLanes) : load(from + i * kLanes, lanes_of(left));
+  }
+  split_columns(columns);
+}
+
+template <int kColumns, typename Element>
+TORCH_GDN_INLINE void store_columns(Element* to, int64_t count, Floats (&columns)[kColumns]) {
+  join_columns(columns);
+#pragma GCC unroll 4
+  for (int i = 0; i < kColumns; ++i) {
+    const int64_t left = count * kColumns - i * kLanes;
+    if (count == kLanes) store(to + i * kLanes, columns[i]);
+    if (count != kLanes) store(to + i * kLanes, columns[i], lanes_of(left));
+  }
+}
+
+template <typename Element, int W, int S, bool kSilu>
+TORCH_GDN_INLINE void step_lanes(const ConvolutionStep& step, int64_t channel, int64_t count) {
+  Floats weight[W], state[S] = {};
+  load_columns(static_cast<const Element*>(step.weight) + channel * W, count, weight);
+  if (step.before != nullptr) load_columns(static_cast<const Element*>(step.before) + channel * S, count, state);
+  const Floats x = load(static_cast<const Element*>(step.x) + channel, count);
+  Floats sum = step.bias == nullptr ? Floats{} : load(static_cast<const Element*>(step.bias) + channel, count);
+#pragma GCC unroll 4
+  for (int tap = 0; tap + 1 < W; ++tap) sum += weight[tap] * state[S - (W - 1) + tap];
+  sum += weight[W - 1] * x;
+  if constexpr (kSilu) sum = sum / (1.0f + exponential(-sum));
+  store(static_cast<Element*>(step.y) + channel, sum, count);
+#pragma GCC unroll 4
+  for (int column = 0; column + 1 < S; ++column) state[column] = state[column + 1];
+  state[S - 1] = x;
+  store_columns(static_cast<Element*>(step.after) + channel * S, count, state);
+}
+
+template <typename Element, int W, int S, bool kSilu>
+void convolve_step(const ConvolutionStep& step) {
+  int64_t channel = 0;
+  for (; channel + kLanes <= step.channels; channel += kLanes) {
+    step_lanes<Element, W, S, kSilu>(step, channel, kLanes);
+  }
+  if (channel < step.channels) step_lanes<Element, W, S, kSilu>(step, channel, step.channels - channel);
+}
+
+template <typename Element>
+ConvolveStep step_of(int64_t S, bool silu) {
+  if (S == 4) return silu ? &convolve_step<Element, 4, 4, true> : &convolve_step<Element, 4, 4, false>;
+  return silu ? &convolve_step<Element, 4, 3, true> : &convolve_step<Element, 4, 3, false>;
+}
+
+ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu) {
+  if (dtype == at::kFloat) return step_of<float>(S, silu);
+  return dtype == at::kHalf ? step_of<c10::Half>(S, silu) : step_of<c10::BFloat16>(S, silu);
+}
+
 // Squares of kLanes channels and tokens, turned in registers.
 template <typename Element>
 void read_turned(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out) {

@@ -126,6 +126,49 @@ TORCH_GDN_INLINE void turn(Floats (&x)[kVectors]) {
   }
 }
 
+// Three to a group: kLane of each group's member kMember, of 3 vectors that lie one after the other; and back.
+template <int kMember, int... kLane>
+TORCH_GDN_INLINE Floats member_of_three(const Floats (&x)[3], std::integer_sequence<int, kLane...>) {
+  constexpr int kTwo = 2 * kLanes;
+  const Floats first = __builtin_shufflevector(x[0], x[1], (3 * kLane + kMember < kTwo ? 3 * kLane + kMember : 0)...);
+  return __builtin_shufflevector(first, x[2],
+                                 (3 * kLane + kMember < kTwo ? kLane : 3 * kLane + kMember - kTwo + int(kLanes))...);
+}
+
+template <int kVector, int... kLane>
+TORCH_GDN_INLINE Floats groups_of_three(const Floats (&x)[3], std::integer_sequence<int, kLane...>) {
+  constexpr int kFirst = kVector * kLanes;
+  const Floats two = __builtin_shufflevector(x[0], x[1], ((kFirst + kLane) / 3 + (kFirst + kLane) % 3 % 2 * kLanes)...);
+  return __builtin_shufflevector(two, x[2], ((kFirst + kLane) % 3 == 2 ? (kFirst + kLane) / 3 + kLanes : kLane)...);
+}
+
+// Rows of kColumns elements, kLanes rows in all, as columns; and back.
+template <int kColumns>
+TORCH_GDN_INLINE void split_columns(Floats (&x)[kColumns]) {
+  if constexpr (kColumns == 3) {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+    const Floats first = member_of_three<0>(x, lanes), second = member_of_three<1>(x, lanes);
+    x[2] = member_of_three<2>(x, lanes);
+    x[0] = first;
+    x[1] = second;
+  } else {
+    turn<kLaneBits>(x);
+  }
+}
+
+template <int kColumns>
+TORCH_GDN_INLINE void join_columns(Floats (&x)[kColumns]) {
+  if constexpr (kColumns == 3) {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+    const Floats first = groups_of_three<0>(x, lanes), second = groups_of_three<1>(x, lanes);
+    x[2] = groups_of_three<2>(x, lanes);
+    x[0] = first;
+    x[1] = second;
+  } else {
+    turn<kColumns / 2>(x);  // 2 bits for 4 columns, 1 for 2
+  }
+}
+
 // Lane i: the sum of x[i]. Each step adds the halves of two vectors into one, whose lanes then take turns.
 TORCH_GDN_INLINE Floats sums_of_lanes(Floats (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
