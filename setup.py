@@ -20,7 +20,8 @@ os.environ.setdefault("MAX_JOBS", "2")
 if ON_MAC:
     os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # as torch's own wheel
 # OpenMP is only compiled against, never linked: at::parallel_for must meet torch's own libgomp, not a second one.
-COMPILE_FLAGS = ["-std=c++20", "-O3", "-g0", "-Wall", "-fno-objc-arc" if ON_MAC else "-fopenmp"]
+# On a Mac there is none, and `omp simd`, which needs none, must be asked for.
+COMPILE_FLAGS = ["-std=c++20", "-O3", "-g0", "-Wall", *(["-fno-objc-arc", "-fopenmp-simd"] if ON_MAC else ["-fopenmp"])]
 
 
 def sources(*patterns: str) -> list[str]:

@@ -57,61 +57,82 @@ class Work {
     slices_ = ceil_div(s.V, slice_);
   }
 
-  // Each core takes heads that lie next to each other, and the same ones at the next token: 1 MB of second-level cache
-  // may still have their states. One core is done with 32 KB of state in about a microsecond, another core costs more.
+  // Each core takes heads that lie next to each other, and the same ones at the next token: its second-level cache may
+  // still have their states. There is another core for every 256 KB of state, with which one is done in 8 us.
   void run() const {
     const int64_t pieces = s_.N * s_.HV * slices_, values = (s_.B * s_.T + s_.N) * s_.HV * s_.K * s_.V;
     const int64_t threads = std::clamp<int64_t>(values >> 16, 1, at::get_num_threads());
     at::parallel_for(0, pieces, ceil_div(pieces, threads), [&](int64_t begin, int64_t end) {
       const auto scratch = cpu::Aligned::floats(s_.K * ceil_div(slice_, cpu::kColumns) * cpu::kColumns);
-      for (int64_t piece = begin; piece < end; ++piece) {
-        const int64_t n = piece / slices_ / s_.HV, head = piece / slices_ % s_.HV, column = piece % slices_ * slice_;
-        const int64_t columns = std::min(slice_, s_.V - column);
-        const auto work = in_.head(s_, sequences_[n], head, column, columns, out_);
-        if (places_.slots[n].index < 0) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Piece piece = piece_at(i);
+        const auto work = in_.head(s_, sequences_[piece.n], piece.head, piece.column, piece.columns, out_);
+        if (places_.slots[piece.n].index < 0) {
           leave_zeros(work);
         } else if (in_rows_) {
-          run_rows(work, n, head, column, scratch.get());
+          run_rows(work, piece, i + 1 < end ? piece_at(i + 1) : piece, scratch.get());
         } else {
-          run_panel(work, n, head, column, scratch.get());
+          run_panel(work, piece, scratch.get());
         }
       }
     });
   }
 
  private:
+  struct Piece {
+    int64_t n, head, column, columns;
+  };
+
+  Piece piece_at(int64_t i) const {
+    const int64_t column = i % slices_ * slice_;
+    return {i / slices_ / s_.HV, i / slices_ % s_.HV, column, std::min(slice_, s_.V - column)};
+  }
+
+  // The rows of a state as it was, or nullptr where there was none.
+  const float* old_rows(const Piece& piece, int64_t& stride) const {
+    const auto& [index, has_state] = places_.slots[piece.n];
+    if (!places_.source || index < 0 || !has_state) return nullptr;
+    return places_.rows(*places_.source, piece.n, piece.head, piece.column, stride);
+  }
+
   // Where the states lie in rows that can be read as vectors: in place, or from the old place to the new one.
-  void run_rows(const cpu::RecurrentHead& work, int64_t n, int64_t head, int64_t column, float* scratch) const {
+  void run_rows(const cpu::RecurrentHead& work, const Piece& piece, const Piece& next, float* scratch) const {
     const auto& kernels = cpu::recurrent_kernels();
     const int64_t rows = places_.v_first ? work.columns : s_.K, width = places_.v_first ? s_.K : work.columns;
-    cpu::StateRows state{nullptr, scratch, 0, width};
+    cpu::StateRows state{nullptr, scratch, 0, width, 0};
     if (places_.target.dim() > 1) {
-      state.to = places_.rows(places_.target, n, head, column, state.to_stride);
+      state.to = places_.rows(places_.target, piece.n, piece.head, piece.column, state.to_stride);
     }
-    if (places_.source && places_.slots[n].has_state) {
-      state.from = places_.rows(*places_.source, n, head, column, state.from_stride);
-    }
+    state.from = old_rows(piece, state.from_stride);
     if (!state.from || work.tokens == 0) {
-      for (int64_t i = 0; i < rows; ++i) {
-        float* to = state.to + i * state.to_stride;
-        if (!state.from) {
-          std::fill(to, to + width, 0.0f);
-        } else if (to != state.from) {
-          std::copy(state.from + i * state.from_stride, state.from + i * state.from_stride + width, to);
-        }
-      }
-      state.from = state.to;
-      state.from_stride = state.to_stride;
+      copy_rows(state, rows, width);
+    } else if (const float* next_rows = old_rows(next, state.from_stride)) {
+      state.to_next = next_rows - state.from;
     }
     (places_.v_first ? kernels.run_value_rows : kernels.run_key_rows)(work, state);
   }
 
+  // The old state, or zeros, to the new place, from which it goes on.
+  static void copy_rows(cpu::StateRows& state, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; ++i) {
+      float* to = state.to + i * state.to_stride;
+      if (!state.from) {
+        std::fill(to, to + width, 0.0f);
+      } else if (to != state.from) {
+        std::copy(state.from + i * state.from_stride, state.from + i * state.from_stride + width, to);
+      }
+    }
+    state.from = state.to;
+    state.from_stride = state.to_stride;
+  }
+
   // Any other state: a copy of its columns as f32.
-  void run_panel(const cpu::RecurrentHead& work, int64_t n, int64_t head, int64_t column, float* panel) const {
-    if (work.columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
-    places_.read(n, head, column, work.columns, s_.K, panel, cpu::kColumns);
-    cpu::recurrent_kernels().run_key_rows(work, {panel, panel, cpu::kColumns, cpu::kColumns});
-    places_.write(n, head, column, work.columns, panel, cpu::kColumns);
+  void run_panel(const cpu::RecurrentHead& work, const Piece& piece, float* panel) const {
+    const auto& [n, head, column, columns] = piece;
+    if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
+    places_.read(n, head, column, columns, s_.K, panel, cpu::kColumns);
+    cpu::recurrent_kernels().run_key_rows(work, {panel, panel, cpu::kColumns, cpu::kColumns, 0});
+    places_.write(n, head, column, columns, panel, cpu::kColumns);
   }
 
   static void leave_zeros(const cpu::RecurrentHead& work) {

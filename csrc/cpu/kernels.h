@@ -102,6 +102,7 @@ struct StateRows {
   const float* from;
   float* to;
   int64_t from_stride, to_stride;
+  int64_t to_next;  // floats from this state to the one that this core reads after it, which is fetched meanwhile; or 0
 };
 
 struct RecurrentKernels {

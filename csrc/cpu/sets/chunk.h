@@ -77,10 +77,11 @@ TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>
   }
 }
 
-// The rows of the next chunk, of which the processor cannot guess that they are needed: they lie kilobytes apart.
-TORCH_GDN_INLINE void prefetch_next(const HeadRows& rows, int64_t tokens, int64_t columns) {
+// Rows lie kilobytes apart, and no processor guesses which are next: those to be read are fetched a chunk ahead, those
+// to be written when their chunk begins.
+TORCH_GDN_INLINE void prefetch_rows(const HeadRows& rows, int64_t first, int64_t count, int64_t columns) {
   const int64_t bytes = columns * (rows.dtype == at::kFloat ? 4 : 2);
-  for (int64_t i = kTokens; i < kTokens + tokens; ++i) {
+  for (int64_t i = first; i < first + count; ++i) {
     for (int64_t at = 0; at < bytes; at += 64) prefetch(rows.data + i * rows.stride + at);
   }
 }
@@ -88,8 +89,8 @@ TORCH_GDN_INLINE void prefetch_next(const HeadRows& rows, int64_t tokens, int64_
 template <typename Operand>
 void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles) {
   const int64_t length = tiles.K / kTogether<Operand>;
-  prefetch_next(q, tiles.tokens, width);
-  prefetch_next(k, tiles.tokens, width);
+  prefetch_rows(q, kTokens, tiles.tokens, width);
+  prefetch_rows(k, kTokens, tiles.tokens, width);
   read_rows(q, width, tiles, tiles.q);
   read_rows(k, width, tiles, tiles.k);
   make_factors(tiles.q, normalise, tiles, tiles.q_factor);
@@ -209,7 +210,8 @@ TORCH_GDN_INLINE void update_state(const KeyTiles<Operand>& keys, float decay, c
 template <typename Operand>
 void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
              int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles) {
-  prefetch_next(v, keys.tokens, columns);
+  prefetch_rows(o, 0, keys.tokens, columns);
+  prefetch_rows(v, kTokens, keys.tokens, columns);
   widen_rows(v, keys.tokens, keys.rows, columns, tiles.v, kColumns);
   for (int64_t j = 0; j < kColumns; j += kTileColumns) {
     for (int64_t i = 0; i < keys.rows; i += kRows) {

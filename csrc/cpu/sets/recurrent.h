@@ -90,7 +90,7 @@ TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column,
       float* to = rows.to + i * rows.to_stride + column;
 #pragma GCC unroll 8
       for (int64_t c = 0; c < kCount; ++c) {
-        prefetch(from + K * rows.from_stride + c * kLanes);
+        prefetch(from + rows.to_next + c * kLanes);
         const Vector before = load(from + c * kLanes);
         const Vector decayed = kWeak ? before + change * before : change * before;
         const Vector after = multiply_add(token.k[i], u.at[c], decayed);
@@ -191,9 +191,6 @@ TORCH_GDN_INLINE Four sums_of(const Sums<4>& x) {
   return __builtin_shufflevector(pairs01, pairs23, 0, 1, 4, 5) + __builtin_shufflevector(pairs01, pairs23, 2, 3, 6, 7);
 }
 
-// Rows are fetched this far ahead: with K = 128 a head, 64 KB.
-constexpr int64_t kRowsAhead = 128;
-
 // Four rows of a state [V, K]: each is read and written along K.
 template <bool kWeak>
 TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay& decay, TokenRows& token, int64_t K,
@@ -205,7 +202,7 @@ TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay&
     const Vector k = load(token.k + i);
 #pragma GCC unroll 4
     for (int64_t r = 0; r < 4; ++r) {
-      prefetch(from + (r + kRowsAhead) * rows.from_stride + i);
+      prefetch(from + r * rows.from_stride + i + rows.to_next);
       read.at[r] += k * load(from + r * rows.from_stride + i);
     }
   }
