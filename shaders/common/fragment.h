@@ -84,3 +84,8 @@ METAL_FUNC void store_fragment(threadgroup float* origin, int stride, LanePositi
   target[0] = values.x;
   target[1] = values.y;
 }
+
+template <typename T>
+METAL_FUNC void store_even_fragment(threadgroup T* origin, int stride, LanePosition at, float2 values) {
+  *(threadgroup vec<T, 2>*)(origin + at.row * stride + at.column) = vec<T, 2>(values);
+}

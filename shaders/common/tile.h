@@ -33,8 +33,26 @@ METAL_FUNC void stage_rows(
   for (int packet = int(thread_index); packet < Rows * kPackets; packet += Threads) {
     const int row = packet / kPackets;
     const int column = packet % kPackets * Width;
-    Values values = Values(T(0));
-    if (row < rows && column < columns) values = *(device const Values*)(source + row * row_stride + column);
+    const bool is_there = row < rows && column < columns;
+    const Values values = is_there ? Values(*(device const Values*)(source + row * row_stride + column)) : Values(T(0));
     *(threadgroup Values*)(tile + row * kStride + column) = values;
+  }
+}
+
+// The way back: of a tile, what lies within `rows` and `columns`.
+template <int Rows, int Columns, int Width, int Threads, typename T>
+METAL_FUNC void write_rows(
+    device T* target, threadgroup const T* tile, int64_t row_stride, int rows, int columns, uint thread_index) {
+  static_assert(Columns % Width == 0, "a tile's row must hold whole packets");
+  typedef typename Packet<T, Width>::type Values;
+  constexpr int kStride = tile_stride<T>(Columns);
+  constexpr int kPackets = Columns / Width;
+  for (int packet = int(thread_index); packet < Rows * kPackets; packet += Threads) {
+    const int row = packet / kPackets;
+    const int column = packet % kPackets * Width;
+    if (row < rows && column < columns) {
+      const Values values = *(threadgroup const Values*)(tile + row * kStride + column);
+      *(device Values*)(target + row * row_stride + column) = values;
+    }
   }
 }

@@ -1,11 +1,13 @@
 // One threadgroup owns one chunk of some value heads of one key head, in turn: what chunk_local_cumsum,
 // chunk_scaled_dot_kkt, solve_tril and recompute_w_u do, without A and its inverse in device memory. Simdgroup s of
-// C/16 owns block rows s and C/8-1-s of k k^T, then 8 or 16 columns of u and w at a time. In registers: k k^T and,
-// where they fit in 256 bytes, the simdgroup's columns of k, both once for all heads; else k is read again for each
-// head's w. In threadgroup memory: A, which becomes its inverse, and a slice of k or v. Layout: k [B, T, H, K] and v
-// [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or raw; g_cumsum [B, T, HV] f32, w
-// [B, T, HV, K] and u [B, T, HV, V] of type S: T, or float where T is half, whose range a state can leave. A_ij =
-// beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta exp(c) k)
+// C/16 owns block rows s and C/8-1-s of k k^T, then 8 or 16 columns of u and w at a time.
+// In registers: k k^T and, where they fit in 256 bytes, the simdgroup's columns of k, both once for all heads; else k
+// is read again for each head's w. In threadgroup memory: A, which becomes its inverse, and a slice of k or v, then of
+// what it became.
+// Layout: k [B, T, H, K] and v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
+// raw; g_cumsum [B, T, HV] f32, w [B, T, HV, K] and u [B, T, HV, V] of type S: T, or float where T is half, whose range
+// a state can leave.
+// A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta exp(c) k)
 #include "common/gates.h"
 #include "common/sequences.h"
 #include "gdn/triangle.h"
@@ -62,7 +64,7 @@ METAL_FUNC void write_triangle(
     float2 value = float2(0.0f);
     if (i < tokens && i > j) value.x = beta[i] * products[n].x * exp(sums[i] - sums[j]);
     if (i < tokens && i > j + 1) value.y = beta[i] * products[n].y * exp(sums[i] - sums[j + 1]);
-    store_fragment(triangle + triangle_block(block.row, block.column), 8, at, value);
+    store_even_fragment(triangle + triangle_block(block.row, block.column), 8, at, value);
   }
 }
 
@@ -93,7 +95,9 @@ template <typename T, typename S, int K, int V, int C, int Width>
   constexpr int kOperand = kBlocks * kSides;  // fragments of a simdgroup's columns
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
   constexpr bool kKeepsKeys = kKeySlices * kOperand * 2 * int(sizeof(T)) <= 256;
-  threadgroup T tile[C * tile_stride<T>(kColumns)];
+  static_assert(sizeof(S) >= sizeof(T), "a result is at least as wide as the input");
+  threadgroup S results[C * tile_stride<S>(kColumns)];
+  threadgroup T* tile = (threadgroup T*)results;
   threadgroup float triangle[triangle_floats<C>()];
   threadgroup float sums[C];
   threadgroup float value_scale[C];
@@ -122,7 +126,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
     if constexpr (kKeepsKeys) {
       UNROLL for (int n = 0; n < kOperand; ++n) {
         threadgroup const T* corner = tile + n / kSides * 8 * tile_stride<T>(kColumns) + own_column + n % kSides * 8;
-        kept[slice * kOperand + n] = vec<T, 2>(load_fragment(corner, tile_stride<T>(kColumns), at));
+        kept[slice * kOperand + n] = vec<T, 2>(load_even_fragment(corner, tile_stride<T>(kColumns), at));
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -151,9 +155,11 @@ template <typename T, typename S, int K, int V, int C, int Width>
       threadgroup_barrier(mem_flags::mem_threadgroup);
       load_operand<C, kSides, kColumns>(operand, tile, value_scale, simdgroup, at);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      multiply_triangle<C, kSides>(
-          triangle, operand, u + row * V + column + own_column, value_heads * V, chunk.tokens, V - column - own_column,
-          at);
+      multiply_triangle<C, kSides, kColumns>(results, triangle, operand, simdgroup, at);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      write_rows<C, kColumns, Width, kThreads>(
+          u + row * V + column, results, value_heads * V, chunk.tokens, V - column, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     UNROLL for (int slice = 0; slice < kKeySlices; ++slice) {
       const int column = slice * kColumns;
@@ -168,10 +174,11 @@ template <typename T, typename S, int K, int V, int C, int Width>
         load_operand<C, kSides, kColumns>(operand, tile, key_scale, simdgroup, at);
         threadgroup_barrier(mem_flags::mem_threadgroup);
       }
-      multiply_triangle<C, kSides>(
-          triangle, operand, w + row * K + column + own_column, value_heads * K, chunk.tokens, K - column - own_column,
-          at);
+      multiply_triangle<C, kSides, kColumns>(results, triangle, operand, simdgroup, at);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      write_rows<C, kColumns, Width, kThreads>(
+          w + row * K + column, results, value_heads * K, chunk.tokens, K - column, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }

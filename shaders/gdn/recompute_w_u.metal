@@ -25,8 +25,10 @@ METAL_FUNC void multiply_inverse(
     float2 operand[C / 8];
     load_operand<C, 1, kTile>(operand, tile, scale, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const int column = first + int(simdgroup) * 8;
-    multiply_triangle<C, 1>(inverse, operand, result + column, result_stride, tokens, Columns - column, at);
+    multiply_triangle<C, 1, kTile>(tile, inverse, operand, simdgroup, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    write_rows<C, kTile, Width, 2 * C>(result + first, tile, result_stride, tokens, Columns - first, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 

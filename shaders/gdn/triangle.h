@@ -37,8 +37,8 @@ METAL_FUNC void add_lower_products(
   const int low_row = int(simdgroup);
   const int high_row = C / 8 - 1 - low_row;
   for (int depth = 0; depth < Columns; depth += 8) {
-    const float2 low = load_fragment(left + low_row * 8 * kStride + depth, kStride, at);
-    const float2 high = load_fragment(left + high_row * 8 * kStride + depth, kStride, at);
+    const float2 low = load_even_fragment(left + low_row * 8 * kStride + depth, kStride, at);
+    const float2 high = load_even_fragment(left + high_row * 8 * kStride + depth, kStride, at);
     UNROLL for (int n = 0; n <= C / 8; ++n) {
       const int column = own_block<C>(simdgroup, n).column;
       const float2 other = load_transposed(right + column * 8 * kStride + depth, kStride, at);
@@ -59,23 +59,25 @@ METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, Lane
   float2 product[kBlocks];
   UNROLL for (int row = 0; row < kBlocks; ++row) product[row] = float2(0.0f);
   UNROLL for (int depth = 0; depth < kBlocks; ++depth) {
-    const float2 right =
-        depth < column ? float2(0.0f) : load_fragment(triangle + triangle_block(upper + depth, upper + column), 8, at);
+    const float2 right = depth < column
+                             ? float2(0.0f)
+                             : load_even_fragment(triangle + triangle_block(upper + depth, upper + column), 8, at);
     UNROLL for (int row = 0; row < kBlocks; ++row) {
-      multiply_add(product[row], load_fragment(triangle + triangle_block(lower + row, upper + depth), 8, at), right);
+      multiply_add(
+          product[row], load_even_fragment(triangle + triangle_block(lower + row, upper + depth), 8, at), right);
     }
   }
   float2 result[kBlocks];
   UNROLL for (int row = 0; row < kBlocks; ++row) {
     result[row] = float2(0.0f);
     UNROLL for (int depth = 0; depth <= row; ++depth) {
-      const float2 left = load_fragment(triangle + triangle_block(lower + row, lower + depth), 8, at);
+      const float2 left = load_even_fragment(triangle + triangle_block(lower + row, lower + depth), 8, at);
       multiply_add(result[row], left, product[depth]);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   UNROLL for (int row = 0; row < kBlocks; ++row) {
-    store_fragment(triangle + triangle_block(lower + row, upper + column), 8, at, -result[row]);
+    store_even_fragment(triangle + triangle_block(lower + row, upper + column), 8, at, -result[row]);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
@@ -118,31 +120,30 @@ METAL_FUNC void load_operand(
     const float row_scale = scale[depth * 8 + at.row];
     UNROLL for (int side = 0; side < Sides; ++side) {
       const int column = (int(simdgroup) * Sides + side) * 8;
-      operand[depth * Sides + side] = load_fragment(tile + depth * 8 * kStride + column, kStride, at) * row_scale;
+      operand[depth * Sides + side] = load_even_fragment(tile + depth * 8 * kStride + column, kStride, at) * row_scale;
     }
   }
 }
 
-// result = triangle * operand, of which the simdgroup owns 8 Sides columns; `result` points to the first of them.
-template <int C, int Sides, typename T>
+// tile = triangle * operand, in the columns that the simdgroup owns.
+template <int C, int Sides, int Columns, typename T>
 METAL_FUNC void multiply_triangle(
+    threadgroup T* tile,
     threadgroup const float* triangle,
     thread const float2* operand,
-    device T* result,
-    int64_t row_stride,
-    int rows,
-    int columns,
+    uint simdgroup,
     LanePosition at) {
+  constexpr int kStride = tile_stride<T>(Columns);
+  threadgroup T* own = tile + int(simdgroup) * Sides * 8;
   UNROLL for (int row = 0; row < C / 8; ++row) {
     float2 sum[Sides];
     UNROLL for (int side = 0; side < Sides; ++side) sum[side] = float2(0.0f);
     UNROLL for (int depth = 0; depth <= row; ++depth) {
-      const float2 left = load_fragment(triangle + triangle_block(row, depth), 8, at);
+      const float2 left = load_even_fragment(triangle + triangle_block(row, depth), 8, at);
       UNROLL for (int side = 0; side < Sides; ++side) multiply_add(sum[side], left, operand[depth * Sides + side]);
     }
     UNROLL for (int side = 0; side < Sides; ++side) {
-      store_fragment(
-          result + row * 8 * row_stride + side * 8, row_stride, 1, rows - row * 8, columns - side * 8, at, sum[side]);
+      store_even_fragment(own + row * 8 * kStride + side * 8, kStride, at, sum[side]);
     }
   }
 }
