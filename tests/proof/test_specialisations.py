@@ -51,6 +51,7 @@ def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
     import simulator
     from torch_gdn import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, l2norm
 
+    ops = torch.ops.gdn
     simulator.activate()
     x, g = torch.ones(1, 1, 1, 64, device="mps"), torch.zeros(1, 1, 1, device="mps")
     signs, boundaries, codebook = (torch.ones(size, device="mps") for size in (64, 15, 16))
@@ -58,10 +59,13 @@ def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
         for way in _C.prefill_way_names():
             with prefill_way(way):
                 chunk_gated_delta_rule(x, x, x, g, beta=g)
+        sums = ops.chunk_local_cumsum(g)
+        inverse = ops.solve_tril(ops.chunk_scaled_dot_kkt(x, sums, g))
+        ops.recompute_w_u(x, x, g, inverse, sums)
         fused_recurrent_gated_delta_rule(x, x, x, g, beta=g)
         l2norm(x)
-        codes, norms, _ = torch.ops.gdn.aura_encode(x, signs, boundaries, codebook)
-        torch.ops.gdn.aura_attention(x, *[codes, norms, codebook, signs] * 2)
+        codes, norms, _ = ops.aura_encode(x, signs, boundaries, codebook)
+        ops.aura_attention(x, *[codes, norms, codebook, signs] * 2)
     kernel_of = {each.name: each.kernel for each in strict_kernels.all_specialisations()}
     assert {kernel_of[name] for name in profile.kernels} > set(KERNELS)
     rows = (row.split("\t") for row in strict_kernels.TABLE.read_text().splitlines()[1:])
