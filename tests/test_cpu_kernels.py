@@ -122,6 +122,10 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         case = make_case(70, K, V, HV=2, dtype=dtype)
         for op in WHOLE_OPS:
             assert_exact(op, case, run(op, case, torch.device("cpu")))
+            turned = case.map(lambda x: x)
+            turned.initial_state = case.initial_state.transpose(-1, -2).contiguous()
+            o, state = run(op, turned, torch.device("cpu"), state_v_first=True)
+            assert_exact(op, case, (o, state.transpose(-1, -2)))
 repeated = make_case(130, beta=1.9, same_keys=True)
 assert_exact("chunk_gated_delta_rule", repeated, run("chunk_gated_delta_rule", repeated, torch.device("cpu")))
 """
