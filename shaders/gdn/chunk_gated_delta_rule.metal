@@ -157,8 +157,14 @@ METAL_FUNC void substitute(float2 lower, thread float2& x, uint lane) {
   }
 }
 
-// Tokens [first, first + C), of which `count` are there. A gate is read by all lanes at once: one line of memory a
-// token.
+// What belongs to a token, g and beta as they were handed over until they are read.
+struct TokenScalars {
+  float gate, step;
+  float query_norm, key_norm;  // 1 over it; 1 where rows are not divided by their norms
+};
+
+// Tokens [first, first + C), of which `count` are there. A gate is read by all lanes at once:
+// one line of memory a token.
 template <int K, int Width, typename Values, int Rounds, int Packets, typename T>
 METAL_FUNC void load_tokens(
     thread Tokens<Values, Rounds, Packets>& tokens,
@@ -178,6 +184,79 @@ METAL_FUNC void load_tokens(
         is_there && int(lane) < from.values ? float(from.v[token * parameters.v.token + int(lane)]) : 0.0f;
     tokens.gates[round] = is_there ? raw_gate_at(from.g, parameters.gates, from.batch, token, from.head) : 0.0f;
     tokens.steps[round] = is_there ? raw_step_at(from.beta, parameters.gates, from.batch, token, from.head, 0) : 0.0f;
+  }
+}
+
+// A chunk's rows into threadgroup memory.
+template <int Padded, int Width, typename Values, int Rounds, int Packets, typename T>
+METAL_FUNC void store_tokens(
+    thread const Tokens<Values, Rounds, Packets>& tokens,
+    threadgroup T* query_tile,
+    threadgroup T* key_tile,
+    threadgroup float* value_tile,
+    threadgroup TokenScalars* scalars,
+    bool has_norm,
+    uint lane,
+    uint simdgroup) {
+  constexpr int kStride = tile_stride<T>(Padded);
+  UNROLL for (int round = 0; round < Rounds; ++round) {
+    const int row = round * kSimdgroups + int(simdgroup);
+    store_row<Padded, Packets, Width>(query_tile + row * kStride, tokens.queries[round], lane);
+    store_row<Padded, Packets, Width>(key_tile + row * kStride, tokens.keys[round], lane);
+    value_tile[row * kValueStride + int(lane)] = tokens.values[round];
+    float query_norm = 1.0f;
+    float key_norm = 1.0f;
+    if (has_norm) {
+      query_norm = inverse_norm<Packets, Width>(tokens.queries[round]);
+      key_norm = inverse_norm<Packets, Width>(tokens.keys[round]);
+    }
+    if (lane == 0) {
+      scalars[row].gate = tokens.gates[round];
+      scalars[row].step = tokens.steps[round];
+      scalars[row].query_norm = query_norm;
+      scalars[row].key_norm = key_norm;
+    }
+  }
+}
+
+// -A and, behind it, tril(q k^T exp(c_i - c_j)): the blocks on and below the diagonal, shared among the simdgroups.
+// Lane i has c, the step and the norms of token i. The key tile lies behind the query tile.
+template <int Padded, int C, typename T>
+METAL_FUNC void form_matrices(
+    threadgroup float* minus_A,
+    threadgroup const T* query_tile,
+    float c,
+    float step,
+    float query_norm,
+    float key_norm,
+    uint simdgroup,
+    LanePosition at) {
+  constexpr int kBlocks = C / 8;
+  constexpr int kStride = tile_stride<T>(Padded);
+  constexpr int kMatrixStride = C + 4;
+  threadgroup const T* key_tile = query_tile + C * kStride;
+  for (int item = int(simdgroup); item < kBlocks * (kBlocks + 1); item += kSimdgroups) {
+    const bool is_A = item % 2 == 0;
+    const int block = item / 2;
+    const int row = int(block >= 1) + int(block >= 3) + int(block >= 6);
+    const int column = block - row * (row + 1) / 2;
+    threadgroup const T* left = query_tile + (is_A ? C * kStride : 0) + row * 8 * kStride;
+    threadgroup const T* right = key_tile + column * 8 * kStride;
+    float2 product = float2(0.0f);
+    for (int depth = 0; depth < Padded; depth += 8) {
+      multiply_add(product, load_even_fragment(left + depth, kStride, at), load_transposed(right + depth, kStride, at));
+    }
+    const int i = row * 8 + at.row;
+    const int j = column * 8 + at.column;
+    const float own = simd_shuffle(c, ushort(i));
+    const float2 other = float2(simd_shuffle(c, ushort(j)), simd_shuffle(c, ushort(j + 1)));
+    const float factor = simd_shuffle(is_A ? -step * key_norm : query_norm, ushort(i));
+    product *= factor * float2(simd_shuffle(key_norm, ushort(j)), simd_shuffle(key_norm, ushort(j + 1)));
+    const int below = is_A ? i - 1 : i;  // the last column that counts
+    product.x = j <= below ? product.x * gate_exp(own - other.x) : 0.0f;
+    product.y = j + 1 <= below ? product.y * gate_exp(own - other.y) : 0.0f;
+    store_fragment(
+        minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + column * 8, kMatrixStride, at, product);
   }
 }
 
@@ -221,10 +300,7 @@ template <typename T, int K, int C, int Width, typename P>
   threadgroup float value_tile[C * kValueStride];  // v, then o
   threadgroup float minus_A[2 * C * kMatrixStride];
   threadgroup float* scores = minus_A + C * kMatrixStride;
-  threadgroup float raw_gates[C];
-  threadgroup float raw_steps[C];
-  threadgroup float query_norms[C];
-  threadgroup float key_norms[C];
+  threadgroup TokenScalars scalars[C];
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
@@ -264,60 +340,20 @@ template <typename T, int K, int C, int Width, typename P>
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
 
   for (int first = sequence.first; first < sequence.last; first += C) {
-    UNROLL for (int round = 0; round < kRounds; ++round) {
-      const int row = round * kSimdgroups + int(simdgroup);
-      store_row<kPadded, kPackets, Width>(query_tile + row * kStride, next.queries[round], lane);
-      store_row<kPadded, kPackets, Width>(key_tile + row * kStride, next.keys[round], lane);
-      value_tile[row * kValueStride + int(lane)] = next.values[round];
-      float query_norm = 1.0f;
-      float key_norm = 1.0f;
-      if (parameters.has_norm != 0) {
-        query_norm = inverse_norm<kPackets, Width>(next.queries[round]);
-        key_norm = inverse_norm<kPackets, Width>(next.keys[round]);
-      }
-      if (lane == 0) {
-        raw_gates[row] = next.gates[round];
-        raw_steps[row] = next.steps[round];
-        query_norms[row] = query_norm;
-        key_norms[row] = key_norm;
-      }
-    }
+    store_tokens<kPadded, Width>(
+        next, query_tile, key_tile, value_tile, scalars, parameters.has_norm != 0, lane, simdgroup);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
 
     // Lane i has what belongs to token i; c is the cumulative log decay, clamped so that its differences keep digits.
     const bool is_there = int(lane) < min(C, last_read - first);
-    const float gate = is_there ? log_decay_of(raw_gates[lane], head_gate) : 0.0f;
+    const float gate = is_there ? log_decay_of(scalars[lane].gate, head_gate) : 0.0f;
     const float c = simd_prefix_inclusive_sum(gate < -104.0f ? -104.0f : gate);
-    const float step = is_there ? step_of(raw_steps[lane], parameters.gates) : 0.0f;
-    const float key_norm = is_there ? key_norms[lane] : 0.0f;
-    const float query_norm = is_there ? parameters.scale * query_norms[lane] : 0.0f;
+    const float step = is_there ? step_of(scalars[lane].step, parameters.gates) : 0.0f;
+    const float key_norm = is_there ? scalars[lane].key_norm : 0.0f;
+    const float query_norm = is_there ? parameters.scale * scalars[lane].query_norm : 0.0f;
 
-    // -A and tril(q k^T exp(c_i - c_j)), the blocks on and below the diagonal, shared among the simdgroups.
-    for (int item = int(simdgroup); item < kBlocks * (kBlocks + 1); item += kSimdgroups) {
-      const bool is_A = item % 2 == 0;
-      const int block = item / 2;
-      const int row = int(block >= 1) + int(block >= 3) + int(block >= 6);
-      const int column = block - row * (row + 1) / 2;
-      threadgroup const T* left = query_tile + (is_A ? C * kStride : 0) + row * 8 * kStride;
-      threadgroup const T* right = key_tile + column * 8 * kStride;
-      float2 product = float2(0.0f);
-      for (int depth = 0; depth < kPadded; depth += 8) {
-        multiply_add(
-            product, load_even_fragment(left + depth, kStride, at), load_transposed(right + depth, kStride, at));
-      }
-      const int i = row * 8 + at.row;
-      const int j = column * 8 + at.column;
-      const float own = simd_shuffle(c, ushort(i));
-      const float2 other = float2(simd_shuffle(c, ushort(j)), simd_shuffle(c, ushort(j + 1)));
-      const float factor = simd_shuffle(is_A ? -step * key_norm : query_norm, ushort(i));
-      product *= factor * float2(simd_shuffle(key_norm, ushort(j)), simd_shuffle(key_norm, ushort(j + 1)));
-      const int below = is_A ? i - 1 : i;  // the last column that counts
-      product.x = j <= below ? product.x * gate_exp(own - other.x) : 0.0f;
-      product.y = j + 1 <= below ? product.y * gate_exp(own - other.y) : 0.0f;
-      store_fragment(
-          minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + column * 8, kMatrixStride, at, product);
-    }
+    form_matrices<kPadded, C>(minus_A, query_tile, c, step, query_norm, key_norm, simdgroup, at);
 
     // S^T k and S^T q
     float2 key_read[kBlocks];
