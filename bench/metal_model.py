@@ -71,22 +71,22 @@ OPERATION_CYCLES: Mapping[str, float] = {
 # Cycles that a simdgroup waits at a barrier and for a collective operation (simd_sum, simdgroup_load, ...): assumed.
 BARRIER_LATENCY, COLLECTIVE_LATENCY = 20.0, 10.0
 
-# Sources. MB: github.com/philipturner/metal-benchmarks, measured on M1 and M2. Apple: its data sheets, for bandwidths.
-# HF: hardware.ts of Hugging Face for the float32 rates. MT: michaelstinkerings.org, measured on an M5: 3.76 teraflops,
-# 94 % of 10 cores at 1.578 GHz, and 122 of 153.6 GB/s.
+# Sources. MB: github.com/philipturner/metal-benchmarks, measured on M1 and M2. Apple: bandwidths that it announced.
+# Press: bandwidths of tables in the press, not traced to Apple. HF: hardware.ts of Hugging Face for the float32 rates.
+# MT: michaelstinkerings.org, measured on an M5: 3.76 teraflops, 94 % of 10 cores at 1.578 GHz, and 122 of 153.6 GB/s.
 CHIPS: Mapping[str, Chip] = {
     "M1": Chip(7, 8, 68.2, 2.62, "MB"),
     "M1 Pro": Chip(7, 16, 204.8, 5.31, "MB"),
     "M1 Max": Chip(7, 32, 409.6, 10.6, "MB"),
     "M1 Ultra": Chip(7, 64, 819.2, 21.2, "MB"),
     "M2": Chip(8, 10, 102.4, 3.58, "MB"),
-    "M2 Pro": Chip(8, 19, 204.8, 6.80, "MB, Apple"),
+    "M2 Pro": Chip(8, 19, 204.8, 6.80, "MB, press"),
     "M2 Max": Chip(8, 38, 409.6, 13.6, "MB"),
-    "M3": Chip(9, 10, 102.4, 4.1, "Apple, HF"),
-    "M3 Pro": Chip(9, 18, 153.6, 7.4, "Apple, HF"),
-    "M3 Max": Chip(9, 40, 409.6, 16.4, "Apple; derived from the M3's rate"),
-    "M4": Chip(9, 10, 120.0, 4.6, "Apple, HF"),
-    "M4 Pro": Chip(9, 20, 273.0, 9.2, "Apple, HF"),
+    "M3": Chip(9, 10, 102.4, 4.1, "press, HF"),
+    "M3 Pro": Chip(9, 18, 153.6, 7.4, "press, HF"),
+    "M3 Max": Chip(9, 40, 400.0, 16.4, "press; derived from the M3's rate"),
+    "M4": Chip(9, 10, 120.0, 4.6, "press, HF"),
+    "M4 Pro": Chip(9, 20, 273.0, 9.2, "press, HF"),
     "M4 Max": Chip(9, 40, 546.0, 18.4, "Apple, HF"),
     "M5": Chip(10, 10, 153.6, 4.04, "Apple, MT"),
     "M5 Pro": Chip(10, 20, 307.0, 8.08, "Apple; derived from the M5's rate"),
