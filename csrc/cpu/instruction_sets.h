@@ -22,3 +22,12 @@
 #endif
 
 #define TORCH_GDN_INLINE [[gnu::always_inline]] inline
+
+namespace torch_gdn::cpu {
+
+enum class InstructionSet { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // each has what those before it have
+
+// As torch chooses, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
+InstructionSet best_instruction_set();
+
+}  // namespace torch_gdn::cpu

@@ -1,9 +1,5 @@
 #include "kernels.h"
 
-#include <ATen/Version.h>
-
-#include <string>
-
 #include "common.h"
 #include "convert.h"
 #include "exponential.h"
@@ -53,41 +49,29 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-enum class Set { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
-
-// As torch chooses, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
-Set best_set() {
-#if TORCH_GDN_HAS_X86_SETS
-  const std::string capability = at::get_cpu_capability();
-  if (capability == "AVX512") return __builtin_cpu_supports("avx512bf16") ? Set::kAvx512Bf16 : Set::kAvx512;
-  if (capability == "AVX2") return Set::kAvx2;
-#endif
-  return Set::kBaseline;
-}
-
-const Set kSet = best_set();
+const InstructionSet kSet = best_instruction_set();
 
 }  // namespace
 
 const ChunkKernels<float>& chunk_kernels() {
 #if TORCH_GDN_HAS_X86_SETS
-  if (kSet == Set::kAvx512 || kSet == Set::kAvx512Bf16) return avx512::kChunkKernels<float>;
-  if (kSet == Set::kAvx2) return avx2::kChunkKernels<float>;
+  if (kSet >= InstructionSet::kAvx512) return avx512::kChunkKernels<float>;
+  if (kSet == InstructionSet::kAvx2) return avx2::kChunkKernels<float>;
 #endif
   return baseline::kChunkKernels<float>;
 }
 
 const ChunkKernels<Pair>* chunk_kernels_of_pairs() {
 #if TORCH_GDN_HAS_X86_SETS
-  if (kSet == Set::kAvx512Bf16) return &avx512_bf16::kChunkKernels<Pair>;
+  if (kSet == InstructionSet::kAvx512Bf16) return &avx512_bf16::kChunkKernels<Pair>;
 #endif
   return nullptr;
 }
 
 const RecurrentKernels& recurrent_kernels() {
 #if TORCH_GDN_HAS_X86_SETS
-  if (kSet == Set::kAvx512 || kSet == Set::kAvx512Bf16) return avx512::kRecurrentKernels;
-  if (kSet == Set::kAvx2) return avx2::kRecurrentKernels;
+  if (kSet >= InstructionSet::kAvx512) return avx512::kRecurrentKernels;
+  if (kSet == InstructionSet::kAvx2) return avx2::kRecurrentKernels;
 #endif
   return baseline::kRecurrentKernels;
 }

@@ -1,10 +1,8 @@
 #include "module_kernels.h"
 
-#include <ATen/Version.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include <string>
 #include <utility>
 
 #include "instruction_sets.h"
@@ -47,19 +45,15 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// Vectors of so many bits; as torch chooses, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
-int widest_vectors() {
-  const std::string capability = at::get_cpu_capability();
-  return !TORCH_GDN_HAS_X86_SETS ? 128 : capability == "AVX512" ? 512 : capability == "AVX2" ? 256 : 128;
-}
-
-const int kWidth = widest_vectors();
+const InstructionSet kSet = best_instruction_set();
 
 }  // namespace
 
 #if TORCH_GDN_HAS_X86_SETS
-#define TORCH_GDN_CHOOSE(kernel) \
-  (kWidth == 512 ? modules_avx512::kernel : kWidth == 256 ? modules_avx2::kernel : modules_baseline::kernel)
+#define TORCH_GDN_CHOOSE(kernel)                            \
+  (kSet >= InstructionSet::kAvx512 ? modules_avx512::kernel \
+   : kSet == InstructionSet::kAvx2 ? modules_avx2::kernel   \
+                                   : modules_baseline::kernel)
 #else
 #define TORCH_GDN_CHOOSE(kernel) modules_baseline::kernel
 #endif
