@@ -154,9 +154,7 @@ def test_decoding_is_one_dispatch() -> None:
     indices, flags = torch.tensor([2, 0], dtype=torch.int32).to("mps"), torch.tensor([True, False]).to("mps")
     with simulator.profile() as profile:
         torch.ops.gdn.causal_conv1d_update_(x, weight, pool, indices, flags)
-    assert {name: profile.launched(name) for name in profile.kernels} == {
-        "causal_conv1d_update_float_float_float_4_4": 1
-    }
+    assert {name: profile.launched(name) for name in profile.kernels} == {"causal_conv1d_update_float_float_float_4": 1}
 
 
 def test_a_saved_pool_is_seen_to_change() -> None:

@@ -88,14 +88,17 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 DECAY = """\
       if (decay[token].weak) {
-        UNROLL for (int m = 0; m < kParts; ++m) state[m] += factor * state[m];
+        UNROLL for (int m = 0; m < kParts; ++m) {
+          UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] += factor * state[2 * m + r];
+        }
       } else {
-        UNROLL for (int m = 0; m < kParts; ++m) state[m] *= factor;
+        UNROLL for (int m = 0; m < kParts; ++m) { UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] *= factor; }
       }
 """
 READ = """\
       UNROLL for (int m = 0; m < kParts; ++m) {
-        part += state[m] * *(threadgroup const float4*)(key + first_element(m, at.quarter));
+        const float4 keys = *(threadgroup const float4*)(key + first_element(m, at.eighth));
+        UNROLL for (int r = 0; r < 2; ++r) part[r] += state[2 * m + r] * keys;
       }
 """
 

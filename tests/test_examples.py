@@ -60,7 +60,7 @@ def test_generate_runs_prefill_and_decode_through_the_ops(generated: tuple[str, 
 def test_generate_names_the_metal_kernels_that_ran(generated: tuple[str, str]) -> None:
     device, output = generated
     kernels = output.partition("\nkernels")[2].partition("\ntext")[0]
-    for kernel in ("solve_tril_", "chunk_fwd_h_", "chunk_fwd_o_", "fused_recurrent_gated_delta_rule_"):
+    for kernel in ("causal_conv1d_", "chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_", "rms_norm_gated_"):
         assert (kernel in kernels) == (device != "cpu"), kernel
 
 
@@ -120,7 +120,7 @@ def test_info_reports_the_simulated_device() -> None:
     finished = run("-m", "simulator", "-m", "torch_gdn.info")
     assert finished.returncode == 0, finished.stderr
     assert "mps: relative distance" in finished.stdout
-    assert "solve_tril_64: compiled in" in finished.stdout
+    assert "chunk_gated_delta_rule_float_64_16_4_float: compiled in" in finished.stdout
 
 
 def test_the_use_in_the_readme_runs() -> None:

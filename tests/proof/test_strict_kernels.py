@@ -66,13 +66,13 @@ def spoil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spoil:
     return check
 
 
-SOLVE = "gdn/solve_tril.metal"
-COLUMN_LOOP = "    UNROLL for (int i = 0; i < 16; ++i) {\n"
+SOLVE = "gdn/triangle.h"
+COLUMN_LOOP = "    UNROLL for (int i = 0; i < 8; ++i) {\n"
 
 
 def test_a_barrier_moved_under_a_condition_is_found(spoil: Spoil) -> None:
     (problem,) = spoil(SOLVE, COLUMN_LOOP, "    threadgroup_barrier(mem_flags::mem_threadgroup);\n" + COLUMN_LOOP)
-    assert "gdn/solve_tril.metal:" in problem and "threadgroup_barrier under a condition that differs" in problem
+    assert "gdn/triangle.h:" in problem and "threadgroup_barrier under a condition that differs" in problem
 
 
 def test_a_simdgroup_operation_for_some_lanes_is_found(spoil: Spoil) -> None:
@@ -87,32 +87,32 @@ def test_a_loop_that_lost_its_unrolling_is_found(spoil: Spoil) -> None:
 
 
 def test_an_array_over_the_limit_is_found(spoil: Spoil) -> None:
-    (problem,) = spoil(SOLVE, "float x[16];", "float x[160];")
+    (problem,) = spoil(SOLVE, "float x[8];", "float x[160];")
     assert problem.startswith("solve_tril_64: ") and problem.endswith("arrays and fragments a thread, the limit is 512")
 
 
 @pytest.mark.parametrize(
     ("new", "words"),
     [
-        ("double x[16];", "'double' is not supported in Metal"),
-        ("auto zero = []() { return 0.0f; };\n  float x[16] = {zero()};", "lambda expressions are not supported"),
-        ("static float x[16];", "static"),
-        ("if (thread_index > 40) return;\n  float x[16];", "after the return at gdn/solve_tril.metal:"),
+        ("double x[8];", "'double' is not supported in Metal"),
+        ("auto zero = []() { return 0.0f; };\n  float x[8] = {zero()};", "lambda expressions are not supported"),
+        ("static float x[8];", "static"),
+        ("if (thread_index > 40) return;\n  float x[8];", "after the return at gdn/triangle.h:"),
     ],
     ids=["double", "lambda", "static", "return"],
 )
 def test_what_metal_has_not_is_found(spoil: Spoil, new: str, words: str) -> None:
-    found = spoil(SOLVE, "float x[16];", new)
+    found = spoil(SOLVE, "float x[8];", new)
     assert any(words in problem for problem in found), found
 
 
 def test_a_pointer_into_the_wrong_memory_is_found(spoil: Spoil) -> None:
-    found = spoil(SOLVE, "threadgroup float* upper", "device float* upper")
+    found = spoil(SOLVE, "threadgroup float* block", "device float* block")
     assert "cannot initialize a variable of type 'device float *thread' with an rvalue" in found[0]
 
 
 def test_an_unused_variable_is_found(spoil: Spoil) -> None:
-    (problem,) = spoil(SOLVE, "  const LanePosition at", "  const int unused = 1;\n  const LanePosition at")
+    (problem,) = spoil(SOLVE, "  float2 result[", "  const int unused = 1;\n  float2 result[")
     assert "unused variable 'unused'" in problem
 
 
