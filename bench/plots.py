@@ -58,7 +58,7 @@ def roofline(rows: Sequence[Row], rates: dict[str, float], path: Path) -> None:
     found = [row for row in timed(rows, "prefill") + timed(rows, "decode") if row.operations]
     if not found:
         return
-    figure, axis = plt.subplots(figsize=(7, 4.5))
+    figure, axis = plt.subplots(figsize=(8, 5))
     for dtype, marker in (("float32", "o"), ("bfloat16", "s")):
         for name, colour in COLOURS.items():
             points = [row for row in found if (row.dtype, row.contender) == (dtype, name)]
@@ -66,14 +66,14 @@ def roofline(rows: Sequence[Row], rates: dict[str, float], path: Path) -> None:
                 across = [row.operations / row.bytes for row in points]
                 up = [row.operations / row.seconds / 1e9 for row in points if row.seconds]
                 axis.loglog(across, up, marker, color=colour, label=f"{name}, {dtype}", alpha=0.7)
-    across = [0.1, 1, 10, 100, 1000]
-    for label, style in (("products float32", "k-"), ("products bfloat16", "k--")):
-        if label in rates:
-            up = [min(x * rates["copy in memory"], rates[label]) / 1e9 for x in across]
-            axis.loglog(across, up, style, label=label.replace("products", "ceiling,"), alpha=0.6)
+    across = [10 ** (i / 20) for i in range(-10, 61)]
+    for dtype, style in (("float32", "-"), ("bfloat16", "--")):
+        for copy, colour in (("copy in memory", "k"), ("copy in cache", "0.6")):
+            up = [min(x * rates[copy], rates[f"products {dtype}"]) / 1e9 for x in across]
+            axis.loglog(across, up, style, color=colour, label=f"ceiling, {dtype}, {copy}", alpha=0.6)
     axis.set(xlabel="operations a byte", ylabel="GFLOP/s")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="lower center")
     save(figure, "prefill and decode under the ceilings of the machine", path)
 
 

@@ -10,12 +10,18 @@ import sys
 import torch
 
 from tests.helpers.cases import run
-from tests.helpers.devices import DEVICES, ready
+from tests.helpers.devices import DEVICES, WAYS, ready
 from tests.helpers.errors import head_errors, relative_error
 from torch_gdn.check.golden import Golden, index, load
+from torch_gdn.tune import prefill_way
 
 __all__ = ["NAMES", "Golden", "load"]
 NAMES = list(index())
+
+
+def ways(op: str, device: str) -> tuple[str | None, ...]:
+    """Those of a prefill, where there are several."""
+    return tuple(WAYS) if op == "chunk_gated_delta_rule" and device == "mps" else (None,)
 
 
 def table(devices: list[str]) -> str:
@@ -29,8 +35,9 @@ def table(devices: list[str]) -> str:
         for op, prefix in (("chunk_gated_delta_rule", "chunk"), ("fused_recurrent_gated_delta_rule", "recurrent")):
             if f"{prefix}_o" not in golden.fla_error:
                 continue
-            for device in devices:
-                o, state = (x.double() for x in run(op, golden.case, ready(device)))
+            for device, way in [(place, way) for place in devices for way in ways(op, place)]:
+                with prefill_way(way):
+                    o, state = (x.double() for x in run(op, golden.case, ready(device)))
                 errors = (
                     relative_error(o, golden.exact[0]),
                     max(head_errors(o, golden.exact[0], 2)),
@@ -39,7 +46,8 @@ def table(devices: list[str]) -> str:
                     golden.fla_error[f"{prefix}_final_state"],
                 )
                 figures = " | ".join(f"{error:.2e}" for error in errors)
-                lines.append(f"| {name} | {prefix} | {device} | {figures} |")
+                on = f"{device}, {way}" if way else device
+                lines.append(f"| {name} | {prefix} | {on} | {figures} |")
     return "\n".join(lines)
 
 
