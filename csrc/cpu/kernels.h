@@ -22,7 +22,7 @@ using Pair = uint32_t;
 template <typename Operand>
 constexpr int64_t kTogether = sizeof(float) / sizeof(Operand);
 template <>
-constexpr int64_t kTogether<Pair> = 2;
+inline constexpr int64_t kTogether<Pair> = 2;
 
 // One head's rows of q, k, v or o, from the first token of a chunk on.
 struct HeadRows {
