@@ -188,10 +188,11 @@ void share_pieces(int64_t count, int64_t threads, const F& f) {
 // Floats that start where a vector may.
 struct Aligned {
   struct Delete {
-    void operator()(float* x) const { operator delete[](x, std::align_val_t(64)); }
+    void operator()(float* x) const { operator delete(x, std::align_val_t(64)); }
   };
   static std::unique_ptr<float[], Delete> floats(int64_t count) {
-    return std::unique_ptr<float[], Delete>(new (std::align_val_t(64)) float[count]);
+    void* memory = operator new(count * sizeof(float), std::align_val_t(64));  // new[] is not known to be in macOS
+    return std::unique_ptr<float[], Delete>(static_cast<float*>(memory));
   }
 };
 
