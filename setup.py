@@ -30,14 +30,15 @@ def sources(*patterns: str) -> list[str]:
 
 
 def extension() -> Extension:
-    # On Linux the simulator compiles the Metal half (csrc/gdn, csrc/aura, csrc/mps, shader_source.cpp) when activated.
-    everywhere = sources("ops.cpp", "launch.cpp", "prefill_way.cpp", "bindings.cpp", "cpu/*.cpp")
-    metal_half = sources("gdn/*.cpp", "aura/*.cpp", "shader_source.cpp", "mps/*.mm")
+    # csrc/metal needs Metal's headers: on Linux only what no launch is made in is built here, and the simulated device
+    # builds the rest.
+    everywhere = sources("bindings.cpp", "ops/*.cpp", "metal/launch.cpp", "metal/prefill.cpp", "cpu/**/*.cpp")
+    metal_half = [each for each in sources("metal/**/*.cpp", "metal/*.mm") if each not in everywhere]
     return CppExtension(
         "torch_gdn._C",
         everywhere + (metal_half if ON_MAC else []),
         depends=sources("**/*.h"),
-        include_dirs=[str(ROOT / "csrc")],
+        include_dirs=[str(ROOT), str(ROOT / "csrc"), str(ROOT / "shaders")],
         extra_link_args=["-framework", "Metal", "-framework", "Foundation"] if ON_MAC else [],
     )
 

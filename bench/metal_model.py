@@ -36,7 +36,7 @@ from bench.results import markdown
 from bench.shapes import LAYERS, QWEN3_NEXT
 
 SIMDGROUP = 32  # threads
-SPECIALISATIONS = Path(__file__).parent.parent / "proof" / "specialisations.tsv"
+SPECIALISATIONS = Path(__file__).parent.parent / "proof" / "metal" / "specialisations.tsv"
 
 
 class Chip(NamedTuple):
@@ -112,7 +112,7 @@ class Prediction(NamedTuple):
 
 @cache
 def estimated_registers() -> Mapping[str, int]:
-    """Of a thread of each of our kernels, 32 bits each, by the strict check's model: proof/specialisations.tsv."""
+    """32-bit registers of a thread of each kernel, by the strict check's model: proof/metal/specialisations.tsv."""
     lines = (line.split("\t") for line in SPECIALISATIONS.read_text().splitlines())
     titles = next(lines)
     column = titles.index("registers (model)")

@@ -2,8 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "launch.h"
-#include "prefill_way.h"
+#include "metal/launch.h"
+#include "metal/prefill.h"
 
 namespace py = pybind11;
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from proof.wheels import Unavailable
+from proof.mac.wheels import Unavailable
 
-SECTIONS = ("proof.mac_checks", "proof.strict_checks")
+SECTIONS = ("proof.mac.checks", "proof.metal.checks")
 
 
 class Blocked(RuntimeError):

@@ -66,7 +66,13 @@ class Toolchain:
         assert gcc is not None  # check_tools() looked
         root = Path(torch.__file__).parent
         simulator = CHECKOUT / "simulator"
-        include = [CHECKOUT, CHECKOUT / "csrc", simulator / "foundation/include", simulator / "metal/include"]
+        include = [
+            CHECKOUT,
+            CHECKOUT / "csrc",
+            CHECKOUT / "shaders",
+            simulator / "foundation/include",
+            simulator / "metal/include",
+        ]
         system = [
             root / "include",
             root / "include/torch/csrc/api/include",
@@ -218,5 +224,6 @@ def build_library(name: str, sources: Sequence[Path], device: Path, libraries: S
 def metal_half_sources() -> list[Path]:
     """Of torch_gdn: what a Mac builds and Linux leaves out."""
     csrc = CHECKOUT / "csrc"
-    patterns = ("gdn/*.cpp", "aura/*.cpp", "shader_source.cpp", "mps/*.mm")
-    return sorted(path for pattern in patterns for path in csrc.glob(pattern))
+    built_everywhere = {csrc / "metal/launch.cpp", csrc / "metal/prefill.cpp"}
+    found = {path for pattern in ("metal/**/*.cpp", "metal/*.mm") for path in csrc.glob(pattern)}
+    return sorted(found - built_everywhere)

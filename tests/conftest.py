@@ -23,7 +23,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def _prefills_are_staged() -> Iterator[None]:
-    """Whatever the table has for the test's shapes; tests/test_prefill_way.py has the other ways."""
+    """Whatever the table has for the test's shapes; tests/gdn/test_prefill_algorithm.py has the other ways."""
     with prefill_way("staged"):
         yield
 

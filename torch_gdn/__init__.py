@@ -5,33 +5,33 @@ torch.compile takes without a graph break. All are forward only: an input that r
 error.
 """
 
-from torch_gdn import _library, aura, fakes, fakes_aura, fakes_gated_delta_rule, fakes_modules, prefill_table, reference
+from torch_gdn import _library, aura, fakes, fakes_aura, fakes_gated_delta_rule, fakes_modules, reference, tuning_cache
 from torch_gdn._version import __version__
-from torch_gdn.aura_attention import aura_attention
-from torch_gdn.aura_decode import aura_decode
-from torch_gdn.aura_encode import aura_encode, aura_encode_
-from torch_gdn.aura_flash_p1 import aura_flash_p1
-from torch_gdn.aura_flash_p2 import aura_flash_p2
-from torch_gdn.aura_rotate import aura_rotate
-from torch_gdn.causal_conv1d import causal_conv1d
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
-from torch_gdn.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
-from torch_gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
-from torch_gdn.chunk_fwd_o import chunk_fwd_o
-from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule, chunk_gated_delta_rule_
-from torch_gdn.chunk_local_cumsum import chunk_local_cumsum
-from torch_gdn.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt, chunk_scaled_dot_kkt_fwd
-from torch_gdn.fused_recurrent_gated_delta_rule import (
+from torch_gdn.ops.aura.aura_attention import aura_attention
+from torch_gdn.ops.aura.aura_decode import aura_decode
+from torch_gdn.ops.aura.aura_encode import aura_encode, aura_encode_
+from torch_gdn.ops.aura.aura_flash_p1 import aura_flash_p1
+from torch_gdn.ops.aura.aura_flash_p2 import aura_flash_p2
+from torch_gdn.ops.aura.aura_rotate import aura_rotate
+from torch_gdn.ops.gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
+from torch_gdn.ops.gdn.chunk_fwd_o import chunk_fwd_o
+from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule, chunk_gated_delta_rule_
+from torch_gdn.ops.gdn.chunk_local_cumsum import chunk_local_cumsum
+from torch_gdn.ops.gdn.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt, chunk_scaled_dot_kkt_fwd
+from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import (
     fused_recurrent_gated_delta_rule,
     fused_recurrent_gated_delta_rule_,
 )
-from torch_gdn.gdn_gating import gdn_gating
-from torch_gdn.l2norm import l2norm, l2norm_fwd
-from torch_gdn.prepare_chunk_indices import prepare_chunk_indices
-from torch_gdn.prepare_chunk_offsets import prepare_chunk_offsets
-from torch_gdn.recompute_w_u import recompute_w_u, recompute_w_u_fwd
-from torch_gdn.rms_norm_gated import rms_norm_gated
-from torch_gdn.solve_tril import solve_tril
+from torch_gdn.ops.gdn.prepare_chunk_indices import prepare_chunk_indices
+from torch_gdn.ops.gdn.prepare_chunk_offsets import prepare_chunk_offsets
+from torch_gdn.ops.gdn.recompute_w_u import recompute_w_u, recompute_w_u_fwd
+from torch_gdn.ops.gdn.solve_tril import solve_tril
+from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
+from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
+from torch_gdn.ops.layers.gdn_gating import gdn_gating
+from torch_gdn.ops.layers.l2norm import l2norm, l2norm_fwd
+from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
 from torch_gdn.warmup import warmup
 
 __all__ = [
@@ -70,5 +70,5 @@ __all__ = [
     "solve_tril",
     "warmup",
 ]
-prefill_table.install_file()
+tuning_cache.install_file()
 del _library, fakes, fakes_aura, fakes_gated_delta_rule, fakes_modules

@@ -1,6 +1,6 @@
 """What each op returns, without computing it: shapes, dtypes and strides for torch.compile and export.
 
-Wrong shapes and dtypes raise here what csrc/checks.h raises when the op is run. Sizes may be symbolic, so conditions
+Wrong shapes and dtypes raise here what csrc/ops/check.h raises when the op is run. Sizes may be symbolic, so conditions
 go through torch._check_value, and nothing reads the content of cu_seqlens.
 """
 

@@ -2,7 +2,7 @@
 
 A kernel is a C++ template in shaders/gdn/<kernel>.metal; the host (csrc/gdn/<op>.cpp) chooses its arguments by dtype,
 sizes and layout of the tensors. This is the same choice in Python, so that a specialisation can be named and compiled
-without a call. tests/test_specialisations.py holds the two against each other.
+without a call. tests/tools/test_specialisations.py holds the two against each other.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Variant:
             "chunk_fwd_h": (T, S, K, V, C, keys, METAL_TYPES[self.pool]),
             "chunk_fwd_o": (T, S, K, V, C, keys),
             "l2norm": (T, K),
-            "chunk_gated_delta_rule": (T, K, str(self.fused_chunk_size), keys, METAL_TYPES[self.pool]),
+            "fused_chunk_gated_delta_rule": (T, K, str(self.fused_chunk_size), keys, METAL_TYPES[self.pool]),
             "fused_recurrent_gated_delta_rule": (
                 T,
                 K,
@@ -97,7 +97,20 @@ def spelled(value: bool) -> str:
 STAGES = ("chunk_fwd_h", "chunk_fwd_o")  # of the stage ops and of the whole op
 STAGE_KERNELS = ("chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", *STAGES)
 CHUNK_KERNELS = ("chunk_fwd_intra", *STAGES)  # of the whole op
-KERNELS = (*STAGE_KERNELS, "chunk_fwd_intra", "l2norm", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+KERNELS = (
+    *STAGE_KERNELS,
+    "chunk_fwd_intra",
+    "l2norm",
+    "fused_chunk_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+)
+
+
+FAMILIES = {
+    "aura": ("aura_",),
+    "layers": ("causal_conv1d", "gdn_gating", "l2norm", "rms_norm_gated"),
+    "core": ("locate_slots",),
+}
 
 
 @dataclass(frozen=True)
@@ -113,8 +126,10 @@ class Specialisation:
     @property
     def file(self) -> str:
         """Below the shader directory."""
-        family = "aura" if self.kernel.startswith("aura_") else "gdn"
-        return f"{family}/{self.kernel}.metal"
+        for family, prefixes in FAMILIES.items():
+            if self.kernel.startswith(prefixes):
+                return f"{family}/{self.kernel}.metal"
+        return f"gdn/{self.kernel}.metal"
 
 
 def of_variants(variants: Iterable[Variant], kernels: Iterable[str] = KERNELS) -> list[Specialisation]:

@@ -1,6 +1,6 @@
 """Which specialisations of the AURA kernels calls ask for, as specialisations.py has it of Gated DeltaNet's.
 
-tests/test_aura_specialisations.py holds what stands here against what the host (csrc/aura/) launches.
+tests/aura/test_aura_specialisations.py holds what stands here against what the host (csrc/aura/) launches.
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ from pathlib import Path
 
 import torch
 
-from torch_gdn import _C, prefill_table
-from torch_gdn.prefill_table import Row
+from torch_gdn import _C, tuning_cache
+from torch_gdn.tuning_cache import Row
 
 TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
 SHAPES = ((16, 32, 128, 128), (16, 64, 128, 128), (16, 16, 128, 128), (30, 30, 96, 192))  # H, HV, K, V of models
 SEQUENCES = (1, 8)
 CANDIDATES = {  # a chunk that has no room is one of the fused way's own size
     "staged": ("staged", 0),
-    **{f"fused {size}": ("fused", size) for size in prefill_table.FUSED_CHUNK_SIZES},
+    **{f"fused {size}": ("fused", size) for size in tuning_cache.FUSED_CHUNK_SIZES},
     "sequential": ("sequential", 0),
 }
 MOST_TOKENS = 16384  # of all sequences together
@@ -78,12 +78,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--sequences", type=positive, nargs="+", default=SEQUENCES, metavar="N", help="at once")
     found.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     found.add_argument("--repeats", type=positive, default=5, metavar="N", help="of each time, of which the median is")
-    found.add_argument("--file", type=Path, help=f"to write; default: ${prefill_table.VARIABLE}, else {default_file()}")
+    found.add_argument("--file", type=Path, help=f"to write; default: ${tuning_cache.VARIABLE}, else {default_file()}")
     return found
 
 
 def default_file() -> Path | None:
-    return prefill_table.path()
+    return tuning_cache.path()
 
 
 def measure(sizes: tuple[int, int, int, int], tokens: int, sequences: int, dtype: torch.dtype, repeats: int) -> Row:
@@ -132,15 +132,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     file = options.file or default_file()
     if file is None:
-        sys.exit(f"--file: expected a file to write, since ${prefill_table.VARIABLE} is set to nothing")
+        sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is set to nothing")
     if not torch.backends.mps.is_available() or not _C.has_launcher():
         sys.exit("expected an mps device, got none: run this on a Mac, or with `python -m simulator -m torch_gdn.tune`")
-    table = prefill_table.read(file) if file.is_file() else {}
+    table = tuning_cache.read(file) if file.is_file() else {}
     with torch.no_grad():
         rows = measured(options)
     table[_C.device_facts()["name"]] = rows
-    prefill_table.write(file, table)
-    prefill_table.install(table)
+    tuning_cache.write(file, table)
+    tuning_cache.install(table)
     print("\n".join(lines(rows)))
     if sys.platform != "darwin":
         print("The times of the simulated device mean nothing: they say how long a simulation took.")

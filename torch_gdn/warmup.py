@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from torch_gdn import _C, prefill_table, specialisations
-from torch_gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
+from torch_gdn import _C, specialisations, tuning_cache
+from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
 
 
 def warmup(
@@ -47,7 +47,7 @@ def warmup(
         return []
     before = {facts["name"] for facts in _C.pipelines()}
     variants = specialisations.model_variants([shape[2:] for shape in shapes], dtypes)
-    sizes = sorted(prefill_table.chunk_sizes(_C.device_facts()["name"]))
+    sizes = sorted(tuning_cache.chunk_sizes(_C.device_facts()["name"]))
     wanted = specialisations.of_variants(replace(each, wanted_chunk_size=size) for size in sizes for each in variants)
     missing = [each for each in wanted if each.name not in before]
     from tqdm.auto import tqdm  # here, since importing it takes longer than importing torch_gdn

@@ -1,4 +1,4 @@
-#include "common.h"
+#include "cpu/common.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,7 +7,7 @@
 #include <functional>
 #include <numeric>
 
-#include "convert.h"
+#include "cpu/convert.h"
 
 namespace torch_gdn::cpu {
 

@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "../checks/gated_delta_rule.h"
-#include "kernels.h"
-#include "slots.h"
+#include "cpu/simd/gdn_kernels.h"
+#include "cpu/slots.h"
+#include "ops/gdn/gated_delta_rule.h"
 
 // Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
 #if defined(__x86_64__) && defined(__linux__)

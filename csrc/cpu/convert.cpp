@@ -1,9 +1,9 @@
-#include "convert.h"
+#include "cpu/convert.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "common.h"
+#include "cpu/common.h"
 
 namespace torch_gdn::cpu {
 

@@ -1,4 +1,4 @@
-#include "gates.h"
+#include "cpu/gates.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/ones.h>

@@ -1,7 +1,7 @@
 // Log decays and steps as the CPU kernels read them: contiguous f32, made from what the caller has.
 #pragma once
-#include "../checks/gated_delta_rule.h"
-#include "common.h"
+#include "cpu/common.h"
+#include "ops/gdn/gated_delta_rule.h"
 
 namespace torch_gdn::cpu {
 

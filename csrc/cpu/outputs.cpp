@@ -1,4 +1,4 @@
-#include "outputs.h"
+#include "cpu/outputs.h"
 
 #ifdef __linux__
 #include <sys/mman.h>

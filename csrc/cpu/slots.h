@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "../checks.h"
+#include "ops/check.h"
 
 namespace torch_gdn::cpu {
 

@@ -7,8 +7,8 @@
 #include <ATen/mps/MPSStream.h>
 #include <c10/metal/error.h>
 
-#include "../../shaders/common/error.h"
-#include "library.h"
+#include "metal/library.h"
+#include "shaders/core/error.h"
 
 namespace torch_gdn {
 
@@ -18,7 +18,7 @@ static_assert(sizeof(ErrorLog) == sizeof(c10::metal::ErrorMessages) &&
                   offsetof(ErrorLog, messages) == offsetof(c10::metal::ErrorMessages, msg) &&
                   offsetof(ErrorLog::Message, text) == offsetof(c10::metal::ErrorMessage, message) &&
                   offsetof(ErrorLog::Message, line) == offsetof(c10::metal::ErrorMessage, line),
-              "shaders/common/error.h must have the layout of PyTorch's error buffer");
+              "shaders/core/error.h must have the layout of PyTorch's error buffer");
 
 void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, const Binding& binding, NSUInteger index) {
   if (binding.tensor.defined()) {

@@ -1,4 +1,4 @@
-#include "gates.h"
+#include "metal/gates.h"
 
 namespace torch_gdn {
 

@@ -1,7 +1,7 @@
 // Gates as the kernels take them: g and beta of any strides and float dtype, done or raw.
 #pragma once
-#include "../checks/gated_delta_rule.h"
-#include "common.h"
+#include "metal/parameters.h"
+#include "ops/gdn/gated_delta_rule.h"
 
 namespace torch_gdn {
 

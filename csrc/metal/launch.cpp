@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "metal/launch.h"
 
 #include <c10/util/Exception.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../launch.h"
+#include "metal/launch.h"
 
 namespace torch_gdn {
 

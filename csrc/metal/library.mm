@@ -1,4 +1,4 @@
-#include "library.h"
+#include "metal/library.h"
 
 #import <Foundation/Foundation.h>
 
@@ -7,7 +7,7 @@
 
 #include <chrono>
 
-#include "../shader_source.h"
+#include "metal/shader_source.h"
 
 namespace torch_gdn {
 

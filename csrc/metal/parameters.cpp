@@ -1,4 +1,4 @@
-#include "common.h"
+#include "metal/parameters.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "../../shaders/gdn/parameters.h"
-#include "../checks.h"
-#include "../launch.h"
+#include "metal/launch.h"
+#include "ops/check.h"
+#include "shaders/core/parameters.h"
 
 namespace torch_gdn {
 

@@ -1,4 +1,4 @@
-#include "prefill_way.h"
+#include "metal/prefill.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "shader_source.h"
+#include "metal/shader_source.h"
 
 #include <c10/util/Exception.h>
 

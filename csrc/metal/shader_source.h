@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "launch.h"
+#include "metal/launch.h"
 
 namespace torch_gdn {
 

@@ -1,4 +1,4 @@
-#include "slots.h"
+#include "metal/slots.h"
 
 #include <ATen/ops/empty.h>
 
@@ -15,7 +15,7 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
   const auto result = at::empty({sequences}, indices.options().dtype(at::kInt));
   launcher().run(
       {{"locate_slots",
-        "gdn/locate_slots.metal",
+        "core/locate_slots.metal",
         {std::to_string(kSimdgroups)},
         {indices, result, Binding::error_log(), Binding::values(LocateParameters{parameters, int32_t(sequences)})},
         {size_t(ceil_div(sequences, kSimdgroups)), 1, 1},

@@ -1,6 +1,6 @@
 // The slots of a pool as the kernels take them.
 #pragma once
-#include "common.h"
+#include "metal/parameters.h"
 
 namespace torch_gdn {
 

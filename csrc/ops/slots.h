@@ -6,7 +6,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "../checks.h"
+#include "ops/check.h"
 
 namespace torch_gdn {
 

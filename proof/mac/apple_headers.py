@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proof import metal_cpp, wheels
 from proof.checks import Finding
-from proof.declarations import Declaration, Key, apple_include_directories, objective_c, parse
-from proof.macho import Image
+from proof.mac import metal_cpp, wheels
+from proof.mac.declarations import Declaration, Key, apple_include_directories, objective_c, parse
+from proof.mac.macho import Image
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 METAL = Path("simulator/metal/include")
 # One set for the simulated device on Linux, one for the Mac build; Metal's headers are the same in both.
 STUB_SETS = {

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from proof import system_stubs
-from proof.mac_extension import CHECKOUT, MacExtension, mac_extension
-from proof.macho import Image, read
-from proof.wheels import PYTHON_TAG, Wheel, cache_directory, locked
+from proof.mac import system_stubs
+from proof.mac.extension import CHECKOUT, MacExtension, mac_extension
+from proof.mac.macho import Image, read
+from proof.mac.wheels import PYTHON_TAG, Wheel, cache_directory, locked
 
 TARGET = "aarch64-macos.14.0"
-STUB_HEADERS = (CHECKOUT / "proof" / "include", CHECKOUT / "simulator" / "metal" / "include")
+STUB_HEADERS = (CHECKOUT / "proof" / "mac" / "include", CHECKOUT / "simulator" / "metal" / "include")
 JOBS = 2
 MODULE_FILE = f"_C.cpython-{sys.version_info.major}{sys.version_info.minor}-darwin.so"
 # torch_gdn/ and torch/ are neighbours in site-packages.

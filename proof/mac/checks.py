@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from proof import apple_headers, header_faults, mac_build, mac_symbols, mac_wheel, system_stubs, torch_versions, wheels
 from proof.checks import Blocked, Finding, Progress, check
-from proof.mac_extension import mac_extension
-from proof.macho import Image, read
+from proof.mac import apple_headers, header_faults, system_stubs, torch_versions, wheels
+from proof.mac import build as mac_build
+from proof.mac import symbols as mac_symbols
+from proof.mac import wheel as mac_wheel
+from proof.mac.extension import mac_extension
+from proof.mac.macho import Image, read
 
 PYTHON_SOURCE = "csrc/bindings.cpp"
 _builds: dict[str, mac_build.Build | mac_build.BuildError] = {}

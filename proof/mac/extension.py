@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 # Everything that asks for the platform when it is imported comes first. torch's build_ext adds its own flags to those
 # of setup.py, then hands over to setuptools', which would call the compiler.

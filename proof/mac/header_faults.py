@@ -7,8 +7,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from proof import apple_headers
 from proof.checks import Finding
+from proof.mac import apple_headers
 
 METAL = "simulator/metal/include/Metal"
 
@@ -88,7 +88,7 @@ FAULTS = (
     ),
     Fault(
         "a misspelt selector of Foundation",
-        "proof/include/Foundation/Foundation.h",
+        "proof/mac/include/Foundation/Foundation.h",
         "stringWithUTF8String:",
         "stringWithUtf8String:",
         "+stringWithUtf8String:",

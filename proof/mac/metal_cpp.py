@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clang.cindex import Cursor, CursorKind, TranslationUnit, TypeKind
 
-from proof.declarations import (
+from proof.mac.declarations import (
     Declaration,
     enumerators,
     function_value,

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from proof.checks import Finding
-from proof.mac_build import RPATH
-from proof.mac_extension import CHECKOUT
-from proof.macho import FLAT, ITSELF, Image, read
-from proof.wheels import cache_directory
+from proof.mac.build import RPATH
+from proof.mac.extension import CHECKOUT
+from proof.mac.macho import FLAT, ITSELF, Image, read
+from proof.mac.wheels import cache_directory
 
 MINIMUM_OS = (14, 0, 0)
 TORCH_LIBRARIES = tuple(f"@rpath/lib{name}.dylib" for name in ("c10", "torch", "torch_cpu", "torch_python"))

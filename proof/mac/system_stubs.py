@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from proof.macho import Image
+from proof.mac.macho import Image
 
 SYSTEM = ("/usr/lib/", "/System/Library/Frameworks/")
 CLASS = "_OBJC_CLASS_$_"

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proof import mac_build, mac_symbols, system_stubs, wheels
 from proof.checks import Progress
-from proof.mac_extension import mac_extension
-from proof.macho import read
+from proof.mac import build as mac_build
+from proof.mac import symbols as mac_symbols
+from proof.mac import system_stubs, wheels
+from proof.mac.extension import mac_extension
+from proof.mac.macho import read
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Verdict:
 
 def mac_only_sources() -> tuple[str, ...]:
     """What touches Metal and PyTorch's mps: the part of csrc that a torch release is most likely to break."""
-    return tuple(source for source in mac_extension().sources if source.startswith("csrc/mps/"))
+    return tuple(source for source in mac_extension().sources if source.startswith("csrc/metal/"))
 
 
 def linked_sources() -> tuple[str, ...]:

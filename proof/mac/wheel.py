@@ -20,11 +20,11 @@ from packaging.tags import Tag, mac_platforms
 from packaging.utils import parse_wheel_filename
 from wheel.wheelfile import WheelFile
 
-from proof import wheels
 from proof.checks import Finding
-from proof.mac_build import RPATH, Build
-from proof.mac_extension import CHECKOUT
-from proof.macho import Image, read
+from proof.mac import wheels
+from proof.mac.build import RPATH, Build
+from proof.mac.extension import CHECKOUT
+from proof.mac.macho import Image, read
 
 BUILD_TAG = "0crossbuilt"
 LABEL = "Cross-built on Linux, never run on a Mac."

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from proof import strict_examples, strict_kernels, strict_others, vocabulary
 from proof.checks import Finding, Progress, check
+from proof.metal import examples as strict_examples
+from proof.metal import kernels as strict_kernels
+from proof.metal import others as strict_others
+from proof.metal import vocabulary
 
 
 @check("strict-rules", "each rule of Metal's refuses its example and takes the mended twin")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from proof.strict_front_end import metal_terms
-from proof.strict_rules import Problem
-from proof.strict_tree import (
+from proof.metal.front_end import metal_terms
+from proof.metal.rules import Problem
+from proof.metal.tree import (
     SCALAR_SIZES,
     Layout,
     Node,
@@ -25,7 +25,7 @@ from proof.strict_tree import (
     is_array,
     type_of,
 )
-from proof.strict_values import (
+from proof.metal.values import (
     EITHER,
     EXACT,
     OFFSET,

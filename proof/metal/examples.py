@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from proof.strict_kernels import Outcome, check_source
+from proof.metal.kernels import Outcome, check_source
 
-RULES = Path(__file__).with_name("rules")
+RULES = Path(__file__).with_name("rule_examples")
 SAYS = "// refused: "
 
 

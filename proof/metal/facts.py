@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proof.strict_flow import Flow
-from proof.strict_rules import Problem
-from proof.strict_tree import (
+from proof.metal.flow import Flow
+from proof.metal.rules import Problem
+from proof.metal.tree import (
     Kernel,
     Layout,
     Node,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from proof.strict_evaluate import Evaluation
-from proof.strict_tree import (
+from proof.metal.evaluate import Evaluation
+from proof.metal.tree import (
     Kernel,
     Node,
     body_of,
@@ -22,7 +22,7 @@ from proof.strict_tree import (
     parameters_of,
     type_of,
 )
-from proof.strict_values import (
+from proof.metal.values import (
     EXACT,
     LANE,
     OFFSET,

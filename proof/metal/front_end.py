@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proof.wheels import Unavailable, cache_directory, locked
+from proof.mac.wheels import Unavailable, cache_directory, locked
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 ENGINE = CHECKOUT / "simulator" / "engine"
 SHADERS = CHECKOUT / "shaders"
 CLANG = "clang++-19"
-TRANSLATE = Path(__file__).with_name("strict_translate.cpp")
+TRANSLATE = Path(__file__).with_name("translate.cpp")
 
-# What Apple's compiler defines for language version 3.1, the one that csrc/mps/library.mm asks for.
+# What Apple's compiler defines for language version 3.1, the one that csrc/metal/library.mm asks for.
 DEFINES = (
     "-D__METAL__=1",
     "-D__METAL_MACOS__=1",
@@ -143,7 +143,7 @@ def in_metal_terms(errors: str) -> list[str]:
 
 
 def shader_text(file: str, seen: set[str] | None = None) -> str:
-    """What csrc/shader_source.cpp makes of a shader, without the line that instantiates the kernel."""
+    """What csrc/metal/shader_source.cpp makes of a shader, without the line that instantiates the kernel."""
     seen = set() if seen is None else seen
     if file in seen:
         return ""

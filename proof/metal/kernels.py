@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from proof.checks import Progress
-from proof.strict_facts import Facts, examine
-from proof.strict_front_end import SHADERS, Refused, compile_strictly, instantiation, shader_text, tools
-from proof.strict_rules import check_rules, no_recursion
-from proof.strict_tree import Layout, read_tree
-from proof.strict_values import NotUnderstood
+from proof.metal.facts import Facts, examine
+from proof.metal.front_end import SHADERS, Refused, compile_strictly, instantiation, shader_text, tools
+from proof.metal.rules import check_rules, no_recursion
+from proof.metal.tree import Layout, read_tree
+from proof.metal.values import NotUnderstood
 from torch_gdn import specialisations_aura, specialisations_modules
-from torch_gdn.prefill_table import FUSED_CHUNK_SIZES
 from torch_gdn.specialisations import DTYPES, MODEL_SIZES, OTHER_SIZES, Specialisation, Variant, of_variants
+from torch_gdn.tuning_cache import FUSED_CHUNK_SIZES
 
 TABLE = Path(__file__).with_name("specialisations.tsv")
 JOBS = 2

@@ -12,8 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from proof.checks import Progress
-from proof.strict_front_end import Refused, check_others, tools
-from proof.vocabulary import House, houses
+from proof.metal.front_end import Refused, check_others, tools
+from proof.metal.vocabulary import House, houses
 
 JOBS = 2
 MLX = "mlx/backend/metal/kernels/"

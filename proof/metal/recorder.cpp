@@ -3,8 +3,8 @@
 #include <set>
 #include <string>
 
-#include "csrc/launch.h"
-#include "csrc/shader_source.h"
+#include "csrc/metal/launch.h"
+#include "csrc/metal/shader_source.h"
 
 namespace {
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from proof.strict_front_end import metal_terms
-from proof.strict_tree import GENERATED, SCALAR_SIZES, Node, Tree, type_of, walk
+from proof.metal.front_end import metal_terms
+from proof.metal.tree import GENERATED, SCALAR_SIZES, Node, Tree, type_of, walk
 
 
 @dataclass(frozen=True, order=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from proof.strict_front_end import NAMESPACE, metal_terms
-from proof.strict_values import NotUnderstood
+from proof.metal.front_end import NAMESPACE, metal_terms
+from proof.metal.values import NotUnderstood
 
 Node = dict[str, Any]  # of clang's JSON: kind, type, inner, ...
 

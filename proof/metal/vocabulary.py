@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proof import wheels
-from proof.strict_front_end import SHADERS, compile_strictly
-from proof.strict_kernels import batches, source_of
-from proof.strict_tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
+from proof.mac import wheels
+from proof.metal.front_end import SHADERS, compile_strictly
+from proof.metal.kernels import batches, source_of
+from proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
 from torch_gdn import specialisations_aura, specialisations_modules
 from torch_gdn.specialisations import METAL_TYPES, Variant, of_variants
 

@@ -5,7 +5,7 @@
 // 32 or 64 bits. codes = number of boundaries below Pi x / |x|; norm = |x| / |centroids|.
 #include "aura/codes.h"
 #include "aura/rotation.h"
-#include "common/error.h"
+#include "core/error.h"
 
 // The slot of a vector, or -1 where it is not to be stored. A 64-bit slot is two words, the low one first.
 METAL_FUNC int slot_of(device const int* slots, constant EncodeParameters& parameters, VectorPlace place) {

@@ -6,7 +6,7 @@
 // mean [B, HQ, L, NB] f32, contiguous.
 #include "aura/codes.h"
 #include "aura/visibility.h"
-#include "common/tile.h"
+#include "core/tile.h"
 
 static constant constexpr const int kKeys = 32;
 static constant constexpr const int kRows = 32;

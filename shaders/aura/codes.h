@@ -2,7 +2,7 @@
 #pragma once
 #include <metal_stdlib>
 
-#include "common/fragment.h"
+#include "core/fragment.h"
 using namespace metal;
 
 METAL_FUNC constexpr int words_of(int D, int bits) { return (D * bits + 31) / 32; }

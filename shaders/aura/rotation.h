@@ -5,7 +5,7 @@
 #include <metal_stdlib>
 
 #include "aura/parameters.h"
-#include "common/fragment.h"
+#include "core/fragment.h"
 using namespace metal;
 
 // 80 = 20 * 4 and 96 = 12 * 8; the others are powers of two.

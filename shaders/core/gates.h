@@ -3,8 +3,8 @@
 #pragma once
 #include <metal_stdlib>
 
-#include "common/exponential.h"
-#include "gdn/parameters.h"
+#include "core/exponential.h"
+#include "core/parameters.h"
 using namespace metal;
 
 METAL_FUNC float read_float(device const uchar* values, int64_t index, int type) {

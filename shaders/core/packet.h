@@ -1,7 +1,7 @@
 // Neighbouring elements that a thread loads at once and computes with in f32. The host picks 4 where offset and strides
 // of every row allow it, else 1.
 #pragma once
-#include "common/fragment.h"
+#include "core/fragment.h"
 
 template <int Packet>
 struct Values {

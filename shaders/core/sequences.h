@@ -2,9 +2,9 @@
 // A bound outside the tensor is clamped and a descending one raised to its predecessor, so that no bound, however
 // wrong, leads out of a tensor or lets two threadgroups share a token; report_bounds() tells the user.
 #pragma once
-#include "common/error.h"
-#include "common/fragment.h"
-#include "gdn/parameters.h"
+#include "core/error.h"
+#include "core/fragment.h"
+#include "core/parameters.h"
 
 struct Chunk {
   int batch;     // row of the batch; 0 for packed sequences

@@ -5,8 +5,8 @@
 #pragma once
 #include <metal_stdlib>
 
-#include "common/error.h"
-#include "gdn/parameters.h"
+#include "core/error.h"
+#include "core/parameters.h"
 using namespace metal;
 
 struct Slot {

@@ -4,10 +4,10 @@
 // Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g (cumulative) [B, T, HV] f32,
 // h [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place, both are a pool of type P.
 // v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-#include "common/fragment.h"
-#include "common/sequences.h"
-#include "common/slots.h"
-#include "common/tile.h"
+#include "core/fragment.h"
+#include "core/sequences.h"
+#include "core/slots.h"
+#include "core/tile.h"
 
 // The rows of w and k that are staged at once: 16-bit types take 32, so that K = 256 stays within 17 KB.
 template <typename S, int C>

@@ -8,8 +8,8 @@
 // raw; g_cumsum [B, T, HV] f32, w [B, T, HV, K] and u [B, T, HV, V] of type S: T, or float where T is half, whose range
 // a state can leave.
 // A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta exp(c) k)
-#include "common/gates.h"
-#include "common/sequences.h"
+#include "core/gates.h"
+#include "core/sequences.h"
 #include "gdn/triangle.h"
 
 // c, the running sum of g, and what scales the rows of v and of k. A simdgroup scans 32 tokens at a time. A decay of

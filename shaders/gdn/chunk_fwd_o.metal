@@ -5,8 +5,8 @@
 // Layout: q, k [B, T, H, K] with row strides, v (v_new) and o [B, T, HV, V], h [B, NT, HV, ...] with any strides of K
 // and V, g (cumulative) [B, T, HV] f32.
 // o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), the diagonal included.
-#include "common/sequences.h"
-#include "common/slots.h"
+#include "core/sequences.h"
+#include "core/slots.h"
 #include "gdn/triangle.h"
 
 static constant constexpr const int kSlice = 32;  // columns of q and k that are staged at once

@@ -1,8 +1,8 @@
 // One lane owns one value head of one chunk and scans its tokens; 32 heads a threadgroup, so that reads coalesce.
 // In registers: the running sum. Layout: g [B, T, HV] of any strides and float dtype, g_cumsum [B, T, HV] f32.
 // Source: FLA's chunk_local_cumsum; the clamp is ours (exp(-104) is 0 in f32, and a sum of smaller terms loses digits).
-#include "common/gates.h"
-#include "common/sequences.h"
+#include "core/gates.h"
+#include "core/sequences.h"
 
 template <int C>
 [[kernel]] void chunk_local_cumsum(

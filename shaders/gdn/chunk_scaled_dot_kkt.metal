@@ -1,7 +1,7 @@
 // One threadgroup owns one chunk of one key head; simdgroup s owns block rows s and C/8-1-s, which gives each the same
 // number of lower blocks. In registers: k k^T of those blocks, computed once for all value heads of the key head.
 // Layout: k [B, T, H, K] with row strides, g (cumulative) and beta [B, T, HV] f32, A [B, T, HV, C] f32, strictly lower.
-#include "common/sequences.h"
+#include "core/sequences.h"
 #include "gdn/triangle.h"
 
 // A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, zero elsewhere; the difference is formed only where i > j, since

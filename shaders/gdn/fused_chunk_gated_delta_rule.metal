@@ -9,11 +9,11 @@
 // (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, is solved in blocks of 8
 // rows, each by forward substitution in registers: no inverse, no w, no Neumann series. Then
 // o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-#include "common/fragment.h"
-#include "common/gates.h"
-#include "common/sequences.h"
-#include "common/slots.h"
-#include "common/tile.h"
+#include "core/fragment.h"
+#include "core/gates.h"
+#include "core/sequences.h"
+#include "core/slots.h"
+#include "core/tile.h"
 
 static constant constexpr const int kColumns = 32;  // of V, of a threadgroup
 static constant constexpr const int kSimdgroups = 4;
@@ -261,7 +261,7 @@ METAL_FUNC void form_matrices(
 }
 
 template <typename T, int K, int C, int Width, typename P>
-[[kernel]] void chunk_gated_delta_rule(
+[[kernel]] void fused_chunk_gated_delta_rule(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
     device const T* v [[buffer(2)]],

@@ -6,11 +6,11 @@
 // where V is the inner one. In place, both states are a pool of type P, in which a sequence has a slot. Channels:
 // decays gk [B, T, HV, K] and gv [B, T, HV, V], and a beta [B, T, HV, V]. S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v
 // - S^T k);  S <- S + k u^T;  o = scale S^T q
-#include "common/fragment.h"
-#include "common/gates.h"
-#include "common/sequences.h"
-#include "common/slots.h"
-#include "common/tile.h"
+#include "core/fragment.h"
+#include "core/gates.h"
+#include "core/sequences.h"
+#include "core/slots.h"
+#include "core/tile.h"
 
 static constant constexpr const int kRows = 32;  // value rows of a threadgroup
 static constant constexpr const int kThreads = 128;

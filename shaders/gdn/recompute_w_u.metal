@@ -2,7 +2,7 @@
 // In registers: the 8 columns of the scaled operand. In threadgroup memory: the inverse and C/2 staged columns.
 // Layout: k [B, T, H, K] and v [B, T, HV, V] with row strides, A (the inverse) [B, T, HV, C] f32, w and u contiguous.
 // u = A (beta v), w = A (beta exp(c) k); the scaled operand stays f32 (FLA rounds it to k's type).
-#include "common/sequences.h"
+#include "core/sequences.h"
 #include "gdn/triangle.h"
 
 template <int Columns, int C, int Width, typename T>

@@ -1,7 +1,7 @@
 // One threadgroup owns one chunk of one value head and inverts I + A in place, in f32, in threadgroup memory.
 // In registers: a column of an 8-row block while it is solved, then 8 columns of a product while blocks are merged.
 // Layout: A and A_inv [B, T, HV, C] f32, zero above the diagonal.
-#include "common/sequences.h"
+#include "core/sequences.h"
 #include "gdn/triangle.h"
 
 template <int C>

@@ -2,8 +2,8 @@
 // by row, so 9 KB where C is 64. C/16 simdgroups work on it; simdgroup s owns block rows s and C/8-1-s, which gives
 // each the same number of lower blocks.
 #pragma once
-#include "common/fragment.h"
-#include "common/tile.h"
+#include "core/fragment.h"
+#include "core/tile.h"
 
 template <int C>
 METAL_FUNC constexpr int triangle_floats() {

@@ -1,10 +1,10 @@
 // What the causal convolution's kernels share. A thread owns `Packet` neighbouring channels of one sequence. Position p
 // of the sequence is its token p or, where p is negative, column S + p of its state, or else zero.
 #pragma once
-#include "common/packet.h"
-#include "common/sequences.h"
-#include "common/slots.h"
-#include "gdn/parameters.h"
+#include "core/packet.h"
+#include "core/parameters.h"
+#include "core/sequences.h"
+#include "core/slots.h"
 
 static constant constexpr const int kConvolutionThreads = 128;
 

@@ -1,9 +1,9 @@
 // One threadgroup owns 128 packets of channels of 32 tokens of one sequence; a thread owns a packet for all of them.
 // In registers: the last W tokens and the weights of a thread's channels, in f32.
 // Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N or slots, D, S], any strides.
-#include "gdn/causal_conv1d.h"
+#include "layers/causal_conv1d.h"
 
-static constant constexpr const int kConvolutionTokens = 32;  // as csrc/checks/causal_conv1d.h has it
+static constant constexpr const int kConvolutionTokens = 32;  // as csrc/ops/layers/causal_conv1d.h has it
 
 template <typename T, typename P, typename S, int W, int Packet>
 [[kernel]] void causal_conv1d(

@@ -4,9 +4,9 @@
 // line a token. In threadgroup memory: the tokens and the W - 1 before them, in f32. In registers: the last W tokens
 // and the weights. Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N or slots, D,
 // S], any strides.
-#include "gdn/causal_conv1d.h"
+#include "layers/causal_conv1d.h"
 
-static constant constexpr const int kTileTokens = 64;  // as csrc/gdn/causal_conv1d.cpp has it
+static constant constexpr const int kTileTokens = 64;  // as csrc/metal/layers/causal_conv1d.cpp has it
 static constant constexpr const int kTileChannels = 32;
 static constant constexpr const int kTileStride = kTileTokens + 3;  // odd: a column of channels is in 32 banks
 

@@ -1,7 +1,7 @@
 // One threadgroup owns the states of 128 channels of one sequence, a thread that of one channel.
 // It runs behind causal_conv1d, which reads the states that this overwrites.
 // Layout: x [B, T, D] with any strides; states [N or slots, D, S], any strides.
-#include "gdn/causal_conv1d.h"
+#include "layers/causal_conv1d.h"
 
 template <typename T, typename S>
 [[kernel]] void causal_conv1d_state(

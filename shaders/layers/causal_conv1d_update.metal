@@ -2,7 +2,7 @@
 // its state, so that lanes move neighbouring rows of state and weight. In registers: the last W tokens and the weights
 // of a thread's channel, in f32. Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N
 // or slots, D, S], any strides.
-#include "gdn/causal_conv1d.h"
+#include "layers/causal_conv1d.h"
 
 // The last W columns of the state, where each is there; one that no tap reaches is left out.
 template <int W, typename S>

@@ -1,8 +1,8 @@
 // One simdgroup owns one row; its lanes cover the D elements in turn. In registers: a lane's elements, in f32.
 // Layout: x [B, T, H, D] with row strides, y the same, contiguous.
 // y = x * rsqrt(sum of x^2 + eps), as FLA's l2norm_fwd: eps is added to the sum, y is rounded to x's type.
-#include "common/fragment.h"
-#include "gdn/parameters.h"
+#include "core/fragment.h"
+#include "core/parameters.h"
 
 template <typename T, int D>
 [[kernel]] void l2norm(

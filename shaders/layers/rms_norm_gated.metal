@@ -1,9 +1,9 @@
 // One simdgroup owns one row; its lanes cover the D elements in turn, `Packet` neighbours at a time. In registers: a
 // lane's elements, in f32. Layout: x, gate [B, T, H, D] with row strides, y the same, contiguous; weight [D].
 // y = x * rsqrt(mean of x^2 + eps) * weight * silu(gate), or sigmoid(gate): the norm comes before the gate.
-#include "common/exponential.h"
-#include "common/packet.h"
-#include "gdn/parameters.h"
+#include "core/exponential.h"
+#include "core/packet.h"
+#include "core/parameters.h"
 
 template <typename T, int Packet>
 METAL_FUNC Values<Packet> rounded(Values<Packet> values) {

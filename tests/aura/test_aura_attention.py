@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import torch_gdn
+from tests.gdn.test_opcheck import opcheck
 from tests.helpers.aura import BITS, DTYPES, HEAD_SIZES, Codec, make_cache, there, valid_call
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.pairwise import pairwise
-from tests.test_opcheck import opcheck
 from torch_gdn import reference
 
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}

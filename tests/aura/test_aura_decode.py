@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 import torch_gdn
+from tests.gdn.test_opcheck import opcheck
 from tests.helpers.aura import CODECS, DTYPES, Codec, valid_call
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
-from tests.test_opcheck import opcheck
 from torch_gdn import reference
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 import torch_gdn
+from tests.gdn.test_opcheck import opcheck
 from tests.helpers.aura import BITS, CODECS, DTYPES, Codec, poisoned_cache, valid_call
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_same_bits
-from tests.test_opcheck import opcheck
 from torch_gdn import reference
-from torch_gdn.reference.aura_decode import unpack
-from torch_gdn.reference.aura_encode import quantise
+from torch_gdn.reference.aura.aura_decode import unpack
+from torch_gdn.reference.aura.aura_encode import quantise
 
 Encoded = tuple[Tensor, Tensor, Tensor]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from tests.gdn.test_errors import Bad, Change, change, message_of, put
 from tests.helpers.aura import OPS, there, valid_call
 from tests.helpers.calls import run_op, tensors_of
-from tests.test_errors import Bad, Change, change, message_of, put
 
 CPU = torch.device("cpu")
 

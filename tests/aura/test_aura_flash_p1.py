@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import torch_gdn
+from tests.gdn.test_opcheck import opcheck
 from tests.helpers.aura import Codec, make_cache, there, valid_call
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
-from tests.test_opcheck import opcheck
 from torch_gdn import reference
 
 NAMES = ("o_partials", "m_partials", "l_partials", "mean_partials")

@@ -8,7 +8,7 @@ import pytest
 
 from bench import aura_quality
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIZES = aura_quality.Sizes(heads=2, queries=16, tokens=1024)
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import torch_gdn
+from tests.gdn.test_opcheck import opcheck
 from tests.helpers.aura import DTYPES, HEAD_SIZES, Codec, valid_call
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
-from tests.test_opcheck import opcheck
 from torch_gdn import reference
 
 

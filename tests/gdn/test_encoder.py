@@ -1,4 +1,4 @@
-"""How csrc/mps encodes: on PyTorch's stream and encoder, without commit or wait, with temporaries that may die at once.
+"""How csrc/metal encodes: on PyTorch's stream and encoder, without commit or wait, with short-lived temporaries.
 
 These look at the stream itself, which only the simulated device shows.
 """
@@ -101,7 +101,7 @@ def test_too_few_chunk_indices_are_reported(mps: torch.device) -> None:
 
 
 def test_a_shader_that_does_not_compile_is_an_error_with_the_compilers_text(mps: torch.device, tmp_path: Path) -> None:
-    shaders = Path(__file__).parent.parent / "shaders"
+    shaders = Path(__file__).resolve().parents[2] / "shaders"
     broken = tmp_path / "shaders"
     shutil.copytree(shaders, broken)
     file = broken / "gdn" / "triangle.h"

@@ -103,7 +103,7 @@ def test_offsets_past_31_bits(op: str) -> None:
         assert_same_bits(name, ours, theirs)
 
 
-SHADERS = Path(__file__).parent.parent / "shaders"
+SHADERS = Path(__file__).resolve().parents[2] / "shaders"
 NARROW = r"(const )?(u?int|short) \w*stride\w*"
 FUNCTION = re.compile(r"\b\w+\(\s*((?:[^()]|\([^()]*\))*?)\)\s*\{", re.DOTALL)
 
@@ -114,7 +114,9 @@ def parameters_of_functions(text: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "file", [*SHADERS.glob("gdn/*.metal"), *SHADERS.glob("common/*.h")], ids=lambda file: file.name
+    "file",
+    [*SHADERS.glob("gdn/*.metal"), *SHADERS.glob("layers/*.metal"), *SHADERS.glob("core/*.h")],
+    ids=lambda file: file.name,
 )
 def test_strides_in_device_memory_are_64_bits_wide(file: Path) -> None:
     """A function that takes a device pointer and a stride takes 64 bits of it; int does for threadgroup memory."""

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import torch_gdn
+from tests.aura.test_aura_attention import attend, exact
+from tests.aura.test_aura_attention import make_call as aura_call
+from tests.aura.test_aura_encode import encode
 from tests.helpers.aura import Codec
 from tests.helpers.cases import assert_exact, run
 from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.golden import NAMES, load
-from tests.test_aura_attention import attend, exact
-from tests.test_aura_attention import make_call as aura_call
-from tests.test_aura_encode import encode
 from torch_gdn.check import golden as recorded
 from torch_gdn.tune import prefill_way
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests import test_always_exercised as always
-from tests import test_chunk_gated_delta_rule as chunked
-from tests import test_encoder as encoder
-from tests import test_gated_delta_rule_options as options
-from tests import test_gated_delta_rule_pool as pools
+from tests.gdn import test_always_exercised as always
+from tests.gdn import test_chunk_gated_delta_rule as chunked
+from tests.gdn import test_encoder as encoder
+from tests.gdn import test_gated_delta_rule_options as options
+from tests.gdn import test_gated_delta_rule_pool as pools
 from tests.helpers.cases import assert_exact, make_case, run
 from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.golden import load
@@ -157,10 +157,10 @@ def test_is_one_dispatch_from_what_the_projections_give(way: str) -> None:
 def test_chunks_of_the_fused_way(name: str, chunk_size: int) -> None:
     golden, mps = load(name), ready("mps")
     wide = golden.case.map(torch.Tensor.float)
-    with kernels_run(mps, f"chunk_gated_delta_rule_bfloat_64_{chunk_size}_4"), prefill_way("fused", chunk_size):
+    with kernels_run(mps, f"fused_chunk_gated_delta_rule_bfloat_64_{chunk_size}_4"), prefill_way("fused", chunk_size):
         for part in recorded.whole_parts(golden, OP, *run(OP, golden.case, mps)):
             assert part.kept, str(part)
-    with kernels_run(mps, f"chunk_gated_delta_rule_float_64_{chunk_size}_4"), prefill_way("fused", chunk_size):
+    with kernels_run(mps, f"fused_chunk_gated_delta_rule_float_64_{chunk_size}_4"), prefill_way("fused", chunk_size):
         assert_exact(OP, wide, run(OP, wide, mps))
 
 

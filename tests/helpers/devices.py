@@ -68,7 +68,7 @@ def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args
 
 WAYS = {
     "staged": CHUNK_KERNELS,
-    "fused": ("chunk_gated_delta_rule",),
+    "fused": ("fused_chunk_gated_delta_rule",),
     "sequential": ("fused_recurrent_gated_delta_rule",),
 }
 KERNELS = {

@@ -18,5 +18,5 @@ def test_with_transformers(version: str) -> None:
         pytest.skip(str(reason))
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not mps")
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    finished = versions.run(version, "-m", "pytest", *options, "tests/test_aura_cache.py", **output)
+    finished = versions.run(version, "-m", "pytest", *options, "tests/aura/test_aura_cache.py", **output)
     assert finished.returncode == 0, finished.stdout

@@ -225,7 +225,7 @@ def test_many_sequences(device: torch.device) -> None:
 
 def test_wrong_boundaries_on_the_device_are_reported(device: torch.device) -> None:
     if device.type == "cpu":
-        return  # tests/test_errors.py
+        return  # tests/gdn/test_errors.py
     x, weight, *_ = inputs(40, B=1)
     for T in (40, 9):
         bounds = torch.tensor([0, 50, 20, T]).to(device)

@@ -130,7 +130,7 @@ def test_without_tokens_only_a_fresh_state_changes(device: torch.device) -> None
 def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list[int], words: str) -> None:
     """They are reported, lead out of nothing, and give zeros; a slot named twice is the first sequence's."""
     if device.type == "cpu":
-        return  # tests/test_errors.py
+        return  # tests/gdn/test_errors.py
     x, weight, pool = torch.randn(2, T, D), torch.randn(D, 4), torch.randn(3, D, 3)
     expected = pool.clone()
     reference.causal_conv1d_update_(x, weight, expected, torch.tensor([indices[0], -1]))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proof import apple_headers, mac_build, mac_checks, wheels
 from proof.checks import Silent
+from proof.mac import apple_headers, wheels
+from proof.mac import build as mac_build
+from proof.mac import checks as mac_checks
 
 
 @pytest.fixture(scope="session")

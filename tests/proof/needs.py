@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from proof.strict_front_end import CLANG
+from proof.metal.front_end import CLANG
 from tests.helpers.devices import on_a_mac
 
 needs_clang = pytest.mark.skipif(shutil.which(CLANG) is None, reason=f"{CLANG} is missing: apt-get install clang-19")

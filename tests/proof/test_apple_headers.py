@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proof import apple_headers, header_faults
-from proof.declarations import Declaration
+from proof.mac import apple_headers, header_faults
+from proof.mac.declarations import Declaration
 
 pytestmark = pytest.mark.xdist_group("proof")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from proof import __main__ as command
-from proof import checks, wheels
+from proof import checks
+from proof.mac import wheels
 
 pytestmark = pytest.mark.xdist_group("proof")
 

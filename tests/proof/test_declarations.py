@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proof import declarations, metal_cpp
+from proof.mac import declarations, metal_cpp
 
 pytestmark = pytest.mark.xdist_group("proof")
 

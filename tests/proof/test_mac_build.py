@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from proof import apple_headers, mac_build, mac_checks, mac_symbols, system_stubs, wheels
 from proof.checks import Blocked, Silent
-from proof.mac_extension import CHECKOUT, mac_extension, own_directories
-from proof.macho import FLAT, Image, read
+from proof.mac import apple_headers, system_stubs, wheels
+from proof.mac import build as mac_build
+from proof.mac import checks as mac_checks
+from proof.mac import symbols as mac_symbols
+from proof.mac.extension import CHECKOUT, mac_extension, own_directories
+from proof.mac.macho import FLAT, Image, read
 
 pytestmark = pytest.mark.xdist_group("proof")
 
@@ -64,9 +67,9 @@ def test_only_the_bindings_use_python(build: mac_build.Build) -> None:
 
 
 def test_another_object_that_uses_python_is_found(build: mac_build.Build) -> None:
-    objects = {"csrc/launch.cpp": build.objects[mac_checks.PYTHON_SOURCE]}
+    objects = {"csrc/metal/launch.cpp": build.objects[mac_checks.PYTHON_SOURCE]}
     (problem,) = mac_symbols.check_python_objects(objects, mac_checks.PYTHON_SOURCE).problems
-    assert "csrc/launch.cpp uses _Py" in problem
+    assert "csrc/metal/launch.cpp uses _Py" in problem
 
 
 def test_load_commands_are_right(build: mac_build.Build) -> None:
@@ -104,7 +107,7 @@ def test_nothing_tells_where_it_was_built(build: mac_build.Build) -> None:
 
 def test_path_of_the_build_is_found(tmp_path: Path) -> None:
     file = tmp_path / "module"
-    file.write_bytes(b"\0" + str(CHECKOUT / "csrc" / "ops.cpp").encode() + b"\0")
+    file.write_bytes(b"\0" + str(CHECKOUT / "csrc" / "ops" / "ops.cpp").encode() + b"\0")
     assert str(CHECKOUT) in " ".join(mac_symbols.check_no_build_paths(file).problems)
 
 
@@ -181,10 +184,10 @@ def test_extension_that_does_not_build_is_one_problem(
     torch_wheel: wheels.Wheel, mlx_wheel: wheels.Wheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> mac_build.Build:
-        raise mac_build.BuildError("csrc/ops.cpp:3:1: error: expected ';'\n  quoted source\n")
+        raise mac_build.BuildError("csrc/ops/ops.cpp:3:1: error: expected ';'\n  quoted source\n")
 
     monkeypatch.setattr(mac_checks, "_builds", {})
     monkeypatch.setattr(mac_build, "build", fail)
-    assert mac_checks.mac_build_check(Silent()).problems == ["csrc/ops.cpp:3:1: error: expected ';'"]
+    assert mac_checks.mac_build_check(Silent()).problems == ["csrc/ops/ops.cpp:3:1: error: expected ';'"]
     with pytest.raises(Blocked, match="does not build"):
         mac_checks.mac_symbols_check(Silent())

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from wheel.wheelfile import WheelFile
 
-from proof import mac_build, mac_wheel, wheels
+from proof.mac import build as mac_build
+from proof.mac import wheel as mac_wheel
+from proof.mac import wheels
 
 pytestmark = pytest.mark.xdist_group("proof")
 

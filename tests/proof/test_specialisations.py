@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from proof import strict_kernels
+from proof.metal import kernels as strict_kernels
 from tests.proof.needs import needs_clang, needs_simulated_device
 from torch_gdn import _C
 from torch_gdn.specialisations import KERNELS, Specialisation, Variant
@@ -16,7 +16,7 @@ pytestmark = [needs_clang, needs_simulated_device, pytest.mark.xdist_group("stri
 
 @pytest.fixture(scope="module")
 def launches() -> list:
-    from proof import strict_launches
+    from proof.metal import launches as strict_launches
 
     return strict_launches.launches_of(strict_kernels.all_variants(), strict_kernels.LONGEST_ROWS, others=True)
 
@@ -40,7 +40,7 @@ def test_threadgroups_are_whole_simdgroups(launches: list) -> None:
 
 
 def test_the_source_is_what_the_host_compiles() -> None:
-    from proof import strict_launches
+    from proof.metal import launches as strict_launches
 
     wanted = Specialisation("l2norm", ("bfloat", "40"))
     assert strict_launches.source_of(Variant(torch.bfloat16, 40, 24)) == strict_kernels.source_of([wanted])

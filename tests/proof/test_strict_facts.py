@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from proof.strict_facts import Facts
-from proof.strict_front_end import CLANG, LANGUAGE, compile_strictly, tools
-from proof.strict_kernels import check_source
-from proof.strict_tree import Layout, read_tree
-from proof.strict_values import EXACT, OFFSET, Lanes, bank_passes, combine
+from proof.metal.facts import Facts
+from proof.metal.front_end import CLANG, LANGUAGE, compile_strictly, tools
+from proof.metal.kernels import check_source
+from proof.metal.tree import Layout, read_tree
+from proof.metal.values import EXACT, OFFSET, Lanes, bank_passes, combine
 from tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]

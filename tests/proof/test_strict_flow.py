@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proof.strict_kernels import check_source
+from proof.metal.kernels import check_source
 from tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]

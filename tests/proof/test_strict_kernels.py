@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from proof import strict_front_end, strict_kernels
 from proof.checks import Silent
-from proof.strict_facts import Facts
+from proof.metal import front_end as strict_front_end
+from proof.metal import kernels as strict_kernels
+from proof.metal.facts import Facts
 from tests.proof.needs import needs_clang
 from torch_gdn.specialisations import Specialisation
 
@@ -76,8 +77,8 @@ def test_a_barrier_moved_under_a_condition_is_found(spoil: Spoil) -> None:
 
 
 def test_a_simdgroup_operation_for_some_lanes_is_found(spoil: Spoil) -> None:
-    (problem,) = spoil("common/fragment.h", "  simdgroup_multiply_acc", "  if (a.x > 0.0f) simdgroup_multiply_acc")
-    assert "common/fragment.h:" in problem
+    (problem,) = spoil("core/fragment.h", "  simdgroup_multiply_acc", "  if (a.x > 0.0f) simdgroup_multiply_acc")
+    assert "core/fragment.h:" in problem
     assert "simdgroup_multiply_accumulate under a condition that differs between lanes" in problem
 
 

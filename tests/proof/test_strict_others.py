@@ -7,10 +7,11 @@ from fnmatch import fnmatch
 
 import pytest
 
-from proof import strict_others, vocabulary
 from proof.checks import Silent
-from proof.strict_others import Verdict
-from proof.wheels import Unavailable
+from proof.mac.wheels import Unavailable
+from proof.metal import others as strict_others
+from proof.metal import vocabulary
+from proof.metal.others import Verdict
 from tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proof import strict_front_end
-from proof.strict_examples import Example, examples
-from proof.strict_kernels import check_source
+from proof.metal import front_end as strict_front_end
+from proof.metal.examples import Example, examples
+from proof.metal.kernels import check_source
 from tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
@@ -52,6 +52,6 @@ def test_messages_speak_metal() -> None:
 
 
 def test_the_language_version_is_the_hosts() -> None:
-    host = (strict_front_end.CHECKOUT / "csrc/mps/library.mm").read_text()
+    host = (strict_front_end.CHECKOUT / "csrc/metal/library.mm").read_text()
     assert "MTLLanguageVersion3_1" in host
     assert "-D__METAL_VERSION__=310" in strict_front_end.DEFINES

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from proof import torch_versions, wheels
 from proof.checks import Silent
+from proof.mac import torch_versions, wheels
 
 pytestmark = pytest.mark.xdist_group("proof")
 
 
 @pytest.mark.parametrize("version", [version for version in wheels.TORCH_VERSIONS if version != wheels.TORCH_VERSION])
 def test_older_torch(version: str) -> None:
-    """`make proof` takes all of csrc but the CPU kernels, and links it; here time allows csrc/mps."""
+    """`make proof` takes all of csrc but the CPU kernels, and links it; here time allows csrc/metal."""
     verdict = torch_versions.judge(version, torch_versions.mac_only_sources(), Silent())
     if verdict.unavailable:
         pytest.skip(verdict.unavailable)

@@ -1,4 +1,4 @@
-"""Every word of Metal's in the shaders stands in proof/vocabulary.tsv, with a source that is known to compile."""
+"""Every word of Metal's in the shaders stands in proof/metal/vocabulary.tsv, with a source that is known to compile."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from proof import strict_front_end, vocabulary
-from proof.vocabulary import Word
-from proof.wheels import Unavailable
+from proof.mac.wheels import Unavailable
+from proof.metal import front_end as strict_front_end
+from proof.metal import vocabulary
+from proof.metal.vocabulary import Word
 from tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from proof import wheels
+from proof.mac import wheels
 
 pytestmark = pytest.mark.xdist_group("proof")
 

@@ -22,7 +22,7 @@ from tests.helpers.devices import on_a_mac
 from torch_gdn.check.cases import Case
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = Layer("small", 2, 4, 16, 16)
 
 

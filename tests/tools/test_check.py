@@ -28,7 +28,7 @@ from torch_gdn.check.report import Report, table
 from torch_gdn.check.steps import FAIL, LEFT_OUT, PASS, LeftOut, Outcome, Result, Step, execute, judged
 from torch_gdn.check.worker import Setup, Worker
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.xdist_group("check")  # one process: the runs are shared
 WANTED = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ON_MAC = sys.platform == "darwin"
 METAL_DEVICE = "mps" if ON_MAC else "simulated-mps"
 SHORT = ("--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3", "--modules", "1")
@@ -120,7 +120,7 @@ def test_info_reports_the_simulated_device() -> None:
     finished = run("-m", "simulator", "-m", "torch_gdn.info")
     assert finished.returncode == 0, finished.stderr
     assert "mps: relative distance" in finished.stdout
-    assert "chunk_gated_delta_rule_float_64_16_4_float: compiled in" in finished.stdout
+    assert "fused_chunk_gated_delta_rule_float_64_16_4_float: compiled in" in finished.stdout
 
 
 def test_the_use_in_the_readme_runs() -> None:

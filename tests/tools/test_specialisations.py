@@ -52,7 +52,7 @@ class TestAgainstTheHost:
         ids=lambda variant: variant.name,
     )
     def test_the_fused_kernel(self, variant: Variant) -> None:
-        expected = {each.name for each in specialisations.of_variants([variant], ("chunk_gated_delta_rule",))}
+        expected = {each.name for each in specialisations.of_variants([variant], ("fused_chunk_gated_delta_rule",))}
         with prefill_way("fused"):
             assert launched("chunk_gated_delta_rule", variant) == expected
 

@@ -16,8 +16,8 @@ import torch
 import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import WAYS, on_a_mac, ready
-from torch_gdn import _C, chunk_gated_delta_rule, prefill_table, tune
-from torch_gdn.prefill_table import Row
+from torch_gdn import _C, chunk_gated_delta_rule, tune, tuning_cache
+from torch_gdn.tuning_cache import Row
 
 DEVICE, CORES = "Apple M1", 8
 
@@ -26,7 +26,7 @@ DEVICE, CORES = "Apple M1", 8
 def _no_table_is_left() -> Iterator[None]:
     with tune.prefill_way(None):
         yield
-    prefill_table.install({})
+    tuning_cache.install({})
 
 
 def way(tokens: int, heads: int = 32, K: int = 128, V: int = 128, device: str = DEVICE, cores: int = CORES) -> str:
@@ -57,7 +57,7 @@ def test_what_is_reckoned(shape: dict[str, int], expected: str) -> None:
 def test_the_nearest_measured_shape_decides() -> None:
     rows = [Row(64, 128, 128, "staged"), Row(1024, 128, 128, "sequential"), Row(1024, 8, 128, "fused")]
     rows += [Row(1024, 128, 256, "fused")]
-    prefill_table.install({DEVICE: rows})
+    tuning_cache.install({DEVICE: rows})
     assert [way(tokens) for tokens in (1, 64, 255, 257, 100_000)] == ["staged"] * 3 + ["sequential"] * 2
     assert [way(1024, heads) for heads in (1, 7, 9, 32)] == ["fused", "fused", "sequential", "sequential"]
     assert [way(1024, K=K) for K in (64, 128, 180, 182)] == ["sequential"] * 3 + ["fused"]
@@ -66,14 +66,14 @@ def test_the_nearest_measured_shape_decides() -> None:
 
 
 def test_a_table_is_of_its_device_alone() -> None:
-    prefill_table.install({"Apple M3 Max": [Row(64, 128, 128, "staged")]})
+    tuning_cache.install({"Apple M3 Max": [Row(64, 128, 128, "staged")]})
     assert way(64, device="Apple M3 Max") == "staged" and way(64) == "fused"
-    prefill_table.install({DEVICE: []})
+    tuning_cache.install({DEVICE: []})
     assert way(64) == "fused"
 
 
 def test_a_forced_way_goes_before_every_table() -> None:
-    prefill_table.install({DEVICE: [Row(64, 128, 128, "staged")]})
+    tuning_cache.install({DEVICE: [Row(64, 128, 128, "staged")]})
     with tune.prefill_way("sequential"):
         assert way(64) == way(64, device="another") == "sequential"
 
@@ -84,7 +84,7 @@ def test_calls_go_by_the_table(wanted: str) -> None:
     import simulator
 
     case = make_case(20, 32, 16).to(ready("mps"))
-    prefill_table.install({_C.device_facts()["name"]: [Row(20, 2, 32, wanted)]})
+    tuning_cache.install({_C.device_facts()["name"]: [Row(20, 2, 32, wanted)]})
     with simulator.profile() as profile:
         chunk_gated_delta_rule(*case.qkv, **case.options)
     assert {name for name in WAYS[wanted] if any(each.startswith(name + "_") for each in profile.kernels)} == set(
@@ -98,7 +98,7 @@ def test_packed_sequences_count_by_their_mean_length() -> None:
 
     case = make_case(40, 32, 16, bounds=[0, 5, 10, 15, 40])
     there = case.to(ready("mps"))
-    prefill_table.install({_C.device_facts()["name"]: [Row(40, 2, 32, "staged"), Row(10, 8, 32, "sequential")]})
+    tuning_cache.install({_C.device_facts()["name"]: [Row(40, 2, 32, "staged"), Row(10, 8, 32, "sequential")]})
     with simulator.profile() as profile:
         chunk_gated_delta_rule(*there.qkv, **there.options)
     assert [name for name in profile.kernels if name.startswith(WAYS["sequential"])]
@@ -107,8 +107,8 @@ def test_packed_sequences_count_by_their_mean_length() -> None:
 def test_a_table_comes_back_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "new" / "ways.json"
     table = {DEVICE: [Row(64, 128, 128, "fused", 32, {"fused 32": 1e-3, "staged": 2e-3})], "another": []}
-    prefill_table.write(file, table)
-    assert prefill_table.read(file) == table
+    tuning_cache.write(file, table)
+    assert tuning_cache.read(file) == table
     assert [path.name for path in file.parent.iterdir()] == ["ways.json"]
 
 
@@ -140,29 +140,29 @@ def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, mo
     file = tmp_path / "ways.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ValueError) as caught:
-        prefill_table.read(file)
+        tuning_cache.read(file)
     assert str(caught.value).startswith(f"{file}: ") and words in str(caught.value)
-    monkeypatch.setenv(prefill_table.VARIABLE, str(file))
+    monkeypatch.setenv(tuning_cache.VARIABLE, str(file))
     with pytest.warns(UserWarning, match="the built-in table of prefill ways is used"):
-        prefill_table.install_file()
+        tuning_cache.install_file()
 
 
 def test_where_the_file_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(prefill_table.VARIABLE, str(tmp_path / "ways.json"))
-    assert prefill_table.path() == tmp_path / "ways.json"
-    prefill_table.install_file()  # there is none yet
-    monkeypatch.setenv(prefill_table.VARIABLE, "")
-    assert prefill_table.path() is None
-    monkeypatch.delenv(prefill_table.VARIABLE)
+    monkeypatch.setenv(tuning_cache.VARIABLE, str(tmp_path / "ways.json"))
+    assert tuning_cache.path() == tmp_path / "ways.json"
+    tuning_cache.install_file()  # there is none yet
+    monkeypatch.setenv(tuning_cache.VARIABLE, "")
+    assert tuning_cache.path() is None
+    monkeypatch.delenv(tuning_cache.VARIABLE)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert prefill_table.path() == tmp_path / ".config" / "torch_gdn" / "prefill_ways.json"
+    assert tuning_cache.path() == tmp_path / ".config" / "torch_gdn" / "prefill_ways.json"
 
 
 def test_the_import_reads_the_file(tmp_path: Path) -> None:
     file = tmp_path / "ways.json"
-    prefill_table.write(file, {DEVICE: [Row(64, 128, 128, "staged")]})
+    tuning_cache.write(file, {DEVICE: [Row(64, 128, 128, "staged")]})
     program = f"from torch_gdn import _C; print(_C.prefill_way(64, 32, 128, 128, {DEVICE!r}, 8)[0])"
-    environment = os.environ | {prefill_table.VARIABLE: str(file)}
+    environment = os.environ | {tuning_cache.VARIABLE: str(file)}
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "staged\n"
 
@@ -171,10 +171,10 @@ def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFi
     """Other devices' rows stay; this device's are new, and are taken from now on."""
     ready("mps")
     file = tmp_path / "ways.json"
-    prefill_table.write(file, {"Apple M9": [Row(64, 128, 128, "staged")], _C.device_facts()["name"]: []})
+    tuning_cache.write(file, {"Apple M9": [Row(64, 128, 128, "staged")], _C.device_facts()["name"]: []})
     sizes = ["--shapes", "1,2,32,40", "--tokens", "5", "20", "--sequences", "1", "3", "--dtype", "float32"]
     assert tune.main([*sizes, "--repeats", "1", "--file", str(file)]) == 0
-    table = prefill_table.read(file)
+    table = tuning_cache.read(file)
     assert table["Apple M9"] == [Row(64, 128, 128, "staged")]
     rows = table[_C.device_facts()["name"]]
     assert [(row.tokens, row.threadgroups, row.K) for row in rows] == [
@@ -209,12 +209,12 @@ def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.Captur
 
 def test_a_warmup_compiles_the_chunks_that_the_table_asks_for() -> None:
     device = ready("mps")
-    prefill_table.install(
+    tuning_cache.install(
         {_C.device_facts()["name"]: [Row(64, 128, 128, "fused", 32)], "another": [Row(9, 9, 9, "fused", 8)]}
     )
     names = torch_gdn.warmup([(1, 1, 24, 16)], device=device, dtypes=[torch.float32], progress=False)
-    fused = {name for name in names if name.startswith("chunk_gated_delta_rule_")}
-    assert fused == {f"chunk_gated_delta_rule_float_24_{size}_4_float" for size in (16, 32)}
+    fused = {name for name in names if name.startswith("fused_chunk_gated_delta_rule_")}
+    assert fused == {f"fused_chunk_gated_delta_rule_float_24_{size}_4_float" for size in (16, 32)}
 
 
 def test_without_a_file_to_write() -> None:

@@ -6,24 +6,24 @@ are those of Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2
 TurboQuant (Zandieh, Daliri, Hadian, Mirrokni 2025) with norms corrected and attention in the rotated space.
 """
 
-from torch_gdn.reference.aura_attention import aura_attention
-from torch_gdn.reference.aura_decode import aura_decode
-from torch_gdn.reference.aura_encode import aura_encode
-from torch_gdn.reference.aura_flash_p1 import aura_flash_p1
-from torch_gdn.reference.aura_flash_p2 import aura_flash_p2
-from torch_gdn.reference.aura_rotate import aura_rotate, aura_signs
-from torch_gdn.reference.causal_conv1d import causal_conv1d, causal_conv1d_update_
-from torch_gdn.reference.chunk_fwd_h import chunk_fwd_h
-from torch_gdn.reference.chunk_fwd_o import chunk_fwd_o
-from torch_gdn.reference.chunk_gated_delta_rule import chunk_gated_delta_rule
-from torch_gdn.reference.chunk_local_cumsum import chunk_local_cumsum
-from torch_gdn.reference.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
-from torch_gdn.reference.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
-from torch_gdn.reference.gdn_gating import gdn_gating
-from torch_gdn.reference.l2norm import l2norm
-from torch_gdn.reference.recompute_w_u import recompute_w_u
-from torch_gdn.reference.rms_norm_gated import rms_norm_gated
-from torch_gdn.reference.solve_tril import solve_tril
+from torch_gdn.reference.aura.aura_attention import aura_attention
+from torch_gdn.reference.aura.aura_decode import aura_decode
+from torch_gdn.reference.aura.aura_encode import aura_encode
+from torch_gdn.reference.aura.aura_flash_p1 import aura_flash_p1
+from torch_gdn.reference.aura.aura_flash_p2 import aura_flash_p2
+from torch_gdn.reference.aura.aura_rotate import aura_rotate, aura_signs
+from torch_gdn.reference.gdn.chunk_fwd_h import chunk_fwd_h
+from torch_gdn.reference.gdn.chunk_fwd_o import chunk_fwd_o
+from torch_gdn.reference.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
+from torch_gdn.reference.gdn.chunk_local_cumsum import chunk_local_cumsum
+from torch_gdn.reference.gdn.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
+from torch_gdn.reference.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.reference.gdn.recompute_w_u import recompute_w_u
+from torch_gdn.reference.gdn.solve_tril import solve_tril
+from torch_gdn.reference.layers.causal_conv1d import causal_conv1d, causal_conv1d_update_
+from torch_gdn.reference.layers.gdn_gating import gdn_gating
+from torch_gdn.reference.layers.l2norm import l2norm
+from torch_gdn.reference.layers.rms_norm_gated import rms_norm_gated
 
 __all__ = [
     "aura_attention",

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "aura_flash.h"
+#include "cpu/aura/aura_flash.h"
 
 namespace torch_gdn {
 namespace {

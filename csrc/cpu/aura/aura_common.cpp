@@ -1,4 +1,4 @@
-#include "aura_common.h"
+#include "cpu/aura/aura_common.h"
 
 #include <bit>
 #include <cstring>

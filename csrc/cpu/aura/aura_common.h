@@ -3,9 +3,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
-#include "../checks/aura.h"
-#include "common.h"
-#include "module_kernels.h"
+#include "cpu/common.h"
+#include "cpu/simd/layer_kernels.h"
+#include "ops/aura/aura.h"
 
 namespace torch_gdn::cpu {
 

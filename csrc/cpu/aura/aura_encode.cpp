@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "aura_common.h"
+#include "cpu/aura/aura_common.h"
 
 namespace torch_gdn {
 namespace {

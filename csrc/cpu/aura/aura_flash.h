@@ -1,7 +1,7 @@
 // The two passes of attention to codes: pass 1 over blocks of keys, pass 2 that merges them and rotates back.
 #pragma once
-#include "aura_common.h"
-#include "module_kernels.h"
+#include "cpu/aura/aura_common.h"
+#include "cpu/simd/layer_kernels.h"
 
 namespace torch_gdn::cpu {
 

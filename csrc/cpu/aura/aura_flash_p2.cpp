@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "aura_flash.h"
+#include "cpu/aura/aura_flash.h"
 
 namespace torch_gdn {
 namespace cpu {

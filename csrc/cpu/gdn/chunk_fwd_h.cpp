@@ -1,7 +1,7 @@
 #include <ATen/ops/baddbmm.h>
 #include <torch/library.h>
 
-#include "common.h"
+#include "cpu/common.h"
 
 namespace torch_gdn {
 namespace {

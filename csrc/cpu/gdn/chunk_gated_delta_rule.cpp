@@ -4,8 +4,8 @@
 #include <functional>
 #include <numeric>
 
-#include "gates.h"
-#include "recurrence.h"
+#include "cpu/gates.h"
+#include "cpu/gdn/recurrence.h"
 
 namespace torch_gdn {
 namespace {

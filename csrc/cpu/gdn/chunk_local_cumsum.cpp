@@ -1,6 +1,6 @@
 #include <torch/library.h>
 
-#include "common.h"
+#include "cpu/common.h"
 
 namespace torch_gdn {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "gates.h"
-#include "recurrence.h"
+#include "cpu/gates.h"
+#include "cpu/gdn/recurrence.h"
 
 namespace torch_gdn {
 namespace {

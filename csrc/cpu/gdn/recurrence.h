@@ -1,6 +1,6 @@
 // The recurrence token by token on the CPU, for both whole ops: the chunked one hands it sequences of a few tokens.
 #pragma once
-#include "common.h"
+#include "cpu/common.h"
 
 namespace torch_gdn::cpu {
 

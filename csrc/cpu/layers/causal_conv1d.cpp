@@ -1,15 +1,15 @@
-#include "../checks/causal_conv1d.h"
+#include "ops/layers/causal_conv1d.h"
 
 #include <torch/library.h>
 
 #include <cstring>
 #include <memory>
 
-#include "common.h"
-#include "convert.h"
-#include "module_kernels.h"
-#include "outputs.h"
-#include "slots.h"
+#include "cpu/common.h"
+#include "cpu/convert.h"
+#include "cpu/outputs.h"
+#include "cpu/simd/layer_kernels.h"
+#include "cpu/slots.h"
 
 namespace torch_gdn {
 namespace {

@@ -1,11 +1,11 @@
-#include "../checks/gdn_gating.h"
+#include "ops/layers/gdn_gating.h"
 
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
-#include "common.h"
-#include "convert.h"
-#include "exponential.h"
+#include "cpu/common.h"
+#include "cpu/convert.h"
+#include "cpu/exponential.h"
 
 namespace torch_gdn {
 namespace {

@@ -1,10 +1,10 @@
-#include "../checks/rms_norm_gated.h"
+#include "ops/layers/rms_norm_gated.h"
 
 #include <torch/library.h>
 
-#include "common.h"
-#include "module_kernels.h"
-#include "outputs.h"
+#include "cpu/common.h"
+#include "cpu/outputs.h"
+#include "cpu/simd/layer_kernels.h"
 
 namespace torch_gdn {
 namespace {

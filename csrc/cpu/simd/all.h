@@ -1,7 +1,7 @@
 // All kernels of one instruction set, in the order in which they need each other.
 // clang-format off
-#include "products.h"
-#include "rows.h"
-#include "chunk.h"
-#include "recurrent.h"
+#include "cpu/simd/products.h"
+#include "cpu/simd/rows.h"
+#include "cpu/simd/chunk.h"
+#include "cpu/simd/recurrent.h"
 // clang-format on

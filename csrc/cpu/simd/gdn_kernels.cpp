@@ -1,9 +1,9 @@
-#include "kernels.h"
+#include "cpu/simd/gdn_kernels.h"
 
-#include "common.h"
-#include "convert.h"
-#include "exponential.h"
-#include "instruction_sets.h"
+#include "cpu/common.h"
+#include "cpu/convert.h"
+#include "cpu/exponential.h"
+#include "cpu/simd/isa.h"
 
 #if TORCH_GDN_HAS_X86_SETS
 
@@ -11,7 +11,7 @@ TORCH_GDN_BEGIN_SET("arch=x86-64-v4,avx512bf16")
 #define TORCH_GDN_SET_HAS_BF16 1
 namespace torch_gdn::cpu::avx512_bf16 {
 constexpr int64_t kLanes = 16, kRows = 8, kVectors = 2;
-#include "sets/all.h"
+#include "cpu/simd/all.h"
 }  // namespace torch_gdn::cpu::avx512_bf16
 #undef TORCH_GDN_SET_HAS_BF16
 TORCH_GDN_END_SET
@@ -20,14 +20,14 @@ TORCH_GDN_END_SET
 TORCH_GDN_BEGIN_SET("arch=x86-64-v4")
 namespace torch_gdn::cpu::avx512 {
 constexpr int64_t kLanes = 16, kRows = 8, kVectors = 2;
-#include "sets/all.h"
+#include "cpu/simd/all.h"
 }  // namespace torch_gdn::cpu::avx512
 TORCH_GDN_END_SET
 
 TORCH_GDN_BEGIN_SET("arch=x86-64-v3")
 namespace torch_gdn::cpu::avx2 {
 constexpr int64_t kLanes = 8, kRows = 4, kVectors = 2;
-#include "sets/all.h"
+#include "cpu/simd/all.h"
 }  // namespace torch_gdn::cpu::avx2
 TORCH_GDN_END_SET
 
@@ -42,7 +42,7 @@ constexpr int64_t kLanes = 4, kRows = 4, kVectors = 2;
 #else
 constexpr int64_t kLanes = 4, kRows = 8, kVectors = 2;
 #endif
-#include "sets/all.h"
+#include "cpu/simd/all.h"
 }  // namespace torch_gdn::cpu::baseline
 
 namespace torch_gdn::cpu {

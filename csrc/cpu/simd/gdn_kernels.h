@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "../checks.h"
+#include "ops/check.h"
 
 namespace torch_gdn::cpu {
 

@@ -1,4 +1,4 @@
-#include "instruction_sets.h"
+#include "cpu/simd/isa.h"
 
 #include <ATen/Version.h>
 

@@ -1,11 +1,11 @@
-#include "module_kernels.h"
+#include "cpu/simd/layer_kernels.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <utility>
 
-#include "instruction_sets.h"
+#include "cpu/simd/isa.h"
 
 // Vectors are parameters of functions that are always inlined: no caller sees how they would be passed.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -18,7 +18,7 @@ TORCH_GDN_BEGIN_SET("arch=x86-64-v4")
 #define TORCH_GDN_SET_WIDTH 512
 namespace torch_gdn::cpu::modules_avx512 {
 constexpr int kLanes = 16, kLaneBits = 4;
-#include "sets/modules.h"
+#include "cpu/simd/modules.h"
 }  // namespace torch_gdn::cpu::modules_avx512
 #undef TORCH_GDN_SET_WIDTH
 TORCH_GDN_END_SET
@@ -27,7 +27,7 @@ TORCH_GDN_BEGIN_SET("arch=x86-64-v3")
 #define TORCH_GDN_SET_WIDTH 256
 namespace torch_gdn::cpu::modules_avx2 {
 constexpr int kLanes = 8, kLaneBits = 3;
-#include "sets/modules.h"
+#include "cpu/simd/modules.h"
 }  // namespace torch_gdn::cpu::modules_avx2
 #undef TORCH_GDN_SET_WIDTH
 TORCH_GDN_END_SET
@@ -37,7 +37,7 @@ TORCH_GDN_END_SET
 #define TORCH_GDN_SET_WIDTH 128
 namespace torch_gdn::cpu::modules_baseline {
 constexpr int kLanes = 4, kLaneBits = 2;
-#include "sets/modules.h"
+#include "cpu/simd/modules.h"
 }  // namespace torch_gdn::cpu::modules_baseline
 #undef TORCH_GDN_SET_WIDTH
 

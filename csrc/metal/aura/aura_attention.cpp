@@ -1,7 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "aura_flash.h"
+#include "metal/aura/aura_flash.h"
 
 namespace torch_gdn {
 

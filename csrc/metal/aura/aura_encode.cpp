@@ -1,7 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "common.h"
+#include "metal/aura/vectors.h"
 
 namespace torch_gdn {
 

@@ -1,6 +1,6 @@
 // The launches of attention to codes: pass 1 over blocks of keys, pass 2 that merges them and rotates back.
 #pragma once
-#include "common.h"
+#include "metal/aura/vectors.h"
 
 namespace torch_gdn {
 

@@ -1,4 +1,4 @@
-#include "common.h"
+#include "metal/aura/vectors.h"
 
 namespace torch_gdn {
 

@@ -1,8 +1,8 @@
 // What the launches of the AURA ops share: tensors -> parameter blocks.
 #pragma once
-#include "../../shaders/aura/parameters.h"
-#include "../checks/aura.h"
-#include "../gdn/common.h"
+#include "metal/parameters.h"
+#include "ops/aura/aura.h"
+#include "shaders/aura/parameters.h"
 
 namespace torch_gdn {
 

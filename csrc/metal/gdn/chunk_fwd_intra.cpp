@@ -1,6 +1,6 @@
 // Of FLA's chunk_gated_delta_rule_fwd_intra, and the cumulative sum before it. No op of its own: FLA's takes the sum
 // and returns A for its backward pass; the stage ops give each by itself.
-#include "launches.h"
+#include "metal/gdn/launches.h"
 
 namespace torch_gdn {
 

@@ -1,7 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "launches.h"
+#include "metal/gdn/launches.h"
 
 namespace torch_gdn {
 

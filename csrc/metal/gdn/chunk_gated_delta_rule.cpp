@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-#include "../prefill_way.h"
-#include "launches.h"
+#include "metal/gdn/launches.h"
+#include "metal/prefill.h"
 
 namespace torch_gdn {
 

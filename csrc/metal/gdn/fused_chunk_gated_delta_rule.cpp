@@ -1,6 +1,6 @@
 // The fused way of a prefill: one kernel from inputs to outputs.
-#include "../prefill_way.h"
-#include "rule.h"
+#include "metal/gdn/rule.h"
+#include "metal/prefill.h"
 
 namespace torch_gdn {
 
@@ -11,8 +11,8 @@ Launch launch_chunk_gated_delta_rule(const ChunkShape& shape, const Tensor& q, c
   parameters.has_norm = options.normalise;
   parameters.counted_chunk_size = int32_t(shape.C);
   const auto or_stand = [&](const optional<Tensor>& x) { return or_stand_in(x, o); };
-  return {"chunk_gated_delta_rule",
-          "gdn/chunk_gated_delta_rule.metal",
+  return {"fused_chunk_gated_delta_rule",
+          "gdn/fused_chunk_gated_delta_rule.metal",
           {metal_type(q.scalar_type()), std::to_string(shape.K),
            std::to_string(fused_chunk_size(shape.K, int64_t(q.element_size()), chunk_size)), packet_width({q, k}),
            metal_type(states.dtype())},

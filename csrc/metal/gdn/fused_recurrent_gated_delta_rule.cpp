@@ -1,7 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "rule.h"
+#include "metal/gdn/rule.h"
 
 namespace torch_gdn {
 

@@ -1,8 +1,8 @@
 // The launches of the chunk stages, so that an op of several stages encodes them in one go. Each takes tensors that
 // were checked and allocated; `bounds` is contiguous int64 on their device, or absent.
 #pragma once
-#include "gates.h"
-#include "slots.h"
+#include "metal/gates.h"
+#include "metal/slots.h"
 
 namespace torch_gdn {
 

@@ -1,6 +1,6 @@
 // What the kernels that go through a whole sequence at once, token by token or chunk by chunk, are told alike.
 #pragma once
-#include "launches.h"
+#include "metal/gdn/launches.h"
 
 namespace torch_gdn {
 

@@ -1,9 +1,9 @@
-#include "../checks/causal_conv1d.h"
+#include "ops/layers/causal_conv1d.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "slots.h"
+#include "metal/slots.h"
 
 namespace torch_gdn {
 
@@ -98,7 +98,7 @@ Launch launch_causal_conv1d(const Call& call) {
   const auto arguments = arguments_of(call);
   const auto& s = call.shape.sequence;
   return {"causal_conv1d",
-          "gdn/causal_conv1d.metal",
+          "layers/causal_conv1d.metal",
           arguments,
           convolution_bindings(call, parameters_of(call)),
           {channel_groups(call, arguments.back()), size_t(s.NT), size_t(s.B)},
@@ -116,7 +116,7 @@ Launch launch_causal_conv1d_channel_first(const Call& call) {
   auto arguments = arguments_of(call);
   arguments.pop_back();
   return {"causal_conv1d_channel_first",
-          "gdn/causal_conv1d_channel_first.metal",
+          "layers/causal_conv1d_channel_first.metal",
           arguments,
           convolution_bindings(call, parameters),
           {size_t(ceil_div(call.shape.D, kChannels)), size_t(parameters.sequence.chunks), size_t(s.B)},
@@ -127,7 +127,7 @@ Launch launch_causal_conv1d_update(const Call& call) {
   auto arguments = arguments_of(call);
   arguments.pop_back();  // one channel a thread
   return {"causal_conv1d_update",
-          "gdn/causal_conv1d_update.metal",
+          "layers/causal_conv1d_update.metal",
           arguments,
           {call.x, call.weight, or_weight(call.bias, call), or_weight(call.state, call),
            or_stand_in(call.slots.indices, call.weight), or_stand_in(call.slots.flags, call.weight),
@@ -139,7 +139,7 @@ Launch launch_causal_conv1d_update(const Call& call) {
 
 Launch launch_causal_conv1d_state(const Call& call) {
   return {"causal_conv1d_state",
-          "gdn/causal_conv1d_state.metal",
+          "layers/causal_conv1d_state.metal",
           {metal_type(call.x.scalar_type()), state_type(call)},
           {or_weight(call.x.numel() > 0 ? call.x : Tensor(), call), or_weight(call.state, call),
            or_stand_in(call.slots.indices, call.weight), or_stand_in(call.slots.flags, call.weight),

@@ -1,9 +1,9 @@
-#include "../checks/gdn_gating.h"
+#include "ops/layers/gdn_gating.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "gates.h"
+#include "metal/gates.h"
 
 namespace torch_gdn {
 
@@ -34,7 +34,7 @@ std::tuple<Tensor, Tensor> gdn_gating(const Tensor& A_log, const Tensor& a, cons
                                 .allow_neg_eigval = allow_neg_eigval});
   const GatingParameters parameters{gates.parameters, int32_t(rows.size(1)), int32_t(HV), a.numel()};
   launcher().run({{"gdn_gating",
-                   "gdn/gdn_gating.metal",
+                   "layers/gdn_gating.metal",
                    {std::to_string(kThreads)},
                    {*gates.g, *gates.beta, *gates.A_log, or_stand_in(gates.dt_bias, *gates.A_log), g, beta,
                     Binding::values(parameters)},

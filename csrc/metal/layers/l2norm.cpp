@@ -1,7 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "launches.h"
+#include "metal/gdn/launches.h"
 
 namespace torch_gdn {
 
@@ -9,7 +9,7 @@ Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y) {
   const int64_t rows = x.size(0) * x.size(1) * x.size(2);
   const NormParameters parameters{int32_t(x.size(1)), int32_t(x.size(2)), rows, row_strides(x), float(eps)};
   return {"l2norm",
-          "gdn/l2norm.metal",
+          "layers/l2norm.metal",
           {metal_type(x.scalar_type()), std::to_string(x.size(3))},
           {x, y, Binding::values(parameters)},
           {size_t(ceil_div(rows, 4)), 1, 1},

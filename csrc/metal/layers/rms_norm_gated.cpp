@@ -1,9 +1,9 @@
-#include "../checks/rms_norm_gated.h"
+#include "ops/layers/rms_norm_gated.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "common.h"
+#include "metal/parameters.h"
 
 namespace torch_gdn {
 
@@ -33,7 +33,7 @@ Launch launch_rms_norm_gated(const GatedNormShape& shape, const Tensor& x, const
   const Tensor factor = weight.has_value() ? weight->contiguous() : x;
   const bool aligned = !weight.has_value() || factor.storage_offset() % 4 == 0;
   return {"rms_norm_gated",
-          "gdn/rms_norm_gated.metal",
+          "layers/rms_norm_gated.metal",
           {metal_type(x.scalar_type()), metal_type(g.scalar_type()), metal_type(factor.scalar_type()),
            std::to_string(shape.D), aligned ? packet_width({x, g}) : "1"},
           {x, g, factor, y, Binding::values(parameters)},

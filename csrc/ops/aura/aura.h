@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "../checks.h"
+#include "ops/check.h"
 
 namespace torch_gdn {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <string_view>
 
-#include "slots.h"
+#include "ops/slots.h"
 
 namespace torch_gdn {
 

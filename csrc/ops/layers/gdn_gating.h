@@ -1,6 +1,6 @@
 // What the gates accept: checks.h, for their op.
 #pragma once
-#include "../checks.h"
+#include "ops/check.h"
 
 namespace torch_gdn {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <string_view>
 
-#include "../checks.h"
+#include "ops/check.h"
 
 namespace torch_gdn {
 

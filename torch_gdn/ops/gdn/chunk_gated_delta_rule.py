@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn import fla_arguments
+from torch_gdn.ops.gdn import fla_arguments
 
 NAME = "chunk_gated_delta_rule"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn import fla_arguments
+from torch_gdn.ops.gdn import fla_arguments
 
 NAME = "fused_recurrent_gated_delta_rule"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.aura_decode import aura_decode
+from torch_gdn.reference.aura.aura_decode import aura_decode
 from torch_gdn.reference.common import compute_dtype
 
 

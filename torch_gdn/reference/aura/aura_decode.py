@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.aura_rotate import aura_rotate
+from torch_gdn.reference.aura.aura_rotate import aura_rotate
 
 
 def aura_decode(

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.aura_attention import visible, weighted
-from torch_gdn.reference.aura_decode import unpack
+from torch_gdn.reference.aura.aura_attention import visible, weighted
+from torch_gdn.reference.aura.aura_decode import unpack
 from torch_gdn.reference.common import compute_dtype
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.chunk_scaled_dot_kkt import masked_decay
 from torch_gdn.reference.common import chunks, compute_dtype, key_first, per_value_head
+from torch_gdn.reference.gdn.chunk_scaled_dot_kkt import masked_decay
 
 
 def chunk_fwd_o(

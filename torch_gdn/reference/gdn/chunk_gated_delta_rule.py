@@ -3,14 +3,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.chunk_fwd_h import chunk_fwd_h
-from torch_gdn.reference.chunk_fwd_o import chunk_fwd_o
-from torch_gdn.reference.chunk_local_cumsum import chunk_local_cumsum
-from torch_gdn.reference.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
 from torch_gdn.reference.common import compute_dtype, decay_of, per_value_head, step_of
-from torch_gdn.reference.l2norm import l2norm
-from torch_gdn.reference.recompute_w_u import recompute_w_u
-from torch_gdn.reference.solve_tril import solve_tril
+from torch_gdn.reference.gdn.chunk_fwd_h import chunk_fwd_h
+from torch_gdn.reference.gdn.chunk_fwd_o import chunk_fwd_o
+from torch_gdn.reference.gdn.chunk_local_cumsum import chunk_local_cumsum
+from torch_gdn.reference.gdn.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt
+from torch_gdn.reference.gdn.recompute_w_u import recompute_w_u
+from torch_gdn.reference.gdn.solve_tril import solve_tril
+from torch_gdn.reference.layers.l2norm import l2norm
 
 
 def chunk_gated_delta_rule(

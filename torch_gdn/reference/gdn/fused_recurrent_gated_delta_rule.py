@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.reference.common import compute_dtype, decay_of, key_first, per_value_head, sequences, step_of
-from torch_gdn.reference.l2norm import l2norm
+from torch_gdn.reference.layers.l2norm import l2norm
 
 
 def fused_recurrent_gated_delta_rule(

@@ -1,5 +1,6 @@
 // Foundation for the Mac build: on top of Apple's own objc/ and dispatch/ headers (the ziglang package has them), only
-// the classes that csrc/mps and PyTorch's mps headers name. Metal's stub headers are shared with the simulated device.
+// the classes that csrc/metal and PyTorch's mps headers name. Metal's stub headers are shared with the simulated
+// device.
 #pragma once
 #include <Availability.h>
 #include <dispatch/dispatch.h>
