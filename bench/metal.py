@@ -15,22 +15,22 @@ from bench.shapes import QWEN3_NEXT
 from torch_gdn.check.steps import on_simulated_device
 
 TOKENS = 128
-WAYS = ("staged", "fused", "sequential")
+ALGORITHMS = ("chunked", "fused_chunk", "recurrent")
 CHIPS = ("M1", "M2 Max", "M4 Max", "M5 Max")
 
 
 def jobs(quick: bool) -> Iterator[tuple[str, str | None, int]]:
-    """Workload, way, tokens."""
+    """Workload, algorithm, tokens."""
     tokens = 16 if quick else TOKENS
-    for way in WAYS:
-        yield "prefill", way, tokens
+    for algorithm in ALGORITHMS:
+        yield "prefill", algorithm, tokens
     for workload in ("decode", "decode-v-first", "conv-update", "conv", "norm", "gating"):
         yield workload, None, tokens
 
 
-def run(workload: str, way: str | None, tokens: int, ceilings: object, seconds: float) -> list[Row]:
+def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, seconds: float) -> list[Row]:
     """`ceilings` and `seconds` are those of the sections that time."""
-    row = Row("metal", f"{workload}, {way}" if way else workload, "bfloat16", tokens, OURS, 0)
+    row = Row("metal", f"{workload}, {algorithm}" if algorithm else workload, "bfloat16", tokens, OURS, 0)
     if not on_simulated_device():
         row.note = "not run: a Mac's own GPU does not count"
         return [row]
@@ -40,7 +40,7 @@ def run(workload: str, way: str | None, tokens: int, ceilings: object, seconds: 
 
     simulator.activate()
     torch.manual_seed(0)
-    work = WORKLOADS[workload](Shape(QWEN3_NEXT, tokens, 1, torch.bfloat16, way))
+    work = WORKLOADS[workload](Shape(QWEN3_NEXT, tokens, 1, torch.bfloat16, algorithm))
     with simulator.profile(detailed=True) as profile:
         work.call()
     row.size, row.bytes = work.tokens, work.compulsory_bytes

@@ -152,7 +152,7 @@ def predict(figures: Any, chip: str | Chip, registers: int = 0) -> Prediction:
     distinct = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
     issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
     arithmetic = arithmetic_cycles(figures)
-    # One simdgroup's way: its arithmetic at a quarter of the core, then what it waits for.
+    # One simdgroup's path: its arithmetic at a quarter of the core, then what it waits for.
     others = figures.collectives - figures.matrix_multiplies
     waits = figures.barriers / max(1, figures.threadgroups) * BARRIER_LATENCY + others / simdgroups * COLLECTIVE_LATENCY
     alone = 4 * arithmetic / simdgroups + waits
@@ -251,7 +251,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="of a sequence; decode has one. Default: %(default)s")
     parser.add_argument("--batch", type=int, default=1, help="sequences. Default: %(default)s")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--way", help="of prefill, as torch_gdn.tune has them. Default: by its table")
+    parser.add_argument("--algorithm", help="of prefill, as torch_gdn.tune has them. Default: by its table")
     parser.add_argument("--model", choices=[layer.model for layer in LAYERS], default=QWEN3_NEXT.model)
     parser.add_argument(
         "--chips", nargs="+", choices=CHIPS, metavar="CHIP", default=list(CHIPS), help="e.g. M1 'M4 Max'"
@@ -264,7 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
     simulator.activate()
     options = parse(arguments)
     layer = next(layer for layer in LAYERS if layer.model == options.model)
-    shape = Shape(layer, options.tokens, options.batch, getattr(torch, options.dtype), options.way)
+    shape = Shape(layer, options.tokens, options.batch, getattr(torch, options.dtype), options.algorithm)
     workload = WORKLOADS[options.workload](shape)
     with simulator.profile(detailed=True) as profile:
         workload.call()

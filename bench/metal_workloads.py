@@ -23,7 +23,7 @@ class Shape(NamedTuple):
     tokens: int
     batch: int
     dtype: torch.dtype
-    way: str | None = None  # of prefill; None: by the table
+    algorithm: str | None = None  # of prefill; None: by the table
 
 
 class Workload(NamedTuple):
@@ -49,12 +49,12 @@ def rule_inputs(shape: Shape, state_v_first: bool) -> tuple[list[Tensor], dict[s
 FUSED = {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
 
-def of_rule(op: Callable[..., object], shape: Shape, state_v_first: bool, way: str | None) -> Workload:
+def of_rule(op: Callable[..., object], shape: Shape, state_v_first: bool, algorithm: str | None) -> Workload:
     inputs, tensors = rule_inputs(shape, state_v_first)
     moved = size_of(*inputs, *tensors.values()) + size_of(inputs[2]) + size_of(tensors["state_pool"])
 
     def call() -> object:
-        context: AbstractContextManager[None] = tune.prefill_way(way) if way else nullcontext()
+        context: AbstractContextManager[None] = tune.prefill_algorithm(algorithm) if algorithm else nullcontext()
         with context:
             return op(*inputs, **tensors, **FUSED, state_v_first=state_v_first)
 
@@ -64,7 +64,7 @@ def of_rule(op: Callable[..., object], shape: Shape, state_v_first: bool, way: s
 def decode(shape: Shape, state_v_first: bool = False) -> Workload:
     """One token of each sequence, its state updated in its slot: gates, norm of q and k, and the rule."""
     return of_rule(
-        torch.ops.gdn.fused_recurrent_gated_delta_rule_, shape._replace(tokens=1, way=None), state_v_first, None
+        torch.ops.gdn.fused_recurrent_gated_delta_rule_, shape._replace(tokens=1, algorithm=None), state_v_first, None
     )
 
 
@@ -73,7 +73,7 @@ def decode_v_first(shape: Shape) -> Workload:
 
 
 def prefill(shape: Shape) -> Workload:
-    return of_rule(torch.ops.gdn.chunk_gated_delta_rule_, shape, False, shape.way)
+    return of_rule(torch.ops.gdn.chunk_gated_delta_rule_, shape, False, shape.algorithm)
 
 
 def of_module(name: str) -> Callable[[Shape], Workload]:

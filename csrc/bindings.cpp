@@ -50,51 +50,53 @@ py::dict device_facts() {
   return result;
 }
 
-torch_gdn::PrefillWay way_named(const std::string& name) {
-  const auto way = torch_gdn::prefill_way_of(name);
-  if (way.has_value()) return *way;
+torch_gdn::PrefillAlgorithm algorithm_named(const std::string& name) {
+  const auto algorithm = torch_gdn::prefill_algorithm_of(name);
+  if (algorithm.has_value()) return *algorithm;
   std::string known;
-  for (const auto& each : torch_gdn::prefill_way_names()) known += (known.empty() ? "'" : ", '") + each + "'";
-  throw py::value_error("prefill_way: way: expected one of " + known + " or None, got '" + name + "'");
+  for (const auto& each : torch_gdn::prefill_algorithms()) known += (known.empty() ? "'" : ", '") + each + "'";
+  throw py::value_error("prefill_algorithm: algorithm: expected one of " + known + " or None, got '" + name + "'");
 }
 
-torch_gdn::PrefillChoice choice_of(const std::string& way, int64_t chunk_size) {
-  const torch_gdn::PrefillChoice choice{way_named(way), chunk_size};
-  const bool is_fused = choice.way == torch_gdn::PrefillWay::kFused;
+torch_gdn::PrefillChoice choice_of(const std::string& algorithm, int64_t chunk_size) {
+  const torch_gdn::PrefillChoice choice{algorithm_named(algorithm), chunk_size};
+  const bool is_fused = choice.algorithm == torch_gdn::PrefillAlgorithm::kFusedChunk;
   if (chunk_size != 0 && !(is_fused && (chunk_size == 8 || chunk_size == 16 || chunk_size == 32))) {
-    throw py::value_error("prefill_way: chunk_size: expected 8, 16 or 32 with 'fused', or none, got " +
-                          std::to_string(chunk_size) + " with '" + way + "'");
+    throw py::value_error("prefill_algorithm: chunk_size: expected 8, 16 or 32 with 'fused_chunk', or none, got " +
+                          std::to_string(chunk_size) + " with '" + algorithm + "'");
   }
   return choice;
 }
 
 py::tuple named(const torch_gdn::PrefillChoice& choice) {
-  return py::make_tuple(torch_gdn::name_of(choice.way), choice.chunk_size);
+  return py::make_tuple(torch_gdn::name_of(choice.algorithm), choice.chunk_size);
 }
 
-void force_prefill_way(const std::optional<std::string>& way, int64_t chunk_size) {
-  torch_gdn::force_prefill_way(way.has_value() ? std::optional(choice_of(*way, chunk_size)) : std::nullopt);
+void force_prefill_algorithm(const std::optional<std::string>& algorithm, int64_t chunk_size) {
+  torch_gdn::force_prefill_algorithm(algorithm.has_value() ? std::optional(choice_of(*algorithm, chunk_size))
+                                                           : std::nullopt);
 }
 
-py::object forced_prefill_way() {
-  const auto choice = torch_gdn::forced_prefill_way();
+py::object forced_prefill_algorithm() {
+  const auto choice = torch_gdn::forced_prefill_algorithm();
   return choice.has_value() ? py::object(named(*choice)) : py::none();
 }
 
 using Rows = std::vector<std::tuple<int64_t, int64_t, int64_t, std::string, int64_t>>;
 
-void set_prefill_table(const std::map<std::string, Rows>& table) {
-  std::map<std::string, std::vector<torch_gdn::PrefillRow>> result;
+void set_tuning_cache(const std::map<std::string, Rows>& table) {
+  std::map<std::string, std::vector<torch_gdn::TuningRow>> result;
   for (const auto& [device, rows] : table) {
-    for (const auto& [tokens, threadgroups, K, way, chunk_size] : rows) {
-      result[device].push_back({tokens, threadgroups, K, choice_of(way, chunk_size)});
+    for (const auto& [tokens, threadgroups, K, algorithm, chunk_size] : rows) {
+      result[device].push_back({tokens, threadgroups, K, choice_of(algorithm, chunk_size)});
     }
   }
-  torch_gdn::set_prefill_table(std::move(result));
+  torch_gdn::set_tuning_cache(std::move(result));
 }
 
-py::tuple prefill_way(int64_t tokens, int64_t heads, int64_t K, int64_t V, const std::string& device, int64_t cores) {
-  return named(torch_gdn::prefill_way({tokens, heads, K, V}, device, cores));
+py::tuple prefill_algorithm(int64_t tokens, int64_t heads, int64_t K, int64_t V, const std::string& device,
+                            int64_t cores) {
+  return named(torch_gdn::prefill_algorithm({tokens, heads, K, V}, device, cores));
 }
 
 }  // namespace
@@ -114,21 +116,25 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_facts", &device_facts,
         "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length and "
         "recommended_max_working_set_size.");
-  m.def("prefill_way_names", &torch_gdn::prefill_way_names, "The ways in which Metal can go through a prompt.");
-  m.def("prefill_way", &prefill_way, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"), py::arg("device"),
-        py::arg("cores"),
-        "The way of a prefill, and its chunk_size: of so many tokens a sequence, on average, and value heads of all "
+  m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "The algorithms in which Metal can go through a prompt.");
+  m.def("prefill_algorithm", &prefill_algorithm, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"),
+        py::arg("device"), py::arg("cores"),
+        "The algorithm of a prefill, and its chunk_size: of so many tokens a sequence, on average, and value heads of "
+        "all "
         "sequences, on the "
         "device with this name and so many cores.");
-  m.def("set_prefill_table", &set_prefill_table, py::arg("table"),
-        "Which way was the fastest: {device's name: [(tokens, threadgroups of 32 columns of V, K, way, chunk_size), "
+  m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
+        "Which algorithm was the fastest: {device's name: [(tokens, threadgroups of 32 columns of V, K, algorithm, "
+        "chunk_size), "
         "...]}.");
-  m.def("force_prefill_way", &force_prefill_way, py::arg("way"), py::arg("chunk_size") = 0,
-        "Makes every prefill take this way, until another is forced; None: the table decides again. chunk_size: of the "
-        "fused way, where it has room; 0: its own choice.");
-  m.def("forced_prefill_way", &forced_prefill_way, "The way that is forced and its chunk_size, or None.");
+  m.def("force_prefill_algorithm", &force_prefill_algorithm, py::arg("algorithm"), py::arg("chunk_size") = 0,
+        "Makes every prefill take this algorithm, until another is forced; None: the table decides again. chunk_size: "
+        "of the "
+        "fused algorithm, where it has room; 0: its own choice.");
+  m.def("forced_prefill_algorithm", &forced_prefill_algorithm,
+        "The algorithm that is forced and its chunk_size, or None.");
   m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, py::arg("K"), py::arg("element_bytes"), py::arg("wanted") = 0,
-        "Tokens of a chunk of the fused way.");
+        "Tokens of a chunk of the fused chunk algorithm.");
   m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),
         "Where the shader sources lie; torch_gdn sets it when it is imported.");
   m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "Where the shader sources are looked for.");

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-os.environ["TORCH_GDN_PREFILL_TABLE"] = ""  # what was measured on this machine changes no test
+os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine changes no test
 
 from tests.helpers.devices import DEVICES, ready
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
@@ -23,8 +23,8 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def _prefills_are_staged() -> Iterator[None]:
-    """Whatever the table has for the test's shapes; tests/gdn/test_prefill_algorithm.py has the other ways."""
-    with prefill_way("staged"):
+    """Whatever the table has for the test's shapes; tests/gdn/test_prefill_algorithm.py has the other algorithms."""
+    with prefill_algorithm("chunked"):
         yield
 
 

@@ -164,7 +164,7 @@ def check_queries(
     q_offset: int | None,
     window: int,
 ) -> tuple[int, int, int, int, int]:
-    """What pass 1 and the whole op share, keys and values being codes, norms, codebook and means: B, HQ, L, T, D."""
+    """What pass 1 and the end-to-end op share: B, HQ, L, T, D."""
     check.dimensions(name, q, "[B, HQ, L, D]")
     B, HQ, L = q.shape[:3]
     D = check.head_size(name, q.shape[3])

@@ -1,4 +1,4 @@
-"""What both whole ops return, without computing it (see fakes.py)."""
+"""What both end-to-end ops return, without computing it (see fakes.py)."""
 
 from __future__ import annotations
 

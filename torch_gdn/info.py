@@ -3,7 +3,7 @@
     python -m torch_gdn.info
     python -m simulator -m torch_gdn.info     the same for the simulated device, in a checkout on Linux
 
-Each device that is there also runs both whole ops once on a small input; chunked and recurrent must agree.
+Each device that is there also runs both end-to-end ops once on a small input; chunked and recurrent must agree.
 """
 
 import importlib.metadata

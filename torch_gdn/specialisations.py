@@ -44,8 +44,10 @@ class Variant:
     normalise: bool = False  # use_qk_l2norm_in_kernel; of the recurrent kernel
     channels: bool = False  # gk, gv or a beta with V columns; of the recurrent kernel
     pool: torch.dtype = torch.float32  # of the states: another where the op is called in place
-    wanted_chunk_size: int = 0  # of the fused way, where it has room: 8, 16 or 32; 0: its own choice
-    by_stage: bool = False  # the stage ops are called one by one; else the whole op, whose half has stages in float
+    wanted_chunk_size: int = 0  # of the fused chunk algorithm, where it has room: 8, 16 or 32; 0: its own choice
+    by_stage: bool = (
+        False  # the stage ops are called one by one; else the end-to-end op, whose half has stages in float
+    )
 
     @property
     def name(self) -> str:
@@ -94,9 +96,9 @@ def spelled(value: bool) -> str:
     return "true" if value else "false"
 
 
-STAGES = ("chunk_fwd_h", "chunk_fwd_o")  # of the stage ops and of the whole op
+STAGES = ("chunk_fwd_h", "chunk_fwd_o")  # of the stage ops and of the end-to-end op
 STAGE_KERNELS = ("chunk_local_cumsum", "chunk_scaled_dot_kkt", "solve_tril", "recompute_w_u", *STAGES)
-CHUNK_KERNELS = ("chunk_fwd_intra", *STAGES)  # of the whole op
+CHUNK_KERNELS = ("chunk_fwd_intra", *STAGES)  # of the end-to-end op
 KERNELS = (
     *STAGE_KERNELS,
     "chunk_fwd_intra",

@@ -1,11 +1,11 @@
-"""Which way through a prompt is the fastest on this machine's mps device: measures it, and keeps it for later.
+"""Which algorithm through a prompt is the fastest on this machine's mps device: measures it, and keeps it for later.
 
     python -m torch_gdn.tune                            on a Mac: some minutes
     python -m simulator -m torch_gdn.tune --tokens 8    on the simulated device, whose times mean nothing
 
-`chunk_gated_delta_rule` goes through a prompt in one of three ways, which differ by rounding alone. "staged": a kernel
-for each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in device memory.
-"fused": one kernel, chunk by chunk, the state in registers. "sequential": one kernel, token by token, the state in
+`chunk_gated_delta_rule` prefills by one of three algorithms, which differ by rounding alone. "chunked": a kernel for
+each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in device memory.
+"fused_chunk": one kernel, chunk by chunk, the state in registers. "recurrent": one kernel, token by token, the state in
 registers. Which one a call takes is told by the nearest shape that was measured here; where nothing was, by a table
 that is reckoned, from counts and published rates, and was not measured on any Mac.
 """
@@ -27,32 +27,32 @@ from torch_gdn.tuning_cache import Row
 TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
 SHAPES = ((16, 32, 128, 128), (16, 64, 128, 128), (16, 16, 128, 128), (30, 30, 96, 192))  # H, HV, K, V of models
 SEQUENCES = (1, 8)
-CANDIDATES = {  # a chunk that has no room is one of the fused way's own size
-    "staged": ("staged", 0),
-    **{f"fused {size}": ("fused", size) for size in tuning_cache.FUSED_CHUNK_SIZES},
-    "sequential": ("sequential", 0),
+CANDIDATES = {  # a chunk that has no room is one of the fused chunk algorithm's own size
+    "chunked": ("chunked", 0),
+    **{f"fused_chunk {size}": ("fused_chunk", size) for size in tuning_cache.FUSED_CHUNK_SIZES},
+    "recurrent": ("recurrent", 0),
 }
 MOST_TOKENS = 16384  # of all sequences together
 
 
 @contextmanager
-def prefill_way(way: str | None, chunk_size: int = 0) -> Iterator[None]:
-    """Inside, each prefill on `mps` takes this way, in every thread; None: the way that the table has for its shape.
+def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[None]:
+    """Inside, each prefill on `mps` takes this algorithm, in every thread; None: the tuned or heuristic one.
 
-    A call that returns its intermediate states is staged in any case. chunk_size is the fused way's: 8, 16 or 32
-    tokens, where threadgroup memory has room for them; 0: as it thinks best.
+    A call that returns its intermediate states is chunked in any case. chunk_size is the fused chunk algorithm's: 8, 16 or
+    32 tokens, where threadgroup memory has room for them; 0: as it thinks best.
 
     Example:
         >>> import torch_gdn.tune
-        >>> with torch_gdn.tune.prefill_way("sequential"):
+        >>> with torch_gdn.tune.prefill_algorithm("recurrent"):
         ...     pass
     """
-    before = _C.forced_prefill_way() or (None,)
-    _C.force_prefill_way(*(way, chunk_size) if way else (way,))
+    before = _C.forced_prefill_algorithm() or (None,)
+    _C.force_prefill_algorithm(*(algorithm, chunk_size) if algorithm else (algorithm,))
     try:
         yield
     finally:
-        _C.force_prefill_way(*before)
+        _C.force_prefill_algorithm(*before)
 
 
 def shape(text: str) -> tuple[int, int, int, int]:
@@ -87,7 +87,7 @@ def default_file() -> Path | None:
 
 
 def measure(sizes: tuple[int, int, int, int], tokens: int, sequences: int, dtype: torch.dtype, repeats: int) -> Row:
-    """The times of the ways, each from a state to a state, and the way of the least."""
+    """The times of the algorithms, each from a state to a state, and the algorithm of the least."""
     from torch_gdn import chunk_gated_delta_rule  # here: this module is read while torch_gdn is
     from torch_gdn.check.cases import make_case
     from torch_gdn.check.timing import median_seconds
@@ -97,8 +97,8 @@ def measure(sizes: tuple[int, int, int, int], tokens: int, sequences: int, dtype
     case = make_case(tokens, K, V, B=sequences, H=H, HV=HV, dtype=dtype, normal=False).to(device)
     call = partial(chunk_gated_delta_rule, *case.qkv, **case.options, use_qk_l2norm_in_kernel=True)
     seconds = {}
-    for name, (way, chunk_size) in CANDIDATES.items():
-        with prefill_way(way, chunk_size):
+    for name, (algorithm, chunk_size) in CANDIDATES.items():
+        with prefill_algorithm(algorithm, chunk_size):
             seconds[name] = median_seconds(call, device, repeats, calls=1)
     fastest = min(seconds, key=lambda name: seconds[name])
     return Row(tokens, sequences * HV * -(-V // 32), K, *CANDIDATES[fastest], seconds)
@@ -123,7 +123,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
     table = [["tokens", "groups", "K", *(f"{name} us" for name in CANDIDATES), "fastest"]]
     for row in rows:
         times = [f"{row.seconds[name] * 1e6:.0f}" for name in CANDIDATES]
-        fastest = f"{row.way} {row.chunk_size or ''}".strip()
+        fastest = f"{row.algorithm} {row.chunk_size or ''}".strip()
         table.append([str(row.tokens), str(row.threadgroups), str(row.K), *times, fastest])
     return ["  ".join(cell.rjust(max(map(len, table[0]))) for cell in cells) for cells in table]
 

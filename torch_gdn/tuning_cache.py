@@ -1,6 +1,6 @@
-"""The file of prefill ways that were measured on this machine: written by `python -m torch_gdn.tune`, read at import.
+"""The prefill algorithms measured on this machine: written by `python -m torch_gdn.tune`, read at import.
 
-It lies in $TORCH_GDN_PREFILL_TABLE, else in ~/.config/torch_gdn/prefill_ways.json. If the variable is set to nothing,
+It lies in $TORCH_GDN_TUNING_CACHE, else in ~/.config/torch_gdn/tuning_cache.json. If the variable is set to nothing,
 no file is read. A file that cannot be used is a warning, and the built-in table decides.
 """
 
@@ -15,21 +15,21 @@ from typing import Any
 
 from torch_gdn import _C
 
-VARIABLE = "TORCH_GDN_PREFILL_TABLE"
-VERSION = 1  # of the file
+VARIABLE = "TORCH_GDN_TUNING_CACHE"
+VERSION = 2  # of the file
 FUSED_CHUNK_SIZES = (8, 16, 32)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One shape that was measured, and the way that was the fastest."""
+    """One shape that was measured, and the algorithm that was the fastest."""
 
     tokens: int  # of a sequence
     threadgroups: int  # value heads of all sequences, times tiles of 32 columns of V
     K: int
-    way: str
-    chunk_size: int = 0  # of the fused way: 8, 16 or 32
-    seconds: dict[str, float] = field(default_factory=dict)  # of each way, by its name; for people
+    algorithm: str
+    chunk_size: int = 0  # of the fused chunk algorithm: 8, 16 or 32
+    seconds: dict[str, float] = field(default_factory=dict)  # of each algorithm, by its name; for people
 
 
 Table = dict[str, list[Row]]  # by the device's name
@@ -40,7 +40,7 @@ def path() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
-    return Path.home() / ".config" / "torch_gdn" / "prefill_ways.json"
+    return Path.home() / ".config" / "torch_gdn" / "tuning_cache.json"
 
 
 def read(file: Path) -> Table:
@@ -48,7 +48,7 @@ def read(file: Path) -> Table:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file}: expected a table of prefill ways: {error}") from error
+        raise ValueError(f"{file}: expected a table of prefill algorithms: {error}") from error
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise ValueError(
@@ -72,17 +72,17 @@ def row_of(place: str, row: Any) -> Row:
     for name in ("tokens", "threadgroups", "K"):
         if type(row.get(name)) is not int or row[name] < 1:
             raise ValueError(f"{place}: {name}: expected a positive integer, got {row.get(name)!r}")
-    if row.get("way") not in _C.prefill_way_names():
-        known = ", ".join(map(repr, _C.prefill_way_names()))
-        raise ValueError(f"{place}: way: expected one of {known}, got {row.get('way')!r}")
+    if row.get("algorithm") not in _C.prefill_algorithms():
+        known = ", ".join(map(repr, _C.prefill_algorithms()))
+        raise ValueError(f"{place}: algorithm: expected one of {known}, got {row.get('algorithm')!r}")
     chunk_size = row.get("chunk_size", 0)
-    allowed = (0, *FUSED_CHUNK_SIZES) if row["way"] == "fused" else (0,)
+    allowed = (0, *FUSED_CHUNK_SIZES) if row["algorithm"] == "fused_chunk" else (0,)
     if type(chunk_size) is not int or chunk_size not in allowed:
         raise ValueError(f"{place}: chunk_size: expected one of {allowed}, got {chunk_size!r}")
     seconds = row.get("seconds", {})
     if not isinstance(seconds, dict):
         raise ValueError(f"{place}: seconds: expected an object, got {seconds!r}")
-    return Row(row["tokens"], row["threadgroups"], row["K"], row["way"], chunk_size, seconds)
+    return Row(row["tokens"], row["threadgroups"], row["K"], row["algorithm"], chunk_size, seconds)
 
 
 def write(file: Path, table: Table) -> None:
@@ -98,7 +98,7 @@ _installed: Table = {}
 
 
 def chunk_sizes(device: str) -> set[int]:
-    """Of the fused way that calls on the device with this name may ask for; 0: its own choice."""
+    """Of the fused chunk algorithm that calls on the device with this name may ask for; 0: its own choice."""
     return {0} | {row.chunk_size for row in _installed.get(device, ())}
 
 
@@ -106,9 +106,9 @@ def install(table: Table) -> None:
     """From now on prefills on `mps` go by these rows, each device by its own."""
     _installed.clear()
     _installed.update(table)
-    _C.set_prefill_table(
+    _C.set_tuning_cache(
         {
-            device: [(row.tokens, row.threadgroups, row.K, row.way, row.chunk_size) for row in rows]
+            device: [(row.tokens, row.threadgroups, row.K, row.algorithm, row.chunk_size) for row in rows]
             for device, rows in table.items()
         }
     )
@@ -122,4 +122,4 @@ def install_file() -> None:
     try:
         install(read(file))
     except ValueError as error:
-        warnings.warn(f"torch_gdn: the built-in table of prefill ways is used: {error}", stacklevel=2)
+        warnings.warn(f"torch_gdn: the built-in table of prefill algorithms is used: {error}", stacklevel=2)

@@ -18,8 +18,8 @@ def warmup(
     """Compiles the Metal pipelines that models with these head sizes will need, before the first request does.
 
     A pipeline is otherwise compiled when it is first used, which takes from a tenth of a second to some seconds. Those
-    compiled are what both whole ops need on aligned rows, in chunks of 64, with either state layout and with or without
-    use_qk_l2norm_in_kernel, whichever way (`torch_gdn.tune`) a prefill takes.
+    compiled are what both end-to-end ops need on aligned rows, in chunks of 64, with either state layout and with or
+    without use_qk_l2norm_in_kernel, whichever algorithm (`torch_gdn.tune`) a prefill takes.
 
     Args:
         shapes: (H, HV, K, V) of each model, as (16, 32, 128, 128) of Qwen3-Next.

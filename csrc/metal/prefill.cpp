@@ -10,25 +10,25 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr std::array<std::pair<PrefillWay, const char*>, 3> kWays = {{
-    {PrefillWay::kStaged, "staged"},
-    {PrefillWay::kFused, "fused"},
-    {PrefillWay::kSequential, "sequential"},
+constexpr std::array<std::pair<PrefillAlgorithm, const char*>, 3> kAlgorithms = {{
+    {PrefillAlgorithm::kChunked, "chunked"},
+    {PrefillAlgorithm::kFusedChunk, "fused_chunk"},
+    {PrefillAlgorithm::kRecurrent, "recurrent"},
 }};
 
 std::mutex mutex;
 std::optional<PrefillChoice> forced;
-std::map<std::string, std::vector<PrefillRow>> measured;
+std::map<std::string, std::vector<TuningRow>> measured;
 
 double distance(double a, double b) { return std::abs(std::log2(std::max(a, 1.0) / std::max(b, 1.0))); }
 
-PrefillChoice nearest(const PrefillShape& shape, const std::vector<PrefillRow>& rows) {
-  const auto to = [&](const PrefillRow& row) {
+PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& rows) {
+  const auto to = [&](const TuningRow& row) {
     return distance(double(row.tokens), double(shape.tokens)) + distance(double(row.K), double(shape.K)) +
            distance(double(row.threadgroups), double(shape.threadgroups()));
   };
   return std::min_element(rows.begin(), rows.end(),
-                          [&](const PrefillRow& a, const PrefillRow& b) { return to(a) < to(b); })
+                          [&](const TuningRow& a, const TuningRow& b) { return to(a) < to(b); })
       ->choice;
 }
 
@@ -37,46 +37,46 @@ PrefillChoice nearest(const PrefillShape& shape, const std::vector<PrefillRow>& 
 struct ReckonedRow {
   int64_t least_tokens;
   double most_threadgroups_a_core;
-  PrefillWay way;
+  PrefillAlgorithm algorithm;
 };
 constexpr std::array<ReckonedRow, 3> kReckoned = {{
-    {256, 1.0, PrefillWay::kStaged},  // cores would be idle: within a stage, chunks run at the same time
-    {16, INFINITY, PrefillWay::kFused},
-    {0, INFINITY, PrefillWay::kSequential},  // a chunk would be filled up with nothing
+    {256, 1.0, PrefillAlgorithm::kChunked},  // cores would be idle: within a stage, chunks run at the same time
+    {16, INFINITY, PrefillAlgorithm::kFusedChunk},
+    {0, INFINITY, PrefillAlgorithm::kRecurrent},  // a chunk would be filled up with nothing
 }};
 
-PrefillWay reckoned(const PrefillShape& shape, int64_t cores) {
+PrefillAlgorithm reckoned(const PrefillShape& shape, int64_t cores) {
   const double share = double(shape.threadgroups()) / double(std::max<int64_t>(cores, 1));
   return std::find_if(kReckoned.begin(), kReckoned.end(),
                       [&](const ReckonedRow& row) {
                         return shape.tokens >= row.least_tokens && share <= row.most_threadgroups_a_core;
                       })
-      ->way;
+      ->algorithm;
 }
 
 }  // namespace
 
-std::optional<PrefillWay> prefill_way_of(const std::string& name) {
-  for (const auto& [way, known] : kWays) {
-    if (name == known) return way;
+std::optional<PrefillAlgorithm> prefill_algorithm_of(const std::string& name) {
+  for (const auto& [algorithm, known] : kAlgorithms) {
+    if (name == known) return algorithm;
   }
   return std::nullopt;
 }
 
-std::string name_of(PrefillWay way) {
-  for (const auto& [known, name] : kWays) {
-    if (way == known) return name;
+std::string name_of(PrefillAlgorithm algorithm) {
+  for (const auto& [known, name] : kAlgorithms) {
+    if (algorithm == known) return name;
   }
   return "";
 }
 
-std::vector<std::string> prefill_way_names() {
+std::vector<std::string> prefill_algorithms() {
   std::vector<std::string> names;
-  for (const auto& each : kWays) names.emplace_back(each.second);
+  for (const auto& each : kAlgorithms) names.emplace_back(each.second);
   return names;
 }
 
-PrefillChoice prefill_way(const PrefillShape& shape, const std::string& device, int64_t cores) {
+PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores) {
   const std::lock_guard<std::mutex> guard(mutex);
   if (forced.has_value()) return *forced;
   const auto rows = measured.find(device);
@@ -84,17 +84,17 @@ PrefillChoice prefill_way(const PrefillShape& shape, const std::string& device, 
                                                         : nearest(shape, rows->second);
 }
 
-void set_prefill_table(std::map<std::string, std::vector<PrefillRow>> table) {
+void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> table) {
   const std::lock_guard<std::mutex> guard(mutex);
   measured = std::move(table);
 }
 
-void force_prefill_way(std::optional<PrefillChoice> choice) {
+void force_prefill_algorithm(std::optional<PrefillChoice> choice) {
   const std::lock_guard<std::mutex> guard(mutex);
   forced = choice;
 }
 
-std::optional<PrefillChoice> forced_prefill_way() {
+std::optional<PrefillChoice> forced_prefill_algorithm() {
   const std::lock_guard<std::mutex> guard(mutex);
   return forced;
 }

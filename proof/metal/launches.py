@@ -29,7 +29,7 @@ from torch_gdn import (
     specialisations_modules,
 )
 from torch_gdn.specialisations import DTYPES, Specialisation, Variant
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 TOKENS = 2
 
@@ -89,8 +89,8 @@ def _call(variant: Variant) -> None:
     if variant.by_stage:
         _call_stages(variant, q, k, v, g)
     else:
-        for way in _C.prefill_way_names():
-            with prefill_way(way, variant.wanted_chunk_size if way == "fused" else 0):
+        for algorithm in _C.prefill_algorithms():
+            with prefill_algorithm(algorithm, variant.wanted_chunk_size if algorithm == "fused_chunk" else 0):
                 chunk_gated_delta_rule(q, k, v, g, beta=g, chunk_size=variant.chunk_size, **options)
     l2norm(q)
 
@@ -99,8 +99,8 @@ def _call_in_place(variant: Variant, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
     pool = options["initial_state"].to(variant.pool)
     of_both = {name: options[name] for name in ("use_qk_l2norm_in_kernel", "state_v_first")}
     fused_recurrent_gated_delta_rule_(q, k, v, g, g, pool, **of_both)
-    for way in _C.prefill_way_names():
-        with prefill_way(way, variant.wanted_chunk_size if way == "fused" else 0):
+    for algorithm in _C.prefill_algorithms():
+        with prefill_algorithm(algorithm, variant.wanted_chunk_size if algorithm == "fused_chunk" else 0):
             chunk_gated_delta_rule_(q, k, v, g, g, pool, chunk_size=variant.chunk_size, **of_both)
 
 

@@ -227,21 +227,21 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   static_assert(K >= 1 && K <= 256, "K is at most 256");
   constexpr int kParts = (K + kPart - 1) / kPart;
   constexpr int kPadded = kParts * kPart;
-  constexpr int kStaged = Channels ? 4 : 8;        // tokens at once: q and k, with decays of K, take 16 KB at K = 256
+  constexpr int kChunked = Channels ? 4 : 8;        // tokens at once: q and k, with decays of K, take 16 KB at K = 256
   constexpr int kStepRows = Channels ? kRows : 1;  // a step for each value row, or one
-  constexpr int kTileFloats = 2 * kStaged * kPadded;
+  constexpr int kTileFloats = 2 * kChunked * kPadded;
   constexpr int kScratch = kTileFloats > kPart * kScratchStride ? kTileFloats : kPart * kScratchStride;
   threadgroup float scratch[kScratch];  // of S on its way in and out; q and k in between
   threadgroup float* q_tile = scratch;
-  threadgroup float* k_tile = scratch + kStaged * kPadded;
-  threadgroup float v_tile[kStaged * kRows];
-  threadgroup float o_tile[kStaged * kRows];
-  threadgroup Decay decay[kStaged];
-  threadgroup float step[kStaged * kStepRows];
-  threadgroup float key_base[Channels ? kStaged * kPadded : 1];
-  threadgroup float key_change[Channels ? kStaged * kPadded : 1];
-  threadgroup float value_base[Channels ? kStaged * kRows : 1];
-  threadgroup float value_change[Channels ? kStaged * kRows : 1];
+  threadgroup float* k_tile = scratch + kChunked * kPadded;
+  threadgroup float v_tile[kChunked * kRows];
+  threadgroup float o_tile[kChunked * kRows];
+  threadgroup Decay decay[kChunked];
+  threadgroup float step[kChunked * kStepRows];
+  threadgroup float key_base[Channels ? kChunked * kPadded : 1];
+  threadgroup float key_change[Channels ? kChunked * kPadded : 1];
+  threadgroup float value_base[Channels ? kChunked * kRows : 1];
+  threadgroup float value_change[Channels ? kChunked * kRows : 1];
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
@@ -270,8 +270,8 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   device const T* queries = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
   device const T* fresh = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
-  for (int first = sequence.first; first < sequence.last; first += kStaged) {
-    const int tokens = min(kStaged, sequence.last - first);
+  for (int first = sequence.first; first < sequence.last; first += kChunked) {
+    const int tokens = min(kChunked, sequence.last - first);
     const int64_t row = (batch_token + first) * parameters.value_heads + head;
     stage_floats<T, K>(q_tile, queries + first * parameters.q.token, parameters.q.token, tokens, thread_index);
     stage_floats<T, K>(k_tile, keys + first * parameters.k.token, parameters.k.token, tokens, thread_index);

@@ -1,4 +1,4 @@
-"""The whole op against attention in float64 to the decoded keys and values."""
+"""The end-to-end op against attention in float64 to the decoded keys and values."""
 
 from __future__ import annotations
 

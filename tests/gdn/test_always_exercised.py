@@ -1,4 +1,4 @@
-"""The circumstances under which kernels of this kind have gone wrong, for both whole ops on every device.
+"""The circumstances under which kernels of this kind have gone wrong, for both end-to-end ops on every device.
 
 Judged by the float64 recurrence, as a whole and for each head. On `mps` head sizes and lengths are few and small: each
 new head size compiles its own kernels, and the simulated device runs one thread after the other.
@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.cases import WHOLE_OPS, Case, assert_exact, make_case, run
+from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.errors import assert_same_bits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [60, 96, 100, 128, 192, 256]
 SIZES_ON_MPS = [(60, 60), (96, 192), (100, 128), (128, 100), (192, 96), (256, 512)]
 
-pytestmark = pytest.mark.parametrize("op", WHOLE_OPS)
+pytestmark = pytest.mark.parametrize("op", END_TO_END_OPS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,4 +1,4 @@
-"""torch.compile takes both whole ops without a graph break, with static and with dynamic lengths."""
+"""torch.compile takes both end-to-end ops without a graph break, with static and with dynamic lengths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.helpers.cases import WHOLE_OPS, make_case
+from tests.helpers.cases import END_TO_END_OPS, make_case
 
 
 @pytest.fixture(autouse=True)
@@ -15,21 +15,23 @@ def _fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("op", WHOLE_OPS)
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
     case = make_case(70, B=2).to(device)
-    compiled = torch.compile(WHOLE_OPS[op], fullgraph=True, backend="aot_eager")
-    for ours, theirs in zip(compiled(*case.qkv, **case.options), WHOLE_OPS[op](*case.qkv, **case.options), strict=True):
+    compiled = torch.compile(END_TO_END_OPS[op], fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(
+        compiled(*case.qkv, **case.options), END_TO_END_OPS[op](*case.qkv, **case.options), strict=True
+    ):
         assert ours is not None and theirs is not None and torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("op", WHOLE_OPS)
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_inductor(op: str) -> None:
     """The default backend, whose buffers follow the fakes' strides; on the CPU alone, where it has a compiler."""
     case = make_case(70, B=2)
 
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o, state = WHOLE_OPS[op](q.transpose(1, 2).transpose(1, 2), k, v, **case.options)
+        o, state = END_TO_END_OPS[op](q.transpose(1, 2).transpose(1, 2), k, v, **case.options)
         assert state is not None
         return o + state.sum()
 
@@ -37,29 +39,29 @@ def test_inductor(op: str) -> None:
     torch.testing.assert_close(compiled(*case.qkv), layer(*case.qkv), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("op", WHOLE_OPS)
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_one_graph_serves_every_length(device: torch.device, op: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(WHOLE_OPS[op], fullgraph=True, backend=counter, dynamic=True)
+    compiled = torch.compile(END_TO_END_OPS[op], fullgraph=True, backend=counter, dynamic=True)
     for T in (65, 70, 130, 7):
         case = make_case(T, B=2).to(device)
         o, _ = compiled(*case.qkv, **case.options)
-        assert torch.equal(o, WHOLE_OPS[op](*case.qkv, **case.options)[0])
+        assert torch.equal(o, END_TO_END_OPS[op](*case.qkv, **case.options)[0])
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("op", WHOLE_OPS)
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_packed_sequences_on_the_device_are_not_read_by_the_compiler(device: torch.device, op: str) -> None:
     case = make_case(150, bounds=[0, 17, 17, 81, 150]).to(device)
     assert case.cu_seqlens is not None
     case.cu_seqlens = case.cu_seqlens.to(device)
-    compiled = torch.compile(WHOLE_OPS[op], fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*case.qkv, **case.options)[0], WHOLE_OPS[op](*case.qkv, **case.options)[0])
+    compiled = torch.compile(END_TO_END_OPS[op], fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*case.qkv, **case.options)[0], END_TO_END_OPS[op](*case.qkv, **case.options)[0])
 
 
 def test_an_input_that_requires_grad_is_an_error_when_compiled(device: torch.device) -> None:
     case = make_case(20).to(device)
     case.v.requires_grad_()
-    compiled = torch.compile(WHOLE_OPS["chunk_gated_delta_rule"], fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(END_TO_END_OPS["chunk_gated_delta_rule"], fullgraph=True, backend="aot_eager")
     with pytest.raises(RuntimeError, match="v: expected a tensor that does not require grad"):
         compiled(*case.qkv, **case.options)

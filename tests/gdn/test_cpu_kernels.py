@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.cases import WHOLE_OPS, Case, assert_exact, make_case, run
+from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.errors import assert_same_bits
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def in_layout(case: Case, state_v_first: bool) -> Case:
 @pytest.mark.parametrize(("K", "V"), SIZES)
 @pytest.mark.parametrize("state_v_first", [False, True])
 @pytest.mark.parametrize("T", [1, 4])
-@pytest.mark.parametrize("op", WHOLE_OPS)
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_a_few_tokens_in_both_layouts(op: str, T: int, state_v_first: bool, K: int, V: int) -> None:
     case = make_case(T, K, V, B=2, HV=2)
     case.g[0], case.g[1] = -3.0, -0.01  # decays below and above a half are applied in two ways
@@ -64,10 +64,10 @@ def test_in_place_has_the_bits_of_the_functional_op(state_v_first: bool, K: int,
     assert storage[1].isnan().all() and storage[..., state.shape[-1] :].isnan().all()
 
 
-@pytest.mark.parametrize("op", WHOLE_OPS)
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_the_final_state_need_not_be_kept(op: str) -> None:
     case = make_case(40, 64, 64)
-    without = WHOLE_OPS[op](*case.qkv, **(case.options | {"output_final_state": False}))
+    without = END_TO_END_OPS[op](*case.qkv, **(case.options | {"output_final_state": False}))
     assert without[1] is None
     assert_same_bits("o", without[0], run(op, case, CPU)[0])
 
@@ -81,7 +81,7 @@ def test_short_sequences_alone_and_among_long_ones(bounds: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("H", "HV", "K", "V"), [(1, 1, 128, 128), (1, 3, 60, 100), (3, 6, 64, 32), (1, 9, 16, 130)])
-@pytest.mark.parametrize("op", WHOLE_OPS)
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_bits_do_not_depend_on_how_threads_share_the_work(
     op: str, H: int, HV: int, K: int, V: int, dtype: torch.dtype
 ) -> None:
@@ -116,11 +116,11 @@ def test_states_between_chunks_are_those_of_shorter_sequences(dtype: torch.dtype
 
 CHECKS = """
 import torch
-from tests.helpers.cases import WHOLE_OPS, assert_exact, make_case, run
+from tests.helpers.cases import END_TO_END_OPS, assert_exact, make_case, run
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     for K, V in ((128, 160), (100, 60), (37, 75), (256, 33)):
         case = make_case(70, K, V, HV=2, dtype=dtype)
-        for op in WHOLE_OPS:
+        for op in END_TO_END_OPS:
             assert_exact(op, case, run(op, case, torch.device("cpu")))
             turned = case.map(lambda x: x)
             turned.initial_state = case.initial_state.transpose(-1, -2).contiguous()

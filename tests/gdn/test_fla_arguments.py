@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.cases import WHOLE_OPS, make_case
+from tests.helpers.cases import END_TO_END_OPS, make_case
 
 # The signatures of FLA 0.6.0, fla/ops/gated_delta_rule.
 POSITIONAL = {
@@ -22,7 +22,7 @@ POSITIONAL = {
     ),
 }
 KEYWORDS = ("use_gate_in_kernel", "A_log", "dt_bias", "transpose_state_layout", "head_first")
-each_op = pytest.mark.parametrize("op", WHOLE_OPS)
+each_op = pytest.mark.parametrize("op", END_TO_END_OPS)
 
 
 def call(op: str, **options: Any) -> Any:
@@ -30,12 +30,12 @@ def call(op: str, **options: Any) -> Any:
     assert case.initial_state is not None
     if options.get("state_v_first") or options.get("transpose_state_layout"):
         case.initial_state = case.initial_state.transpose(-1, -2)
-    return WHOLE_OPS[op](*case.qkv, **(case.options | options))
+    return END_TO_END_OPS[op](*case.qkv, **(case.options | options))
 
 
 @each_op
 def test_every_argument_is_there_by_name_and_in_order(op: str) -> None:
-    parameters = inspect.signature(WHOLE_OPS[op]).parameters
+    parameters = inspect.signature(END_TO_END_OPS[op]).parameters
     positional = [name for name, each in parameters.items() if each.kind == each.POSITIONAL_OR_KEYWORD]
     assert positional == POSITIONAL[op].split()
     assert set(KEYWORDS) <= set(parameters)

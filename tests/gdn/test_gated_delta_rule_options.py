@@ -1,4 +1,4 @@
-"""The options of both whole ops: gates and steps made in the op, decays of channels, heads, output, states between."""
+"""The options of both end-to-end ops: gates and beta made in the op, channel decays, heads, output, chunk states."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.cases import WHOLE_OPS, Case, assert_exact, make_case, run
+from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 from torch_gdn.check.seeded import channels_of
 
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-both_ops = pytest.mark.parametrize("op", WHOLE_OPS)
+both_ops = pytest.mark.parametrize("op", END_TO_END_OPS)
 
 
 def raw_gates(case: Case, dtype: torch.dtype = torch.float32, bias: bool = True) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The in-place twins of both whole ops: the bits of the functional op, in the slots and nowhere else."""
+"""The in-place twins of both end-to-end ops: the bits of the functional op, in the slots and nowhere else."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.cases import WHOLE_OPS, Case, make_case
+from tests.helpers.cases import END_TO_END_OPS, Case, make_case
 from tests.helpers.devices import kernels_of, kernels_run, on_a_mac, ready
 from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits
 from torch_gdn.check.seeded import IN_PLACE
 
 SLOTS, SLOT_PADDING = 7, 24
 TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}
-each_op = pytest.mark.parametrize("op", WHOLE_OPS)
+each_op = pytest.mark.parametrize("op", END_TO_END_OPS)
 
 
 def paged_pool(
@@ -38,7 +38,7 @@ def expected(op: str, case: Case, states: Tensor, **options: Any) -> tuple[Tenso
     """What the functional op makes of these states."""
     there = case.to(states.device)
     there.initial_state = states
-    o, final_state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
+    o, final_state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
     assert final_state is not None
     return o, final_state
 
@@ -147,7 +147,7 @@ def test_the_states_between_chunks(device: torch.device) -> None:
     _, pool = paged_pool(device, torch.float32)
     there = case.to(device)
     there.initial_state = pool[[2, 3]]
-    h = WHOLE_OPS[op](*there.qkv, **there.options, chunk_size=32, return_intermediate_states=True)[2]  # type: ignore[misc]
+    h = END_TO_END_OPS[op](*there.qkv, **there.options, chunk_size=32, return_intermediate_states=True)[2]  # type: ignore[misc]
     indices = torch.tensor([2, -1], device=device)
     _, ours = call(op, case, pool, state_indices=indices, chunk_size=32, return_intermediate_states=True)
     assert_same_bits("h", ours[0], h[0])

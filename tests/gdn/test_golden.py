@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.cases import WHOLE_OPS, assert_exact, run
+from tests.helpers.cases import END_TO_END_OPS, assert_exact, run
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import relative_error
 from tests.helpers.golden import NAMES, load
@@ -43,7 +43,7 @@ def test_the_recurrent_op_is_as_exact_as_fla(device: torch.device, name: str) ->
         assert part.kept, str(part)
 
 
-@pytest.mark.parametrize("op", WHOLE_OPS)
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 @pytest.mark.parametrize("name", ["ragged_k64", "same_keys"])
 def test_in_float32(device: torch.device, op: str, name: str) -> None:
     """The recorded inputs, widened: the errors of section "f32" of the rules, not FLA's TF32 ones."""

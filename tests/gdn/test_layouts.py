@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.cases import WHOLE_OPS, Case, assert_exact, make_case, run
+from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_same_bits
 
-each_op = pytest.mark.parametrize("op", WHOLE_OPS)
+each_op = pytest.mark.parametrize("op", END_TO_END_OPS)
 
 
 def projected(case: Case, offset: int, device: torch.device) -> Case:
@@ -31,7 +31,7 @@ def cost(op: str, case: Case) -> tuple[int, int, int, int]:
     import simulator
 
     with simulator.profile() as profile:
-        WHOLE_OPS[op](*case.qkv, **case.options)
+        END_TO_END_OPS[op](*case.qkv, **case.options)
     assert not profile.fallbacks
     figures = list(profile.kernels.values())
     return (

@@ -19,7 +19,7 @@ from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.golden import NAMES, load
 from torch_gdn.check import golden as recorded
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic")
 
@@ -42,7 +42,7 @@ def unkind(*, seed: int, perturb: bool) -> None:
 
 def test_the_fused_way_of_a_prefill(mps: torch.device) -> None:
     golden, op = load("varlen_k128"), "chunk_gated_delta_rule"
-    with prefill_way("fused"):
+    with prefill_algorithm("fused_chunk"):
         expected = run(op, golden.case, mps)
         unkind(seed=1, perturb=False)
         for part, ours, theirs in zip(("o", "final_state"), run(op, golden.case, mps), expected, strict=True):

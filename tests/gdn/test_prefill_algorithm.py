@@ -1,7 +1,7 @@
-"""The ways in which Metal goes through a prompt: each of them, and which one is taken.
+"""The algorithms in which Metal goes through a prompt: each of them, and which one is taken.
 
-The other tests run the staged way. Those of them that ask something of the mathematics are called here again on the
-other two; the sequential one is the recurrent op's kernel, and needs less of that.
+The other tests run the chunked algorithm. Those of them that ask something of the mathematics are called here again on
+the other two; the recurrent one is the recurrent op's kernel, and needs less of that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.golden import load
 from torch_gdn import _C
 from torch_gdn.check import golden as recorded
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 OP = "chunk_gated_delta_rule"
-OTHERS = ("fused", "sequential")
-each_way = pytest.mark.parametrize("way", _C.prefill_way_names())
+OTHERS = ("fused_chunk", "recurrent")
+each_algorithm = pytest.mark.parametrize("algorithm", _C.prefill_algorithms())
 bfloat16, float16, float32 = torch.bfloat16, torch.float16, torch.float32
 
 IN_BOTH: list[tuple[Callable[..., None], dict[str, Any]]] = [
@@ -87,36 +87,36 @@ FUSED: list[tuple[Callable[..., None], dict[str, Any]]] = [
     (chunked.test_chunk_indices_change_nothing, {}),
     (encoder.test_too_few_chunk_indices_are_reported, {}),
 ]
-CALLED = [("fused", *each) for each in (*IN_BOTH, *FUSED)] + [("sequential", *each) for each in IN_BOTH]
+CALLED = [("fused_chunk", *each) for each in (*IN_BOTH, *FUSED)] + [("recurrent", *each) for each in IN_BOTH]
 
 
 def name_of(called: tuple[str, Callable[..., None], dict[str, Any]]) -> str:
-    way, test, arguments = called
-    return "-".join([way, test.__name__.removeprefix("test_"), *map(str, arguments.values())])
+    algorithm, test, arguments = called
+    return "-".join([algorithm, test.__name__.removeprefix("test_"), *map(str, arguments.values())])
 
 
-@pytest.mark.parametrize(("way", "test", "arguments"), CALLED, ids=map(name_of, CALLED))
-def test_of_another_way(way: str, test: Callable[..., None], arguments: dict[str, Any]) -> None:
-    """As `test` itself; `run` sees the kernels of this way run."""
+@pytest.mark.parametrize(("algorithm", "test", "arguments"), CALLED, ids=map(name_of, CALLED))
+def test_of_another_way(algorithm: str, test: Callable[..., None], arguments: dict[str, Any]) -> None:
+    """As `test` itself; `run` sees the kernels of this algorithm run."""
     device = ready("mps")
     given = {"device": device, "mps": device, "op": OP} | arguments
-    with prefill_way(way):
+    with prefill_algorithm(algorithm):
         test(**{name: given[name] for name in inspect.signature(test).parameters})
 
 
 @pytest.mark.parametrize("name", ["base_k128", "varlen_k128", "wide_k256", "half_k128", "strong_gate", "same_keys"])
-@pytest.mark.parametrize("way", OTHERS)
-def test_is_as_exact_as_fla(way: str, name: str) -> None:
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_is_as_exact_as_fla(algorithm: str, name: str) -> None:
     golden = load(name)
-    with prefill_way(way):
+    with prefill_algorithm(algorithm):
         for part in recorded.whole_parts(golden, OP, *run(OP, golden.case, ready("mps"))):
             assert part.kept, str(part)
 
 
-@pytest.mark.parametrize("way", OTHERS)
-def test_recorded_inputs_in_float32(way: str) -> None:
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_recorded_inputs_in_float32(algorithm: str) -> None:
     wide = load("same_keys").case.map(torch.Tensor.float)
-    with prefill_way(way):
+    with prefill_algorithm(algorithm):
         assert_exact(OP, wide, run(OP, wide, ready("mps")))
 
 
@@ -125,13 +125,13 @@ def test_the_fused_way_keeps_a_state_that_hardly_decays() -> None:
     case = make_case(4000, 128, 16, HV=1)
     case.g = torch.full_like(case.g, -3e-5)
     case.beta = case.beta * 1e-3
-    with prefill_way("fused"):
+    with prefill_algorithm("fused_chunk"):
         assert_exact(OP, case, run(OP, case, ready("mps")))
 
 
 def test_states_between_chunks_are_staged() -> None:
     case = make_case(40, 32, 16).to(ready("mps"))
-    with prefill_way("fused"):
+    with prefill_algorithm("fused_chunk"):
         h = torch.ops.gdn.chunk_gated_delta_rule(
             *case.qkv, case.g, case.beta, chunk_size=32, return_intermediate_states=True
         )[2]
@@ -139,15 +139,15 @@ def test_states_between_chunks_are_staged() -> None:
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
-@pytest.mark.parametrize("way", OTHERS)
-def test_is_one_dispatch_from_what_the_projections_give(way: str) -> None:
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_is_one_dispatch_from_what_the_projections_give(algorithm: str) -> None:
     import simulator
 
     case = make_case(20, 64, 32, H=1, HV=2, dtype=bfloat16, normal=False)
     given = options.raw_gates(case, bfloat16) | options.raw_steps(case, bfloat16) | {"use_qk_l2norm_in_kernel": True}
     there = case.to(ready("mps"))
     given = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in given.items()}
-    with prefill_way(way), simulator.profile() as profile:
+    with prefill_algorithm(algorithm), simulator.profile() as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **(there.options | given))
     assert sum(figures.dispatches for figures in profile.kernels.values()) == 1 and not profile.fallbacks
 
@@ -157,10 +157,16 @@ def test_is_one_dispatch_from_what_the_projections_give(way: str) -> None:
 def test_chunks_of_the_fused_way(name: str, chunk_size: int) -> None:
     golden, mps = load(name), ready("mps")
     wide = golden.case.map(torch.Tensor.float)
-    with kernels_run(mps, f"fused_chunk_gated_delta_rule_bfloat_64_{chunk_size}_4"), prefill_way("fused", chunk_size):
+    with (
+        kernels_run(mps, f"fused_chunk_gated_delta_rule_bfloat_64_{chunk_size}_4"),
+        prefill_algorithm("fused_chunk", chunk_size),
+    ):
         for part in recorded.whole_parts(golden, OP, *run(OP, golden.case, mps)):
             assert part.kept, str(part)
-    with kernels_run(mps, f"fused_chunk_gated_delta_rule_float_64_{chunk_size}_4"), prefill_way("fused", chunk_size):
+    with (
+        kernels_run(mps, f"fused_chunk_gated_delta_rule_float_64_{chunk_size}_4"),
+        prefill_algorithm("fused_chunk", chunk_size),
+    ):
         assert_exact(OP, wide, run(OP, wide, mps))
 
 
@@ -173,27 +179,27 @@ def test_a_chunk_without_room_is_of_another_size(K: int, element_bytes: int, siz
 
 
 def test_a_way_is_forced_until_the_end_of_its_block() -> None:
-    with prefill_way("staged"):
-        with prefill_way("fused", 32):
-            assert _C.forced_prefill_way() == ("fused", 32)
-            with prefill_way("sequential"):
-                assert _C.forced_prefill_way() == ("sequential", 0)
-            assert _C.forced_prefill_way() == ("fused", 32)
-        with prefill_way(None):
-            assert _C.forced_prefill_way() is None
-        with pytest.raises(KeyError), prefill_way("fused"):
+    with prefill_algorithm("chunked"):
+        with prefill_algorithm("fused_chunk", 32):
+            assert _C.forced_prefill_algorithm() == ("fused_chunk", 32)
+            with prefill_algorithm("recurrent"):
+                assert _C.forced_prefill_algorithm() == ("recurrent", 0)
+            assert _C.forced_prefill_algorithm() == ("fused_chunk", 32)
+        with prefill_algorithm(None):
+            assert _C.forced_prefill_algorithm() is None
+        with pytest.raises(KeyError), prefill_algorithm("fused_chunk"):
             raise KeyError
-        assert _C.forced_prefill_way() == ("staged", 0)
+        assert _C.forced_prefill_algorithm() == ("chunked", 0)
 
 
 def test_an_unknown_way_is_refused() -> None:
-    words = r"expected one of 'staged', 'fused', 'sequential' or None, got 'quick'"
-    with pytest.raises(ValueError, match=words), prefill_way("quick"):
+    words = r"expected one of 'chunked', 'fused_chunk', 'recurrent' or None, got 'quick'"
+    with pytest.raises(ValueError, match=words), prefill_algorithm("quick"):
         pass
 
 
-@pytest.mark.parametrize(("way", "chunk_size"), [("fused", 64), ("fused", -8), ("staged", 16)])
-def test_an_unknown_chunk_is_refused(way: str, chunk_size: int) -> None:
-    words = f"expected 8, 16 or 32 with 'fused', or none, got {chunk_size} with '{way}'"
-    with pytest.raises(ValueError, match=words), prefill_way(way, chunk_size):
+@pytest.mark.parametrize(("algorithm", "chunk_size"), [("fused_chunk", 64), ("fused_chunk", -8), ("chunked", 16)])
+def test_an_unknown_chunk_is_refused(algorithm: str, chunk_size: int) -> None:
+    words = f"expected 8, 16 or 32 with 'fused_chunk', or none, got {chunk_size} with '{algorithm}'"
+    with pytest.raises(ValueError, match=words), prefill_algorithm(algorithm, chunk_size):
         pass

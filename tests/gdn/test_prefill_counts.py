@@ -1,4 +1,4 @@
-"""What the fused way of a prefill costs, by the simulated device's count, beside MLX's kernel that is made for it.
+"""What a fused chunk prefill costs, by the simulated device's count, beside MLX's kernel for it.
 
 Of one key head with two value heads of 128 x 128; Qwen3-Next's 16/32 have 16 times as much of everything.
 """
@@ -15,7 +15,7 @@ import torch_gdn
 from tests.helpers.cases import Case, make_case
 from tests.helpers.devices import on_a_mac, ready
 from tests.simulator import test_mlx_kernels as mlx
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 TOKENS, SIZE, VALUE_HEADS = 64, 128, 2
@@ -43,7 +43,7 @@ def figures_of_fused(case: Case, *, state_v_first: bool = False) -> Any:
     assert there.initial_state is not None
     if state_v_first:
         there.initial_state = there.initial_state.transpose(-1, -2).contiguous()
-    with prefill_way("fused"), simulator.profile(detailed=True) as profile:
+    with prefill_algorithm("fused_chunk"), simulator.profile(detailed=True) as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, state_v_first=state_v_first)
     (figures,) = profile.kernels.values()
     return figures

@@ -1,4 +1,4 @@
-"""Runs the whole ops on cases (torch_gdn/check/cases.py) and holds the results against what is exact."""
+"""Runs the end-to-end ops on cases (torch_gdn/check/cases.py) and holds the results against what is exact."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.helpers import errors
 from tests.helpers.devices import kernels_of, kernels_run
-from torch_gdn.check.cases import WHOLE_OPS, Case, bounds_of, make_case
+from torch_gdn.check.cases import END_TO_END_OPS, Case, bounds_of, make_case
 
-__all__ = ["WHOLE_OPS", "Case", "assert_exact", "make_case", "run"]
+__all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "run"]
 
 
 def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,7 @@ def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tens
     there = case.to(device)
     options = {name: moved(x, device) for name, x in options.items()}
     with kernels_run(device, *(kernels_of(op) if case.q.numel() else ())):
-        o, state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
+        o, state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
     assert state is not None
     return o.cpu(), state.cpu()
 

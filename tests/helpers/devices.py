@@ -66,10 +66,10 @@ def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args
         return op(*args, **options)
 
 
-WAYS = {
-    "staged": CHUNK_KERNELS,
-    "fused": ("fused_chunk_gated_delta_rule",),
-    "sequential": ("fused_recurrent_gated_delta_rule",),
+ALGORITHMS = {
+    "chunked": CHUNK_KERNELS,
+    "fused_chunk": ("fused_chunk_gated_delta_rule",),
+    "recurrent": ("fused_recurrent_gated_delta_rule",),
 }
 KERNELS = {
     "chunk_gated_delta_rule": CHUNK_KERNELS,
@@ -80,6 +80,6 @@ KERNELS = {
 
 
 def kernels_of(op: str) -> tuple[str, ...]:
-    """Those that the op runs; of a prefill, on the way that is forced."""
-    forced = _C.forced_prefill_way()
-    return WAYS[forced[0]] if forced and op.startswith("chunk_gated_delta_rule") else KERNELS[op]
+    """Those that the op runs; of a prefill, on the algorithm that is forced."""
+    forced = _C.forced_prefill_algorithm()
+    return ALGORITHMS[forced[0]] if forced and op.startswith("chunk_gated_delta_rule") else KERNELS[op]

@@ -10,18 +10,18 @@ import sys
 import torch
 
 from tests.helpers.cases import run
-from tests.helpers.devices import DEVICES, WAYS, ready
+from tests.helpers.devices import ALGORITHMS, DEVICES, ready
 from tests.helpers.errors import head_errors, relative_error
 from torch_gdn.check.golden import Golden, index, load
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 __all__ = ["NAMES", "Golden", "load"]
 NAMES = list(index())
 
 
-def ways(op: str, device: str) -> tuple[str | None, ...]:
+def algorithms(op: str, device: str) -> tuple[str | None, ...]:
     """Those of a prefill, where there are several."""
-    return tuple(WAYS) if op == "chunk_gated_delta_rule" and device == "mps" else (None,)
+    return tuple(ALGORITHMS) if op == "chunk_gated_delta_rule" and device == "mps" else (None,)
 
 
 def table(devices: list[str]) -> str:
@@ -35,8 +35,8 @@ def table(devices: list[str]) -> str:
         for op, prefix in (("chunk_gated_delta_rule", "chunk"), ("fused_recurrent_gated_delta_rule", "recurrent")):
             if f"{prefix}_o" not in golden.fla_error:
                 continue
-            for device, way in [(place, way) for place in devices for way in ways(op, place)]:
-                with prefill_way(way):
+            for device, algorithm in [(place, algorithm) for place in devices for algorithm in algorithms(op, place)]:
+                with prefill_algorithm(algorithm):
                     o, state = (x.double() for x in run(op, golden.case, ready(device)))
                 errors = (
                     relative_error(o, golden.exact[0]),
@@ -46,7 +46,7 @@ def table(devices: list[str]) -> str:
                     golden.fla_error[f"{prefix}_final_state"],
                 )
                 figures = " | ".join(f"{error:.2e}" for error in errors)
-                on = f"{device}, {way}" if way else device
+                on = f"{device}, {algorithm}" if algorithm else device
                 lines.append(f"| {name} | {prefix} | {on} | {figures} |")
     return "\n".join(lines)
 

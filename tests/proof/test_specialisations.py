@@ -9,7 +9,7 @@ from proof.metal import kernels as strict_kernels
 from tests.proof.needs import needs_clang, needs_simulated_device
 from torch_gdn import _C
 from torch_gdn.specialisations import KERNELS, Specialisation, Variant
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 pytestmark = [needs_clang, needs_simulated_device, pytest.mark.xdist_group("strict")]
 
@@ -56,8 +56,8 @@ def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
     x, g = torch.ones(1, 1, 1, 64, device="mps"), torch.zeros(1, 1, 1, device="mps")
     signs, boundaries, codebook = (torch.ones(size, device="mps") for size in (64, 15, 16))
     with simulator.profile() as profile:
-        for way in _C.prefill_way_names():
-            with prefill_way(way):
+        for algorithm in _C.prefill_algorithms():
+            with prefill_algorithm(algorithm):
                 chunk_gated_delta_rule(x, x, x, g, beta=g)
         sums = ops.chunk_local_cumsum(g)
         inverse = ops.solve_tril(ops.chunk_scaled_dot_kkt(x, sums, g))

@@ -137,8 +137,8 @@ class TestOnGoodKernels:
         assert ("static_threadgroup_memory_length" in figures) == on_a_mac()
 
     def test_error_stands_beside_bound(self, good: Run) -> None:
-        ways = [f"chunk_gated_delta_rule:{way}" for way in _C.prefill_way_names()]
-        for op in ("recompute_w_u", *ways, "fused_recurrent_gated_delta_rule"):
+        algorithms = [f"chunk_gated_delta_rule:{algorithm}" for algorithm in _C.prefill_algorithms()]
+        for op in ("recompute_w_u", *algorithms, "fused_recurrent_gated_delta_rule"):
             (row,) = good.rows(f"recorded {op} base_k128")
             assert len(row["figures"]["tensors"]) == 2
             for figures in row["figures"]["tensors"].values():
@@ -146,7 +146,7 @@ class TestOnGoodKernels:
 
     def test_each_stage_and_both_whole_ops_are_held_against_fla(self, good: Run) -> None:
         ops = {row["group"] for row in good.report["results"] if row["section"] == "recorded"}
-        groups = {plan.group_of(op, way) for op in golden.PREFIXES for way in plan.ways_of(op)}
+        groups = {plan.group_of(op, algorithm) for op in golden.PREFIXES for algorithm in plan.algorithms_of(op)}
         assert ops == {*plan.stages.OUTPUTS, *groups} and len(groups) == 4
 
     @pytest.mark.skipif(on_a_mac(), reason="a Mac has times")

@@ -9,7 +9,7 @@ from tests.helpers.devices import on_a_mac, ready
 from torch_gdn import _C, specialisations
 from torch_gdn.check import seeded
 from torch_gdn.specialisations import CHUNK_KERNELS, Variant
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 bfloat16, float16, float32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -53,7 +53,7 @@ class TestAgainstTheHost:
     )
     def test_the_fused_kernel(self, variant: Variant) -> None:
         expected = {each.name for each in specialisations.of_variants([variant], ("fused_chunk_gated_delta_rule",))}
-        with prefill_way("fused"):
+        with prefill_algorithm("fused_chunk"):
             assert launched("chunk_gated_delta_rule", variant) == expected
 
     def test_the_norm(self) -> None:

@@ -1,4 +1,4 @@
-"""Which way a prefill takes: the built-in table, the measured one, the file that it is kept in, and its command."""
+"""Which algorithm a prefill takes: the heuristic, the tuning cache, its file and its command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import make_case
-from tests.helpers.devices import WAYS, on_a_mac, ready
+from tests.helpers.devices import ALGORITHMS, on_a_mac, ready
 from torch_gdn import _C, chunk_gated_delta_rule, tune, tuning_cache
 from torch_gdn.tuning_cache import Row
 
@@ -24,62 +24,69 @@ DEVICE, CORES = "Apple M1", 8
 
 @pytest.fixture(autouse=True)
 def _no_table_is_left() -> Iterator[None]:
-    with tune.prefill_way(None):
+    with tune.prefill_algorithm(None):
         yield
     tuning_cache.install({})
 
 
-def way(tokens: int, heads: int = 32, K: int = 128, V: int = 128, device: str = DEVICE, cores: int = CORES) -> str:
-    return _C.prefill_way(tokens, heads, K, V, device, cores)[0]
+def algorithm(
+    tokens: int, heads: int = 32, K: int = 128, V: int = 128, device: str = DEVICE, cores: int = CORES
+) -> str:
+    return _C.prefill_algorithm(tokens, heads, K, V, device, cores)[0]
 
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        ({"tokens": 1}, "sequential"),
-        ({"tokens": 15}, "sequential"),
-        ({"tokens": 16}, "fused"),
-        ({"tokens": 8192}, "fused"),
-        ({"tokens": 255, "heads": 1}, "fused"),
-        ({"tokens": 256, "heads": 1}, "staged"),
-        ({"tokens": 8192, "heads": 2}, "staged"),  # 8 threadgroups, 8 cores
-        ({"tokens": 8192, "heads": 3}, "fused"),
-        ({"tokens": 8192, "heads": 2, "V": 129}, "fused"),  # 10 threadgroups
-        ({"tokens": 8192, "heads": 3, "cores": 80}, "staged"),
-        ({"tokens": 0, "heads": 0, "cores": 0}, "sequential"),
+        ({"tokens": 1}, "recurrent"),
+        ({"tokens": 15}, "recurrent"),
+        ({"tokens": 16}, "fused_chunk"),
+        ({"tokens": 8192}, "fused_chunk"),
+        ({"tokens": 255, "heads": 1}, "fused_chunk"),
+        ({"tokens": 256, "heads": 1}, "chunked"),
+        ({"tokens": 8192, "heads": 2}, "chunked"),  # 8 threadgroups, 8 cores
+        ({"tokens": 8192, "heads": 3}, "fused_chunk"),
+        ({"tokens": 8192, "heads": 2, "V": 129}, "fused_chunk"),  # 10 threadgroups
+        ({"tokens": 8192, "heads": 3, "cores": 80}, "chunked"),
+        ({"tokens": 0, "heads": 0, "cores": 0}, "recurrent"),
     ],
     ids=str,
 )
 def test_what_is_reckoned(shape: dict[str, int], expected: str) -> None:
-    assert way(**shape) == expected
+    assert algorithm(**shape) == expected
 
 
 def test_the_nearest_measured_shape_decides() -> None:
-    rows = [Row(64, 128, 128, "staged"), Row(1024, 128, 128, "sequential"), Row(1024, 8, 128, "fused")]
-    rows += [Row(1024, 128, 256, "fused")]
+    rows = [Row(64, 128, 128, "chunked"), Row(1024, 128, 128, "recurrent"), Row(1024, 8, 128, "fused_chunk")]
+    rows += [Row(1024, 128, 256, "fused_chunk")]
     tuning_cache.install({DEVICE: rows})
-    assert [way(tokens) for tokens in (1, 64, 255, 257, 100_000)] == ["staged"] * 3 + ["sequential"] * 2
-    assert [way(1024, heads) for heads in (1, 7, 9, 32)] == ["fused", "fused", "sequential", "sequential"]
-    assert [way(1024, K=K) for K in (64, 128, 180, 182)] == ["sequential"] * 3 + ["fused"]
-    assert way(1024, heads=128, V=32) == "sequential"  # as many threadgroups as 32 heads of 128 columns
-    assert way(256) == "staged"  # as far from one as from the other: the first
+    assert [algorithm(tokens) for tokens in (1, 64, 255, 257, 100_000)] == ["chunked"] * 3 + ["recurrent"] * 2
+    assert [algorithm(1024, heads) for heads in (1, 7, 9, 32)] == [
+        "fused_chunk",
+        "fused_chunk",
+        "recurrent",
+        "recurrent",
+    ]
+    assert [algorithm(1024, K=K) for K in (64, 128, 180, 182)] == ["recurrent"] * 3 + ["fused_chunk"]
+    assert algorithm(1024, heads=128, V=32) == "recurrent"  # as many threadgroups as 32 heads of 128 columns
+    assert algorithm(256) == "chunked"  # as far from one as from the other: the first
 
 
 def test_a_table_is_of_its_device_alone() -> None:
-    tuning_cache.install({"Apple M3 Max": [Row(64, 128, 128, "staged")]})
-    assert way(64, device="Apple M3 Max") == "staged" and way(64) == "fused"
+    tuning_cache.install({"Apple M3 Max": [Row(64, 128, 128, "chunked")]})
+    assert algorithm(64, device="Apple M3 Max") == "chunked" and algorithm(64) == "fused_chunk"
     tuning_cache.install({DEVICE: []})
-    assert way(64) == "fused"
+    assert algorithm(64) == "fused_chunk"
 
 
 def test_a_forced_way_goes_before_every_table() -> None:
-    tuning_cache.install({DEVICE: [Row(64, 128, 128, "staged")]})
-    with tune.prefill_way("sequential"):
-        assert way(64) == way(64, device="another") == "sequential"
+    tuning_cache.install({DEVICE: [Row(64, 128, 128, "chunked")]})
+    with tune.prefill_algorithm("recurrent"):
+        assert algorithm(64) == algorithm(64, device="another") == "recurrent"
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
-@pytest.mark.parametrize("wanted", tune._C.prefill_way_names())
+@pytest.mark.parametrize("wanted", tune._C.prefill_algorithms())
 def test_calls_go_by_the_table(wanted: str) -> None:
     import simulator
 
@@ -87,8 +94,8 @@ def test_calls_go_by_the_table(wanted: str) -> None:
     tuning_cache.install({_C.device_facts()["name"]: [Row(20, 2, 32, wanted)]})
     with simulator.profile() as profile:
         chunk_gated_delta_rule(*case.qkv, **case.options)
-    assert {name for name in WAYS[wanted] if any(each.startswith(name + "_") for each in profile.kernels)} == set(
-        WAYS[wanted]
+    assert {name for name in ALGORITHMS[wanted] if any(each.startswith(name + "_") for each in profile.kernels)} == set(
+        ALGORITHMS[wanted]
     )
 
 
@@ -98,70 +105,73 @@ def test_packed_sequences_count_by_their_mean_length() -> None:
 
     case = make_case(40, 32, 16, bounds=[0, 5, 10, 15, 40])
     there = case.to(ready("mps"))
-    tuning_cache.install({_C.device_facts()["name"]: [Row(40, 2, 32, "staged"), Row(10, 8, 32, "sequential")]})
+    tuning_cache.install({_C.device_facts()["name"]: [Row(40, 2, 32, "chunked"), Row(10, 8, 32, "recurrent")]})
     with simulator.profile() as profile:
         chunk_gated_delta_rule(*there.qkv, **there.options)
-    assert [name for name in profile.kernels if name.startswith(WAYS["sequential"])]
+    assert [name for name in profile.kernels if name.startswith(ALGORITHMS["recurrent"])]
 
 
 def test_a_table_comes_back_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "ways.json"
-    table = {DEVICE: [Row(64, 128, 128, "fused", 32, {"fused 32": 1e-3, "staged": 2e-3})], "another": []}
+    file = tmp_path / "new" / "algorithms.json"
+    table = {DEVICE: [Row(64, 128, 128, "fused_chunk", 32, {"fused_chunk 32": 1e-3, "chunked": 2e-3})], "another": []}
     tuning_cache.write(file, table)
     assert tuning_cache.read(file) == table
-    assert [path.name for path in file.parent.iterdir()] == ["ways.json"]
+    assert [path.name for path in file.parent.iterdir()] == ["algorithms.json"]
 
 
-GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "way": "fused"}
+GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm": "fused_chunk"}
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "expected a table of prefill ways: Expecting property name"),
-        ("[]", "version: expected 1, got None"),
-        ({"version": 2, "devices": {}}, "version: expected 1, got 2"),
-        ({"version": 1}, "devices: expected an object of device names, got None"),
-        ({"version": 1, "devices": {"Apple M1": 3}}, "Apple M1: expected a list of rows, got 3"),
-        ({"version": 1, "devices": {"Apple M1": [7]}}, "Apple M1: row 0: expected an object, got 7"),
+        ("{", "expected a table of prefill algorithms: Expecting property name"),
+        ("[]", "version: expected 2, got None"),
+        ({"version": 1, "devices": {}}, "version: expected 2, got 1"),
+        ({"version": 2}, "devices: expected an object of device names, got None"),
+        ({"version": 2, "devices": {"Apple M1": 3}}, "Apple M1: expected a list of rows, got 3"),
+        ({"version": 2, "devices": {"Apple M1": [7]}}, "Apple M1: row 0: expected an object, got 7"),
         (GOOD | {"tokens": 0}, "row 0: tokens: expected a positive integer, got 0"),
         (GOOD | {"K": True}, "row 0: K: expected a positive integer, got True"),
         (GOOD | {"threadgroups": None}, "row 0: threadgroups: expected a positive integer, got None"),
         (GOOD | {"chunk_size": 64}, "row 0: chunk_size: expected one of (0, 8, 16, 32), got 64"),
-        (GOOD | {"way": "staged", "chunk_size": 8}, "row 0: chunk_size: expected one of (0,), got 8"),
-        (GOOD | {"way": "quick"}, "way: expected one of 'staged', 'fused', 'sequential', got 'quick'"),
+        (GOOD | {"algorithm": "chunked", "chunk_size": 8}, "row 0: chunk_size: expected one of (0,), got 8"),
+        (
+            GOOD | {"algorithm": "quick"},
+            "algorithm: expected one of 'chunked', 'fused_chunk', 'recurrent', got 'quick'",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it is an error; importing torch_gdn warns, and goes by what is built in."""
     if isinstance(content, dict) and "tokens" in content:
-        content = {"version": 1, "devices": {"Apple M1": [content]}}
-    file = tmp_path / "ways.json"
+        content = {"version": 2, "devices": {"Apple M1": [content]}}
+    file = tmp_path / "algorithms.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ValueError) as caught:
         tuning_cache.read(file)
     assert str(caught.value).startswith(f"{file}: ") and words in str(caught.value)
     monkeypatch.setenv(tuning_cache.VARIABLE, str(file))
-    with pytest.warns(UserWarning, match="the built-in table of prefill ways is used"):
+    with pytest.warns(UserWarning, match="the built-in table of prefill algorithms is used"):
         tuning_cache.install_file()
 
 
 def test_where_the_file_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(tuning_cache.VARIABLE, str(tmp_path / "ways.json"))
-    assert tuning_cache.path() == tmp_path / "ways.json"
+    monkeypatch.setenv(tuning_cache.VARIABLE, str(tmp_path / "algorithms.json"))
+    assert tuning_cache.path() == tmp_path / "algorithms.json"
     tuning_cache.install_file()  # there is none yet
     monkeypatch.setenv(tuning_cache.VARIABLE, "")
     assert tuning_cache.path() is None
     monkeypatch.delenv(tuning_cache.VARIABLE)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert tuning_cache.path() == tmp_path / ".config" / "torch_gdn" / "prefill_ways.json"
+    assert tuning_cache.path() == tmp_path / ".config" / "torch_gdn" / "tuning_cache.json"
 
 
 def test_the_import_reads_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "ways.json"
-    tuning_cache.write(file, {DEVICE: [Row(64, 128, 128, "staged")]})
-    program = f"from torch_gdn import _C; print(_C.prefill_way(64, 32, 128, 128, {DEVICE!r}, 8)[0])"
+    file = tmp_path / "algorithms.json"
+    tuning_cache.write(file, {DEVICE: [Row(64, 128, 128, "chunked")]})
+    program = f"from torch_gdn import _C; print(_C.prefill_algorithm(64, 32, 128, 128, {DEVICE!r}, 8)[0])"
     environment = os.environ | {tuning_cache.VARIABLE: str(file)}
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "staged\n"
@@ -170,12 +180,12 @@ def test_the_import_reads_the_file(tmp_path: Path) -> None:
 def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Other devices' rows stay; this device's are new, and are taken from now on."""
     ready("mps")
-    file = tmp_path / "ways.json"
-    tuning_cache.write(file, {"Apple M9": [Row(64, 128, 128, "staged")], _C.device_facts()["name"]: []})
+    file = tmp_path / "algorithms.json"
+    tuning_cache.write(file, {"Apple M9": [Row(64, 128, 128, "chunked")], _C.device_facts()["name"]: []})
     sizes = ["--shapes", "1,2,32,40", "--tokens", "5", "20", "--sequences", "1", "3", "--dtype", "float32"]
     assert tune.main([*sizes, "--repeats", "1", "--file", str(file)]) == 0
     table = tuning_cache.read(file)
-    assert table["Apple M9"] == [Row(64, 128, 128, "staged")]
+    assert table["Apple M9"] == [Row(64, 128, 128, "chunked")]
     rows = table[_C.device_facts()["name"]]
     assert [(row.tokens, row.threadgroups, row.K) for row in rows] == [
         (5, 4, 32),
@@ -185,9 +195,9 @@ def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     for row in rows:
         assert set(row.seconds) == set(tune.CANDIDATES)
-        assert (row.way, row.chunk_size) == tune.CANDIDATES[min(row.seconds, key=row.seconds.__getitem__)]
-        taken = _C.prefill_way(row.tokens, row.threadgroups // 2, 32, 40, _C.device_facts()["name"], CORES)
-        assert taken == (row.way, row.chunk_size)
+        assert (row.algorithm, row.chunk_size) == tune.CANDIDATES[min(row.seconds, key=row.seconds.__getitem__)]
+        taken = _C.prefill_algorithm(row.tokens, row.threadgroups // 2, 32, 40, _C.device_facts()["name"], CORES)
+        assert taken == (row.algorithm, row.chunk_size)
     printed = capsys.readouterr()
     assert "4/4" in printed.err and f"Written to {file}." in printed.out
     assert ("mean nothing" in printed.out) != on_a_mac()
@@ -210,7 +220,7 @@ def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.Captur
 def test_a_warmup_compiles_the_chunks_that_the_table_asks_for() -> None:
     device = ready("mps")
     tuning_cache.install(
-        {_C.device_facts()["name"]: [Row(64, 128, 128, "fused", 32)], "another": [Row(9, 9, 9, "fused", 8)]}
+        {_C.device_facts()["name"]: [Row(64, 128, 128, "fused_chunk", 32)], "another": [Row(9, 9, 9, "fused_chunk", 8)]}
     )
     names = torch_gdn.warmup([(1, 1, 24, 16)], device=device, dtypes=[torch.float32], progress=False)
     fused = {name for name in names if name.startswith("fused_chunk_gated_delta_rule_")}
@@ -218,7 +228,5 @@ def test_a_warmup_compiles_the_chunks_that_the_table_asks_for() -> None:
 
 
 def test_without_a_file_to_write() -> None:
-    with pytest.raises(
-        SystemExit, match="expected a file to write, since \\$TORCH_GDN_PREFILL_TABLE is set to nothing"
-    ):
+    with pytest.raises(SystemExit, match="expected a file to write, since \\$TORCH_GDN_TUNING_CACHE is set to nothing"):
         tune.main([])

@@ -4,8 +4,8 @@
     python -m simulator -m torch_gdn.check --json report.json     on the simulated device, in a checkout on Linux
 
 It compiles every kernel in every specialisation that models use, with the device's own compiler; holds each stage and
-both whole ops against FLA's recorded outputs and against float64; times decode and prefill beside transformers' own
-PyTorch code; and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line of the report.
+both end-to-end ops against FLA's recorded outputs and against float64; times decode and prefill beside transformers'
+own PyTorch code; and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line of the report.
 Exit status: 0 if everything passed, 1 if something failed.
 """
 

@@ -15,7 +15,7 @@ from torch_gdn import reference
 from torch_gdn.check import bounds
 from torch_gdn.reference.common import decay_of
 
-WHOLE_OPS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
+END_TO_END_OPS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule,
     "fused_recurrent_gated_delta_rule": torch_gdn.fused_recurrent_gated_delta_rule,
 }

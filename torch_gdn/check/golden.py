@@ -1,4 +1,4 @@
-"""FLA's recorded outputs, in a checkout's tests/golden: each stage fed FLA's own inputs of it, then both whole ops."""
+"""FLA's recorded outputs, in a checkout's tests/golden: each stage on FLA's own inputs, then both end-to-end ops."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 import torch_gdn
 from torch_gdn.check import bounds, stages
-from torch_gdn.check.cases import WHOLE_OPS, Case
+from torch_gdn.check.cases import END_TO_END_OPS, Case
 from torch_gdn.check.steps import Outcome, judged
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 # The recorded outputs are part of the checkout, beside the package, not of a wheel.
 FOLDER = Path(torch_gdn.__file__).resolve().parent.parent / "tests" / "golden"
@@ -66,7 +66,7 @@ def stage_parts(golden: Golden, results: dict[str, Tensor]) -> list[bounds.Part]
 
 
 def whole_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[bounds.Part]:
-    """A whole op's results: at most 1.05 x FLA's error, except for the recurrent state, which has an f32 bound."""
+    """A end-to-end op's results: at most 1.05 x FLA's error, except for the recurrent state, which has an f32 bound."""
     prefix = PREFIXES[op]
     exact_o, exact_state = golden.exact
     names = (f"{prefix}_o", f"{prefix}_final_state")
@@ -78,14 +78,14 @@ def whole_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[bound
 
 
 def ops_of(name: str, folder: Path = FOLDER) -> list[str]:
-    """The stages and whole ops whose outputs the case has; with a stage's output it has the inputs too."""
+    """The stages and end-to-end ops whose outputs the case has; with a stage's output it has the inputs too."""
     from safetensors import safe_open
 
     with safe_open(folder / f"{name}.safetensors", "pt") as file:
         tensors = set(file.keys())
     found = [op for op, outputs in stages.OUTPUTS.items() if set(outputs) <= tensors]
     if "h" not in tensors:
-        found = [op for op in found if op != "chunk_fwd_o"]  # chunk_o is the whole op's as well
+        found = [op for op in found if op != "chunk_fwd_o"]  # chunk_o is the end-to-end op's as well
     return found + [op for op, prefix in PREFIXES.items() if f"{prefix}_o" in tensors]
 
 
@@ -94,11 +94,11 @@ def check_stage(device: torch.device, folder: Path, name: str, op: str) -> Outco
     return judged(stage_parts(golden, stages.call(op, golden.tensors, device)))
 
 
-def check_whole(device: torch.device, folder: Path, name: str, op: str, way: str | None = None) -> Outcome:
-    """way: that a prefill is made to take."""
+def check_whole(device: torch.device, folder: Path, name: str, op: str, algorithm: str | None = None) -> Outcome:
+    """algorithm: that a prefill is made to take."""
     golden = load(name, folder)
     there = golden.case.to(device)
-    with prefill_way(way):
-        o, state = WHOLE_OPS[op](*there.qkv, **there.options)
+    with prefill_algorithm(algorithm):
+        o, state = END_TO_END_OPS[op](*there.qkv, **there.options)
     assert state is not None
     return judged(whole_parts(golden, op, o.cpu(), state.cpu()))

@@ -44,7 +44,7 @@ def leave_out(device: torch.device, reason: str) -> Outcome:
 
 
 def recorded(folder: Path, quick: bool) -> list[Step]:
-    """Stage by stage, then the whole ops, of every case that FLA's outputs were recorded for."""
+    """Stage by stage, then the end-to-end ops, of every case that FLA's outputs were recorded for."""
     reason = golden.why_not(folder)
     if reason:
         return [Step("recorded", "FLA's outputs", "", partial(leave_out, reason=reason))]
@@ -57,25 +57,30 @@ def recorded(folder: Path, quick: bool) -> list[Step]:
         if op in ops[name]
     ]
     return found + [
-        Step("recorded", group_of(op, way), name, partial(golden.check_whole, folder=folder, name=name, op=op, way=way))
+        Step(
+            "recorded",
+            group_of(op, algorithm),
+            name,
+            partial(golden.check_whole, folder=folder, name=name, op=op, algorithm=algorithm),
+        )
         for op in golden.PREFIXES
-        for way in ways_of(op)
+        for algorithm in algorithms_of(op)
         for name in names
         if op in ops[name]
     ]
 
 
-def ways_of(op: str) -> list[str] | list[None]:
+def algorithms_of(op: str) -> list[str] | list[None]:
     """In which the op is checked: a prefill in each of its own."""
-    return _C.prefill_way_names() if op == seeded.CHUNK else [None]
+    return _C.prefill_algorithms() if op == seeded.CHUNK else [None]
 
 
-def group_of(op: str, way: str | None) -> str:
-    return op if way is None else f"{op}:{way}"
+def group_of(op: str, algorithm: str | None) -> str:
+    return op if algorithm is None else f"{op}:{algorithm}"
 
 
 def from_seeds(folder: Path, quick: bool) -> list[Step]:
-    """The stages in the dtypes that FLA's outputs leave open; the whole ops in every variant."""
+    """The stages in the dtypes that FLA's outputs leave open; the end-to-end ops in every variant."""
     dtypes = [dtype for dtype in METAL_TYPES if not (quick and dtype == torch.float16)]
     if not golden.why_not(folder):
         dtypes.remove(torch.bfloat16)
@@ -92,11 +97,11 @@ def from_seeds(folder: Path, quick: bool) -> list[Step]:
         seeded.RECURRENT: [each for each in variants if each.chunk_size == 64 and each.aligned],
     }
     for op, tokens in ((seeded.CHUNK, CHUNK_TOKENS), (seeded.RECURRENT, RECURRENT_TOKENS)):
-        for way in ways_of(op):
+        for algorithm in algorithms_of(op):
             for each in of_op[op]:
-                if way == "staged" or each.chunk_size == 64:  # which is the staged way's
-                    run = partial(seeded.check_variant, op=op, variant=each, tokens=tokens, way=way)
-                    found.append(Step("seeded", group_of(op, way), each.name, run))
+                if algorithm == "chunked" or each.chunk_size == 64:  # which is the chunked algorithm's
+                    run = partial(seeded.check_variant, op=op, variant=each, tokens=tokens, algorithm=algorithm)
+                    found.append(Step("seeded", group_of(op, algorithm), each.name, run))
     return found
 
 

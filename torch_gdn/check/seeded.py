@@ -13,10 +13,10 @@ from torch import Tensor
 import torch_gdn
 from torch_gdn import reference
 from torch_gdn.check import bounds, stages
-from torch_gdn.check.cases import WHOLE_OPS, Case, bounds_of, make_case
+from torch_gdn.check.cases import END_TO_END_OPS, Case, bounds_of, make_case
 from torch_gdn.check.steps import Outcome, judged
 from torch_gdn.specialisations import Variant
-from torch_gdn.tune import prefill_way
+from torch_gdn.tune import prefill_algorithm
 
 IN_PLACE: dict[str, Callable[..., Tensor]] = {
     "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule_,
@@ -68,7 +68,7 @@ def call(op: str, variant: Variant, case: Case, options: dict[str, Any], device:
         pool = there.initial_state.clone()  # what it becomes is rounded to its dtype
         o = IN_PLACE[op](*there.qkv, there.g, there.beta, pool, **options)
         return o.cpu(), pool.cpu()
-    o, state = WHOLE_OPS[op](*there.qkv, **(there.options | options))
+    o, state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
     assert state is not None
     return o.cpu(), state.cpu()
 
@@ -80,10 +80,12 @@ def cost_of_rounded_norms(case: Case, exact: tuple[Tensor, Tensor], options: dic
     return bounds.relative_error(o, exact[0]), bounds.relative_error(state, exact[1])
 
 
-def check_variant(device: torch.device, op: str, variant: Variant, tokens: int, way: str | None = None) -> Outcome:
-    """way: that a prefill is made to take."""
+def check_variant(
+    device: torch.device, op: str, variant: Variant, tokens: int, algorithm: str | None = None
+) -> Outcome:
+    """algorithm: that a prefill is made to take."""
     case, options = inputs(op, variant, tokens)
-    with prefill_way(way):
+    with prefill_algorithm(algorithm):
         o, state = call(op, variant, case, options, device)
     exact = case.exact(**options)
     o_bound, state_bound = bounds_of(op, case, exact, **options)

@@ -26,12 +26,12 @@ struct Outputs {
   Tensor o, h;  // h is empty where not asked for
 };
 
-at::TensorOptions h_options(const WholeOp& op) {
+at::TensorOptions h_options(const EndToEndOp& op) {
   return op.q.options().dtype(op.q.scalar_type() == at::kHalf ? at::kFloat : op.q.scalar_type());
 }
 
 // What is not written stays zeros: o of a sequence that has no slot, its rows of h, and surplus ones.
-Outputs new_outputs(const ChunkShape& s, const WholeOp& op, const cpu::StatePlaces& places, bool has_h) {
+Outputs new_outputs(const ChunkShape& s, const EndToEndOp& op, const cpu::StatePlaces& places, bool has_h) {
   const auto options = op.q.options().dtype(output_dtype_of(op));
   const Tensor o =
       places.has_null() ? at::zeros({s.B, s.T, s.HV, s.V}, options) : at::empty({s.B, s.T, s.HV, s.V}, options);
@@ -203,8 +203,8 @@ void run_pieces(const Work& work, const Inputs& in, const cpu::StatePlaces& plac
   });
 }
 
-Outputs run(const ChunkShape& s, const WholeOp& op, const cpu::StatePlaces& places, const optional<Tensor>& cu_seqlens,
-            const Options& options) {
+Outputs run(const ChunkShape& s, const EndToEndOp& op, const cpu::StatePlaces& places,
+            const optional<Tensor>& cu_seqlens, const Options& options) {
   const Work work(s, cu_seqlens);
   if (!options.has_h && work.longest() <= kFewTokens) {
     const Tensor o =
@@ -235,7 +235,7 @@ std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
     std::string_view head_grouping, bool return_intermediate_states) {
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
   const optional<Tensor> some_g = g, some_beta = beta;
-  const WholeOp op{"chunk_gated_delta_rule", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
+  const EndToEndOp op{"chunk_gated_delta_rule", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
   const auto s = check_chunk_gated_delta_rule(op, initial_state, state_v_first, cu_seqlens, chunk_indices, chunk_size);
   const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
   const auto places = cpu::StatePlaces::of_sequences(s, initial_state, final_state, state_v_first);
@@ -253,7 +253,7 @@ std::tuple<Tensor, Tensor> chunk_gated_delta_rule_(
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
   const optional<Tensor> some_g = g, some_beta = beta;
   const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
-  const WholeOp op{"chunk_gated_delta_rule_", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
+  const EndToEndOp op{"chunk_gated_delta_rule_", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
   const auto s = check_chunk_gated_delta_rule_(op, pool, cu_seqlens, chunk_indices, chunk_size);
   const auto [o, h] = run(s, op, cpu::StatePlaces::in_place(s, pool), cu_seqlens,
                           {use_qk_l2norm_in_kernel, scale, return_intermediate_states});

@@ -156,8 +156,9 @@ optional<Tensor> rows_or_none(const optional<Tensor>& x, const char* name) {
 
 }  // namespace
 
-Tensor cpu::run_recurrence(const ChunkShape& s, const WholeOp& op, const Channels& channels, const StatePlaces& places,
-                           const optional<Tensor>& cu_seqlens, bool normalise, optional<double> scale) {
+Tensor cpu::run_recurrence(const ChunkShape& s, const EndToEndOp& op, const Channels& channels,
+                           const StatePlaces& places, const optional<Tensor>& cu_seqlens, bool normalise,
+                           optional<double> scale) {
   const Tensor o = at::empty({s.B, s.T, s.HV, s.V}, op.q.options().dtype(output_dtype_of(op)));
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
   const Tensor decays = decays_of(s, op.g, op.gates), steps = steps_of(s, op.beta, op.gates);
@@ -187,7 +188,7 @@ std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
     std::string_view head_grouping) {
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
   const Channels channels{gk, gv};
-  const WholeOp op{"fused_recurrent_gated_delta_rule", q, k, v, g, beta, gates, output_dtype, head_grouping};
+  const EndToEndOp op{"fused_recurrent_gated_delta_rule", q, k, v, g, beta, gates, output_dtype, head_grouping};
   const auto s = check_fused_recurrent_gated_delta_rule(op, channels, initial_state, state_v_first, cu_seqlens);
   const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
   const auto places = cpu::StatePlaces::of_sequences(s, initial_state, final_state, state_v_first);
@@ -204,7 +205,7 @@ Tensor fused_recurrent_gated_delta_rule_(
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
   const Channels channels{gk, gv};
   const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
-  const WholeOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
+  const EndToEndOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
   const auto s = check_fused_recurrent_gated_delta_rule_(op, channels, pool, cu_seqlens);
   return cpu::run_recurrence(s, op, channels, cpu::StatePlaces::in_place(s, pool), cu_seqlens, use_qk_l2norm_in_kernel,
                              scale);

@@ -1,4 +1,4 @@
-// A prompt in one of three ways (prefill_way.h), encoded at once; what goes from stage to stage lives in PyTorch's
+// A prompt in one of three algorithms (prefill.h), encoded at once; what goes from stage to stage lives in PyTorch's
 // allocator and dies when the op returns.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -47,21 +47,22 @@ Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, 
 
 // Only stages leave the state before each chunk in memory.
 PrefillChoice choice_of(const ChunkShape& shape, bool return_intermediate_states) {
-  if (return_intermediate_states) return {PrefillWay::kStaged};
+  if (return_intermediate_states) return {PrefillAlgorithm::kChunked};
   const int64_t sequences = std::max<int64_t>(shape.N, 1);
   const int64_t tokens = shape.packed ? ceil_div(shape.T, sequences) : shape.T;
   static const DeviceFacts device = launcher().device();
-  return prefill_way({tokens, sequences * shape.HV, shape.K, shape.V}, device.name, int64_t(device.core_count));
+  return prefill_algorithm({tokens, sequences * shape.HV, shape.K, shape.V}, device.name, int64_t(device.core_count));
 }
 
-// Returns h; of a way without stages, an empty one.
+// Returns h; of an algorithm without stages, an empty one.
 Tensor run(const ChunkShape& shape, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any, const Gates& gates,
            const StatePlaces& states, const optional<Tensor>& bounds, const RuleOptions& options, PrefillChoice choice,
            const Tensor& o) {
   const auto q = unit_last_stride(q_any, "q"), k = unit_last_stride(k_any, "k"), v = unit_last_stride(v_any, "v");
-  if (choice.way == PrefillWay::kStaged) return run_stages(shape, q, k, v, gates, states, bounds, options, o);
+  if (choice.algorithm == PrefillAlgorithm::kChunked)
+    return run_stages(shape, q, k, v, gates, states, bounds, options, o);
   launcher().run(
-      {choice.way == PrefillWay::kFused
+      {choice.algorithm == PrefillAlgorithm::kFusedChunk
            ? launch_chunk_gated_delta_rule(shape, q, k, v, gates, states, bounds, options, choice.chunk_size, o)
            : launch_fused_recurrent_gated_delta_rule(shape, q, k, v, gates, Channels(), states, bounds, options, o)});
   return at::empty({0}, between(q));
@@ -76,7 +77,7 @@ std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
     std::string_view head_grouping, bool return_intermediate_states) {
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
   const optional<Tensor> some_g = g, some_beta = beta;
-  const WholeOp op{"chunk_gated_delta_rule", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
+  const EndToEndOp op{"chunk_gated_delta_rule", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
   const auto shape =
       check_chunk_gated_delta_rule(op, initial_state, state_v_first, cu_seqlens, chunk_indices, chunk_size);
   const auto nothing = at::empty({0}, q.options().dtype(at::kFloat));
@@ -118,7 +119,7 @@ std::tuple<Tensor, Tensor> chunk_gated_delta_rule_(
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
   const optional<Tensor> some_g = g, some_beta = beta;
   const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
-  const WholeOp op{"chunk_gated_delta_rule_", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
+  const EndToEndOp op{"chunk_gated_delta_rule_", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
   const auto shape = check_chunk_gated_delta_rule_(op, pool, cu_seqlens, chunk_indices, chunk_size);
   const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
   const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};

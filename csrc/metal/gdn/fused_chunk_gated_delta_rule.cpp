@@ -1,4 +1,4 @@
-// The fused way of a prefill: one kernel from inputs to outputs.
+// The fused algorithm of a prefill: one kernel from inputs to outputs.
 #include "metal/gdn/rule.h"
 #include "metal/prefill.h"
 

@@ -78,7 +78,7 @@ std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
     std::string_view head_grouping) {
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
   const Channels channels{gk, gv};
-  const WholeOp op{"fused_recurrent_gated_delta_rule", q, k, v, g, beta, gates, output_dtype, head_grouping};
+  const EndToEndOp op{"fused_recurrent_gated_delta_rule", q, k, v, g, beta, gates, output_dtype, head_grouping};
   const auto shape = check_fused_recurrent_gated_delta_rule(op, channels, initial_state, state_v_first, cu_seqlens);
   const auto nothing = at::empty({0}, q.options().dtype(at::kFloat));
   const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
@@ -104,7 +104,7 @@ Tensor fused_recurrent_gated_delta_rule_(
   const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
   const Channels channels{gk, gv};
   const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
-  const WholeOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
+  const EndToEndOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
   const auto shape = check_fused_recurrent_gated_delta_rule_(op, channels, pool, cu_seqlens);
   const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(output_dtype_of(op)));
   const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};

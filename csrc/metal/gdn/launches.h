@@ -21,7 +21,7 @@ inline StatePlaces in_place(at::Device device, const Pool& pool) {
   return {pool.states, pool.states, slots_on(device, pool.states, pool.indices, pool.has_state, pool.null_index)};
 }
 
-// Of both whole ops.
+// Of both end-to-end ops.
 struct RuleOptions {
   bool normalise, state_v_first;
   double scale;

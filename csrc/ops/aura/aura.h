@@ -184,7 +184,7 @@ inline int64_t default_block_size(int64_t T, int64_t tile, int64_t groups, int64
   return ceil_div(tiles, blocks) * tile;
 }
 
-// What pass 1 and the whole op share: q [B, HQ, L, D], the cache, and who sees what.
+// What pass 1 and the end-to-end op share: q [B, HQ, L, D], the cache, and who sees what.
 inline AuraShape check_aura_queries(const AuraCheck& check, const char* q_name, const Tensor& q,
                                     const Tensor& key_codes, const Tensor& key_norms, const Tensor& key_codebook,
                                     const optional<Tensor>& key_means, const Tensor& value_codes,

@@ -1,4 +1,4 @@
-// What both whole ops accept. Their arguments are many, so those that go together travel together.
+// What both end-to-end ops accept. Their arguments are many, so those that go together travel together.
 #pragma once
 #include <string_view>
 
@@ -26,7 +26,7 @@ struct Pool {
   bool v_first;
 };
 
-struct WholeOp {
+struct EndToEndOp {
   const char* name;
   const Tensor &q, &k, &v;
   const optional<Tensor>&g, &beta;
@@ -35,11 +35,11 @@ struct WholeOp {
   std::string_view head_grouping;
 };
 
-inline at::ScalarType output_dtype_of(const WholeOp& op) { return op.output_dtype.value_or(op.q.scalar_type()); }
+inline at::ScalarType output_dtype_of(const EndToEndOp& op) { return op.output_dtype.value_or(op.q.scalar_type()); }
 
 namespace detail {
 
-inline void check_gates(const Check& check, const ChunkShape& s, const WholeOp& op) {
+inline void check_gates(const Check& check, const ChunkShape& s, const EndToEndOp& op) {
   const auto& [use_gate, A_log, dt_bias, use_sigmoid, allow_neg_eigval] = op.gates;
   check.value(!use_gate || op.g.has_value(), "g", "a tensor where use_gate_in_kernel is set", "None");
   check.value(!use_gate || A_log.has_value(), "A_log", "a tensor where use_gate_in_kernel is set", "None");
@@ -54,7 +54,7 @@ inline void check_gates(const Check& check, const ChunkShape& s, const WholeOp& 
   check.shape("dt_bias", *dt_bias, "[HV]", {s.HV});
 }
 
-inline void check_output(const Check& check, const WholeOp& op) {
+inline void check_output(const Check& check, const EndToEndOp& op) {
   const auto dtype = output_dtype_of(op);
   check.value(dtype == op.q.scalar_type() || dtype == at::kFloat, "output_dtype", "float32 or the dtype of q", dtype);
   check.value(op.head_grouping == "block" || op.head_grouping == "tiled", "head_grouping", "'block' or 'tiled'", "'",
@@ -62,7 +62,7 @@ inline void check_output(const Check& check, const WholeOp& op) {
 }
 
 // Fills all but what sequences() fills.
-inline ChunkShape check_inputs(const Check& check, const WholeOp& op) {
+inline ChunkShape check_inputs(const Check& check, const EndToEndOp& op) {
   const auto& [name, q, k, v, g, beta, gates, output_dtype, head_grouping] = op;
   check.is_activation("q", q);
   check.dimensions("q", q, 4, "[B, T, H, K]");
@@ -107,7 +107,7 @@ inline void check_pool(const Check& check, const ChunkShape& s, const Pool& pool
 }
 
 // All but the states.
-inline ChunkShape check_chunked(const Check& check, const WholeOp& op, const optional<Tensor>& cu_seqlens,
+inline ChunkShape check_chunked(const Check& check, const EndToEndOp& op, const optional<Tensor>& cu_seqlens,
                                 const optional<Tensor>& chunk_indices, int64_t chunk_size) {
   check.chunk_size(chunk_size);
   auto s = check_inputs(check, op);
@@ -117,7 +117,7 @@ inline ChunkShape check_chunked(const Check& check, const WholeOp& op, const opt
   return s;
 }
 
-inline ChunkShape check_recurrent(const Check& check, const WholeOp& op, const Channels& channels,
+inline ChunkShape check_recurrent(const Check& check, const EndToEndOp& op, const Channels& channels,
                                   const optional<Tensor>& cu_seqlens) {
   auto s = check_inputs(check, op);
   if (op.beta.has_value() && op.beta->dim() == 4) {
@@ -132,7 +132,7 @@ inline ChunkShape check_recurrent(const Check& check, const WholeOp& op, const C
 
 }  // namespace detail
 
-inline ChunkShape check_chunk_gated_delta_rule(const WholeOp& op, const optional<Tensor>& initial_state,
+inline ChunkShape check_chunk_gated_delta_rule(const EndToEndOp& op, const optional<Tensor>& initial_state,
                                                bool state_v_first, const optional<Tensor>& cu_seqlens,
                                                const optional<Tensor>& chunk_indices, int64_t chunk_size) {
   const Check check(op.name, "q", op.q);
@@ -141,7 +141,8 @@ inline ChunkShape check_chunk_gated_delta_rule(const WholeOp& op, const optional
   return s;
 }
 
-inline ChunkShape check_chunk_gated_delta_rule_(const WholeOp& op, const Pool& pool, const optional<Tensor>& cu_seqlens,
+inline ChunkShape check_chunk_gated_delta_rule_(const EndToEndOp& op, const Pool& pool,
+                                                const optional<Tensor>& cu_seqlens,
                                                 const optional<Tensor>& chunk_indices, int64_t chunk_size) {
   const Check check(op.name, "q", op.q);
   const auto s = detail::check_chunked(check, op, cu_seqlens, chunk_indices, chunk_size);
@@ -149,7 +150,7 @@ inline ChunkShape check_chunk_gated_delta_rule_(const WholeOp& op, const Pool& p
   return s;
 }
 
-inline ChunkShape check_fused_recurrent_gated_delta_rule(const WholeOp& op, const Channels& channels,
+inline ChunkShape check_fused_recurrent_gated_delta_rule(const EndToEndOp& op, const Channels& channels,
                                                          const optional<Tensor>& initial_state, bool state_v_first,
                                                          const optional<Tensor>& cu_seqlens) {
   const Check check(op.name, "q", op.q);
@@ -158,8 +159,8 @@ inline ChunkShape check_fused_recurrent_gated_delta_rule(const WholeOp& op, cons
   return s;
 }
 
-inline ChunkShape check_fused_recurrent_gated_delta_rule_(const WholeOp& op, const Channels& channels, const Pool& pool,
-                                                          const optional<Tensor>& cu_seqlens) {
+inline ChunkShape check_fused_recurrent_gated_delta_rule_(const EndToEndOp& op, const Channels& channels,
+                                                          const Pool& pool, const optional<Tensor>& cu_seqlens) {
   const Check check(op.name, "q", op.q);
   const auto s = detail::check_recurrent(check, op, channels, cu_seqlens);
   detail::check_pool(check, s, pool);
