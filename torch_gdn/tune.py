@@ -39,7 +39,7 @@ MOST_TOKENS = 16384  # of all sequences together
 def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[None]:
     """Inside, each prefill on `mps` takes this algorithm, in every thread; None: the tuned or heuristic one.
 
-    A call that returns its intermediate states is chunked in any case. chunk_size is the fused chunk algorithm's: 8, 16 or
+    A call that returns its intermediate states is chunked in any case. chunk_size is the fused chunk's: 8, 16 or
     32 tokens, where threadgroup memory has room for them; 0: as it thinks best.
 
     Example:

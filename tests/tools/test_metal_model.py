@@ -21,9 +21,7 @@ CHIP = Chip(7, 8, 100.0, 2.048, "made up: 1 GHz, 8 cores of 128 lanes")
 def figures(**counts: Any) -> Any:
     """One dispatch of 64 threadgroups of 128 threads that do nothing but `counts`."""
     names = ["bank_cycles", "barriers", "collectives", "matrix_multiplies", "threadgroup_memory"]
-    names += [
-        f"device_bytes_{kind}_{way}" for kind in ("issued", "distinct") for way in ("read", "written")
-    ]
+    names += [f"device_bytes_{kind}_{way}" for kind in ("issued", "distinct") for way in ("read", "written")]
     nothing = dict.fromkeys(names, 0)
     return SimpleNamespace(
         **{**nothing, "dispatches": 1, "threadgroups": 64, "threads": 64 * 128, "operations_issued": {}, **counts}

@@ -174,7 +174,7 @@ def test_the_import_reads_the_file(tmp_path: Path) -> None:
     program = f"from torch_gdn import _C; print(_C.prefill_algorithm(64, 32, 128, 128, {DEVICE!r}, 8)[0])"
     environment = os.environ | {tuning_cache.VARIABLE: str(file)}
     command = [sys.executable, "-c", program]
-    assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "staged\n"
+    assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "chunked\n"
 
 
 def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
