@@ -1,9 +1,11 @@
 // torch_gdn._C: what is not an op. The only file that includes Python.
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/extension.h>
 
 #include "metal/launch.h"
 #include "metal/prefill.h"
+#include "ops/op.h"
 
 namespace py = pybind11;
 
@@ -99,10 +101,26 @@ py::tuple prefill_algorithm(int64_t tokens, int64_t heads, int64_t K, int64_t V,
   return named(torch_gdn::prefill_algorithm({tokens, heads, K, V}, device, cores));
 }
 
+std::vector<std::string> ops() {
+  std::vector<std::string> names;
+  for (const auto& [name, infer] : torch_gdn::inferences()) names.push_back(name);
+  return names;
+}
+
+py::object infer_outputs(const std::string& op, const py::args& arguments, const py::kwargs& keywords) {
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(("gdn::" + op).c_str(), "");
+  auto stack = torch::jit::createStackForSchema(handle.schema(), arguments, keywords, std::nullopt);
+  torch_gdn::inferences().at(op)(stack);
+  return torch::jit::createPyObjectForStack(std::move(stack));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "What torch_gdn's Metal half knows about itself. The ops are torch.ops.gdn.*.";
+  m.def("ops", &ops, "The names of torch.ops.gdn.");
+  m.def("infer_outputs", &infer_outputs, py::arg("op"),
+        "Checks a call and returns empty outputs, without computing: fake tensors in, fake tensors out.");
   m.def("has_launcher", &torch_gdn::has_launcher, "Whether kernels can be run on an mps device in this process.");
   m.def("compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
         "Compiles one specialisation, if it is not, without running it: the template, its file below the shader "

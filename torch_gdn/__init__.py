@@ -5,7 +5,7 @@ torch.compile takes without a graph break. All are forward only: an input that r
 error.
 """
 
-from torch_gdn import _library, aura, fakes, fakes_aura, fakes_gated_delta_rule, fakes_modules, reference, tuning_cache
+from torch_gdn import _library, aura, reference, tuning_cache
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
 from torch_gdn.ops.aura.aura_attention import aura_attention
@@ -71,4 +71,4 @@ __all__ = [
     "warmup",
 ]
 tuning_cache.install_file()
-del _library, fakes, fakes_aura, fakes_gated_delta_rule, fakes_modules
+del _library

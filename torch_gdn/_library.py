@@ -1,8 +1,9 @@
-"""Loads the extension, which defines torch.ops.gdn.*, and tells it where the shaders are."""
+"""Loads the extension, which defines torch.ops.gdn.*: where its shaders are, what its ops return for fake tensors."""
 
+from functools import partial
 from pathlib import Path
 
-import torch  # noqa: F401  before the extension, which is linked against its libraries
+import torch  # before the extension, which is linked against its libraries
 
 from torch_gdn import _C
 
@@ -15,3 +16,5 @@ def shader_directory() -> Path:
 
 
 _C.set_shader_directory(str(shader_directory()))
+for _op in _C.ops():
+    torch.library.register_fake(f"gdn::{_op}", partial(_C.infer_outputs, _op))

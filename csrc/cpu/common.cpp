@@ -11,19 +11,19 @@
 
 namespace torch_gdn::cpu {
 
-std::vector<Sequence> sequences_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens) {
+std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
   std::vector<Sequence> sequences(s.N);
   if (!s.packed) {
     for (int64_t n = 0; n < s.N; ++n) sequences[n] = {n, 0, s.T};
     return sequences;
   }
-  const Tensor bounds = *sequence_bounds(cu_seqlens, at::kCPU);
-  const auto at = bounds.accessor<int64_t, 1>();
+  const Tensor boundaries = *cu_seqlens_on(at::kCPU, cu_seqlens);
+  const auto at = boundaries.accessor<int64_t, 1>();
   for (int64_t n = 0; n < s.N; ++n) sequences[n] = {0, at[n], at[n + 1] - at[n]};
   return sequences;
 }
 
-std::vector<Chunk> chunks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens) {
+std::vector<Chunk> chunks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
   std::vector<Chunk> chunks;
   const auto sequences = sequences_of(s, cu_seqlens);
   for (int64_t n = 0; n < s.N; ++n) {
@@ -36,7 +36,7 @@ std::vector<Chunk> chunks_of(const ChunkShape& s, const optional<Tensor>& cu_seq
   return chunks;
 }
 
-std::vector<Block> blocks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens) {
+std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
   std::vector<std::vector<Chunk>> chunks(s.N);
   for (const auto& chunk : chunks_of(s, cu_seqlens)) chunks[chunk.sequence].push_back(chunk);
   std::vector<int64_t> order(s.N);
@@ -161,34 +161,34 @@ void States::write(int64_t batch, int64_t row, int64_t head, int64_t first, int6
   });
 }
 
-StatePlaces StatePlaces::of_sequences(const ChunkShape& s, const optional<Tensor>& initial_state,
+StateIo StateIo::of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state,
                                       const Tensor& final_state, bool v_first) {
-  StatePlaces places{initial_state, final_state, slots_of(s.N, std::nullopt, std::nullopt, -1), v_first};
-  if (initial_state) places.source = as_activation(*initial_state);
-  return places;
+  StateIo state_io{initial_state, final_state, slots_of(s.N, {}), v_first};
+  if (initial_state) state_io.source = as_activation(*initial_state);
+  return state_io;
 }
 
-StatePlaces StatePlaces::in_place(const ChunkShape& s, const Pool& pool) {
-  return {pool.states, pool.states, slots_of(s.N, pool.indices, pool.has_state, pool.null_index), pool.v_first};
+StateIo StateIo::in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first) {
+  return {pool.states, pool.states, slots_of(s.N, pool), v_first};
 }
 
-bool StatePlaces::has_null() const {
+bool StateIo::has_null() const {
   return std::ranges::any_of(slots, [](const Slot& slot) { return slot.index < 0; });
 }
 
-bool StatePlaces::has_vector_rows(const ChunkShape& s) const {
+bool StateIo::has_vector_rows(const ChunkShape<>& s) const {
   const auto fits = [&](const Tensor& x) { return x.scalar_type() == at::kFloat && x.stride(-1) == 1; };
   const bool whole = v_first ? s.K % 16 == 0 && s.V % 4 == 0 : s.V % kColumns == 0;
   return whole && (!source || fits(*source)) && (target.dim() == 1 || fits(target));
 }
 
-float* StatePlaces::rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const {
+float* StateIo::rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const {
   stride = states.stride(-2);
   auto* data = const_cast<float*>(states.const_data_ptr<float>());  // a pool or a new tensor is never copy-on-write
   return data + slots[sequence].index * states.stride(0) + head * states.stride(1) + column * (v_first ? stride : 1);
 }
 
-void StatePlaces::read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
+void StateIo::read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
                        int64_t tile_stride) const {
   const auto& [index, has_state] = slots[sequence];
   if (source && index >= 0 && has_state) {
@@ -198,18 +198,18 @@ void StatePlaces::read(int64_t sequence, int64_t head, int64_t first, int64_t co
   for (int64_t i = 0; i < K; ++i) std::fill(tile + i * tile_stride, tile + i * tile_stride + columns, 0.0f);
 }
 
-void StatePlaces::write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
+void StateIo::write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
                         int64_t tile_stride) const {
   const int64_t index = slots[sequence].index;
   if (target.dim() == 1 || index < 0) return;
   States(target, v_first).write(0, index, head, first, columns, tile, tile_stride);
 }
 
-Tensor initial_states(const ChunkShape& s, const Block& block, const StatePlaces& places) {
+Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io) {
   const int64_t count = block.sequences.size();
   const Tensor states = f32_tiles(count * s.HV, s.K, s.V);
   for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
-    places.read(block.sequences[i], head, 0, s.V, s.K, tile(states, i * s.HV + head), s.V);
+    state_io.read(block.sequences[i], head, 0, s.V, s.K, tile(states, i * s.HV + head), s.V);
   });
   return states;
 }
@@ -219,15 +219,9 @@ Tensor as_activation(const Tensor& x) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf ? x : x.to(at::kFloat);
 }
 
-Tensor new_final_state(const ChunkShape& s, const Tensor& like, bool asked_for, bool v_first) {
-  const auto options = like.options().dtype(at::kFloat);
-  if (!asked_for) return at::empty({0}, options);
-  return v_first ? at::empty({s.N, s.HV, s.V, s.K}, options) : at::empty({s.N, s.HV, s.K, s.V}, options);
-}
-
-void write_final_states(const ChunkShape& s, const Block& block, const Tensor& states, const StatePlaces& places) {
+void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io) {
   for_each_tile(block.sequences.size(), s.HV, [&](int64_t i, int64_t head) {
-    places.write(block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
+    state_io.write(block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
   });
 }
 

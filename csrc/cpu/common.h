@@ -14,7 +14,7 @@
 
 #include "cpu/simd/gdn_kernels.h"
 #include "cpu/slots.h"
-#include "ops/gdn/gated_delta_rule.h"
+#include "ops/chunk_shape.h"
 
 // Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
 #if defined(__x86_64__) && defined(__linux__)
@@ -36,13 +36,13 @@ struct Chunk {
 };
 
 // In the order of h: sequence by sequence.
-std::vector<Chunk> chunks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
+std::vector<Chunk> chunks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
 // The first boundary of each sequence and its length, whether packed or a batch.
 struct Sequence {
   int64_t batch, first, length;
 };
-std::vector<Sequence> sequences_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
+std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
 // Some sequences, longest first, whose states are carried together: step i takes the i-th chunk of each that has one,
 // chunks[steps[i]] up to chunks[steps[i + 1]], and these belong to the first sequences of the block.
@@ -52,10 +52,10 @@ struct Block {
   std::vector<int64_t> steps;
 };
 // The key head that a value head reads.
-inline int64_t key_head_of(const ChunkShape& s, int64_t head) { return s.tiled ? head % s.H : head / (s.HV / s.H); }
+inline int64_t key_head_of(const ChunkShape<>& s, int64_t head) { return s.tiled ? head % s.H : head / (s.HV / s.H); }
 
 // At most kTilesAtOnce states each.
-std::vector<Block> blocks_of(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
+std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
 // Height of the tiles: no more than the longest chunk needs, in steps of 8 rows.
 int64_t tile_rows(std::span<const Chunk> chunks);
@@ -116,18 +116,18 @@ class States {
 Tensor as_activation(const Tensor& x);
 
 // Where states are read and written: one tensor for each, a state a sequence; or a pool, which is both.
-struct StatePlaces {
+struct StateIo {
   optional<Tensor> source;
   Tensor target;  // of one dimension: not asked for
   std::vector<Slot> slots;
   bool v_first;
 
-  static StatePlaces of_sequences(const ChunkShape& s, const optional<Tensor>& initial_state, const Tensor& final_state,
+  static StateIo of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
                                   bool v_first);
-  static StatePlaces in_place(const ChunkShape& s, const Pool& pool);
+  static StateIo in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first);
   bool has_null() const;
   // Whether all states are f32 rows, of V or (v_first) K, that a vector goes over without a rest.
-  bool has_vector_rows(const ChunkShape& s) const;
+  bool has_vector_rows(const ChunkShape<>& s) const;
   // The first of a state's rows, from one column of V on, in one of the two tensors; and how far apart they are.
   float* rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const;
   // Columns of V of one state, zeros where it has no past; and back, where it is kept.
@@ -138,9 +138,8 @@ struct StatePlaces {
 };
 
 // The states [sequences * HV, K, V] of a block, and their way back.
-Tensor initial_states(const ChunkShape& s, const Block& block, const StatePlaces& places);
-Tensor new_final_state(const ChunkShape& s, const Tensor& like, bool asked_for, bool v_first);
-void write_final_states(const ChunkShape& s, const Block& block, const Tensor& states, const StatePlaces& places);
+Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
+void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
 
 // x / sqrt(sum x^2 + eps) of each row.
 void normalise_rows(float* x, int64_t rows, int64_t width, float eps);
@@ -176,10 +175,10 @@ void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
   });
 }
 
-// f(next) on as many threads as there is work for; next() gives each of the pieces 0 .. count - 1 to one of the
-// threads, and then `count`. Whoever is done takes the next piece: pieces need not be alike.
+// f(next) on as many threads as there is work for; next() gives each of the work_items 0 .. count - 1 to one of the
+// threads, and then `count`. Whoever is done takes the next work_item: work_items need not be alike.
 template <typename F>
-void share_pieces(int64_t count, int64_t threads, const F& f) {
+void share_work_items(int64_t count, int64_t threads, const F& f) {
   std::atomic<int64_t> taken = 0;
   const auto next = [&] { return std::min(taken.fetch_add(1, std::memory_order_relaxed), count); };
   at::parallel_for(0, std::min(count, threads), 1, [&](int64_t, int64_t) { f(next); });

@@ -37,7 +37,7 @@ double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::
 
 }  // namespace
 
-Tensor decays_of(const ChunkShape& s, const optional<Tensor>& g, const GateOptions& options) {
+Tensor log_decays_of(const ChunkShape<>& s, const optional<Tensor>& g, const GateOptions& options) {
   if (!g.has_value()) return at::zeros({s.B, s.T, s.HV}, at::TensorOptions().dtype(at::kFloat));
   if (!options.use_gate) return g->to(at::kFloat);
   auto factors = values_of(*options.A_log);
@@ -46,9 +46,9 @@ Tensor decays_of(const ChunkShape& s, const optional<Tensor>& g, const GateOptio
   return transformed(*g, [&](int64_t i, double x) { return -factors[i % s.HV] * softplus(x + biases[i % s.HV]); });
 }
 
-Tensor steps_of(const ChunkShape& s, const optional<Tensor>& beta, const GateOptions& options) {
+Tensor betas_of(const ChunkShape<>& s, const optional<Tensor>& beta, const GateOptions& options) {
   if (!beta.has_value()) return at::ones({s.B, s.T, s.HV}, at::TensorOptions().dtype(at::kFloat));
-  if (!options.use_sigmoid) {
+  if (!options.use_beta_sigmoid) {
     const Tensor steps = beta->to(at::kFloat);
     return steps.dim() == 4 ? unit_last_stride(steps, "beta") : steps;
   }

@@ -26,12 +26,10 @@ void ask_for_huge_pages(void* data, size_t bytes) {
 }  // namespace
 #endif
 
-Tensor empty_output(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  Tensor output = at::empty(sizes, options);
+void prepare_output([[maybe_unused]] const Tensor& output) {
 #ifdef __linux__
   ask_for_huge_pages(output.mutable_data_ptr(), output.nbytes());
 #endif
-  return output;
 }
 
 }  // namespace torch_gdn::cpu

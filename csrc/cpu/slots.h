@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "ops/check.h"
+#include "ops/slots.h"
 
 namespace torch_gdn::cpu {
 
@@ -11,17 +11,16 @@ struct Slot {
   bool has_state;  // else it starts from zeros
 };
 
-inline std::vector<Slot> slots_of(int64_t N, const optional<Tensor>& state_indices,
-                                  const optional<Tensor>& has_initial_state, int64_t null_index) {
+inline std::vector<Slot> slots_of(int64_t N, const StatePool& pool) {
   std::vector<Slot> slots(N);
   for (int64_t n = 0; n < N; ++n) slots[n] = {n, true};
-  if (state_indices.has_value()) {
-    const Tensor indices = state_indices->to(at::kLong);
+  if (pool.indices.has_value()) {
+    const Tensor indices = pool.indices->to(at::kLong);
     const auto at = indices.accessor<int64_t, 1>();
-    for (int64_t n = 0; n < N; ++n) slots[n].index = at[n] <= null_index ? -1 : at[n];
+    for (int64_t n = 0; n < N; ++n) slots[n].index = at[n] <= pool.null_index ? -1 : at[n];
   }
-  if (has_initial_state.has_value()) {
-    const auto at = has_initial_state->accessor<bool, 1>();
+  if (pool.has_initial_state.has_value()) {
+    const auto at = pool.has_initial_state->accessor<bool, 1>();
     for (int64_t n = 0; n < N; ++n) slots[n].has_state = at[n];
   }
   return slots;

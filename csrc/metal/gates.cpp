@@ -32,7 +32,7 @@ Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const Ga
   parameters.beta_type = element_type(gates.beta);
   parameters.A_log_type = element_type(gates.A_log);
   parameters.dt_bias_type = element_type(gates.dt_bias);
-  if (options.use_sigmoid) parameters.largest_step = options.allow_neg_eigval ? 2.0f : 1.0f;
+  if (options.use_beta_sigmoid) parameters.beta_scale = options.allow_neg_eigval ? 2.0f : 1.0f;
   return gates;
 }
 

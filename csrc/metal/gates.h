@@ -1,7 +1,7 @@
 // Gates as the kernels take them: g and beta of any strides and float dtype, done or raw.
 #pragma once
 #include "metal/parameters.h"
-#include "ops/gdn/gated_delta_rule.h"
+#include "ops/gates.h"
 
 namespace torch_gdn {
 

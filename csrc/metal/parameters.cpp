@@ -26,19 +26,19 @@ StateStrides state_strides(const Tensor& state, bool state_v_first) {
   return {state.stride(last - 3), state.stride(last - 2), state.stride(key), state.stride(value)};
 }
 
-SequenceParameters sequence_parameters(const ChunkShape& shape) {
+SequenceParameters sequence_parameters(const ChunkShape<>& shape) {
   TORCH_CHECK_VALUE(shape.T <= INT32_MAX && shape.N <= INT32_MAX && shape.NT <= INT32_MAX,
                     "torch_gdn: expected fewer than 2^31 tokens, sequences and chunks, got T = ", shape.T,
                     ", N = ", shape.N, ", NT = ", shape.NT);
   return {int32_t(shape.T), int32_t(shape.N), shape.packed ? 1 : 0, int32_t(shape.NT)};
 }
 
-HeadGroups head_groups(const ChunkShape& shape) {
+HeadGroups head_groups(const ChunkShape<>& shape) {
   const auto ratio = int32_t(shape.HV / shape.H), key_heads = int32_t(shape.H);
   return shape.tiled ? HeadGroups{1, key_heads, ratio, key_heads} : HeadGroups{ratio, key_heads, ratio, 1};
 }
 
-std::string packet_width(std::initializer_list<Tensor> tensors) {
+std::string vector_width(std::initializer_list<Tensor> tensors) {
   for (const auto& x : tensors) {
     bool aligned = x.storage_offset() % 4 == 0 && x.size(-1) % 4 == 0;
     for (int64_t d = 0; d + 1 < x.dim(); ++d) aligned = aligned && (x.size(d) == 1 || x.stride(d) % 4 == 0);
@@ -55,37 +55,13 @@ Tensor as_contiguous(const Tensor& x, const char* name) {
   return x.contiguous();
 }
 
-Tensor or_stand_in(const std::optional<Tensor>& x, const Tensor& stand_in) {
+Tensor or_dummy(const std::optional<Tensor>& x, const Tensor& stand_in) {
   if (x.has_value()) return *x;
   return stand_in.storage_offset() == 0 ? stand_in : stand_in.as_strided({1}, {1}, 0);
 }
 
-namespace {
-std::vector<int64_t> state_shape(const ChunkShape& shape, bool state_v_first) {
-  return state_v_first ? std::vector<int64_t>{shape.N, shape.HV, shape.V, shape.K}
-                       : std::vector<int64_t>{shape.N, shape.HV, shape.K, shape.V};
-}
-}  // namespace
-
 std::optional<Tensor> state_as_f32(const std::optional<Tensor>& state) {
   return state.has_value() ? state->to(at::kFloat) : state;
-}
-
-Tensor empty_state(const ChunkShape& shape, const Tensor& like, bool state_v_first) {
-  return at::empty(state_shape(shape, state_v_first), like.options().dtype(at::kFloat));
-}
-
-std::vector<int64_t> chunk_state_shape(const ChunkShape& shape, bool state_v_first) {
-  const int64_t rows = state_v_first ? shape.V : shape.K, columns = state_v_first ? shape.K : shape.V;
-  return {shape.B, shape.NT, shape.HV, rows, columns};
-}
-
-Tensor copied_state(const ChunkShape& shape, const Tensor& like, const std::optional<Tensor>& initial_state,
-                    bool state_v_first) {
-  if (!initial_state.has_value()) {
-    return at::zeros(state_shape(shape, state_v_first), like.options().dtype(at::kFloat));
-  }
-  return initial_state->to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
 }
 
 }  // namespace torch_gdn

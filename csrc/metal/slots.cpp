@@ -17,7 +17,7 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
       {{"locate_slots",
         "core/locate_slots.metal",
         {std::to_string(kSimdgroups)},
-        {indices, result, Binding::error_log(), Binding::values(LocateParameters{parameters, int32_t(sequences)})},
+        {indices, result, Binding::error_log(), Binding::values(LocateSlotsParameters{parameters, int32_t(sequences)})},
         {size_t(ceil_div(sequences, kSimdgroups)), 1, 1},
         size_t(32 * kSimdgroups)}});
   return result;
@@ -25,20 +25,19 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
 
 }  // namespace
 
-Slots slots_on(at::Device device, const Tensor& state_pool, const optional<Tensor>& state_indices,
-               const optional<Tensor>& has_initial_state, int64_t null_index) {
-  TORCH_CHECK_VALUE(state_pool.size(0) <= INT32_MAX, "torch_gdn: state_pool: expected fewer than 2^31 slots, got ",
-                    state_pool.size(0));
+Slots slots_on(at::Device device, const StatePool& pool) {
+  TORCH_CHECK_VALUE(pool.states.size(0) <= INT32_MAX, "torch_gdn: state_pool: expected fewer than 2^31 slots, got ",
+                    pool.states.size(0));
   Slots slots;
   auto& parameters = slots.parameters;
-  parameters.slots = int32_t(state_pool.size(0));
-  parameters.null_index = int32_t(null_index);
-  if (state_indices.has_value()) {
-    slots.indices = state_indices->to(device);
+  parameters.slots = int32_t(pool.states.size(0));
+  parameters.null_index = int32_t(pool.null_index);
+  if (pool.indices.has_value()) {
+    slots.indices = pool.indices->to(device);
     parameters.index_stride = slots.indices->stride(0);
     parameters.index_bytes = int32_t(slots.indices->element_size());
-    parameters.is_checked = state_indices->is_cpu();  // on the host, by check_slots()
-    if (!parameters.is_checked && state_indices->size(0) > kSeenAtOnce) {
+    parameters.is_checked = pool.indices->is_cpu();  // by check_state_indices()
+    if (!parameters.is_checked && pool.indices->size(0) > kSeenAtOnce) {
       slots.indices = located(*slots.indices, parameters);
       parameters.index_stride = 1;
       parameters.index_bytes = 4;
@@ -46,8 +45,8 @@ Slots slots_on(at::Device device, const Tensor& state_pool, const optional<Tenso
       parameters.is_checked = 1;
     }
   }
-  if (has_initial_state.has_value()) {
-    slots.flags = *has_initial_state;
+  if (pool.has_initial_state.has_value()) {
+    slots.flags = *pool.has_initial_state;
     parameters.flag_stride = slots.flags->stride(0);
     parameters.has_flags = 1;
   }

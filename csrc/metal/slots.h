@@ -1,6 +1,7 @@
 // The slots of a pool as the kernels take them.
 #pragma once
 #include "metal/parameters.h"
+#include "ops/slots.h"
 
 namespace torch_gdn {
 
@@ -12,7 +13,6 @@ struct Slots {
 };
 
 // More than 32 indices on the device are looked through by a kernel of its own, which this launches.
-Slots slots_on(at::Device device, const Tensor& state_pool, const optional<Tensor>& state_indices,
-               const optional<Tensor>& has_initial_state, int64_t null_index);
+Slots slots_on(at::Device device, const StatePool& pool);
 
 }  // namespace torch_gdn

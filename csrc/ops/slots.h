@@ -1,54 +1,44 @@
-// What the in-place twins accept beside the arguments of the functional ops: a pool of states, one slot a sequence, and
-// which slot each sequence has. An index at or below null_index has none: -1 or 0, the two rules that servers have.
+// A server's pool of states, updated in place: one slot a sequence. An index at or below null_index has no slot; -1 and
+// 0 are the two conventions of servers.
 #pragma once
-#include <ATen/MemoryOverlap.h>
-
-#include <unordered_set>
-#include <vector>
-
 #include "ops/check.h"
 
 namespace torch_gdn {
 
-namespace detail {
+struct StatePool {
+  Tensor states;  // [slots, ...]
+  optional<Tensor> indices, has_initial_state;
+  int64_t null_index = -1;
+};
 
-template <typename Index>
-void check_slot_indices(const Check& check, const Tensor& state_indices, int64_t slots, int64_t null_index) {
-  const auto at = state_indices.accessor<Index, 1>();
-  std::unordered_set<int64_t> taken;
-  for (int64_t n = 0; n < at.size(0); ++n) {
-    const int64_t index = at[n];
-    check.value(index < slots, "state_indices", "indices below the number of slots", index, " for ", slots, " slots");
-    if (index <= null_index) continue;
-    check.value(taken.insert(index).second, "state_indices", "each slot at most once", index, " again at ", n);
+template <typename Int>
+void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool) {
+  const Int slots = size_of<Int>(pool.states, 0);
+  for (int64_t d = 0; d < pool.states.dim(); ++d) {
+    if constexpr (std::is_same_v<Int, int64_t>) {
+      check.value(pool.states.stride(d) != 0 || pool.states.size(d) <= 1, "state_pool",
+                  "every element at a place of its own", "strides ", pool.states.strides());
+    } else if (pool.states.sym_stride(d) == 0) {
+      check.value(sym_le(pool.states.sym_size(d), Int(1)), "state_pool", "every element at a place of its own",
+                  "strides ", pool.states.sym_strides());
+    }
   }
-}
-
-}  // namespace detail
-
-inline void check_slots(const Check& check, int64_t N, const Tensor& state_pool, const optional<Tensor>& state_indices,
-                        const optional<Tensor>& has_initial_state, int64_t null_index) {
-  const int64_t slots = state_pool.size(0);
-  check.value(at::has_internal_overlap(state_pool) != at::MemOverlap::Yes, "state_pool",
-              "every element at a place of its own", "strides ", state_pool.strides());
-  check.value(null_index == -1 || null_index == 0, "null_index", "-1 or 0", null_index);
-  if (has_initial_state.has_value()) {
-    check.is_boolean("has_initial_state", *has_initial_state);
-    check.shape("has_initial_state", *has_initial_state, "[N]", {N});
+  check.value(pool.null_index == -1 || pool.null_index == 0, "null_index", "-1 or 0", pool.null_index);
+  if (pool.has_initial_state.has_value()) {
+    check.is_bool("has_initial_state", *pool.has_initial_state);
+    check.shape("has_initial_state", *pool.has_initial_state, "[N]", {N});
   }
-  if (!state_indices.has_value()) {
-    check.value(slots >= N, "state_pool", "a slot for each sequence", slots, " slots for ", N, " sequences");
+  if (!pool.indices.has_value()) {
+    check.value(sym_ge(slots, N), "state_pool", "a slot for each sequence", slots, " slots for ", N, " sequences");
     return;
   }
-  check.integers("state_indices", *state_indices);
-  check.value(state_indices->dim() == 1 && state_indices->size(0) == N, "state_indices",
-              "shape [N], one for a sequence", state_indices->sizes(), " for ", N, " sequences");
-  if (!state_indices->is_cpu()) return;
-  if (state_indices->scalar_type() == at::kInt) {
-    detail::check_slot_indices<int32_t>(check, *state_indices, slots, null_index);
-  } else {
-    detail::check_slot_indices<int64_t>(check, *state_indices, slots, null_index);
-  }
+  check.is_index("state_indices", *pool.indices);
+  check.on_device_or_cpu("state_indices", *pool.indices);
+  check.value(pool.indices->dim() == 1 && holds(sym_eq(size_of<Int>(*pool.indices, 0), N)), "state_indices",
+              "shape [N], one for a sequence", sizes_of<Int>(*pool.indices), " for ", N, " sequences");
 }
+
+// The content of indices on the CPU; the kernels check that of those on the device.
+void check_state_indices(const char* op, const StatePool& pool);
 
 }  // namespace torch_gdn

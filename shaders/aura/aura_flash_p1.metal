@@ -45,7 +45,7 @@ METAL_FUNC void dot_products(
 }
 
 // Scores of one row and tile -> weights of its values' centroids; masked ones are -inf and become 0. Every lane calls.
-METAL_FUNC float weigh(
+METAL_FUNC float online_softmax(
     threadgroup float* scores,
     thread RowSums& sums,
     threadgroup const float* value_norms,
@@ -190,7 +190,7 @@ template <int key_bits, int value_bits, int D, int kRows>
     UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
       const int row = i * 4 + int(simdgroup);
       if (row < kRows) {
-        const float decay = weigh(scores + row * kKeys, sums[i], norms, norms + kKeys, lane);
+        const float decay = online_softmax(scores + row * kKeys, sums[i], norms, norms + kKeys, lane);
         if (lane == 0) decays[row] = decay;
       }
     }

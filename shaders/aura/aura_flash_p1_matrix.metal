@@ -16,7 +16,7 @@ METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 // The centroids of columns [first, first + kSlice) of 32 keys; keys from `count` on repeat the last one.
 template <int bits, int kSlice>
-METAL_FUNC void look_up(
+METAL_FUNC void dequantise(
     threadgroup float* tile,
     device const uint* codes,
     int64_t token_stride,
@@ -81,7 +81,7 @@ METAL_FUNC void mask_scores(
 
 // Scores -> weights of the values' centroids; a key that the row does not see gets 0 even where its norm is not finite.
 // Returns what the sums so far are multiplied by. Every lane calls.
-METAL_FUNC float weigh(thread float2* scores, thread RowSums& sums, threadgroup const float* factors, LanePosition at) {
+METAL_FUNC float online_softmax(thread float2* scores, thread RowSums& sums, threadgroup const float* factors, LanePosition at) {
   float largest = sums.m;
   UNROLL for (int n = 0; n < kKeys / 8; ++n) {
     if (scores[n].x > largest) largest = scores[n].x;
@@ -183,7 +183,7 @@ template <int key_bits, int value_bits, int D>
     UNROLL for (int n = 0; n < kKeys / 8; ++n) scores[n] = float2(0.0f);
     for (int slice = 0; slice < D; slice += kSlice) {
       if (slice > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      look_up<key_bits, kSlice>(tile, keys, parameters.key_codes.token, count, slice, key_table, thread_index);
+      dequantise<key_bits, kSlice>(tile, keys, parameters.key_codes.token, count, slice, key_table, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (int depth = 0; depth < kSlice; depth += 8) {
         const float2 left = float2(query[slice + depth], query[slice + depth + 1]);
@@ -195,14 +195,14 @@ template <int key_bits, int value_bits, int D>
 
     // Softmax
     mask_scores(scores, key_factors, q_sum, first, count, seen, at);
-    const float decay = weigh(scores, sums, value_factors, at);
+    const float decay = online_softmax(scores, sums, value_factors, at);
     UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] *= decay;
 
     // Output
     device const uint* values = value_codes + offset_of(parameters.value_codes, batch, kv_head, first);
     UNROLL for (int slice = 0; slice < kOwn; slice += kSlice) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      look_up<value_bits, kSlice>(
+      dequantise<value_bits, kSlice>(
           tile, values, parameters.value_codes.token, count, first_column + slice, value_table, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int column = 0; column < kSlice; column += 8) {

@@ -74,7 +74,7 @@ METAL_FUNC float gate_at(
 }
 
 // beta of a token and head, or of one of its columns, as it was handed over.
-METAL_FUNC float raw_step_at(
+METAL_FUNC float raw_beta_at(
     device const uchar* beta,
     constant GateParameters& gates,
     int64_t batch,
@@ -85,12 +85,12 @@ METAL_FUNC float raw_step_at(
   return read_float(beta, row + column, gates.beta_type);
 }
 
-METAL_FUNC float step_of(float raw_step, constant GateParameters& gates) {
-  return gates.largest_step == 0.0f ? raw_step : gates.largest_step * sigmoid_of(raw_step);
+METAL_FUNC float beta_of(float raw_beta, constant GateParameters& gates) {
+  return gates.beta_scale == 0.0f ? raw_beta : gates.beta_scale * sigmoid_of(raw_beta);
 }
 
 // The step of a token and head, or of one of its columns.
-METAL_FUNC float step_at(
+METAL_FUNC float beta_at(
     device const uchar* beta,
     constant GateParameters& gates,
     int64_t batch,
@@ -98,5 +98,5 @@ METAL_FUNC float step_at(
     int64_t head,
     int64_t column) {
   if (gates.beta_type == kAbsent) return 1.0f;
-  return step_of(raw_step_at(beta, gates, batch, token, head, column), gates);
+  return beta_of(raw_beta_at(beta, gates, batch, token, head, column), gates);
 }

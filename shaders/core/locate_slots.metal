@@ -8,7 +8,7 @@ template <int Simdgroups>
     device const int* indices [[buffer(0)]],
     device int* located [[buffer(1)]],
     device ErrorLog* errors [[buffer(2)]],
-    constant LocateParameters& parameters [[buffer(3)]],
+    constant LocateSlotsParameters& parameters [[buffer(3)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {

@@ -30,7 +30,7 @@ struct GateParameters {
   RowStrides g, beta;
   int32_t g_type, beta_type;         // absent: g is 0, beta is 1
   int32_t A_log_type, dt_bias_type;  // [HV]; A_log absent: g is the log decay itself
-  float largest_step;                // beta is a logit, of this times its sigmoid; 0: beta is the step itself
+  float beta_scale;                // beta is a logit, of this times its sigmoid; 0: beta is the step itself
 };
 
 // Decays and steps for each channel; an absent one leaves the state as it is.
@@ -40,11 +40,11 @@ struct ChannelParameters {
   int32_t has_vector_beta;
 };
 
-// The tokens of a batch, or of packed sequences whose limits stand in `bounds`.
+// The tokens of a batch, or of packed sequences whose limits stand in `cu_seqlens`.
 struct SequenceParameters {
   int32_t tokens;     // T
   int32_t sequences;  // N; B for a batch
-  int32_t packed;     // 1: bounds[0..N] is read
+  int32_t packed;     // 1: cu_seqlens[0..N] is read
   int32_t chunks;     // NT: chunks of a batch row, or of all packed sequences with surplus ones at the end
 };
 
@@ -59,38 +59,38 @@ struct SlotParameters {
   int32_t is_checked;                 // 1: every index is below `slots`, and no slot has two sequences
 };
 
-struct LocateParameters {
+struct LocateSlotsParameters {
   SlotParameters slots;
   int32_t sequences;
 };
 
-struct CumsumParameters {
+struct ChunkLocalCumsumParameters {
   SequenceParameters sequence;
   RowStrides g;
   int32_t g_type;
   int32_t value_heads;
 };
 
-struct KktParameters {
+struct ChunkScaledDotKktParameters {
   SequenceParameters sequence;
   RowStrides k;
   HeadGroups heads;
   int32_t value_heads;
 };
 
-struct SolveParameters {
+struct SolveTrilParameters {
   SequenceParameters sequence;
   int32_t value_heads;
 };
 
-struct RecomputeParameters {
+struct RecomputeWUParameters {
   SequenceParameters sequence;
   RowStrides k, v;
   HeadGroups heads;
   int32_t value_heads;
 };
 
-struct IntraParameters {
+struct ChunkFwdIntraParameters {
   SequenceParameters sequence;
   GateParameters gates;
   RowStrides k, v;
@@ -99,7 +99,7 @@ struct IntraParameters {
   int32_t members;  // value heads of a key head that a threadgroup owns
 };
 
-struct StateParameters {
+struct ChunkFwdHParameters {
   SequenceParameters sequence;
   SlotParameters slots;
   RowStrides k;
@@ -109,18 +109,18 @@ struct StateParameters {
   int32_t has_initial_state, has_final_state;
 };
 
-struct OutputParameters {
+struct ChunkFwdOParameters {
   SequenceParameters sequence;
   SlotParameters slots;
   RowStrides q, k;
   StateStrides h;
   HeadGroups heads;
   int32_t value_heads;
-  int32_t is_wide;  // 1: o is f32 whatever q is
+  int32_t output_is_f32;  // 1: o is f32 whatever q is
   float scale;
 };
 
-struct RecurrentParameters {
+struct FusedRecurrentParameters {
   SequenceParameters sequence;
   SlotParameters slots;
   RowStrides q, k, v;
@@ -130,8 +130,8 @@ struct RecurrentParameters {
   HeadGroups heads;
   int32_t value_heads, value_size;
   int32_t has_initial_state, has_final_state;
-  int32_t initial_has_packets, final_has_packets;  // 1: 4 neighbouring keys can be moved at once
-  int32_t is_wide;                                 // 1: o is f32 whatever q is
+  int32_t initial_has_vectors, final_has_vectors;  // 1: 4 neighbouring keys can be moved at once
+  int32_t output_is_f32;                                 // 1: o is f32 whatever q is
   float scale;
 };
 
@@ -145,25 +145,25 @@ struct FusedChunkParameters {
   int32_t value_heads, value_size;
   int32_t has_initial_state, has_final_state;
   int32_t has_norm;            // q and k are divided by their norms
-  int32_t is_wide;             // 1: o is f32 whatever q is
+  int32_t output_is_f32;             // 1: o is f32 whatever q is
   int32_t counted_chunk_size;  // of the chunks that the caller made room for
   float scale;
 };
 
-struct NormParameters {
+struct L2NormParameters {
   int32_t tokens, heads;  // the rows are [B, T, H]
   int64_t rows;
   RowStrides x;
   float eps;
 };
 
-struct GatingParameters {
+struct GdnGatingParameters {
   GateParameters gates;
   int32_t tokens, heads;
   int64_t count;
 };
 
-struct GatedNormParameters {
+struct RmsNormGatedParameters {
   int32_t tokens, heads;  // the rows are [B, T, H]
   int64_t rows;
   RowStrides x, gate;
@@ -183,10 +183,10 @@ struct ConvolutionParameters {
   RowStrides x;                        // the head is the channel
   int64_t weight_channel, weight_tap;  // strides
   ColumnStrides state, new_state;
-  int64_t run_batch, run_token;           // strides of seq_idx
+  int64_t segment_batch, segment_token;           // strides of seq_idx
   int32_t channels, columns;              // D, S
   int32_t has_bias, has_silu, has_state;  // has_state: the states before the first tokens are there
-  int32_t run_bytes;                      // of a number in seq_idx: 4 or 8; 0: there is none
+  int32_t segment_bytes;                      // of a number in seq_idx: 4 or 8; 0: there is none
   // 1: the four taps of a channel, and the four columns of its state before and behind, can be moved at once.
-  int32_t has_tap_packets, has_column_packets;
+  int32_t has_tap_vectors, has_column_vectors;
 };

@@ -1,6 +1,6 @@
 // Packed sequences: where a sequence or a chunk lies, read from cu_seqlens on the device, with no help from the host.
 // A bound outside the tensor is clamped and a descending one raised to its predecessor, so that no bound, however
-// wrong, leads out of a tensor or lets two threadgroups share a token; report_bounds() tells the user.
+// wrong, leads out of a tensor or lets two threadgroups share a token; report_cu_seqlens() tells the user.
 #pragma once
 #include "core/error.h"
 #include "core/fragment.h"
@@ -21,8 +21,8 @@ struct Sequence {
   int64_t first_chunk;  // row of h
 };
 
-METAL_FUNC int clamped_bound(device const int64_t* bounds, int index, int tokens) {
-  const int64_t bound = bounds[index];
+METAL_FUNC int clamped_boundary(device const int64_t* cu_seqlens, int index, int tokens) {
+  const int64_t bound = cu_seqlens[index];
   return bound < 0 ? 0 : bound > tokens ? tokens : int(bound);
 }
 
@@ -37,23 +37,23 @@ struct SequenceWindow {
 };
 
 METAL_FUNC SequenceWindow sequence_window(
-    device const int64_t* bounds,
+    device const int64_t* cu_seqlens,
     constant SequenceParameters& sequence,
     int base,
-    int carried_bound,
+    int carried_boundary,
     int carried_chunks,
     int chunk_size,
     uint lane) {
   const int index = base + int(lane);
-  int last = index < sequence.sequences ? clamped_bound(bounds, index + 1, sequence.tokens) : 0;
-  last = max(last, carried_bound);
+  int last = index < sequence.sequences ? clamped_boundary(cu_seqlens, index + 1, sequence.tokens) : 0;
+  last = max(last, carried_boundary);
   UNROLL for (ushort step = 1; step < 32; step *= 2) {
     const int earlier = simd_shuffle_up(last, step);
     if (ushort(lane) >= step) last = max(last, earlier);
   }
   const int previous = simd_shuffle_up(last, ushort(1));
   SequenceWindow window;
-  window.first = lane == 0 ? carried_bound : previous;
+  window.first = lane == 0 ? carried_boundary : previous;
   window.last = last;
   window.chunks = chunk_count(window.last - window.first, chunk_size);
   window.chunks_before = carried_chunks + simd_prefix_exclusive_sum(window.chunks);
@@ -62,7 +62,7 @@ METAL_FUNC SequenceWindow sequence_window(
 
 // The chunk number `target` of batch row `batch`, or of all packed sequences. Every lane of the simdgroup must call.
 METAL_FUNC Chunk locate_chunk(
-    device const int64_t* bounds,
+    device const int64_t* cu_seqlens,
     constant SequenceParameters& sequence,
     int target,
     int batch,
@@ -78,11 +78,11 @@ METAL_FUNC Chunk locate_chunk(
   if (sequence.packed == 0) return chunk;
 
   chunk.tokens = 0;
-  int carried_bound = clamped_bound(bounds, 0, sequence.tokens);
+  int carried_boundary = clamped_boundary(cu_seqlens, 0, sequence.tokens);
   int carried_chunks = 0;
   for (int base = 0; base < sequence.sequences; base += 32) {
     const SequenceWindow window =
-        sequence_window(bounds, sequence, base, carried_bound, carried_chunks, chunk_size, lane);
+        sequence_window(cu_seqlens, sequence, base, carried_boundary, carried_chunks, chunk_size, lane);
     const bool here = target >= window.chunks_before && target < window.chunks_before + window.chunks;
     const ushort owner = ushort(simd_min(here ? lane : 32u));
     if (owner < 32) {
@@ -92,7 +92,7 @@ METAL_FUNC Chunk locate_chunk(
       chunk.tokens = min(chunk_size, simd_shuffle(window.last, owner) - chunk.first);
       return chunk;
     }
-    carried_bound = simd_shuffle(window.last, ushort(31));
+    carried_boundary = simd_shuffle(window.last, ushort(31));
     carried_chunks = simd_shuffle(window.chunks_before + window.chunks, ushort(31));
   }
   return chunk;
@@ -100,7 +100,7 @@ METAL_FUNC Chunk locate_chunk(
 
 // Sequence number `target`. Every lane of the simdgroup must call.
 METAL_FUNC Sequence locate_sequence(
-    device const int64_t* bounds, constant SequenceParameters& sequence, int target, int chunk_size, uint lane) {
+    device const int64_t* cu_seqlens, constant SequenceParameters& sequence, int target, int chunk_size, uint lane) {
   Sequence result;
   result.batch = target;
   result.first = 0;
@@ -108,17 +108,17 @@ METAL_FUNC Sequence locate_sequence(
   result.first_chunk = int64_t(target) * sequence.chunks;
   if (sequence.packed == 0) return result;
 
-  int carried_bound = clamped_bound(bounds, 0, sequence.tokens);
+  int carried_boundary = clamped_boundary(cu_seqlens, 0, sequence.tokens);
   int carried_chunks = 0;
   const int base_of_target = target / 32 * 32;
   for (int base = 0; base < base_of_target; base += 32) {
     const SequenceWindow window =
-        sequence_window(bounds, sequence, base, carried_bound, carried_chunks, chunk_size, lane);
-    carried_bound = simd_shuffle(window.last, ushort(31));
+        sequence_window(cu_seqlens, sequence, base, carried_boundary, carried_chunks, chunk_size, lane);
+    carried_boundary = simd_shuffle(window.last, ushort(31));
     carried_chunks = simd_shuffle(window.chunks_before + window.chunks, ushort(31));
   }
   const SequenceWindow window =
-      sequence_window(bounds, sequence, base_of_target, carried_bound, carried_chunks, chunk_size, lane);
+      sequence_window(cu_seqlens, sequence, base_of_target, carried_boundary, carried_chunks, chunk_size, lane);
   const ushort owner = ushort(target - base_of_target);
   result.batch = 0;
   result.first = simd_shuffle(window.first, owner);
@@ -127,10 +127,10 @@ METAL_FUNC Sequence locate_sequence(
   return result;
 }
 
-// Reports wrong bounds, or more chunks than the caller made room for (chunk_size 0: not counted), at the stream's next
+// Reports wrong cu_seqlens, or more chunks than the caller made room for (chunk_size 0: not counted), at the stream's next
 // synchronisation. One simdgroup of the grid calls it.
-METAL_FUNC void report_bounds(
-    device const int64_t* bounds,
+METAL_FUNC void report_cu_seqlens(
+    device const int64_t* cu_seqlens,
     constant SequenceParameters& sequence,
     int chunk_size,
     device ErrorLog* errors,
@@ -139,11 +139,11 @@ METAL_FUNC void report_bounds(
   int wrong = 0;
   int chunks = 0;
   for (int index = int(lane); index <= sequence.sequences; index += 32) {
-    const int64_t lowest = index == 0 ? 0 : bounds[index - 1];
+    const int64_t lowest = index == 0 ? 0 : cu_seqlens[index - 1];
     const int64_t highest = index == 0 ? 0 : int64_t(sequence.tokens);
-    if (bounds[index] < lowest || bounds[index] > highest) wrong = 1;
-    if (index == sequence.sequences && bounds[index] != sequence.tokens) wrong = 1;
-    if (wrong == 0 && chunk_size > 0 && index > 0) chunks += chunk_count(int(bounds[index] - lowest), chunk_size);
+    if (cu_seqlens[index] < lowest || cu_seqlens[index] > highest) wrong = 1;
+    if (index == sequence.sequences && cu_seqlens[index] != sequence.tokens) wrong = 1;
+    if (wrong == 0 && chunk_size > 0 && index > 0) chunks += chunk_count(int(cu_seqlens[index] - lowest), chunk_size);
   }
   wrong = simd_max(wrong);
   chunks = simd_sum(chunks);

@@ -31,14 +31,14 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
     device const S* u [[buffer(2)]],
     device const float* g [[buffer(3)]],
     device const P* initial_state [[buffer(4)]],
-    device const int64_t* bounds [[buffer(5)]],
+    device const int64_t* cu_seqlens [[buffer(5)]],
     device const int* state_indices [[buffer(6)]],
     device const uchar* has_initial_state [[buffer(7)]],
     device S* h [[buffer(8)]],
     device S* v_new [[buffer(9)]],
     device P* final_state [[buffer(10)]],
     device ErrorLog* errors [[buffer(11)]],
-    constant StateParameters& parameters [[buffer(12)]],
+    constant ChunkFwdHParameters& parameters [[buffer(12)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -62,7 +62,7 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
   const int first_column = int(group.x) * 32 + int(simdgroup) * 8;
   const int columns = V - first_column;  // may be 0 or less for the last simdgroups
   const LanePosition at = lane_position(lane);
-  const Sequence sequence = locate_sequence(bounds, parameters.sequence, target, C, lane);
+  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, C, lane);
 
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0) report_slot(slot, errors);

@@ -34,7 +34,7 @@ METAL_FUNC void scan_gates(
     const int token = base + int(lane);
     const bool inside = token < chunk.tokens;
     const float gate = inside ? gate_at(g, A_log, dt_bias, gates, chunk.batch, chunk.first + token, head) : 0.0f;
-    const float step = inside ? step_at(beta, gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
+    const float step = inside ? beta_at(beta, gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
     const float sum = carried + simd_prefix_inclusive_sum(gate < -104.0f ? -104.0f : gate);  // a NaN stays one
     carried = simd_shuffle(sum, ushort(31));
     if (token < C) {
@@ -76,12 +76,12 @@ template <typename T, typename S, int K, int V, int C, int Width>
     device const uchar* beta [[buffer(3)]],
     device const uchar* A_log [[buffer(4)]],
     device const uchar* dt_bias [[buffer(5)]],
-    device const int64_t* bounds [[buffer(6)]],
+    device const int64_t* cu_seqlens [[buffer(6)]],
     device float* g_cumsum [[buffer(7)]],
     device S* w [[buffer(8)]],
     device S* u [[buffer(9)]],
     device ErrorLog* errors [[buffer(10)]],
-    constant IntraParameters& parameters [[buffer(11)]],
+    constant ChunkFwdIntraParameters& parameters [[buffer(11)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -103,9 +103,9 @@ template <typename T, typename S, int K, int V, int C, int Width>
   threadgroup float value_scale[C];
   threadgroup float key_scale[C];
 
-  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_bounds(bounds, parameters.sequence, C, errors, lane);
+    report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
   }
   const LanePosition at = lane_position(lane);
   const int key_head = int(group.y) % parameters.heads.modulus;

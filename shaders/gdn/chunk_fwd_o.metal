@@ -59,10 +59,10 @@ template <typename T, typename S, int K, int V, int C, int Width>
     device const S* v [[buffer(2)]],
     device const S* h [[buffer(3)]],
     device const float* g [[buffer(4)]],
-    device const int64_t* bounds [[buffer(5)]],
+    device const int64_t* cu_seqlens [[buffer(5)]],
     device const int* state_indices [[buffer(6)]],
     device T* o [[buffer(7)]],
-    constant OutputParameters& parameters [[buffer(8)]],
+    constant ChunkFwdOParameters& parameters [[buffer(8)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -78,7 +78,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
   threadgroup T query_tile[C * kStride];
   threadgroup float decay[C];
 
-  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
   // A sequence without a slot gives zeros: of its tokens none is read. (The flags do not matter here.)
   const Slot slot =
       locate_slot(state_indices, (device const uchar*)state_indices, parameters.slots, chunk.sequence, lane);
@@ -152,7 +152,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
         const float2 values = parameters.scale * sum[block][side];
         const int rows = chunk.tokens - block * 8;
         const int columns = V - column - side * 8;
-        if (parameters.is_wide != 0) {
+        if (parameters.output_is_f32 != 0) {
           store_fragment((device float*)o + corner, value_heads * V, 1, rows, columns, at, values);
         } else {
           store_fragment(o + corner, value_heads * V, 1, rows, columns, at, values);

@@ -7,15 +7,15 @@
 template <int C>
 [[kernel]] void chunk_local_cumsum(
     device const uchar* g [[buffer(0)]],
-    device const int64_t* bounds [[buffer(1)]],
+    device const int64_t* cu_seqlens [[buffer(1)]],
     device float* g_cumsum [[buffer(2)]],
     device ErrorLog* errors [[buffer(3)]],
-    constant CumsumParameters& parameters [[buffer(4)]],
+    constant ChunkLocalCumsumParameters& parameters [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
-  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
-  if (group.x == 0 && group.y == 0 && group.z == 0) report_bounds(bounds, parameters.sequence, C, errors, lane);
+  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
+  if (group.x == 0 && group.y == 0 && group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
 
   const int head = int(group.y * 32 + lane);
   if (head < parameters.value_heads) {

@@ -30,9 +30,9 @@ template <typename T, int K, int C, int Width>
     device const T* k [[buffer(0)]],
     device const float* g [[buffer(1)]],
     device const float* beta [[buffer(2)]],
-    device const int64_t* bounds [[buffer(3)]],
+    device const int64_t* cu_seqlens [[buffer(3)]],
     device float* A [[buffer(4)]],
-    constant KktParameters& parameters [[buffer(5)]],
+    constant ChunkScaledDotKktParameters& parameters [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -43,7 +43,7 @@ template <typename T, int K, int C, int Width>
   constexpr int kSlice = 32;
   threadgroup T tile[C * tile_stride<T>(kSlice)];
 
-  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
   const LanePosition at = lane_position(lane);
   const int low_row = int(simdgroup);
   const int high_row = kBlocks - 1 - low_row;

@@ -183,7 +183,7 @@ METAL_FUNC void load_tokens(
     tokens.values[round] =
         is_there && int(lane) < from.values ? float(from.v[token * parameters.v.token + int(lane)]) : 0.0f;
     tokens.gates[round] = is_there ? raw_gate_at(from.g, parameters.gates, from.batch, token, from.head) : 0.0f;
-    tokens.steps[round] = is_there ? raw_step_at(from.beta, parameters.gates, from.batch, token, from.head, 0) : 0.0f;
+    tokens.steps[round] = is_there ? raw_beta_at(from.beta, parameters.gates, from.batch, token, from.head, 0) : 0.0f;
   }
 }
 
@@ -270,7 +270,7 @@ template <typename T, int K, int C, int Width, typename P>
     device const uchar* A_log [[buffer(5)]],
     device const uchar* dt_bias [[buffer(6)]],
     device const P* initial_state [[buffer(7)]],
-    device const int64_t* bounds [[buffer(8)]],
+    device const int64_t* cu_seqlens [[buffer(8)]],
     device const int* state_indices [[buffer(9)]],
     device const uchar* has_initial_state [[buffer(10)]],
     device T* o [[buffer(11)]],
@@ -308,10 +308,10 @@ template <typename T, int K, int C, int Width, typename P>
   const int first_value = int(group.x) * kColumns;
   const int values = min(kColumns, parameters.value_size - first_value);
   const LanePosition at = lane_position(lane);
-  const Sequence sequence = locate_sequence(bounds, parameters.sequence, target, 1, lane);
+  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0) {
-    if (group.z == 0) report_bounds(bounds, parameters.sequence, parameters.counted_chunk_size, errors, lane);
+    if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
     if (lane == 0) report_slot(slot, errors);
   }
 
@@ -349,7 +349,7 @@ template <typename T, int K, int C, int Width, typename P>
     const bool is_there = int(lane) < min(C, last_read - first);
     const float gate = is_there ? log_decay_of(scalars[lane].gate, head_gate) : 0.0f;
     const float c = simd_prefix_inclusive_sum(gate < -104.0f ? -104.0f : gate);
-    const float step = is_there ? step_of(scalars[lane].step, parameters.gates) : 0.0f;
+    const float step = is_there ? beta_of(scalars[lane].step, parameters.gates) : 0.0f;
     const float key_norm = is_there ? scalars[lane].key_norm : 0.0f;
     const float query_norm = is_there ? parameters.scale * scalars[lane].query_norm : 0.0f;
 
@@ -409,7 +409,7 @@ template <typename T, int K, int C, int Width, typename P>
         const int64_t token = int64_t(sequence.batch) * parameters.sequence.tokens + first + row;
         const int64_t element = (token * parameters.value_heads + head) * parameters.value_size + first_value + lane;
         const float output = value_tile[row * kValueStride + int(lane)];
-        if (parameters.is_wide != 0) {
+        if (parameters.output_is_f32 != 0) {
           ((device float*)o)[element] = output;
         } else {
           o[element] = T(output);

@@ -213,13 +213,13 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     device const uchar* gk [[buffer(7)]],
     device const uchar* gv [[buffer(8)]],
     device const P* initial_state [[buffer(9)]],
-    device const int64_t* bounds [[buffer(10)]],
+    device const int64_t* cu_seqlens [[buffer(10)]],
     device const int* state_indices [[buffer(11)]],
     device const uchar* has_initial_state [[buffer(12)]],
     device T* o [[buffer(13)]],
     device P* final_state [[buffer(14)]],
     device ErrorLog* errors [[buffer(15)]],
-    constant RecurrentParameters& parameters [[buffer(16)]],
+    constant FusedRecurrentParameters& parameters [[buffer(16)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -249,10 +249,10 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const int first_value = int(group.x) * kRows;
   const int values = min(kRows, parameters.value_size - first_value);
   const RowPosition at = row_position(simdgroup, lane);
-  const Sequence sequence = locate_sequence(bounds, parameters.sequence, target, 1, lane);
+  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0) {
-    if (group.z == 0) report_bounds(bounds, parameters.sequence, 0, errors, lane);
+    if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
     if (lane == 0) report_slot(slot, errors);
   }
 
@@ -263,7 +263,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
         state,
         initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
             first_value * parameters.initial_state.value,
-        parameters.initial_state, parameters.initial_has_packets != 0, values, scratch, at, thread_index);
+        parameters.initial_state, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
   }
 
   const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
@@ -290,7 +290,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       const bool inside = value < values;
       const int64_t column = has_own ? first_value + value : 0;
       step[item] =
-          inside ? step_at(beta, parameters.gates, sequence.batch, first + item / kStepRows, head, column) : 0.0f;
+          inside ? beta_at(beta, parameters.gates, sequence.batch, first + item / kStepRows, head, column) : 0.0f;
     }
     if (Channels) {
       const RowStrides gk_rows = parameters.channels.gk;
@@ -363,7 +363,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       if (value < values) {
         const int64_t target_row = row + int64_t(token) * parameters.value_heads;
         const int64_t element = target_row * parameters.value_size + first_value + value;
-        if (parameters.is_wide != 0) {
+        if (parameters.output_is_f32 != 0) {
           ((device float*)o)[element] = o_tile[item];
         } else {
           o[element] = T(o_tile[item]);
@@ -377,6 +377,6 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
         state,
         final_state + slot.index * parameters.final_state.sequence + head * parameters.final_state.head +
             first_value * parameters.final_state.value,
-        parameters.final_state, parameters.final_has_packets != 0, values, scratch, at, thread_index);
+        parameters.final_state, parameters.final_has_vectors != 0, values, scratch, at, thread_index);
   }
 }

@@ -32,7 +32,7 @@ METAL_FUNC Filter<W, Packet> load_filter(
   Filter<W, Packet> filter;
   UNROLL for (int i = 0; i < Packet; ++i) {
     device const P* taps = weight + (channel + i) * parameters.weight_channel;
-    if (W == 4 && parameters.has_tap_packets != 0) {
+    if (W == 4 && parameters.has_tap_vectors != 0) {
       const Values<4> together = load_values<4>(taps);
       UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap].at[i] = together.at[tap];
     } else {
@@ -59,8 +59,8 @@ METAL_FUNC Values<Packet> convolve(
 
 // The number of the run that a token belongs to (seq_idx): taps do not reach into another run.
 METAL_FUNC int64_t run_of(device const int* runs, constant ConvolutionParameters& parameters, int batch, int token) {
-  const int64_t at = batch * parameters.run_batch + token * parameters.run_token;
-  if (parameters.run_bytes == 4) return runs[at];
+  const int64_t at = batch * parameters.segment_batch + token * parameters.segment_token;
+  if (parameters.segment_bytes == 4) return runs[at];
   return ((device const int64_t*)runs)[at];
 }
 
@@ -95,7 +95,7 @@ METAL_FUNC Values<Packet> convolve_token(
     Chunk chunk,
     int token) {
   if (!is_present) return no_values<Packet>();
-  if (parameters.run_bytes != 0) return convolve_run<W, Packet>(window, filter, runs, parameters, chunk, token);
+  if (parameters.segment_bytes != 0) return convolve_run<W, Packet>(window, filter, runs, parameters, chunk, token);
   return convolve<W, Packet>(window, filter, parameters.has_silu != 0);
 }
 

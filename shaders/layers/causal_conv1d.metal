@@ -13,7 +13,7 @@ template <typename T, typename P, typename S, int W, int Packet>
     device const S* state [[buffer(3)]],
     device const int* state_indices [[buffer(4)]],
     device const uchar* has_initial_state [[buffer(5)]],
-    device const int64_t* bounds [[buffer(6)]],
+    device const int64_t* cu_seqlens [[buffer(6)]],
     device const int* runs [[buffer(7)]],
     device T* y [[buffer(8)]],
     device ErrorLog* errors [[buffer(9)]],
@@ -22,10 +22,10 @@ template <typename T, typename P, typename S, int W, int Packet>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.y), int(group.z), kConvolutionTokens, lane);
+  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.y), int(group.z), kConvolutionTokens, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, chunk.sequence, lane);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_bounds(bounds, parameters.sequence, kConvolutionTokens, errors, lane);
+    report_cu_seqlens(cu_seqlens, parameters.sequence, kConvolutionTokens, errors, lane);
   }
   const int channel = (int(group.x) * kConvolutionThreads + int(thread_index)) * Packet;
   if (channel >= parameters.channels || chunk.tokens == 0) return;

@@ -18,7 +18,7 @@ template <typename T, typename P, typename S, int W>
     device const S* state [[buffer(3)]],
     device const int* state_indices [[buffer(4)]],
     device const uchar* has_initial_state [[buffer(5)]],
-    device const int64_t* bounds [[buffer(6)]],
+    device const int64_t* cu_seqlens [[buffer(6)]],
     device const int* runs [[buffer(7)]],
     device T* y [[buffer(8)]],
     device ErrorLog* errors [[buffer(9)]],
@@ -31,10 +31,10 @@ template <typename T, typename P, typename S, int W>
   constexpr int kOwnTokens = kTileTokens / kSimdgroups;
   threadgroup float tile[kTileChannels * kTileStride];
 
-  const Chunk chunk = locate_chunk(bounds, parameters.sequence, int(group.y), int(group.z), kTileTokens, lane);
+  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.y), int(group.z), kTileTokens, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, chunk.sequence, lane);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_bounds(bounds, parameters.sequence, kTileTokens, errors, lane);
+    report_cu_seqlens(cu_seqlens, parameters.sequence, kTileTokens, errors, lane);
   }
   const int first_channel = int(group.x) * kTileChannels;
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;

@@ -9,7 +9,7 @@ template <typename T, typename S>
     device const S* state [[buffer(1)]],
     device const int* state_indices [[buffer(2)]],
     device const uchar* has_initial_state [[buffer(3)]],
-    device const int64_t* bounds [[buffer(4)]],
+    device const int64_t* cu_seqlens [[buffer(4)]],
     device S* new_state [[buffer(5)]],
     device ErrorLog* errors [[buffer(6)]],
     constant ConvolutionParameters& parameters [[buffer(7)]],
@@ -17,7 +17,7 @@ template <typename T, typename S>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  const Sequence sequence = locate_sequence(bounds, parameters.sequence, int(group.z), 1, lane);
+  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, int(group.z), 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, int(group.z), lane);
   if (group.x == 0 && simdgroup == 0 && lane == 0) report_slot(slot, errors);
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);

@@ -9,7 +9,7 @@ template <int W, typename S>
 METAL_FUNC void load_window(
     thread Values<1>* window, device const S* columns, constant ConvolutionParameters& parameters, bool has_state) {
   window[0] = no_values<1>();
-  if (W == 4 && parameters.has_column_packets != 0) {
+  if (W == 4 && parameters.has_column_vectors != 0) {
     const Values<4> together = has_state ? load_values<4>(columns) : no_values<4>();
     UNROLL for (int tap = 0; tap < W; ++tap) window[tap].at[0] = together.at[tap];
   } else {
@@ -25,7 +25,7 @@ template <typename T, typename P, typename S, int W>
     device const S* state [[buffer(3)]],
     device const int* state_indices [[buffer(4)]],
     device const uchar* has_initial_state [[buffer(5)]],
-    device const int64_t* bounds [[buffer(6)]],
+    device const int64_t* cu_seqlens [[buffer(6)]],
     device T* y [[buffer(7)]],
     device S* new_state [[buffer(8)]],
     device ErrorLog* errors [[buffer(9)]],
@@ -34,10 +34,10 @@ template <typename T, typename P, typename S, int W>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  const Sequence sequence = locate_sequence(bounds, parameters.sequence, int(group.z), 1, lane);
+  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, int(group.z), 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, int(group.z), lane);
   if (group.x == 0 && simdgroup == 0) {
-    if (group.z == 0) report_bounds(bounds, parameters.sequence, 0, errors, lane);
+    if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
     if (lane == 0) report_slot(slot, errors);
   }
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
@@ -61,7 +61,7 @@ template <typename T, typename P, typename S, int W>
   }
   if (slot.is_present) {
     device S* target = new_state + slot.index * parameters.new_state.slot + channel * parameters.new_state.channel;
-    if (W == 4 && parameters.has_column_packets != 0) {
+    if (W == 4 && parameters.has_column_vectors != 0) {
       Values<4> together;
       UNROLL for (int tap = 0; tap < W; ++tap) together.at[tap] = window[tap].at[0];
       store_values(target, together);

@@ -11,7 +11,7 @@ template <int Threads>
     device const uchar* dt_bias [[buffer(3)]],
     device float* g [[buffer(4)]],
     device float* beta [[buffer(5)]],
-    constant GatingParameters& parameters [[buffer(6)]],
+    constant GdnGatingParameters& parameters [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   static_assert(Threads % 32 == 0, "whole simdgroups");
@@ -21,5 +21,5 @@ template <int Threads>
   const int64_t token = index / parameters.heads % parameters.tokens;
   const int64_t batch = index / parameters.heads / parameters.tokens;
   g[index] = gate_at(a, A_log, dt_bias, parameters.gates, batch, token, head);
-  beta[index] = step_at(b, parameters.gates, batch, token, head, 0);
+  beta[index] = beta_at(b, parameters.gates, batch, token, head, 0);
 }

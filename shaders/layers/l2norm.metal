@@ -8,7 +8,7 @@ template <typename T, int D>
 [[kernel]] void l2norm(
     device const T* x [[buffer(0)]],
     device T* y [[buffer(1)]],
-    constant NormParameters& parameters [[buffer(2)]],
+    constant L2NormParameters& parameters [[buffer(2)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {

@@ -17,7 +17,7 @@ template <typename T, typename G, typename P, int D, int Packet>
     device const G* gate [[buffer(1)]],
     device const P* weight [[buffer(2)]],
     device T* y [[buffer(3)]],
-    constant GatedNormParameters& parameters [[buffer(4)]],
+    constant RmsNormGatedParameters& parameters [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {

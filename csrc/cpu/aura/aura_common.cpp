@@ -83,7 +83,7 @@ void pack_codes(const int32_t* codes, int64_t D, int64_t bits, int32_t* words) {
 Codebook::Codebook(const Tensor& centroids, int64_t bits, int64_t D) : bits_(bits), D_(D) {
   const Tensor in_a_row = centroids.contiguous();
   const float* centroid = in_a_row.const_data_ptr<float>();
-  if (aura_kernels().look_up != nullptr) {
+  if (aura_kernels().dequantise != nullptr) {
     fill(centroid);
     return;
   }
@@ -114,9 +114,9 @@ void Codebook::fill(const float* centroid) {
   }
 }
 
-void Codebook::look_up(const int32_t* words, int64_t stride, int64_t rows, float* out, int64_t width) const {
-  const auto look_up = aura_kernels().look_up;
-  if (look_up != nullptr) return look_up({words, stride, rows, bits_, D_, &table_, out, width});
+void Codebook::dequantise(const int32_t* words, int64_t stride, int64_t rows, float* out, int64_t width) const {
+  const auto dequantise = aura_kernels().dequantise;
+  if (dequantise != nullptr) return dequantise({words, stride, rows, bits_, D_, &table_, out, width});
   for (int64_t row = 0; row < rows; ++row) look_up_row(words + row * stride, out + row * width);
 }
 

@@ -22,9 +22,9 @@ void pack_codes(const int32_t* codes, int64_t D, int64_t bits, int32_t* words);
 class Codebook {
  public:
   Codebook(const Tensor& centroids, int64_t bits, int64_t D);
-  void look_up(const int32_t* words, float* out) const { look_up(words, 0, 1, out, D_); }
+  void dequantise(const int32_t* words, float* out) const { dequantise(words, 0, 1, out, D_); }
   // Rows of words, `stride` apart, to rows of floats, `width` apart.
-  void look_up(const int32_t* words, int64_t stride, int64_t rows, float* out, int64_t width) const;
+  void dequantise(const int32_t* words, int64_t stride, int64_t rows, float* out, int64_t width) const;
 
  private:
   void fill(const float* centroids);

@@ -35,7 +35,7 @@ Tensor aura_decode(const Tensor& codes_any, const Tensor& norms_any, const Tenso
     std::vector<float> row(s.D);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = i % tokens, h = i / tokens % heads, b = i / tokens / heads;
-      centroids.look_up(cpu::words_at(codes, b, h, t), row.data());
+      centroids.dequantise(cpu::words_at(codes, b, h, t), row.data());
       if (!rotated) cpu::rotate(row.data(), sign, s.D, true);
       const float norm = norms.const_data_ptr<float>()[cpu::place_of(norms, b, h, t)] * factor;
       const float mean = means.has_value() ? means->const_data_ptr<float>()[cpu::place_of(*means, b, h, t)] : 0.0f;

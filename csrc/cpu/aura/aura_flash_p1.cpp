@@ -9,12 +9,12 @@ namespace torch_gdn {
 namespace cpu {
 namespace {
 
-// A piece of work is a block of keys of one KV head and up to kRows rows of its query heads, which share the centroids
+// A work_item of work is a block of keys of one KV head and up to kRows rows of its query heads, which share the centroids
 // that kTileKeys keys are looked up as. Rows of a tile are `width` floats apart, D rounded up to whole kColumns.
 constexpr int64_t kColumns = 32;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// What the rows of a piece carry from tile to tile.
+// What the rows of a work_item carry from tile to tile.
 struct Rows32 {
   std::vector<float> q, keys, values, o;
   alignas(64) float scores[kRows * kTileKeys];
@@ -49,7 +49,7 @@ class Pass1 {
       const auto rows = std::make_unique<Rows32>(width_);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t tile = i % row_tiles, block = i / row_tiles % s_.NB, head = i / row_tiles / s_.NB;
-        piece(*rows, head / s_.HK, head % s_.HK, block, tile * kRows);
+        work_item(*rows, head / s_.HK, head % s_.HK, block, tile * kRows);
       }
     });
   }
@@ -59,7 +59,7 @@ class Pass1 {
   int64_t query_of(int64_t row) const { return row / ratio_; }
   int64_t head_of(int64_t row, int64_t hk) const { return hk * ratio_ + row % ratio_; }
 
-  void piece(Rows32& r, int64_t b, int64_t hk, int64_t block, int64_t first_row) const {
+  void work_item(Rows32& r, int64_t b, int64_t hk, int64_t block, int64_t first_row) const {
     const int64_t count = std::min(kRows, s_.L * ratio_ - first_row);
     const int64_t block_first = block * s_.block_size, block_last = std::min(s_.T, block_first + s_.block_size);
     int64_t first = block_last, last = block_first;
@@ -89,8 +89,8 @@ class Pass1 {
   }
 
   void tile(Rows32& r, int64_t rows, int64_t b, int64_t hk, int64_t first, int64_t count) const {
-    keys_.look_up(words_at(cache_.key_codes, b, hk, first), cache_.key_codes.stride(2), count, r.keys.data(), width_);
-    values_.look_up(words_at(cache_.value_codes, b, hk, first), cache_.value_codes.stride(2), count, r.values.data(),
+    keys_.dequantise(words_at(cache_.key_codes, b, hk, first), cache_.key_codes.stride(2), count, r.keys.data(), width_);
+    values_.dequantise(words_at(cache_.value_codes, b, hk, first), cache_.value_codes.stride(2), count, r.values.data(),
                     width_);
     read_column(cache_.key_norms, b, hk, first, count, r.key_norms);
     read_column(cache_.value_norms, b, hk, first, count, r.value_norms);
@@ -102,7 +102,7 @@ class Pass1 {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t from = std::clamp<int64_t>(r.first[i] - first, 0, count);
       const int64_t to = std::clamp<int64_t>(r.last[i] - first, from, count);
-      if (from < to) kernels_.weigh(tile, i, from, to);
+      if (from < to) kernels_.online_softmax(tile, i, from, to);
       if (from == to) std::fill_n(r.scores + i * kTileKeys, kTileKeys, 0.0f);
     }
     kernels_.add_weighted(tile);

@@ -17,13 +17,13 @@ std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k, const Tensor& w,
                            : at::zeros({s.B, s.NT, s.HV, s.K, s.V}, k.options());
   Tensor v_new = at::empty({s.B, s.T, s.HV, s.V}, k.options());
   Tensor final_state = cpu::new_final_state(s, k, output_final_state, state_v_first);
-  const auto places = cpu::StatePlaces::of_sequences(s, initial_state, final_state, state_v_first);
+  const auto state_io = cpu::StateIo::of_sequences(s, initial_state, final_state, state_v_first);
   const Tensor k_unit = unit_last_stride(k, "k"), w_unit = unit_last_stride(w, "w"), u_unit = unit_last_stride(u, "u");
   const cpu::Rows in_k(k_unit), in_w(w_unit), in_u(u_unit), in_g(g), out_v(v_new);
   const cpu::States out_h(h, state_v_first);
 
   for (const cpu::Block& block : cpu::blocks_of(s, cu_seqlens)) {
-    const Tensor state = cpu::initial_states(s, block, places);
+    const Tensor state = cpu::initial_states(s, block, state_io);
     cpu::for_each_steps(block, s.HV, [&](int64_t first_step, int64_t last_step) {
       const auto chunks = cpu::chunks_of_steps(block, first_step, last_step);
       const int64_t rows = cpu::tile_rows(chunks), tiles = chunks.size() * s.HV;
@@ -55,7 +55,7 @@ std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k, const Tensor& w,
         before.mul_(now(decay)).baddbmm_(now(keys).transpose(1, 2), values);
       }
     });
-    cpu::write_final_states(s, block, state, places);
+    cpu::write_final_states(s, block, state, state_io);
   }
   return {h, v_new, final_state};
 }

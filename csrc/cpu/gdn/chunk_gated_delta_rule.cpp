@@ -31,20 +31,20 @@ at::TensorOptions h_options(const EndToEndOp& op) {
 }
 
 // What is not written stays zeros: o of a sequence that has no slot, its rows of h, and surplus ones.
-Outputs new_outputs(const ChunkShape& s, const EndToEndOp& op, const cpu::StatePlaces& places, bool has_h) {
+Outputs new_outputs(const ChunkShape<>& s, const EndToEndOp& op, const cpu::StateIo& state_io, bool has_h) {
   const auto options = op.q.options().dtype(output_dtype_of(op));
   const Tensor o =
-      places.has_null() ? at::zeros({s.B, s.T, s.HV, s.V}, options) : at::empty({s.B, s.T, s.HV, s.V}, options);
+      state_io.has_null() ? at::zeros({s.B, s.T, s.HV, s.V}, options) : at::empty({s.B, s.T, s.HV, s.V}, options);
   if (!has_h) return {o, at::empty({0}, h_options(op))};
-  const int64_t rows = places.v_first ? s.V : s.K, columns = places.v_first ? s.K : s.V;
+  const int64_t rows = state_io.v_first ? s.V : s.K, columns = state_io.v_first ? s.K : s.V;
   return {o, at::zeros({s.B, s.NT, s.HV, rows, columns}, h_options(op))};
 }
 
 // The work: each sequence and key head has panels, those of its value heads one after the other. Panels are independent
-// of each other, and a piece of work is some of them for a whole sequence, on one core. They share what is made of the
-// key head's q and k, so pieces are only as small as the cores need.
+// of each other, and a work_item of work is some of them for a whole sequence, on one core. They share what is made of the
+// key head's q and k, so work_items are only as small as the cores need.
 struct Work {
-  ChunkShape s;
+  ChunkShape<> s;
   int64_t step;            // tokens at a time: no more than a chunk, from whose start NaN may spread
   int64_t panels_of_head;  // ceil(V / 32)
   int64_t panels;          // of a key head
@@ -54,8 +54,8 @@ struct Work {
   std::vector<int64_t> first_rows;  // of h, for each sequence
   std::vector<int64_t> order;       // of sequences, longest first
 
-  Work(const ChunkShape& s, const optional<Tensor>& cu_seqlens);
-  int64_t pieces() const { return s.N * s.H * pieces_of_key_head; }
+  Work(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
+  int64_t work_items() const { return s.N * s.H * pieces_of_key_head; }
   int64_t longest() const { return s.N > 0 ? sequences[order[0]].length : 0; }
   int64_t threads() const;
   int64_t value_head(int64_t key_head, int64_t panel) const {
@@ -67,10 +67,10 @@ struct Work {
 // Up to so many tokens the recurrence is faster: a chunk of 1 to 8 costs what 8 tokens of the recurrence do.
 constexpr int64_t kFewTokens = 4;
 
-// At most so many panels a piece: with K = 128 their state is half of a second-level cache of 1 MB.
+// At most so many panels a work_item: with K = 128 their state is half of a second-level cache of 1 MB.
 constexpr int64_t kMostPanels = 32;
 
-Work::Work(const ChunkShape& shape, const optional<Tensor>& cu_seqlens)
+Work::Work(const ChunkShape<>& shape, const optional<Tensor>& cu_seqlens)
     : s(shape),
       step(std::min(s.C, cpu::kTokens)),
       panels_of_head(ceil_div(s.V, cpu::kColumns)),
@@ -78,10 +78,10 @@ Work::Work(const ChunkShape& shape, const optional<Tensor>& cu_seqlens)
       sequences(cpu::sequences_of(s, cu_seqlens)),
       first_rows(s.N),
       order(s.N) {
-  int64_t pieces = ceil_div(panels, kMostPanels);
+  int64_t work_items = ceil_div(panels, kMostPanels);
   const int64_t heads = std::max<int64_t>(1, s.N * s.H), threads = at::get_num_threads();
-  while (pieces < panels && heads * pieces < 4 * threads && heads * pieces % threads != 0) ++pieces;
-  panels_of_piece = ceil_div(panels, pieces);
+  while (work_items < panels && heads * work_items < 4 * threads && heads * work_items % threads != 0) ++work_items;
+  panels_of_piece = ceil_div(panels, work_items);
   pieces_of_key_head = ceil_div(panels, panels_of_piece);
   int64_t rows = 0;
   for (int64_t n = 0; n < s.N; ++n) {
@@ -101,27 +101,27 @@ int64_t Work::threads() const {
 template <typename Operand>
 class Core {
  public:
-  Core(const Work& work, const Inputs& in, const cpu::StatePlaces& places, const Outputs& outputs,
+  Core(const Work& work, const Inputs& in, const cpu::StateIo& state_io, const Outputs& outputs,
        const cpu::ChunkKernels<Operand>& kernels)
       : work_(work),
         s_(work.s),
         in_(in),
-        places_(places),
+        state_io_(state_io),
         out_(outputs.o),
         kernels_(kernels),
         tiles_(std::make_unique<Tiles>()),
         K_(cpu::padded(s_.K)),
         states_(cpu::Aligned::floats(work.panels_of_piece * K_ * cpu::kColumns * (kHasOperands ? 2 : 1))) {
-    if (outputs.h.dim() > 1) h_.emplace(outputs.h, places.v_first);
+    if (outputs.h.dim() > 1) h_.emplace(outputs.h, state_io.v_first);
     tiles_->keys.K = K_;
   }
 
-  void run(int64_t piece) {
-    const int64_t n = work_.order[piece / work_.pieces_of_key_head / s_.H];
-    const int64_t key_head = piece / work_.pieces_of_key_head % s_.H;
-    const int64_t first = piece % work_.pieces_of_key_head * work_.panels_of_piece;
+  void run(int64_t work_item) {
+    const int64_t n = work_.order[work_item / work_.pieces_of_key_head / s_.H];
+    const int64_t key_head = work_item / work_.pieces_of_key_head % s_.H;
+    const int64_t first = work_item % work_.pieces_of_key_head * work_.panels_of_piece;
     const int64_t last = std::min(first + work_.panels_of_piece, work_.panels);
-    if (places_.slots[n].index < 0) return;
+    if (state_io_.slots[n].index < 0) return;
     for (int64_t panel = first; panel < last; ++panel) read_state(n, key_head, panel, panel - first);
     const auto& [batch, first_token, length] = work_.sequences[n];
     for (int64_t t = 0; t < length; t += work_.step) {
@@ -144,7 +144,7 @@ class Core {
     }
     for (int64_t panel = first; panel < last; ++panel) {
       const int64_t column = column_of(panel);
-      places_.write(n, work_.value_head(key_head, panel), column, columns_from(column), state(panel - first),
+      state_io_.write(n, work_.value_head(key_head, panel), column, columns_from(column), state(panel - first),
                     cpu::kColumns);
     }
   }
@@ -170,7 +170,7 @@ class Core {
     const int64_t column = column_of(panel), columns = columns_from(column);
     float* x = state(i);
     if (columns < cpu::kColumns) std::fill(x, x + s_.K * cpu::kColumns, 0.0f);
-    places_.read(n, work_.value_head(key_head, panel), column, columns, s_.K, x, cpu::kColumns);
+    state_io_.read(n, work_.value_head(key_head, panel), column, columns, s_.K, x, cpu::kColumns);
     std::fill(x + s_.K * cpu::kColumns, x + K_ * cpu::kColumns, 0.0f);
     if constexpr (kHasOperands) kernels_.make_operand(x, K_, operand(i));
   }
@@ -183,9 +183,9 @@ class Core {
   }
 
   const Work& work_;
-  const ChunkShape& s_;
+  const ChunkShape<>& s_;
   const Inputs& in_;
-  const cpu::StatePlaces& places_;
+  const cpu::StateIo& state_io_;
   cpu::Rows out_;
   optional<cpu::States> h_;
   const cpu::ChunkKernels<Operand>& kernels_;
@@ -195,33 +195,33 @@ class Core {
 };
 
 template <typename Operand>
-void run_pieces(const Work& work, const Inputs& in, const cpu::StatePlaces& places, const Outputs& outputs,
+void run_pieces(const Work& work, const Inputs& in, const cpu::StateIo& state_io, const Outputs& outputs,
                 const cpu::ChunkKernels<Operand>& kernels) {
-  cpu::share_pieces(work.pieces(), work.threads(), [&](const auto& next) {
-    Core<Operand> core(work, in, places, outputs, kernels);
-    for (int64_t i; (i = next()) < work.pieces();) core.run(i);
+  cpu::share_work_items(work.work_items(), work.threads(), [&](const auto& next) {
+    Core<Operand> core(work, in, state_io, outputs, kernels);
+    for (int64_t i; (i = next()) < work.work_items();) core.run(i);
   });
 }
 
-Outputs run(const ChunkShape& s, const EndToEndOp& op, const cpu::StatePlaces& places,
+Outputs run(const ChunkShape<>& s, const EndToEndOp& op, const cpu::StateIo& state_io,
             const optional<Tensor>& cu_seqlens, const Options& options) {
   const Work work(s, cu_seqlens);
   if (!options.has_h && work.longest() <= kFewTokens) {
     const Tensor o =
-        cpu::run_recurrence(s, op, {std::nullopt, std::nullopt}, places, cu_seqlens, options.normalise, options.scale);
+        cpu::run_recurrence(s, op, {std::nullopt, std::nullopt}, state_io, cu_seqlens, options.normalise, options.scale);
     return {o, at::empty({0}, h_options(op))};
   }
-  const Outputs outputs = new_outputs(s, op, places, options.has_h);
+  const Outputs outputs = new_outputs(s, op, state_io, options.has_h);
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
-  const Tensor decays = cpu::decays_of(s, op.g, op.gates), steps = cpu::steps_of(s, op.beta, op.gates);
+  const Tensor decays = cpu::log_decays_of(s, op.g, op.gates), steps = cpu::betas_of(s, op.beta, op.gates);
   const Inputs in{cpu::Rows(q),      cpu::Rows(k),     cpu::Rows(v),
                   cpu::Rows(decays), cpu::Rows(steps), static_cast<float>(scale_or_default(options.scale, s.K)),
                   options.normalise};
   const auto* of_pairs = q.scalar_type() == at::kBFloat16 ? cpu::chunk_kernels_of_pairs() : nullptr;
   if (of_pairs) {
-    run_pieces(work, in, places, outputs, *of_pairs);
+    run_pieces(work, in, state_io, outputs, *of_pairs);
   } else {
-    run_pieces(work, in, places, outputs, cpu::chunk_kernels());
+    run_pieces(work, in, state_io, outputs, cpu::chunk_kernels());
   }
   return outputs;
 }
@@ -238,8 +238,8 @@ std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
   const EndToEndOp op{"chunk_gated_delta_rule", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
   const auto s = check_chunk_gated_delta_rule(op, initial_state, state_v_first, cu_seqlens, chunk_indices, chunk_size);
   const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
-  const auto places = cpu::StatePlaces::of_sequences(s, initial_state, final_state, state_v_first);
-  const auto [o, h] = run(s, op, places, cu_seqlens, {use_qk_l2norm_in_kernel, scale, return_intermediate_states});
+  const auto state_io = cpu::StateIo::of_sequences(s, initial_state, final_state, state_v_first);
+  const auto [o, h] = run(s, op, state_io, cu_seqlens, {use_qk_l2norm_in_kernel, scale, return_intermediate_states});
   return {o, final_state, h};
 }
 
@@ -255,7 +255,7 @@ std::tuple<Tensor, Tensor> chunk_gated_delta_rule_(
   const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
   const EndToEndOp op{"chunk_gated_delta_rule_", q, k, v, some_g, some_beta, gates, output_dtype, head_grouping};
   const auto s = check_chunk_gated_delta_rule_(op, pool, cu_seqlens, chunk_indices, chunk_size);
-  const auto [o, h] = run(s, op, cpu::StatePlaces::in_place(s, pool), cu_seqlens,
+  const auto [o, h] = run(s, op, cpu::StateIo::in_place(s, pool), cu_seqlens,
                           {use_qk_l2norm_in_kernel, scale, return_intermediate_states});
   return {o, h};
 }

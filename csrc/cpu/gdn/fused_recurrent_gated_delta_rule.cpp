@@ -16,7 +16,7 @@ struct Inputs {
   bool has_vector_beta, normalise;
 
   // Columns `column` .. `column` + `columns` of a value head, from a token on.
-  cpu::RecurrentHead head(const ChunkShape& s, const cpu::Sequence& sequence, int64_t head, int64_t column,
+  cpu::RecurrentHead head(const ChunkShape<>& s, const cpu::Sequence& sequence, int64_t head, int64_t column,
                           int64_t columns, const cpu::Rows& o) const {
     const auto& [batch, first, length] = sequence;
     const int64_t key_head = cpu::key_head_of(s, head);
@@ -39,18 +39,18 @@ struct Inputs {
   }
 };
 
-// Columns of V are independent of each other. A piece of work is a sequence and value head, or a slice of its columns
+// Columns of V are independent of each other. A work_item of work is a sequence and value head, or a slice of its columns
 // where there are fewer heads than cores can share.
 class Work {
  public:
-  Work(const ChunkShape& s, const Inputs& in, const cpu::StatePlaces& places, const Tensor& o,
+  Work(const ChunkShape<>& s, const Inputs& in, const cpu::StateIo& state_io, const Tensor& o,
        const optional<Tensor>& cu_seqlens)
       : s_(s),
         in_(in),
-        places_(places),
+        state_io_(state_io),
         out_(o),
         sequences_(cpu::sequences_of(s, cu_seqlens)),
-        in_rows_(!in.gk && !in.gv && places.has_vector_rows(s)),
+        in_rows_(!in.gk && !in.gv && state_io.has_vector_rows(s)),
         slice_(in_rows_ ? s.V : cpu::kColumns) {
     const int64_t heads = s.N * s.HV, threads = at::get_num_threads();
     if (heads < 2 * threads) slice_ = cpu::kColumns;
@@ -60,19 +60,19 @@ class Work {
   // Each core takes heads that lie next to each other, and the same ones at the next token: its second-level cache may
   // still have their states. There is another core for every 256 KB of state, with which one is done in 8 us.
   void run() const {
-    const int64_t pieces = s_.N * s_.HV * slices_, values = (s_.B * s_.T + s_.N) * s_.HV * s_.K * s_.V;
+    const int64_t work_items = s_.N * s_.HV * slices_, values = (s_.B * s_.T + s_.N) * s_.HV * s_.K * s_.V;
     const int64_t threads = std::clamp<int64_t>(values >> 16, 1, at::get_num_threads());
-    at::parallel_for(0, pieces, ceil_div(pieces, threads), [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, work_items, ceil_div(work_items, threads), [&](int64_t begin, int64_t end) {
       const auto scratch = cpu::Aligned::floats(s_.K * ceil_div(slice_, cpu::kColumns) * cpu::kColumns);
       for (int64_t i = begin; i < end; ++i) {
-        const Piece piece = piece_at(i);
-        const auto work = in_.head(s_, sequences_[piece.n], piece.head, piece.column, piece.columns, out_);
-        if (places_.slots[piece.n].index < 0) {
+        const Piece work_item = piece_at(i);
+        const auto work = in_.head(s_, sequences_[work_item.n], work_item.head, work_item.column, work_item.columns, out_);
+        if (state_io_.slots[work_item.n].index < 0) {
           leave_zeros(work);
         } else if (in_rows_) {
-          run_rows(work, piece, i + 1 < end ? piece_at(i + 1) : piece, scratch.get());
+          run_rows(work, work_item, i + 1 < end ? piece_at(i + 1) : work_item, scratch.get());
         } else {
-          run_panel(work, piece, scratch.get());
+          run_panel(work, work_item, scratch.get());
         }
       }
     });
@@ -89,27 +89,27 @@ class Work {
   }
 
   // The rows of a state as it was, or nullptr where there was none.
-  const float* old_rows(const Piece& piece, int64_t& stride) const {
-    const auto& [index, has_state] = places_.slots[piece.n];
-    if (!places_.source || index < 0 || !has_state) return nullptr;
-    return places_.rows(*places_.source, piece.n, piece.head, piece.column, stride);
+  const float* old_rows(const Piece& work_item, int64_t& stride) const {
+    const auto& [index, has_state] = state_io_.slots[work_item.n];
+    if (!state_io_.source || index < 0 || !has_state) return nullptr;
+    return state_io_.rows(*state_io_.source, work_item.n, work_item.head, work_item.column, stride);
   }
 
   // Where the states lie in rows that can be read as vectors: in place, or from the old place to the new one.
-  void run_rows(const cpu::RecurrentHead& work, const Piece& piece, const Piece& next, float* scratch) const {
+  void run_rows(const cpu::RecurrentHead& work, const Piece& work_item, const Piece& next, float* scratch) const {
     const auto& kernels = cpu::recurrent_kernels();
-    const int64_t rows = places_.v_first ? work.columns : s_.K, width = places_.v_first ? s_.K : work.columns;
+    const int64_t rows = state_io_.v_first ? work.columns : s_.K, width = state_io_.v_first ? s_.K : work.columns;
     cpu::StateRows state{nullptr, scratch, 0, width, 0};
-    if (places_.target.dim() > 1) {
-      state.to = places_.rows(places_.target, piece.n, piece.head, piece.column, state.to_stride);
+    if (state_io_.target.dim() > 1) {
+      state.to = state_io_.rows(state_io_.target, work_item.n, work_item.head, work_item.column, state.to_stride);
     }
-    state.from = old_rows(piece, state.from_stride);
+    state.from = old_rows(work_item, state.from_stride);
     if (!state.from || work.tokens == 0) {
       copy_rows(state, rows, width);
     } else if (const float* next_rows = old_rows(next, state.from_stride)) {
       state.to_next = next_rows - state.from;
     }
-    (places_.v_first ? kernels.run_value_rows : kernels.run_key_rows)(work, state);
+    (state_io_.v_first ? kernels.run_value_rows : kernels.run_key_rows)(work, state);
   }
 
   // The old state, or zeros, to the new place, from which it goes on.
@@ -127,12 +127,12 @@ class Work {
   }
 
   // Any other state: a copy of its columns as f32.
-  void run_panel(const cpu::RecurrentHead& work, const Piece& piece, float* panel) const {
-    const auto& [n, head, column, columns] = piece;
+  void run_panel(const cpu::RecurrentHead& work, const Piece& work_item, float* panel) const {
+    const auto& [n, head, column, columns] = work_item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
-    places_.read(n, head, column, columns, s_.K, panel, cpu::kColumns);
+    state_io_.read(n, head, column, columns, s_.K, panel, cpu::kColumns);
     cpu::recurrent_kernels().run_key_rows(work, {panel, panel, cpu::kColumns, cpu::kColumns, 0});
-    places_.write(n, head, column, columns, panel, cpu::kColumns);
+    state_io_.write(n, head, column, columns, panel, cpu::kColumns);
   }
 
   static void leave_zeros(const cpu::RecurrentHead& work) {
@@ -141,9 +141,9 @@ class Work {
     }
   }
 
-  const ChunkShape& s_;
+  const ChunkShape<>& s_;
   const Inputs& in_;
-  const cpu::StatePlaces& places_;
+  const cpu::StateIo& state_io_;
   cpu::Rows out_;
   std::vector<cpu::Sequence> sequences_;
   bool in_rows_;
@@ -156,12 +156,12 @@ optional<Tensor> rows_or_none(const optional<Tensor>& x, const char* name) {
 
 }  // namespace
 
-Tensor cpu::run_recurrence(const ChunkShape& s, const EndToEndOp& op, const Channels& channels,
-                           const StatePlaces& places, const optional<Tensor>& cu_seqlens, bool normalise,
+Tensor cpu::run_recurrence(const ChunkShape<>& s, const EndToEndOp& op, const Channels& channels,
+                           const StateIo& state_io, const optional<Tensor>& cu_seqlens, bool normalise,
                            optional<double> scale) {
   const Tensor o = at::empty({s.B, s.T, s.HV, s.V}, op.q.options().dtype(output_dtype_of(op)));
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
-  const Tensor decays = decays_of(s, op.g, op.gates), steps = steps_of(s, op.beta, op.gates);
+  const Tensor decays = log_decays_of(s, op.g, op.gates), steps = betas_of(s, op.beta, op.gates);
   const auto gk = rows_or_none(channels.gk, "gk"), gv = rows_or_none(channels.gv, "gv");
   const Inputs in{.q = Rows(q),
                   .k = Rows(k),
@@ -173,7 +173,7 @@ Tensor cpu::run_recurrence(const ChunkShape& s, const EndToEndOp& op, const Chan
                   .scale = static_cast<float>(scale_or_default(scale, s.K)),
                   .has_vector_beta = steps.dim() == 4,
                   .normalise = normalise};
-  Work(s, in, places, o, cu_seqlens).run();
+  Work(s, in, state_io, o, cu_seqlens).run();
   return o;
 }
 
@@ -191,8 +191,8 @@ std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
   const EndToEndOp op{"fused_recurrent_gated_delta_rule", q, k, v, g, beta, gates, output_dtype, head_grouping};
   const auto s = check_fused_recurrent_gated_delta_rule(op, channels, initial_state, state_v_first, cu_seqlens);
   const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
-  const auto places = cpu::StatePlaces::of_sequences(s, initial_state, final_state, state_v_first);
-  return {cpu::run_recurrence(s, op, channels, places, cu_seqlens, use_qk_l2norm_in_kernel, scale), final_state};
+  const auto state_io = cpu::StateIo::of_sequences(s, initial_state, final_state, state_v_first);
+  return {cpu::run_recurrence(s, op, channels, state_io, cu_seqlens, use_qk_l2norm_in_kernel, scale), final_state};
 }
 
 Tensor fused_recurrent_gated_delta_rule_(
@@ -207,7 +207,7 @@ Tensor fused_recurrent_gated_delta_rule_(
   const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
   const EndToEndOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
   const auto s = check_fused_recurrent_gated_delta_rule_(op, channels, pool, cu_seqlens);
-  return cpu::run_recurrence(s, op, channels, cpu::StatePlaces::in_place(s, pool), cu_seqlens, use_qk_l2norm_in_kernel,
+  return cpu::run_recurrence(s, op, channels, cpu::StateIo::in_place(s, pool), cu_seqlens, use_qk_l2norm_in_kernel,
                              scale);
 }
 

@@ -5,8 +5,8 @@
 
 namespace torch_gdn::cpu {
 
-// o [B, T, HV, V]; states go from and to their places.
-Tensor run_recurrence(const ChunkShape& s, const EndToEndOp& op, const Channels& channels, const StatePlaces& places,
+// o [B, T, HV, V]; states go from and to their state_io.
+Tensor run_recurrence(const ChunkShape<>& s, const EndToEndOp& op, const Channels& channels, const StateIo& state_io,
                       const optional<Tensor>& cu_seqlens, bool normalise, optional<double> scale);
 
 }  // namespace torch_gdn::cpu

@@ -1,28 +1,28 @@
-#include <torch/library.h>
+#include "ops/gdn/solve_tril.h"
 
 #include "cpu/common.h"
+#include "cpu/implement.h"
 
 namespace torch_gdn {
+
 namespace {
 
-Tensor solve_tril(const Tensor& A, const optional<Tensor>& cu_seqlens, const optional<Tensor>& chunk_indices) {
-  const auto s = check_solve_tril(A, cu_seqlens, chunk_indices);
-  const Tensor strict = unit_last_stride(A, "A");
-  Tensor inverse = at::empty({s.B, s.T, s.HV, s.C}, A.options());
-  const auto chunks = cpu::chunks_of(s, cu_seqlens);
+void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
+  const auto& s = op.shape;
+  const Tensor A = unit_last_stride(op.A, "A");
+  const auto chunks = cpu::chunks_of(s, op.cu_seqlens);
   cpu::for_each_tile(chunks.size(), s.HV, [&](int64_t i, int64_t head) {
     const auto& chunk = chunks[i];
-    const float* in = strict.const_data_ptr<float>() + chunk.batch * strict.stride(0) + chunk.first * strict.stride(1) +
-                      head * strict.stride(2);
+    const float* in = A.const_data_ptr<float>() + chunk.batch * A.stride(0) + chunk.first * A.stride(1) +
+                      head * A.stride(2);
     float tile[64 * 64];
-    cpu::invert_unit_lower(in, strict.stride(1), chunk.length, s.C, tile, s.C);
-    cpu::Rows(inverse).write_tile(chunk, head, tile);
+    cpu::invert_unit_lower(in, A.stride(1), chunk.length, s.C, tile, s.C);
+    cpu::Rows(A_inv).write_tile(chunk, head, tile);
   });
-  return inverse;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { m.impl("solve_tril", &solve_tril); }
+TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<SolveTril, &run>(m); }
 
 }  // namespace torch_gdn

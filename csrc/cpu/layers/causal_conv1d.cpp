@@ -14,9 +14,9 @@
 namespace torch_gdn {
 namespace {
 
-using cpu::kChannels, cpu::kLargestW, cpu::kTurnedChannels, cpu::kTurnedTokens;
+using cpu::kChannels, cpu::kLargestW, cpu::kTransposedChannels, cpu::kTransposedTokens;
 
-// Channels are independent of each other: one piece of work is some channels of one sequence, kTokens tokens at a time,
+// Channels are independent of each other: one work_item of work is some channels of one sequence, kTokens tokens at a time,
 // whose rows are then as many streams in and out of memory.
 constexpr int64_t kTokens = 4;
 constexpr int64_t kFewColumns = 8;  // of a state that is moved as a whole
@@ -25,7 +25,7 @@ struct Piece {
   alignas(64) float weight[kLargestW * kChannels], bias[kChannels];
   alignas(64) float before[(kLargestW - 1) * kChannels];    // the tokens before the next one
   alignas(64) float columns[kFewColumns * kChannels];       // a state
-  alignas(64) float rows[kTurnedTokens * kTurnedChannels];  // tokens that were turned or are looked at singly
+  alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens that were transposed or are looked at singly
 };
 
 // [count, S] <-> S rows that are kChannels apart.
@@ -185,24 +185,24 @@ struct Convolution {
   bool is_turned() const { return in.channel_stride != 1; }
   cpu::Convolve kernel(bool staged) const { return cpu::convolve_kernel(x.scalar_type(), staged, shape.W, shape.silu); }
 
-  void load_filter(Piece& piece, int64_t channel, int64_t count) const {
-    weight.read_all(0, channel, count, piece.weight);
+  void load_filter(Piece& work_item, int64_t channel, int64_t count) const {
+    weight.read_all(0, channel, count, work_item.weight);
     if (bias) {
-      bias->read(0, channel, 0, count, piece.bias);
+      bias->read(0, channel, 0, count, work_item.bias);
     } else {
-      std::fill_n(piece.bias, count, 0.0f);
+      std::fill_n(work_item.bias, count, 0.0f);
     }
   }
 
   // The state's last W - 1 columns, or zeros.
-  void load_before(Piece& piece, const cpu::Slot& slot, bool has_state, int64_t channel, int64_t count) const {
+  void load_before(Piece& work_item, const cpu::Slot& slot, bool has_state, int64_t channel, int64_t count) const {
     const bool moves_whole = has_state && shape.S <= kFewColumns;
-    if (moves_whole) state->read_all(slot.index, channel, count, piece.columns);
+    if (moves_whole) state->read_all(slot.index, channel, count, work_item.columns);
     for (int64_t row = 0; row < shape.W - 1; ++row) {
-      float* before = piece.before + row * kChannels;
+      float* before = work_item.before + row * kChannels;
       const int64_t column = shape.S - (shape.W - 1) + row;
       if (moves_whole) {
-        std::copy_n(piece.columns + column * kChannels, count, before);
+        std::copy_n(work_item.columns + column * kChannels, count, before);
       } else if (has_state) {
         state->read(slot.index, channel, column, count, before);
       } else {
@@ -211,21 +211,21 @@ struct Convolution {
     }
   }
 
-  cpu::ConvolutionRows rows_of(Piece& piece, int64_t count) const {
+  cpu::ConvolutionRows rows_of(Piece& work_item, int64_t count) const {
     return {.in = nullptr,
             .in_stride = in.token_stride,
             .out = nullptr,
             .out_stride = out.token_stride,
             .tokens = 0,
             .channels = count,
-            .weight = piece.weight,
-            .bias = piece.bias,
-            .before = piece.before};
+            .weight = work_item.weight,
+            .bias = work_item.bias,
+            .before = work_item.before};
   }
 
-  void convolve_rows(Piece& piece, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+  void convolve_rows(Piece& work_item, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(false);
-    auto rows = rows_of(piece, count);
+    auto rows = rows_of(work_item, count);
     for (int64_t t = sequence.first, last = t + sequence.length; t < last; t += rows.tokens) {
       rows.tokens = std::min(kTokens, last - t);
       rows.in = in.at(sequence.batch, t, channel);
@@ -234,27 +234,27 @@ struct Convolution {
     }
   }
 
-  // Tokens that lie next to each other are first turned into rows.
-  void convolve_columns(Piece& piece, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+  // Tokens that lie next to each other are first transposed into rows.
+  void convolve_columns(Piece& work_item, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
-    const auto read_turned = cpu::read_turned_kernel(x.scalar_type());
-    auto rows = rows_of(piece, count);
-    rows.in = piece.rows;
-    rows.in_stride = kTurnedChannels;
+    const auto read_transposed = cpu::read_transposed_kernel(x.scalar_type());
+    auto rows = rows_of(work_item, count);
+    rows.in = work_item.rows;
+    rows.in_stride = kTransposedChannels;
     for (int64_t t = sequence.first, last = t + sequence.length; t < last; t += rows.tokens) {
-      rows.tokens = std::min(kTurnedTokens, last - t);
-      read_turned(in.at(sequence.batch, t, channel), in.channel_stride, rows.tokens, count, piece.rows);
+      rows.tokens = std::min(kTransposedTokens, last - t);
+      read_transposed(in.at(sequence.batch, t, channel), in.channel_stride, rows.tokens, count, work_item.rows);
       rows.out = out.at(sequence.batch, t, channel);
       convolve(rows);
     }
   }
 
   // One token at a time: of those before it, the ones of its own run; zeros for a token without a run.
-  void convolve_runs(Piece& piece, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+  void convolve_runs(Piece& work_item, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
-    auto rows = rows_of(piece, count);
+    auto rows = rows_of(work_item, count);
     rows.tokens = 1;
-    rows.in = piece.rows;
+    rows.in = work_item.rows;
     for (int64_t t = 0; t < sequence.length; ++t) {
       rows.out = out.at(sequence.batch, t, channel);
       if (!runs.has_run(sequence.batch, t)) {
@@ -264,12 +264,12 @@ struct Convolution {
       for (int64_t row = 0; row < shape.W - 1; ++row) {
         const int64_t before = t - (shape.W - 1) + row;
         if (runs.are_together(sequence.batch, t, before)) {
-          columns.read(sequence.batch, channel, before, count, piece.before + row * kChannels);
+          columns.read(sequence.batch, channel, before, count, work_item.before + row * kChannels);
         } else {
-          std::fill_n(piece.before + row * kChannels, count, 0.0f);
+          std::fill_n(work_item.before + row * kChannels, count, 0.0f);
         }
       }
-      columns.read(sequence.batch, channel, t, count, piece.rows);
+      columns.read(sequence.batch, channel, t, count, work_item.rows);
       convolve(rows);
     }
   }
@@ -294,18 +294,18 @@ struct Convolution {
   }
 
   // Channels channel .. channel + count of one sequence.
-  void run(Piece& piece, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel, int64_t count) const {
+  void run(Piece& work_item, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel, int64_t count) const {
     const bool has_state = state.has_value() && slot.has_state;
-    load_filter(piece, channel, count);
-    load_before(piece, slot, has_state, channel, count);
+    load_filter(work_item, channel, count);
+    load_before(work_item, slot, has_state, channel, count);
     if (runs.numbers.defined()) {
-      convolve_runs(piece, sequence, channel, count);
+      convolve_runs(work_item, sequence, channel, count);
     } else if (is_turned()) {
-      convolve_columns(piece, sequence, channel, count);
+      convolve_columns(work_item, sequence, channel, count);
     } else {
-      convolve_rows(piece, sequence, channel, count);
+      convolve_rows(work_item, sequence, channel, count);
     }
-    if (new_state) write_state(piece, sequence, slot, has_state, channel, count);
+    if (new_state) write_state(work_item, sequence, slot, has_state, channel, count);
   }
 
   void write_zeros(const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
@@ -315,12 +315,12 @@ struct Convolution {
   }
 
   // The last S of the columns before and the tokens. From left to right, so that it may lie where the state before lay.
-  void write_state(Piece& piece, const cpu::Sequence& sequence, const cpu::Slot& slot, bool has_state, int64_t channel,
+  void write_state(Piece& work_item, const cpu::Sequence& sequence, const cpu::Slot& slot, bool has_state, int64_t channel,
                    int64_t count) const {
     const bool moves_whole = shape.S <= kFewColumns;
     for (int64_t column = 0; column < shape.S; ++column) {
       const int64_t position = sequence.length - shape.S + column;
-      float* values = moves_whole ? piece.columns + column * kChannels : piece.rows;
+      float* values = moves_whole ? work_item.columns + column * kChannels : work_item.rows;
       if (position >= 0) {
         columns.read(sequence.batch, channel, sequence.first + position, count, values);
       } else if (!has_state) {
@@ -332,23 +332,23 @@ struct Convolution {
       }
       if (!moves_whole) new_state->write(slot.index, channel, column, count, values);
     }
-    if (moves_whole) new_state->write_all(slot.index, channel, count, piece.columns);
+    if (moves_whole) new_state->write_all(slot.index, channel, count, work_item.columns);
   }
 
   void run_all(const std::vector<cpu::Sequence>& sequences) const {
-    const int64_t at_once = is_turned() ? kTurnedChannels : kChannels, pieces = ceil_div(shape.D, at_once);
+    const int64_t at_once = is_turned() ? kTransposedChannels : kChannels, work_items = ceil_div(shape.D, at_once);
     const int64_t tokens = ceil_div(shape.sequence.B * shape.sequence.T, std::max<int64_t>(1, shape.sequence.N));
     const int64_t at_least = 32768 / (at_once * std::max<int64_t>(1, tokens)) + 1;
     const bool steps = takes_steps();
-    at::parallel_for(0, shape.sequence.N * pieces, at_least, [&](int64_t begin, int64_t end) {
-      const auto piece = std::make_unique_for_overwrite<Piece>();
+    at::parallel_for(0, shape.sequence.N * work_items, at_least, [&](int64_t begin, int64_t end) {
+      const auto work_item = std::make_unique_for_overwrite<Piece>();
       for (int64_t work = begin; work < end; ++work) {
-        const int64_t n = work / pieces, channel = work % pieces * at_once;
+        const int64_t n = work / work_items, channel = work % work_items * at_once;
         const int64_t count = std::min(at_once, shape.D - channel);
         if (slots[n].index >= 0 && steps && sequences[n].length == 1) {
           step(sequences[n], slots[n], channel, count);
         } else if (slots[n].index >= 0) {
-          run(*piece, sequences[n], slots[n], channel, count);
+          run(*work_item, sequences[n], slots[n], channel, count);
         } else {
           write_zeros(sequences[n], channel, count);
         }

@@ -76,7 +76,7 @@ void add_weighted(const AuraTile& tile) {
 
 // From dot products of one row to weights that its values' centroids are multiplied by. Keys that the row does not see,
 // all but those in [from, to), get weight 0 even where their norm is not finite.
-void weigh(const AuraTile& tile, int64_t row, int64_t from, int64_t to) {
+void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to) {
   float* scores = tile.scores + row * kTileKeys;
   AuraRow& state = tile.states[row];
   Integers number;
@@ -117,17 +117,17 @@ void weigh(const AuraTile& tile, int64_t row, int64_t from, int64_t to) {
 // 16 codes of 2, 3 or 4 bits: the two bytes that hold each go into a lane, are shifted, and their last 4 bits choose
 // among 16 centroids, which with fewer bits are there several times.
 template <int kBits>
-TORCH_GDN_INLINE void look_up_short(const LookUp& codes) {
-  alignas(64) uint8_t places[64];
+TORCH_GDN_INLINE void look_up_short(const Dequantise& codes) {
+  alignas(64) uint8_t state_io[64];
   alignas(64) uint32_t shifts[16];
   for (int lane = 0; lane < 16; ++lane) {
     const int bit = lane * kBits;
-    places[4 * lane] = static_cast<uint8_t>(bit / 8);
-    places[4 * lane + 1] = static_cast<uint8_t>(bit / 8 + 1);
-    places[4 * lane + 2] = places[4 * lane + 3] = 0x80;  // zero
+    state_io[4 * lane] = static_cast<uint8_t>(bit / 8);
+    state_io[4 * lane + 1] = static_cast<uint8_t>(bit / 8 + 1);
+    state_io[4 * lane + 2] = state_io[4 * lane + 3] = 0x80;  // zero
     shifts[lane] = bit % 8;
   }
-  const __m512i place = _mm512_load_si512(places);
+  const __m512i place = _mm512_load_si512(state_io);
   const Words shift = (Words)_mm512_load_si512(shifts);
   const __m512 centroids = _mm512_load_ps(codes.table->centroids);
   constexpr int kBytes = 2 * kBits;  // of 16 codes
@@ -152,7 +152,7 @@ TORCH_GDN_INLINE __m512i look_up_halves(const __m512i (&table)[8], __m512i codes
 }
 
 // 8 bits: the halves of a centroid are looked up in registers, 32 codes at once; a gather takes 5 times as long.
-TORCH_GDN_INLINE void look_up_bytes(const LookUp& codes) {
+TORCH_GDN_INLINE void look_up_bytes(const Dequantise& codes) {
   __m512i low[8], high[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
@@ -176,17 +176,17 @@ TORCH_GDN_INLINE void look_up_bytes(const LookUp& codes) {
   }
 }
 
-void look_up(const LookUp& codes) {
+void dequantise(const Dequantise& codes) {
   if (codes.bits == 2) return look_up_short<2>(codes);
   if (codes.bits == 3) return look_up_short<3>(codes);
   if (codes.bits == 4) return look_up_short<4>(codes);
   look_up_bytes(codes);
 }
 
-constexpr AuraKernels kAuraKernels = {&look_up, &dot_products, &weigh, &add_weighted};
+constexpr AuraKernels kAuraKernels = {&dequantise, &dot_products, &online_softmax, &add_weighted};
 
 #else
 
-constexpr AuraKernels kAuraKernels = {nullptr, &dot_products, &weigh, &add_weighted};
+constexpr AuraKernels kAuraKernels = {nullptr, &dot_products, &online_softmax, &add_weighted};
 
 #endif

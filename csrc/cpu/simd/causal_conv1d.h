@@ -1,4 +1,4 @@
-// The causal convolution for one instruction set. kLanes channels go over all tokens of a piece; the last W tokens and
+// The causal convolution for one instruction set. kLanes channels go over all tokens of a work_item; the last W tokens and
 // the weights stay in registers, so that an element is read and written once.
 
 template <typename In, typename Out, int W, bool kSilu>
@@ -102,19 +102,19 @@ void convolve_step(const ConvolutionStep& step) {
 }
 
 template <typename Element>
-ConvolveStep step_of(int64_t S, bool silu) {
+ConvolveStep beta_of(int64_t S, bool silu) {
   if (S == 4) return silu ? &convolve_step<Element, 4, 4, true> : &convolve_step<Element, 4, 4, false>;
   return silu ? &convolve_step<Element, 4, 3, true> : &convolve_step<Element, 4, 3, false>;
 }
 
 ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu) {
-  if (dtype == at::kFloat) return step_of<float>(S, silu);
-  return dtype == at::kHalf ? step_of<c10::Half>(S, silu) : step_of<c10::BFloat16>(S, silu);
+  if (dtype == at::kFloat) return beta_of<float>(S, silu);
+  return dtype == at::kHalf ? beta_of<c10::Half>(S, silu) : beta_of<c10::BFloat16>(S, silu);
 }
 
-// Squares of kLanes channels and tokens, turned in registers.
+// Squares of kLanes channels and tokens, transposed in registers.
 template <typename Element>
-void read_turned(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out) {
+void read_transposed(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out) {
   const auto* from = static_cast<const Element*>(in);
   for (int64_t channel = 0; channel < channels; channel += kLanes) {
     const int64_t beside = channels - channel < kLanes ? channels - channel : kLanes;
@@ -128,12 +128,12 @@ void read_turned(const void* in, int64_t stride, int64_t tokens, int64_t channel
         for (int64_t i = 0; i < beside; ++i) square[i] = load(from + (channel + i) * stride + t, after);
       }
       turn<kLaneBits>(square);
-      for (int64_t i = 0; i < after; ++i) store(out + (t + i) * kTurnedChannels + channel, square[i]);
+      for (int64_t i = 0; i < after; ++i) store(out + (t + i) * kTransposedChannels + channel, square[i]);
     }
   }
 }
 
-ReadTurned read_turned_kernel(at::ScalarType dtype) {
-  if (dtype == at::kFloat) return &read_turned<float>;
-  return dtype == at::kHalf ? &read_turned<c10::Half> : &read_turned<c10::BFloat16>;
+ReadTransposed read_transposed_kernel(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return &read_transposed<float>;
+  return dtype == at::kHalf ? &read_transposed<c10::Half> : &read_transposed<c10::BFloat16>;
 }

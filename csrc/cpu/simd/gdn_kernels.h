@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "ops/check.h"
+#include "ops/chunk_shape.h"
 
 namespace torch_gdn::cpu {
 

@@ -6,15 +6,15 @@
 
 namespace torch_gdn::cpu {
 
-InstructionSet best_instruction_set() {
-#if TORCH_GDN_HAS_X86_SETS
+Isa best_isa() {
+#if TORCH_GDN_HAS_X86_ISAS
   const std::string capability = at::get_cpu_capability();
   if (capability == "AVX512") {
-    return __builtin_cpu_supports("avx512bf16") ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512;
+    return __builtin_cpu_supports("avx512bf16") ? Isa::kAvx512Bf16 : Isa::kAvx512;
   }
-  if (capability == "AVX2") return InstructionSet::kAvx2;
+  if (capability == "AVX2") return Isa::kAvx2;
 #endif
-  return InstructionSet::kBaseline;
+  return Isa::kBaseline;
 }
 
 }  // namespace torch_gdn::cpu

@@ -108,21 +108,21 @@ TORCH_GDN_INLINE Floats interleave(Floats a, Floats b, std::integer_sequence<int
   return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + (kLane % 2) * int(kLanes))...);
 }
 
-// Takes the element at (vector, lane) to where its number, vector * kLanes + lane in bits, is turned to the left by
+// Takes the element at (vector, lane) to where its number, vector * kLanes + lane in bits, is transposed to the left by
 // kBits: with log2(kLanes) bits, kLanes vectors become their transpose.
 template <int kBits, int kVectors>
 TORCH_GDN_INLINE void turn(Floats (&x)[kVectors]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
 #pragma GCC unroll 6
   for (int bit = 0; bit < kBits; ++bit) {
-    Floats turned[kVectors];
+    Floats transposed[kVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors / 2; ++i) {
-      turned[2 * i] = interleave<0>(x[i], x[i + kVectors / 2], lanes);
-      turned[2 * i + 1] = interleave<kLanes / 2>(x[i], x[i + kVectors / 2], lanes);
+      transposed[2 * i] = interleave<0>(x[i], x[i + kVectors / 2], lanes);
+      transposed[2 * i + 1] = interleave<kLanes / 2>(x[i], x[i + kVectors / 2], lanes);
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) x[i] = turned[i];
+    for (int i = 0; i < kVectors; ++i) x[i] = transposed[i];
   }
 }
 

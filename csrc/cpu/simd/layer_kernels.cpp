@@ -12,25 +12,25 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
-#if TORCH_GDN_HAS_X86_SETS
+#if TORCH_GDN_HAS_X86_ISAS
 
-TORCH_GDN_BEGIN_SET("arch=x86-64-v4")
+TORCH_GDN_BEGIN_ISA("arch=x86-64-v4")
 #define TORCH_GDN_SET_WIDTH 512
 namespace torch_gdn::cpu::modules_avx512 {
 constexpr int kLanes = 16, kLaneBits = 4;
 #include "cpu/simd/modules.h"
 }  // namespace torch_gdn::cpu::modules_avx512
 #undef TORCH_GDN_SET_WIDTH
-TORCH_GDN_END_SET
+TORCH_GDN_END_ISA
 
-TORCH_GDN_BEGIN_SET("arch=x86-64-v3")
+TORCH_GDN_BEGIN_ISA("arch=x86-64-v3")
 #define TORCH_GDN_SET_WIDTH 256
 namespace torch_gdn::cpu::modules_avx2 {
 constexpr int kLanes = 8, kLaneBits = 3;
 #include "cpu/simd/modules.h"
 }  // namespace torch_gdn::cpu::modules_avx2
 #undef TORCH_GDN_SET_WIDTH
-TORCH_GDN_END_SET
+TORCH_GDN_END_ISA
 
 #endif
 
@@ -45,14 +45,14 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-const InstructionSet kSet = best_instruction_set();
+const Isa kIsa = best_isa();
 
 }  // namespace
 
-#if TORCH_GDN_HAS_X86_SETS
+#if TORCH_GDN_HAS_X86_ISAS
 #define TORCH_GDN_CHOOSE(kernel)                            \
-  (kSet >= InstructionSet::kAvx512 ? modules_avx512::kernel \
-   : kSet == InstructionSet::kAvx2 ? modules_avx2::kernel   \
+  (kIsa >= Isa::kAvx512 ? modules_avx512::kernel \
+   : kIsa == Isa::kAvx2 ? modules_avx2::kernel   \
                                    : modules_baseline::kernel)
 #else
 #define TORCH_GDN_CHOOSE(kernel) modules_baseline::kernel
@@ -66,7 +66,7 @@ ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu) {
   return TORCH_GDN_CHOOSE(convolve_step_kernel)(dtype, S, silu);
 }
 
-ReadTurned read_turned_kernel(at::ScalarType dtype) { return TORCH_GDN_CHOOSE(read_turned_kernel)(dtype); }
+ReadTransposed read_transposed_kernel(at::ScalarType dtype) { return TORCH_GDN_CHOOSE(read_transposed_kernel)(dtype); }
 
 NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate) {
   return TORCH_GDN_CHOOSE(normalise_rows_kernel)(x, gate);

@@ -7,12 +7,12 @@
 
 namespace torch_gdn::cpu {
 
-constexpr int64_t kChannels = 512;        // of a piece of a convolution: rows of weights and history are so long
-constexpr int64_t kTurnedChannels = 128;  // of a piece whose tokens lie next to each other in memory
-constexpr int64_t kTurnedTokens = 64;     // that are turned at once: with as many channels 32 KB
+constexpr int64_t kChannels = 512;        // of a work_item of a convolution: rows of weights and history are so long
+constexpr int64_t kTransposedChannels = 128;  // of a work_item whose tokens lie next to each other in memory
+constexpr int64_t kTransposedTokens = 64;     // that are transposed at once: with as many channels 32 KB
 constexpr int64_t kLargestW = 4;
 
-// Some tokens of a piece. Strides are elements from token to token.
+// Some tokens of a work_item. Strides are elements from token to token.
 struct ConvolutionRows {
   const void* in;
   int64_t in_stride;
@@ -33,8 +33,8 @@ struct ConvolutionStep {
 };
 using ConvolveStep = void (*)(const ConvolutionStep&);
 
-// Channels whose tokens lie next to each other, `stride` elements from channel to channel, as rows of kTurnedChannels.
-using ReadTurned = void (*)(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out);
+// Channels whose tokens lie next to each other, `stride` elements from channel to channel, as rows of kTransposedChannels.
+using ReadTransposed = void (*)(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out);
 
 // Rows of x, as many of the gate and of the output.
 struct NormRows {
@@ -52,7 +52,7 @@ using NormaliseRows = void (*)(const NormRows&);
 Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu);
 // S is 3 or 4.
 ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu);
-ReadTurned read_turned_kernel(at::ScalarType dtype);
+ReadTransposed read_transposed_kernel(at::ScalarType dtype);
 NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate);
 
 constexpr int64_t kTileKeys = 64;  // of AURA's pass 1, that are looked up at once: 32 KB with D = 128
@@ -64,7 +64,7 @@ struct CodeTable {
 };
 
 // Packed rows of D codes, `stride` words from row to row, and floats, `width` from row to row.
-struct LookUp {
+struct Dequantise {
   const int32_t* words;
   int64_t stride, rows, bits, D;
   const CodeTable* table;
@@ -87,9 +87,9 @@ struct AuraTile {
 };
 
 struct AuraKernels {
-  void (*look_up)(const LookUp& codes);  // or nullptr: no faster than byte by byte
+  void (*dequantise)(const Dequantise& codes);  // or nullptr: no faster than byte by byte
   void (*dot_products)(const AuraTile& tile);
-  void (*weigh)(const AuraTile& tile, int64_t row, int64_t from, int64_t to);
+  void (*online_softmax)(const AuraTile& tile, int64_t row, int64_t from, int64_t to);
   void (*add_weighted)(const AuraTile& tile);
 };
 const AuraKernels& aura_kernels();

@@ -17,7 +17,7 @@ TORCH_GDN_INLINE void store(Pair* x, Words value) { *reinterpret_cast<WordsInMem
 TORCH_GDN_INLINE void prefetch(const void* x) { __builtin_prefetch(x, 0, 2); }
 
 TORCH_GDN_INLINE Vector multiply_add(float a, Vector b, Vector sum) { return sum + a * b; }
-#if TORCH_GDN_SET_HAS_BF16
+#if TORCH_GDN_ISA_HAS_BF16
 TORCH_GDN_INLINE Vector multiply_add(Pair a, Words b, Vector sum) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)b);
 }
@@ -70,7 +70,7 @@ TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) out[i] = x[i];
 }
 
-#if TORCH_GDN_SET_HAS_BF16
+#if TORCH_GDN_ISA_HAS_BF16
 typedef uint16_t HalfWords __attribute__((vector_size(2 * kLanes)));
 TORCH_GDN_INLINE Words narrowed(Vector x) {
   return __builtin_convertvector((HalfWords)_mm512_cvtneps_pbh((__m512)x), Words);

@@ -29,8 +29,8 @@ Launch launch_aura_encode(const AuraShape& shape, const Tensor& x, const optiona
   return {"aura_encode",
           "aura/aura_encode.metal",
           {metal_type(x.scalar_type()), std::to_string(shape.key_bits), std::to_string(shape.D)},
-          {x, or_stand_in(slots, x), signs.contiguous(), boundaries.contiguous(), codebook.contiguous(), codes, norms,
-           or_stand_in(means, norms), Binding::error_log(), Binding::values(parameters)},
+          {x, or_dummy(slots, x), signs.contiguous(), boundaries.contiguous(), codebook.contiguous(), codes, norms,
+           or_dummy(means, norms), Binding::error_log(), Binding::values(parameters)},
           {rotation_groups(parameters.vectors.count, shape.D), 1, 1},
           kThreads};
 }

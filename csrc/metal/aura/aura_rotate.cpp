@@ -11,7 +11,7 @@ Launch launch_aura_rotate(const Tensor& x, const Tensor& signs, double scale, bo
   return {"aura_rotate",
           "aura/aura_rotate.metal",
           {metal_type(x.scalar_type()), std::to_string(x.size(3)), inverse ? "true" : "false"},
-          {x, signs.contiguous(), y, or_stand_in(sums, y), Binding::values(parameters)},
+          {x, signs.contiguous(), y, or_dummy(sums, y), Binding::values(parameters)},
           {rotation_groups(parameters.vectors.count, x.size(3)), 1, 1},
           kThreads};
 }

@@ -5,10 +5,10 @@
 
 namespace torch_gdn {
 
-Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
-                          const StatePlaces& states, bool state_v_first, const optional<Tensor>& bounds,
+Launch launch_chunk_fwd_h(const ChunkShape<>& shape, const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
+                          const StateIo& states, bool state_v_first, const optional<Tensor>& cu_seqlens,
                           const Tensor& h, const Tensor& v_new) {
-  StateParameters parameters{};
+  ChunkFwdHParameters parameters{};
   parameters.sequence = sequence_parameters(shape);
   parameters.k = row_strides(k);
   parameters.h = state_strides(h, state_v_first);
@@ -24,14 +24,14 @@ Launch launch_chunk_fwd_h(const ChunkShape& shape, const Tensor& k, const Tensor
     parameters.has_final_state = 1;
   }
   // Without a token only a pool is written to, and is bound where nothing is read.
-  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_stand_in({}, states.target); };
+  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, states.target); };
   return {
       "chunk_fwd_h",
       "gdn/chunk_fwd_h.metal",
       {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
-       std::to_string(shape.C), packet_width({k, w}), metal_type(states.dtype())},
-      {bound(k), bound(w), bound(u), bound(g), bound(or_stand_in(states.source, g)), bound(or_stand_in(bounds, g)),
-       bound(or_stand_in(states.slots.indices, g)), bound(or_stand_in(states.slots.flags, g)), bound(h), bound(v_new),
+       std::to_string(shape.C), vector_width({k, w}), metal_type(states.dtype())},
+      {bound(k), bound(w), bound(u), bound(g), bound(or_dummy(states.source, g)), bound(or_dummy(cu_seqlens, g)),
+       bound(or_dummy(states.slots.indices, g)), bound(or_dummy(states.slots.flags, g)), bound(h), bound(v_new),
        states.target.defined() ? states.target : h, Binding::error_log(), Binding::values(parameters)},
       {size_t(ceil_div(shape.V, 32)), size_t(shape.HV), size_t(shape.N)},
       128};
@@ -56,10 +56,10 @@ std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k_any, const Tensor
     return {h.zero_(), v_new, final_state};
   }
   const auto final_state = output_final_state ? empty_state(shape, k, state_v_first) : Tensor();
-  const auto bounds = sequence_bounds(cu_seqlens, k.device());
+  const auto cu_seqlens = cu_seqlens_on(k.device(), cu_seqlens);
   launcher().run({launch_chunk_fwd_h(shape, k, as_contiguous(w, "w"), as_contiguous(u, "u"), as_f32(g),
                                      {.source = initial_state, .target = final_state, .slots = {}}, state_v_first,
-                                     bounds, h, v_new)});
+                                     cu_seqlens, h, v_new)});
   return {h, v_new, final_state.defined() ? final_state : at::empty({0}, k.options().dtype(at::kFloat))};
 }
 

@@ -5,10 +5,10 @@
 
 namespace torch_gdn {
 
-Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
-                          const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& bounds,
+Launch launch_chunk_fwd_o(const ChunkShape<>& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
+                          const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& cu_seqlens,
                           const Slots& slots, const Tensor& o) {
-  OutputParameters parameters{};
+  ChunkFwdOParameters parameters{};
   parameters.sequence = sequence_parameters(shape);
   parameters.slots = slots.parameters;
   parameters.slots.has_flags = 0;  // where a state comes from is done with
@@ -17,13 +17,13 @@ Launch launch_chunk_fwd_o(const ChunkShape& shape, const Tensor& q, const Tensor
   parameters.h = state_strides(h, state_v_first);
   parameters.heads = head_groups(shape);
   parameters.value_heads = int32_t(shape.HV);
-  parameters.is_wide = o.scalar_type() != q.scalar_type();
+  parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
   parameters.scale = float(scale);
   return {"chunk_fwd_o",
           "gdn/chunk_fwd_o.metal",
           {metal_type(q.scalar_type()), metal_type(h.scalar_type()), std::to_string(shape.K), std::to_string(shape.V),
-           std::to_string(shape.C), packet_width({q, k})},
-          {q, k, v, h, g, or_stand_in(bounds, g), or_stand_in(slots.indices, g), o, Binding::values(parameters)},
+           std::to_string(shape.C), vector_width({q, k})},
+          {q, k, v, h, g, or_dummy(cu_seqlens, g), or_dummy(slots.indices, g), o, Binding::values(parameters)},
           {size_t(shape.NT), size_t(shape.HV), size_t(shape.B)},
           size_t(2 * shape.C)};
 }
@@ -37,9 +37,9 @@ Tensor chunk_fwd_o(const Tensor& q_any, const Tensor& k_any, const Tensor& v, co
       check_chunk_fwd_o(q_any, k_any, v, h, g, scale, state_v_first, cu_seqlens, chunk_size, chunk_indices);
   const auto q = unit_last_stride(q_any, "q"), k = unit_last_stride(k_any, "k");
   const auto o = at::empty({shape.B, shape.T, shape.HV, shape.V}, q.options());
-  const auto bounds = sequence_bounds(cu_seqlens, q.device());
+  const auto cu_seqlens = cu_seqlens_on(q.device(), cu_seqlens);
   launcher().run({launch_chunk_fwd_o(shape, q, k, as_contiguous(v, "v"), as_contiguous(h, "h"), as_f32(g),
-                                     scale_or_default(scale, shape.K), state_v_first, bounds, {}, o)});
+                                     scale_or_default(scale, shape.K), state_v_first, cu_seqlens, {}, o)});
   return o;
 }
 

@@ -20,8 +20,8 @@ at::TensorOptions between(const Tensor& q) {
 }
 
 // Returns h.
-Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, const Gates& gates,
-                  const StatePlaces& states, const optional<Tensor>& bounds, const RuleOptions& options,
+Tensor run_stages(const ChunkShape<>& shape, Tensor q, Tensor k, const Tensor& v, const Gates& gates,
+                  const StateIo& states, const optional<Tensor>& cu_seqlens, const RuleOptions& options,
                   const Tensor& o) {
   const auto activation = q.options(), f32 = q.options().dtype(at::kFloat);
   std::vector<Launch> launches;
@@ -37,16 +37,16 @@ Tensor run_stages(const ChunkShape& shape, Tensor q, Tensor k, const Tensor& v, 
   const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, between(q)), v_new = at::empty_like(u);
   const auto h = at::empty(chunk_state_shape(shape, options.state_v_first), between(q));
 
-  launches.push_back(launch_chunk_fwd_intra(shape, k, v, gates, bounds, g_cumsum, w, u));
-  launches.push_back(launch_chunk_fwd_h(shape, k, w, u, g_cumsum, states, options.state_v_first, bounds, h, v_new));
-  launches.push_back(launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, options.scale, options.state_v_first, bounds,
+  launches.push_back(launch_chunk_fwd_intra(shape, k, v, gates, cu_seqlens, g_cumsum, w, u));
+  launches.push_back(launch_chunk_fwd_h(shape, k, w, u, g_cumsum, states, options.state_v_first, cu_seqlens, h, v_new));
+  launches.push_back(launch_chunk_fwd_o(shape, q, k, v_new, h, g_cumsum, options.scale, options.state_v_first, cu_seqlens,
                                         states.slots, o));
   launcher().run(launches);
   return h;
 }
 
 // Only stages leave the state before each chunk in memory.
-PrefillChoice choice_of(const ChunkShape& shape, bool return_intermediate_states) {
+PrefillChoice choice_of(const ChunkShape<>& shape, bool return_intermediate_states) {
   if (return_intermediate_states) return {PrefillAlgorithm::kChunked};
   const int64_t sequences = std::max<int64_t>(shape.N, 1);
   const int64_t tokens = shape.packed ? ceil_div(shape.T, sequences) : shape.T;
@@ -55,16 +55,16 @@ PrefillChoice choice_of(const ChunkShape& shape, bool return_intermediate_states
 }
 
 // Returns h; of an algorithm without stages, an empty one.
-Tensor run(const ChunkShape& shape, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any, const Gates& gates,
-           const StatePlaces& states, const optional<Tensor>& bounds, const RuleOptions& options, PrefillChoice choice,
+Tensor run(const ChunkShape<>& shape, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any, const Gates& gates,
+           const StateIo& states, const optional<Tensor>& cu_seqlens, const RuleOptions& options, PrefillChoice choice,
            const Tensor& o) {
   const auto q = unit_last_stride(q_any, "q"), k = unit_last_stride(k_any, "k"), v = unit_last_stride(v_any, "v");
   if (choice.algorithm == PrefillAlgorithm::kChunked)
-    return run_stages(shape, q, k, v, gates, states, bounds, options, o);
+    return run_stages(shape, q, k, v, gates, states, cu_seqlens, options, o);
   launcher().run(
       {choice.algorithm == PrefillAlgorithm::kFusedChunk
-           ? launch_chunk_gated_delta_rule(shape, q, k, v, gates, states, bounds, options, choice.chunk_size, o)
-           : launch_fused_recurrent_gated_delta_rule(shape, q, k, v, gates, Channels(), states, bounds, options, o)});
+           ? launch_chunk_gated_delta_rule(shape, q, k, v, gates, states, cu_seqlens, options, choice.chunk_size, o)
+           : launch_fused_recurrent_gated_delta_rule(shape, q, k, v, gates, Channels(), states, cu_seqlens, options, o)});
   return at::empty({0}, between(q));
 }
 
@@ -91,12 +91,12 @@ std::tuple<Tensor, Tensor, Tensor> chunk_gated_delta_rule(
   const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
   const auto h = run(shape, q, k, v, gates_of(g, beta, gates),
                      {.source = state_as_f32(initial_state), .target = final_state, .slots = {}},
-                     sequence_bounds(cu_seqlens, q.device()), options, choice_of(shape, return_intermediate_states), o);
+                     cu_seqlens_on(q.device(), cu_seqlens), options, choice_of(shape, return_intermediate_states), o);
   return {o, output_final_state ? final_state : nothing, return_intermediate_states ? h : at::empty({0}, h.options())};
 }
 
 // Without a token: a slot whose sequence starts anew becomes zeros.
-Tensor reset_states(const ChunkShape& shape, const Tensor& q, const StatePlaces& states, const RuleOptions& options) {
+Tensor reset_states(const ChunkShape<>& shape, const Tensor& q, const StateIo& states, const RuleOptions& options) {
   const auto nothing = at::empty({shape.B, 0, shape.HV, shape.V}, between(q));
   const auto no_keys = at::empty({shape.B, 0, shape.HV, shape.K}, between(q));
   const auto no_gates = at::empty({shape.B, 0, shape.HV}, q.options().dtype(at::kFloat));
@@ -126,7 +126,7 @@ std::tuple<Tensor, Tensor> chunk_gated_delta_rule_(
   const auto states = in_place(q.device(), pool);
   const auto h = shape.T == 0
                      ? reset_states(shape, q, states, options)
-                     : run(shape, q, k, v, gates_of(g, beta, gates), states, sequence_bounds(cu_seqlens, q.device()),
+                     : run(shape, q, k, v, gates_of(g, beta, gates), states, cu_seqlens_on(q.device(), cu_seqlens),
                            options, choice_of(shape, return_intermediate_states), o);
   return {o, return_intermediate_states ? h : at::empty({0}, h.options())};
 }

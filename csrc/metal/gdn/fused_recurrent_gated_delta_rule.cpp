@@ -15,8 +15,8 @@ bool value_is_inner(const optional<Tensor>& source, bool state_v_first) {
 }
 
 // 4 keys of a value lie together, from a multiple of 4 elements on.
-bool key_packets(const Tensor& state, bool state_v_first) {
-  return state_strides(state, state_v_first).key == 1 && packet_width({state_v_first ? state : state.mT()}) == "4";
+bool has_key_vectors(const Tensor& state, bool state_v_first) {
+  return state_strides(state, state_v_first).key == 1 && vector_width({state_v_first ? state : state.mT()}) == "4";
 }
 
 Channels readable_channels(const Channels& channels) {
@@ -38,20 +38,20 @@ ChannelParameters channel_parameters(const Channels& channels, const Gates& gate
 
 }  // namespace
 
-Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Tensor& q, const Tensor& k,
+Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape<>& shape, const Tensor& q, const Tensor& k,
                                                const Tensor& v, const Gates& gates, const Channels& channels,
-                                               const StatePlaces& states, const optional<Tensor>& bounds,
+                                               const StateIo& states, const optional<Tensor>& cu_seqlens,
                                                const RuleOptions& options, const Tensor& o) {
-  auto parameters = rule_parameters<RecurrentParameters>(shape, q, k, v, gates, states, options, o);
+  auto parameters = rule_parameters<FusedRecurrentParameters>(shape, q, k, v, gates, states, options, o);
   parameters.channels = channel_parameters(channels, gates);
   if (states.source.has_value()) {
-    parameters.initial_has_packets = key_packets(*states.source, options.state_v_first);
+    parameters.initial_has_vectors = has_key_vectors(*states.source, options.state_v_first);
   }
-  if (states.target.defined()) parameters.final_has_packets = key_packets(states.target, options.state_v_first);
+  if (states.target.defined()) parameters.final_has_vectors = has_key_vectors(states.target, options.state_v_first);
   const auto& channel = parameters.channels;
   const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
   // Without a token only a pool is written to, and is bound where nothing is read.
-  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_stand_in({}, states.target); };
+  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, states.target); };
   const auto or_bound = [&](const optional<Tensor>& x) { return bound(x.value_or(o)); };
   const auto spelled = [](bool value) { return value ? "true" : "false"; };
   return {"fused_recurrent_gated_delta_rule",
@@ -61,7 +61,7 @@ Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape& shape, const Te
            spelled(has_channels), metal_type(states.dtype())},
           {bound(q), bound(k), bound(v), or_bound(gates.g), or_bound(gates.beta), or_bound(gates.A_log),
            or_bound(gates.dt_bias), or_bound(channels.gk), or_bound(channels.gv), or_bound(states.source),
-           or_bound(bounds), or_bound(states.slots.indices), or_bound(states.slots.flags), bound(o),
+           or_bound(cu_seqlens), or_bound(states.slots.indices), or_bound(states.slots.flags), bound(o),
            states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},
           rule_threadgroups(shape),
           128};
@@ -87,10 +87,10 @@ std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
   }
   const auto final_state = output_final_state ? empty_state(shape, q, state_v_first) : Tensor();
   const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
-  const StatePlaces states{.source = state_as_f32(initial_state), .target = final_state, .slots = {}};
+  const StateIo states{.source = state_as_f32(initial_state), .target = final_state, .slots = {}};
   launcher().run({launch_fused_recurrent_gated_delta_rule(
       shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"), gates_of(g, beta, gates),
-      readable_channels(channels), states, sequence_bounds(cu_seqlens, q.device()), options, o)});
+      readable_channels(channels), states, cu_seqlens_on(q.device(), cu_seqlens), options, o)});
   return {o, output_final_state ? final_state : nothing};
 }
 
@@ -110,7 +110,7 @@ Tensor fused_recurrent_gated_delta_rule_(
   const RuleOptions options{use_qk_l2norm_in_kernel, state_v_first, scale_or_default(scale, shape.K)};
   launcher().run({launch_fused_recurrent_gated_delta_rule(
       shape, unit_last_stride(q, "q"), unit_last_stride(k, "k"), unit_last_stride(v, "v"), gates_of(g, beta, gates),
-      readable_channels(channels), in_place(q.device(), pool), sequence_bounds(cu_seqlens, q.device()), options, o)});
+      readable_channels(channels), in_place(q.device(), pool), cu_seqlens_on(q.device(), cu_seqlens), options, o)});
   return o;
 }
 

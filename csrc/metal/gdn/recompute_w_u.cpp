@@ -7,15 +7,15 @@ namespace torch_gdn {
 
 namespace {
 
-Launch launch(const ChunkShape& shape, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& A,
-              const Tensor& g, const optional<Tensor>& bounds, const Tensor& w, const Tensor& u) {
-  const RecomputeParameters parameters{sequence_parameters(shape), row_strides(k), row_strides(v), head_groups(shape),
+Launch launch(const ChunkShape<>& shape, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& A,
+              const Tensor& g, const optional<Tensor>& cu_seqlens, const Tensor& w, const Tensor& u) {
+  const RecomputeWUParameters parameters{sequence_parameters(shape), row_strides(k), row_strides(v), head_groups(shape),
                                        int32_t(shape.HV)};
   return {"recompute_w_u",
           "gdn/recompute_w_u.metal",
           {metal_type(k.scalar_type()), std::to_string(shape.K), std::to_string(shape.V), std::to_string(shape.C),
-           packet_width({k, v})},
-          {k, v, beta, A, g, or_stand_in(bounds, g), w, u, Binding::values(parameters)},
+           vector_width({k, v})},
+          {k, v, beta, A, g, or_dummy(cu_seqlens, g), w, u, Binding::values(parameters)},
           {size_t(shape.NT), size_t(shape.HV), size_t(shape.B)},
           size_t(2 * shape.C)};
 }
@@ -27,8 +27,8 @@ std::tuple<Tensor, Tensor> recompute_w_u(const Tensor& k_any, const Tensor& v_an
   const auto k = unit_last_stride(k_any, "k"), v = unit_last_stride(v_any, "v");
   const auto w = at::empty({shape.B, shape.T, shape.HV, shape.K}, k.options());
   const auto u = at::empty({shape.B, shape.T, shape.HV, shape.V}, k.options());
-  const auto bounds = sequence_bounds(cu_seqlens, k.device());
-  launcher().run({launch(shape, k, v, as_f32(beta), as_contiguous(A, "A"), as_f32(g), bounds, w, u)});
+  const auto cu_seqlens = cu_seqlens_on(k.device(), cu_seqlens);
+  launcher().run({launch(shape, k, v, as_f32(beta), as_contiguous(A, "A"), as_f32(g), cu_seqlens, w, u)});
   return {w, u};
 }
 

@@ -5,8 +5,8 @@
 namespace torch_gdn {
 
 template <typename Parameters>
-Parameters rule_parameters(const ChunkShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                           const Gates& gates, const StatePlaces& states, const RuleOptions& options, const Tensor& o) {
+Parameters rule_parameters(const ChunkShape<>& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+                           const Gates& gates, const StateIo& states, const RuleOptions& options, const Tensor& o) {
   Parameters parameters{};
   parameters.sequence = sequence_parameters(shape);
   parameters.q = row_strides(q);
@@ -16,7 +16,7 @@ Parameters rule_parameters(const ChunkShape& shape, const Tensor& q, const Tenso
   parameters.heads = head_groups(shape);
   parameters.value_heads = int32_t(shape.HV);
   parameters.value_size = int32_t(shape.V);
-  parameters.is_wide = o.scalar_type() != q.scalar_type();
+  parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
   parameters.scale = float(options.scale);
   parameters.slots = states.slots.parameters;
   if (states.source.has_value()) {
@@ -31,7 +31,7 @@ Parameters rule_parameters(const ChunkShape& shape, const Tensor& q, const Tenso
 }
 
 // A threadgroup for each 32 columns of V of each head of each sequence.
-inline std::array<size_t, 3> rule_threadgroups(const ChunkShape& shape) {
+inline std::array<size_t, 3> rule_threadgroups(const ChunkShape<>& shape) {
   return {size_t(ceil_div(shape.V, 32)), size_t(shape.HV), size_t(shape.N)};
 }
 

@@ -18,7 +18,7 @@ constexpr int64_t kFewTokens = 16;
 struct Call {
   ConvolutionShape shape;
   Tensor x, weight, bias, seq_idx;
-  optional<Tensor> bounds;
+  optional<Tensor> cu_seqlens;
   Tensor state, new_state;  // before the first tokens, and behind the last
   Slots slots;
   Tensor y;
@@ -28,7 +28,7 @@ ColumnStrides column_strides(const Tensor& state) { return {state.stride(0), sta
 
 // Rows of 4 elements that can be moved at once.
 bool is_in_fours(const Tensor& x) {
-  return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && packet_width({x}) == "4";
+  return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && vector_width({x}) == "4";
 }
 
 ConvolutionParameters parameters_of(const Call& call) {
@@ -43,20 +43,20 @@ ConvolutionParameters parameters_of(const Call& call) {
   parameters.has_bias = call.bias.defined();
   parameters.has_silu = call.shape.silu;
   parameters.has_state = call.state.defined();
-  parameters.has_tap_packets = is_in_fours(call.weight);
-  parameters.has_column_packets = is_in_fours(call.new_state) && (!call.state.defined() || is_in_fours(call.state));
+  parameters.has_tap_vectors = is_in_fours(call.weight);
+  parameters.has_column_vectors = is_in_fours(call.new_state) && (!call.state.defined() || is_in_fours(call.state));
   if (call.state.defined()) parameters.state = column_strides(call.state);
   if (call.new_state.defined()) parameters.new_state = column_strides(call.new_state);
   if (call.seq_idx.defined()) {
-    parameters.run_batch = call.seq_idx.stride(0);
-    parameters.run_token = call.seq_idx.stride(1);
-    parameters.run_bytes = int32_t(call.seq_idx.element_size());
+    parameters.segment_batch = call.seq_idx.stride(0);
+    parameters.segment_token = call.seq_idx.stride(1);
+    parameters.segment_bytes = int32_t(call.seq_idx.element_size());
   }
   return parameters;
 }
 
 Tensor or_weight(const Tensor& tensor, const Call& call) {
-  return or_stand_in(tensor.defined() ? optional(tensor) : std::nullopt, call.weight);
+  return or_dummy(tensor.defined() ? optional(tensor) : std::nullopt, call.weight);
 }
 
 // Of the states, or of x where there are none.
@@ -66,14 +66,14 @@ std::string state_type(const Call& call) {
 }
 
 // 4 channels at once where they lie next to each other, from a multiple of 4 on.
-std::string channel_packet(const Call& call) {
+std::string channel_vector_width(const Call& call) {
   const bool neighbours = call.x.stride(2) == 1 && call.shape.D % 4 == 0;
-  return neighbours ? packet_width({call.x}) : "1";
+  return neighbours ? vector_width({call.x}) : "1";
 }
 
 std::vector<std::string> arguments_of(const Call& call) {
   return {metal_type(call.x.scalar_type()), metal_type(call.weight.scalar_type()), state_type(call),
-          std::to_string(call.shape.W), channel_packet(call)};
+          std::to_string(call.shape.W), channel_vector_width(call)};
 }
 
 size_t channel_groups(const Call& call, const std::string& packet) {
@@ -85,9 +85,9 @@ std::vector<Binding> convolution_bindings(const Call& call, const ConvolutionPar
           call.weight,
           or_weight(call.bias, call),
           or_weight(call.state, call),
-          or_stand_in(call.slots.indices, call.weight),
-          or_stand_in(call.slots.flags, call.weight),
-          or_stand_in(call.bounds, call.weight),
+          or_dummy(call.slots.indices, call.weight),
+          or_dummy(call.slots.flags, call.weight),
+          or_dummy(call.cu_seqlens, call.weight),
           or_weight(call.seq_idx, call),
           call.y,
           Binding::error_log(),
@@ -130,8 +130,8 @@ Launch launch_causal_conv1d_update(const Call& call) {
           "layers/causal_conv1d_update.metal",
           arguments,
           {call.x, call.weight, or_weight(call.bias, call), or_weight(call.state, call),
-           or_stand_in(call.slots.indices, call.weight), or_stand_in(call.slots.flags, call.weight),
-           or_stand_in(call.bounds, call.weight), call.y, call.new_state, Binding::error_log(),
+           or_dummy(call.slots.indices, call.weight), or_dummy(call.slots.flags, call.weight),
+           or_dummy(call.cu_seqlens, call.weight), call.y, call.new_state, Binding::error_log(),
            Binding::values(parameters_of(call))},
           {channel_groups(call, "1"), 1, size_t(call.shape.sequence.N)},
           kThreads};
@@ -142,8 +142,8 @@ Launch launch_causal_conv1d_state(const Call& call) {
           "layers/causal_conv1d_state.metal",
           {metal_type(call.x.scalar_type()), state_type(call)},
           {or_weight(call.x.numel() > 0 ? call.x : Tensor(), call), or_weight(call.state, call),
-           or_stand_in(call.slots.indices, call.weight), or_stand_in(call.slots.flags, call.weight),
-           or_stand_in(call.bounds, call.weight), call.new_state, Binding::error_log(),
+           or_dummy(call.slots.indices, call.weight), or_dummy(call.slots.flags, call.weight),
+           or_dummy(call.cu_seqlens, call.weight), call.new_state, Binding::error_log(),
            Binding::values(parameters_of(call))},
           {channel_groups(call, "1"), 1, size_t(call.shape.sequence.N)},
           kThreads};
@@ -171,7 +171,7 @@ Call call_of(const ConvolutionShape& shape, const Tensor& x, const Tensor& weigh
   call.x = x;
   call.weight = weight;
   if (bias.has_value()) call.bias = bias->contiguous();
-  call.bounds = sequence_bounds(cu_seqlens, x.device());
+  call.cu_seqlens = cu_seqlens_on(x.device(), cu_seqlens);
   call.y = at::empty({shape.sequence.B, shape.sequence.T, shape.D}, x.options());
   return call;
 }

@@ -32,11 +32,11 @@ std::tuple<Tensor, Tensor> gdn_gating(const Tensor& A_log, const Tensor& a, cons
                                 .dt_bias = dt_bias,
                                 .use_sigmoid = true,
                                 .allow_neg_eigval = allow_neg_eigval});
-  const GatingParameters parameters{gates.parameters, int32_t(rows.size(1)), int32_t(HV), a.numel()};
+  const GdnGatingParameters parameters{gates.parameters, int32_t(rows.size(1)), int32_t(HV), a.numel()};
   launcher().run({{"gdn_gating",
                    "layers/gdn_gating.metal",
                    {std::to_string(kThreads)},
-                   {*gates.g, *gates.beta, *gates.A_log, or_stand_in(gates.dt_bias, *gates.A_log), g, beta,
+                   {*gates.g, *gates.beta, *gates.A_log, or_dummy(gates.dt_bias, *gates.A_log), g, beta,
                     Binding::values(parameters)},
                    {size_t(ceil_div(a.numel(), kThreads)), 1, 1},
                    kThreads}});

@@ -19,7 +19,7 @@ Tensor four_dimensions(const Tensor& x_any, const char* name) {
 
 Launch launch_rms_norm_gated(const GatedNormShape& shape, const Tensor& x, const Tensor& g,
                              const optional<Tensor>& weight, double eps, bool round_norm, const Tensor& y) {
-  GatedNormParameters parameters{};
+  RmsNormGatedParameters parameters{};
   parameters.tokens = int32_t(x.size(1));
   parameters.heads = int32_t(x.size(2));
   parameters.rows = shape.rows;
@@ -35,7 +35,7 @@ Launch launch_rms_norm_gated(const GatedNormShape& shape, const Tensor& x, const
   return {"rms_norm_gated",
           "layers/rms_norm_gated.metal",
           {metal_type(x.scalar_type()), metal_type(g.scalar_type()), metal_type(factor.scalar_type()),
-           std::to_string(shape.D), aligned ? packet_width({x, g}) : "1"},
+           std::to_string(shape.D), aligned ? vector_width({x, g}) : "1"},
           {x, g, factor, y, Binding::values(parameters)},
           {size_t(ceil_div(shape.rows, 4)), 1, 1},
           128};

@@ -176,7 +176,7 @@ inline AuraShape check_aura_rotate(const Tensor& x, const Tensor& signs, double 
   return s;
 }
 
-// So many keys a block, in whole tiles, that there are about `wanted` pieces of work where `groups` stand side by side
+// So many keys a block, in whole tiles, that there are about `wanted` work_items of work where `groups` stand side by side
 // already.
 inline int64_t default_block_size(int64_t T, int64_t tile, int64_t groups, int64_t wanted) {
   const int64_t tiles = std::max<int64_t>(1, ceil_div(T, tile));

@@ -1,170 +1,97 @@
-// What both end-to-end ops accept. Their arguments are many, so those that go together travel together.
+// What the end-to-end ops share: inputs, options, states.
 #pragma once
-#include <string_view>
-
+#include "ops/chunk_shape.h"
+#include "ops/gates.h"
+#include "ops/op.h"
 #include "ops/slots.h"
 
 namespace torch_gdn {
 
-// How g and beta become log decay and step: g = -exp(A_log) softplus(g + dt_bias), beta = sigmoid(beta) or twice that.
-struct GateOptions {
-  bool use_gate = false;
-  optional<Tensor> A_log, dt_bias;  // read where use_gate is set
-  bool use_sigmoid = false;
-  bool allow_neg_eigval = false;
-};
-
-struct Channels {
+// Decays for each channel of K and of V, on top of g.
+struct ChannelDecays {
   optional<Tensor> gk, gv;
 };
 
-// States of a server's sequences, updated in place.
-struct Pool {
-  const Tensor& states;  // [slots, HV, K, V], or [slots, HV, V, K]
-  const optional<Tensor>&indices, &has_state;
-  int64_t null_index;
-  bool v_first;
-};
+// [rows.., HV, K, V], or [rows.., HV, V, K] where v_first.
+template <typename Int>
+std::vector<Int> state_sizes(std::vector<Int> rows, const ChunkShape<Int>& s, bool v_first) {
+  rows.insert(rows.end(), {s.HV, v_first ? s.V : s.K, v_first ? s.K : s.V});
+  return rows;
+}
 
-struct EndToEndOp {
-  const char* name;
-  const Tensor &q, &k, &v;
-  const optional<Tensor>&g, &beta;
-  const GateOptions& gates;
+template <typename Int>
+void check_initial_state(const Check<Int>& check, const ChunkShape<Int>& s, const optional<Tensor>& state,
+                         bool v_first) {
+  if (!state.has_value()) return;
+  check.shape("initial_state", *state, v_first ? "[N, HV, V, K]" : "[N, HV, K, V]", state_sizes({s.N}, s, v_first));
+  check.is_floating("initial_state", *state);
+}
+
+// A final state, float32; what is returned without one has no elements.
+template <typename Int>
+Tensor final_state(const ChunkShape<Int>& s, const Tensor& like, bool wanted, bool v_first) {
+  const auto options = like.options().dtype(at::kFloat);
+  return wanted ? empty<Int>(state_sizes({s.N}, s, v_first), options) : no_output(options);
+}
+
+// The inputs and options of one call. `Optional` is optional<Tensor> where g and beta may be None.
+template <typename Int, typename Optional>
+struct GatedDeltaRule {
+  Tensor q, k, v;
+  Optional g, beta;
+  optional<double> scale;
+  bool use_qk_l2norm;
+  bool state_v_first;
+  optional<Tensor> cu_seqlens;
+  GateOptions gates;
   optional<at::ScalarType> output_dtype;
   std::string_view head_grouping;
+
+  ChunkShape<Int> shape;
+
+  // All but beta, the states and the sequences.
+  void check_inputs(const Check<Int>& check) {
+    check.is_activation("q", q);
+    check.dimensions("q", q, 4, "[B, T, H, K]");
+    check.same_dtype("k", k, "q", q);
+    check.same_dtype("v", v, "q", q);
+    check.dimensions("v", v, 4, "[B, T, HV, V]");
+    auto& s = shape;
+    s.B = size_of<Int>(q, 0), s.T = size_of<Int>(q, 1), s.H = size_of<Int>(q, 2), s.K = size_of<Int>(q, 3);
+    s.HV = size_of<Int>(v, 2), s.V = size_of<Int>(v, 3);
+    check_key_size(check, "q", s.K);
+    check_value_size(check, "v", s.V);
+    check_heads(check, "q", s.H, "v", s.HV);
+    check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
+    check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
+    const optional<Tensor> some_g = g, some_beta = beta;
+    if (some_g.has_value()) {
+      check.is_floating("g", *some_g);
+      check.shape("g", *some_g, "[B, T, HV]", {s.B, s.T, s.HV});
+    }
+    if (some_beta.has_value()) check.is_floating("beta", *some_beta);
+    check_gates(check, s.HV, some_g, some_beta, gates);
+    check.value(dtype_of_output() == q.scalar_type() || dtype_of_output() == at::kFloat, "output_dtype",
+                "float32 or the dtype of q", dtype_name(dtype_of_output()));
+    check.value(head_grouping == "block" || head_grouping == "tiled", "head_grouping", "'block' or 'tiled'", "'",
+                head_grouping, "'");
+    s.tiled = head_grouping == "tiled";
+  }
+
+  void check_pool(const Check<Int>& check, const StatePool& pool) const {
+    const char* pattern = state_v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";
+    check.is_activation("state_pool", pool.states);
+    check.dimensions("state_pool", pool.states, 4, pattern);
+    check.shape("state_pool", pool.states, pattern,
+                state_sizes({size_of<Int>(pool.states, 0)}, shape, state_v_first));
+    check_slots(check, shape.N, pool);
+  }
+
+  at::ScalarType dtype_of_output() const { return output_dtype.value_or(q.scalar_type()); }
+
+  Tensor output() const {
+    return empty<Int>({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(dtype_of_output()));
+  }
 };
-
-inline at::ScalarType output_dtype_of(const EndToEndOp& op) { return op.output_dtype.value_or(op.q.scalar_type()); }
-
-namespace detail {
-
-inline void check_gates(const Check& check, const ChunkShape& s, const EndToEndOp& op) {
-  const auto& [use_gate, A_log, dt_bias, use_sigmoid, allow_neg_eigval] = op.gates;
-  check.value(!use_gate || op.g.has_value(), "g", "a tensor where use_gate_in_kernel is set", "None");
-  check.value(!use_gate || A_log.has_value(), "A_log", "a tensor where use_gate_in_kernel is set", "None");
-  check.value(!use_sigmoid || op.beta.has_value(), "beta", "a tensor where use_beta_sigmoid_in_kernel is set", "None");
-  check.value(!allow_neg_eigval || use_sigmoid, "allow_neg_eigval", "False where use_beta_sigmoid_in_kernel is False",
-              "True");
-  if (!use_gate) return;
-  check.is_floating("A_log", *A_log);
-  check.shape("A_log", *A_log, "[HV]", {s.HV});
-  if (!dt_bias.has_value()) return;
-  check.is_floating("dt_bias", *dt_bias);
-  check.shape("dt_bias", *dt_bias, "[HV]", {s.HV});
-}
-
-inline void check_output(const Check& check, const EndToEndOp& op) {
-  const auto dtype = output_dtype_of(op);
-  check.value(dtype == op.q.scalar_type() || dtype == at::kFloat, "output_dtype", "float32 or the dtype of q", dtype);
-  check.value(op.head_grouping == "block" || op.head_grouping == "tiled", "head_grouping", "'block' or 'tiled'", "'",
-              op.head_grouping, "'");
-}
-
-// Fills all but what sequences() fills.
-inline ChunkShape check_inputs(const Check& check, const EndToEndOp& op) {
-  const auto& [name, q, k, v, g, beta, gates, output_dtype, head_grouping] = op;
-  check.is_activation("q", q);
-  check.dimensions("q", q, 4, "[B, T, H, K]");
-  check.same_dtype("k", k, q);
-  check.same_dtype("v", v, q);
-  check.dimensions("v", v, 4, "[B, T, HV, V]");
-  ChunkShape s{.B = q.size(0), .T = q.size(1), .H = q.size(2), .HV = v.size(2), .K = q.size(3), .V = v.size(3)};
-  check.key_size("q", s.K);
-  check.value_size("v", s.V);
-  check.heads("q", s.H, "v", s.HV);
-  check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
-  check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-  if (g.has_value()) {
-    check.is_floating("g", *g);
-    check.shape("g", *g, "[B, T, HV]", {s.B, s.T, s.HV});
-  }
-  if (beta.has_value()) check.is_floating("beta", *beta);
-  check_gates(check, s, op);
-  check_output(check, op);
-  s.tiled = head_grouping == "tiled";
-  return s;
-}
-
-inline void check_channels(const Check& check, const ChunkShape& s, const Channels& channels) {
-  if (channels.gk.has_value()) {
-    check.is_floating("gk", *channels.gk);
-    check.shape("gk", *channels.gk, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
-  }
-  if (channels.gv.has_value()) {
-    check.is_floating("gv", *channels.gv);
-    check.shape("gv", *channels.gv, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-  }
-}
-
-inline void check_pool(const Check& check, const ChunkShape& s, const Pool& pool) {
-  const char* pattern = pool.v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";
-  check.is_activation("state_pool", pool.states);
-  check.dimensions("state_pool", pool.states, 4, pattern);
-  check.shape("state_pool", pool.states, pattern,
-              {pool.states.size(0), s.HV, pool.v_first ? s.V : s.K, pool.v_first ? s.K : s.V});
-  check_slots(check, s.N, pool.states, pool.indices, pool.has_state, pool.null_index);
-}
-
-// All but the states.
-inline ChunkShape check_chunked(const Check& check, const EndToEndOp& op, const optional<Tensor>& cu_seqlens,
-                                const optional<Tensor>& chunk_indices, int64_t chunk_size) {
-  check.chunk_size(chunk_size);
-  auto s = check_inputs(check, op);
-  s.C = chunk_size;
-  check.shape("beta", *op.beta, "[B, T, HV]", {s.B, s.T, s.HV});
-  check.sequences(s, cu_seqlens, chunk_indices);
-  return s;
-}
-
-inline ChunkShape check_recurrent(const Check& check, const EndToEndOp& op, const Channels& channels,
-                                  const optional<Tensor>& cu_seqlens) {
-  auto s = check_inputs(check, op);
-  if (op.beta.has_value() && op.beta->dim() == 4) {
-    check.shape("beta", *op.beta, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-  } else if (op.beta.has_value()) {
-    check.shape("beta", *op.beta, "[B, T, HV]", {s.B, s.T, s.HV});
-  }
-  check_channels(check, s, channels);
-  check.sequences(s, cu_seqlens, std::nullopt);
-  return s;
-}
-
-}  // namespace detail
-
-inline ChunkShape check_chunk_gated_delta_rule(const EndToEndOp& op, const optional<Tensor>& initial_state,
-                                               bool state_v_first, const optional<Tensor>& cu_seqlens,
-                                               const optional<Tensor>& chunk_indices, int64_t chunk_size) {
-  const Check check(op.name, "q", op.q);
-  const auto s = detail::check_chunked(check, op, cu_seqlens, chunk_indices, chunk_size);
-  check.initial_state(s, initial_state, state_v_first);
-  return s;
-}
-
-inline ChunkShape check_chunk_gated_delta_rule_(const EndToEndOp& op, const Pool& pool,
-                                                const optional<Tensor>& cu_seqlens,
-                                                const optional<Tensor>& chunk_indices, int64_t chunk_size) {
-  const Check check(op.name, "q", op.q);
-  const auto s = detail::check_chunked(check, op, cu_seqlens, chunk_indices, chunk_size);
-  detail::check_pool(check, s, pool);
-  return s;
-}
-
-inline ChunkShape check_fused_recurrent_gated_delta_rule(const EndToEndOp& op, const Channels& channels,
-                                                         const optional<Tensor>& initial_state, bool state_v_first,
-                                                         const optional<Tensor>& cu_seqlens) {
-  const Check check(op.name, "q", op.q);
-  const auto s = detail::check_recurrent(check, op, channels, cu_seqlens);
-  check.initial_state(s, initial_state, state_v_first);
-  return s;
-}
-
-inline ChunkShape check_fused_recurrent_gated_delta_rule_(const EndToEndOp& op, const Channels& channels,
-                                                          const Pool& pool, const optional<Tensor>& cu_seqlens) {
-  const Check check(op.name, "q", op.q);
-  const auto s = detail::check_recurrent(check, op, channels, cu_seqlens);
-  detail::check_pool(check, s, pool);
-  return s;
-}
 
 }  // namespace torch_gdn

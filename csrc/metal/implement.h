@@ -1,0 +1,15 @@
+// An op on Metal: implement<Op, run>(m) in TORCH_LIBRARY_IMPL(gdn, MPS, m).
+#pragma once
+#include "metal/parameters.h"
+#include "ops/op.h"
+
+namespace torch_gdn::metal {
+
+inline void prepare_output(const Tensor&) {}
+
+template <template <typename> class Op, auto run>
+void implement(torch::Library& m) {
+  torch_gdn::implement<Op, run, &prepare_output>(m);
+}
+
+}  // namespace torch_gdn::metal

@@ -1,0 +1,34 @@
+#include "ops/chunk_shape.h"
+
+namespace torch_gdn {
+
+void check_cu_seqlens(const char* op, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens,
+                      const optional<Tensor>& chunk_indices) {
+  if (!cu_seqlens.has_value() || !cu_seqlens->is_cpu()) return;
+  const Tensor boundaries = cu_seqlens->to(at::kLong);
+  const auto at = boundaries.accessor<int64_t, 1>();
+  TORCH_CHECK_VALUE(at[0] == 0, op, ": cu_seqlens: expected the first boundary to be 0, got ", at[0]);
+  int64_t chunks = 0;
+  for (int64_t n = 0; n < s.N; ++n) {
+    TORCH_CHECK_VALUE(at[n] <= at[n + 1], op, ": cu_seqlens: expected ascending boundaries, got ", at[n], " before ",
+                      at[n + 1], " at index ", n);
+    if (s.C > 0) chunks += ceil_div(at[n + 1] - at[n], s.C);
+  }
+  TORCH_CHECK_VALUE(at[s.N] == s.T, op, ": cu_seqlens: expected the last boundary to be T = ", s.T, ", got ", at[s.N]);
+  TORCH_CHECK_VALUE(!chunk_indices.has_value() || s.NT >= chunks, op, ": chunk_indices: expected ", chunks,
+                    " rows, one for each chunk of cu_seqlens, got ", s.NT);
+}
+
+optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens) {
+  if (!cu_seqlens.has_value()) return std::nullopt;
+  return cu_seqlens->to(cu_seqlens->options().device(device).dtype(at::kLong)).contiguous();
+}
+
+Tensor unit_last_stride(const Tensor& x, const char* name) {
+  if (x.size(-1) <= 1 || x.stride(-1) == 1) return x;
+  TORCH_WARN_ONCE("torch_gdn: ", name, " has a last stride of ", x.stride(-1),
+                  " and is copied on every call; a last stride of 1 needs no copy (any other stride is free)");
+  return x.contiguous();
+}
+
+}  // namespace torch_gdn

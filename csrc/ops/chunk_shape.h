@@ -1,0 +1,92 @@
+// The sizes of the ops that go over tokens, batched or packed, and the checks of cu_seqlens and chunk_indices.
+#pragma once
+#include "ops/check.h"
+
+namespace torch_gdn {
+
+template <typename Int = int64_t>
+struct ChunkShape {
+  Int B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;  // what an op does not have stays 0
+  Int N = 0;                                      // sequences: B, or len(cu_seqlens) - 1 when packed
+  Int NT = 0;                                     // rows of h: chunks of a batch row, or an upper bound when packed
+  Int C = 0;                                      // tokens of a chunk
+  bool packed = false;
+  bool tiled = false;  // key head h serves value heads h, h + H, ...; else HV / H neighbours
+};
+
+constexpr int64_t kLargestK = 256, kLargestV = 512;
+inline bool is_chunk_size(const c10::SymInt& size) { return size == 16 || size == 32 || size == 64; }
+
+template <typename Int>
+void check_chunk_size(const Check<Int>& check, int64_t size) {
+  check.value(is_chunk_size(size), "chunk_size", "16, 32 or 64", size);
+}
+
+// That of a matrix [.., chunk_size].
+template <typename Int>
+void check_chunk_columns(const Check<Int>& check, const char* argument, const Int& size) {
+  check.value(is_chunk_size(size), argument, "a last dimension (the chunk size) of 16, 32 or 64", size);
+}
+
+template <typename Int>
+void check_key_size(const Check<Int>& check, const char* argument, const Int& K) {
+  static_assert(kLargestK == 256);
+  check.in_range(argument, "K from 1 to 256", K, 1, kLargestK);
+}
+
+template <typename Int>
+void check_value_size(const Check<Int>& check, const char* argument, const Int& V) {
+  static_assert(kLargestV == 512);
+  check.in_range(argument, "V from 1 to 512", V, 1, kLargestV);
+}
+
+template <typename Int>
+void check_heads(const Check<Int>& check, const char* key, const Int& key_heads, const char* argument,
+                 const Int& value_heads) {
+  check.value(sym_ge(key_heads, Int(1)), key, "at least one head", key_heads);
+  const bool multiple = holds(sym_ge(value_heads, Int(1))) && holds(sym_eq(value_heads % key_heads, Int(0)));
+  TORCH_CHECK_VALUE(multiple, check.op(), ": ", argument, ": expected a number of heads that is a multiple of the ",
+                    key_heads, " of ", key, ", got ", value_heads);
+}
+
+// Derives N, NT and packed from B, T and C. C is 0 for an op without chunks.
+template <typename Int>
+void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional<Tensor>& cu_seqlens,
+                     const optional<Tensor>& chunk_indices = std::nullopt) {
+  const bool chunked = s.C != 0;
+  s.packed = cu_seqlens.has_value();
+  s.N = s.B;
+  s.NT = chunked ? ceil_div(s.T, s.C) : Int(0);
+  check.value(s.packed || !chunk_indices.has_value(), "chunk_indices", "None where cu_seqlens is None", "a tensor");
+  if (!s.packed) return;
+  check.is_index("cu_seqlens", *cu_seqlens);
+  check.on_device_or_cpu("cu_seqlens", *cu_seqlens);
+  const char* expected = "shape [N + 1] with N >= 1";
+  check.value(cu_seqlens->dim() == 1, "cu_seqlens", expected, sizes_of<Int>(*cu_seqlens));
+  s.N = size_of<Int>(*cu_seqlens, 0) - 1;
+  check.value(sym_ge(s.N, Int(1)), "cu_seqlens", expected, sizes_of<Int>(*cu_seqlens));
+  check.value(sym_eq(s.B, Int(1)), "cu_seqlens", "a batch of 1 (sequences packed along T)", "a batch of ", s.B);
+  if (chunked) s.NT += s.N;
+  if (!chunk_indices.has_value()) return;
+  check.is_index("chunk_indices", *chunk_indices);
+  check.on_device_or_cpu("chunk_indices", *chunk_indices);
+  check.value(chunk_indices->dim() == 2 && holds(sym_eq(size_of<Int>(*chunk_indices, 1), Int(2))), "chunk_indices",
+              "shape [NT, 2]", sizes_of<Int>(*chunk_indices));
+  s.NT = size_of<Int>(*chunk_indices, 0);
+}
+
+// The content of a cu_seqlens on the CPU; the kernels check that of one on the device.
+void check_cu_seqlens(const char* op, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens,
+                      const optional<Tensor>& chunk_indices = std::nullopt);
+
+// Contiguous int64 on `device`, as the kernels read them.
+optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens);
+
+// Kernels take any strides but the last; another than 1 is copied, with one warning.
+Tensor unit_last_stride(const Tensor& x, const char* name);
+
+inline double scale_or_default(optional<double> scale, int64_t K) {
+  return scale.value_or(1.0 / std::sqrt(static_cast<double>(K)));
+}
+
+}  // namespace torch_gdn

@@ -1,0 +1,53 @@
+// The output of each chunk: what the state before it gives, and what its own tokens give.
+#pragma once
+#include "ops/gdn/gated_delta_rule.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct ChunkFwdO {
+  static constexpr const char* kSchema =
+      "chunk_fwd_o(Tensor q, Tensor k, Tensor v, Tensor h, Tensor g, float? scale=None, bool state_v_first=False, "
+      "Tensor? cu_seqlens=None, int chunk_size=64, Tensor? chunk_indices=None) -> Tensor";
+
+  Tensor q, k, v, h, g;
+  optional<double> scale;
+  bool state_v_first;
+  optional<Tensor> cu_seqlens;
+  int64_t chunk_size;
+  optional<Tensor> chunk_indices;
+
+  ChunkShape<Int> shape;
+
+  auto arguments() { return std::tie(q, k, v, h, g, scale, state_v_first, cu_seqlens, chunk_size, chunk_indices); }
+
+  void check() {
+    const Check<Int> check("chunk_fwd_o", "q", q);
+    check.is_activation("q", q);
+    check.dimensions("q", q, 4, "[B, T, H, K]");
+    check.same_dtype("k", k, "q", q);
+    check.same_dtype("v", v, "q", q);
+    check.dimensions("v", v, 4, "[B, T, HV, V]");
+    check.same_dtype("h", h, "q", q);
+    check_chunk_size(check, chunk_size);
+    auto& s = shape;
+    s = {.B = size_of<Int>(q, 0), .T = size_of<Int>(q, 1), .H = size_of<Int>(q, 2), .HV = size_of<Int>(v, 2)};
+    s.K = size_of<Int>(q, 3), s.V = size_of<Int>(v, 3), s.C = chunk_size;
+    check_key_size(check, "q", s.K);
+    check_value_size(check, "v", s.V);
+    check_heads(check, "q", s.H, "v", s.HV);
+    check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
+    check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
+    check.is_float32("g", g);
+    check.shape("g", g, "[B, T, HV]", {s.B, s.T, s.HV});
+    check_sequences(check, s, cu_seqlens, chunk_indices);
+    check.shape("h", h, state_v_first ? "[B, NT, HV, V, K]" : "[B, NT, HV, K, V]",
+                state_sizes({s.B, s.NT}, s, state_v_first));
+  }
+
+  void check_contents() const { check_cu_seqlens("chunk_fwd_o", shape, cu_seqlens, chunk_indices); }
+
+  Tensor outputs() const { return empty<Int>({shape.B, shape.T, shape.HV, shape.V}, q.options()); }
+};
+
+}  // namespace torch_gdn

@@ -1,0 +1,110 @@
+// The end-to-end op of prefill, and its twin on a pool of states.
+#pragma once
+#include "ops/gdn/gated_delta_rule.h"
+
+namespace torch_gdn {
+
+// What both share. return_intermediate_states: h, the state before each chunk.
+template <typename Int>
+struct ChunkedRule : GatedDeltaRule<Int, Tensor> {
+  optional<Tensor> chunk_indices;
+  int64_t chunk_size;
+  bool return_intermediate_states;
+
+  void check_chunked(const Check<Int>& check) {
+    check_chunk_size(check, chunk_size);
+    this->check_inputs(check);
+    auto& s = this->shape;
+    s.C = chunk_size;
+    check.shape("beta", this->beta, "[B, T, HV]", {s.B, s.T, s.HV});
+    check_sequences(check, s, this->cu_seqlens, chunk_indices);
+  }
+
+  // A state may leave half's range: with half, what goes from stage to stage is float32.
+  at::TensorOptions intermediate_options() const {
+    const auto dtype = this->q.scalar_type();
+    return this->q.options().dtype(dtype == at::kHalf ? at::kFloat : dtype);
+  }
+
+  Tensor chunk_states() const {
+    const auto& s = this->shape;
+    return return_intermediate_states
+               ? empty<Int>(state_sizes({s.B, s.NT}, s, this->state_v_first), intermediate_options())
+               : no_output(intermediate_options());
+  }
+};
+
+template <typename Int>
+struct ChunkGatedDeltaRule : ChunkedRule<Int> {
+  static constexpr const char* kSchema =
+      "chunk_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float? scale=None, "
+      "Tensor? initial_state=None, bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, "
+      "bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? chunk_indices=None, int chunk_size=64, "
+      "bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
+      "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
+      "str head_grouping='block', bool return_intermediate_states=False) -> "
+      "(Tensor o, Tensor final_state, Tensor h)";
+
+  optional<Tensor> initial_state;
+  bool output_final_state;
+
+  auto arguments() {
+    return std::tie(this->q, this->k, this->v, this->g, this->beta, this->scale, initial_state, output_final_state,
+                    this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->chunk_indices, this->chunk_size,
+                    this->gates.use_gate, this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid,
+                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
+                    this->return_intermediate_states);
+  }
+
+  void check() {
+    const Check<Int> check("chunk_gated_delta_rule", "q", this->q);
+    this->check_chunked(check);
+    check_initial_state(check, this->shape, initial_state, this->state_v_first);
+  }
+
+  void check_contents() const {
+    check_cu_seqlens("chunk_gated_delta_rule", this->shape, this->cu_seqlens, this->chunk_indices);
+  }
+
+  std::tuple<Tensor, Tensor, Tensor> outputs() const {
+    return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first),
+            this->chunk_states()};
+  }
+};
+
+template <typename Int>
+struct ChunkGatedDeltaRuleInPlace : ChunkedRule<Int> {
+  static constexpr const char* kSchema =
+      "chunk_gated_delta_rule_(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state_pool, "
+      "Tensor? state_indices=None, Tensor? has_initial_state=None, int null_index=-1, float? scale=None, "
+      "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, "
+      "Tensor? chunk_indices=None, int chunk_size=64, bool use_gate_in_kernel=False, Tensor? A_log=None, "
+      "Tensor? dt_bias=None, bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, "
+      "ScalarType? output_dtype=None, str head_grouping='block', bool return_intermediate_states=False) -> "
+      "(Tensor o, Tensor h)";
+
+  StatePool pool;
+
+  auto arguments() {
+    return std::tie(this->q, this->k, this->v, this->g, this->beta, pool.states, pool.indices, pool.has_initial_state,
+                    pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
+                    this->chunk_indices, this->chunk_size, this->gates.use_gate, this->gates.A_log,
+                    this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval,
+                    this->output_dtype, this->head_grouping, this->return_intermediate_states);
+  }
+
+  void check() {
+    const Check<Int> check("chunk_gated_delta_rule_", "q", this->q);
+    this->check_chunked(check);
+    this->check_pool(check, pool);
+  }
+
+  void check_contents() const {
+    check_cu_seqlens("chunk_gated_delta_rule_", this->shape, this->cu_seqlens, this->chunk_indices);
+    check_state_indices("chunk_gated_delta_rule_", pool);
+  }
+
+  std::tuple<Tensor, Tensor> outputs() const { return {this->output(), this->chunk_states()}; }
+};
+
+}  // namespace torch_gdn

@@ -1,0 +1,101 @@
+// The end-to-end op of decode, and its twin on a pool of states. beta may be [B, T, HV, V]; None is 1. g None: no decay.
+#pragma once
+#include "ops/gdn/gated_delta_rule.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct RecurrentRule : GatedDeltaRule<Int, optional<Tensor>> {
+  ChannelDecays channels;
+
+  void check_recurrent(const Check<Int>& check) {
+    this->check_inputs(check);
+    auto& s = this->shape;
+    const auto& [gk, gv] = channels;
+    if (this->beta.has_value() && this->beta->dim() == 4) {
+      check.shape("beta", *this->beta, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
+    } else if (this->beta.has_value()) {
+      check.shape("beta", *this->beta, "[B, T, HV]", {s.B, s.T, s.HV});
+    }
+    if (gk.has_value()) {
+      check.is_floating("gk", *gk);
+      check.shape("gk", *gk, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
+    }
+    if (gv.has_value()) {
+      check.is_floating("gv", *gv);
+      check.shape("gv", *gv, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
+    }
+    check_sequences(check, s, this->cu_seqlens);
+  }
+};
+
+template <typename Int>
+struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
+  static constexpr const char* kSchema =
+      "fused_recurrent_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? beta=None, "
+      "float? scale=None, Tensor? initial_state=None, bool output_final_state=False, "
+      "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
+      "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
+      "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
+      "str head_grouping='block') -> (Tensor o, Tensor final_state)";
+
+  optional<Tensor> initial_state;
+  bool output_final_state;
+
+  auto arguments() {
+    return std::tie(this->q, this->k, this->v, this->g, this->beta, this->scale, initial_state, output_final_state,
+                    this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->channels.gk, this->channels.gv,
+                    this->gates.use_gate, this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid,
+                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping);
+  }
+
+  void check() {
+    const Check<Int> check("fused_recurrent_gated_delta_rule", "q", this->q);
+    this->check_recurrent(check);
+    check_initial_state(check, this->shape, initial_state, this->state_v_first);
+  }
+
+  void check_contents() const {
+    check_cu_seqlens("fused_recurrent_gated_delta_rule", this->shape, this->cu_seqlens);
+  }
+
+  std::tuple<Tensor, Tensor> outputs() const {
+    return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first)};
+  }
+};
+
+template <typename Int>
+struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
+  static constexpr const char* kSchema =
+      "fused_recurrent_gated_delta_rule_(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state_pool, "
+      "Tensor? state_indices=None, Tensor? has_initial_state=None, int null_index=-1, float? scale=None, "
+      "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
+      "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
+      "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
+      "str head_grouping='block') -> Tensor o";
+
+  StatePool pool;
+
+  auto arguments() {
+    return std::tie(this->q, this->k, this->v, this->g, this->beta, pool.states, pool.indices, pool.has_initial_state,
+                    pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
+                    this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log,
+                    this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval,
+                    this->output_dtype, this->head_grouping);
+  }
+
+  void check() {
+    const Check<Int> check("fused_recurrent_gated_delta_rule_", "q", this->q);
+    this->check_recurrent(check);
+    this->check_pool(check, pool);
+  }
+
+  void check_contents() const {
+    check_cu_seqlens("fused_recurrent_gated_delta_rule_", this->shape, this->cu_seqlens);
+    check_state_indices("fused_recurrent_gated_delta_rule_", pool);
+  }
+
+  Tensor outputs() const { return this->output(); }
+};
+
+}  // namespace torch_gdn

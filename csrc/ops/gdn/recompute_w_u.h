@@ -1,0 +1,53 @@
+// w and u: keys and values of each chunk under (I + A)^-1.
+#pragma once
+#include "ops/chunk_shape.h"
+#include "ops/op.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct RecomputeWU {
+  static constexpr const char* kSchema =
+      "recompute_w_u(Tensor k, Tensor v, Tensor beta, Tensor A, Tensor g, Tensor? cu_seqlens=None, "
+      "Tensor? chunk_indices=None) -> (Tensor w, Tensor u)";
+
+  Tensor k, v, beta, A, g;
+  optional<Tensor> cu_seqlens, chunk_indices;
+
+  ChunkShape<Int> shape;
+
+  auto arguments() { return std::tie(k, v, beta, A, g, cu_seqlens, chunk_indices); }
+
+  void check() {
+    const Check<Int> check("recompute_w_u", "k", k);
+    check.is_activation("k", k);
+    check.dimensions("k", k, 4, "[B, T, H, K]");
+    check.same_dtype("v", v, "k", k);
+    check.dimensions("v", v, 4, "[B, T, HV, V]");
+    check.is_float32("A", A);
+    check.dimensions("A", A, 4, "[B, T, HV, chunk_size]");
+    auto& s = shape;
+    s = {.B = size_of<Int>(k, 0), .T = size_of<Int>(k, 1), .H = size_of<Int>(k, 2), .HV = size_of<Int>(v, 2)};
+    s.K = size_of<Int>(k, 3), s.V = size_of<Int>(v, 3), s.C = size_of<Int>(A, 3);
+    check_chunk_columns(check, "A", s.C);
+    check_key_size(check, "k", s.K);
+    check_value_size(check, "v", s.V);
+    check_heads(check, "k", s.H, "v", s.HV);
+    check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
+    check.is_floating("beta", beta);
+    check.shape("beta", beta, "[B, T, HV]", {s.B, s.T, s.HV});
+    check.shape("A", A, "[B, T, HV, chunk_size]", {s.B, s.T, s.HV, s.C});
+    check.is_float32("g", g);
+    check.shape("g", g, "[B, T, HV]", {s.B, s.T, s.HV});
+    check_sequences(check, s, cu_seqlens, chunk_indices);
+  }
+
+  void check_contents() const { check_cu_seqlens("recompute_w_u", shape, cu_seqlens, chunk_indices); }
+
+  std::tuple<Tensor, Tensor> outputs() const {
+    const auto& s = shape;
+    return {empty<Int>({s.B, s.T, s.HV, s.K}, k.options()), empty<Int>({s.B, s.T, s.HV, s.V}, k.options())};
+  }
+};
+
+}  // namespace torch_gdn

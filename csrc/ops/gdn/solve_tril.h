@@ -1,0 +1,34 @@
+// (I + A)^-1 of each chunk and head, for a strictly lower triangular A.
+#pragma once
+#include "ops/chunk_shape.h"
+#include "ops/op.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct SolveTril {
+  static constexpr const char* kSchema =
+      "solve_tril(Tensor A, Tensor? cu_seqlens=None, Tensor? chunk_indices=None) -> Tensor";
+
+  Tensor A;
+  optional<Tensor> cu_seqlens, chunk_indices;
+
+  ChunkShape<Int> shape;
+
+  auto arguments() { return std::tie(A, cu_seqlens, chunk_indices); }
+
+  void check() {
+    const Check<Int> check("solve_tril", "A", A);
+    check.is_float32("A", A);
+    check.dimensions("A", A, 4, "[B, T, HV, chunk_size]");
+    shape = {.B = size_of<Int>(A, 0), .T = size_of<Int>(A, 1), .HV = size_of<Int>(A, 2), .C = size_of<Int>(A, 3)};
+    check_chunk_columns(check, "A", shape.C);
+    check_sequences(check, shape, cu_seqlens, chunk_indices);
+  }
+
+  void check_contents() const { check_cu_seqlens("solve_tril", shape, cu_seqlens, chunk_indices); }
+
+  Tensor outputs() const { return empty(sizes_of<Int>(A), A.options()); }
+};
+
+}  // namespace torch_gdn

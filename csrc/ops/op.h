@@ -1,0 +1,94 @@
+// An op's contract is a struct template over the integer of its sizes (int64_t when it runs, SymInt when torch.compile
+// asks for its outputs), in ops/<family>/<op>.h:
+//   kSchema      as torch.library reads it
+//   arguments()  a tie of its members in the schema's order
+//   check()      raises for what the op does not take, and derives the sizes
+//   check_contents()  optional: of index tensors on the CPU; not called for fake tensors
+//   outputs()    allocates what the op returns
+// A device adds void run(const Op<int64_t>&, const outputs&) and implement<Op, run>() in its own library block.
+#pragma once
+#include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "ops/check.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+Tensor empty(c10::ArrayRef<Int> sizes, const at::TensorOptions& options) {
+  if constexpr (std::is_same_v<Int, int64_t>) {
+    return at::empty(sizes, options);
+  } else {
+    return at::empty_symint(sizes, options);
+  }
+}
+
+template <typename Int>
+Tensor empty(std::initializer_list<Int> sizes, const at::TensorOptions& options) {
+  return empty(c10::ArrayRef<Int>(sizes.begin(), sizes.size()), options);
+}
+
+// What stands for an output that was not asked for.
+inline Tensor no_output(const at::TensorOptions& options) { return at::empty({0}, options); }
+
+template <template <typename> class Op>
+std::string name_of() {
+  const std::string schema = Op<int64_t>::kSchema;
+  return schema.substr(0, schema.find('('));
+}
+
+// f for each output.
+template <typename F, typename Outputs>
+void for_each_output(const Outputs& outputs, const F& f) {
+  if constexpr (std::is_same_v<Outputs, Tensor>) {
+    f(outputs);
+  } else {
+    std::apply([&](const auto&... each) { (f(each), ...); }, outputs);
+  }
+}
+
+namespace detail {
+
+// The op as the dispatcher calls it: a function of the arguments' own types. `prepare` sees each output before `run`.
+template <template <typename> class Op, auto run, auto prepare, typename Arguments>
+struct Kernel;
+
+template <template <typename> class Op, auto run, auto prepare, typename... Argument>
+struct Kernel<Op, run, prepare, std::tuple<Argument&...>> {
+  static auto call(Argument... arguments) {
+    Op<int64_t> op;
+    op.arguments() = std::tuple<Argument...>(std::move(arguments)...);
+    op.check();
+    if constexpr (requires { op.check_contents(); }) op.check_contents();
+    if constexpr (std::is_void_v<decltype(op.outputs())>) {
+      run(op);
+    } else {
+      auto outputs = op.outputs();
+      for_each_output(outputs, prepare);
+      run(op, outputs);
+      return outputs;
+    }
+  }
+};
+
+template <template <typename> class Op, auto run, auto prepare>
+using KernelOf = Kernel<Op, run, prepare, decltype(std::declval<Op<int64_t>&>().arguments())>;
+
+}  // namespace detail
+
+template <template <typename> class Op, auto run, auto prepare>
+void implement(torch::Library& m) {
+  m.impl(name_of<Op>().c_str(), &detail::KernelOf<Op, run, prepare>::call);
+}
+
+// What an op would return, by name: arguments on the stack give way to empty outputs. Fake tensors give fake outputs.
+using Infer = void (*)(torch::jit::Stack&);
+const std::map<std::string, Infer>& inferences();
+
+}  // namespace torch_gdn
