@@ -161,8 +161,8 @@ void States::write(int64_t batch, int64_t row, int64_t head, int64_t first, int6
   });
 }
 
-StateIo StateIo::of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state,
-                                      const Tensor& final_state, bool v_first) {
+StateIo StateIo::of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
+                              bool v_first) {
   StateIo state_io{initial_state, final_state, slots_of(s.N, {}), v_first};
   if (initial_state) state_io.source = as_activation(*initial_state);
   return state_io;
@@ -189,7 +189,7 @@ float* StateIo::rows(const Tensor& states, int64_t sequence, int64_t head, int64
 }
 
 void StateIo::read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
-                       int64_t tile_stride) const {
+                   int64_t tile_stride) const {
   const auto& [index, has_state] = slots[sequence];
   if (source && index >= 0 && has_state) {
     States(*source, v_first).read(0, index, head, first, columns, tile, tile_stride);
@@ -199,7 +199,7 @@ void StateIo::read(int64_t sequence, int64_t head, int64_t first, int64_t column
 }
 
 void StateIo::write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
-                        int64_t tile_stride) const {
+                    int64_t tile_stride) const {
   const int64_t index = slots[sequence].index;
   if (target.dim() == 1 || index < 0) return;
   States(target, v_first).write(0, index, head, first, columns, tile, tile_stride);

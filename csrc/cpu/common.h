@@ -15,6 +15,7 @@
 #include "cpu/simd/gdn_kernels.h"
 #include "cpu/slots.h"
 #include "ops/chunk_shape.h"
+#include "shaders/core/parameters.h"
 
 // Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
 #if defined(__x86_64__) && defined(__linux__)
@@ -123,7 +124,7 @@ struct StateIo {
   bool v_first;
 
   static StateIo of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
-                                  bool v_first);
+                              bool v_first);
   static StateIo in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first);
   bool has_null() const;
   // Whether all states are f32 rows, of V or (v_first) K, that a vector goes over without a rest.
@@ -153,9 +154,7 @@ void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t r
 // out[i] = factor[i] * x[i] for each row i.
 void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
 
-// g below this is taken as this: its exp is 0 in f32 all the same, and the cumulative sum keeps its digits.
-constexpr float kLowestDecay = -104.0f;
-inline float clamp_decay(float g) { return g < kLowestDecay ? kLowestDecay : g; }  // NaN stays NaN
+inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // NaN stays NaN
 
 // What lies below the chunk in the tile of one value a token: the gate's cumulative sum goes on unchanged, beta is 0.
 enum class Below { kLast, kZero };
@@ -175,8 +174,8 @@ void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
   });
 }
 
-// f(next) on as many threads as there is work for; next() gives each of the work_items 0 .. count - 1 to one of the
-// threads, and then `count`. Whoever is done takes the next work_item: work_items need not be alike.
+// f(next) on as many threads as there is work for; next() gives each of the work items 0 .. count - 1 to one thread,
+// and then `count`. Items may differ in length.
 template <typename F>
 void share_work_items(int64_t count, int64_t threads, const F& f) {
   std::atomic<int64_t> taken = 0;

@@ -32,23 +32,23 @@ PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& r
       ->choice;
 }
 
-// Reckoned from what the simulated device counts and from chips' published rates (bench/metal_model.py), not measured
-// on any Mac. The first row that a call fits into decides.
-struct ReckonedRow {
+// From what the simulated device counts and chips' published rates (bench/metal_model.py), not measured on any Mac. The
+// first row that a call fits into decides.
+struct HeuristicRow {
   int64_t least_tokens;
   double most_threadgroups_a_core;
   PrefillAlgorithm algorithm;
 };
-constexpr std::array<ReckonedRow, 3> kReckoned = {{
+constexpr std::array<HeuristicRow, 3> kHeuristic = {{
     {256, 1.0, PrefillAlgorithm::kChunked},  // cores would be idle: within a stage, chunks run at the same time
     {16, INFINITY, PrefillAlgorithm::kFusedChunk},
-    {0, INFINITY, PrefillAlgorithm::kRecurrent},  // a chunk would be filled up with nothing
+    {0, INFINITY, PrefillAlgorithm::kRecurrent},  // a chunk would be mostly padding
 }};
 
-PrefillAlgorithm reckoned(const PrefillShape& shape, int64_t cores) {
+PrefillAlgorithm heuristic(const PrefillShape& shape, int64_t cores) {
   const double share = double(shape.threadgroups()) / double(std::max<int64_t>(cores, 1));
-  return std::find_if(kReckoned.begin(), kReckoned.end(),
-                      [&](const ReckonedRow& row) {
+  return std::find_if(kHeuristic.begin(), kHeuristic.end(),
+                      [&](const HeuristicRow& row) {
                         return shape.tokens >= row.least_tokens && share <= row.most_threadgroups_a_core;
                       })
       ->algorithm;
@@ -80,13 +80,13 @@ PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& de
   const std::lock_guard<std::mutex> guard(mutex);
   if (forced.has_value()) return *forced;
   const auto rows = measured.find(device);
-  return rows == measured.end() || rows->second.empty() ? PrefillChoice{reckoned(shape, cores)}
+  return rows == measured.end() || rows->second.empty() ? PrefillChoice{heuristic(shape, cores)}
                                                         : nearest(shape, rows->second);
 }
 
-void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> table) {
+void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows) {
   const std::lock_guard<std::mutex> guard(mutex);
-  measured = std::move(table);
+  measured = std::move(rows);
 }
 
 void force_prefill_algorithm(std::optional<PrefillChoice> choice) {

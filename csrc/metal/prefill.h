@@ -1,5 +1,5 @@
-// The algorithms in which Metal goes through a prompt, and which of them a call takes: that of the nearest shape in a
-// table. No Metal here, so that it is built, set and tested on every machine.
+// The prefill algorithms of Metal, and which of them a call takes: that of the nearest shape in the tuning cache, else
+// a heuristic. No Metal here, so that it is built and tested on every machine.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -7,10 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "shaders/gdn/state_tile.h"
+
 namespace torch_gdn {
 
+// The heuristics' idea of a GPU: an M Max's cores, and what keeps each of them busy.
+constexpr int64_t kTypicalCores = 40, kThreadgroupsPerCore = 3;
+
 enum class PrefillAlgorithm {
-  kChunked,     // a kernel for each stage of a chunk, with its results in device memory: each chunk by itself
+  kChunked,     // a kernel for each stage, with its results in device memory: chunks run at the same time
   kFusedChunk,  // one kernel, chunk by chunk, the state in registers
   kRecurrent,   // one kernel, token by token, the state in registers
 };
@@ -24,14 +29,13 @@ struct PrefillShape {
   int64_t heads;   // value heads of all sequences
   int64_t K, V;
 
-  // Of 32 columns of V: what the fused and the recurrent algorithm, and the walk over chunks of the staged one, share
-  // out.
-  int64_t threadgroups() const { return heads * ((V + 31) / 32); }
+  // Of the kernels that carry a state.
+  int64_t threadgroups() const { return heads * ((V + kStateColumns - 1) / kStateColumns); }
 };
 
 struct PrefillChoice {
   PrefillAlgorithm algorithm;
-  int64_t chunk_size = 0;  // of the fused chunk algorithm: 8, 16 or 32 tokens; 0: as it goes into threadgroup memory
+  int64_t chunk_size = 0;  // of fused chunk: 8, 16 or 32 tokens; 0: its own choice
 };
 
 struct TuningRow {
@@ -39,21 +43,19 @@ struct TuningRow {
   PrefillChoice choice;
 };
 
-// The algorithm of a call on the device with this name and so many cores, or the one that is forced: of the rows that
-// were measured on a device of that name the nearest, by the sum of the logarithms of the sizes' ratios; without any,
-// what is reckoned for its number of cores.
+// For a device of this name with so many cores: what is forced; else the nearest row that was measured on a device of
+// that name, by the sum of the logarithms of the sizes' ratios; else the heuristic.
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores);
 
-// What was measured, by the devices' names, in place of what was set before.
-void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> table);
+// Measured rows, by the devices' names.
+void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows);
 
-// From now on every call takes this algorithm; nothing: the table's again.
+// From now on every call takes this algorithm; nullopt: the tuning cache or the heuristic decides again.
 void force_prefill_algorithm(std::optional<PrefillChoice> choice);
 std::optional<PrefillChoice> forced_prefill_algorithm();
 
-// Tokens of a chunk of the fused chunk algorithm: as many as are wanted, where 32 KB of threadgroup memory hold them;
-// else 16 where the rows of q and k take at most 8 KB, so that several threadgroups fit into the 60 KB that a core has;
-// else 8.
+// Tokens of a fused chunk: as many as are wanted, where 32 KB of threadgroup memory hold them; else 16 where the rows
+// of q and k take at most 8 KB, so that several threadgroups fit into the 60 KB of a core; else 8.
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted);
 
 }  // namespace torch_gdn

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include "shaders/core/locate_slots.h"
+
 namespace torch_gdn {
 
 namespace {

@@ -1,5 +1,6 @@
 // The words in which an op refuses a call: "<op>: <argument>: expected <what>, got <what>". A wrong value raises
-// ValueError, a wrong dtype TypeError. Sizes are int64_t when an op runs, SymInt when torch.compile asks for its outputs.
+// ValueError, a wrong dtype TypeError. Sizes are int64_t when an op runs, SymInt when torch.compile asks for its
+// outputs.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>

@@ -65,8 +65,8 @@ template <template <typename> class Op>
 void define(torch::Library& m) {
   const auto name = name_of<Op>();
   m.def(Op<int64_t>::kSchema, {at::Tag::pt2_compliant_tag});
-  m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd,
-                                       torch::CppFunction::makeFromBoxedFunction<&forward_only>()));
+  m.impl(name.c_str(),
+         torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunction<&forward_only>()));
   registered_inferences()[name] = &infer<Op>;
 }
 

@@ -32,6 +32,9 @@ METAL_FUNC float softplus_of(float x) { return max(x, 0.0f) + log_of_one_plus(ga
 
 METAL_FUNC float sigmoid_of(float x) { return 1.0f / (1.0f + gate_exp(-x)); }
 
+// NaN stays NaN.
+METAL_FUNC float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }
+
 METAL_FUNC float gate_of(float x, float A_log) { return -gate_exp(A_log) * softplus_of(x); }
 
 // g of a token and head, as it was handed over.

@@ -1,6 +1,7 @@
 // One simdgroup owns one sequence: its slot, or -1 where it has none, with wrong indices reported. So the kernels that
 // follow need not look through the indices of all earlier sequences in each of their threadgroups.
 // Layout: indices [N], int32 or int64, of any stride; located [N] int32.
+#include "core/locate_slots.h"
 #include "core/slots.h"
 
 template <int Simdgroups>

@@ -127,8 +127,8 @@ METAL_FUNC Sequence locate_sequence(
   return result;
 }
 
-// Reports wrong cu_seqlens, or more chunks than the caller made room for (chunk_size 0: not counted), at the stream's next
-// synchronisation. One simdgroup of the grid calls it.
+// Reports wrong cu_seqlens, or more chunks than the caller made room for (chunk_size 0: not counted), at the stream's
+// next synchronisation. One simdgroup of the grid calls it.
 METAL_FUNC void report_cu_seqlens(
     device const int64_t* cu_seqlens,
     constant SequenceParameters& sequence,

@@ -8,6 +8,7 @@
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "core/tile.h"
+#include "gdn/chunk_fwd_h.h"
 
 // The rows of w and k that are staged at once: 16-bit types take 32, so that K = 256 stays within 17 KB.
 template <typename S, int C>
@@ -45,7 +46,6 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
-  constexpr int kThreads = 128;
   constexpr int kDepths = (K + 7) / 8;
   static_assert(sizeof(S) >= sizeof(T), "a stage is at least as wide as the input");
   constexpr int kRows = staged_rows<S, C>();
@@ -98,7 +98,7 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
     // v_new = u - w S
     float2 fresh[C / 8];
     UNROLL for (int staged = 0; staged < C; staged += kRows) {
-      stage_rows<kRows, kColumns, Width, kThreads>(
+      stage_rows<kRows, kColumns, Width, kStateThreads>(
           stage_tile, w + (row + staged * value_heads) * K, value_heads * K, read_tokens - staged, K, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int block = 0; block < kRows / 8; ++block) {
@@ -124,7 +124,7 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
     const float decay = exp(last);
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
     UNROLL for (int staged = 0; staged < C; staged += kRows) {
-      stage_rows<kRows, kColumns, Width, kThreads>(
+      stage_rows<kRows, kColumns, Width, kStateThreads>(
           key_tile, keys + (first + staged) * parameters.k.token, parameters.k.token, read_tokens - staged, K,
           thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);

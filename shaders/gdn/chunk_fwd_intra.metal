@@ -10,10 +10,11 @@
 // A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta exp(c) k)
 #include "core/gates.h"
 #include "core/sequences.h"
+#include "gdn/chunk_fwd_intra.h"
+#include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// c, the running sum of g, and what scales the rows of v and of k. A simdgroup scans 32 tokens at a time. A decay of
-// exp(-104) is 0 in f32, and a sum of smaller terms loses digits.
+// c, the running sum of g, and what scales the rows of v and of k. A simdgroup scans 32 tokens at a time.
 template <int C>
 METAL_FUNC void scan_gates(
     threadgroup float* sums,
@@ -35,7 +36,7 @@ METAL_FUNC void scan_gates(
     const bool inside = token < chunk.tokens;
     const float gate = inside ? gate_at(g, A_log, dt_bias, gates, chunk.batch, chunk.first + token, head) : 0.0f;
     const float step = inside ? beta_at(beta, gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
-    const float sum = carried + simd_prefix_inclusive_sum(gate < -104.0f ? -104.0f : gate);  // a NaN stays one
+    const float sum = carried + simd_prefix_inclusive_sum(clamped_log_decay(gate));
     carried = simd_shuffle(sum, ushort(31));
     if (token < C) {
       sums[token] = sum;
@@ -89,7 +90,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
   constexpr int kBlocks = C / 8;
-  constexpr int kThreads = 2 * C;
+  constexpr int kThreads = chunk_threads(C);
   constexpr int kSides = 4 / int(sizeof(T));  // 8 columns each, of a simdgroup
   constexpr int kColumns = C / 2 * kSides;    // of a slice: 128 bytes a row where C is 64
   constexpr int kOperand = kBlocks * kSides;  // fragments of a simdgroup's columns

@@ -7,9 +7,11 @@
 // o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), the diagonal included.
 #include "core/sequences.h"
 #include "core/slots.h"
+#include "gdn/chunk_fwd_o.h"
+#include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-static constant constexpr const int kSlice = 32;  // columns of q and k that are staged at once
+GDN_CONSTANT int kSlice = 32;  // columns of q and k that are staged at once
 
 // tril(q k^T exp(c_i - c_j)) into `scores`, over `scratch` of 2 * C * tile_stride(32) elements that it may share.
 template <typename T, int K, int C, int Width>
@@ -33,8 +35,9 @@ METAL_FUNC void masked_scores(
   float2 products[kBlocks + 1];
   UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
   for (int slice = 0; slice < K; slice += kSlice) {
-    stage_rows<C, kSlice, Width, 2 * C>(query_tile, queries + slice, query_stride, tokens, K - slice, thread_index);
-    stage_rows<C, kSlice, Width, 2 * C>(key_tile, keys + slice, key_stride, tokens, K - slice, thread_index);
+    stage_rows<C, kSlice, Width, chunk_threads(C)>(
+        query_tile, queries + slice, query_stride, tokens, K - slice, thread_index);
+    stage_rows<C, kSlice, Width, chunk_threads(C)>(key_tile, keys + slice, key_stride, tokens, K - slice, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     add_lower_products<C, kSlice>(products, query_tile, key_tile, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -108,7 +111,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
 
     // q h
     for (int slice = 0; slice < K; slice += kSlice) {
-      stage_rows<C, kSlice, Width, 2 * C>(
+      stage_rows<C, kSlice, Width, chunk_threads(C)>(
           query_tile, queries + slice, parameters.q.token, tokens, K - slice, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (int depth = 0; depth < kSlice; depth += 8) {

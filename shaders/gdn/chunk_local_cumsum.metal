@@ -1,8 +1,9 @@
-// One lane owns one value head of one chunk and scans its tokens; 32 heads a threadgroup, so that reads coalesce.
+// One lane owns one value head of one chunk and scans its tokens; kCumsumHeads a threadgroup, so that reads coalesce.
 // In registers: the running sum. Layout: g [B, T, HV] of any strides and float dtype, g_cumsum [B, T, HV] f32.
-// Source: FLA's chunk_local_cumsum; the clamp is ours (exp(-104) is 0 in f32, and a sum of smaller terms loses digits).
+// Source: FLA's chunk_local_cumsum; the clamp is ours.
 #include "core/gates.h"
 #include "core/sequences.h"
+#include "gdn/chunk_local_cumsum.h"
 
 template <int C>
 [[kernel]] void chunk_local_cumsum(
@@ -17,7 +18,7 @@ template <int C>
   const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
   if (group.x == 0 && group.y == 0 && group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
 
-  const int head = int(group.y * 32 + lane);
+  const int head = int(group.y * kCumsumHeads + lane);
   if (head < parameters.value_heads) {
     const int64_t first = int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first;
     int64_t index = first * parameters.value_heads + head;
@@ -26,7 +27,7 @@ template <int C>
       const float gate = read_float(
           g, chunk.batch * parameters.g.batch + token * parameters.g.token + head * parameters.g.head,
           parameters.g_type);
-      sum += gate < -104.0f ? -104.0f : gate;  // a NaN stays one
+      sum += clamped_log_decay(gate);
       g_cumsum[index] = sum;
     }
   }

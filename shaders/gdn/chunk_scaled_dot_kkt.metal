@@ -2,6 +2,8 @@
 // number of lower blocks. In registers: k k^T of those blocks, computed once for all value heads of the key head.
 // Layout: k [B, T, H, K] with row strides, g (cumulative) and beta [B, T, HV] f32, A [B, T, HV, C] f32, strictly lower.
 #include "core/sequences.h"
+#include "gdn/chunk_scaled_dot_kkt.h"
+#include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
 // A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, zero elsewhere; the difference is formed only where i > j, since
@@ -53,7 +55,8 @@ template <typename T, int K, int C, int Width>
   device const T* keys =
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + group.y * parameters.k.head;
   for (int slice = 0; slice < K; slice += kSlice) {
-    stage_rows<C, kSlice, Width, 2 * C>(tile, keys + slice, parameters.k.token, chunk.tokens, K - slice, thread_index);
+    stage_rows<C, kSlice, Width, chunk_threads(C)>(
+        tile, keys + slice, parameters.k.token, chunk.tokens, K - slice, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     add_lower_products<C, kSlice>(products, tile, tile, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);

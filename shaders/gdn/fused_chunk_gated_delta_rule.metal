@@ -14,11 +14,11 @@
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "core/tile.h"
+#include "gdn/fused_chunk_gated_delta_rule.h"
 
-static constant constexpr const int kColumns = 32;  // of V, of a threadgroup
-static constant constexpr const int kSimdgroups = 4;
-static constant constexpr const int kValueStride = kColumns + 4;  // 4 banks further each row
-static constant constexpr const int kScratchStride = kColumns + 1;
+GDN_CONSTANT int kSimdgroups = 4;
+GDN_CONSTANT int kValueStride = kStateColumns + 4;  // 4 banks further each row
+GDN_CONSTANT int kScratchStride = kStateColumns + 1;
 
 // How many keys of S go through `floats` of threadgroup memory at once: whole lines of 128 bytes where it can be.
 METAL_FUNC constexpr int staged_keys(int floats) {
@@ -35,8 +35,8 @@ struct StateItem {
 
 METAL_FUNC StateItem state_item(int item, int keys, bool value_inner) {
   StateItem at;
-  at.key = value_inner ? item / kColumns : item % keys;
-  at.value = value_inner ? item % kColumns : item / keys;
+  at.key = value_inner ? item / kStateColumns : item % keys;
+  at.value = value_inner ? item % kStateColumns : item / keys;
   return at;
 }
 
@@ -52,7 +52,7 @@ METAL_FUNC void load_state(
     uint simdgroup,
     LanePosition at) {
   UNROLL for (int first = 0; first < K; first += Keys) {
-    for (int item = int(thread_index); item < Keys * kColumns; item += kSimdgroups * 32) {
+    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
       const StateItem of = state_item(item, Keys, strides.value <= strides.key);
       const bool inside = first + of.key < K && of.value < values;
       scratch[of.key * kScratchStride + of.value] =
@@ -81,7 +81,7 @@ METAL_FUNC void store_state(
       store_fragment(scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at, state[(first + row) / 8]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int item = int(thread_index); item < Keys * kColumns; item += kSimdgroups * 32) {
+    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
       const StateItem of = state_item(item, Keys, strides.value <= strides.key);
       if (first + of.key < K && of.value < values) {
         target[(first + of.key) * strides.key + of.value * strides.value] =
@@ -288,7 +288,7 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kPadded = kDepths * 8;
   constexpr int kBlocks = C / 8;
   constexpr int kRounds = C / kSimdgroups;
-  constexpr int kPackets = (kPadded / Width + 31) / 32;
+  constexpr int kVectors = (kPadded / Width + 31) / 32;
   constexpr int kStride = tile_stride<T>(kPadded);
   constexpr int kMatrixStride = C + 4;
   constexpr int kTileFloats = 2 * C * kStride * int(sizeof(T)) / 4;
@@ -305,8 +305,8 @@ template <typename T, int K, int C, int Width, typename P>
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
-  const int first_value = int(group.x) * kColumns;
-  const int values = min(kColumns, parameters.value_size - first_value);
+  const int first_value = int(group.x) * kStateColumns;
+  const int values = min(kStateColumns, parameters.value_size - first_value);
   const LanePosition at = lane_position(lane);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
@@ -336,7 +336,7 @@ template <typename T, int K, int C, int Width, typename P>
   from.values = values;
   const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, head);
   const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot everything is zeros
-  Tokens<Values, kRounds, kPackets> next;
+  Tokens<Values, kRounds, kVectors> next;
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
 
   for (int first = sequence.first; first < sequence.last; first += C) {
@@ -348,7 +348,7 @@ template <typename T, int K, int C, int Width, typename P>
     // Lane i has what belongs to token i; c is the cumulative log decay, clamped so that its differences keep digits.
     const bool is_there = int(lane) < min(C, last_read - first);
     const float gate = is_there ? log_decay_of(scalars[lane].gate, head_gate) : 0.0f;
-    const float c = simd_prefix_inclusive_sum(gate < -104.0f ? -104.0f : gate);
+    const float c = simd_prefix_inclusive_sum(clamped_log_decay(gate));
     const float step = is_there ? beta_of(scalars[lane].step, parameters.gates) : 0.0f;
     const float key_norm = is_there ? scalars[lane].key_norm : 0.0f;
     const float query_norm = is_there ? parameters.scale * scalars[lane].query_norm : 0.0f;

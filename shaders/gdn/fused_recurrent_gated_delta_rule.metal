@@ -11,11 +11,10 @@
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "core/tile.h"
+#include "gdn/fused_recurrent_gated_delta_rule.h"
 
-static constant constexpr const int kRows = 32;  // value rows of a threadgroup
-static constant constexpr const int kThreads = 128;
-static constant constexpr const int kScratchStride = kRows + 1;
-static constant constexpr const int kPart = 32;  // keys that the 8 lanes of a row hold as one float4 each
+GDN_CONSTANT int kScratchStride = kStateColumns + 1;
+GDN_CONSTANT int kPart = 32;  // keys that the 8 lanes of a row hold as one float4 each
 
 // Where a thread stands: its first row of S within the threadgroup's 32, the second is 4 further; and which of the
 // rows' eight lanes it is. Even lanes end up with the sums of the first row, odd ones with those of the second.
@@ -60,9 +59,9 @@ METAL_FUNC void load_state(
   constexpr int kTogether = parts_together(Scratch, kParts);
   if (ValueInner) {
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
-      for (int item = int(thread_index); item < kTogether * kPart * kRows; item += kThreads) {
-        const int key = item / kRows;
-        const int value = item % kRows;
+      for (int item = int(thread_index); item < kTogether * kPart * kStateColumns; item += kStateThreads) {
+        const int key = item / kStateColumns;
+        const int value = item % kStateColumns;
         const bool inside = first * kPart + key < K && value < values;
         scratch[key * kScratchStride + value] =
             inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
@@ -116,9 +115,9 @@ METAL_FUNC void store_state(
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (int item = int(thread_index); item < kTogether * kPart * kRows; item += kThreads) {
-        const int key = item / kRows;
-        const int value = item % kRows;
+      for (int item = int(thread_index); item < kTogether * kPart * kStateColumns; item += kStateThreads) {
+        const int key = item / kStateColumns;
+        const int value = item % kStateColumns;
         if (first * kPart + key < K && value < values) {
           target[(first * kPart + key) * strides.key + value * strides.value] =
               P(scratch[key * kScratchStride + value]);
@@ -158,7 +157,7 @@ template <typename T, int K>
 METAL_FUNC void stage_floats(
     threadgroup float* tile, device const T* source, int64_t row_stride, int rows, uint thread_index) {
   constexpr int kPadded = (K + kPart - 1) / kPart * kPart;
-  for (int item = int(thread_index); item < rows * kPadded; item += kThreads) {
+  for (int item = int(thread_index); item < rows * kPadded; item += kStateThreads) {
     const int row = item / kPadded;
     const int column = item % kPadded;
     tile[item] = column < K ? float(source[row * row_stride + column]) : 0.0f;
@@ -168,7 +167,7 @@ METAL_FUNC void stage_floats(
 // Divides the staged rows by their norms; simdgroup s takes every fourth row from s on.
 template <int Padded>
 METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup, uint lane) {
-  for (int row = int(simdgroup); row < rows; row += kThreads / 32) {
+  for (int row = int(simdgroup); row < rows; row += kStateThreads / 32) {
     float sum = 0.0f;
     for (int column = int(lane); column < Padded; column += 32) {
       sum += tile[row * Padded + column] * tile[row * Padded + column];
@@ -191,7 +190,7 @@ METAL_FUNC void stage_decays(
     int rows,
     int columns,
     uint thread_index) {
-  for (int item = int(thread_index); item < rows * padded; item += kThreads) {
+  for (int item = int(thread_index); item < rows * padded; item += kStateThreads) {
     const int row = item / padded;
     const int column = item % padded;
     const bool inside = type != kAbsent && column < columns;
@@ -227,27 +226,27 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   static_assert(K >= 1 && K <= 256, "K is at most 256");
   constexpr int kParts = (K + kPart - 1) / kPart;
   constexpr int kPadded = kParts * kPart;
-  constexpr int kChunked = Channels ? 4 : 8;        // tokens at once: q and k, with decays of K, take 16 KB at K = 256
-  constexpr int kStepRows = Channels ? kRows : 1;  // a step for each value row, or one
+  constexpr int kChunked = Channels ? 4 : 8;  // tokens at once: q and k, with decays of K, take 16 KB at K = 256
+  constexpr int kStepRows = Channels ? kStateColumns : 1;  // a step for each value row, or one
   constexpr int kTileFloats = 2 * kChunked * kPadded;
   constexpr int kScratch = kTileFloats > kPart * kScratchStride ? kTileFloats : kPart * kScratchStride;
   threadgroup float scratch[kScratch];  // of S on its way in and out; q and k in between
   threadgroup float* q_tile = scratch;
   threadgroup float* k_tile = scratch + kChunked * kPadded;
-  threadgroup float v_tile[kChunked * kRows];
-  threadgroup float o_tile[kChunked * kRows];
+  threadgroup float v_tile[kChunked * kStateColumns];
+  threadgroup float o_tile[kChunked * kStateColumns];
   threadgroup Decay decay[kChunked];
   threadgroup float step[kChunked * kStepRows];
   threadgroup float key_base[Channels ? kChunked * kPadded : 1];
   threadgroup float key_change[Channels ? kChunked * kPadded : 1];
-  threadgroup float value_base[Channels ? kChunked * kRows : 1];
-  threadgroup float value_change[Channels ? kChunked * kRows : 1];
+  threadgroup float value_base[Channels ? kChunked * kStateColumns : 1];
+  threadgroup float value_change[Channels ? kChunked * kStateColumns : 1];
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
-  const int first_value = int(group.x) * kRows;
-  const int values = min(kRows, parameters.value_size - first_value);
+  const int first_value = int(group.x) * kStateColumns;
+  const int values = min(kStateColumns, parameters.value_size - first_value);
   const RowPosition at = row_position(simdgroup, lane);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
@@ -275,16 +274,16 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     const int64_t row = (batch_token + first) * parameters.value_heads + head;
     stage_floats<T, K>(q_tile, queries + first * parameters.q.token, parameters.q.token, tokens, thread_index);
     stage_floats<T, K>(k_tile, keys + first * parameters.k.token, parameters.k.token, tokens, thread_index);
-    for (int item = int(thread_index); item < tokens * kRows; item += kThreads) {
-      const int token = item / kRows;
-      const int value = item % kRows;
+    for (int item = int(thread_index); item < tokens * kStateColumns; item += kStateThreads) {
+      const int token = item / kStateColumns;
+      const int value = item % kStateColumns;
       v_tile[item] = value < values ? float(fresh[(first + token) * parameters.v.token + value]) : 0.0f;
     }
     if (int(thread_index) < tokens) {
       decay[thread_index] =
           decay_of(gate_at(g, A_log, dt_bias, parameters.gates, sequence.batch, first + int(thread_index), head));
     }
-    for (int item = int(thread_index); item < tokens * kStepRows; item += kThreads) {
+    for (int item = int(thread_index); item < tokens * kStepRows; item += kStateThreads) {
       const int value = item % kStepRows;
       const bool has_own = Channels && parameters.channels.has_vector_beta != 0;
       const bool inside = value < values;
@@ -300,7 +299,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
           sequence.batch * gk_rows.batch + first * gk_rows.token + head * gk_rows.head, gk_rows.token, tokens, K,
           thread_index);
       stage_decays(
-          value_base, value_change, kRows, gv, parameters.channels.gv_type,
+          value_base, value_change, kStateColumns, gv, parameters.channels.gv_type,
           sequence.batch * gv_rows.batch + first * gv_rows.token + head * gv_rows.head + first_value, gv_rows.token,
           tokens, values, thread_index);
     }
@@ -320,7 +319,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
           const float4 base = *(threadgroup const float4*)(key_base + element);
           const float4 change = *(threadgroup const float4*)(key_change + element);
           UNROLL for (int r = 0; r < 2; ++r) {
-            const int row = token * kRows + at.row + r * 4;
+            const int row = token * kStateColumns + at.row + r * 4;
             state[2 * m + r] = base * state[2 * m + r] + change * state[2 * m + r];
             state[2 * m + r] = value_base[row] * state[2 * m + r] + value_change[row] * state[2 * m + r];
           }
@@ -340,8 +339,8 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
         UNROLL for (int r = 0; r < 2; ++r) part[r] += state[2 * m + r] * keys;
       }
       const float read = sum_of_own_row(part[0], part[1], at);
-      const float own_update =
-          step[Channels ? token * kRows + at.own_row : token] * (v_tile[token * kRows + at.own_row] - read);
+      const float own_update = step[Channels ? token * kStateColumns + at.own_row : token] *
+                               (v_tile[token * kStateColumns + at.own_row] - read);
       const float other_update = simd_shuffle_xor(own_update, ushort(1));
       const float update[2] = {at.is_odd ? other_update : own_update, at.is_odd ? own_update : other_update};
       UNROLL for (int r = 0; r < 2; ++r) part[r] = float4(0.0f);
@@ -354,12 +353,12 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
         }
       }
       const float output = slot.is_present ? parameters.scale * sum_of_own_row(part[0], part[1], at) : 0.0f;
-      if (at.eighth < 2) o_tile[token * kRows + at.own_row] = output;
+      if (at.eighth < 2) o_tile[token * kStateColumns + at.own_row] = output;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int item = int(thread_index); item < tokens * kRows; item += kThreads) {
-      const int token = item / kRows;
-      const int value = item % kRows;
+    for (int item = int(thread_index); item < tokens * kStateColumns; item += kStateThreads) {
+      const int token = item / kStateColumns;
+      const int value = item % kStateColumns;
       if (value < values) {
         const int64_t target_row = row + int64_t(token) * parameters.value_heads;
         const int64_t element = target_row * parameters.value_size + first_value + value;

@@ -3,6 +3,8 @@
 // Layout: k [B, T, H, K] and v [B, T, HV, V] with row strides, A (the inverse) [B, T, HV, C] f32, w and u contiguous.
 // u = A (beta v), w = A (beta exp(c) k); the scaled operand stays f32 (FLA rounds it to k's type).
 #include "core/sequences.h"
+#include "gdn/chunk_threads.h"
+#include "gdn/recompute_w_u.h"
 #include "gdn/triangle.h"
 
 template <int Columns, int C, int Width, typename T>
@@ -20,14 +22,16 @@ METAL_FUNC void multiply_inverse(
     LanePosition at) {
   constexpr int kTile = C / 2;
   for (int first = 0; first < Columns; first += kTile) {
-    stage_rows<C, kTile, Width, 2 * C>(tile, source + first, source_stride, tokens, Columns - first, thread_index);
+    stage_rows<C, kTile, Width, chunk_threads(C)>(
+        tile, source + first, source_stride, tokens, Columns - first, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float2 operand[C / 8];
     load_operand<C, 1, kTile>(operand, tile, scale, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     multiply_triangle<C, 1, kTile>(tile, inverse, operand, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    write_rows<C, kTile, Width, 2 * C>(result + first, tile, result_stride, tokens, Columns - first, thread_index);
+    write_rows<C, kTile, Width, chunk_threads(C)>(
+        result + first, tile, result_stride, tokens, Columns - first, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
@@ -49,7 +53,7 @@ template <typename T, int K, int V, int C, int Width>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
-  constexpr int kThreads = 2 * C;
+  constexpr int kThreads = chunk_threads(C);
   threadgroup float inverse[triangle_floats<C>()];
   threadgroup float value_scale[C];
   threadgroup float key_scale[C];

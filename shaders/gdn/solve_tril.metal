@@ -2,6 +2,8 @@
 // In registers: a column of an 8-row block while it is solved, then 8 columns of a product while blocks are merged.
 // Layout: A and A_inv [B, T, HV, C] f32, zero above the diagonal.
 #include "core/sequences.h"
+#include "gdn/chunk_threads.h"
+#include "gdn/solve_tril.h"
 #include "gdn/triangle.h"
 
 template <int C>
@@ -15,7 +17,7 @@ template <int C>
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
-  constexpr int kThreads = 2 * C;
+  constexpr int kThreads = chunk_threads(C);
   threadgroup float triangle[triangle_floats<C>()];
 
   const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);

@@ -1,28 +1,25 @@
+#include "ops/gdn/chunk_fwd_h.h"
+
 #include <ATen/ops/baddbmm.h>
-#include <torch/library.h>
 
 #include "cpu/common.h"
+#include "cpu/implement.h"
 
 namespace torch_gdn {
+
 namespace {
 
-std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
-                                               const optional<Tensor>& initial_state, bool output_final_state,
-                                               int64_t chunk_size, bool state_v_first,
-                                               const optional<Tensor>& cu_seqlens,
-                                               const optional<Tensor>& chunk_indices) {
-  const auto s = check_chunk_fwd_h(k, w, u, g, initial_state, output_final_state, chunk_size, state_v_first, cu_seqlens,
-                                   chunk_indices);
-  Tensor h = state_v_first ? at::zeros({s.B, s.NT, s.HV, s.V, s.K}, k.options())
-                           : at::zeros({s.B, s.NT, s.HV, s.K, s.V}, k.options());
-  Tensor v_new = at::empty({s.B, s.T, s.HV, s.V}, k.options());
-  Tensor final_state = cpu::new_final_state(s, k, output_final_state, state_v_first);
-  const auto state_io = cpu::StateIo::of_sequences(s, initial_state, final_state, state_v_first);
-  const Tensor k_unit = unit_last_stride(k, "k"), w_unit = unit_last_stride(w, "w"), u_unit = unit_last_stride(u, "u");
-  const cpu::Rows in_k(k_unit), in_w(w_unit), in_u(u_unit), in_g(g), out_v(v_new);
-  const cpu::States out_h(h, state_v_first);
+void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
+  const auto& s = op.shape;
+  const auto& [h, v_new, final_state] = outputs;
+  h.zero_();  // surplus rows
+  const auto state_io = cpu::StateIo::of_sequences(s, op.initial_state, final_state, op.state_v_first);
+  const Tensor k_unit = unit_last_stride(op.k, "k"), w_unit = unit_last_stride(op.w, "w"),
+               u_unit = unit_last_stride(op.u, "u");
+  const cpu::Rows in_k(k_unit), in_w(w_unit), in_u(u_unit), in_g(op.g), out_v(v_new);
+  const cpu::States out_h(h, op.state_v_first);
 
-  for (const cpu::Block& block : cpu::blocks_of(s, cu_seqlens)) {
+  for (const cpu::Block& block : cpu::blocks_of(s, op.cu_seqlens)) {
     const Tensor state = cpu::initial_states(s, block, state_io);
     cpu::for_each_steps(block, s.HV, [&](int64_t first_step, int64_t last_step) {
       const auto chunks = cpu::chunks_of_steps(block, first_step, last_step);
@@ -31,10 +28,10 @@ std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k, const Tensor& w,
       const Tensor u_tiles = cpu::f32_tiles(tiles, rows, s.V), decay = cpu::f32_tiles(tiles, 1, 1);
       cpu::for_each_tile(chunks.size(), s.HV, [&](int64_t i, int64_t head) {
         const int64_t n = i * s.HV + head;
-        float sums[64], remaining[64];
-        cpu::read_values(in_g, chunks[i], head, rows, cpu::Below::kLast, sums);
-        for (int64_t r = 0; r < rows; ++r) remaining[r] = std::exp(sums[rows - 1] - sums[r]);
-        *cpu::tile(decay, n) = std::exp(sums[rows - 1]);
+        float g_cumsum[64], remaining[64];
+        cpu::read_values(in_g, chunks[i], head, rows, cpu::Below::kLast, g_cumsum);
+        for (int64_t r = 0; r < rows; ++r) remaining[r] = std::exp(g_cumsum[rows - 1] - g_cumsum[r]);
+        *cpu::tile(decay, n) = std::exp(g_cumsum[rows - 1]);
         in_k.read_tile(chunks[i], head / (s.HV / s.H), rows, cpu::tile(keys, n));
         cpu::scale_rows(cpu::tile(keys, n), remaining, rows, s.K, cpu::tile(keys, n));
         in_w.read_tile(chunks[i], head, rows, cpu::tile(w_tiles, n));
@@ -57,11 +54,10 @@ std::tuple<Tensor, Tensor, Tensor> chunk_fwd_h(const Tensor& k, const Tensor& w,
     });
     cpu::write_final_states(s, block, state, state_io);
   }
-  return {h, v_new, final_state};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { m.impl("chunk_fwd_h", &chunk_fwd_h); }
+TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<ChunkFwdH, &run>(m); }
 
 }  // namespace torch_gdn

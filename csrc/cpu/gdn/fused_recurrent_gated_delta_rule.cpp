@@ -1,12 +1,14 @@
-#include <torch/library.h>
+#include "ops/gdn/fused_recurrent_gated_delta_rule.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "cpu/gates.h"
 #include "cpu/gdn/recurrence.h"
+#include "cpu/implement.h"
 
 namespace torch_gdn {
+
 namespace {
 
 struct Inputs {
@@ -20,7 +22,7 @@ struct Inputs {
                           int64_t columns, const cpu::Rows& o) const {
     const auto& [batch, first, length] = sequence;
     const int64_t key_head = cpu::key_head_of(s, head);
-    const auto decay = g.head(batch, first, head, 0);
+    const auto log_decay = g.head(batch, first, head, 0);
     return {.q = q.head(batch, first, key_head, 0),
             .k = k.head(batch, first, key_head, 0),
             .v = v.head(batch, first, head, column),
@@ -28,8 +30,8 @@ struct Inputs {
             .beta = beta.head(batch, first, head, has_vector_beta ? column : 0),
             .gk = gk ? gk->head(batch, first, head, 0) : cpu::HeadRows{},
             .gv = gv ? gv->head(batch, first, head, column) : cpu::HeadRows{},
-            .g = reinterpret_cast<const float*>(decay.data),
-            .g_stride = decay.stride / static_cast<int64_t>(sizeof(float)),
+            .g = reinterpret_cast<const float*>(log_decay.data),
+            .g_stride = log_decay.stride / static_cast<int64_t>(sizeof(float)),
             .tokens = length,
             .K = s.K,
             .columns = columns,
@@ -39,8 +41,8 @@ struct Inputs {
   }
 };
 
-// Columns of V are independent of each other. A work_item of work is a sequence and value head, or a slice of its columns
-// where there are fewer heads than cores can share.
+// Columns of V are independent of each other. A work item is a sequence and value head, or a slice of its
+// columns where there are fewer heads than cores can share.
 class Work {
  public:
   Work(const ChunkShape<>& s, const Inputs& in, const cpu::StateIo& state_io, const Tensor& o,
@@ -65,45 +67,45 @@ class Work {
     at::parallel_for(0, work_items, ceil_div(work_items, threads), [&](int64_t begin, int64_t end) {
       const auto scratch = cpu::Aligned::floats(s_.K * ceil_div(slice_, cpu::kColumns) * cpu::kColumns);
       for (int64_t i = begin; i < end; ++i) {
-        const Piece work_item = piece_at(i);
-        const auto work = in_.head(s_, sequences_[work_item.n], work_item.head, work_item.column, work_item.columns, out_);
-        if (state_io_.slots[work_item.n].index < 0) {
+        const WorkItem item = work_item_at(i);
+        const auto work = in_.head(s_, sequences_[item.n], item.head, item.column, item.columns, out_);
+        if (state_io_.slots[item.n].index < 0) {
           leave_zeros(work);
         } else if (in_rows_) {
-          run_rows(work, work_item, i + 1 < end ? piece_at(i + 1) : work_item, scratch.get());
+          run_rows(work, item, i + 1 < end ? work_item_at(i + 1) : item, scratch.get());
         } else {
-          run_panel(work, work_item, scratch.get());
+          run_panel(work, item, scratch.get());
         }
       }
     });
   }
 
  private:
-  struct Piece {
+  struct WorkItem {
     int64_t n, head, column, columns;
   };
 
-  Piece piece_at(int64_t i) const {
+  WorkItem work_item_at(int64_t i) const {
     const int64_t column = i % slices_ * slice_;
     return {i / slices_ / s_.HV, i / slices_ % s_.HV, column, std::min(slice_, s_.V - column)};
   }
 
   // The rows of a state as it was, or nullptr where there was none.
-  const float* old_rows(const Piece& work_item, int64_t& stride) const {
-    const auto& [index, has_state] = state_io_.slots[work_item.n];
+  const float* old_rows(const WorkItem& item, int64_t& stride) const {
+    const auto& [index, has_state] = state_io_.slots[item.n];
     if (!state_io_.source || index < 0 || !has_state) return nullptr;
-    return state_io_.rows(*state_io_.source, work_item.n, work_item.head, work_item.column, stride);
+    return state_io_.rows(*state_io_.source, item.n, item.head, item.column, stride);
   }
 
   // Where the states lie in rows that can be read as vectors: in place, or from the old place to the new one.
-  void run_rows(const cpu::RecurrentHead& work, const Piece& work_item, const Piece& next, float* scratch) const {
+  void run_rows(const cpu::RecurrentHead& work, const WorkItem& item, const WorkItem& next, float* scratch) const {
     const auto& kernels = cpu::recurrent_kernels();
     const int64_t rows = state_io_.v_first ? work.columns : s_.K, width = state_io_.v_first ? s_.K : work.columns;
     cpu::StateRows state{nullptr, scratch, 0, width, 0};
     if (state_io_.target.dim() > 1) {
-      state.to = state_io_.rows(state_io_.target, work_item.n, work_item.head, work_item.column, state.to_stride);
+      state.to = state_io_.rows(state_io_.target, item.n, item.head, item.column, state.to_stride);
     }
-    state.from = old_rows(work_item, state.from_stride);
+    state.from = old_rows(item, state.from_stride);
     if (!state.from || work.tokens == 0) {
       copy_rows(state, rows, width);
     } else if (const float* next_rows = old_rows(next, state.from_stride)) {
@@ -127,8 +129,8 @@ class Work {
   }
 
   // Any other state: a copy of its columns as f32.
-  void run_panel(const cpu::RecurrentHead& work, const Piece& work_item, float* panel) const {
-    const auto& [n, head, column, columns] = work_item;
+  void run_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
+    const auto& [n, head, column, columns] = item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
     state_io_.read(n, head, column, columns, s_.K, panel, cpu::kColumns);
     cpu::recurrent_kernels().run_key_rows(work, {panel, panel, cpu::kColumns, cpu::kColumns, 0});
@@ -156,66 +158,42 @@ optional<Tensor> rows_or_none(const optional<Tensor>& x, const char* name) {
 
 }  // namespace
 
-Tensor cpu::run_recurrence(const ChunkShape<>& s, const EndToEndOp& op, const Channels& channels,
-                           const StateIo& state_io, const optional<Tensor>& cu_seqlens, bool normalise,
-                           optional<double> scale) {
-  const Tensor o = at::empty({s.B, s.T, s.HV, s.V}, op.q.options().dtype(output_dtype_of(op)));
+void cpu::run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channels, const StateIo& state_io,
+                         const Tensor& o) {
+  const auto& s = op.shape;
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
-  const Tensor decays = log_decays_of(s, op.g, op.gates), steps = betas_of(s, op.beta, op.gates);
+  const Tensor log_decays = log_decays_of(s, op.g, op.gates), betas = betas_of(s, op.beta, op.gates);
   const auto gk = rows_or_none(channels.gk, "gk"), gv = rows_or_none(channels.gv, "gv");
   const Inputs in{.q = Rows(q),
                   .k = Rows(k),
                   .v = Rows(v),
-                  .g = Rows(decays),
-                  .beta = Rows(steps),
+                  .g = Rows(log_decays),
+                  .beta = Rows(betas),
                   .gk = gk ? optional(Rows(*gk)) : std::nullopt,
                   .gv = gv ? optional(Rows(*gv)) : std::nullopt,
-                  .scale = static_cast<float>(scale_or_default(scale, s.K)),
-                  .has_vector_beta = steps.dim() == 4,
-                  .normalise = normalise};
-  Work(s, in, state_io, o, cu_seqlens).run();
-  return o;
+                  .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
+                  .has_vector_beta = betas.dim() == 4,
+                  .normalise = op.use_qk_l2norm};
+  Work(s, in, state_io, o, op.cu_seqlens).run();
 }
 
 namespace {
 
-std::tuple<Tensor, Tensor> fused_recurrent_gated_delta_rule(
-    const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& g, const optional<Tensor>& beta,
-    optional<double> scale, const optional<Tensor>& initial_state, bool output_final_state,
-    bool use_qk_l2norm_in_kernel, bool state_v_first, const optional<Tensor>& cu_seqlens, const optional<Tensor>& gk,
-    const optional<Tensor>& gv, bool use_gate_in_kernel, const optional<Tensor>& A_log, const optional<Tensor>& dt_bias,
-    bool use_beta_sigmoid_in_kernel, bool allow_neg_eigval, optional<at::ScalarType> output_dtype,
-    std::string_view head_grouping) {
-  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
-  const Channels channels{gk, gv};
-  const EndToEndOp op{"fused_recurrent_gated_delta_rule", q, k, v, g, beta, gates, output_dtype, head_grouping};
-  const auto s = check_fused_recurrent_gated_delta_rule(op, channels, initial_state, state_v_first, cu_seqlens);
-  const Tensor final_state = cpu::new_final_state(s, q, output_final_state, state_v_first);
-  const auto state_io = cpu::StateIo::of_sequences(s, initial_state, final_state, state_v_first);
-  return {cpu::run_recurrence(s, op, channels, state_io, cu_seqlens, use_qk_l2norm_in_kernel, scale), final_state};
+void run(const FusedRecurrentGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [o, final_state] = outputs;
+  cpu::run_recurrence(op, op.channels,
+                      cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), o);
 }
 
-Tensor fused_recurrent_gated_delta_rule_(
-    const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& g, const optional<Tensor>& beta,
-    const Tensor& state_pool, const optional<Tensor>& state_indices, const optional<Tensor>& has_initial_state,
-    int64_t null_index, optional<double> scale, bool use_qk_l2norm_in_kernel, bool state_v_first,
-    const optional<Tensor>& cu_seqlens, const optional<Tensor>& gk, const optional<Tensor>& gv, bool use_gate_in_kernel,
-    const optional<Tensor>& A_log, const optional<Tensor>& dt_bias, bool use_beta_sigmoid_in_kernel,
-    bool allow_neg_eigval, optional<at::ScalarType> output_dtype, std::string_view head_grouping) {
-  const GateOptions gates{use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval};
-  const Channels channels{gk, gv};
-  const Pool pool{state_pool, state_indices, has_initial_state, null_index, state_v_first};
-  const EndToEndOp op{"fused_recurrent_gated_delta_rule_", q, k, v, g, beta, gates, output_dtype, head_grouping};
-  const auto s = check_fused_recurrent_gated_delta_rule_(op, channels, pool, cu_seqlens);
-  return cpu::run_recurrence(s, op, channels, cpu::StateIo::in_place(s, pool), cu_seqlens, use_qk_l2norm_in_kernel,
-                             scale);
+void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const Tensor& o) {
+  cpu::run_recurrence(op, op.channels, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), o);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  m.impl("fused_recurrent_gated_delta_rule", &fused_recurrent_gated_delta_rule);
-  m.impl("fused_recurrent_gated_delta_rule_", &fused_recurrent_gated_delta_rule_);
+  cpu::implement<FusedRecurrentGatedDeltaRule, &run>(m);
+  cpu::implement<FusedRecurrentGatedDeltaRuleInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

@@ -1,33 +1,34 @@
-#include <torch/library.h>
+#include "ops/gdn/recompute_w_u.h"
 
 #include "cpu/common.h"
+#include "cpu/implement.h"
 
 namespace torch_gdn {
+
 namespace {
 
-std::tuple<Tensor, Tensor> recompute_w_u(const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& A,
-                                         const Tensor& g, const optional<Tensor>& cu_seqlens,
-                                         const optional<Tensor>& chunk_indices) {
-  const auto s = check_recompute_w_u(k, v, beta, A, g, cu_seqlens, chunk_indices);
-  Tensor w = at::empty({s.B, s.T, s.HV, s.K}, k.options()), u = at::empty({s.B, s.T, s.HV, s.V}, k.options());
-  const Tensor k_unit = unit_last_stride(k, "k"), v_unit = unit_last_stride(v, "v"), A_unit = unit_last_stride(A, "A");
-  const Tensor beta_f32 = beta.to(at::kFloat);
-  const cpu::Rows in_k(k_unit), in_v(v_unit), in_A(A_unit), in_beta(beta_f32), in_g(g), out_w(w), out_u(u);
+void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& s = op.shape;
+  const auto& [w, u] = outputs;
+  const Tensor k_unit = unit_last_stride(op.k, "k"), v_unit = unit_last_stride(op.v, "v"),
+               A_unit = unit_last_stride(op.A, "A");
+  const Tensor beta_f32 = op.beta.to(at::kFloat);
+  const cpu::Rows in_k(k_unit), in_v(v_unit), in_A(A_unit), in_beta(beta_f32), in_g(op.g), out_w(w), out_u(u);
 
-  cpu::for_each_group(cpu::chunks_of(s, cu_seqlens), s.HV, [&](std::span<const cpu::Chunk> chunks) {
+  cpu::for_each_group(cpu::chunks_of(s, op.cu_seqlens), s.HV, [&](std::span<const cpu::Chunk> chunks) {
     const int64_t rows = cpu::tile_rows(chunks), count = chunks.size(), tiles = count * s.HV;
     const Tensor inverse = cpu::f32_tiles(tiles, rows, rows);
     const Tensor keys = cpu::f32_tiles(tiles, rows, s.K), values = cpu::f32_tiles(tiles, rows, s.V);
     cpu::for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
       const int64_t n = i * s.HV + head;
-      float sums[64], steps[64], weights[64];
-      cpu::read_values(in_g, chunks[i], head, rows, cpu::Below::kLast, sums);
-      cpu::read_values(in_beta, chunks[i], head, rows, cpu::Below::kZero, steps);
-      for (int64_t r = 0; r < rows; ++r) weights[r] = steps[r] * std::exp(sums[r]);
+      float g_cumsum[64], beta[64], weights[64];
+      cpu::read_values(in_g, chunks[i], head, rows, cpu::Below::kLast, g_cumsum);
+      cpu::read_values(in_beta, chunks[i], head, rows, cpu::Below::kZero, beta);
+      for (int64_t r = 0; r < rows; ++r) weights[r] = beta[r] * std::exp(g_cumsum[r]);
       in_k.read_tile(chunks[i], head / (s.HV / s.H), rows, cpu::tile(keys, n));
       cpu::scale_rows(cpu::tile(keys, n), weights, rows, s.K, cpu::tile(keys, n));
       in_v.read_tile(chunks[i], head, rows, cpu::tile(values, n));
-      cpu::scale_rows(cpu::tile(values, n), steps, rows, s.V, cpu::tile(values, n));
+      cpu::scale_rows(cpu::tile(values, n), beta, rows, s.V, cpu::tile(values, n));
       in_A.read_square(chunks[i], head, rows, cpu::tile(inverse, n));
     });
     const Tensor w_tiles = at::bmm(inverse, keys), u_tiles = at::bmm(inverse, values);
@@ -36,11 +37,10 @@ std::tuple<Tensor, Tensor> recompute_w_u(const Tensor& k, const Tensor& v, const
       out_u.write_tile(chunks[i], head, cpu::tile(u_tiles, i * s.HV + head));
     });
   });
-  return {w, u};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { m.impl("recompute_w_u", &recompute_w_u); }
+TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<RecomputeWU, &run>(m); }
 
 }  // namespace torch_gdn

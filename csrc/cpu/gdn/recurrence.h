@@ -1,12 +1,11 @@
-// The recurrence token by token on the CPU, for both end-to-end ops: the chunked one hands it sequences of a few
-// tokens.
+// The recurrence token by token, for both end-to-end ops: the chunked one hands it sequences of a few tokens.
 #pragma once
 #include "cpu/common.h"
+#include "ops/gdn/gated_delta_rule.h"
 
 namespace torch_gdn::cpu {
 
-// o [B, T, HV, V]; states go from and to their state_io.
-Tensor run_recurrence(const ChunkShape<>& s, const EndToEndOp& op, const Channels& channels, const StateIo& state_io,
-                      const optional<Tensor>& cu_seqlens, bool normalise, optional<double> scale);
+void run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channels, const StateIo& state_io,
+                    const Tensor& o);
 
 }  // namespace torch_gdn::cpu

@@ -108,7 +108,7 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
   double sums[kTokens], sum = 0;
   for (int64_t i = 0; i < keys.rows; ++i) {
     const bool inside = i < keys.tokens;
-    if (inside) sum += clamp_decay(gates.g[i * gates.g_stride]);
+    if (inside) sum += clamped_log_decay(gates.g[i * gates.g_stride]);
     sums[i] = sum;
     head.beta[i] = inside ? gates.beta[i * gates.beta_stride] : 0.0f;
   }

@@ -1,29 +1,28 @@
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include "ops/gdn/chunk_local_cumsum.h"
 
-#include "metal/gdn/launches.h"
+#include "metal/gates.h"
+#include "metal/implement.h"
+#include "shaders/gdn/chunk_local_cumsum.h"
 
 namespace torch_gdn {
 
 namespace {
 
-Tensor chunk_local_cumsum(const Tensor& g_any, int64_t chunk_size, const optional<Tensor>& cu_seqlens,
-                          const optional<Tensor>& chunk_indices) {
-  const auto shape = check_chunk_local_cumsum(g_any, chunk_size, cu_seqlens, chunk_indices);
-  const auto g = readable(g_any), g_cumsum = at::empty(g.sizes(), g.options().dtype(at::kFloat));
-  const ChunkLocalCumsumParameters parameters{sequence_parameters(shape), row_strides(g), element_type(g), int32_t(shape.HV)};
+void run(const ChunkLocalCumsum<int64_t>& op, const Tensor& g_cumsum) {
+  const auto& s = op.shape;
+  const Tensor g = readable(op.g);
+  const ChunkLocalCumsumParameters parameters{sequence_parameters(s), row_strides(g), element_type(g), int32_t(s.HV)};
   launcher().run({{"chunk_local_cumsum",
                    "gdn/chunk_local_cumsum.metal",
-                   {std::to_string(shape.C)},
-                   {g, or_dummy(cu_seqlens_on(g.device(), cu_seqlens), g), g_cumsum, Binding::error_log(),
+                   {std::to_string(s.C)},
+                   {g, or_dummy(cu_seqlens_on(g.device(), op.cu_seqlens), g), g_cumsum, Binding::error_log(),
                     Binding::values(parameters)},
-                   {size_t(shape.NT), size_t(ceil_div(shape.HV, 32)), size_t(shape.B)},
-                   32}});
-  return g_cumsum;
+                   {size_t(s.NT), size_t(ceil_div(s.HV, kCumsumHeads)), size_t(s.B)},
+                   kCumsumHeads}});
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, MPS, m) { m.impl("chunk_local_cumsum", chunk_local_cumsum); }
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<ChunkLocalCumsum, &run>(m); }
 
 }  // namespace torch_gdn

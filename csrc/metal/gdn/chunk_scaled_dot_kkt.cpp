@@ -1,36 +1,28 @@
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include "ops/gdn/chunk_scaled_dot_kkt.h"
 
-#include "metal/gdn/launches.h"
+#include "metal/implement.h"
+#include "shaders/gdn/chunk_scaled_dot_kkt.h"
+#include "shaders/gdn/chunk_threads.h"
 
 namespace torch_gdn {
 
 namespace {
 
-Launch launch(const ChunkShape<>& shape, const Tensor& k, const Tensor& g, const Tensor& beta,
-              const optional<Tensor>& cu_seqlens, const Tensor& A) {
-  const ChunkScaledDotKktParameters parameters{sequence_parameters(shape), row_strides(k), head_groups(shape), int32_t(shape.HV)};
-  return {"chunk_scaled_dot_kkt",
-          "gdn/chunk_scaled_dot_kkt.metal",
-          {metal_type(k.scalar_type()), std::to_string(shape.K), std::to_string(shape.C), vector_width({k})},
-          {k, g, beta, or_dummy(cu_seqlens, g), A, Binding::values(parameters)},
-          {size_t(shape.NT), size_t(shape.H), size_t(shape.B)},
-          size_t(2 * shape.C)};
-}
-
-Tensor chunk_scaled_dot_kkt(const Tensor& k_any, const Tensor& g, const Tensor& beta,
-                            const optional<Tensor>& cu_seqlens, int64_t chunk_size,
-                            const optional<Tensor>& chunk_indices) {
-  const auto shape = check_chunk_scaled_dot_kkt(k_any, g, beta, cu_seqlens, chunk_size, chunk_indices);
-  const auto k = unit_last_stride(k_any, "k");
-  const auto A = at::empty({shape.B, shape.T, shape.HV, shape.C}, g.options());
-  const auto cu_seqlens = cu_seqlens_on(k.device(), cu_seqlens);
-  launcher().run({launch(shape, k, as_f32(g), as_f32(beta), cu_seqlens, A)});
-  return A;
+void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
+  const auto& s = op.shape;
+  const Tensor k = unit_last_stride(op.k, "k"), g_cumsum = as_f32(op.g), beta = as_f32(op.beta);
+  const ChunkScaledDotKktParameters parameters{sequence_parameters(s), row_strides(k), head_groups(s), int32_t(s.HV)};
+  launcher().run({{"chunk_scaled_dot_kkt",
+                   "gdn/chunk_scaled_dot_kkt.metal",
+                   {metal_type(k.scalar_type()), std::to_string(s.K), std::to_string(s.C), vector_width({k})},
+                   {k, g_cumsum, beta, or_dummy(cu_seqlens_on(k.device(), op.cu_seqlens), g_cumsum), A,
+                    Binding::values(parameters)},
+                   {size_t(s.NT), size_t(s.H), size_t(s.B)},
+                   size_t(chunk_threads(int(s.C)))}});
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, MPS, m) { m.impl("chunk_scaled_dot_kkt", chunk_scaled_dot_kkt); }
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<ChunkScaledDotKkt, &run>(m); }
 
 }  // namespace torch_gdn

@@ -1,26 +1,28 @@
-// The fused algorithm of a prefill: one kernel from inputs to outputs.
-#include "metal/gdn/rule.h"
+#include "shaders/gdn/fused_chunk_gated_delta_rule.h"
+
+#include "metal/gdn/launches.h"
 #include "metal/prefill.h"
 
 namespace torch_gdn {
 
-Launch launch_chunk_gated_delta_rule(const ChunkShape<>& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                                     const Gates& gates, const StateIo& states, const optional<Tensor>& cu_seqlens,
-                                     const RuleOptions& options, int64_t chunk_size, const Tensor& o) {
-  auto parameters = rule_parameters<FusedChunkParameters>(shape, q, k, v, gates, states, options, o);
-  parameters.has_norm = options.normalise;
-  parameters.counted_chunk_size = int32_t(shape.C);
-  const auto or_stand = [&](const optional<Tensor>& x) { return or_dummy(x, o); };
+Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_size, const StateIo& states,
+                                           const Tensor& o) {
+  const auto& s = in.shape;
+  auto parameters = in.parameters<FusedChunkParameters>(states, o);
+  parameters.has_norm = in.normalise;
+  parameters.counted_chunk_size = int32_t(s.C);
+  const auto or_output = [&](const optional<Tensor>& x) { return or_dummy(x, o); };
   return {"fused_chunk_gated_delta_rule",
           "gdn/fused_chunk_gated_delta_rule.metal",
-          {metal_type(q.scalar_type()), std::to_string(shape.K),
-           std::to_string(fused_chunk_size(shape.K, int64_t(q.element_size()), chunk_size)), vector_width({q, k}),
+          {metal_type(in.q.scalar_type()), std::to_string(s.K),
+           std::to_string(fused_chunk_size(s.K, int64_t(in.q.element_size()), chunk_size)), vector_width({in.q, in.k}),
            metal_type(states.dtype())},
-          {q, k, v, *gates.g, *gates.beta, or_stand(gates.A_log), or_stand(gates.dt_bias), or_stand(states.source),
-           or_stand(cu_seqlens), or_stand(states.slots.indices), or_stand(states.slots.flags), o,
-           states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},
-          rule_threadgroups(shape),
-          128};
+          {in.q, in.k, in.v, *in.gates.g, *in.gates.beta, or_output(in.gates.A_log), or_output(in.gates.dt_bias),
+           or_output(states.source), or_output(in.cu_seqlens), or_output(states.slots.indices),
+           or_output(states.slots.flags), o, states.target.defined() ? states.target : o, Binding::error_log(),
+           Binding::values(parameters)},
+          state_threadgroups(s),
+          kStateThreads};
 }
 
 }  // namespace torch_gdn

@@ -1,8 +1,9 @@
-// The launches of the chunk stages, so that an op of several stages encodes them in one go. Each takes tensors that
-// were checked and allocated; `cu_seqlens` is contiguous int64 on their device, or absent.
+// The launches that several ops share. Their tensors are checked, allocated and as the kernels read them.
 #pragma once
 #include "metal/gates.h"
 #include "metal/slots.h"
+#include "ops/gdn/gated_delta_rule.h"
+#include "shaders/gdn/state_tile.h"
 
 namespace torch_gdn {
 
@@ -11,38 +12,95 @@ struct StateIo {
   optional<Tensor> source;
   Tensor target;  // undefined: not asked for
   Slots slots;
+  bool v_first;
 
   at::ScalarType dtype() const {
     return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
   }
+
+  // Fills in what every kernel that carries a state takes.
+  template <typename Parameters>
+  void set(Parameters& parameters) const {
+    parameters.slots = slots.parameters;
+    if (source.has_value()) {
+      parameters.initial_state = state_strides(*source, v_first);
+      parameters.has_initial_state = 1;
+    }
+    if (target.defined()) {
+      parameters.final_state = state_strides(target, v_first);
+      parameters.has_final_state = 1;
+    }
+  }
 };
 
-inline StateIo in_place(at::Device device, const Pool& pool) {
-  return {pool.states, pool.states, slots_on(device, pool.states, pool.indices, pool.has_state, pool.null_index)};
-}
+// The kernels read states as f32, of any strides. A final state without elements was not asked for.
+StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first);
+StateIo state_io(at::Device device, const StatePool& pool, bool v_first);
 
-// Of both end-to-end ops.
-struct RuleOptions {
-  bool normalise, state_v_first;
+// Without tokens the final state is the initial one.
+void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state);
+
+// A threadgroup for each kStateColumns columns of V of each head of each sequence.
+std::array<size_t, 3> state_threadgroups(const ChunkShape<>& shape);
+
+// The inputs of an end-to-end op as the kernels read them.
+struct RuleInputs {
+  ChunkShape<> shape;
+  Tensor q, k, v;
+  Gates gates;
+  optional<Tensor> cu_seqlens;
   double scale;
+  bool normalise;
+
+  template <typename Parameters>
+  Parameters parameters(const StateIo& states, const Tensor& o) const {
+    Parameters parameters{};
+    parameters.sequence = sequence_parameters(shape);
+    parameters.q = row_strides(q);
+    parameters.k = row_strides(k);
+    parameters.v = row_strides(v);
+    parameters.gates = gates.parameters;
+    parameters.heads = head_groups(shape);
+    parameters.value_heads = int32_t(shape.HV);
+    parameters.value_size = int32_t(shape.V);
+    parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
+    parameters.scale = float(scale);
+    states.set(parameters);
+    return parameters;
+  }
 };
 
-// What is done within each chunk: cumulative g, w and u.
-Launch launch_chunk_fwd_intra(const ChunkShape<>& shape, const Tensor& k, const Tensor& v, const Gates& gates,
-                              const optional<Tensor>& cu_seqlens, const Tensor& g_cumsum, const Tensor& w, const Tensor& u);
-Launch launch_chunk_fwd_h(const ChunkShape<>& shape, const Tensor& k, const Tensor& w, const Tensor& u, const Tensor& g,
-                          const StateIo& states, bool state_v_first, const optional<Tensor>& cu_seqlens,
-                          const Tensor& h, const Tensor& v_new);
-Launch launch_chunk_fwd_o(const ChunkShape<>& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h,
-                          const Tensor& g, double scale, bool state_v_first, const optional<Tensor>& cu_seqlens,
-                          const Slots& slots, const Tensor& o);
-Launch launch_chunk_gated_delta_rule(const ChunkShape<>& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                                     const Gates& gates, const StateIo& states, const optional<Tensor>& cu_seqlens,
-                                     const RuleOptions& options, int64_t chunk_size, const Tensor& o);
-Launch launch_fused_recurrent_gated_delta_rule(const ChunkShape<>& shape, const Tensor& q, const Tensor& k,
-                                               const Tensor& v, const Gates& gates, const Channels& channels,
-                                               const StateIo& states, const optional<Tensor>& cu_seqlens,
-                                               const RuleOptions& options, const Tensor& o);
+RuleInputs rule_inputs(const GatedDeltaRule<>& op);
+
+Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const ChannelDecays& channels,
+                                               const StateIo& states, const Tensor& o);
+// chunk_size: 8, 16 or 32 where threadgroup memory holds so many tokens; 0: the kernel's own choice.
+Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_size, const StateIo& states,
+                                           const Tensor& o);
+
+// g_cumsum, w and u of each chunk.
+Launch launch_chunk_fwd_intra(const RuleInputs& in, const Tensor& g_cumsum, const Tensor& w, const Tensor& u);
+
+struct ChunkFwdHCall {
+  ChunkShape<> shape;
+  Tensor k, w, u, g_cumsum;
+  optional<Tensor> cu_seqlens;
+  StateIo states;
+  Tensor h, v_new;
+};
+Launch launch_chunk_fwd_h(const ChunkFwdHCall& call);
+
+struct ChunkFwdOCall {
+  ChunkShape<> shape;
+  Tensor q, k, v_new, h, g_cumsum;
+  optional<Tensor> cu_seqlens;
+  Slots slots;
+  bool v_first;
+  double scale;
+  Tensor o;
+};
+Launch launch_chunk_fwd_o(const ChunkFwdOCall& call);
+
 Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y);  // x: [B, T, H, D]
 
 }  // namespace torch_gdn

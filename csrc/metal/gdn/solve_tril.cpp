@@ -1,6 +1,8 @@
 #include "ops/gdn/solve_tril.h"
 
 #include "metal/implement.h"
+#include "shaders/gdn/chunk_threads.h"
+#include "shaders/gdn/solve_tril.h"
 
 namespace torch_gdn {
 
@@ -15,7 +17,7 @@ void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
                    {std::to_string(s.C)},
                    {A, or_dummy(cu_seqlens_on(A.device(), op.cu_seqlens), A), A_inv, Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.HV), size_t(s.B)},
-                   size_t(2 * s.C)}});
+                   size_t(chunk_threads(int(s.C)))}});
 }
 
 }  // namespace

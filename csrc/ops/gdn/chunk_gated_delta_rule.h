@@ -6,17 +6,20 @@ namespace torch_gdn {
 
 // What both share. return_intermediate_states: h, the state before each chunk.
 template <typename Int>
-struct ChunkedRule : GatedDeltaRule<Int, Tensor> {
+struct ChunkedRule : GatedDeltaRule<Int> {
+  Tensor required_g, required_beta;  // which the recurrent op may go without
   optional<Tensor> chunk_indices;
   int64_t chunk_size;
   bool return_intermediate_states;
 
   void check_chunked(const Check<Int>& check) {
+    this->g = required_g;
+    this->beta = required_beta;
     check_chunk_size(check, chunk_size);
     this->check_inputs(check);
     auto& s = this->shape;
     s.C = chunk_size;
-    check.shape("beta", this->beta, "[B, T, HV]", {s.B, s.T, s.HV});
+    check.shape("beta", required_beta, "[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, this->cu_seqlens, chunk_indices);
   }
 
@@ -49,10 +52,10 @@ struct ChunkGatedDeltaRule : ChunkedRule<Int> {
   bool output_final_state;
 
   auto arguments() {
-    return std::tie(this->q, this->k, this->v, this->g, this->beta, this->scale, initial_state, output_final_state,
-                    this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->chunk_indices, this->chunk_size,
-                    this->gates.use_gate, this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid,
-                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
+    return std::tie(this->q, this->k, this->v, this->required_g, this->required_beta, this->scale, initial_state,
+                    output_final_state, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->chunk_indices,
+                    this->chunk_size, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
+                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
                     this->return_intermediate_states);
   }
 
@@ -86,11 +89,11 @@ struct ChunkGatedDeltaRuleInPlace : ChunkedRule<Int> {
   StatePool pool;
 
   auto arguments() {
-    return std::tie(this->q, this->k, this->v, this->g, this->beta, pool.states, pool.indices, pool.has_initial_state,
-                    pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
-                    this->chunk_indices, this->chunk_size, this->gates.use_gate, this->gates.A_log,
-                    this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval,
-                    this->output_dtype, this->head_grouping, this->return_intermediate_states);
+    return std::tie(this->q, this->k, this->v, this->required_g, this->required_beta, pool.states, pool.indices,
+                    pool.has_initial_state, pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first,
+                    this->cu_seqlens, this->chunk_indices, this->chunk_size, this->gates.use_gate, this->gates.A_log,
+                    this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
+                    this->head_grouping, this->return_intermediate_states);
   }
 
   void check() {

@@ -41,9 +41,7 @@ struct ChunkScaledDotKkt {
 
   void check_contents() const { check_cu_seqlens("chunk_scaled_dot_kkt", shape, cu_seqlens, chunk_indices); }
 
-  Tensor outputs() const {
-    return empty<Int>({shape.B, shape.T, shape.HV, shape.C}, k.options().dtype(at::kFloat));
-  }
+  Tensor outputs() const { return empty<Int>({shape.B, shape.T, shape.HV, shape.C}, k.options().dtype(at::kFloat)); }
 };
 
 }  // namespace torch_gdn

@@ -1,11 +1,12 @@
-// The end-to-end op of decode, and its twin on a pool of states. beta may be [B, T, HV, V]; None is 1. g None: no decay.
+// The end-to-end op of decode, and its twin on a pool of states. beta may be [B, T, HV, V]; None is 1. g None: no
+// decay.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 
 namespace torch_gdn {
 
 template <typename Int>
-struct RecurrentRule : GatedDeltaRule<Int, optional<Tensor>> {
+struct RecurrentRule : GatedDeltaRule<Int> {
   ChannelDecays channels;
 
   void check_recurrent(const Check<Int>& check) {
@@ -55,9 +56,7 @@ struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
     check_initial_state(check, this->shape, initial_state, this->state_v_first);
   }
 
-  void check_contents() const {
-    check_cu_seqlens("fused_recurrent_gated_delta_rule", this->shape, this->cu_seqlens);
-  }
+  void check_contents() const { check_cu_seqlens("fused_recurrent_gated_delta_rule", this->shape, this->cu_seqlens); }
 
   std::tuple<Tensor, Tensor> outputs() const {
     return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first)};
@@ -79,9 +78,9 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
   auto arguments() {
     return std::tie(this->q, this->k, this->v, this->g, this->beta, pool.states, pool.indices, pool.has_initial_state,
                     pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
-                    this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log,
-                    this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval,
-                    this->output_dtype, this->head_grouping);
+                    this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
+                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
+                    this->head_grouping);
   }
 
   void check() {

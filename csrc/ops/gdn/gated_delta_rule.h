@@ -34,11 +34,11 @@ Tensor final_state(const ChunkShape<Int>& s, const Tensor& like, bool wanted, bo
   return wanted ? empty<Int>(state_sizes({s.N}, s, v_first), options) : no_output(options);
 }
 
-// The inputs and options of one call. `Optional` is optional<Tensor> where g and beta may be None.
-template <typename Int, typename Optional>
+// The inputs and options of one call.
+template <typename Int = int64_t>
 struct GatedDeltaRule {
   Tensor q, k, v;
-  Optional g, beta;
+  optional<Tensor> g, beta;
   optional<double> scale;
   bool use_qk_l2norm;
   bool state_v_first;
@@ -64,13 +64,12 @@ struct GatedDeltaRule {
     check_heads(check, "q", s.H, "v", s.HV);
     check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
     check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-    const optional<Tensor> some_g = g, some_beta = beta;
-    if (some_g.has_value()) {
-      check.is_floating("g", *some_g);
-      check.shape("g", *some_g, "[B, T, HV]", {s.B, s.T, s.HV});
+    if (g.has_value()) {
+      check.is_floating("g", *g);
+      check.shape("g", *g, "[B, T, HV]", {s.B, s.T, s.HV});
     }
-    if (some_beta.has_value()) check.is_floating("beta", *some_beta);
-    check_gates(check, s.HV, some_g, some_beta, gates);
+    if (beta.has_value()) check.is_floating("beta", *beta);
+    check_gates(check, s.HV, g, beta, gates);
     check.value(dtype_of_output() == q.scalar_type() || dtype_of_output() == at::kFloat, "output_dtype",
                 "float32 or the dtype of q", dtype_name(dtype_of_output()));
     check.value(head_grouping == "block" || head_grouping == "tiled", "head_grouping", "'block' or 'tiled'", "'",
@@ -82,8 +81,7 @@ struct GatedDeltaRule {
     const char* pattern = state_v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";
     check.is_activation("state_pool", pool.states);
     check.dimensions("state_pool", pool.states, 4, pattern);
-    check.shape("state_pool", pool.states, pattern,
-                state_sizes({size_of<Int>(pool.states, 0)}, shape, state_v_first));
+    check.shape("state_pool", pool.states, pattern, state_sizes({size_of<Int>(pool.states, 0)}, shape, state_v_first));
     check_slots(check, shape.N, pool);
   }
 

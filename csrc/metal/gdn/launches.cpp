@@ -1,0 +1,40 @@
+#include "metal/gdn/launches.h"
+
+namespace torch_gdn {
+
+StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first) {
+  return {.source = initial_state.has_value() ? optional(initial_state->to(at::kFloat)) : std::nullopt,
+          .target = final_state.dim() > 1 ? final_state : Tensor(),
+          .slots = {},
+          .v_first = v_first};
+}
+
+StateIo state_io(at::Device device, const StatePool& pool, bool v_first) {
+  return {.source = pool.states, .target = pool.states, .slots = slots_on(device, pool), .v_first = v_first};
+}
+
+void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state) {
+  if (final_state.dim() == 1) return;
+  if (initial_state.has_value()) {
+    final_state.copy_(*initial_state);
+  } else {
+    final_state.zero_();
+  }
+}
+
+std::array<size_t, 3> state_threadgroups(const ChunkShape<>& shape) {
+  return {size_t(ceil_div(shape.V, kStateColumns)), size_t(shape.HV), size_t(shape.N)};
+}
+
+RuleInputs rule_inputs(const GatedDeltaRule<>& op) {
+  return {.shape = op.shape,
+          .q = unit_last_stride(op.q, "q"),
+          .k = unit_last_stride(op.k, "k"),
+          .v = unit_last_stride(op.v, "v"),
+          .gates = gates_of(op.g, op.beta, op.gates),
+          .cu_seqlens = cu_seqlens_on(op.q.device(), op.cu_seqlens),
+          .scale = scale_or_default(op.scale, op.shape.K),
+          .normalise = op.use_qk_l2norm};
+}
+
+}  // namespace torch_gdn

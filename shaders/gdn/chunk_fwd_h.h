@@ -1,0 +1,13 @@
+// What host and kernel share of chunk_fwd_h.metal.
+#pragma once
+#include "gdn/state_tile.h"
+
+struct ChunkFwdHParameters {
+  SequenceParameters sequence;
+  SlotParameters slots;
+  RowStrides k;
+  StateStrides initial_state, final_state, h;  // h: the sequence stride is that of a chunk
+  HeadGroups heads;
+  int32_t value_heads;
+  int32_t has_initial_state, has_final_state;
+};

@@ -1,0 +1,12 @@
+// What host and kernel share of chunk_fwd_intra.metal.
+#pragma once
+#include "core/parameters.h"
+
+struct ChunkFwdIntraParameters {
+  SequenceParameters sequence;
+  GateParameters gates;
+  RowStrides k, v;
+  HeadGroups heads;
+  int32_t value_heads;
+  int32_t members;  // value heads of a key head that a threadgroup owns
+};

@@ -1,0 +1,14 @@
+// What host and kernel share of chunk_fwd_o.metal.
+#pragma once
+#include "core/parameters.h"
+
+struct ChunkFwdOParameters {
+  SequenceParameters sequence;
+  SlotParameters slots;
+  RowStrides q, k;
+  StateStrides h;
+  HeadGroups heads;
+  int32_t value_heads;
+  int32_t output_is_f32;  // 1: o is f32 whatever q is
+  float scale;
+};

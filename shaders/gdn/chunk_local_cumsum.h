@@ -1,0 +1,13 @@
+// What host and kernel share of chunk_local_cumsum.metal.
+#pragma once
+#include "core/parameters.h"
+
+// A threadgroup of one simdgroup sums the gates of as many heads.
+GDN_CONSTANT int kCumsumHeads = 32;
+
+struct ChunkLocalCumsumParameters {
+  SequenceParameters sequence;
+  RowStrides g;
+  int32_t g_type;
+  int32_t value_heads;
+};

@@ -1,0 +1,10 @@
+// What host and kernel share of chunk_scaled_dot_kkt.metal.
+#pragma once
+#include "core/parameters.h"
+
+struct ChunkScaledDotKktParameters {
+  SequenceParameters sequence;
+  RowStrides k;
+  HeadGroups heads;
+  int32_t value_heads;
+};

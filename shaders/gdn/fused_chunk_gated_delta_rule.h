@@ -1,0 +1,18 @@
+// What host and kernel share of fused_chunk_gated_delta_rule.metal.
+#pragma once
+#include "gdn/state_tile.h"
+
+struct FusedChunkParameters {
+  SequenceParameters sequence;
+  SlotParameters slots;
+  RowStrides q, k, v;
+  StateStrides initial_state, final_state;
+  GateParameters gates;
+  HeadGroups heads;
+  int32_t value_heads, value_size;
+  int32_t has_initial_state, has_final_state;
+  int32_t has_norm;            // q and k are divided by their norms
+  int32_t output_is_f32;       // 1: o is f32 whatever q is
+  int32_t counted_chunk_size;  // of the chunks that the caller made room for
+  float scale;
+};

@@ -1,0 +1,10 @@
+// What host and kernel share of recompute_w_u.metal.
+#pragma once
+#include "core/parameters.h"
+
+struct RecomputeWUParameters {
+  SequenceParameters sequence;
+  RowStrides k, v;
+  HeadGroups heads;
+  int32_t value_heads;
+};
