@@ -86,7 +86,7 @@
 namespace {
 
 using Objects = std::vector<id>;
-using Entries = std::vector<std::pair<id, id>>;  // a handful of macros: a search beats a hash
+using Entries = std::vector<std::pair<id, id>>;
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Libraries, functions and pipelines: Metal's names for what the engine compiles.
+// Libraries, functions and pipelines.
 #include <cstring>
 
 #include "objects.h"

@@ -97,7 +97,7 @@ void MPSStream::flush() {
 
 void MPSStream::commitAndWait() {
   if (!_commandBuffer) return;
-  // Forgotten first, so that the stream goes on with a new one if a command fails.
+  // Forgotten first, so that the stream has a new one if a command fails.
   MPSCommandBuffer_t buffer = _commandBuffer;
   _commandBuffer = nil;
   @autoreleasepool {

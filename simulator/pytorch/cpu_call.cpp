@@ -20,7 +20,7 @@ namespace {
 
 bool is_written(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
 
-// The CPU's stand-in for one tensor. An out= tensor may be resized by the op, which memory of another's cannot be.
+// A CPU tensor in place of a device tensor. That of an out= argument owns its memory, since the op may resize it.
 at::Tensor stand_in(const at::Tensor& tensor, bool is_out) {
   if (!tensor.defined() || !tensor.is_mps()) return tensor;
   return is_out ? at::empty({0}, tensor.options().device(at::kCPU)) : host_view(tensor);
@@ -43,7 +43,7 @@ c10::IValue stand_in(const c10::IValue& value, bool is_out) {
   return value;
 }
 
-// After the op: what it wrote through `used` is known to the watch, or moves to the out= tensor.
+// After the op: reports what it wrote to the watch, or copies it to the out= tensor.
 void take_written(const at::Tensor& original, const at::Tensor& used, bool is_out) {
   if (!original.defined() || !original.is_mps()) return;
   if (!is_out) return report_written(used);

@@ -11,11 +11,11 @@
 #include <sstream>
 #include <vector>
 
-#include "engine.h"
-#include "operations.h"
+#include "intermediate_code.h"
 #include "process.h"
 #include "program.h"
 #include "shader_cache.h"
+#include "simulator/engine/engine.h"
 #include "source_transform.h"
 
 namespace simulator {
@@ -23,17 +23,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A host that sets no version gets what Apple's oldest still supported compilers defaulted to, in which bfloat does not
-// exist: forgetting languageVersion shows.
+// For a host that sets no version: the default of the oldest macOS still supported. It has no bfloat, so a forgotten
+// languageVersion is noticed.
 constexpr uint32_t kDefaultVersion = 2u << 16;
 
-// Set to 0 in CompileOptions::macros by tests that compile other people's Metal: features of C++17 that Apple's
-// compiler takes with a warning are then allowed. The address spaces are checked all the same.
-constexpr const char* kProjectRules = "SIMULATOR_PROJECT_RULES";
+struct Directories {
+  fs::path engine, cache;
+};
 
-std::string& directory_setting() {
-  static std::string directory;
-  return directory;
+Directories& directories() {
+  static Directories instance;
+  return instance;
 }
 
 const std::string& clang() {
@@ -41,6 +41,8 @@ const std::string& clang() {
   if (path.empty()) throw CompileError("the Metal engine needs clang-19: apt-get install clang-19");
   return path;
 }
+
+fs::path metal_headers() { return directories().engine / "compile" / "metal"; }
 
 // The compiler's identity and the processor's features (-march=native), without running the compiler.
 std::string machine_key() {
@@ -54,17 +56,12 @@ std::string machine_key() {
   return key;
 }
 
-// Everything in simulator/engine that goes into a compiled kernel: headers, and the code that makes the C++.
+// What a compiled kernel depends on: the language's headers, and the code that makes C++ of Metal.
 std::string engine_key() {
-  const fs::path root = engine_directory();
-  if (root.empty()) throw std::logic_error("set_engine_directory() was not called");
-  std::vector<fs::path> files;
-  for (const char* name :
-       {"kernel_abi.h", "compiler.cpp", "constant_use.cpp", "intermediate_code.cpp", "kernel_entry.cpp",
-        "operation_kinds.h", "program_tables.cpp", "source_transform.cpp", "source_words.cpp", "tokens.cpp"}) {
-    files.push_back(root / name);
-  }
-  for (const auto& entry : fs::recursive_directory_iterator(root / "metal")) {
+  const fs::path& root = directories().engine;
+  if (root.empty()) throw std::logic_error("set_directories() was not called");
+  std::vector<fs::path> files = {root / "kernel_abi.h", root / "count" / "operation_kinds.h"};
+  for (const auto& entry : fs::recursive_directory_iterator(root / "compile")) {
     if (entry.is_regular_file()) files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
@@ -77,7 +74,7 @@ const std::vector<std::string>& common_flags() {
   static const std::vector<std::string> flags = {
       "-cl-std=clc++2021", "-cl-no-stdinc", "-nostdinc", "-cl-single-precision-constant", "-fPIC", "-O2",
       "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-strict-aliasing",
-      // The sanitizer's pass does not see accesses of more than 16 bytes, and scalar accesses must stay what they are.
+      // The sanitizer's pass misses accesses of more than 16 bytes, and vectorising would hide the shader's own.
       "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine", "-fsanitize=thread", "-mllvm",
       "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
       // Else `x += 1` counts as a write alone.
@@ -102,7 +99,7 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
     text.replace(at, from.size(), to);
 }
 
-// clang's words, in Metal's, without the way to the prelude.
+// clang's messages with Metal's names of address spaces and types.
 std::string in_metal_terms(const std::string& errors) {
   std::string text;
   std::istringstream lines(errors);
@@ -131,7 +128,7 @@ std::string run_clang(const std::vector<std::string>& arguments) {
   append(command, arguments);
   ProcessResult result = run_process(command);
   if (WIFEXITED(result.status) && WEXITSTATUS(result.status) == 0) return std::move(result.output);
-  if (result.errors.empty()) result.errors = "clang failed and said nothing\n";
+  if (result.errors.empty()) result.errors = "clang failed without a message\n";
   throw CompileError(in_metal_terms(result.errors));
 }
 
@@ -150,11 +147,6 @@ std::vector<std::string> macro_flags(const CompileOptions& options) {
   return flags;
 }
 
-bool follows_project_rules(const CompileOptions& options) {
-  return std::find(options.macros.begin(), options.macros.end(),
-                   std::pair<std::string, std::string>{kProjectRules, "0"}) == options.macros.end();
-}
-
 std::string preprocess(const std::string& source, const CompileOptions& options, const fs::path& directory) {
   TemporaryFile file(directory, ".metal");
   file.write("# 1 \"program_source\"\n" + source);
@@ -166,24 +158,24 @@ std::string preprocess(const std::string& source, const CompileOptions& options,
                                         "-nostdinc",
                                         "-w",
                                         "-fno-caret-diagnostics",
-                                        "-I" + (fs::path(engine_directory()) / "metal").string()};
+                                        "-I" + metal_headers().string()};
   append(arguments, macro_flags(options));
   append(arguments, {"-o", "-", file.path().string()});
   return run_clang(arguments);
 }
 
-// The precompiled metal/library/prelude.h.
+// metal/library/prelude.h, precompiled.
 fs::path prelude(const CompileOptions& options, const std::string& engine, const fs::path& directory) {
   const std::string key =
-      content_hash(engine + machine_key() + engine_directory() + (options.fast_math ? "fast" : "safe"));
+      content_hash(engine + machine_key() + directories().engine.string() + (options.fast_math ? "fast" : "safe"));
   const fs::path path = directory / ("prelude_" + key + ".pch");
   if (fs::exists(path)) return path;
-  const fs::path library = fs::path(engine_directory()) / "metal" / "library";
+  const fs::path library = metal_headers() / "library";
   TemporaryFile output(directory, ".pch");
   std::vector<std::string> arguments = {"-x", "cl-header"};
   append(arguments, common_flags());
   append(arguments, math_flags(options));
-  // Checkouts change the time of a header, not its content, which the key holds.
+  // The key holds the headers' content; a new checkout changes their times only.
   append(arguments, {"-Xclang", "-fno-pch-timestamp", "-isystem", (library / "host").string(), "-o",
                      output.path().string(), (library / "prelude.h").string()});
   run_clang(arguments);
@@ -191,7 +183,7 @@ fs::path prelude(const CompileOptions& options, const std::string& engine, const
   return path;
 }
 
-// Puts counters of operations into a program on its way to the processor's code.
+// Compiles with counters of operations (count/operations.h).
 void add_counters(std::vector<std::string> arguments, const fs::path& directory, const fs::path& output) {
   TemporaryFile plain(directory, ".ll"), counting(directory, ".ll");
   append(arguments, {"-S", "-emit-llvm", "-o", plain.path().string()});
@@ -208,8 +200,8 @@ void build(const std::string& source, const CompileOptions& options, bool is_cou
   std::vector<std::string> arguments = {"-x", "cl"};
   append(arguments, common_flags());
   append(arguments, math_flags(options));
-  // Metal 3.1 is C++14. clang's C++ for OpenCL is C++17, but tells what C++14 lacks.
-  if (follows_project_rules(options)) arguments.push_back("-Werror=pre-c++17-compat");
+  // Metal 3.1 is C++14; clang's C++ for OpenCL is C++17, with warnings for what C++14 lacks.
+  if (options.strict) arguments.push_back("-Werror=pre-c++17-compat");
   append(arguments, {"-include-pch", prelude(options, engine, directory).string(), input.path().string()});
   if (is_counted) {
     add_counters(arguments, directory, output.path());
@@ -230,8 +222,9 @@ std::shared_ptr<const Program> build_and_load(const std::string& source, const C
       engine + machine_key() + std::to_string(language_version(options)) + (options.fast_math ? "fast" : "safe");
   for (const std::string& flag : common_flags()) key += flag + '\0';
   for (const auto& [name, value] : options.macros) key += name + '=' + value + '\0';
+  if (options.strict) key += "strict";
   if (is_counted) key += "counted";
-  const fs::path directory = cache_directory();
+  const fs::path& directory = directories().cache;
   const fs::path path = directory / (content_hash(key + '\0' + source) + ".so");
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   const auto counted = [source, options] { return compile_one(source, options, true); };
@@ -239,7 +232,7 @@ std::shared_ptr<const Program> build_and_load(const std::string& source, const C
     try {
       return load_program(path, seconds(), counted);
     } catch (const CompileError&) {
-      // damaged, by a full disk perhaps: built again below
+      // damaged, perhaps by a full disk: built again below
     }
   }
   build(source, options, is_counted, engine, directory, path);
@@ -247,10 +240,10 @@ std::shared_ptr<const Program> build_and_load(const std::string& source, const C
 }
 
 std::shared_ptr<const Program> compile_one(const std::string& source, const CompileOptions& options, bool is_counted) {
-  using Key = std::tuple<std::string, uint32_t, bool, std::vector<std::pair<std::string, std::string>>, bool>;
+  using Key = std::tuple<std::string, uint32_t, bool, std::vector<std::pair<std::string, std::string>>, bool, bool>;
   static std::mutex mutex;
   static std::map<Key, std::shared_ptr<const Program>> programs;
-  const Key key{source, language_version(options), options.fast_math, options.macros, is_counted};
+  const Key key{source, language_version(options), options.fast_math, options.macros, options.strict, is_counted};
   {
     const std::lock_guard lock(mutex);
     if (const auto known = programs.find(key); known != programs.end()) return known->second;
@@ -262,11 +255,15 @@ std::shared_ptr<const Program> compile_one(const std::string& source, const Comp
 
 }  // namespace
 
-void set_engine_directory(std::string directory) { directory_setting() = std::move(directory); }
-std::string engine_directory() { return directory_setting(); }
+void set_directories(const std::string& engine, const std::string& cache) {
+  fs::create_directories(cache);
+  directories() = {engine, cache};
+}
 
 std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options) {
-  return compile_one(source, options, false);
+  CompileOptions with_settings = options;
+  with_settings.strict = settings().strict;
+  return compile_one(source, with_settings, false);
 }
 
 }  // namespace simulator

@@ -4,8 +4,8 @@
 
 namespace simulator {
 
-// The folder that holds metal/ and kernel_abi.h: simulator/engine of the checkout. To be set before the first compile.
-void set_engine_directory(std::string directory);
-std::string engine_directory();
+// engine: the folder simulator/engine, whose compile/metal holds the language's headers. cache: made if absent. To be
+// set before the first compile.
+void set_directories(const std::string& engine, const std::string& cache);
 
 }  // namespace simulator

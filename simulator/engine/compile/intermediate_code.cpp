@@ -1,4 +1,6 @@
-// with_counters() of operations.h: reads LLVM's intermediate code as text, a line an instruction.
+// Reads LLVM's intermediate code as text, one instruction a line.
+#include "intermediate_code.h"
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -10,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "operations.h"
+#include "simulator/engine/count/operation_kinds.h"
 
 namespace simulator {
 namespace {
@@ -95,7 +97,7 @@ std::string function_name(const std::string& callee) {
 
 typedef std::unordered_map<std::string_view, OperationKind> Kinds;
 
-// Of a double there are only those functions that the simulator computes in double for a float.
+// On doubles, only functions that the simulator computes in double for a float.
 const Kinds& functions_of_any_type() {
   static const Kinds kinds = {
       {"exp", operation_exp},    {"exp2", operation_exp},    {"exp10", operation_exp},   {"log", operation_log},
@@ -133,7 +135,6 @@ const Kinds& instructions() {
   return kinds;
 }
 
-// The operations of one block, instruction by instruction.
 class BlockCount {
  public:
   explicit BlockCount(const std::unordered_map<std::string, uint32_t>& uses) : uses_(uses) {}
@@ -164,7 +165,7 @@ class BlockCount {
     counts_[from] -= width;
     counts_[to] += width;
   }
-  // A sum takes in one product that nobody else uses.
+  // One product that is used nowhere else becomes part of the sum.
   void contract(const Instruction& instruction) {
     if (instruction.opcode == "fmul" && uses_.at(instruction.result) == 1) products_.insert(instruction.result);
     if (instruction.opcode != "fadd" && instruction.opcode != "fsub") return;
@@ -181,7 +182,6 @@ class BlockCount {
   BlockOperations counts_{};
 };
 
-// A shader's function: others are the simulator's own.
 class ShaderFunction {
  public:
   // From "define" to "}".

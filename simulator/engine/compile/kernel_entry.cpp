@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "engine.h"
+#include "simulator/engine/engine.h"
 #include "source_words.h"
 
 namespace simulator {
@@ -62,7 +62,6 @@ size_t parameter_end(const Tokens& tokens, size_t i, size_t close) {
   return close;
 }
 
-// What the declaration says: address space, name, constness.
 void read_declaration(const Tokens& tokens, size_t begin, size_t end, KernelParameter& parameter) {
   bool is_pointer = false, is_device = false, is_threadgroup = false;
   for (size_t i = begin; i < end; ++i) {

@@ -1,4 +1,4 @@
-// Kernels as the source transformation sees them, and the code that it generates for each entry point.
+// Kernels in the source transformation, and the code generated for each entry point.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,14 +16,14 @@ struct Attribute {
   size_t at = 0;
 };
 
-// The attributes of all [[...]] in [begin, end), which are erased.
+// Reads all [[...]] in [begin, end) and erases them.
 std::vector<Attribute> take_attributes(Tokens& tokens, size_t begin, size_t end);
 
 struct KernelParameter {
   enum Kind { buffer, threadgroup_memory, builtin } kind = buffer;
   std::string name;
   std::string source;  // of the builtin: what it is read from
-  std::string gate;    // the function constant that may leave it out, else empty
+  std::string gate;    // its [[function_constant]], else empty
   uint32_t index = 0;
   size_t at = 0;
   bool is_constant = false, is_const = false, is_reference = false, is_numbered = false;
@@ -48,8 +48,7 @@ struct Entry {
   size_t number = 0;
 };
 
-// Code that stands where the entry is declared, in its own scope. `callee` is f or f<a, b>; `signature` its function
-// type.
+// Code to put where the entry is declared. `callee`: f or f<a, b>; `signature`: its function type.
 std::string entry_code(const Entry& entry, const std::string& callee, const std::string& signature);
 
 }  // namespace simulator

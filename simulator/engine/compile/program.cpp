@@ -7,12 +7,12 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "kernel_abi.h"
+#include "simulator/engine/kernel_abi.h"
 
 namespace simulator {
 namespace {
 
-// Kernels call simulator_* and __tsan_*, which live in this library. Python may have loaded it for itself only.
+// Kernels call simulator_* and __tsan_* of this library, which Python may have loaded with RTLD_LOCAL.
 void publish_own_symbols() {
   static std::once_flag once;
   std::call_once(once, [] {

@@ -4,11 +4,11 @@
 #include <functional>
 #include <memory>
 
-#include "engine.h"
+#include "simulator/engine/engine.h"
 
 namespace simulator {
 
-// Loads the shared library at `path`. `seconds`: what compiling took. `counted`: makes the twin with counters.
+// Loads the shared library at `path`. `seconds`: what compiling took. `counted`: compiles the version with counters.
 std::shared_ptr<const Program> load_program(const std::filesystem::path& path, double seconds,
                                             std::function<std::shared_ptr<const Program>()> counted);
 

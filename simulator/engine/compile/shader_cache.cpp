@@ -6,7 +6,6 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -48,14 +47,6 @@ void hash_block(const unsigned char* block, std::array<uint32_t, 8>& state) {
   for (size_t i = 0; i < 8; ++i) state[i] += sum[i];
 }
 
-std::filesystem::path cache_root() {
-  if (const char* given = std::getenv("TORCH_GDN_CACHE"); given && *given) return given;
-  if (const char* home = std::getenv("HOME"); home && *home) {
-    return std::filesystem::path(home) / ".cache" / "torch_gdn";
-  }
-  throw std::runtime_error("the shader cache has no place: neither TORCH_GDN_CACHE nor HOME is set");
-}
-
 }  // namespace
 
 std::string content_hash(const std::string& content) {
@@ -73,12 +64,6 @@ std::string content_hash(const std::string& content) {
     for (int shift = 28; shift >= 0; shift -= 4) digits += "0123456789abcdef"[word >> shift & 15];
   }
   return digits;
-}
-
-std::filesystem::path cache_directory() {
-  const std::filesystem::path directory = cache_root() / "shaders";
-  std::filesystem::create_directories(directory);
-  return directory;
 }
 
 std::string read_file(const std::filesystem::path& path) {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "constant_use.h"
-#include "engine.h"
 #include "kernel_entry.h"
 #include "program_tables.h"
+#include "simulator/engine/engine.h"
 #include "source_words.h"
 #include "tokens.h"
 

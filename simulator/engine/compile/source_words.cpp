@@ -33,7 +33,7 @@ struct TypeName {
   size_t begin, end;
 };
 
-// Behind the declaration that a template header closed by `angle` belongs to.
+// The end of the declaration whose template header is closed by `angle`.
 size_t template_end(const Tokens& tokens, size_t angle) {
   for (size_t i = angle; i < tokens.size(); ++i) {
     if (tokens[i].is(";")) return i;
@@ -75,7 +75,7 @@ bool ends_declaration_start(const Token& token) {
   return false;
 }
 
-// `float* p`, `const T& x`: a pointer or reference to a known type must say where what it points to lives.
+// `float* p`, `const T& x`: a pointer or reference to a known type needs an address space.
 void check_pointers(const Tokens& tokens) {
   const Words builtin = builtin_types();
   const std::vector<TypeName> declared = declared_types(tokens);
@@ -169,8 +169,8 @@ void rewrite_swizzles(Tokens& tokens) {
   }
 }
 
-// A text that is passed, returned or assigned to a pointer lies in constant memory. The initialiser of an array, the
-// words of static_assert and of attributes keep theirs.
+// A string literal that is passed, returned or assigned to a pointer lies in constant memory; initialisers of arrays,
+// static_assert and attributes are left alone.
 bool is_text_pointer(const Tokens& tokens, size_t i) {
   if (tokens[i].spelling[0] != '"' || i == 0) return false;
   if (tokens[i - 1].is("return") || (i > 1 && tokens[i - 1].is("=") && !tokens[i - 2].is("]"))) return true;

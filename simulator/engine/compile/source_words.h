@@ -1,4 +1,4 @@
-// The parts of the source transformation that look at tokens and their neighbours only.
+// The parts of the source transformation that need no parsing.
 #pragma once
 #include <cstdint>
 
@@ -9,10 +9,10 @@ namespace simulator {
 // `device`, `threadgroup`, `constant` or `thread`.
 bool is_address_space(const Token& token);
 
-// Refuses what Metal does not have and clang's C++ for OpenCL would take.
+// Rejects what Metal lacks and clang's C++ for OpenCL accepts.
 void check_words(const Tokens& tokens, uint32_t language_version);
 
-// Address spaces, literals, swizzles, names that are keywords of OpenCL only, text.
+// Address spaces, literals, swizzles, names that are keywords in OpenCL only, string literals.
 void rewrite_words(Tokens& tokens);
 
 }  // namespace simulator

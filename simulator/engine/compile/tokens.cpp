@@ -3,7 +3,7 @@
 #include <cctype>
 #include <utility>
 
-#include "engine.h"
+#include "simulator/engine/engine.h"
 
 namespace simulator {
 namespace {

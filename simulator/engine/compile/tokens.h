@@ -1,4 +1,4 @@
-// Preprocessed Metal source as tokens that remember where they came from and can be rewritten.
+// Preprocessed Metal source as tokens that can be rewritten.
 #pragma once
 #include <cstddef>
 #include <string>

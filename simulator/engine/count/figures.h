@@ -2,7 +2,7 @@
 #include <chrono>
 #include <string>
 
-#include "engine.h"
+#include "simulator/engine/engine.h"
 
 namespace simulator {
 

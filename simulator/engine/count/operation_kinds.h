@@ -1,4 +1,4 @@
-// The scalar operations of a shader that are told apart; how they are counted: operations.h.
+// Kinds of scalar operations in a shader; how they are counted: operations.h.
 #pragma once
 #include <array>
 #include <cstddef>

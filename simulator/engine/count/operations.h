@@ -1,28 +1,22 @@
-// The scalar operations of a kernel, by kind: exact counts of what clang's optimiser left of the shader.
+// The scalar operations of a kernel, by kind: exact counts of what clang's optimiser leaves of the shader.
 //
-// A detailed profile runs a twin of the program. On its way from LLVM's intermediate code to the processor's, each
-// basic block gets a call that says that a thread enters it, and its operations are counted once, in a table. A block's
-// operations times its entries are what the threads did; times the most entries of any lane between two points where
-// its simdgroup is together, and times 32, they are what a GPU issues, masked lanes included.
+// A detailed profile runs a program in which each basic block calls enter(); the block's operations are in a table.
+// They count once for each entry of a thread, and as issued 32 times for the most entries of any lane between two
+// points where its simdgroup is together, masked lanes included.
 //
-// An addition whose operand is a product that nobody else uses is one fma, as contraction makes it. The simulator's own
-// code (collective operations, matrix products, functions computed in double) does not count; a call of exp does.
-// Integer operations are those that clang left, without the forming of addresses: Apple's compiler may need others. The
-// simulator's bfloat is converted by integer operations, as on an M1 or M2; an M3 has instructions for it.
+// An addition of a product that is used nowhere else is one fma. The simulator's own code (collective operations,
+// matrix products, functions computed in double) does not count; a call of exp does. Integer operations leave out
+// address arithmetic. bfloat is converted by integer operations, as on an M1 or M2; an M3 has instructions for it.
 #pragma once
 #include <array>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "engine.h"
 #include "simdgroup_turns.h"
+#include "simulator/engine/engine.h"
 
 namespace simulator {
-
-// The intermediate code with a call in each block of the shader, and with the table of what the blocks hold.
-std::string with_counters(const std::string& intermediate_code);
 
 class OperationCounts {
  public:

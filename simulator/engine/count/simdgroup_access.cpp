@@ -35,8 +35,7 @@ void SimdgroupAccesses::add(uint32_t thread, const Segment& segment, const LaneA
   whole.parts[whole.part_count++] = {access.address, uint8_t(access.size)};
 }
 
-// Lanes that use different buffers or arrays in one place, as through a pointer that some of them set otherwise, make
-// an access for each.
+// Lanes that use different buffers or arrays through one pointer make an access for each.
 SimdgroupAccesses::Access& SimdgroupAccesses::access_of(Simdgroup& simdgroup, Site& site, uint32_t number,
                                                         const Segment& segment, const LaneAccess& access) {
   if (number < site.accesses.size()) {
@@ -47,12 +46,12 @@ SimdgroupAccesses::Access& SimdgroupAccesses::access_of(Simdgroup& simdgroup, Si
   } else {
     site.accesses.push_back(uint32_t(simdgroup.accesses.size()));
   }
-  Access& fresh = simdgroup.accesses.emplace_back();
-  fresh.segment = &segment;
-  fresh.reads = access.reads;
-  fresh.writes = access.writes;
-  fresh.part_count = 0;
-  return fresh;
+  Access& added = simdgroup.accesses.emplace_back();
+  added.segment = &segment;
+  added.reads = access.reads;
+  added.writes = access.writes;
+  added.part_count = 0;
+  return added;
 }
 
 void SimdgroupAccesses::meet(uint32_t index, const char* operation, const void* site) {

@@ -1,12 +1,9 @@
-// Puts the accesses of single lanes together into accesses of simdgroups, as a GPU makes them: for the figures of a
-// detailed profile.
+// Combines the accesses of lanes into accesses of simdgroups, for the figures of a detailed profile.
 //
-// A lane runs alone until it waits. The n-th time that it runs an instruction since its simdgroup was last together
-// (a collective operation, a barrier) is taken for the n-th time of the other lanes. That is what a GPU does too, but
-// in one case: where lanes run an inner loop for different numbers of turns, and come together only behind it, the GPU
-// makes more and smaller accesses than are counted here. An instruction is one of the code that clang made of the
-// shader: a vector of up to 16 bytes that the shader loads whole is one access, a packed vector is one for each
-// element, an atomic_fetch_* is two, a load and an exchange.
+// The n-th time that a lane runs an instruction since its simdgroup was last together (a collective operation, a
+// barrier) is taken for the n-th time of the other lanes, as on a GPU, with one exception: where lanes run an inner
+// loop for different numbers of iterations, a GPU makes more and smaller accesses. Instructions are those of clang's
+// code: a vector of up to 16 bytes is one access, a packed vector one for each element, an atomic_fetch_* two.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -14,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine.h"
-#include "layout.h"
 #include "simdgroup_turns.h"
+#include "simulator/engine/engine.h"
+#include "simulator/engine/watch/layout.h"
 
 namespace simulator {
 
@@ -32,8 +29,8 @@ class SimdgroupAccesses {
  public:
   void begin_dispatch() { figures_ = {}; }
   void add(uint32_t thread, const Segment& segment, const LaneAccess& access);
-  // The lanes of the simdgroup are together: what they did since the last time is complete. The two elements that each
-  // lane then reads or writes for a simdgroup_load or _store are one access to the 8x8 matrix.
+  // The lanes of the simdgroup are together, so their accesses until now are complete. The two elements that each lane
+  // then reads or writes for a simdgroup_load or _store are one access to the 8x8 matrix.
   void meet(uint32_t simdgroup, const char* operation, const void* site);
   void settle_all();
   const KernelFigures& figures() const { return figures_; }

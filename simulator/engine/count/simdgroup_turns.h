@@ -1,5 +1,5 @@
-// Time within a simdgroup. An interval lies between two points where its lanes are together; in it each lane has one
-// turn, in which it runs alone.
+// Time within a simdgroup: between two points where its lanes are together (an interval) each lane runs once, alone (a
+// turn).
 #pragma once
 #include <cstdint>
 
@@ -7,9 +7,8 @@ namespace simulator {
 
 struct SimdgroupTurns {
   uint64_t interval = 1, turn = 0;
-  uint32_t lane = 32;  // whose turn it is; 32: nobody's yet
+  uint32_t lane = 32;  // that runs; 32: none yet
 
-  // True where the turn begins.
   bool run(uint32_t next) {
     if (lane == next) return false;
     lane = next;

@@ -1,4 +1,4 @@
-// Metal may flush denormal numbers, and the perturbing mode always does. A register of the processor decides.
+// Metal may flush denormals; the perturbing mode always does, by a control register of the processor.
 #pragma once
 #include <cstdint>
 
@@ -22,7 +22,7 @@ inline bool flush_denormals(bool on) {
   const uint64_t wanted = on ? present | kFlush : present & ~kFlush;
   if (wanted != present) asm volatile("msr fpcr, %0" : : "r"(wanted));
 #else
-#error "no way known to flush denormal numbers on this processor"
+#error "flushing denormals is not implemented for this processor"
 #endif
   return present & kFlush;
 }

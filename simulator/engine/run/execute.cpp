@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "engine.h"
-#include "figures.h"
 #include "job.h"
-#include "kernel_abi.h"
+#include "simulator/engine/count/figures.h"
+#include "simulator/engine/engine.h"
+#include "simulator/engine/kernel_abi.h"
 #include "worker.h"
 
 namespace simulator {
@@ -21,7 +21,7 @@ namespace {
 // A worker's stacks alone take 130 MB of address space and up to 2,048 of the 65,530 mappings that Linux allows.
 constexpr unsigned kMaxWorkers = 16;
 
-// The workers. The first runs on the thread that calls execute(); the others sleep on threads of their own.
+// The first worker runs on the thread that calls execute(), the others on threads of their own.
 class Team {
  public:
   // One dispatch at a time. The text of the first fault, or empty.
@@ -143,7 +143,7 @@ Settings& settings() {
   return instance;
 }
 
-// The same dispatch of the program's twin with counters.
+// The same dispatch of the program with counters.
 Dispatch counted(Dispatch dispatch) {
   const Function& function = *dispatch.function;
   dispatch.function = function.program->counted()->function(function.name, function.constants);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <new>
 
-#include "engine.h"
+#include "simulator/engine/engine.h"
 
 namespace simulator {
 namespace {
@@ -73,8 +73,8 @@ simulator_switch_stacks:
 .size simulator_switch_stacks, . - simulator_switch_stacks
 )");
 
-// Lays out what the switch takes from a stack: six registers, where to return to, and that function's own return
-// address, which is none. A function begins 8 bytes below a multiple of 16.
+// Lays out what the switch pops: six registers, the return address, and a null one for that function. At a function's
+// entry the stack is 8 bytes below a multiple of 16.
 void FiberPool::prepare(Fiber& fiber) {
   constexpr size_t kSavedRegisters = 6;
   auto** frame = reinterpret_cast<void**>(fiber.top) - (kSavedRegisters + 2);

@@ -1,7 +1,5 @@
-// The stacks on which Metal threads run, one pool for each worker, and the switch between them.
-//
-// No boost::context::fiber: a kernel's frames own nothing but their stack, so after a fault the fibers that wait inside
-// it are forgotten and their stacks used again, with no unwinding through the kernel.
+// The stacks on which Metal threads run, one pool for each worker, and the switch between them. Kernels own nothing but
+// their stack, so after a fault the stacks are reused without unwinding.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,11 +19,11 @@ struct Fiber {
 
 #if defined(__x86_64__)
 
-// Saves the registers that a function must keep, and returns on the other stack. Boost's switch ends in a jump: after
-// it the processor mispredicts the returns of all callers, and a rendezvous of 32 lanes takes 630 ns instead of 240.
+// Saves the callee-saved registers and returns on the other stack. Boost's switch ends in a jump, after which the
+// processor mispredicts returns: a rendezvous of 32 lanes takes 630 ns instead of 240.
 extern "C" void simulator_switch_stacks(void** from, void* to);
 
-// Goes on in `to`; returns when something switches back to `from`.
+// Continues in `to`; returns when something switches back to `from`.
 inline void switch_fiber(Fiber& from, Fiber& to) { simulator_switch_stacks(&from.context, to.context); }
 
 #else
@@ -48,7 +46,7 @@ class FiberPool {
   FiberPool(const FiberPool&) = delete;
   FiberPool& operator=(const FiberPool&) = delete;
 
-  // Makes sure of `count` fibers in all: take() has no way to fail.
+  // At least `count` fibers in all, so that take() cannot fail.
   void reserve(size_t count);
 
   Fiber* take() {
@@ -58,10 +56,10 @@ class FiberPool {
   }
   void give_back(Fiber* fiber) { free_.push_back(fiber); }
 
-  // Makes every fiber new again, wherever it stands.
+  // Resets every fiber.
   void renew();
 
-  // Memory that kernels read and no argument names: their stacks, and the scratch at the same place.
+  // Memory that kernels use besides their arguments: stacks and scratch.
   uintptr_t start() const { return reinterpret_cast<uintptr_t>(mapping_); }
   size_t length() const;
   std::byte* scratch() const { return mapping_; }

@@ -1,11 +1,11 @@
-// One dispatch as the workers see it: fixed while it runs, but for the counter that hands out threadgroups.
+// One dispatch as the workers see it. Only the two atomics change while it runs.
 #pragma once
 #include <atomic>
 #include <string>
 
-#include "engine.h"
-#include "kernel_abi.h"
-#include "layout.h"
+#include "simulator/engine/engine.h"
+#include "simulator/engine/kernel_abi.h"
+#include "simulator/engine/watch/layout.h"
 
 namespace simulator {
 

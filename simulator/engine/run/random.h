@@ -1,4 +1,4 @@
-// Reproducible chance: everything is drawn from settings().seed and from what is being run, never from time or address.
+// Reproducible random numbers, drawn from settings().seed and the work being run.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -22,7 +22,7 @@ class Random {
     state_ ^= state_ >> 27;
     return uint32_t(state_ * 0x2545F4914F6CDD1Du >> 32);
   }
-  // One of the bits that are set, each with the same chance.
+  // One of the set bits, uniformly.
   uint32_t pick_bit(uint32_t bits) {
     for (auto skip = uint32_t(uint64_t{next()} * uint32_t(std::popcount(bits)) >> 32); skip > 0; --skip)
       bits &= bits - 1;
@@ -33,8 +33,7 @@ class Random {
   uint64_t state_;
 };
 
-// Each of 0..31 once, and again from the start: in ascending order, or in one of 16,384 others. Cheaper than picking
-// among 32 by chance 32 times, which took 27 ns a lane.
+// 0..31 over and over, in ascending order or in one of 16,384 others. Picking each lane at random took 27 ns a lane.
 class LaneOrder {
  public:
   void restart(uint32_t chance) {  // 0: ascending

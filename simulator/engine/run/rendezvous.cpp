@@ -1,10 +1,10 @@
-// Where threads wait for each other, with the functions of kernel_abi.h that make them wait. In one file, so that the
-// way from a kernel's call to the next thread is inlined: it is gone 32 times for every simd operation.
+// Where threads wait for each other, with the functions of kernel_abi.h that make them wait. In one file, so that all
+// of it is inlined: it runs 32 times for every simd operation.
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-#include "kernel_abi.h"
+#include "simulator/engine/kernel_abi.h"
 #include "worker.h"
 
 namespace simulator {
@@ -14,7 +14,7 @@ bool Wait::same_as(const Wait& other) const {
          (operation == other.operation || std::strcmp(operation, other.operation) == 0);
 }
 
-// Lets another thread run until this one is ready and chosen.
+// Runs other threads until this one is ready and chosen.
 [[gnu::always_inline]] inline void Worker::go_on() {
   const uint32_t mine = current_;
   if (!choose_next()) [[unlikely]]

@@ -1,11 +1,11 @@
-// The functions of kernel_abi.h that make no thread wait; the others are in rendezvous.cpp.
+// The functions of kernel_abi.h that do not wait; the others are in rendezvous.cpp.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
-#include "kernel_abi.h"
 #include "random.h"
+#include "simulator/engine/kernel_abi.h"
 #include "worker.h"
 
 using simulator::current_worker;
@@ -18,7 +18,7 @@ void* simulator_threadgroup_array(const char* name, size_t size, size_t alignmen
   return current_worker->threadgroup_array(name, size, alignment);
 }
 
-// The same value is always moved alike: an error bound of Metal's table, not noise from call to call.
+// A value always moves by the same amount, so that results can be repeated.
 float simulator_perturb(float value, float ulps) {
   if (!current_worker) return value;  // a constant of the program, computed as it is loaded
   const simulator::Settings& settings = current_worker->settings();

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <new>
 
-#include "engine.h"
+#include "simulator/engine/engine.h"
 
 namespace simulator {
 namespace {

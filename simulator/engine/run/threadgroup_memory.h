@@ -1,5 +1,5 @@
-// The threadgroup memory of one worker. Each array lies alone in a wide slot, so that an index which runs out of it
-// by less than 32 KB meets no other array.
+// The threadgroup memory of one worker. Arrays lie so far apart that an index out of bounds by less than 32 KB meets no
+// other array.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -24,7 +24,7 @@ class ThreadgroupMemory {
   ThreadgroupMemory& operator=(const ThreadgroupMemory&) = delete;
 
   void begin_dispatch() { count_ = total_ = 0; }
-  // What the last threadgroup left is no value: NaN in every format.
+  // Fills with NaN in every format: what the last threadgroup left has no value.
   void poison();
   const ThreadgroupArray& add(const char* name, size_t size, size_t alignment, size_t element, int32_t index);
   const ThreadgroupArray* find(const char* name, size_t size) const;  // among those declared in the kernel's body

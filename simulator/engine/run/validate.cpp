@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "engine.h"
-#include "kernel_abi.h"
+#include "simulator/engine/engine.h"
+#include "simulator/engine/kernel_abi.h"
 
 namespace simulator {
 namespace {

@@ -99,7 +99,7 @@ void Worker::run_threadgroup(uint64_t index) {
 
 void fiber_entry() { current_worker->run_lanes(); }
 
-// What every fiber does: one thread after the other, for as long as the next one to run has not begun elsewhere.
+// What every fiber runs: one thread after the other, until the next one to run is in another fiber.
 void Worker::run_lanes() {
   for (;;) {
     Lane& lane = lanes_[current_];
@@ -152,7 +152,7 @@ void Worker::fail(std::string text) {
   __builtin_unreachable();
 }
 
-// ---- what else kernels ask for ---------------------------------------------------------------------------------
+// ---- what else kernels call ------------------------------------------------------------------------------------
 
 void* Worker::threadgroup_array(const char* name, size_t size, size_t alignment) {
   if (const auto* array = memory_.find(name, size)) return array->data;

@@ -1,8 +1,8 @@
 // One operating-system thread's share of a dispatch: runs whole threadgroups, one Metal thread a fiber.
 //
-// A thread runs until it waits. The next one is then chosen among those that are ready: the lowest for seed 0, else by
-// chance, and a simdgroup is left only when none of its lanes is ready or, by chance, when a rendezvous is complete.
-// When nobody is ready and somebody waits, the threads have diverged.
+// A thread runs until it waits. Then a ready one is chosen: the lowest for seed 0, else at random. A simdgroup is left
+// only when none of its lanes is ready or, at random, when a rendezvous is complete. If none is ready and some wait,
+// the threads have diverged.
 #pragma once
 #include <array>
 #include <bit>
@@ -14,8 +14,8 @@
 #include "fibers.h"
 #include "job.h"
 #include "random.h"
+#include "simulator/engine/watch/watch.h"
 #include "threadgroup_memory.h"
-#include "watch.h"
 
 namespace simulator {
 
@@ -35,7 +35,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Runs threadgroups of the job until none is left or one fails; a failure stops the job and is text in fault().
+  // Runs threadgroups of the job until none is left or one fails; a failure stops the job and is in fault().
   void run(Job& job);
   const std::string& fault() const { return fault_; }
   const KernelFigures& figures() const { return figures_; }
@@ -49,7 +49,7 @@ class Worker {
   void count_multiply() { ++figures_.matrix_multiplies; }
   const Settings& settings() const { return job_->settings; }
 
-  // Ends the threadgroup: leaves all its fibers where they stand.
+  // Ends the threadgroup and abandons its fibers.
   [[noreturn]] void fail(std::string text);
   // "thread (0, 0, 0) of threadgroup (0, 0, 0)"
   std::string name_thread(uint32_t index) const;
@@ -69,7 +69,7 @@ class Worker {
     Wait wait;
     uint64_t rendezvous = 0;
   };
-  // What kernels read through pointers that the runtime hands out: inside the fiber pool's mapping.
+  // Memory that kernels reach through the runtime's pointers: inside the fiber pool's mapping.
   struct Scratch {
     void* slots[32][32];
     void* arguments[256];
@@ -102,7 +102,7 @@ class Worker {
     current_simdgroup_ =
         seed_ == 0 ? uint32_t(std::countr_zero(ready_simdgroups_)) : random_.pick_bit(ready_simdgroups_);
   }
-  // Sets current_; false if no thread can go on.
+  // Sets current_; false if no thread can continue.
   bool choose_next() {
     if (ready_simdgroups_ == 0) return false;
     if (simdgroups_[current_simdgroup_].ready == 0) leave_simdgroup();

@@ -1,4 +1,4 @@
-// The words in which a worker reports threads that have diverged.
+// Error messages for diverged threads.
 #include <algorithm>
 #include <string>
 
@@ -29,7 +29,7 @@ std::string Worker::name_thread(uint32_t index) const {
   return "thread " + text(position(index)) + " of threadgroup " + text(group_position_);
 }
 
-// A thread has come to one place while others wait for it at another.
+// A thread has arrived at one place while others wait for it at another.
 std::string Worker::diverged(const Wait& here, const Wait& there, uint32_t other) const {
   const bool is_same_name = wait_name(here) == wait_name(there);
   const char* group = here.kind == Wait::threadgroup_barrier ? "threadgroup" : "simdgroup";
@@ -45,8 +45,8 @@ const Wait* Worker::waits_at(uint32_t lane) const {
   return simdgroup.arrived >> lane % 32 & 1 ? &simdgroup.wait : &barrier_;
 }
 
-// Nobody can go on: says who waits where and who has returned. A rendezvous of one simdgroup, where there is one, says
-// more than the barrier that others have reached.
+// No thread can continue: where they wait, and which have returned. An incomplete rendezvous of one simdgroup is
+// reported rather than the barrier that others have reached.
 std::string Worker::stuck() const {
   const uint32_t simdgroup_count = (lane_count_ + 31) / 32;
   uint32_t simdgroup = 0;

@@ -1,13 +1,13 @@
-// Where the arguments of one watched dispatch lie: what a kernel's addresses are held against.
+// Where the arguments of one watched dispatch lie.
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "engine.h"
-#include "kernel_abi.h"
 #include "memory.h"
 #include "shadow.h"
+#include "simulator/engine/engine.h"
+#include "simulator/engine/kernel_abi.h"
 
 namespace simulator {
 
@@ -25,7 +25,7 @@ struct Touched {
   explicit Touched(size_t length) : read(length), written(length) {}
 };
 
-// A stretch of memory in which every byte is treated alike. Segments don't overlap.
+// A range of memory in which every byte is checked alike. Segments don't overlap.
 struct Segment {
   enum Kind : uint8_t { device, threadgroup, bytes, module };
 
@@ -33,8 +33,8 @@ struct Segment {
   size_t length = 0;
   Kind kind = device;
   bool is_writable = false;
-  bool may_race = false;               // nobody can race where nobody may write
-  uint8_t unit_log2 = 0;               // bytes for which one cell stands
+  bool may_race = false;               // not where no argument is writable
+  uint8_t unit_log2 = 0;               // bytes per cell
   ByteBits* written = nullptr;         // null: every byte has a value
   uintptr_t written_start = 0;         // the address of the first bit
   Touched* touched = nullptr;          // device memory in a detailed profile: bits as in `written`
@@ -57,7 +57,6 @@ struct Layout {
   uint32_t first_run = 0;                         // the run of threadgroup 0; see shadow.h
 
   Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_detailed);
-  // What of the device's memory the dispatch has used.
   void count_distinct(KernelFigures& figures) const;
 };
 

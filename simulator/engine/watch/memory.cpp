@@ -6,7 +6,7 @@
 #include <mutex>
 #include <new>
 
-#include "engine.h"
+#include "simulator/engine/engine.h"
 
 namespace simulator {
 namespace {
@@ -23,7 +23,7 @@ Registry& registry() {
 
 uintptr_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
-// Host calls name a range of one buffer; a part outside of it is not ours to mark.
+// The part of the range that lies in the buffer.
 template <class Action>
 void with_range(const void* data, size_t length, Action action) {
   const auto memory = find_memory(data);
@@ -34,7 +34,7 @@ void with_range(const void* data, size_t length, Action action) {
 
 }  // namespace
 
-// calloc: pages that nobody writes stay unmapped.
+// calloc: pages that are never written stay unmapped.
 ByteBits::ByteBits(size_t length) : words_(static_cast<uint32_t*>(std::calloc(length / 32 + 1, 4))) {
   if (!words_) throw std::bad_alloc();
 }

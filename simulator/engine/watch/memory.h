@@ -1,4 +1,4 @@
-// What is known of each device buffer between dispatches: where it lies and which of its bytes were ever written.
+// Each device buffer: where it lies and which of its bytes were ever written.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,9 +7,8 @@
 
 namespace simulator {
 
-// One bit for each byte: whether it was written, or read, or whatever the owner notes. Bits are set by several workers
-// at once; a bit is never read and set by two threads of one dispatch without that being reported as a race, so relaxed
-// order is enough.
+// One bit for each byte. Several workers set bits at once; relaxed order is enough, since two threads of one dispatch
+// that read and set the same bit are reported as a race.
 class ByteBits {
  public:
   explicit ByteBits(size_t length);
@@ -25,7 +24,7 @@ class ByteBits {
   void set(size_t first, size_t count) {
     if (!test(first, count)) set_range(first, count);
   }
-  // Writes nothing where all is set already: workers that note the same bytes keep out of each other's way.
+  // Writes nothing where all is set, so that workers which set the same bytes do not contend.
   void set_range_once(size_t first, size_t count) {
     if (!test_range(first, count)) set_range(first, count);
   }

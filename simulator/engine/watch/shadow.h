@@ -1,11 +1,11 @@
-// What is remembered of each unit of memory to find data races.
+// What is kept for each unit of memory to find data races.
 //
 // Time within a threadgroup is counted in ticks, one for each barrier of the threadgroup or of one of its simdgroups.
 // Two accesses of one threadgroup are ordered if one thread made both, if the earlier one's tick is not after the last
 // threadgroup barrier, or if one simdgroup made both and the earlier one's tick is not after its last barrier.
 //
-// A cell keeps the last writer, and of the readers since then as much as it takes to judge the next write exactly: one
-// thread, several of one simdgroup, or several simdgroups.
+// A cell keeps the last writer and whether it was read since by one thread, several of one simdgroup, or several
+// simdgroups: enough to check the next write exactly.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -37,14 +37,14 @@ struct Cell {
   }
 };
 
-// Device memory: which threadgroups came by, and the cell of the only one if there is only one. With several, all of
-// them only read (or all use atomics), so no cell is needed. Runs number threadgroups through all dispatches: what an
-// earlier dispatch left is older than this one's first run, and nothing is ever cleared.
+// Device memory: which threadgroups used it, and the cell of the only one if there is only one. Several of them only
+// read (or all use atomics), so no cell is needed. Runs number threadgroups through all dispatches: a cell with an
+// older run is empty, and nothing is ever cleared.
 struct SharedCell {
   enum Flags : uint64_t { read = 1, write = 2, atomic = 4, many = 8, split = 16, busy = 32 };
 
-  std::atomic<uint64_t> owner;  // run << 32 | thread << 8 | flags; with `many`, the first that came by
-  std::atomic<uint64_t> cell;   // a packed Cell; with `many`, the second that came by, to be named
+  std::atomic<uint64_t> owner;  // run << 32 | thread << 8 | flags; with `many`, the first
+  std::atomic<uint64_t> cell;   // a packed Cell; with `many`, the second, for the error message
 
   static uint64_t pack(uint32_t run, uint32_t thread, uint64_t flags) {
     return uint64_t{run} << 32 | uint64_t{thread} << 8 | flags;
@@ -64,9 +64,8 @@ struct SharedCell {
 class ShadowArena {
  public:
   ~ShadowArena();
-  // Numbers for the runs of a dispatch.
   uint32_t claim_runs(uint64_t count);
-  // Cells for a dispatch: all are older than its runs. Ends the life of the last dispatch's.
+  // Cells for a dispatch, all older than its runs. Invalidates those of the last dispatch.
   SharedCell* claim_cells(size_t count);
 
  private:

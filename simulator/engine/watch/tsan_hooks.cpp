@@ -1,5 +1,5 @@
-// The names that clang's -fsanitize=thread puts before each load and store of a kernel. The sanitizer's own run time is
-// not linked: the accesses go to the watch of the worker that runs here. Code that no worker runs is not watched.
+// The functions that clang's -fsanitize=thread calls before each load and store of a kernel, in place of the
+// sanitizer's own runtime.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <new>
 
-#include "figures.h"
-#include "job.h"
-#include "worker.h"
+#include "simulator/engine/count/figures.h"
+#include "simulator/engine/run/job.h"
+#include "simulator/engine/run/worker.h"
 
 namespace simulator {
 
@@ -133,7 +133,7 @@ Segment* Watch::find(uintptr_t address, size_t size) {
   return nullptr;
 }
 
-// Hands what a unit's cell knows to the cells of its bytes. Already split in this interval: only keeps the mark fresh.
+// Copies a unit's cell to the cells of its bytes, once in an interval.
 void Watch::split(uint64_t& word, uint64_t* bytes, size_t count) {
   const Cell cell = Cell::unpack(word);
   const bool is_open = cell.read_tick > ordered_[threadgroup_space] || cell.write_tick > ordered_[threadgroup_space];

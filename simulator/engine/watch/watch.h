@@ -1,8 +1,7 @@
-// Every load and store of a kernel, held against what Metal allows. One watch a worker.
+// Checks every load and store of a kernel. One watch a worker.
 //
-// The way of an access: the fiber's own stack is let through; the segment that the same instruction met last time is
-// tried first (an instruction nearly always stays with one argument); then alignment, written bits, and, where a race
-// is possible, the cells of shadow.h.
+// The fiber's own stack passes. The segment that the same instruction used last time is tried first, since an
+// instruction nearly always stays with one argument. Then come alignment, written bits, and the cells of shadow.h.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -10,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "engine.h"
-#include "fibers.h"
 #include "layout.h"
-#include "operations.h"
 #include "shadow.h"
-#include "simdgroup_access.h"
-#include "threadgroup_memory.h"
+#include "simulator/engine/count/operations.h"
+#include "simulator/engine/count/simdgroup_access.h"
+#include "simulator/engine/engine.h"
+#include "simulator/engine/run/fibers.h"
+#include "simulator/engine/run/threadgroup_memory.h"
 
 namespace simulator {
 
@@ -150,7 +149,7 @@ class Watch {
   uint64_t* cells_;
 };
 
-// The watch of the threadgroup that this operating-system thread is running; null when nobody watches.
+// The watch of the threadgroup that this operating-system thread is running; null when not watched.
 extern constinit thread_local Watch* current_watch __attribute__((tls_model("initial-exec")));
 
 }  // namespace simulator

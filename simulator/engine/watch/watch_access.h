@@ -1,4 +1,4 @@
-// The way of one access through the watch: included by tsan_hooks.cpp alone, so that all of it is inlined there.
+// The checks of one access. Included by tsan_hooks.cpp alone, so that all of it is inlined.
 #pragma once
 #include "watch.h"
 
@@ -72,7 +72,7 @@ void Watch::access_range(uintptr_t address, size_t size, const void* site) {
 
 // ---- order within a threadgroup --------------------------------------------------------------------------------
 
-// Judges an access by the cell of its unit and notes it there. False: it races with what the cell says.
+// Checks an access against the cell of its unit and records it there. False: a race.
 template <Action action>
 [[gnu::always_inline]] inline bool Watch::step(uint64_t& word, Space space) {
   Cell cell = Cell::unpack(word);
@@ -111,7 +111,7 @@ template <Action action>
   return true;
 }
 
-// A read that changes nothing in the cell: most reads of a tile that all threads share.
+// A read that leaves the cell as it is, as most reads of a shared tile do.
 inline bool Watch::is_noted(uint64_t word, Space space) const {
   const Cell cell = Cell::unpack(word);
   if (cell.write_tick > ordered_[space]) return false;
@@ -120,7 +120,7 @@ inline bool Watch::is_noted(uint64_t word, Space space) const {
   return cell.readers == Cell::one && cell.read_tick == tick_ && cell.reader == thread_;
 }
 
-// The cells of a vector are mostly alike: then one is judged for all.
+// The cells of a vector are mostly equal: then one check does for all.
 template <Action action>
 [[gnu::always_inline]] inline void Watch::order(const Segment& segment, uintptr_t address, size_t size) {
   if (!keeps_order_) [[unlikely]]
@@ -185,7 +185,7 @@ template <Action action>
     } else if (run == run_ && !(owner & SharedCell::many)) {
       if (!(owner & kind) && !replace(shared.owner, owner, owner | kind)) continue;
       cell = shared.cell.load(std::memory_order_relaxed);
-      if (SharedCell::is_second(cell)) {  // another threadgroup came by just now
+      if (SharedCell::is_second(cell)) {  // another threadgroup was faster
         owner = shared.owner.load(std::memory_order_relaxed);
         continue;
       }

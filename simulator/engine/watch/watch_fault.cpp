@@ -1,10 +1,10 @@
-// The words in which the watch reports a fault.
+// Error messages of the watch.
 #include <algorithm>
 #include <string>
 
-#include "job.h"
+#include "simulator/engine/run/job.h"
+#include "simulator/engine/run/worker.h"
 #include "watch.h"
-#include "worker.h"
 
 namespace simulator {
 

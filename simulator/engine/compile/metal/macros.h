@@ -1,4 +1,4 @@
-// What the headers of Metal give the preprocessor. The declarations are compiled ahead (library/prelude.h).
+// The macros of Metal's headers; the declarations are in library/prelude.h.
 #pragma once
 #pragma simulator_metal_header
 

@@ -12,7 +12,7 @@ struct atomic {
                 "atomic: int, uint, bool, float or ulong");
   T simulator_value;
 };
-// atomic_int and its kin: OpenCL predeclares those names, so that the source transformation puts these in their place.
+// OpenCL predeclares atomic_int and the like, so the source transformation replaces them by these.
 typedef atomic<int> simulator_atomic_int;
 typedef atomic<uint> simulator_atomic_uint;
 typedef atomic<bool> simulator_atomic_bool;
@@ -23,7 +23,6 @@ typedef atomic<ulong> simulator_atomic_ulong;
 
 namespace simulator {
 
-// The integer of the same size, on which the processor's atomics work.
 template <typename T>
 struct atomic_bits {
   typedef T type;

@@ -1,8 +1,8 @@
-// How a simdgroup operation meets the runtime: each lane brings a slot, the last lane to arrive computes all results.
+// Simdgroup operations: each lane brings a slot, the last lane to arrive computes all results.
 #pragma once
 
-// Code that works on slots only: its accesses are not the kernel's, so the watch does not see them. It is not inlined
-// and its calls are not merged: where the kernel calls it from tells one simd_sum from another.
+// Code that works on slots: not watched, since its accesses are not the kernel's; not inlined or merged, since its call
+// sites tell one simd_sum from another.
 #define SIMULATOR_UNWATCHED __attribute__((noinline, nomerge, disable_sanitizer_instrumentation, no_sanitize("thread")))
 #define SIMULATOR_SITE __builtin_return_address(0)
 
@@ -25,14 +25,14 @@ SIMULATOR_UNWATCHED inline void number_lanes(void* const slots[32]) {
     if (slots[lane]) static_cast<lane_slot*>(slots[lane])->lane = lane;
   }
 }
-// The rendezvous of an operation whose memory accesses each lane does itself. Gives the lane's number.
+// The rendezvous of an operation whose memory accesses each lane does itself. Returns the lane's number.
 SIMULATOR_UNWATCHED inline uint meet_all_lanes(const char* operation) {
   lane_slot slot;
   simulator_collective(operation, SIMULATOR_SITE, &slot, number_lanes);
   return slot.lane;
 }
 
-// What an operation gives where Metal leaves its result undefined: bits that show.
+// The result where Metal leaves it undefined: a conspicuous value.
 template <typename T>
 METAL_FUNC T undefined() {
   T value;

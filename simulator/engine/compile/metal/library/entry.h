@@ -1,5 +1,5 @@
-// What the source transformation generates for each kernel is written in these terms: the types of the parameters come
-// from the compiler, their attributes from the transformation.
+// What the code generated for each kernel is written in. The types of the parameters come from the compiler, their
+// attributes from the source transformation.
 #pragma once
 
 #define SIMULATOR_ENTRY __attribute__((disable_sanitizer_instrumentation, no_sanitize("thread")))
@@ -63,8 +63,8 @@ struct requirement {
   uint32_t kernel_number, constant_number;
 };
 
-// Reads of a reference that a false function constant leaves out land here: the optimiser may move such a read above
-// the test of the constant.
+// What a reference left out by a false function constant points to: the optimiser may read it before it tests the
+// constant.
 template <size_t size>
 struct absent {
   alignas(16) static uchar bytes[size];
@@ -102,7 +102,7 @@ METAL_FUNC threadgroup T& threadgroup_variable(const char* name) {
   return *(threadgroup T*)simulator_threadgroup_array(name, sizeof(T), alignof(T));
 }
 
-// A text literal as Metal types it: in the constant address space.
+// A string literal in the constant address space, as in Metal.
 METAL_FUNC constant char* constant_text(const __constant char* text) {
   return reinterpret_cast<constant char*>(reinterpret_cast<uintptr_t>(text));
 }

@@ -1,11 +1,9 @@
 // <metal_math>, <metal_common>, <metal_relational> and <metal_geometric>.
 //
 // Error bounds are those of the Metal Shading Language Specification (section "Relative Error as ULPs"): the table of
-// single-precision functions for metal::precise, the table for fast math for metal::fast. Where a fast function is
-// bounded by an absolute error or by its formula, the bound at a typical argument stands in ULPs. simulator_perturb is
-// the identity except in the perturbing mode. Functions are computed in double and rounded once, so that the perturbed
-// result, too, keeps the bound: half a ULP goes to the rounding. half functions are computed in float and rounded
-// again.
+// single-precision functions for metal::precise, the table for fast math for metal::fast. A bound given as an absolute
+// error or a formula is taken in ULPs at a typical argument. Functions are computed in double and rounded once, so that
+// the perturbed result keeps the bound too; those of half are computed in float and rounded again.
 #pragma once
 
 namespace simulator {

@@ -1,13 +1,11 @@
-// Everything that a Metal program can name, compiled once into a precompiled header. Metal programs are compiled as
-// C++ for OpenCL (clang's only mode with named address spaces that C++ templates, overloads and member functions
-// understand) for the host's processor, where all address spaces are one memory.
-//
-// The address spaces of Metal stand for these of OpenCL:
+// The Metal library as a precompiled header. Metal programs are compiled as C++ for OpenCL, clang's only mode whose
+// address spaces work with templates, overloads and member functions, for the host's processor, where all address
+// spaces are one memory:
 //   thread       __private
 //   device       __local
 //   threadgroup  __global_device
 //   constant     const __global     the only one that program-scope variables may live in and `this` may point to
-// so that no space converts to another but for one case: a threadgroup pointer becomes a constant one unnoticed.
+// No space converts to another, but for one case: a threadgroup pointer becomes a constant one unnoticed.
 #pragma once
 #pragma clang system_header
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable

@@ -1,6 +1,6 @@
 // Scalar types: integers by their Metal names and bfloat. half and float are clang's own.
 #pragma once
-#include "../../kernel_abi.h"
+#include "../../../kernel_abi.h"
 
 #define METAL_FUNC inline __attribute__((always_inline))
 

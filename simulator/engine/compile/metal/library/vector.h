@@ -56,7 +56,7 @@ struct alignas(4 * sizeof(T)) members<T, 4> {
   };
 };
 
-// A vector that fits 16 bytes is loaded and stored whole, so that the watch sees the access that a GPU makes.
+// A vector of up to 16 bytes is loaded and stored whole, so that the watch sees one access, as on a GPU.
 template <typename T>
 struct native_element {
   typedef T type;
@@ -325,7 +325,7 @@ SIMULATOR_UNARY(~, T, complement)
 SIMULATOR_UNARY(!, bool, logical_not)
 #undef SIMULATOR_UNARY
 
-// packed_float3 and its kin: no padding, aligned as one component.
+// packed_float3 and the like: no padding, aligned as one component.
 template <typename T, int N>
 struct packed_vec {
   T simulator_data[N];
