@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import simulator
+from simulator.device import Settings
 from tests.helpers.devices import on_a_mac
 
 
@@ -22,7 +23,7 @@ def _simulated_device() -> None:
 
 
 @pytest.fixture
-def settings() -> Iterator[simulator.activation.Settings]:
+def settings() -> Iterator[Settings]:
     """The live settings; put back afterwards."""
     names = ("watch", "seed", "perturb", "workers", "run_at")
     before = {name: getattr(simulator.settings, name) for name in names}
