@@ -6,7 +6,6 @@
 
 extern "C" {
 
-// The values of attributes such as [[thread_position_in_grid]].
 struct simulator_uint3 {
   uint32_t x, y, z;
 };

@@ -1,4 +1,3 @@
-// NSNumber, NSArray, NSDictionary, NSError: what literals, for-in and error reports need.
 #import <Foundation/Foundation.h>
 
 #include <cstdio>

@@ -1,4 +1,3 @@
-// Dispatch queues beyond Apple's interface.
 #pragma once
 #include <dispatch/dispatch.h>
 

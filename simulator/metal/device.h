@@ -9,7 +9,6 @@
 
 namespace simulator {
 
-// ---- buffers ----
 void* create_buffer(size_t length, size_t capacity);  // the caller's until destroy_buffer; null: no memory
 void destroy_buffer(void* buffer);
 std::byte* buffer_data(const void* buffer);  // without the checks of -contents

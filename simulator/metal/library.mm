@@ -1,4 +1,3 @@
-// Libraries, functions and pipelines.
 #include <cstring>
 
 #include "objects.h"

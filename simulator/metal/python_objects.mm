@@ -13,7 +13,6 @@
 namespace simulator {
 namespace {
 
-// An Objective-C object that Python holds one retain of.
 template <typename Object>
 class Handle {
  public:

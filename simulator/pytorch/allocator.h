@@ -66,7 +66,6 @@ class Allocator final : public at::mps::IMPSAllocator {
   mutable double high_watermark_ = 1.7;  // of the working set, as PyTorch's default
 };
 
-// Host memory that counts as pinned.
 at::Allocator& pinned_allocator();
 bool is_pinned(const void* data);
 

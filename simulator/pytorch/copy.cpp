@@ -1,4 +1,3 @@
-// Copies to, from and on the device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/from_blob.h>

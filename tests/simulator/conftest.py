@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import simulator
 from simulator.device import Settings
 from tests.helpers.devices import on_a_mac
+from tests.simulator import scale_kernel
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,6 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _simulated_device() -> None:
     simulator.activate()
+
+
+@pytest.fixture(scope="session")
+def scale(_simulated_device: None) -> Any:
+    return simulator.metal.Library(scale_kernel.SOURCE).pipeline("scale")
 
 
 @pytest.fixture

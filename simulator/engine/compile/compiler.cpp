@@ -164,7 +164,6 @@ std::string preprocess(const std::string& source, const CompileOptions& options,
   return run_clang(arguments);
 }
 
-// metal/library/prelude.h, precompiled.
 fs::path prelude(const CompileOptions& options, const std::string& engine, const fs::path& directory) {
   const std::string key =
       content_hash(engine + machine_key() + directories().engine.string() + (options.fast_math ? "fast" : "safe"));
@@ -183,7 +182,6 @@ fs::path prelude(const CompileOptions& options, const std::string& engine, const
   return path;
 }
 
-// Compiles with counters of operations (count/operations.h).
 void add_counters(std::vector<std::string> arguments, const fs::path& directory, const fs::path& output) {
   TemporaryFile plain(directory, ".ll"), counting(directory, ".ll");
   append(arguments, {"-S", "-emit-llvm", "-o", plain.path().string()});

@@ -184,7 +184,6 @@ class BlockCount {
 
 class ShaderFunction {
  public:
-  // From "define" to "}".
   ShaderFunction(Lines::const_iterator begin, Lines::const_iterator end) : begin_(begin), end_(end) {
     for (auto line = begin + 1; line != end; ++line) {
       const Instruction instruction(*line);

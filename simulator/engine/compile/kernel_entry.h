@@ -37,7 +37,6 @@ struct Kernel {
   std::vector<size_t> required_constants;  // among the program's function constants
 };
 
-// Reads the parameters between the parentheses at `open` and erases their attributes.
 std::vector<KernelParameter> take_parameters(Tokens& tokens, size_t open);
 
 // An entry point: a kernel under one host name.

@@ -1,4 +1,3 @@
-// Running another program, without a shell.
 #pragma once
 #include <string>
 #include <vector>

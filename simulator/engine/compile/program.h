@@ -1,4 +1,3 @@
-// A compiled Metal program, loaded.
 #pragma once
 #include <filesystem>
 #include <functional>

@@ -5,7 +5,6 @@
 
 namespace simulator {
 
-// SHA-256, as hexadecimal digits.
 std::string content_hash(const std::string& content);
 
 std::string read_file(const std::filesystem::path& path);

@@ -42,7 +42,6 @@ class Transformer {
 
   bool is(size_t i, const char* word) const { return tokens_.is(i, word); }
 
-  // Behind `template <...>`.
   size_t skip_template(size_t i) const {
     while (is(i, "template") && is(i + 1, "<")) i = tokens_.closing_angle(i + 1) + 1;
     return i;
@@ -141,7 +140,6 @@ class Transformer {
     return tokens_[i].match + 1;
   }
 
-  // Neither a function nor a variable nor a class.
   bool is_other(size_t first) const {
     return is(first, "using") || is(first, "typedef") || is(first, "static_assert") || is(first, "friend");
   }

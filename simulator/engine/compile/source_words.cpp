@@ -11,7 +11,6 @@ namespace {
 
 using Words = std::set<std::string>;
 
-// Types that a program can name without declaring them.
 Words builtin_types() {
   Words types = {"void",        "size_t",      "ptrdiff_t",    "int8_t",   "int16_t",  "int32_t",
                  "int64_t",     "uint8_t",     "uint16_t",     "uint32_t", "uint64_t", "atomic_int",

@@ -6,7 +6,6 @@
 
 namespace simulator {
 
-// `device`, `threadgroup`, `constant` or `thread`.
 bool is_address_space(const Token& token);
 
 // Rejects what Metal lacks and clang's C++ for OpenCL accepts.

@@ -17,7 +17,6 @@
 
 namespace simulator {
 
-// One access of one lane.
 struct LaneAccess {
   const void* site;  // the instruction
   uintptr_t address;

@@ -143,7 +143,6 @@ Settings& settings() {
   return instance;
 }
 
-// The same dispatch of the program with counters.
 Dispatch counted(Dispatch dispatch) {
   const Function& function = *dispatch.function;
   dispatch.function = function.program->counted()->function(function.name, function.constants);

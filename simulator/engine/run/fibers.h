@@ -56,7 +56,6 @@ class FiberPool {
   }
   void give_back(Fiber* fiber) { free_.push_back(fiber); }
 
-  // Resets every fiber.
   void renew();
 
   // Memory that kernels use besides their arguments: stacks and scratch.

@@ -1,4 +1,3 @@
-// The functions of kernel_abi.h that do not wait; the others are in rendezvous.cpp.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -32,7 +31,6 @@ float simulator_perturb(float value, float ulps) {
   return std::bit_cast<float>(uint32_t(std::min(magnitude, kLargest)) | (bits & 0x80000000));
 }
 
-// What a counted program calls; see operations.h.
 void simulator_enter_block(uint32_t block) {
   if (simulator::current_watch) simulator::current_watch->enter_block(block);
 }

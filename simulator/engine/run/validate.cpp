@@ -1,5 +1,3 @@
-// What Apple's validation layer rejects when a dispatch is encoded.
-
 #include <algorithm>
 #include <string>
 

@@ -17,8 +17,6 @@ uint32_t first_bits(uint32_t count) { return count >= 32 ? ~0u : (1u << count) -
 
 Worker::Worker() : watch_(*this) { static_assert(sizeof(Scratch) <= FiberPool::kScratchSize); }
 
-// ---- a dispatch, a threadgroup ---------------------------------------------------------------------------------
-
 void Worker::run(Job& job) {
   try {
     begin_dispatch(job);
@@ -151,8 +149,6 @@ void Worker::fail(std::string text) {
   switch_fiber(abandoned, main_);
   __builtin_unreachable();
 }
-
-// ---- what else kernels call ------------------------------------------------------------------------------------
 
 void* Worker::threadgroup_array(const char* name, size_t size, size_t alignment) {
   if (const auto* array = memory_.find(name, size)) return array->data;

@@ -1,4 +1,3 @@
-// Error messages for diverged threads.
 #include <algorithm>
 #include <string>
 
@@ -29,7 +28,6 @@ std::string Worker::name_thread(uint32_t index) const {
   return "thread " + text(position(index)) + " of threadgroup " + text(group_position_);
 }
 
-// A thread has arrived at one place while others wait for it at another.
 std::string Worker::diverged(const Wait& here, const Wait& there, uint32_t other) const {
   const bool is_same_name = wait_name(here) == wait_name(there);
   const char* group = here.kind == Wait::threadgroup_barrier ? "threadgroup" : "simdgroup";

@@ -29,7 +29,6 @@ Segment module_segment(const void* code) {
   return segment;
 }
 
-// The arguments that lie in one buffer.
 struct Group {
   std::shared_ptr<Memory> memory;
   std::vector<Window> windows;

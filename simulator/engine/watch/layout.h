@@ -1,4 +1,3 @@
-// Where the arguments of one watched dispatch lie.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,7 +10,6 @@
 
 namespace simulator {
 
-// One argument as the shader sees it.
 struct Window {
   const simulator_parameter* parameter;
   uintptr_t start;

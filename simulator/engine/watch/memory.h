@@ -28,7 +28,6 @@ class ByteBits {
   void set_range_once(size_t first, size_t count) {
     if (!test_range(first, count)) set_range(first, count);
   }
-  // Where no other worker sets bits.
   void set_alone(size_t first, size_t count) {
     const size_t shift = first % 32;
     const uint64_t mask = ((uint64_t{1} << count) - 1) << shift;

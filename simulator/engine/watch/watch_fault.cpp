@@ -1,4 +1,3 @@
-// Error messages of the watch.
 #include <algorithm>
 #include <string>
 

@@ -96,7 +96,6 @@ struct position<metal::vec<T, 3>> {
   METAL_FUNC static metal::vec<T, 3> make(simulator_uint3 v) { return {v.x, v.y, v.z}; }
 };
 
-// A static threadgroup variable of a kernel.
 template <typename T>
 METAL_FUNC threadgroup T& threadgroup_variable(const char* name) {
   return *(threadgroup T*)simulator_threadgroup_array(name, sizeof(T), alignof(T));

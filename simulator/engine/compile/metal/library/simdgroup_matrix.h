@@ -15,7 +15,6 @@ struct simdgroup_matrix {
   typedef T value_type;
 
   simdgroup_matrix() = default;
-  // A diagonal matrix.
   METAL_FUNC explicit simdgroup_matrix(T diagonal);
 
   METAL_FUNC thread storage_type& thread_elements() { return (thread storage_type&)simulator_elements; }

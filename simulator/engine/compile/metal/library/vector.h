@@ -116,7 +116,6 @@ struct total_width<First, Rest...> {
   static constexpr int value = width<First>::value + total_width<Rest...>::value;
 };
 
-// An assignable swizzle.
 template <typename Vector, typename T, int... I>
 struct swizzle_reference {
   typedef metal::vec<T, sizeof...(I)> value_type;
