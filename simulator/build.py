@@ -1,4 +1,4 @@
-"""Builds the simulated device, and the Metal half of torch_gdn on it, with clang. Rebuilds only what changed."""
+"""Builds the simulated device, and libraries that run on it, with clang. Rebuilds only what changed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from pathlib import Path
 
 import torch
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+SIMULATOR = Path(__file__).resolve().parent
+CHECKOUT = SIMULATOR.parent
 COMPILER = "clang++-19"
 JOBS = 2
 NEEDED = "clang-19 libobjc-12-dev libblocksruntime-dev libboost-context-dev"
 
 
 class BuildError(RuntimeError):
-    """The compiler's or the linker's own words, or what to install."""
+    """What the compiler or the linker reports, or what to install."""
 
 
 def cache_directory() -> Path:
-    """Where everything built is kept: $TORCH_GDN_CACHE, else ~/.cache/torch_gdn."""
-    return Path(os.environ.get("TORCH_GDN_CACHE") or Path.home() / ".cache" / "torch_gdn")
+    """Where everything built is kept: $SIMULATOR_CACHE, else ~/.cache/mps_simulator."""
+    return Path(os.environ.get("SIMULATOR_CACHE") or Path.home() / ".cache" / "mps_simulator").absolute()
 
 
 def _gcc_directory() -> Path | None:
@@ -65,14 +66,6 @@ class Toolchain:
         gcc = _gcc_directory()
         assert gcc is not None  # check_tools() looked
         root = Path(torch.__file__).parent
-        simulator = CHECKOUT / "simulator"
-        include = [
-            CHECKOUT,
-            CHECKOUT / "csrc",
-            CHECKOUT / "shaders",
-            simulator / "foundation/include",
-            simulator / "metal/include",
-        ]
         system = [
             root / "include",
             root / "include/torch/csrc/api/include",
@@ -83,10 +76,9 @@ class Toolchain:
                 "-std=c++20",
                 "-fPIC",
                 "-fblocks",
-                "-Wall",
-                "-Werror",
                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-                *(f"-I{path}" for path in include),
+                # not -isystem: -MMD leaves out the headers of the system
+                *(f"-I{SIMULATOR / name / 'include'}" for name in ("foundation", "metal")),
                 *(flag for path in system for flag in ("-isystem", str(path))),
                 # last: clang has its own intrinsics headers
                 *("-idirafter", str(gcc / "include")),
@@ -106,13 +98,13 @@ class Toolchain:
         text = [torch.__version__, sys.version, COMPILER, str(CHECKOUT), *flags]
         return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
 
-    def command(self, source: Path, output: Path, defines: Sequence[str]) -> list[str]:
+    def command(self, source: Path, output: Path, flags: Sequence[str]) -> list[str]:
         if source.suffix == ".c":
             return ["clang-19", "-O2", "-fPIC", "-MMD", "-c", str(source), "-o", str(output)]
         language = self.objective_c if source.suffix == ".mm" else ()
         # Only the engine is worth the time that -O2 takes.
-        level = "-O2" if "engine" in source.parts else "-O1"
-        return [COMPILER, *self.common, level, *defines, "-MMD", *language, "-c", str(source), "-o", str(output)]
+        level = "-O2" if SIMULATOR / "engine" in source.parents else "-O1"
+        return [COMPILER, *self.common, level, *flags, "-MMD", *language, "-c", str(source), "-o", str(output)]
 
 
 @contextmanager
@@ -147,12 +139,12 @@ def _remember(output: Path, command: Sequence[str]) -> None:
     output.with_suffix(output.suffix + ".command").write_text(shlex.join(command))
 
 
-def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], defines: Sequence[str]) -> list[Path]:
+def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], flags: Sequence[str]) -> list[Path]:
     jobs: list[tuple[Path, list[str]]] = []
     objects = []
     for source in sources:
         target = directory / f"{source.as_posix().strip('/').replace('/', '_')}.o"
-        command = toolchain.command(source, target, defines)
+        command = toolchain.command(source, target, flags)
         depfile = target.with_suffix(".d")
         if not depfile.exists() or not _is_current(target, command, _dependencies(depfile)):
             jobs.append((target, command))
@@ -183,19 +175,18 @@ def _link(output: Path, objects: Sequence[Path], flags: Sequence[str], inputs: S
     command = [COMPILER, "-shared", "-o", str(output), *map(str, objects), f"-Wl,-soname,{output.name}", *flags]
     if not _is_current(output, command, [*objects, *inputs]):
         # A running process may have the old file mapped: write beside it, then replace.
-        fresh = output.with_name(f"new_{output.name}")
-        command[3] = str(fresh)
+        unfinished = output.with_name(f"new_{output.name}")
+        command[3] = str(unfinished)
         _run(command)
         command[3] = str(output)
-        fresh.replace(output)
+        unfinished.replace(output)
         _remember(output, command)
     return output
 
 
 def device_sources() -> list[Path]:
-    simulator = CHECKOUT / "simulator"
-    patterns = ("engine/*.cpp", "foundation/*.mm", "foundation/*.c", "metal/*.mm", "pytorch/*.cpp")
-    return sorted(path for pattern in patterns for path in simulator.glob(pattern))
+    patterns = ("engine/*/*.cpp", "foundation/*.mm", "foundation/*.c", "metal/*.mm", "pytorch/*.cpp")
+    return sorted(path for pattern in patterns for path in SIMULATOR.glob(pattern))
 
 
 MODULE = "_device"
@@ -204,26 +195,34 @@ MODULE = "_device"
 def build_device() -> Path:
     """The library of the simulated device, a Python module."""
     toolchain = Toolchain.make()
-    directory = cache_directory() / "simulator" / toolchain.key()
+    directory = cache_directory() / "device" / toolchain.key()
+    flags = [f"-I{CHECKOUT}", "-Wall", "-Werror", f"-DTORCH_EXTENSION_NAME={MODULE}"]
     with _locked(directory):
-        objects = _compile(toolchain, directory, device_sources(), [f"-DTORCH_EXTENSION_NAME={MODULE}"])
+        objects = _compile(toolchain, directory, device_sources(), flags)
         return _link(directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", objects, toolchain.libraries)
 
 
-def build_library(name: str, sources: Sequence[Path], device: Path, libraries: Sequence[Path] = ()) -> Path:
-    """Objective-C++ and C++ that runs on the device: a shared library linked against it."""
+def build_library(
+    name: str,
+    sources: Sequence[Path],
+    device: Path,
+    libraries: Sequence[Path] = (),
+    *,
+    include: Sequence[Path] = (),
+    flags: Sequence[str] = (),
+) -> Path:
+    """Objective-C++ and C++ that runs on the device: a shared library linked against it. See simulator.load()."""
     toolchain = Toolchain.make()
-    directory = device.parent
+    flags = [
+        f"-DTORCH_EXTENSION_NAME={name.rpartition('.')[2]}",
+        "-DTORCH_API_INCLUDE_EXTENSION_H",
+        *(f"-I{folder}" for folder in include),
+        *flags,
+    ]
+    key = hashlib.sha256("\0".join([*map(str, sources), *map(str, libraries), *flags]).encode()).hexdigest()[:16]
+    directory = device.parent / "libraries" / f"{name}-{key}"
     with _locked(directory):
-        objects = _compile(toolchain, directory, [*sources, CHECKOUT / "simulator/foundation/personality.c"], [])
+        objects = _compile(toolchain, directory, [*sources, SIMULATOR / "foundation/personality.c"], flags)
         linked = (device, *libraries)
-        flags = [*map(str, linked), *toolchain.libraries, *(f"-Wl,-rpath,{path.parent}" for path in linked)]
-        return _link(directory / f"lib{name}.so", objects, flags, linked)
-
-
-def metal_half_sources() -> list[Path]:
-    """Of torch_gdn: what a Mac builds and Linux leaves out."""
-    csrc = CHECKOUT / "csrc"
-    built_everywhere = {csrc / "metal/launch.cpp", csrc / "metal/prefill.cpp"}
-    found = {path for pattern in ("metal/**/*.cpp", "metal/*.mm") for path in csrc.glob(pattern)}
-    return sorted(found - built_everywhere)
+        rpaths = (f"-Wl,-rpath,{path.parent}" for path in linked)
+        return _link(directory / f"lib{name}.so", objects, [*map(str, linked), *toolchain.libraries, *rpaths], linked)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from simulator.activation import device_module
+from simulator.device import device_module
 
 
 def Library(

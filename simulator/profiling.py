@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from simulator.activation import device_module, settings
+from simulator.device import device_module, settings
 
 _COLUMNS = (
     ("dispatches", "dispatches"),
@@ -68,9 +68,9 @@ def profile(detailed: bool = False) -> Iterator[Profile]:
     """Waits for the device at both ends and reports what ran in between. May be nested.
 
     detailed: puts the accesses of single threads together into accesses of simdgroups, and counts their bytes, cache
-    lines and bank conflicts, and scalar operations by kind. How, and where that is not what a GPU does: the heads of
-    simulator/engine/simdgroup_access.h and operations.h. It takes several times as long, and each kernel is compiled
-    once more, so it is off unless asked for. An outer profile then has these figures for the inner part.
+    lines and bank conflicts, and scalar operations by kind; simulator/engine/count/simdgroup_access.h and operations.h
+    say how, and where a GPU differs. Several times slower, and each kernel is compiled once more. An outer profile then
+    has these figures for the inner part.
     """
     if detailed and not settings.watch:
         raise ValueError(

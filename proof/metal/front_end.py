@@ -20,6 +20,7 @@ from proof.mac.wheels import Unavailable, cache_directory, locked
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENGINE = CHECKOUT / "simulator" / "engine"
+COMPILE = ENGINE / "compile"
 SHADERS = CHECKOUT / "shaders"
 CLANG = "clang++-19"
 TRANSLATE = Path(__file__).with_name("translate.cpp")
@@ -42,7 +43,7 @@ WARNINGS = (
     "-Werror=pre-c++17-compat",
     # The translation writes `constant` as `const __global`: `constant const char*` then has two.
     "-Wno-duplicate-decl-specifier",
-    # In simulator/engine/metal/library/vector.h, a macro of which does not use its typedef for every operator.
+    # In simulator/engine/compile/metal/library/vector.h, a macro of which does not use its typedef for every operator.
     "-Wno-unused-local-typedef",
 )
 NAMESPACE = "program_metal"  # around the program, so that clang prints its tree and not the library's
@@ -65,10 +66,10 @@ class Tools:
 
 def _translation() -> list[Path]:
     """The part of the engine that translates: source_transform.cpp and what it includes, directly or not."""
-    found, open_ = [ENGINE / "source_transform.cpp"], ["source_transform.cpp"]
+    found, open_ = [COMPILE / "source_transform.cpp"], ["source_transform.cpp"]
     while open_:
-        for name in re.findall(r'#include "(\w+)\.h"', (ENGINE / open_.pop()).read_text()):
-            source = ENGINE / f"{name}.cpp"
+        for name in re.findall(r'#include "(\w+)\.h"', (COMPILE / open_.pop()).read_text()):
+            source = COMPILE / f"{name}.cpp"
             if source.exists() and source not in found:
                 found.append(source)
                 open_ += [source.name, f"{name}.h"]
@@ -77,8 +78,8 @@ def _translation() -> list[Path]:
 
 def _key() -> str:
     digest = hashlib.sha256(subprocess.run([CLANG, "--version"], capture_output=True, check=True).stdout)
-    library = (path for path in (ENGINE / "metal").rglob("*") if path.is_file())
-    for path in sorted([TRANSLATE, *_translation(), *ENGINE.glob("*.h"), *library]):
+    library = (path for path in (COMPILE / "metal").rglob("*") if path.is_file())
+    for path in sorted([TRANSLATE, *_translation(), *ENGINE.rglob("*.h"), *library]):
         digest.update(str(path).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -110,7 +111,7 @@ def tools() -> Tools:
             sources = map(str, (TRANSLATE, *_translation()))
             _build(translate, [CLANG, "-std=c++20", "-O1", f"-I{CHECKOUT}", *sources])
         if not prelude.exists():
-            library = ENGINE / "metal" / "library"
+            library = COMPILE / "metal" / "library"
             command = [CLANG, "-x", "cl-header", *LANGUAGE, "-w", "-Xclang", "-fno-pch-timestamp"]
             _build(prelude, [*command, "-isystem", f"{library}/host", f"{library}/prelude.h"])
     return Tools(translate, prelude)
@@ -165,7 +166,7 @@ def instantiation(kernel: str, arguments: Sequence[str]) -> str:
 
 
 def preprocess(source: str, include: Sequence[Path] = ()) -> str:
-    command = [CLANG, "-E", "-x", "c++", "-std=c++14", "-undef", "-nostdinc", "-w", f"-I{ENGINE / 'metal'}"]
+    command = [CLANG, "-E", "-x", "c++", "-std=c++14", "-undef", "-nostdinc", "-w", f"-I{COMPILE / 'metal'}"]
     return _run([*command, *(f"-I{path}" for path in include), *DEFINES, "-"], source)
 
 

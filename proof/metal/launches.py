@@ -45,7 +45,10 @@ class Launch:
 
 def _library() -> ctypes.CDLL:
     sources = [Path(__file__).with_name("recorder.cpp"), build.CHECKOUT / "csrc" / "metal" / "shader_source.cpp"]
-    path = build.build_library("torch_gdn_recorder", sources, build.build_device(), [Path(_C.__file__)])
+    include = [build.CHECKOUT, build.CHECKOUT / "csrc", build.CHECKOUT / "shaders"]
+    path = build.build_library(
+        "torch_gdn_recorder", sources, build.build_device(), [Path(_C.__file__)], include=include
+    )
     library = ctypes.CDLL(str(path))
     library.recorder_lines.restype = library.recorder_source.restype = ctypes.c_char_p
     return library

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "simulator/engine/engine.h"
-#include "simulator/engine/source_transform.h"
+#include "simulator/engine/compile/source_transform.h"
 
 int main() {
   const std::string source{std::istreambuf_iterator<char>(std::cin), {}};

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "operation_kinds.h"
+#include "simulator/engine/count/operation_kinds.h"
 
 struct simulator_kernel;
 
@@ -23,17 +23,18 @@ struct CompileOptions {
   uint32_t language_version = 0;  // (major << 16) | minor, as MTLLanguageVersion; 0: not set, the host's default
   bool fast_math = true;          // Metal's default
   std::vector<std::pair<std::string, std::string>> macros;
+  bool strict = true;  // compile() takes it from the settings
 };
 
 struct CompileError : std::runtime_error {
-  using std::runtime_error::runtime_error;  // the compiler's own text, with the shader's file names and lines
+  using std::runtime_error::runtime_error;  // the compiler's message, with the shader's file names and lines
 };
 
 using FunctionConstants = std::map<uint32_t, std::vector<std::byte>>;  // index -> value
 
 class Program;
 
-// One entry point of a program with its function constants bound.
+// A kernel with its function constants bound.
 struct Function {
   std::string name;
   const simulator_kernel* kernel = nullptr;
@@ -50,18 +51,17 @@ class Program {
                                                    const FunctionConstants& constants) const = 0;  // null: no such name
   virtual void bind(const FunctionConstants& constants) const = 0;                                 // before a dispatch
   virtual double compile_seconds() const = 0;
-  // The same with counters of operations: what a detailed profile runs. Compiled when first asked for.
+  // The same with counters of operations, for a detailed profile. Compiled at the first call.
   virtual std::shared_ptr<const Program> counted() const = 0;
   virtual std::span<const BlockOperations> blocks() const = 0;  // empty unless it has counters
 };
 
-// Compiles, or takes from the cache on disk (keyed by the content of everything that went in). Also passes the source
-// through clang's address-space check. Throws CompileError.
+// Compiles, or takes from the cache on disk (keyed by content). Address spaces are checked. Throws CompileError.
 std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options);
 
 // ---- memory ----------------------------------------------------------------------------------------------------
 
-// The device's buffers report their lives, so that the watch knows bounds and what was written.
+// The device reports its buffers here, so that the watch knows their bounds and what was written.
 void memory_created(const void* data, size_t length);  // nothing written yet
 void memory_destroyed(const void* data);
 void memory_written(const void* data, size_t length);   // by a host copy or a blit
@@ -112,6 +112,7 @@ struct Settings {
   bool perturb = false;   // ULP noise on exp, log, rsqrt, ...; shuffled reductions; denormals flushed
   uint64_t seed = 0;      // order of lanes and simdgroups; 0: ascending
   unsigned workers = 0;   // operating-system threads; 0: one for each core
+  bool strict = true;     // refuse what C++14 lacks; Apple's compiler takes some of C++17 with a warning
 };
 Settings& settings();
 
@@ -128,9 +129,9 @@ struct KernelFigures {
   uint64_t device_accesses = 0;                                                // of simdgroups
   uint64_t device_bytes_issued_read = 0, device_bytes_issued_written = 0;      // summed over accesses
   uint64_t device_bytes_distinct_read = 0, device_bytes_distinct_written = 0;  // in the whole of each dispatch
-  uint64_t cache_lines = 0, least_cache_lines = 0;     // of 128 bytes: touched; had each access's bytes lain together
+  uint64_t cache_lines = 0, least_cache_lines = 0;     // of 128 bytes; least: if each access were contiguous
   uint64_t threadgroup_accesses = 0;                   // of simdgroups
-  uint64_t bank_cycles = 0, least_bank_cycles = 0;     // with 32 banks of 4 bytes; had no two words met in a bank
+  uint64_t bank_cycles = 0, least_bank_cycles = 0;     // with 32 banks of 4 bytes; least: without conflicts
   OperationFigures operations{}, operations_issued{};  // of threads; 32 for each of a simdgroup, masked lanes included
 };
 

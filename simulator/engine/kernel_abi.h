@@ -1,13 +1,11 @@
-// What a compiled Metal kernel and the engine know of each other. The compiler (compiler.cpp and the headers in
-// metal/) writes code against this file; the runtime (runtime.cpp, watch.cpp) provides it. C linkage throughout, so
-// that a kernel's shared library resolves these names when it is loaded into the process.
+// The interface between a compiled Metal kernel and the engine: compile/ generates code against it, run/ and watch/
+// implement it. C linkage, so that a kernel's shared library resolves these names when it is loaded.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 extern "C" {
 
-// Everything that an attribute such as [[thread_position_in_grid]] can ask for.
 struct simulator_uint3 {
   uint32_t x, y, z;
 };
@@ -67,10 +65,10 @@ enum simulator_memory_scope : uint32_t {
 void simulator_threadgroup_barrier(uint32_t memory_scope);
 void simulator_simdgroup_barrier(uint32_t memory_scope);
 
-// Every simd_* and simdgroup_* operation. Each lane hands over the address of its own slot (operands in, result out)
+// Every simd_* and simdgroup_* operation. Each lane passes the address of its own slot (operands in, result out)
 // and waits; the last lane to arrive runs `combine` over all slots (slots[i] is null where the simdgroup has no lane i)
-// and all lanes go on. `operation` is a string literal, `site` the return address in the kernel: lanes that arrive at
-// different operations, or at one operation in different places, have diverged.
+// and all lanes continue. `operation` is a string literal, `site` the return address in the kernel: lanes that arrive
+// at different operations, or at one operation in different places, have diverged.
 typedef void (*simulator_combine)(void* const slots[32]);
 void simulator_collective(const char* operation, const void* site, void* slot, simulator_combine combine);
 
@@ -86,5 +84,5 @@ float simulator_perturb(float value, float ulps);
 // Counts 8x8x8 matrix multiplies (called once for each simdgroup operation, from `combine`).
 void simulator_count_multiply(void);
 
-// Loads and stores arrive through the __tsan_* names that clang's -fsanitize=thread emits; see watch.cpp.
+// Loads and stores arrive through the __tsan_* names that clang's -fsanitize=thread emits; see watch/tsan_hooks.cpp.
 }

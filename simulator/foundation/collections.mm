@@ -1,4 +1,3 @@
-// NSNumber, NSArray, NSDictionary, NSError: what literals, for-in and error reports need.
 #import <Foundation/Foundation.h>
 
 #include <cstdio>
@@ -86,7 +85,7 @@
 namespace {
 
 using Objects = std::vector<id>;
-using Entries = std::vector<std::pair<id, id>>;  // a handful of macros: a search beats a hash
+using Entries = std::vector<std::pair<id, id>>;
 
 }  // namespace
 

@@ -4,7 +4,7 @@
 
 namespace simulator {
 
-// Throws what becomes simulator.Fault in Python.
+// simulator.Fault in Python.
 [[noreturn]] void fault(const std::string& message);
 
 // For -release and -dealloc, which also run while another exception unwinds, where a second one would terminate.

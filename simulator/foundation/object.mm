@@ -1,4 +1,4 @@
-// NSObject, the autorelease pool, and the ghosts of deallocated objects: any message to one is a fault.
+// NSObject, the autorelease pool, and zombies of deallocated objects: any message to one is a fault.
 #import <Foundation/Foundation.h>
 
 #include <objc/message.h>
@@ -17,49 +17,49 @@ using simulator::fault_unless_unwinding;
 
 // What a deallocated object becomes. It answers nothing, so every message arrives at unknown_message().
 __attribute__((objc_root_class))
-@interface SimGhost {
+@interface SimZombie {
   Class isa;
 }
 @end
-@implementation SimGhost
+@implementation SimZombie
 @end
 
 namespace {
 
-// Ghosts are kept until this many newer ones exist; their memory is a few words each.
-constexpr size_t kGhosts = 4096;
+// Zombies are kept until this many newer ones exist.
+constexpr size_t kZombies = 4096;
 
-struct Graveyard {
+struct Zombies {
   std::mutex mutex;
   std::deque<id> order;
   std::unordered_map<id, Class> former_class;
 };
 
-Graveyard& graveyard() {
-  static auto* yard = new Graveyard;
-  return *yard;
+Zombies& all_zombies() {
+  static auto* instance = new Zombies;
+  return *instance;
 }
 
-void bury(id object) {
-  Graveyard& yard = graveyard();
-  std::lock_guard lock(yard.mutex);
-  yard.former_class[object] = object_getClass(object);
-  yard.order.push_back(object);
-  object_setClass(object, (Class)objc_getClass("SimGhost"));
-  if (yard.order.size() > kGhosts) {
-    id oldest = yard.order.front();
-    yard.order.pop_front();
-    yard.former_class.erase(oldest);
+void make_zombie(id object) {
+  Zombies& zombies = all_zombies();
+  std::lock_guard lock(zombies.mutex);
+  zombies.former_class[object] = object_getClass(object);
+  zombies.order.push_back(object);
+  object_setClass(object, (Class)objc_getClass("SimZombie"));
+  if (zombies.order.size() > kZombies) {
+    id oldest = zombies.order.front();
+    zombies.order.pop_front();
+    zombies.former_class.erase(oldest);
     object_dispose(oldest);
   }
 }
 
 std::string describe(id object, SEL selector) {
   const std::string message = sel_getName(selector);
-  Graveyard& yard = graveyard();
-  std::lock_guard lock(yard.mutex);
-  auto found = yard.former_class.find(object);
-  if (found != yard.former_class.end()) {
+  Zombies& zombies = all_zombies();
+  std::lock_guard lock(zombies.mutex);
+  auto found = zombies.former_class.find(object);
+  if (found != zombies.former_class.end()) {
     const std::string name = class_getName(found->second);
     if (message == "release" || message == "autorelease")
       return name + " is over-released: -" + message + " sent to a deallocated object";
@@ -69,7 +69,7 @@ std::string describe(id object, SEL selector) {
 }
 
 id fail_message(id object, SEL selector, ...) {
-  // A ghost's release may come from a cleanup of another exception.
+  // A zombie's release may come from a cleanup of another exception.
   fault_unless_unwinding(describe(object, selector));
   return nil;
 }
@@ -103,7 +103,7 @@ thread_local NSAutoreleasePool* current_pool = nil;
   return self;
 }
 - (void)dealloc {
-  bury(self);
+  make_zombie(self);
 }
 - (Class)class {
   return object_getClass(self);

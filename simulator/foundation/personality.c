@@ -1,5 +1,5 @@
-// Under -fobjc-runtime=gcc clang marks Objective-C++ functions with __gnu_objc_personality_v0, which runs destructors
-// but lets no C++ catch catch. Linked into each library that has Objective-C++ in it, this gives them C++'s own.
+// Under -fobjc-runtime=gcc Objective-C++ functions use __gnu_objc_personality_v0, with which C++ catch clauses do not
+// catch. Linked into each library with Objective-C++ in it, this replaces it by C++'s own.
 #include <unwind.h>
 
 _Unwind_Reason_Code __gxx_personality_v0(int, _Unwind_Action, _Unwind_Exception_Class, struct _Unwind_Exception*,

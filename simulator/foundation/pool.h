@@ -1,5 +1,5 @@
-// The thread's stack of autorelease pools. An exception that leaves an @autoreleasepool leaves the pool on the stack,
-// as on a Mac, where the next pool out drains it; a dispatch queue does that after each block.
+// The thread's stack of autorelease pools. As on a Mac, a pool that an exception left open is drained with the next
+// outer one, or by the dispatch queue after the block.
 #pragma once
 #include <objc/objc.h>
 

@@ -1,4 +1,3 @@
-// What the simulated device asks of a dispatch queue beyond Apple's interface.
 #pragma once
 #include <dispatch/dispatch.h>
 
@@ -10,8 +9,8 @@ namespace simulator {
 bool on_queue(dispatch_queue_t queue);          // does this thread run a block of the queue now?
 uint64_t block_number(dispatch_queue_t queue);  // counts the blocks, so that two can be told apart
 
-// How a thread waits its turn. Python's side replaces it by one that lets go of the interpreter's lock meanwhile, which
-// the thread whose turn it is may need.
+// How a thread waits for the queue. The Python bindings replace it by one that releases the interpreter's lock, which
+// the thread in the queue may need.
 extern void (*wait_for_turn)(std::mutex& turn);
 
 // dispatch_sync_f in two halves, for a caller that returns to Python between them.

@@ -52,7 +52,7 @@ using simulator::fault;
 @implementation SimBuffer
 @synthesize label = _label;
 - (instancetype)initWithLength:(size_t)length capacity:(size_t)capacity {
-  // 256 bytes: as Metal aligns buffers. Poison (NaN in every float type): fresh memory has no defined content.
+  // 256 bytes: as Metal aligns buffers. Poison (NaN in every float type): new memory has no defined content.
   const size_t size = (capacity + 255) / 256 * 256;
   auto* data = static_cast<std::byte*>(std::aligned_alloc(256, size ? size : 256));
   if (!data) return nil;

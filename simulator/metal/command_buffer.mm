@@ -1,5 +1,5 @@
-// Command queues and command buffers. Commands run when somebody waits for them (or at commit, if so set), never when
-// they are encoded: what an op may wrongly do between encoding and running then shows.
+// Command queues and command buffers. Commands run when the host waits for them (or at commit, if so set), never when
+// they are encoded, so that mistakes between encoding and running are noticed.
 #import <MetalPerformanceShadersGraph/MetalPerformanceShadersGraph.h>
 
 #include <mutex>
@@ -213,7 +213,7 @@ using simulator::fault;
   for (MTLCommandBufferHandler handler : state->handlers) handler(self);
 }
 - (void)letGo {
-  // Each is taken off its list first: a release may be the fault of somebody's over-release.
+  // Each is taken off its list first: its release may throw, if it was over-released.
   while (!state->buffers.empty()) {
     const auto [object, serial] = *state->buffers.begin();
     state->buffers.erase(state->buffers.begin());

@@ -2,6 +2,6 @@
 
 namespace simulator {
 
-extern bool run_at_commit;  // else commands run when somebody waits for them
+extern bool run_at_commit;  // else commands run when the host waits for them
 
 }  // namespace simulator

@@ -1,4 +1,4 @@
-// What the PyTorch half (simulator/pytorch, plain C++) asks of the Metal half. A buffer is an id<MTLBuffer>.
+// What simulator/pytorch (plain C++) uses of simulator/metal. A buffer is an id<MTLBuffer>.
 #pragma once
 #include <dispatch/dispatch.h>
 
@@ -9,10 +9,9 @@
 
 namespace simulator {
 
-// ---- buffers ----
 void* create_buffer(size_t length, size_t capacity);  // the caller's until destroy_buffer; null: no memory
 void destroy_buffer(void* buffer);
-std::byte* buffer_data(const void* buffer);  // no questions asked, unlike -contents
+std::byte* buffer_data(const void* buffer);  // without the checks of -contents
 size_t buffer_length(const void* buffer);
 size_t buffer_capacity(const void* buffer);
 void set_buffer_length(void* buffer, size_t length);
@@ -20,7 +19,7 @@ bool is_buffer_busy(const void* buffer);  // named by a command buffer that has 
 uint32_t buffer_retain_count(const void* buffer);
 
 // ---- PyTorch's stream ----
-// Runs `work` when the stream gets there, as a blit would: an open compute encoder ends first.
+// Runs `work` in stream order, as a blit would: an open compute encoder ends first.
 void enqueue(std::function<void()> work, const std::vector<const void*>& buffers);
 // The same for what is no command on a Mac; done even where a fault drops the commands around it.
 void enqueue_bookkeeping(std::function<void()> work, const void* buffer);

@@ -1,4 +1,3 @@
-// Libraries, functions and pipelines: Metal's names for what the engine compiles.
 #include <cstring>
 
 #include "objects.h"

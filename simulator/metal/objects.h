@@ -20,11 +20,11 @@ namespace simulator {
 
 struct BufferState {
   std::byte* data;
-  size_t length;  // what the present user asked for: the bounds that kernels are held to
+  size_t length;  // as requested, which may be less than the block: the bounds that the watch checks
   size_t capacity;
   uint64_t serial;              // no two buffers share one, even at the same address
   std::atomic<int> pending{0};  // command buffers that name it and have not completed
-  std::atomic<int> owners{0};   // retains by the allocator and by command buffers, which nobody else may release
+  std::atomic<int> owners{0};   // retains by the allocator and by command buffers
 };
 
 bool is_live_buffer(const void* object, uint64_t* serial = nullptr);
@@ -45,7 +45,7 @@ struct CommandBufferState {
   std::string error;
 };
 
-// An argument lives until the block that set it ends: whatever op encodes next on PyTorch's stream may end the encoder.
+// An argument is valid until the block that set it ends: the next op on PyTorch's stream may end the encoder.
 template <typename Value>
 struct Setting {
   Value value{};
@@ -164,7 +164,7 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 
 namespace simulator {
 
-// `object` as the buffer that it is; a fault naming the selector where it is something else.
+// `object` as a buffer; a fault naming the selector where it is none.
 SimBuffer* checked_buffer(id object, const char* selector);
 
 }  // namespace simulator

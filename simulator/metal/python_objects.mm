@@ -1,5 +1,5 @@
-// The Metal objects for tests in Python: simulator/metal.py gives them their public face. Thin on purpose, so that a
-// test can do each wrong thing that Objective-C++ code can.
+// The Metal objects in Python (simulator/metal.py), with no checks of their own, so that tests can make every mistake
+// that Objective-C++ code can.
 #include "simulator/pytorch/bindings.h"
 
 #include <ATen/mps/MPSStream.h>
@@ -13,7 +13,6 @@
 namespace simulator {
 namespace {
 
-// An Objective-C object that Python holds one retain of.
 template <typename Object>
 class Handle {
  public:
@@ -22,7 +21,7 @@ class Handle {
   ~Handle() {
     try {
       if (mine_) [object_ release];
-    } catch (...) {  // the object was misused; whoever did it has been told
+    } catch (...) {  // misused, which has been reported
     }
   }
   Object get() const { return object_; }

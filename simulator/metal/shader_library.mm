@@ -26,8 +26,6 @@ void* get_tensor_gpu_address(const at::TensorBase& tensor) {
   return reinterpret_cast<void*>([buffer_of(tensor) gpuAddress] + byte_offset(tensor));
 }
 
-// ---- MetalKernelFunction ----
-
 MetalKernelFunction::MetalKernelFunction(MTLComputePipelineState_t pipeline, MTLFunction_t function)
     : cps([pipeline retain]), func([function retain]) {}
 
@@ -82,8 +80,6 @@ void MetalKernelFunction::dispatch(c10::ArrayRef<uint64_t> lengths, c10::Optiona
                             : MTLSizeMake(std::min<uint64_t>(threads.width, getMaxThreadsPerThreadgroup()), 1, 1);
   [encoder dispatchThreads:threads threadsPerThreadgroup:group];
 }
-
-// ---- MetalShaderLibrary ----
 
 MetalShaderLibrary::~MetalShaderLibrary() = default;  // libraries and pipelines stay for the process, as upstream
 DynamicMetalShaderLibrary::~DynamicMetalShaderLibrary() = default;

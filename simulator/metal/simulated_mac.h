@@ -1,4 +1,4 @@
-// The Mac that is simulated: the least capable one that the kernels must run on.
+// The simulated Mac: the least capable one with Metal 3.
 #pragma once
 #include <cstddef>
 #include <cstdint>

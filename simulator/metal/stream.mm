@@ -24,8 +24,6 @@ void dispatch_sync_with_rethrow(dispatch_queue_t queue, void (^block)()) {
   if (failure) std::rethrow_exception(failure);
 }
 
-// ---- MPSDevice ----
-
 MPSDevice* MPSDevice::_device = nullptr;
 
 MPSDevice::MPSDevice() : _mtl_device(MTLCreateSystemDefaultDevice()) {}
@@ -43,8 +41,6 @@ bool MPSDevice::isMacOS13Plus(MacOSVersion version) const { return version <= Ma
 bool is_available() { return true; }
 bool is_macos_13_or_newer(MacOSVersion version) { return MPSDevice::getInstance()->isMacOS13Plus(version); }
 bool is_apple_family_or_newer(AppleGPUFamily family) { return static_cast<int>(family) <= simulator::kFamily; }
-
-// ---- MPSStream ----
 
 MPSStream::MPSStream(Stream stream) : _stream(stream) {
   TORCH_CHECK(_stream.device_type() == DeviceType::MPS);
@@ -97,7 +93,7 @@ void MPSStream::flush() {
 
 void MPSStream::commitAndWait() {
   if (!_commandBuffer) return;
-  // Forgotten first, so that the stream goes on with a new one if a command fails.
+  // Forgotten first, so that the stream has a new one if a command fails.
   MPSCommandBuffer_t buffer = _commandBuffer;
   _commandBuffer = nil;
   @autoreleasepool {

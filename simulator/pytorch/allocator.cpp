@@ -17,7 +17,7 @@ constexpr size_t kGranule = 512;  // PyTorch rounds sizes up to this
 
 size_t rounded(size_t size) { return (size + kGranule - 1) / kGranule * kGranule; }
 
-// The former user's content goes when the stream gets there: commands queued before still see it.
+// In stream order: commands queued before still see the old content.
 void forget_content(void* buffer) {
   std::byte* data = buffer_data(buffer);
   const size_t capacity = buffer_capacity(buffer);

@@ -1,5 +1,5 @@
-// Device memory for tensors, after PyTorch's MPSAllocator: a block goes back to the pool the moment its tensor dies,
-// even while queued commands use it, since whoever gets it next comes later on the same stream.
+// Device memory for tensors, as PyTorch's MPSAllocator: a block returns to the pool when its tensor is freed, even
+// while queued commands use it, since its next use comes later on the same stream.
 #pragma once
 #include <ATen/mps/MPSAllocatorInterface.h>
 
@@ -66,7 +66,6 @@ class Allocator final : public at::mps::IMPSAllocator {
   mutable double high_watermark_ = 1.7;  // of the working set, as PyTorch's default
 };
 
-// Host memory that counts as pinned.
 at::Allocator& pinned_allocator();
 bool is_pinned(const void* data);
 

@@ -1,4 +1,4 @@
-// The Python module of the simulated device: simulator/__init__.py gives it its public face.
+// The Python module of the simulated device; its public interface is simulator/__init__.py.
 #include "bindings.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -6,7 +6,7 @@
 #include "allocator.h"
 #include "fallback.h"
 #include "fault.h"
-#include "simulator/engine/compiler.h"
+#include "simulator/engine/compile/compiler.h"
 #include "simulator/engine/engine.h"
 #include "simulator/foundation/queue.h"
 #include "simulator/metal/command_mode.h"
@@ -37,10 +37,10 @@ std::map<std::string, uint64_t> named(const OperationFigures& figures) {
   return result;
 }
 
-void wait_without_interpreter(std::mutex& turn) {
-  if (!PyGILState_Check()) return turn.lock();
+void wait_without_interpreter(std::mutex& mutex) {
+  if (!PyGILState_Check()) return mutex.lock();
   const py::gil_scoped_release release;
-  turn.lock();
+  mutex.lock();
 }
 
 void bind_engine(py::module_& module) {
@@ -60,9 +60,10 @@ void bind_engine(py::module_& module) {
       .def_readwrite("detailed", &Settings::detailed)
       .def_readwrite("perturb", &Settings::perturb)
       .def_readwrite("seed", &Settings::seed)
-      .def_readwrite("workers", &Settings::workers);
+      .def_readwrite("workers", &Settings::workers)
+      .def_readwrite("strict", &Settings::strict);
   module.def("settings", &settings, py::return_value_policy::reference);
-  module.def("set_engine_directory", &set_engine_directory);
+  module.def("set_directories", &set_directories);
 }
 
 }  // namespace

@@ -1,4 +1,3 @@
-// Copies to, from and on the device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/from_blob.h>
@@ -41,7 +40,7 @@ void report_runs(const std::byte* first, const Dimension* dimension, const Dimen
   for (int64_t i = 0; i < dimension->size; i++) report_runs(first + i * dimension->stride, dimension + 1, end, run);
 }
 
-// Below the modes and transforms of whoever happens to wait for the stream.
+// Below the dispatch modes and transforms of the thread that waits for the stream.
 void copy_on_host(at::Tensor& destination, const at::Tensor& source) {
   const c10::impl::ExcludeDispatchKeyGuard guard(
       c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset | c10::python_ks |

@@ -20,30 +20,30 @@ namespace {
 
 bool is_written(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
 
-// The CPU's stand-in for one tensor. An out= tensor may be resized by the op, which memory of another's cannot be.
-at::Tensor stand_in(const at::Tensor& tensor, bool is_out) {
+// A CPU tensor in place of a device tensor. That of an out= argument owns its memory, since the op may resize it.
+at::Tensor cpu_tensor(const at::Tensor& tensor, bool is_out) {
   if (!tensor.defined() || !tensor.is_mps()) return tensor;
   return is_out ? at::empty({0}, tensor.options().device(at::kCPU)) : host_view(tensor);
 }
 
-c10::IValue stand_in(const c10::IValue& value, bool is_out) {
-  if (value.isTensor()) return stand_in(value.toTensor(), is_out);
+c10::IValue cpu_tensor(const c10::IValue& value, bool is_out) {
+  if (value.isTensor()) return cpu_tensor(value.toTensor(), is_out);
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(stand_in(tensor, is_out));
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(cpu_tensor(tensor, is_out));
     return list;
   }
   if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> list;
     for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-      list.push_back(tensor ? std::optional(stand_in(*tensor, is_out)) : std::nullopt);
+      list.push_back(tensor ? std::optional(cpu_tensor(*tensor, is_out)) : std::nullopt);
     return list;
   }
   if (value.isDevice()) return c10::Device(at::kCPU);
   return value;
 }
 
-// After the op: what it wrote through `used` is known to the watch, or moves to the out= tensor.
+// After the op: reports what it wrote to the watch, or copies it to the out= tensor.
 void take_written(const at::Tensor& original, const at::Tensor& used, bool is_out) {
   if (!original.defined() || !original.is_mps()) return;
   if (!is_out) return report_written(used);
@@ -91,7 +91,7 @@ void call_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
   wait_for_stream();
   std::vector<c10::IValue> used;
-  for (size_t i = 0; i < arguments.size(); i++) used.push_back(stand_in(arguments[i], is_out(i)));
+  for (size_t i = 0; i < arguments.size(); i++) used.push_back(cpu_tensor(arguments[i], is_out(i)));
   torch::jit::Stack results = used;
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &results);
 

@@ -96,8 +96,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
   return {to_device(input_grad), to_device(weight_grad), to_device(bias_grad)};
 }
 
-// The composite op asks a table of the CPU build that has no column for mps; so the whole op is replaced by its plain
-// form, as a Mac does in inference.
+// The composite op looks for a kernel in a table of the CPU build that has none for mps; replaced by its plain form, as
+// on a Mac in inference.
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
                                         std::optional<double> scale, bool enable_gqa) {

@@ -1,5 +1,4 @@
-// An mps generator that owns a CPU engine: random ops run on the CPU with it, so a seed gives the tokens it gives
-// there.
+// An mps generator that owns a CPU engine, so that a seed gives the same numbers as on the CPU.
 #pragma once
 #include <ATen/core/Generator.h>
 

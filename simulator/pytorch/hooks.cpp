@@ -146,8 +146,8 @@ C10_REGISTER_CLASS(MPSHooksRegistry, MPSHooks, simulator_Hooks)
 
 namespace simulator {
 
-// PyTorch makes its one hooks object when somebody first asks (is mps available?), which may be before this library is
-// loaded. No class of hooks has data, so the object becomes ours by its table of functions.
+// PyTorch makes its one hooks object at the first query (is mps available?), which may come before this library is
+// loaded. No class of hooks has data, so the object becomes ours by its vtable.
 template <typename Ours, typename Interface>
 static void take_over(const Interface& theirs) {
   static const Ours ours;
@@ -155,9 +155,8 @@ static void take_over(const Interface& theirs) {
   memcpy(const_cast<void*>(static_cast<const void*>(&theirs)), static_cast<const void*>(&ours), sizeof(void*));
 }
 
-// A build of PyTorch has one accelerator. Where both hooks say that they are built in, as CUDA's do in Linux's usual
-// wheel whether there is such a GPU or not, it refuses to name one: "Cannot have both MPS and cuda", which opcheck and
-// torch.compile run into. On a Mac there is none: the hooks become those of a build without CUDA.
+// PyTorch refuses two accelerators ("Cannot have both MPS and cuda", in opcheck and torch.compile), and the hooks of
+// the usual Linux wheel report CUDA as built in even without a GPU: they become those of a build without CUDA.
 struct NoCuda final : at::CUDAHooksInterface {};
 
 [[maybe_unused]] static const bool kInstalled = [] {

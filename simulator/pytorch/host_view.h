@@ -8,7 +8,7 @@ const void* buffer_of(const at::Tensor& tensor);
 at::Tensor host_view(const at::Tensor& tensor);
 void report_written(const at::Tensor& view);  // exactly the bytes of its elements
 
-// Copies in stream order; waits first, and does it at once, where one side is the host and it is to block.
+// Copies in stream order; a blocking copy from or to the host waits for the stream first.
 void copy_between(const at::Tensor& source, const at::Tensor& destination, bool non_blocking);
 
 }  // namespace simulator

@@ -22,7 +22,6 @@ void append(std::vector<std::byte>& bytes, Value value) {
   bytes.insert(bytes.end(), first, first + sizeof(Value));
 }
 
-// A number as the shader expects it: int64 and float32 unless `cast` names another type.
 void append_number(std::vector<std::byte>& bytes, const py::handle& value, const std::string& cast) {
   const bool is_float = py::isinstance<py::float_>(value);
   if (cast == "fp32" || (cast.empty() && is_float)) return append(bytes, value.cast<float>());

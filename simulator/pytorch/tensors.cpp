@@ -23,7 +23,6 @@ namespace {
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::MPS);
 
-// PyTorch's own words.
 void check_dtype(at::ScalarType dtype) {
   TORCH_CHECK_TYPE(dtype != at::kDouble,
                    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. Please "

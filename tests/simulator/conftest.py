@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import simulator
+from simulator.device import Settings
 from tests.helpers.devices import on_a_mac
+from tests.simulator import scale_kernel
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,8 +24,13 @@ def _simulated_device() -> None:
     simulator.activate()
 
 
+@pytest.fixture(scope="session")
+def scale(_simulated_device: None) -> Any:
+    return simulator.metal.Library(scale_kernel.SOURCE).pipeline("scale")
+
+
 @pytest.fixture
-def settings() -> Iterator[simulator.activation.Settings]:
+def settings() -> Iterator[Settings]:
     """The live settings; put back afterwards."""
     names = ("watch", "seed", "perturb", "workers", "run_at")
     before = {name: getattr(simulator.settings, name) for name in names}

@@ -17,7 +17,7 @@ import simulator
 import simulator.metal
 from simulator.build import cache_directory
 from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import HEADER, run
+from tests.simulator.metal_programs import HEADER, run, settings
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
 
@@ -479,13 +479,21 @@ def test_refused(case: str) -> None:
         assert f"program_source:{line}:" in message.splitlines()[0], message
 
 
+def test_features_of_cpp17_pass_where_strict_is_off() -> None:
+    source = REFUSED["nested namespace"][0] + KERNEL + " { x[i] = 1; }"
+    with settings(strict=False):
+        assert simulator.metal.Library(source).functions == ["f"]
+    with pytest.raises(RuntimeError, match="nested namespace"):
+        simulator.metal.Library(source)
+
+
 def test_errors_name_the_files_of_line_directives() -> None:
-    directives = '#include <metal_stdlib>\n#line 7 "common/tile.h"\nint ok;\n#line 40 "gdn/solve.metal"\n'
+    directives = '#include <metal_stdlib>\n#line 7 "core/tile.h"\nint ok;\n#line 40 "linalg/solve.metal"\n'
     source = f"{directives}{KERNEL} {{\n y = 1; }}"
     with pytest.raises(RuntimeError) as error:
         simulator.metal.Library(source.replace("int ok;", ""))
-    assert str(error.value).startswith("gdn/solve.metal:41:2: error:")
-    with pytest.raises(RuntimeError, match=r"^common/tile\.h:7:5: error: program scope variable"):
+    assert str(error.value).startswith("linalg/solve.metal:41:2: error:")
+    with pytest.raises(RuntimeError, match=r"^core/tile\.h:7:5: error: program scope variable"):
         simulator.metal.Library(source)
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import re
-import runpy
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -580,93 +575,3 @@ def test_profile_counts_kernels_fallbacks_and_memory() -> None:
     assert inner.fallbacks == {"aten::sin": 1} or inner.fallbacks == {"aten::sin.out": 1}
     assert inner.allocated_bytes == x.nbytes
     assert "one" in str(inner) and "aten::sin" in str(inner)
-
-
-# ---- torch.compile ----
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def activation(x: torch.Tensor) -> torch.Tensor:
-    return F.silu(x * 3) + x.sum(-1, keepdim=True)
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_aot_eager(dynamic: bool) -> None:
-    x = torch.randn(4, 8, device=MPS)
-    compiled = torch.compile(activation, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    torch.testing.assert_close(compiled(x).cpu(), activation(x).cpu())
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_compile_inductor_with_extern_kernels() -> None:
-    import torch._inductor.config
-
-    x = torch.randn(4, 8, device=MPS)
-    with torch._inductor.config.patch(fallback_by_default=True):
-        torch.testing.assert_close(torch.compile(activation, fullgraph=True)(x).cpu(), activation(x).cpu())
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_fake_tensors_on_mps() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    pending = torch.ones(3, device=MPS).clone()
-    with FakeTensorMode():
-        query = torch.empty(1, 2, 3, 8, device=MPS)
-        assert F.scaled_dot_product_attention(query, query, query).device == torch.device("mps:0")
-        torch.mps.synchronize()  # runs the copy, which the mode must not see
-    assert pending.tolist() == [1, 1, 1]
-
-
-# ---- python -m simulator ----
-
-
-def run_simulator(*arguments: str) -> str:
-    command = [sys.executable, "-m", "simulator", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
-
-
-def test_running_code() -> None:
-    code = "import sys, torch; print(torch.ones(2, device='mps').sum().item(), sys.argv[1:])"
-    assert run_simulator("-c", code, "a", "b") == "2.0 ['a', 'b']\n"
-
-
-def test_running_a_script(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("import torch\ndevice = torch.device('mps')\n")
-    (tmp_path / "script.py").write_text(
-        "import sys, torch\nfrom helper import device\nprint(torch.arange(3, device=device).tolist(), sys.argv[1])\n"
-    )
-    assert run_simulator("--seed", "3", str(tmp_path / "script.py"), "word") == "[0, 1, 2] word\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--seed", "one", "x.py"], "--seed: expected a number"),
-        (["-c"], "-c: expected code"),
-        (["no_such_script.py"], "no script 'no_such_script.py'"),
-    ],
-    ids=["seed", "code", "script"],
-)
-def test_a_wrong_command_line_is_explained(arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["simulator", *arguments])
-    with pytest.raises(SystemExit, match=re.escape(words)):
-        runpy.run_module("simulator.__main__", run_name="__main__")
-
-
-def test_mps_may_be_asked_for_before_activation() -> None:
-    code = (
-        "import torch; assert not torch.backends.mps.is_available(); import simulator; simulator.activate();"
-        "assert torch.backends.mps.is_available(); print(torch.ones(2, device='mps').tolist())"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
-    )
-    assert result.stdout == "[1.0, 1.0]\n"

@@ -1,4 +1,4 @@
-"""Objective-C++ host code as a Mac has it (simulator/probe/host_code.mm) with the wheel's headers, on the device."""
+"""Objective-C++ host code as a Mac has it (host_code.mm) with the wheel's headers, on the device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from simulator import build
 
 @pytest.fixture(scope="module")
 def probe() -> Any:
-    source = build.CHECKOUT / "simulator" / "probe" / "host_code.mm"
-    torch.ops.load_library(str(build.build_library("simulator_probe", [source], build.build_device())))
+    simulator.load(Path(__file__).with_name("host_code.mm"))
     return torch.ops.simulator_probe
 
 
@@ -121,23 +120,7 @@ def test_four_threads_encode_on_one_stream(probe: Any) -> None:
 # ---- the build ----
 
 
-def test_nothing_is_rebuilt_that_did_not_change(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(command: list[str]) -> None:
-        raise AssertionError(f"rebuilt: {command}")
-
-    monkeypatch.setattr(build, "_run", refuse)
-    device = build.build_device()
-    build.build_library("simulator_probe", [build.CHECKOUT / "simulator" / "probe" / "host_code.mm"], device)
-
-
 def test_a_missing_tool_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "COMPILER", "no-such-clang")
     with pytest.raises(build.BuildError, match="needs no-such-clang: apt-get install clang-19 libobjc-12-dev"):
         build.check_tools()
-
-
-def test_a_compile_error_gives_the_compilers_words(tmp_path: Path) -> None:
-    source = tmp_path / "wrong.mm"
-    source.write_text("#import <Metal/Metal.h>\nvoid f(id<MTLDevice> d) { [d newBufferOfSize:4]; }\n")
-    with pytest.raises(build.BuildError, match="newBufferOfSize:"):
-        build.build_library("wrong", [source], tmp_path / "device.so")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 import simulator
 from simulator import metal
+from tests.simulator.scale_kernel import N, doubled, encode_scale, faults, ramp, set_scale
 
 SOURCE = """
 #include <metal_stdlib>
@@ -18,11 +18,6 @@ using namespace metal;
 
 constant float factor [[function_constant(0)]];
 constant bool is_negative [[function_constant(1)]];
-
-kernel void scale(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], constant uint& n [[buffer(2)]],
-                  uint i [[thread_position_in_grid]]) {
-  if (i < n) y[i] = 2 * x[i];
-}
 
 kernel void specialised(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
   y[i] = is_negative ? -factor : factor;
@@ -47,41 +42,11 @@ kernel void report(device ErrorMessages* errors [[buffer(0)]]) {
   first.line = 7;
 }
 """
-N = 40
 
 
 @pytest.fixture(scope="module")
 def library() -> Any:
     return metal.Library(SOURCE)
-
-
-@pytest.fixture(scope="module")
-def scale(library: Any) -> Any:
-    return library.pipeline("scale")
-
-
-def ramp() -> torch.Tensor:
-    return torch.arange(float(N)).to("mps")
-
-
-def doubled() -> list[float]:
-    return [2.0 * i for i in range(N)]
-
-
-def set_scale(encoder: Any, pipeline: Any, x: Any, y: Any, count: int = N) -> None:
-    encoder.set_pipeline(pipeline)
-    encoder.set_buffer(x, 0)
-    encoder.set_buffer(y, 1)
-    encoder.set_bytes(count, 2)
-
-
-def encode_scale(encoder: Any, pipeline: Any, x: Any, y: Any, count: int = N) -> None:
-    set_scale(encoder, pipeline, x, y, count)
-    encoder.dispatch_threadgroups((2, 1, 1), (32, 1, 1))
-
-
-def faults(words: str) -> Any:
-    return pytest.raises(simulator.Fault, match=re.escape(words))
 
 
 # ---- the right way ----
@@ -129,7 +94,7 @@ def test_threadgroup_memory_of_an_argument(library: Any) -> None:
 
 
 def test_library_lists_its_functions(library: Any) -> None:
-    assert sorted(library.functions) == ["report", "scale", "specialised", "with_threadgroup_memory"]
+    assert sorted(library.functions) == ["report", "specialised", "with_threadgroup_memory"]
 
 
 def test_pipeline_facts(scale: Any) -> None:
@@ -511,101 +476,3 @@ def test_an_encoder_released_while_open() -> None:
     encoder = metal.CommandQueue().command_buffer().compute_encoder()
     with faults("released without endEncoding"):
         encoder.release()
-
-
-# ---- wrong arguments ----
-
-
-def test_nil_pipeline() -> None:
-    with metal.encoder() as encoder, faults("must not be nil"):
-        encoder.set_pipeline(None)
-    with faults("must not be nil"):
-        metal.pipeline_of_nothing()
-
-
-def test_a_dispatch_without_a_pipeline() -> None:
-    with metal.encoder() as encoder, faults("without setComputePipelineState"):
-        encoder.dispatch_threads(1, 1)
-
-
-def test_the_pipeline_of_an_earlier_op_is_not_this_ones(scale: Any) -> None:
-    with metal.encoder() as encoder:
-        encoder.set_pipeline(scale)
-    with metal.encoder() as encoder, faults("without setComputePipelineState"):
-        encoder.dispatch_threads(1, 1)
-
-
-def test_the_arguments_of_an_earlier_op_are_not_this_ones(scale: Any) -> None:
-    x, y = ramp(), torch.empty(N, device="mps")
-    with metal.encoder() as encoder:
-        encode_scale(encoder, scale, x, y)
-    with metal.encoder() as encoder:
-        encoder.set_pipeline(scale)
-        encoder.set_buffer(y, 1)
-        encoder.set_bytes(N, 2)
-        with faults("'x'"):
-            encoder.dispatch_threadgroups(2, 32)
-
-
-def test_a_nil_buffer_is_an_absent_argument(scale: Any) -> None:
-    x, y = ramp(), torch.empty(N, device="mps")
-    with metal.encoder() as encoder:
-        set_scale(encoder, scale, x, y)
-        encoder.set_buffer(None, 0)
-        with faults("'x'"):
-            encoder.dispatch_threadgroups(2, 32)
-
-
-def test_more_than_4_kilobytes_of_bytes() -> None:
-    with metal.encoder() as encoder:
-        encoder.set_bytes(bytes(4096), 0)
-        with faults("4096 is the most"):
-            encoder.set_bytes(bytes(4097), 0)
-
-
-def test_index_above_30() -> None:
-    x = ramp()
-    with metal.encoder() as encoder:
-        encoder.set_buffer(x, 30)
-        for call in (
-            lambda: encoder.set_buffer(x, 31),
-            lambda: encoder.set_bytes(1, 31),
-            lambda: encoder.set_threadgroup_memory(16, 31),
-        ):
-            with faults("the highest is 30"):
-                call()
-
-
-def test_offset_past_the_end() -> None:
-    x = ramp()
-    with metal.encoder() as encoder:
-        encoder.set_buffer(x, 0, offset=4 * N)
-        with faults("past the end"):
-            encoder.set_buffer(x, 0, offset=4 * N + 1)
-
-
-def test_blit_past_the_end() -> None:
-    x, y = metal.Buffer(16), metal.Buffer(16)
-    blit = metal.CommandQueue().command_buffer().blit_encoder()
-    with faults("pass the end"):
-        blit.copy(x, 8, y, 0, 9)
-    with faults("pass the end"):
-        blit.fill(y, 17, 0, 0)
-    blit.end_encoding()
-
-
-def test_a_buffer_of_no_bytes() -> None:
-    with faults("more than 0 bytes"):
-        metal.Buffer(0)
-
-
-def test_a_grid_that_validation_rejects(scale: Any) -> None:
-    x, y = ramp(), torch.empty(N, device="mps")
-    with metal.encoder() as encoder:
-        set_scale(encoder, scale, x, y)
-        with faults("scale"):
-            encoder.dispatch_threadgroups((0, 1, 1), (32, 1, 1))
-        with faults("scale"):
-            encoder.dispatch_threads((1, 1, 1), (0, 1, 1))
-        with faults("scale"):
-            encoder.dispatch_threadgroups((1, 1, 1), (2048, 1, 1))

@@ -62,8 +62,8 @@ def source_of_mlx() -> str:
 
 def library_of(source: str) -> Any:
     simulator.activate()
-    # MLX's headers use features of C++17 that Apple's compiler takes with a warning
-    return simulator.metal.Library(source, macros={"SIMULATOR_PROJECT_RULES": 0})
+    with settings(strict=False):
+        return simulator.metal.Library(source)
 
 
 @cache

@@ -1,4 +1,3 @@
-// The SDK that the simulated Mac is built with.
 #pragma once
 #define __MAC_14_0 140000
 #define __MAC_15_0 150000

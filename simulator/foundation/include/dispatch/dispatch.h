@@ -1,4 +1,3 @@
-// Serial queues of libdispatch.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -1,0 +1,53 @@
+// Kernels in the source transformation, and the code generated for each entry point.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tokens.h"
+
+namespace simulator {
+
+// One [[name(argument)]], or one of [[a, b(c)]].
+struct Attribute {
+  std::string name;
+  size_t argument_begin = 0, argument_end = 0;  // tokens of the argument
+  std::string argument;                         // as output
+  size_t at = 0;
+};
+
+// Reads all [[...]] in [begin, end) and erases them.
+std::vector<Attribute> take_attributes(Tokens& tokens, size_t begin, size_t end);
+
+struct KernelParameter {
+  enum Kind { buffer, threadgroup_memory, builtin } kind = buffer;
+  std::string name;
+  std::string source;  // of the builtin: what it is read from
+  std::string gate;    // its [[function_constant]], else empty
+  uint32_t index = 0;
+  size_t at = 0;
+  bool is_constant = false, is_const = false, is_reference = false, is_numbered = false;
+};
+
+struct Kernel {
+  std::string name;
+  std::string template_header;  // `template <...>`, empty for a plain function
+  std::string max_threads;      // name of the function that gives it, empty if the attribute is absent
+  std::vector<KernelParameter> parameters;
+  std::vector<size_t> required_constants;  // among the program's function constants
+};
+
+std::vector<KernelParameter> take_parameters(Tokens& tokens, size_t open);
+
+// An entry point: a kernel under one host name.
+struct Entry {
+  std::string host_name;
+  std::string scope;  // "::a::b"
+  const Kernel* kernel = nullptr;
+  size_t number = 0;
+};
+
+// Code to put where the entry is declared. `callee`: f or f<a, b>; `signature`: its function type.
+std::string entry_code(const Entry& entry, const std::string& callee, const std::string& signature);
+
+}  // namespace simulator

@@ -1,0 +1,43 @@
+// Simdgroup operations: each lane brings a slot, the last lane to arrive computes all results.
+#pragma once
+
+// Code that works on slots: not watched, since its accesses are not the kernel's; not inlined or merged, since its call
+// sites tell one simd_sum from another.
+#define SIMULATOR_UNWATCHED __attribute__((noinline, nomerge, disable_sanitizer_instrumentation, no_sanitize("thread")))
+#define SIMULATOR_SITE __builtin_return_address(0)
+
+extern "C" {
+__attribute__((nomerge)) void simulator_threadgroup_barrier(uint32_t memory_scope);
+__attribute__((nomerge)) void simulator_simdgroup_barrier(uint32_t memory_scope);
+}
+
+// A string literal lies in OpenCL's constant space, from which no pointer converts.
+#define SIMULATOR_NAME(literal) \
+  reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(static_cast<const __constant char*>(literal)))
+
+namespace simulator {
+
+struct lane_slot {
+  uint lane;
+};
+SIMULATOR_UNWATCHED inline void number_lanes(void* const slots[32]) {
+  for (uint lane = 0; lane < 32; ++lane) {
+    if (slots[lane]) static_cast<lane_slot*>(slots[lane])->lane = lane;
+  }
+}
+// The rendezvous of an operation whose memory accesses each lane does itself. Returns the lane's number.
+SIMULATOR_UNWATCHED inline uint meet_all_lanes(const char* operation) {
+  lane_slot slot;
+  simulator_collective(operation, SIMULATOR_SITE, &slot, number_lanes);
+  return slot.lane;
+}
+
+// The result where Metal leaves it undefined: a conspicuous value.
+template <typename T>
+METAL_FUNC T undefined() {
+  T value;
+  __builtin_memset(&value, 0xff, sizeof(T));
+  return value;
+}
+
+}  // namespace simulator

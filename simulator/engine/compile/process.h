@@ -1,0 +1,18 @@
+#pragma once
+#include <string>
+#include <vector>
+
+namespace simulator {
+
+struct ProcessResult {
+  int status = 0;  // as of waitpid
+  std::string output, errors;
+};
+
+// arguments[0] is the program's path. Throws std::runtime_error if it cannot be started.
+ProcessResult run_process(const std::vector<std::string>& arguments);
+
+// The path of the first of `names` that $PATH has; empty if none.
+std::string find_program(const std::vector<std::string>& names);
+
+}  // namespace simulator

@@ -1,0 +1,17 @@
+// The parts of the source transformation that need no parsing.
+#pragma once
+#include <cstdint>
+
+#include "tokens.h"
+
+namespace simulator {
+
+bool is_address_space(const Token& token);
+
+// Rejects what Metal lacks and clang's C++ for OpenCL accepts.
+void check_words(const Tokens& tokens, uint32_t language_version);
+
+// Address spaces, literals, swizzles, names that are keywords in OpenCL only, string literals.
+void rewrite_words(Tokens& tokens);
+
+}  // namespace simulator

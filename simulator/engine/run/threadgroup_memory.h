@@ -1,0 +1,40 @@
+// The threadgroup memory of one worker. Arrays lie so far apart that an index out of bounds by less than 32 KB meets no
+// other array.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace simulator {
+
+struct ThreadgroupArray {
+  const char* name;
+  std::byte* data;
+  size_t size, alignment, element;  // element: the size of one value as far as is known
+  int32_t index;                    // of [[threadgroup(index)]]; -1: declared in the kernel's body
+};
+
+class ThreadgroupMemory {
+ public:
+  static constexpr size_t kMaxArrays = 64;
+
+  ThreadgroupMemory();
+  ~ThreadgroupMemory();
+  ThreadgroupMemory(const ThreadgroupMemory&) = delete;
+  ThreadgroupMemory& operator=(const ThreadgroupMemory&) = delete;
+
+  void begin_dispatch() { count_ = total_ = 0; }
+  // Fills with NaN in every format: what the last threadgroup left has no value.
+  void poison();
+  const ThreadgroupArray& add(const char* name, size_t size, size_t alignment, size_t element, int32_t index);
+  const ThreadgroupArray* find(const char* name, size_t size) const;  // among those declared in the kernel's body
+  size_t total() const { return total_; }
+  bool is_full() const { return count_ == kMaxArrays; }
+
+ private:
+  std::byte* mapping_;
+  std::array<ThreadgroupArray, kMaxArrays> arrays_;
+  size_t count_ = 0, total_ = 0;
+};
+
+}  // namespace simulator
