@@ -6,6 +6,13 @@
 #include <cstdint>
 #endif
 
+// A number that a kernel and its host both use.
+#ifdef __METAL__
+#define GDN_CONSTANT static constant constexpr const
+#else
+#define GDN_CONSTANT constexpr
+#endif
+
 // Strides in elements of a [B, T, heads, D] tensor whose last stride is 1.
 struct RowStrides {
   int64_t batch, token, head;
@@ -148,45 +155,4 @@ struct FusedChunkParameters {
   int32_t output_is_f32;             // 1: o is f32 whatever q is
   int32_t counted_chunk_size;  // of the chunks that the caller made room for
   float scale;
-};
-
-struct L2NormParameters {
-  int32_t tokens, heads;  // the rows are [B, T, H]
-  int64_t rows;
-  RowStrides x;
-  float eps;
-};
-
-struct GdnGatingParameters {
-  GateParameters gates;
-  int32_t tokens, heads;
-  int64_t count;
-};
-
-struct RmsNormGatedParameters {
-  int32_t tokens, heads;  // the rows are [B, T, H]
-  int64_t rows;
-  RowStrides x, gate;
-  float eps;
-  int32_t has_weight, has_sigmoid;    // else silu
-  int32_t round_norm, round_product;  // to x's type, before and behind the product with the weight
-};
-
-// Strides in elements of states [slots, D, S].
-struct ColumnStrides {
-  int64_t slot, channel, column;
-};
-
-struct ConvolutionParameters {
-  SequenceParameters sequence;
-  SlotParameters slots;
-  RowStrides x;                        // the head is the channel
-  int64_t weight_channel, weight_tap;  // strides
-  ColumnStrides state, new_state;
-  int64_t segment_batch, segment_token;           // strides of seq_idx
-  int32_t channels, columns;              // D, S
-  int32_t has_bias, has_silu, has_state;  // has_state: the states before the first tokens are there
-  int32_t segment_bytes;                      // of a number in seq_idx: 4 or 8; 0: there is none
-  // 1: the four taps of a channel, and the four columns of its state before and behind, can be moved at once.
-  int32_t has_tap_vectors, has_column_vectors;
 };
