@@ -15,7 +15,7 @@
 #include "cpu/simd/gdn_kernels.h"
 #include "cpu/slots.h"
 #include "ops/chunk_shape.h"
-#include "shaders/core/parameters.h"
+#include "shaders/core/log_decay.h"
 
 // Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
 #if defined(__x86_64__) && defined(__linux__)

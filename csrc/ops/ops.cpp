@@ -10,7 +10,10 @@
 #include "ops/gdn/fused_recurrent_gated_delta_rule.h"
 #include "ops/gdn/recompute_w_u.h"
 #include "ops/gdn/solve_tril.h"
+#include "ops/layers/causal_conv1d.h"
+#include "ops/layers/gdn_gating.h"
 #include "ops/layers/l2norm.h"
+#include "ops/layers/rms_norm_gated.h"
 
 namespace torch_gdn {
 
@@ -87,6 +90,10 @@ TORCH_LIBRARY(gdn, m) {
   define<ChunkFwdO>(m);
 
   define<L2Norm>(m);
+  define<GdnGating>(m);
+  define<RmsNormGated>(m);
+  define<CausalConv1d>(m);
+  define<CausalConv1dUpdate>(m);
 }
 
 }  // namespace torch_gdn

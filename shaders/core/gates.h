@@ -4,6 +4,7 @@
 #include <metal_stdlib>
 
 #include "core/exponential.h"
+#include "core/log_decay.h"
 #include "core/parameters.h"
 using namespace metal;
 

@@ -13,9 +13,6 @@
 #define GDN_CONSTANT constexpr
 #endif
 
-// A log decay below this counts as this: its exp is 0 in f32 all the same, and the cumulative sum keeps its digits.
-GDN_CONSTANT float kLowestLogDecay = -104.0f;
-
 // Strides in elements of a [B, T, heads, D] tensor whose last stride is 1.
 struct RowStrides {
   int64_t batch, token, head;
@@ -40,10 +37,10 @@ struct GateParameters {
   RowStrides g, beta;
   int32_t g_type, beta_type;         // absent: g is 0, beta is 1
   int32_t A_log_type, dt_bias_type;  // [HV]; A_log absent: g is the log decay itself
-  float beta_scale;                  // beta is a logit, of this times its sigmoid; 0: beta is the step itself
+  float beta_scale;                  // beta is a logit, of this times its sigmoid; 0: beta itself
 };
 
-// The tokens of a batch, or of packed sequences whose limits stand in `cu_seqlens`.
+// The tokens of a batch, or of packed sequences with boundaries `cu_seqlens`.
 struct SequenceParameters {
   int32_t tokens;     // T
   int32_t sequences;  // N; B for a batch
@@ -60,45 +57,4 @@ struct SlotParameters {
   int32_t slots;                      // that the pool has
   int32_t null_index;                 // a sequence with this index or a lower one has no slot
   int32_t is_checked;                 // 1: every index is below `slots`, and no slot has two sequences
-};
-
-struct L2NormParameters {
-  int32_t tokens, heads;  // the rows are [B, T, H]
-  int64_t rows;
-  RowStrides x;
-  float eps;
-};
-
-struct GdnGatingParameters {
-  GateParameters gates;
-  int32_t tokens, heads;
-  int64_t count;
-};
-
-struct RmsNormGatedParameters {
-  int32_t tokens, heads;  // the rows are [B, T, H]
-  int64_t rows;
-  RowStrides x, gate;
-  float eps;
-  int32_t has_weight, has_sigmoid;    // else silu
-  int32_t round_norm, round_product;  // to x's type, before and behind the product with the weight
-};
-
-// Strides in elements of states [slots, D, S].
-struct ColumnStrides {
-  int64_t slot, channel, column;
-};
-
-struct ConvolutionParameters {
-  SequenceParameters sequence;
-  SlotParameters slots;
-  RowStrides x;                        // the head is the channel
-  int64_t weight_channel, weight_tap;  // strides
-  ColumnStrides state, new_state;
-  int64_t segment_batch, segment_token;   // strides of seq_idx
-  int32_t channels, columns;              // D, S
-  int32_t has_bias, has_silu, has_state;  // has_state: the states before the first tokens are there
-  int32_t segment_bytes;                  // of a number in seq_idx: 4 or 8; 0: there is none
-  // 1: the four taps of a channel, and the four columns of its state before and behind, can be moved at once.
-  int32_t has_tap_vectors, has_column_vectors;
 };

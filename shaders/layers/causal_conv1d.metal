@@ -1,20 +1,19 @@
-// One threadgroup owns 128 packets of channels of 32 tokens of one sequence; a thread owns a packet for all of them.
-// In registers: the last W tokens and the weights of a thread's channels, in f32.
-// Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N or slots, D, S], any strides.
+// A threadgroup owns 32 tokens of one sequence and 128 vectors of channels, a thread one of the vectors.
+// Registers: the last W tokens and the weights of a thread's channels, in f32.
+// Layout: x [B, T, D] with any strides, y contiguous; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/causal_conv1d.h"
+#include "layers/convolution_window.h"
 
-static constant constexpr const int kConvolutionTokens = 32;  // as csrc/ops/layers/causal_conv1d.h has it
-
-template <typename T, typename P, typename S, int W, int Packet>
+template <typename T, typename Weight, typename State, int W, int Width>
 [[kernel]] void causal_conv1d(
     device const T* x [[buffer(0)]],
-    device const P* weight [[buffer(1)]],
-    device const P* bias [[buffer(2)]],
-    device const S* state [[buffer(3)]],
+    device const Weight* weight [[buffer(1)]],
+    device const Weight* bias [[buffer(2)]],
+    device const State* state [[buffer(3)]],
     device const int* state_indices [[buffer(4)]],
     device const uchar* has_initial_state [[buffer(5)]],
     device const int64_t* cu_seqlens [[buffer(6)]],
-    device const int* runs [[buffer(7)]],
+    device const int* seq_idx [[buffer(7)]],
     device T* y [[buffer(8)]],
     device ErrorLog* errors [[buffer(9)]],
     constant ConvolutionParameters& parameters [[buffer(10)]],
@@ -22,33 +21,34 @@ template <typename T, typename P, typename S, int W, int Packet>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.y), int(group.z), kConvolutionTokens, lane);
+  const Chunk chunk =
+      locate_chunk(cu_seqlens, parameters.sequence, int(group.y), int(group.z), kConvolutionTokens, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, chunk.sequence, lane);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, kConvolutionTokens, errors, lane);
   }
-  const int channel = (int(group.x) * kConvolutionThreads + int(thread_index)) * Packet;
+  const int channel = (int(group.x) * kConvolutionThreads + int(thread_index)) * Width;
   if (channel >= parameters.channels || chunk.tokens == 0) return;
 
   device const T* tokens = x + chunk.batch * parameters.x.batch + channel * parameters.x.head;
-  device const S* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
+  device const State* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
   device T* output = y + (int64_t(chunk.batch) * parameters.sequence.tokens) * parameters.channels + channel;
-  const Filter<W, Packet> filter = load_filter<W, Packet>(weight, bias, parameters, channel);
+  const Filter<W, Width> filter = load_filter<W, Width>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
-  Values<Packet> window[W];
+  Values<Width> window[W];
   UNROLL for (int tap = 0; tap + 1 < W; ++tap) {
     const int position = chunk.offset - (W - 1) + tap;
     if (position < 0) {
-      window[tap] = load_history<Packet>(columns, parameters, has_state, position);
+      window[tap] = load_history<Width>(columns, parameters, has_state, position);
     } else {
-      window[tap] = load_values<Packet>(tokens + (chunk.first - (W - 1) + tap) * parameters.x.token);
+      window[tap] = load_values<Width>(tokens + (chunk.first - (W - 1) + tap) * parameters.x.token);
     }
   }
   for (int token = chunk.first; token < chunk.first + chunk.tokens; ++token) {
-    window[W - 1] = load_values<Packet>(tokens + token * parameters.x.token);
-    const Values<Packet> result =
-        convolve_token<W, Packet>(window, filter, slot.is_present, runs, parameters, chunk, token);
+    window[W - 1] = load_values<Width>(tokens + token * parameters.x.token);
+    const Values<Width> result =
+        convolve_token<W, Width>(window, filter, slot.is_present, seq_idx, parameters, chunk, token);
     store_values(output + int64_t(token) * parameters.channels, result);
-    move_window<W, Packet>(window);
+    move_window<W, Width>(window);
   }
 }

@@ -1,16 +1,16 @@
-// One threadgroup owns the states of 128 channels of one sequence, a thread that of one channel.
-// It runs behind causal_conv1d, which reads the states that this overwrites.
-// Layout: x [B, T, D] with any strides; states [N or slots, D, S], any strides.
-#include "layers/causal_conv1d.h"
+// A threadgroup owns the states of 128 channels of one sequence, a thread one channel.
+// It runs after causal_conv1d, which reads the states that this overwrites.
+// Layout: x [B, T, D], states [N or slots, D, S], with any strides.
+#include "layers/convolution_window.h"
 
-template <typename T, typename S>
+template <typename T, typename State>
 [[kernel]] void causal_conv1d_state(
     device const T* x [[buffer(0)]],
-    device const S* state [[buffer(1)]],
+    device const State* state [[buffer(1)]],
     device const int* state_indices [[buffer(2)]],
     device const uchar* has_initial_state [[buffer(3)]],
     device const int64_t* cu_seqlens [[buffer(4)]],
-    device S* new_state [[buffer(5)]],
+    device State* new_state [[buffer(5)]],
     device ErrorLog* errors [[buffer(6)]],
     constant ConvolutionParameters& parameters [[buffer(7)]],
     uint3 group [[threadgroup_position_in_grid]],

@@ -1,13 +1,12 @@
-// One threadgroup owns 128 channels of one sequence, for few tokens; a thread owns one for all of them and then writes
-// its state, so that lanes move neighbouring rows of state and weight. In registers: the last W tokens and the weights
-// of a thread's channel, in f32. Layout: x [B, T, D] with any strides, y the same, contiguous; weight [D, W]; states [N
-// or slots, D, S], any strides.
-#include "layers/causal_conv1d.h"
+// For few tokens. A threadgroup owns 128 channels of one sequence, a thread all tokens of one channel, then its state.
+// Registers: the last W tokens and the weights of a thread's channel, in f32.
+// Layout: x [B, T, D] with any strides, y contiguous; weight [D, W]; states [N or slots, D, S] with any strides.
+#include "layers/convolution_window.h"
 
-// The last W columns of the state, where each is there; one that no tap reaches is left out.
-template <int W, typename S>
+// The last W columns of the state; the oldest, which no tap reads, only where all 4 are loaded at once.
+template <int W, typename State>
 METAL_FUNC void load_window(
-    thread Values<1>* window, device const S* columns, constant ConvolutionParameters& parameters, bool has_state) {
+    thread Values<1>* window, device const State* columns, constant ConvolutionParameters& parameters, bool has_state) {
   window[0] = no_values<1>();
   if (W == 4 && parameters.has_column_vectors != 0) {
     const Values<4> together = has_state ? load_values<4>(columns) : no_values<4>();
@@ -17,17 +16,17 @@ METAL_FUNC void load_window(
   }
 }
 
-template <typename T, typename P, typename S, int W>
+template <typename T, typename Weight, typename State, int W>
 [[kernel]] void causal_conv1d_update(
     device const T* x [[buffer(0)]],
-    device const P* weight [[buffer(1)]],
-    device const P* bias [[buffer(2)]],
-    device const S* state [[buffer(3)]],
+    device const Weight* weight [[buffer(1)]],
+    device const Weight* bias [[buffer(2)]],
+    device const State* state [[buffer(3)]],
     device const int* state_indices [[buffer(4)]],
     device const uchar* has_initial_state [[buffer(5)]],
     device const int64_t* cu_seqlens [[buffer(6)]],
     device T* y [[buffer(7)]],
-    device S* new_state [[buffer(8)]],
+    device State* new_state [[buffer(8)]],
     device ErrorLog* errors [[buffer(9)]],
     constant ConvolutionParameters& parameters [[buffer(10)]],
     uint3 group [[threadgroup_position_in_grid]],
@@ -45,7 +44,7 @@ template <typename T, typename P, typename S, int W>
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
   device const T* tokens = x + first + channel * parameters.x.head;
-  device const S* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
+  device const State* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
   device T* output = y + (int64_t(sequence.batch) * parameters.sequence.tokens + sequence.first) * parameters.channels;
   const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
@@ -60,7 +59,7 @@ template <typename T, typename P, typename S, int W>
     store_values(output + int64_t(token) * parameters.channels + channel, result);
   }
   if (slot.is_present) {
-    device S* target = new_state + slot.index * parameters.new_state.slot + channel * parameters.new_state.channel;
+    device State* target = new_state + slot.index * parameters.new_state.slot + channel * parameters.new_state.channel;
     if (W == 4 && parameters.has_column_vectors != 0) {
       Values<4> together;
       UNROLL for (int tap = 0; tap < W; ++tap) together.at[tap] = window[tap].at[0];

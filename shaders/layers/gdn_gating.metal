@@ -1,7 +1,7 @@
-// One thread owns the gate and the step of one token and value head.
+// g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or twice that. A thread owns one token and value head.
 // Layout: a, b [B, T, HV] of any strides and float dtype; A_log, dt_bias [HV]; g, beta [B, T, HV], f32.
-// g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), or twice that.
 #include "core/gates.h"
+#include "layers/gdn_gating.h"
 
 template <int Threads>
 [[kernel]] void gdn_gating(

@@ -1,8 +1,8 @@
-// One simdgroup owns one row; its lanes cover the D elements in turn. In registers: a lane's elements, in f32.
-// Layout: x [B, T, H, D] with row strides, y the same, contiguous.
-// y = x * rsqrt(sum of x^2 + eps), as FLA's l2norm_fwd: eps is added to the sum, y is rounded to x's type.
+// y = x * rsqrt(sum of x^2 + eps), as FLA's l2norm_fwd.
+// A simdgroup owns one row; its lanes cover the D elements in turn. Registers: a lane's elements, in f32.
+// Layout: x [B, T, H, D] with row strides, y contiguous.
 #include "core/fragment.h"
-#include "core/parameters.h"
+#include "layers/l2norm.h"
 
 template <typename T, int D>
 [[kernel]] void l2norm(
@@ -12,9 +12,9 @@ template <typename T, int D>
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  static_assert(D >= 1 && D <= 1024, "D is at most 1024");
+  static_assert(D >= 1 && D <= kL2NormLargestRow, "D is at most 1024");
   constexpr int kOwn = (D + 31) / 32;
-  const int64_t row = int64_t(group.x) * 4 + simdgroup;
+  const int64_t row = int64_t(group.x) * kL2NormRows + simdgroup;
   const bool present = row < parameters.rows;
   const int64_t head = row % parameters.heads;
   const int64_t token = row / parameters.heads;

@@ -1,13 +1,11 @@
 #include "ops/layers/causal_conv1d.h"
 
-#include <torch/library.h>
-
 #include <cstring>
 #include <memory>
 
 #include "cpu/common.h"
 #include "cpu/convert.h"
-#include "cpu/outputs.h"
+#include "cpu/implement.h"
 #include "cpu/simd/layer_kernels.h"
 #include "cpu/slots.h"
 
@@ -16,16 +14,15 @@ namespace {
 
 using cpu::kChannels, cpu::kLargestW, cpu::kTransposedChannels, cpu::kTransposedTokens;
 
-// Channels are independent of each other: one work_item of work is some channels of one sequence, kTokens tokens at a time,
-// whose rows are then as many streams in and out of memory.
-constexpr int64_t kTokens = 4;
+constexpr int64_t kTokens = 4;      // at a time: as many streams in and out of memory
 constexpr int64_t kFewColumns = 8;  // of a state that is moved as a whole
 
-struct Piece {
+// What a work item, some channels of one sequence, keeps in f32.
+struct Scratch {
   alignas(64) float weight[kLargestW * kChannels], bias[kChannels];
-  alignas(64) float before[(kLargestW - 1) * kChannels];    // the tokens before the next one
-  alignas(64) float columns[kFewColumns * kChannels];       // a state
-  alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens that were transposed or are looked at singly
+  alignas(64) float before[(kLargestW - 1) * kChannels];            // the tokens before the next one
+  alignas(64) float columns[kFewColumns * kChannels];               // a state
+  alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens, transposed or one by one
 };
 
 // [count, S] <-> S rows that are kChannels apart.
@@ -67,7 +64,7 @@ void write_column(const float* in, int64_t stride, int64_t count, Element* out) 
   for (int64_t c = 0; c < count; ++c) out[c * stride] = static_cast<Element>(in[c]);
 }
 
-// Something [rows, D, columns] with any strides: states, weights, or x by channels. The tensor must outlive it.
+// [rows, D, columns] with any strides: states, weights, or x transposed. The tensor must outlive it.
 class Columns {
  public:
   explicit Columns(const Tensor& x)
@@ -118,8 +115,8 @@ class Columns {
     return data_ + (row * row_ + channel * channel_ + column * column_) * item_size_;
   }
 
-  // Whether they are of a dtype, and a row's columns, and then the next row's, lie next to each other.
-  bool are(at::ScalarType dtype, int64_t columns) const {
+  // Whether a row is a dense [D, columns] of this dtype.
+  bool is_dense_of(at::ScalarType dtype, int64_t columns) const {
     return dtype_ == dtype && columns_ == columns && (columns == 1 || column_ == 1) && channel_ == columns;
   }
 
@@ -131,16 +128,15 @@ class Columns {
   int64_t item_size_, columns_, row_, channel_, column_;
 };
 
-// The numbers of the runs [B, T] (seq_idx).
-struct Runs {
+// seq_idx [B, T]; undefined where there is none.
+struct Segments {
   Tensor numbers;
 
-  explicit Runs(const optional<Tensor>& seq_idx) {
+  explicit Segments(const optional<Tensor>& seq_idx) {
     if (seq_idx.has_value()) numbers = seq_idx->to(at::kLong).contiguous();
   }
 
-  // Whether token t has a run, and which tokens before it are of the same one.
-  bool has_run(int64_t batch, int64_t t) const { return row(batch)[t] >= 0; }
+  bool has_segment(int64_t batch, int64_t t) const { return row(batch)[t] >= 0; }
   bool are_together(int64_t batch, int64_t t, int64_t before) const {
     return before >= 0 && row(batch)[before] == row(batch)[t];
   }
@@ -149,8 +145,8 @@ struct Runs {
   const int64_t* row(int64_t batch) const { return numbers.const_data_ptr<int64_t>() + batch * numbers.size(1); }
 };
 
-// x itself, or a copy of one whose elements lie next to each other neither along D nor along T.
-Tensor in_rows_or_columns(const Tensor& x) {
+// x, or a copy where it is dense neither along D nor along T.
+Tensor as_dense_rows_or_columns(const Tensor& x) {
   const bool in_rows = x.size(2) <= 1 || x.stride(2) == 1, in_columns = x.size(1) <= 1 || x.stride(1) == 1;
   return in_rows || in_columns ? x : x.contiguous();
 }
@@ -171,38 +167,41 @@ struct Elements {
   }
 };
 
-struct Convolution {
-  ConvolutionShape shape;
-  Tensor x, y;
+// One call. Channels are independent of each other, and so are sequences: a work item is some channels of one sequence.
+struct Call {
+  const CausalConvolution<int64_t>& op;
+  Tensor x;
   Elements in, out;
   Columns columns;  // of x
   optional<Columns> state, new_state;
   std::vector<cpu::Slot> slots;
   Columns weight;  // [1, D, W]
   optional<Columns> bias;
-  Runs runs;
+  Segments segments;
 
-  bool is_turned() const { return in.channel_stride != 1; }
-  cpu::Convolve kernel(bool staged) const { return cpu::convolve_kernel(x.scalar_type(), staged, shape.W, shape.silu); }
+  bool is_channel_first() const { return in.channel_stride != 1; }
+  cpu::Convolve kernel(bool from_f32) const {
+    return cpu::convolve_kernel(x.scalar_type(), from_f32, op.W, op.has_silu());
+  }
 
-  void load_filter(Piece& work_item, int64_t channel, int64_t count) const {
-    weight.read_all(0, channel, count, work_item.weight);
+  void load_filter(Scratch& scratch, int64_t channel, int64_t count) const {
+    weight.read_all(0, channel, count, scratch.weight);
     if (bias) {
-      bias->read(0, channel, 0, count, work_item.bias);
+      bias->read(0, channel, 0, count, scratch.bias);
     } else {
-      std::fill_n(work_item.bias, count, 0.0f);
+      std::fill_n(scratch.bias, count, 0.0f);
     }
   }
 
   // The state's last W - 1 columns, or zeros.
-  void load_before(Piece& work_item, const cpu::Slot& slot, bool has_state, int64_t channel, int64_t count) const {
-    const bool moves_whole = has_state && shape.S <= kFewColumns;
-    if (moves_whole) state->read_all(slot.index, channel, count, work_item.columns);
-    for (int64_t row = 0; row < shape.W - 1; ++row) {
-      float* before = work_item.before + row * kChannels;
-      const int64_t column = shape.S - (shape.W - 1) + row;
+  void load_before(Scratch& scratch, const cpu::Slot& slot, bool has_state, int64_t channel, int64_t count) const {
+    const bool moves_whole = has_state && op.S <= kFewColumns;
+    if (moves_whole) state->read_all(slot.index, channel, count, scratch.columns);
+    for (int64_t row = 0; row < op.W - 1; ++row) {
+      float* before = scratch.before + row * kChannels;
+      const int64_t column = op.S - (op.W - 1) + row;
       if (moves_whole) {
-        std::copy_n(work_item.columns + column * kChannels, count, before);
+        std::copy_n(scratch.columns + column * kChannels, count, before);
       } else if (has_state) {
         state->read(slot.index, channel, column, count, before);
       } else {
@@ -211,21 +210,21 @@ struct Convolution {
     }
   }
 
-  cpu::ConvolutionRows rows_of(Piece& work_item, int64_t count) const {
+  cpu::ConvolutionRows rows_of(Scratch& scratch, int64_t count) const {
     return {.in = nullptr,
             .in_stride = in.token_stride,
             .out = nullptr,
             .out_stride = out.token_stride,
             .tokens = 0,
             .channels = count,
-            .weight = work_item.weight,
-            .bias = work_item.bias,
-            .before = work_item.before};
+            .weight = scratch.weight,
+            .bias = scratch.bias,
+            .before = scratch.before};
   }
 
-  void convolve_rows(Piece& work_item, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+  void convolve_rows(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(false);
-    auto rows = rows_of(work_item, count);
+    auto rows = rows_of(scratch, count);
     for (int64_t t = sequence.first, last = t + sequence.length; t < last; t += rows.tokens) {
       rows.tokens = std::min(kTokens, last - t);
       rows.in = in.at(sequence.batch, t, channel);
@@ -234,52 +233,52 @@ struct Convolution {
     }
   }
 
-  // Tokens that lie next to each other are first transposed into rows.
-  void convolve_columns(Piece& work_item, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+  // Of channel-first x.
+  void convolve_columns(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
     const auto read_transposed = cpu::read_transposed_kernel(x.scalar_type());
-    auto rows = rows_of(work_item, count);
-    rows.in = work_item.rows;
+    auto rows = rows_of(scratch, count);
+    rows.in = scratch.rows;
     rows.in_stride = kTransposedChannels;
     for (int64_t t = sequence.first, last = t + sequence.length; t < last; t += rows.tokens) {
       rows.tokens = std::min(kTransposedTokens, last - t);
-      read_transposed(in.at(sequence.batch, t, channel), in.channel_stride, rows.tokens, count, work_item.rows);
+      read_transposed(in.at(sequence.batch, t, channel), in.channel_stride, rows.tokens, count, scratch.rows);
       rows.out = out.at(sequence.batch, t, channel);
       convolve(rows);
     }
   }
 
-  // One token at a time: of those before it, the ones of its own run; zeros for a token without a run.
-  void convolve_runs(Piece& work_item, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
+  // One token at a time: those before it in other segments are zeros, and so is the output without a segment.
+  void convolve_segments(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
-    auto rows = rows_of(work_item, count);
+    auto rows = rows_of(scratch, count);
     rows.tokens = 1;
-    rows.in = work_item.rows;
+    rows.in = scratch.rows;
     for (int64_t t = 0; t < sequence.length; ++t) {
       rows.out = out.at(sequence.batch, t, channel);
-      if (!runs.has_run(sequence.batch, t)) {
+      if (!segments.has_segment(sequence.batch, t)) {
         std::memset(rows.out, 0, count * out.size);
         continue;
       }
-      for (int64_t row = 0; row < shape.W - 1; ++row) {
-        const int64_t before = t - (shape.W - 1) + row;
-        if (runs.are_together(sequence.batch, t, before)) {
-          columns.read(sequence.batch, channel, before, count, work_item.before + row * kChannels);
+      for (int64_t row = 0; row < op.W - 1; ++row) {
+        const int64_t before = t - (op.W - 1) + row;
+        if (segments.are_together(sequence.batch, t, before)) {
+          columns.read(sequence.batch, channel, before, count, scratch.before + row * kChannels);
         } else {
-          std::fill_n(work_item.before + row * kChannels, count, 0.0f);
+          std::fill_n(scratch.before + row * kChannels, count, 0.0f);
         }
       }
-      columns.read(sequence.batch, channel, t, count, work_item.rows);
+      columns.read(sequence.batch, channel, t, count, scratch.rows);
       convolve(rows);
     }
   }
 
-  // Whether tokens are convolved one by one, in registers: all of one dtype, and dense.
-  bool takes_steps() const {
+  // Whether one token and its states go through registers alone: all of one dtype, and dense.
+  bool has_step_kernel() const {
     const auto dtype = x.scalar_type();
-    return shape.W == 4 && (shape.S == 3 || shape.S == 4) && !is_turned() && !runs.numbers.defined() &&
-           weight.are(dtype, 4) && (!bias || bias->are(dtype, 1)) && (!state || state->are(dtype, shape.S)) &&
-           new_state && new_state->are(dtype, shape.S);
+    return op.W == 4 && (op.S == 3 || op.S == 4) && !is_channel_first() && !segments.numbers.defined() &&
+           weight.is_dense_of(dtype, 4) && (!bias || bias->is_dense_of(dtype, 1)) &&
+           (!state || state->is_dense_of(dtype, op.S)) && new_state && new_state->is_dense_of(dtype, op.S);
   }
 
   void step(const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel, int64_t count) const {
@@ -290,22 +289,23 @@ struct Convolution {
                                     .after = new_state->at(slot.index, channel),
                                     .y = out.at(sequence.batch, sequence.first, channel),
                                     .channels = count};
-    cpu::convolve_step_kernel(x.scalar_type(), shape.S, shape.silu)(step);
+    cpu::convolve_step_kernel(x.scalar_type(), op.S, op.has_silu())(step);
   }
 
   // Channels channel .. channel + count of one sequence.
-  void run(Piece& work_item, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel, int64_t count) const {
+  void run(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel,
+           int64_t count) const {
     const bool has_state = state.has_value() && slot.has_state;
-    load_filter(work_item, channel, count);
-    load_before(work_item, slot, has_state, channel, count);
-    if (runs.numbers.defined()) {
-      convolve_runs(work_item, sequence, channel, count);
-    } else if (is_turned()) {
-      convolve_columns(work_item, sequence, channel, count);
+    load_filter(scratch, channel, count);
+    load_before(scratch, slot, has_state, channel, count);
+    if (segments.numbers.defined()) {
+      convolve_segments(scratch, sequence, channel, count);
+    } else if (is_channel_first()) {
+      convolve_columns(scratch, sequence, channel, count);
     } else {
-      convolve_rows(work_item, sequence, channel, count);
+      convolve_rows(scratch, sequence, channel, count);
     }
-    if (new_state) write_state(work_item, sequence, slot, has_state, channel, count);
+    if (new_state) write_state(scratch, sequence, slot, has_state, channel, count);
   }
 
   void write_zeros(const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
@@ -314,13 +314,13 @@ struct Convolution {
     }
   }
 
-  // The last S of the columns before and the tokens. From left to right, so that it may lie where the state before lay.
-  void write_state(Piece& work_item, const cpu::Sequence& sequence, const cpu::Slot& slot, bool has_state, int64_t channel,
-                   int64_t count) const {
-    const bool moves_whole = shape.S <= kFewColumns;
-    for (int64_t column = 0; column < shape.S; ++column) {
-      const int64_t position = sequence.length - shape.S + column;
-      float* values = moves_whole ? work_item.columns + column * kChannels : work_item.rows;
+  // From left to right, so that it may overwrite the state before.
+  void write_state(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, bool has_state,
+                   int64_t channel, int64_t count) const {
+    const bool moves_whole = op.S <= kFewColumns;
+    for (int64_t column = 0; column < op.S; ++column) {
+      const int64_t position = sequence.length - op.S + column;
+      float* values = moves_whole ? scratch.columns + column * kChannels : scratch.rows;
       if (position >= 0) {
         columns.read(sequence.batch, channel, sequence.first + position, count, values);
       } else if (!has_state) {
@@ -328,89 +328,73 @@ struct Convolution {
       } else if (moves_whole) {
         if (sequence.length > 0) std::copy_n(values + sequence.length * kChannels, count, values);
       } else {
-        state->read(slot.index, channel, shape.S + position, count, values);
+        state->read(slot.index, channel, op.S + position, count, values);
       }
       if (!moves_whole) new_state->write(slot.index, channel, column, count, values);
     }
-    if (moves_whole) new_state->write_all(slot.index, channel, count, work_item.columns);
+    if (moves_whole) new_state->write_all(slot.index, channel, count, scratch.columns);
   }
 
-  void run_all(const std::vector<cpu::Sequence>& sequences) const {
-    const int64_t at_once = is_turned() ? kTransposedChannels : kChannels, work_items = ceil_div(shape.D, at_once);
-    const int64_t tokens = ceil_div(shape.sequence.B * shape.sequence.T, std::max<int64_t>(1, shape.sequence.N));
-    const int64_t at_least = 32768 / (at_once * std::max<int64_t>(1, tokens)) + 1;
-    const bool steps = takes_steps();
-    at::parallel_for(0, shape.sequence.N * work_items, at_least, [&](int64_t begin, int64_t end) {
-      const auto work_item = std::make_unique_for_overwrite<Piece>();
-      for (int64_t work = begin; work < end; ++work) {
-        const int64_t n = work / work_items, channel = work % work_items * at_once;
-        const int64_t count = std::min(at_once, shape.D - channel);
-        if (slots[n].index >= 0 && steps && sequences[n].length == 1) {
-          step(sequences[n], slots[n], channel, count);
-        } else if (slots[n].index >= 0) {
-          run(*work_item, sequences[n], slots[n], channel, count);
-        } else {
+  void run_all() const {
+    const auto& [B, T, N] = std::tie(op.shape.B, op.shape.T, op.shape.N);
+    const auto sequences = cpu::sequences_of(op.shape, op.cu_seqlens);
+    const int64_t channels = is_channel_first() ? kTransposedChannels : kChannels, groups = ceil_div(op.D, channels);
+    const int64_t tokens = ceil_div(B * T, std::max<int64_t>(1, N));
+    const int64_t at_least = 32768 / (channels * std::max<int64_t>(1, tokens)) + 1;
+    const bool has_steps = has_step_kernel();
+    at::parallel_for(0, N * groups, at_least, [&](int64_t begin, int64_t end) {
+      const auto scratch = std::make_unique_for_overwrite<Scratch>();
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t n = item / groups, channel = item % groups * channels;
+        const int64_t count = std::min(channels, op.D - channel);
+        if (slots[n].index < 0) {
           write_zeros(sequences[n], channel, count);
+        } else if (has_steps && sequences[n].length == 1) {
+          step(sequences[n], slots[n], channel, count);
+        } else {
+          run(*scratch, sequences[n], slots[n], channel, count);
         }
       }
     });
   }
 };
 
-Convolution convolution_of(const ConvolutionShape& shape, const Tensor& x_any, const Tensor& weight,
-                           const optional<Tensor>& bias, const optional<Tensor>& seq_idx) {
-  const Tensor x = in_rows_or_columns(x_any);
-  const Tensor y = cpu::empty_output({shape.sequence.B, shape.sequence.T, shape.D}, x.options());
-  return {.shape = shape,
+Call call_of(const CausalConvolution<int64_t>& op, const optional<Tensor>& seq_idx, const StatePool& pool,
+             const Tensor& y) {
+  const Tensor x = as_dense_rows_or_columns(op.x);
+  return {.op = op,
           .x = x,
-          .y = y,
           .in = Elements(x),
           .out = Elements(y),
           .columns = Columns(x.transpose(1, 2)),
           .state = {},
           .new_state = {},
-          .slots = {},
-          .weight = Columns(weight.unsqueeze(0)),
-          .bias = bias.has_value() ? optional(Columns(bias->unsqueeze(0).unsqueeze(2))) : std::nullopt,
-          .runs = Runs(seq_idx)};
+          .slots = cpu::slots_of(op.shape.N, pool),
+          .weight = Columns(op.weight.unsqueeze(0)),
+          .bias = op.bias.has_value() ? optional(Columns(op.bias->unsqueeze(0).unsqueeze(2))) : std::nullopt,
+          .segments = Segments(seq_idx)};
 }
 
-std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias,
-                                         const optional<Tensor>& initial_state, bool output_final_state,
-                                         optional<int64_t> state_width, optional<c10::string_view> activation,
-                                         const optional<Tensor>& cu_seqlens, const optional<Tensor>& seq_idx) {
-  const auto shape = check_causal_conv1d(x, weight, bias, initial_state, output_final_state, state_width, activation,
-                                         cu_seqlens, seq_idx);
-  auto convolution = convolution_of(shape, x, weight, bias, seq_idx);
-  const auto options = (initial_state.has_value() ? *initial_state : x).options();
-  const Tensor final_state =
-      output_final_state ? at::empty({shape.sequence.N, shape.D, shape.S}, options) : at::empty({0}, options);
-  if (initial_state.has_value()) convolution.state.emplace(*initial_state);
-  if (output_final_state) convolution.new_state.emplace(final_state);
-  convolution.slots = cpu::slots_of(shape.sequence.N, std::nullopt, std::nullopt, -1);
-  convolution.run_all(cpu::sequences_of(shape.sequence, cu_seqlens));
-  return {convolution.y, final_state};
+void causal_conv1d(const CausalConv1d<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [y, final_state] = outputs;
+  Call call = call_of(op, op.seq_idx, {}, y);
+  if (op.initial_state.has_value()) call.state.emplace(*op.initial_state);
+  if (op.output_final_state) call.new_state.emplace(final_state);
+  call.run_all();
 }
 
-Tensor causal_conv1d_update_(const Tensor& x, const Tensor& weight, const Tensor& state_pool,
-                             const optional<Tensor>& state_indices, const optional<Tensor>& has_initial_state,
-                             int64_t null_index, const optional<Tensor>& bias, optional<c10::string_view> activation,
-                             const optional<Tensor>& cu_seqlens) {
-  const auto shape = check_causal_conv1d_update_(x, weight, state_pool, state_indices, has_initial_state, null_index,
-                                                 bias, activation, cu_seqlens);
-  auto convolution = convolution_of(shape, x, weight, bias, std::nullopt);
-  convolution.state.emplace(state_pool);
-  convolution.new_state.emplace(state_pool);
-  convolution.slots = cpu::slots_of(shape.sequence.N, state_indices, has_initial_state, null_index);
-  convolution.run_all(cpu::sequences_of(shape.sequence, cu_seqlens));
-  return convolution.y;
+void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& y) {
+  Call call = call_of(op, std::nullopt, op.pool, y);
+  call.state.emplace(op.pool.states);
+  call.new_state.emplace(op.pool.states);
+  call.run_all();
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  m.impl("causal_conv1d", &causal_conv1d);
-  m.impl("causal_conv1d_update_", &causal_conv1d_update_);
+  cpu::implement<CausalConv1d, &causal_conv1d>(m);
+  cpu::implement<CausalConv1dUpdate, &causal_conv1d_update_>(m);
 }
 
 }  // namespace torch_gdn

@@ -1,5 +1,5 @@
-// The causal convolution for one instruction set. kLanes channels go over all tokens of a work_item; the last W tokens and
-// the weights stay in registers, so that an element is read and written once.
+// The causal convolution for one ISA. kLanes channels go over all tokens; the last W tokens and the weights stay in
+// registers, so that an element is read and written once.
 
 template <typename In, typename Out, int W, bool kSilu>
 TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channel, int64_t count) {
@@ -42,12 +42,12 @@ Convolve convolve_of(int64_t W, bool silu) {
   return silu ? &convolve<In, Out, 2, true> : &convolve<In, Out, 2, false>;
 }
 
-Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu) {
+Convolve convolve_kernel(at::ScalarType dtype, bool from_f32, int64_t W, bool silu) {
   if (dtype == at::kFloat) return convolve_of<float, float>(W, silu);
   if (dtype == at::kHalf) {
-    return staged ? convolve_of<float, c10::Half>(W, silu) : convolve_of<c10::Half, c10::Half>(W, silu);
+    return from_f32 ? convolve_of<float, c10::Half>(W, silu) : convolve_of<c10::Half, c10::Half>(W, silu);
   }
-  return staged ? convolve_of<float, c10::BFloat16>(W, silu) : convolve_of<c10::BFloat16, c10::BFloat16>(W, silu);
+  return from_f32 ? convolve_of<float, c10::BFloat16>(W, silu) : convolve_of<c10::BFloat16, c10::BFloat16>(W, silu);
 }
 
 TORCH_GDN_INLINE int64_t lanes_of(int64_t left) { return left > kLanes ? kLanes : left > 0 ? left : 0; }
@@ -102,33 +102,33 @@ void convolve_step(const ConvolutionStep& step) {
 }
 
 template <typename Element>
-ConvolveStep beta_of(int64_t S, bool silu) {
+ConvolveStep step_kernel_of(int64_t S, bool silu) {
   if (S == 4) return silu ? &convolve_step<Element, 4, 4, true> : &convolve_step<Element, 4, 4, false>;
   return silu ? &convolve_step<Element, 4, 3, true> : &convolve_step<Element, 4, 3, false>;
 }
 
 ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu) {
-  if (dtype == at::kFloat) return beta_of<float>(S, silu);
-  return dtype == at::kHalf ? beta_of<c10::Half>(S, silu) : beta_of<c10::BFloat16>(S, silu);
+  if (dtype == at::kFloat) return step_kernel_of<float>(S, silu);
+  return dtype == at::kHalf ? step_kernel_of<c10::Half>(S, silu) : step_kernel_of<c10::BFloat16>(S, silu);
 }
 
-// Squares of kLanes channels and tokens, transposed in registers.
+// Squares of kLanes channels and tokens are transposed in registers.
 template <typename Element>
 void read_transposed(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out) {
   const auto* from = static_cast<const Element*>(in);
   for (int64_t channel = 0; channel < channels; channel += kLanes) {
-    const int64_t beside = channels - channel < kLanes ? channels - channel : kLanes;
+    const int64_t width = channels - channel < kLanes ? channels - channel : kLanes;
     for (int64_t t = 0; t < tokens; t += kLanes) {
-      const int64_t after = tokens - t < kLanes ? tokens - t : kLanes;
+      const int64_t height = tokens - t < kLanes ? tokens - t : kLanes;
       Floats square[kLanes] = {};
-      if (beside == kLanes && after == kLanes) {
+      if (width == kLanes && height == kLanes) {
 #pragma GCC unroll 16
         for (int64_t i = 0; i < kLanes; ++i) square[i] = load(from + (channel + i) * stride + t);
       } else {
-        for (int64_t i = 0; i < beside; ++i) square[i] = load(from + (channel + i) * stride + t, after);
+        for (int64_t i = 0; i < width; ++i) square[i] = load(from + (channel + i) * stride + t, height);
       }
       turn<kLaneBits>(square);
-      for (int64_t i = 0; i < after; ++i) store(out + (t + i) * kTransposedChannels + channel, square[i]);
+      for (int64_t i = 0; i < height; ++i) store(out + (t + i) * kTransposedChannels + channel, square[i]);
     }
   }
 }

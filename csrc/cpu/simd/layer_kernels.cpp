@@ -50,16 +50,14 @@ const Isa kIsa = best_isa();
 }  // namespace
 
 #if TORCH_GDN_HAS_X86_ISAS
-#define TORCH_GDN_CHOOSE(kernel)                            \
-  (kIsa >= Isa::kAvx512 ? modules_avx512::kernel \
-   : kIsa == Isa::kAvx2 ? modules_avx2::kernel   \
-                                   : modules_baseline::kernel)
+#define TORCH_GDN_CHOOSE(kernel) \
+  (kIsa >= Isa::kAvx512 ? modules_avx512::kernel : kIsa == Isa::kAvx2 ? modules_avx2::kernel : modules_baseline::kernel)
 #else
 #define TORCH_GDN_CHOOSE(kernel) modules_baseline::kernel
 #endif
 
-Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu) {
-  return TORCH_GDN_CHOOSE(convolve_kernel)(dtype, staged, W, silu);
+Convolve convolve_kernel(at::ScalarType dtype, bool from_f32, int64_t W, bool silu) {
+  return TORCH_GDN_CHOOSE(convolve_kernel)(dtype, from_f32, W, silu);
 }
 
 ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu) {

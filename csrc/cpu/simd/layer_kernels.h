@@ -1,5 +1,4 @@
-// The inner loops of the ops beside the delta rule, on raw memory, as compiled for this machine's instruction set
-// (sets/, module_kernels.cpp).
+// The inner loops of the layers' ops and of AURA, on raw memory, in the best ISA variant that this machine runs.
 #pragma once
 #include <c10/core/ScalarType.h>
 
@@ -7,12 +6,12 @@
 
 namespace torch_gdn::cpu {
 
-constexpr int64_t kChannels = 512;        // of a work_item of a convolution: rows of weights and history are so long
-constexpr int64_t kTransposedChannels = 128;  // of a work_item whose tokens lie next to each other in memory
-constexpr int64_t kTransposedTokens = 64;     // that are transposed at once: with as many channels 32 KB
+constexpr int64_t kChannels = 512;            // of a convolution's work item, and a row of its weights and history
+constexpr int64_t kTransposedChannels = 128;  // of a work item of channel-first x
+constexpr int64_t kTransposedTokens = 64;     // transposed at once: 32 KB with 128 channels
 constexpr int64_t kLargestW = 4;
 
-// Some tokens of a work_item. Strides are elements from token to token.
+// Some tokens and channels. Strides are elements from token to token.
 struct ConvolutionRows {
   const void* in;
   int64_t in_stride;
@@ -24,7 +23,7 @@ struct ConvolutionRows {
 };
 using Convolve = void (*)(const ConvolutionRows&);
 
-// One token of some channels, everything of one dtype; W is 4. The state's columns move on by one, in registers.
+// One token of some channels, all tensors dense and of one dtype, W = 4. The state moves on by one column in registers.
 struct ConvolutionStep {
   const void *x, *weight, *bias;  // [channels], [channels, 4], [channels] or nullptr
   const void* before;             // [channels, S], or nullptr: zeros
@@ -33,14 +32,14 @@ struct ConvolutionStep {
 };
 using ConvolveStep = void (*)(const ConvolutionStep&);
 
-// Channels whose tokens lie next to each other, `stride` elements from channel to channel, as rows of kTransposedChannels.
+// Channel-first x, `stride` elements from channel to channel, as rows of kTransposedChannels floats.
 using ReadTransposed = void (*)(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out);
 
-// Rows of x, as many of the gate and of the output.
+// Rows of x, of the gate and of the output.
 struct NormRows {
   const void *x, *gate;
   void* out;
-  int64_t x_stride, gate_stride;  // elements from row to row; those of `out` follow each other
+  int64_t x_stride, gate_stride;  // elements from row to row; `out` is contiguous
   int64_t rows, D;
   const float* weight;  // [D], or nullptr: ones
   float eps;
@@ -48,8 +47,8 @@ struct NormRows {
 };
 using NormaliseRows = void (*)(const NormRows&);
 
-// From rows of x, or (staged) of floats, to rows of x's dtype.
-Convolve convolve_kernel(at::ScalarType dtype, bool staged, int64_t W, bool silu);
+// From rows of x, or of floats, to rows of x's dtype.
+Convolve convolve_kernel(at::ScalarType dtype, bool from_f32, int64_t W, bool silu);
 // S is 3 or 4.
 ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu);
 ReadTransposed read_transposed_kernel(at::ScalarType dtype);

@@ -1,5 +1,4 @@
-// The gated norm for one instruction set: a row is read twice, for its sum of squares and for its values, the second
-// time from the cache next to the core.
+// The gated norm for one ISA. A row is read twice, for its sum of squares and for its values; the second time from L1.
 
 template <typename Element, typename Gate>
 TORCH_GDN_INLINE void gate_lanes(const NormRows& rows, const Element* x, const Gate* gate, Element* out, int64_t first,

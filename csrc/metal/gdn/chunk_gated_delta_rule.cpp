@@ -8,6 +8,7 @@
 
 #include "metal/gdn/launches.h"
 #include "metal/implement.h"
+#include "metal/layers/l2norm.h"
 #include "metal/prefill.h"
 
 namespace torch_gdn {

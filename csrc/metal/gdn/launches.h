@@ -101,6 +101,4 @@ struct ChunkFwdOCall {
 };
 Launch launch_chunk_fwd_o(const ChunkFwdOCall& call);
 
-Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y);  // x: [B, T, H, D]
-
 }  // namespace torch_gdn

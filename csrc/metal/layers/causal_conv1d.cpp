@@ -1,25 +1,24 @@
 #include "ops/layers/causal_conv1d.h"
 
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
+#include "metal/implement.h"
 #include "metal/slots.h"
+#include "shaders/layers/causal_conv1d.h"
+#include "shaders/layers/causal_conv1d_channel_first.h"
 
 namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kThreads = 128;
-// Sequences up to this length are convolved by the kernel that writes the state too: one dispatch for decoding and for
-// the few tokens of a speculative step. Longer ones are spread over more threadgroups.
+// Up to so many tokens, as in decoding and speculation, one kernel convolves and writes the state: one dispatch. More
+// are spread over more threadgroups.
 constexpr int64_t kFewTokens = 16;
 
 // One call as its kernels see it. Absent tensors are undefined.
 struct Call {
-  ConvolutionShape shape;
-  Tensor x, weight, bias, seq_idx;
+  const CausalConvolution<int64_t>& op;
+  Tensor bias, seq_idx;
   optional<Tensor> cu_seqlens;
-  Tensor state, new_state;  // before the first tokens, and behind the last
+  Tensor state, new_state;  // before the first token and after the last
   Slots slots;
   Tensor y;
 };
@@ -27,24 +26,29 @@ struct Call {
 ColumnStrides column_strides(const Tensor& state) { return {state.stride(0), state.stride(1), state.stride(2)}; }
 
 // Rows of 4 elements that can be moved at once.
-bool is_in_fours(const Tensor& x) {
+bool has_vector_rows(const Tensor& x) {
   return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && vector_width({x}) == "4";
 }
 
-ConvolutionParameters parameters_of(const Call& call) {
+// `tokens`: of a threadgroup; 0 where it takes a whole sequence.
+ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
+  const auto& op = call.op;
+  auto shape = op.shape;
+  if (tokens > 0) shape.NT = ceil_div(shape.T, tokens) + (shape.packed ? shape.N : 0);
   ConvolutionParameters parameters{};
-  parameters.sequence = sequence_parameters(call.shape.sequence);
+  parameters.sequence = sequence_parameters(shape);
   parameters.slots = call.slots.parameters;
-  parameters.x = row_strides(call.x);
-  parameters.weight_channel = call.weight.stride(0);
-  parameters.weight_tap = call.weight.stride(1);
-  parameters.channels = int32_t(call.shape.D);
-  parameters.columns = int32_t(call.shape.S);
+  parameters.x = row_strides(op.x);
+  parameters.weight_channel = op.weight.stride(0);
+  parameters.weight_tap = op.weight.stride(1);
+  parameters.channels = int32_t(op.D);
+  parameters.columns = int32_t(op.S);
   parameters.has_bias = call.bias.defined();
-  parameters.has_silu = call.shape.silu;
+  parameters.has_silu = op.has_silu();
   parameters.has_state = call.state.defined();
-  parameters.has_tap_vectors = is_in_fours(call.weight);
-  parameters.has_column_vectors = is_in_fours(call.new_state) && (!call.state.defined() || is_in_fours(call.state));
+  parameters.has_tap_vectors = has_vector_rows(op.weight);
+  parameters.has_column_vectors =
+      has_vector_rows(call.new_state) && (!call.state.defined() || has_vector_rows(call.state));
   if (call.state.defined()) parameters.state = column_strides(call.state);
   if (call.new_state.defined()) parameters.new_state = column_strides(call.new_state);
   if (call.seq_idx.defined()) {
@@ -56,38 +60,37 @@ ConvolutionParameters parameters_of(const Call& call) {
 }
 
 Tensor or_weight(const Tensor& tensor, const Call& call) {
-  return or_dummy(tensor.defined() ? optional(tensor) : std::nullopt, call.weight);
+  return or_dummy(tensor.defined() ? optional(tensor) : std::nullopt, call.op.weight);
 }
+
+Tensor or_weight(const optional<Tensor>& tensor, const Call& call) { return or_dummy(tensor, call.op.weight); }
 
 // Of the states, or of x where there are none.
 std::string state_type(const Call& call) {
   const Tensor& state = call.new_state.defined() ? call.new_state : call.state;
-  return metal_type((state.defined() ? state : call.x).scalar_type());
+  return metal_type((state.defined() ? state : call.op.x).scalar_type());
 }
 
-// 4 channels at once where they lie next to each other, from a multiple of 4 on.
-std::string channel_vector_width(const Call& call) {
-  const bool neighbours = call.x.stride(2) == 1 && call.shape.D % 4 == 0;
-  return neighbours ? vector_width({call.x}) : "1";
-}
-
+// The template arguments that the three kernels that convolve have in common.
 std::vector<std::string> arguments_of(const Call& call) {
-  return {metal_type(call.x.scalar_type()), metal_type(call.weight.scalar_type()), state_type(call),
-          std::to_string(call.shape.W), channel_vector_width(call)};
+  return {metal_type(call.op.x.scalar_type()), metal_type(call.op.weight.scalar_type()), state_type(call),
+          std::to_string(call.op.W)};
 }
 
-size_t channel_groups(const Call& call, const std::string& packet) {
-  return size_t(ceil_div(call.shape.D, kThreads * std::stoi(packet)));
+// 4 channels at once where they are neighbours, from a multiple of 4 on.
+std::string channel_vector_width(const Call& call) {
+  const bool neighbours = call.op.x.stride(2) == 1 && call.op.D % 4 == 0;
+  return neighbours ? vector_width({call.op.x}) : "1";
 }
 
 std::vector<Binding> convolution_bindings(const Call& call, const ConvolutionParameters& parameters) {
-  return {call.x,
-          call.weight,
+  return {call.op.x,
+          call.op.weight,
           or_weight(call.bias, call),
           or_weight(call.state, call),
-          or_dummy(call.slots.indices, call.weight),
-          or_dummy(call.slots.flags, call.weight),
-          or_dummy(call.cu_seqlens, call.weight),
+          or_weight(call.slots.indices, call),
+          or_weight(call.slots.flags, call),
+          or_weight(call.cu_seqlens, call),
           or_weight(call.seq_idx, call),
           call.y,
           Binding::error_log(),
@@ -95,120 +98,107 @@ std::vector<Binding> convolution_bindings(const Call& call, const ConvolutionPar
 }
 
 Launch launch_causal_conv1d(const Call& call) {
-  const auto arguments = arguments_of(call);
-  const auto& s = call.shape.sequence;
+  const auto parameters = parameters_of(call, kConvolutionTokens);
+  const auto width = channel_vector_width(call);
+  auto arguments = arguments_of(call);
+  arguments.push_back(width);
   return {"causal_conv1d",
           "layers/causal_conv1d.metal",
           arguments,
-          convolution_bindings(call, parameters_of(call)),
-          {channel_groups(call, arguments.back()), size_t(s.NT), size_t(s.B)},
-          kThreads};
+          convolution_bindings(call, parameters),
+          {size_t(ceil_div(call.op.D, kConvolutionThreads * std::stoi(width))), size_t(parameters.sequence.chunks),
+           size_t(call.op.shape.B)},
+          kConvolutionThreads};
 }
 
 // The tokens of a channel are neighbours.
 bool is_channel_first(const Tensor& x) { return x.stride(1) == 1 && x.stride(2) != 1; }
 
 Launch launch_causal_conv1d_channel_first(const Call& call) {
-  constexpr int64_t kTokens = 64, kChannels = 32;  // of a threadgroup
-  const auto& s = call.shape.sequence;
-  auto parameters = parameters_of(call);
-  parameters.sequence.chunks = int32_t(ceil_div(s.T, kTokens) + (s.packed ? s.N : 0));
-  auto arguments = arguments_of(call);
-  arguments.pop_back();
-  return {"causal_conv1d_channel_first",
-          "layers/causal_conv1d_channel_first.metal",
-          arguments,
-          convolution_bindings(call, parameters),
-          {size_t(ceil_div(call.shape.D, kChannels)), size_t(parameters.sequence.chunks), size_t(s.B)},
-          kThreads};
+  const auto parameters = parameters_of(call, kChannelFirstTokens);
+  return {
+      "causal_conv1d_channel_first",
+      "layers/causal_conv1d_channel_first.metal",
+      arguments_of(call),
+      convolution_bindings(call, parameters),
+      {size_t(ceil_div(call.op.D, kChannelFirstChannels)), size_t(parameters.sequence.chunks), size_t(call.op.shape.B)},
+      kConvolutionThreads};
+}
+
+// Of the kernels that take whole sequences, a channel a thread.
+std::array<size_t, 3> sequence_threadgroups(const Call& call) {
+  return {size_t(ceil_div(call.op.D, kConvolutionThreads)), 1, size_t(call.op.shape.N)};
 }
 
 Launch launch_causal_conv1d_update(const Call& call) {
-  auto arguments = arguments_of(call);
-  arguments.pop_back();  // one channel a thread
   return {"causal_conv1d_update",
           "layers/causal_conv1d_update.metal",
-          arguments,
-          {call.x, call.weight, or_weight(call.bias, call), or_weight(call.state, call),
-           or_dummy(call.slots.indices, call.weight), or_dummy(call.slots.flags, call.weight),
-           or_dummy(call.cu_seqlens, call.weight), call.y, call.new_state, Binding::error_log(),
-           Binding::values(parameters_of(call))},
-          {channel_groups(call, "1"), 1, size_t(call.shape.sequence.N)},
-          kThreads};
+          arguments_of(call),
+          {call.op.x, call.op.weight, or_weight(call.bias, call), or_weight(call.state, call),
+           or_weight(call.slots.indices, call), or_weight(call.slots.flags, call), or_weight(call.cu_seqlens, call),
+           call.y, call.new_state, Binding::error_log(), Binding::values(parameters_of(call, 0))},
+          sequence_threadgroups(call),
+          kConvolutionThreads};
 }
 
 Launch launch_causal_conv1d_state(const Call& call) {
   return {"causal_conv1d_state",
           "layers/causal_conv1d_state.metal",
-          {metal_type(call.x.scalar_type()), state_type(call)},
-          {or_weight(call.x.numel() > 0 ? call.x : Tensor(), call), or_weight(call.state, call),
-           or_dummy(call.slots.indices, call.weight), or_dummy(call.slots.flags, call.weight),
-           or_dummy(call.cu_seqlens, call.weight), call.new_state, Binding::error_log(),
-           Binding::values(parameters_of(call))},
-          {channel_groups(call, "1"), 1, size_t(call.shape.sequence.N)},
-          kThreads};
+          {metal_type(call.op.x.scalar_type()), state_type(call)},
+          {or_weight(call.op.x.numel() > 0 ? call.op.x : Tensor(), call), or_weight(call.state, call),
+           or_weight(call.slots.indices, call), or_weight(call.slots.flags, call), or_weight(call.cu_seqlens, call),
+           call.new_state, Binding::error_log(), Binding::values(parameters_of(call, 0))},
+          sequence_threadgroups(call),
+          kConvolutionThreads};
 }
 
-void run(const Call& call) {
-  const int64_t tokens = call.shape.sequence.T;
+void launch(const Call& call) {
+  const int64_t tokens = call.op.shape.T;
   std::vector<Launch> launches;
   if (call.new_state.defined() && tokens > 0 && tokens <= kFewTokens) {
     launches = {launch_causal_conv1d_update(call)};
   } else {
     if (tokens > 0) {
-      launches.push_back(is_channel_first(call.x) ? launch_causal_conv1d_channel_first(call)
-                                                  : launch_causal_conv1d(call));
+      launches.push_back(is_channel_first(call.op.x) ? launch_causal_conv1d_channel_first(call)
+                                                     : launch_causal_conv1d(call));
     }
     if (call.new_state.defined()) launches.push_back(launch_causal_conv1d_state(call));
   }
   launcher().run(launches);
 }
 
-Call call_of(const ConvolutionShape& shape, const Tensor& x, const Tensor& weight, const optional<Tensor>& bias,
-             const optional<Tensor>& cu_seqlens) {
-  Call call;
-  call.shape = shape;
-  call.x = x;
-  call.weight = weight;
-  if (bias.has_value()) call.bias = bias->contiguous();
-  call.cu_seqlens = cu_seqlens_on(x.device(), cu_seqlens);
-  call.y = at::empty({shape.sequence.B, shape.sequence.T, shape.D}, x.options());
-  return call;
+Call call_of(const CausalConvolution<int64_t>& op, const Tensor& y) {
+  return {.op = op,
+          .bias = op.bias.has_value() ? op.bias->contiguous() : Tensor(),
+          .seq_idx = {},
+          .cu_seqlens = cu_seqlens_on(op.x.device(), op.cu_seqlens),
+          .state = {},
+          .new_state = {},
+          .slots = {},
+          .y = y};
 }
 
-std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias,
-                                         const optional<Tensor>& initial_state, bool output_final_state,
-                                         optional<int64_t> state_width, optional<c10::string_view> activation,
-                                         const optional<Tensor>& cu_seqlens, const optional<Tensor>& seq_idx) {
-  const auto shape = check_causal_conv1d(x, weight, bias, initial_state, output_final_state, state_width, activation,
-                                         cu_seqlens, seq_idx);
-  Call call = call_of(shape, x, weight, bias, cu_seqlens);
-  call.seq_idx = seq_idx.value_or(Tensor());
-  call.state = initial_state.value_or(Tensor());
-  const auto options = (initial_state.has_value() ? *initial_state : x).options();
-  if (output_final_state) call.new_state = at::empty({shape.sequence.N, shape.D, shape.S}, options);
-  run(call);
-  return {call.y, output_final_state ? call.new_state : at::empty({0}, options)};
+void causal_conv1d(const CausalConv1d<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [y, final_state] = outputs;
+  Call call = call_of(op, y);
+  call.seq_idx = op.seq_idx.value_or(Tensor());
+  call.state = op.initial_state.value_or(Tensor());
+  if (op.output_final_state) call.new_state = final_state;
+  launch(call);
 }
 
-Tensor causal_conv1d_update_(const Tensor& x, const Tensor& weight, const Tensor& state_pool,
-                             const optional<Tensor>& state_indices, const optional<Tensor>& has_initial_state,
-                             int64_t null_index, const optional<Tensor>& bias, optional<c10::string_view> activation,
-                             const optional<Tensor>& cu_seqlens) {
-  const auto shape = check_causal_conv1d_update_(x, weight, state_pool, state_indices, has_initial_state, null_index,
-                                                 bias, activation, cu_seqlens);
-  Call call = call_of(shape, x, weight, bias, cu_seqlens);
-  call.state = call.new_state = state_pool;
-  call.slots = slots_on(x.device(), state_pool, state_indices, has_initial_state, null_index);
-  run(call);
-  return call.y;
+void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& y) {
+  Call call = call_of(op, y);
+  call.state = call.new_state = op.pool.states;
+  call.slots = slots_on(op.x.device(), op.pool);
+  launch(call);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gdn, MPS, m) {
-  m.impl("causal_conv1d", causal_conv1d);
-  m.impl("causal_conv1d_update_", causal_conv1d_update_);
+  metal::implement<CausalConv1d, &causal_conv1d>(m);
+  metal::implement<CausalConv1dUpdate, &causal_conv1d_update_>(m);
 }
 
 }  // namespace torch_gdn

@@ -1,9 +1,8 @@
 #include "ops/layers/gdn_gating.h"
 
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include "metal/gates.h"
+#include "metal/implement.h"
+#include "shaders/layers/gdn_gating.h"
 
 namespace torch_gdn {
 
@@ -11,40 +10,37 @@ namespace {
 
 constexpr int64_t kThreads = 256;
 
-// As [B, T, HV], with whatever strides it has; with more dimensions than these contiguous.
-Tensor three_dimensions(const Tensor& x) {
+// As [B, T, HV] with any strides; contiguous where it has more dimensions.
+Tensor as_tokens(const Tensor& x) {
   if (x.dim() > 3) return x.reshape({1, -1, x.size(-1)});
-  Tensor wide = x;
-  while (wide.dim() < 3) wide = wide.unsqueeze(0);
-  return wide;
+  Tensor tokens = x;
+  while (tokens.dim() < 3) tokens = tokens.unsqueeze(0);
+  return tokens;
 }
 
-std::tuple<Tensor, Tensor> gdn_gating(const Tensor& A_log, const Tensor& a, const Tensor& b,
-                                      const optional<Tensor>& dt_bias, bool allow_neg_eigval) {
-  const int64_t HV = check_gdn_gating(A_log, a, b, dt_bias, allow_neg_eigval);
-  const auto options = a.options().dtype(at::kFloat);
-  const Tensor g = at::empty(a.sizes(), options), beta = at::empty(a.sizes(), options);
-  if (a.numel() == 0) return {g, beta};
-  const Tensor rows = three_dimensions(a);
-  const Gates gates = gates_of(rows, three_dimensions(b),
+void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [g, beta] = outputs;
+  const int64_t count = g.numel();
+  if (count == 0) return;
+  const Tensor a = as_tokens(op.a);
+  const Gates gates = gates_of(a, as_tokens(op.b),
                                {.use_gate = true,
-                                .A_log = A_log,
-                                .dt_bias = dt_bias,
-                                .use_sigmoid = true,
-                                .allow_neg_eigval = allow_neg_eigval});
-  const GdnGatingParameters parameters{gates.parameters, int32_t(rows.size(1)), int32_t(HV), a.numel()};
+                                .A_log = op.A_log,
+                                .dt_bias = op.dt_bias,
+                                .use_beta_sigmoid = true,
+                                .allow_neg_eigval = op.allow_neg_eigval});
+  const GdnGatingParameters parameters{gates.parameters, int32_t(a.size(1)), int32_t(op.HV), count};
   launcher().run({{"gdn_gating",
                    "layers/gdn_gating.metal",
                    {std::to_string(kThreads)},
                    {*gates.g, *gates.beta, *gates.A_log, or_dummy(gates.dt_bias, *gates.A_log), g, beta,
                     Binding::values(parameters)},
-                   {size_t(ceil_div(a.numel(), kThreads)), 1, 1},
+                   {size_t(ceil_div(count, kThreads)), 1, 1},
                    kThreads}});
-  return {g, beta};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, MPS, m) { m.impl("gdn_gating", gdn_gating); }
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<GdnGating, &run>(m); }
 
 }  // namespace torch_gdn

@@ -1,13 +1,11 @@
 #include "ops/layers/l2norm.h"
 
-#include "metal/gdn/launches.h"
 #include "metal/implement.h"
+#include "metal/layers/l2norm.h"
+#include "metal/layers/rows.h"
+#include "shaders/layers/l2norm.h"
 
 namespace torch_gdn {
-
-namespace {
-constexpr int64_t kLargestRow = 1024;
-}  // namespace
 
 Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y) {
   const int64_t rows = x.size(0) * x.size(1) * x.size(2);
@@ -16,19 +14,16 @@ Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y) {
           "layers/l2norm.metal",
           {metal_type(x.scalar_type()), std::to_string(x.size(3))},
           {x, y, Binding::values(parameters)},
-          {size_t(ceil_div(rows, 4)), 1, 1},
-          128};
+          {size_t(ceil_div(rows, kL2NormRows)), 1, 1},
+          32 * kL2NormRows};
 }
 
 namespace {
 
 void run(const L2Norm<int64_t>& op, const Tensor& y) {
-  TORCH_CHECK_VALUE(op.x.size(-1) <= kLargestRow, "l2norm: x: expected a last dimension of at most ", kLargestRow,
-                    ", got ", op.x.size(-1));
-  auto x = unit_last_stride(op.x, "x");
-  while (x.dim() < 4) x = x.unsqueeze(0);
-  if (x.dim() > 4) x = as_contiguous(x, "x").flatten(2, -2).flatten(0, x.dim() - 5).view({1, -1, 1, x.size(-1)});
-  launcher().run({launch_l2norm(x, op.eps, y)});
+  TORCH_CHECK_VALUE(op.x.size(-1) <= kL2NormLargestRow, "l2norm: x: expected a last dimension of at most ",
+                    kL2NormLargestRow, ", got ", op.x.size(-1));
+  if (y.numel() > 0) launcher().run({launch_l2norm(as_rows(op.x, "x"), op.eps, y)});
 }
 
 }  // namespace

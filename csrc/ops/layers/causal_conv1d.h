@@ -1,87 +1,132 @@
-// What the causal convolution accepts: checks.h, for its ops.
+// A causal convolution of each channel along T, and its twin on a pool of states. A state is the last S tokens, at
+// least W - 1.
 #pragma once
 #include <string_view>
 
+#include "ops/chunk_shape.h"
+#include "ops/op.h"
 #include "ops/slots.h"
 
 namespace torch_gdn {
 
-struct ConvolutionShape {
-  ChunkShape sequence;  // B, T, N, NT of blocks of kConvolutionTokens, packed
-  int64_t D = 0, W = 0;
-  int64_t S = 0;  // columns of a state
-  bool silu = false;
+// What both take.
+template <typename Int>
+struct CausalConvolution {
+  Tensor x, weight;
+  optional<Tensor> bias;
+  optional<std::string_view> activation;
+  optional<Tensor> cu_seqlens;
+
+  ChunkShape<Int> shape;    // B, T, N
+  Int D = 0, W = 0, S = 0;  // S: columns of a state
+
+  bool has_silu() const { return activation.has_value(); }
+
+  void check_inputs(const Check<Int>& check) {
+    check.is_activation("x", x);
+    check.dimensions("x", x, 3, "[B, T, D]");
+    check.is_activation("weight", weight);
+    check.dimensions("weight", weight, 2, "[D, W]");
+    shape.B = size_of<Int>(x, 0), shape.T = size_of<Int>(x, 1);
+    D = size_of<Int>(x, 2), W = size_of<Int>(weight, 1);
+    check.shape("weight", weight, "[D, W]", {D, W});
+    check.in_range("weight", "W from 2 to 4", W, 2, 4);
+    if (bias.has_value()) {
+      check.same_dtype("bias", *bias, "weight", weight);
+      check.shape("bias", *bias, "[D]", {D});
+    }
+    check.value(!activation.has_value() || *activation == "silu" || *activation == "swish", "activation",
+                "None, 'silu' or 'swish'", activation.value_or(""));
+    check_sequences(check, shape, cu_seqlens);
+  }
+
+  // A state of [N or slots, D, S], which gives S.
+  void check_state(const Check<Int>& check, const char* argument, const Tensor& state, const char* pattern,
+                   const Int& states) {
+    S = size_of<Int>(state, 2);
+    check.shape(argument, state, pattern, {states, D, S});
+    check.is_activation(argument, state);
+    check.value(sym_ge(S, W - 1), argument, "a width of at least W - 1", S, " for W = ", W);
+  }
+
+  Tensor output() const { return empty<Int>({shape.B, shape.T, D}, x.options()); }
 };
 
-constexpr int64_t kConvolutionTokens = 32;  // that one threadgroup convolves
+template <typename Int>
+struct CausalConv1d : CausalConvolution<Int> {
+  static constexpr const char* kSchema =
+      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, "
+      "bool output_final_state=False, int? state_width=None, str? activation=None, Tensor? cu_seqlens=None, "
+      "Tensor? seq_idx=None) -> (Tensor y, Tensor final_state)";
 
-inline ConvolutionShape check_convolution(const Check& check, const Tensor& x, const Tensor& weight,
-                                          const optional<Tensor>& bias, optional<std::string_view> activation,
-                                          const optional<Tensor>& cu_seqlens) {
-  check.is_activation("x", x);
-  check.dimensions("x", x, 3, "[B, T, D]");
-  check.is_activation("weight", weight);
-  check.dimensions("weight", weight, 2, "[D, W]");
-  ConvolutionShape s{.D = x.size(2), .W = weight.size(1)};
-  check.shape("weight", weight, "[D, W]", {s.D, s.W});
-  check.value(s.W >= 2 && s.W <= 4, "weight", "W from 2 to 4", s.W);
-  if (bias.has_value()) {
-    check.same_dtype("bias", *bias, weight, "weight");
-    check.shape("bias", *bias, "[D]", {s.D});
+  optional<Tensor> initial_state;
+  bool output_final_state;
+  optional<int64_t> state_width;
+  optional<Tensor> seq_idx;
+
+  auto arguments() {
+    return std::tie(this->x, this->weight, this->bias, initial_state, output_final_state, state_width, this->activation,
+                    this->cu_seqlens, seq_idx);
   }
-  check.value(!activation || *activation == "silu" || *activation == "swish", "activation", "None, 'silu' or 'swish'",
-              activation.value_or(""));
-  s.silu = activation.has_value();
-  s.sequence = {.B = x.size(0), .T = x.size(1), .C = kConvolutionTokens};
-  check.sequences(s.sequence, cu_seqlens, std::nullopt);
-  return s;
-}
 
-inline void check_convolution_state(const Check& check, const char* argument, const Tensor& state,
-                                    const ConvolutionShape& s) {
-  check.is_activation(argument, state);
-  check.value(state.size(2) >= s.W - 1, argument, "a width of at least W - 1", state.size(2), " for W = ", s.W);
-}
-
-inline ConvolutionShape check_causal_conv1d(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias,
-                                            const optional<Tensor>& initial_state, bool output_final_state,
-                                            optional<int64_t> state_width, optional<std::string_view> activation,
-                                            const optional<Tensor>& cu_seqlens, const optional<Tensor>& seq_idx) {
-  const Check check("causal_conv1d", "x", x);
-  auto s = check_convolution(check, x, weight, bias, activation, cu_seqlens);
-  s.S = state_width.value_or(s.W);
-  if (initial_state.has_value()) {
-    check.dimensions("initial_state", *initial_state, 3, "[N, D, S]");
-    s.S = initial_state->size(2);
-    check.shape("initial_state", *initial_state, "[N, D, S]", {s.sequence.N, s.D, s.S});
-    check_convolution_state(check, "initial_state", *initial_state, s);
-  }
-  check.value(state_width.value_or(s.S) == s.S && s.S >= s.W - 1, "state_width",
-              "that of initial_state, or at least W - 1", state_width.value_or(s.S), " for W = ", s.W);
-  if (seq_idx.has_value()) {
-    check.integers("seq_idx", *seq_idx);
-    check.value(seq_idx->device() == x.device(), "seq_idx", "a tensor on the device of x", "one on ",
+  void check() {
+    const Check<Int> check("causal_conv1d", "x", this->x);
+    this->check_inputs(check);
+    this->S = state_width.has_value() ? Int(*state_width) : this->W;
+    if (initial_state.has_value()) {
+      check.dimensions("initial_state", *initial_state, 3, "[N, D, S]");
+      this->check_state(check, "initial_state", *initial_state, "[N, D, S]", this->shape.N);
+    }
+    const Int width = state_width.has_value() ? Int(*state_width) : this->S;
+    const char* expected = "that of initial_state, or at least W - 1";
+    check.value(sym_eq(width, this->S), "state_width", expected, width, " for W = ", this->W);
+    check.value(sym_ge(width, this->W - 1), "state_width", expected, width, " for W = ", this->W);
+    if (!seq_idx.has_value()) return;
+    check.is_index("seq_idx", *seq_idx);
+    check.value(seq_idx->device() == this->x.device(), "seq_idx", "a tensor on the device of x", "one on ",
                 seq_idx->device());
-    check.shape("seq_idx", *seq_idx, "[B, T]", {s.sequence.B, s.sequence.T});
-    check.value(!initial_state.has_value() && !output_final_state && !cu_seqlens.has_value(), "seq_idx",
+    check.shape("seq_idx", *seq_idx, "[B, T]", {this->shape.B, this->shape.T});
+    check.value(!initial_state.has_value() && !output_final_state && !this->cu_seqlens.has_value(), "seq_idx",
                 "None where there is a cu_seqlens, an initial or a final state", "a tensor");
   }
-  return s;
-}
 
-inline ConvolutionShape check_causal_conv1d_update_(const Tensor& x, const Tensor& weight, const Tensor& state_pool,
-                                                    const optional<Tensor>& state_indices,
-                                                    const optional<Tensor>& has_initial_state, int64_t null_index,
-                                                    const optional<Tensor>& bias, optional<std::string_view> activation,
-                                                    const optional<Tensor>& cu_seqlens) {
-  const Check check("causal_conv1d_update_", "x", x);
-  auto s = check_convolution(check, x, weight, bias, activation, cu_seqlens);
-  check.dimensions("state_pool", state_pool, 3, "[slots, D, S]");
-  check.shape("state_pool", state_pool, "[slots, D, S]", {state_pool.size(0), s.D, state_pool.size(2)});
-  check_convolution_state(check, "state_pool", state_pool, s);
-  s.S = state_pool.size(2);
-  check_slots(check, s.sequence.N, state_pool, state_indices, has_initial_state, null_index);
-  return s;
-}
+  void check_contents() const { check_cu_seqlens("causal_conv1d", this->shape, this->cu_seqlens); }
+
+  std::tuple<Tensor, Tensor> outputs() const {
+    const auto options = (initial_state.has_value() ? *initial_state : this->x).options();
+    return {this->output(),
+            output_final_state ? empty<Int>({this->shape.N, this->D, this->S}, options) : no_output(options)};
+  }
+};
+
+template <typename Int>
+struct CausalConv1dUpdate : CausalConvolution<Int> {
+  static constexpr const char* kSchema =
+      "causal_conv1d_update_(Tensor x, Tensor weight, Tensor(a!) state_pool, Tensor? state_indices=None, "
+      "Tensor? has_initial_state=None, int null_index=-1, Tensor? bias=None, str? activation=None, "
+      "Tensor? cu_seqlens=None) -> Tensor y";
+
+  StatePool pool;
+
+  auto arguments() {
+    return std::tie(this->x, this->weight, pool.states, pool.indices, pool.has_initial_state, pool.null_index,
+                    this->bias, this->activation, this->cu_seqlens);
+  }
+
+  void check() {
+    const Check<Int> check("causal_conv1d_update_", "x", this->x);
+    this->check_inputs(check);
+    check.dimensions("state_pool", pool.states, 3, "[slots, D, S]");
+    this->check_state(check, "state_pool", pool.states, "[slots, D, S]", size_of<Int>(pool.states, 0));
+    check_slots(check, this->shape.N, pool);
+  }
+
+  void check_contents() const {
+    check_cu_seqlens("causal_conv1d_update_", this->shape, this->cu_seqlens);
+    check_state_indices("causal_conv1d_update_", pool);
+  }
+
+  Tensor outputs() const { return this->output(); }
+};
 
 }  // namespace torch_gdn

@@ -1,28 +1,44 @@
-// What the gates accept: checks.h, for their op.
+// g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b), or twice that with allow_neg_eigval. Both in float32.
 #pragma once
-#include "ops/check.h"
+#include "ops/op.h"
 
 namespace torch_gdn {
 
-// HV.
-inline int64_t check_gdn_gating(const Tensor& A_log, const Tensor& a, const Tensor& b, const optional<Tensor>& dt_bias,
-                                bool /*allow_neg_eigval*/) {
-  const Check check("gdn_gating", "A_log", A_log);
-  check.is_activation("A_log", A_log);
-  check.dimensions("A_log", A_log, 1, "[HV]");
-  const int64_t HV = A_log.size(0);
-  check.value(HV >= 1, "A_log", "at least one head", HV);
-  check.is_activation("a", a);
-  check.value(a.dim() >= 1 && a.size(-1) == HV, "a", "shape [..., HV] with the HV of A_log", a.sizes());
-  check.on_device("a", a);
-  check.is_activation("b", b);
-  check.value(b.sizes() == a.sizes(), "b", "the shape of a", b.sizes(), " for ", a.sizes());
-  check.on_device("b", b);
-  if (dt_bias.has_value()) {
+template <typename Int>
+struct GdnGating {
+  static constexpr const char* kSchema =
+      "gdn_gating(Tensor A_log, Tensor a, Tensor b, Tensor? dt_bias=None, bool allow_neg_eigval=False) -> "
+      "(Tensor g, Tensor beta)";
+
+  Tensor A_log, a, b;
+  optional<Tensor> dt_bias;
+  bool allow_neg_eigval;
+
+  Int HV = 0;
+
+  auto arguments() { return std::tie(A_log, a, b, dt_bias, allow_neg_eigval); }
+
+  void check() {
+    const Check<Int> check("gdn_gating", "A_log", A_log);
+    check.is_activation("A_log", A_log);
+    check.dimensions("A_log", A_log, 1, "[HV]");
+    HV = size_of<Int>(A_log, 0);
+    check.value(sym_ge(HV, Int(1)), "A_log", "at least one head", HV);
+    check.is_activation("a", a);
+    check.value(a.dim() >= 1 && holds(sym_eq(size_of<Int>(a, -1), HV)), "a", "shape [..., HV] with the HV of A_log",
+                sizes_of<Int>(a));
+    check.on_device("a", a);
+    check.is_activation("b", b);
+    check.same_shape("b", b, "a", a);
+    if (!dt_bias.has_value()) return;
     check.is_activation("dt_bias", *dt_bias);
     check.shape("dt_bias", *dt_bias, "[HV]", {HV});
   }
-  return HV;
-}
+
+  std::tuple<Tensor, Tensor> outputs() const {
+    const auto options = a.options().dtype(at::kFloat);
+    return {empty(sizes_of<Int>(a), options), empty(sizes_of<Int>(a), options)};
+  }
+};
 
 }  // namespace torch_gdn

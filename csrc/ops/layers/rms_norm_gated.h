@@ -1,40 +1,52 @@
-// What the gated norm accepts: checks.h, for its op.
+// x / sqrt(mean x^2 + eps) * weight * silu(g), or sigmoid(g), over the last dimension. round_norm: the norm is rounded
+// to x's dtype before the weight is multiplied.
 #pragma once
 #include <string_view>
 
-#include "ops/check.h"
+#include "ops/op.h"
 
 namespace torch_gdn {
 
-constexpr int64_t kLargestRow = 1024;
+template <typename Int>
+struct RmsNormGated {
+  static constexpr const char* kSchema =
+      "rms_norm_gated(Tensor x, Tensor g, Tensor? weight=None, float eps=1e-6, str activation='silu', "
+      "bool round_norm=False) -> Tensor";
 
-struct GatedNormShape {
-  int64_t D = 0, rows = 0;
-  bool sigmoid = false;        // else silu
-  bool round_product = false;  // the product with the weight, where it is rounded too
-};
+  static constexpr int64_t kLargestRow = 1024;
 
-inline GatedNormShape check_rms_norm_gated(const Tensor& x, const Tensor& g, const optional<Tensor>& weight, double eps,
-                                           std::string_view activation, bool round_norm) {
-  const Check check("rms_norm_gated", "x", x);
-  check.is_activation("x", x);
-  check.value(x.dim() >= 1, "x", "at least one dimension", x.dim());
-  GatedNormShape s{.D = x.size(-1)};
-  check.value(s.D >= 1 && s.D <= kLargestRow, "x", "a last dimension from 1 to 1024", s.D);
-  check.is_activation("g", g);
-  check.value(g.sizes() == x.sizes(), "g", "the shape of x", g.sizes(), " for ", x.sizes());
-  check.on_device("g", g);
-  if (weight.has_value()) {
-    check.is_activation("weight", *weight);
-    check.shape("weight", *weight, "[D]", {s.D});
-    s.round_product = round_norm && weight->scalar_type() == x.scalar_type();
+  Tensor x, g;
+  optional<Tensor> weight;
+  double eps;
+  std::string_view activation;
+  bool round_norm;
+
+  Int D = 0;
+
+  auto arguments() { return std::tie(x, g, weight, eps, activation, round_norm); }
+
+  bool has_sigmoid() const { return activation == "sigmoid"; }
+  // A product of two of x's dtype has it too.
+  bool round_product() const { return round_norm && weight.has_value() && weight->scalar_type() == x.scalar_type(); }
+
+  void check() {
+    const Check<Int> check("rms_norm_gated", "x", x);
+    check.is_activation("x", x);
+    check.at_least_one_dimension("x", x);
+    D = size_of<Int>(x, -1);
+    check.in_range("x", "a last dimension from 1 to 1024", D, 1, kLargestRow);
+    check.is_activation("g", g);
+    check.same_shape("g", g, "x", x);
+    if (weight.has_value()) {
+      check.is_activation("weight", *weight);
+      check.shape("weight", *weight, "[D]", {D});
+    }
+    check.value(eps >= 0, "eps", "a number that is not negative", eps);
+    check.value(activation == "silu" || activation == "swish" || has_sigmoid(), "activation",
+                "'silu', 'swish' or 'sigmoid'", activation);
   }
-  check.value(eps >= 0, "eps", "a number that is not negative", eps);
-  check.value(activation == "silu" || activation == "swish" || activation == "sigmoid", "activation",
-              "'silu', 'swish' or 'sigmoid'", activation);
-  s.sigmoid = activation == "sigmoid";
-  s.rows = x.numel() / s.D;
-  return s;
-}
+
+  Tensor outputs() const { return empty(sizes_of<Int>(x), x.options()); }
+};
 
 }  // namespace torch_gdn

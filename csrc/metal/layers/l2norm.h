@@ -1,0 +1,9 @@
+#pragma once
+#include "metal/launch.h"
+
+namespace torch_gdn {
+
+// x: [B, T, H, D] with a last stride of 1; y: as many elements, contiguous.
+Launch launch_l2norm(const at::Tensor& x, double eps, const at::Tensor& y);
+
+}  // namespace torch_gdn

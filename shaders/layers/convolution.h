@@ -1,0 +1,24 @@
+// What all kernels of the causal convolution take.
+#pragma once
+#include "core/parameters.h"
+
+GDN_CONSTANT int kConvolutionThreads = 128;  // of a threadgroup
+
+// Strides in elements of states [slots, D, S].
+struct ColumnStrides {
+  int64_t slot, channel, column;
+};
+
+struct ConvolutionParameters {
+  SequenceParameters sequence;
+  SlotParameters slots;
+  RowStrides x;                           // the head is the channel
+  int64_t weight_channel, weight_tap;     // strides
+  ColumnStrides state, new_state;         // before the first token and after the last
+  int64_t segment_batch, segment_token;   // strides of seq_idx
+  int32_t channels, columns;              // D, S
+  int32_t has_bias, has_silu, has_state;  // has_state: `state` is read
+  int32_t segment_bytes;                  // of a number in seq_idx: 4 or 8; 0: there is none
+  int32_t has_tap_vectors;                // 1: the 4 taps of a channel can be loaded at once
+  int32_t has_column_vectors;             // 1: the 4 columns of its states can be moved at once
+};

@@ -1,0 +1,127 @@
+// What the convolution's kernels compute with. A thread owns `Width` neighbouring channels of one sequence. Position p
+// of the sequence is its token p or, where p is negative, column S + p of its state, or zero without one.
+#pragma once
+#include "core/packet.h"
+#include "core/sequences.h"
+#include "core/slots.h"
+#include "layers/convolution.h"
+
+// A negative position. `state` is that of the thread's first channel.
+template <int Width, typename State>
+METAL_FUNC Values<Width> load_history(
+    device const State* state, constant ConvolutionParameters& parameters, bool has_state, int position) {
+  Values<Width> channels = no_values<Width>();
+  if (!has_state) return channels;
+  device const State* column = state + (parameters.columns + position) * parameters.state.column;
+  UNROLL for (int i = 0; i < Width; ++i) channels.at[i] = float(column[i * parameters.state.channel]);
+  return channels;
+}
+
+template <int W, int Width>
+struct Filter {
+  static_assert(W >= 2 && W <= 4, "W is 2, 3 or 4");
+  Values<Width> weight[W];
+  Values<Width> bias;
+};
+
+template <int W, int Width, typename Weight>
+METAL_FUNC Filter<W, Width> load_filter(
+    device const Weight* weight, device const Weight* bias, constant ConvolutionParameters& parameters, int channel) {
+  Filter<W, Width> filter;
+  UNROLL for (int i = 0; i < Width; ++i) {
+    device const Weight* taps = weight + (channel + i) * parameters.weight_channel;
+    if (W == 4 && parameters.has_tap_vectors != 0) {
+      const Values<4> together = load_values<4>(taps);
+      UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap].at[i] = together.at[tap];
+    } else {
+      UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap].at[i] = float(taps[tap * parameters.weight_tap]);
+    }
+    filter.bias.at[i] = parameters.has_bias != 0 ? float(bias[channel + i]) : 0.0f;
+  }
+  return filter;
+}
+
+template <int W, int Width>
+METAL_FUNC Values<Width> convolve(
+    thread const Values<Width>* window, thread const Filter<W, Width>& filter, bool has_silu) {
+  Values<Width> sum = filter.bias;
+  UNROLL for (int tap = 0; tap < W; ++tap) {
+    UNROLL for (int i = 0; i < Width; ++i) sum.at[i] += filter.weight[tap].at[i] * window[tap].at[i];
+  }
+  if (has_silu) {
+    UNROLL for (int i = 0; i < Width; ++i) sum.at[i] /= 1.0f + exp(-sum.at[i]);
+  }
+  return sum;
+}
+
+// The segment that seq_idx puts a token into.
+METAL_FUNC int64_t
+segment_of(device const int* seq_idx, constant ConvolutionParameters& parameters, int batch, int token) {
+  const int64_t at = batch * parameters.segment_batch + token * parameters.segment_token;
+  if (parameters.segment_bytes == 4) return seq_idx[at];
+  return ((device const int64_t*)seq_idx)[at];
+}
+
+// Taps in other segments read zero; a negative segment gives zeros.
+template <int W, int Width>
+METAL_FUNC Values<Width> convolve_segment(
+    thread const Values<Width>* window,
+    thread const Filter<W, Width>& filter,
+    device const int* seq_idx,
+    constant ConvolutionParameters& parameters,
+    Chunk chunk,
+    int token) {
+  const int64_t segment = segment_of(seq_idx, parameters, chunk.batch, token);
+  Values<Width> of_segment[W];
+  UNROLL for (int tap = 0; tap < W; ++tap) {
+    const int there = token - (W - 1) + tap;
+    const bool is_inside = there >= 0 && segment_of(seq_idx, parameters, chunk.batch, max(there, 0)) == segment;
+    of_segment[tap] = window[tap];
+    if (!is_inside) of_segment[tap] = no_values<Width>();
+  }
+  if (segment < 0) return no_values<Width>();
+  return convolve<W, Width>(of_segment, filter, parameters.has_silu != 0);
+}
+
+template <int W, int Width>
+METAL_FUNC Values<Width> convolve_token(
+    thread const Values<Width>* window,
+    thread const Filter<W, Width>& filter,
+    bool is_present,
+    device const int* seq_idx,
+    constant ConvolutionParameters& parameters,
+    Chunk chunk,
+    int token) {
+  if (!is_present) return no_values<Width>();
+  if (parameters.segment_bytes != 0)
+    return convolve_segment<W, Width>(window, filter, seq_idx, parameters, chunk, token);
+  return convolve<W, Width>(window, filter, parameters.has_silu != 0);
+}
+
+template <int W, int Width>
+METAL_FUNC void move_window(thread Values<Width>* window) {
+  UNROLL for (int tap = 0; tap + 1 < W; ++tap) window[tap] = window[tap + 1];
+}
+
+// The state after `tokens` tokens. From left to right, so that it may overwrite the state before: each column is read
+// before it is written.
+template <int Width, typename T, typename State>
+METAL_FUNC void write_state(
+    device State* new_state,
+    device const State* state,
+    device const T* x,
+    constant ConvolutionParameters& parameters,
+    bool has_state,
+    int tokens) {
+  for (int column = 0; column < parameters.columns; ++column) {
+    const int position = tokens - parameters.columns + column;
+    Values<Width> channels;
+    if (position >= 0) {
+      channels = load_values<Width>(x + position * parameters.x.token);
+    } else {
+      channels = load_history<Width>(state, parameters, has_state, position);
+    }
+    device State* target = new_state + column * parameters.new_state.column;
+    UNROLL for (int i = 0; i < Width; ++i) target[i * parameters.new_state.channel] = State(channels.at[i]);
+  }
+}

@@ -1,0 +1,14 @@
+#pragma once
+#include "core/parameters.h"
+
+GDN_CONSTANT int kRmsNormRows = 4;           // of a threadgroup, one a simdgroup
+GDN_CONSTANT int kRmsNormLargestRow = 1024;  // a lane holds 32 elements in registers
+
+struct RmsNormGatedParameters {
+  int32_t tokens, heads;  // the rows are [B, T, H]
+  int64_t rows;
+  RowStrides x, gate;
+  float eps;
+  int32_t has_weight, has_sigmoid;    // else silu
+  int32_t round_norm, round_product;  // to x's type, before and after the product with the weight
+};
