@@ -6,6 +6,12 @@
 #include <cstdint>
 #endif
 
+#ifdef __METAL__
+#define GDN_CONSTANT static constant constexpr const
+#else
+#define GDN_CONSTANT constexpr
+#endif
+
 // Strides in elements of a [B, T, heads, D] tensor whose last stride is 1.
 struct RowStrides {
   int64_t batch, token, head;

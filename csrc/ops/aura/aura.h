@@ -57,8 +57,7 @@ Int check_head_size(const Check<Int>& check, const char* argument, const Int& D)
 }
 
 template <typename Int>
-void check_table(const Check<Int>& check, const char* argument, const Tensor& x, const char* pattern,
-                 const Int& size) {
+void check_table(const Check<Int>& check, const char* argument, const Tensor& x, const char* pattern, const Int& size) {
   check.is_float32(argument, x);
   check.shape(argument, x, pattern, {size});
 }

@@ -5,7 +5,8 @@
 namespace torch_gdn {
 
 // o [B, HQ, L, NB, D] (in the space of rotated values, not divided by l), m, l and mean [B, HQ, L, NB], float32: a
-// block's largest score, and its sums of exp(score - m), alone and times the values' means. mean is empty without means.
+// block's largest score, and its sums of exp(score - m), alone and times the values' means. mean is empty without
+// means.
 using Partials = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <typename Int>

@@ -16,9 +16,7 @@ struct AuraFlashP2 {
 
   AuraShape<Int> shape;
 
-  auto arguments() {
-    return std::tie(o_partials, m_partials, l_partials, value_signs, mean_partials, sinks, dtype);
-  }
+  auto arguments() { return std::tie(o_partials, m_partials, l_partials, value_signs, mean_partials, sinks, dtype); }
 
   void check() {
     const Check<Int> check("aura_flash_p2", "o_partials", o_partials);
