@@ -6,6 +6,7 @@
 #include <cstdint>
 #endif
 
+// A number that a kernel and its host both use.
 #ifdef __METAL__
 #define GDN_CONSTANT static constant constexpr const
 #else
