@@ -2,6 +2,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
+#include "ops/aura/aura_attention.h"
+#include "ops/aura/aura_decode.h"
+#include "ops/aura/aura_encode.h"
+#include "ops/aura/aura_flash_p1.h"
+#include "ops/aura/aura_flash_p2.h"
+#include "ops/aura/aura_rotate.h"
 #include "ops/gdn/chunk_fwd_h.h"
 #include "ops/gdn/chunk_fwd_o.h"
 #include "ops/gdn/chunk_gated_delta_rule.h"
@@ -94,6 +100,14 @@ TORCH_LIBRARY(gdn, m) {
   define<RmsNormGated>(m);
   define<CausalConv1d>(m);
   define<CausalConv1dUpdate>(m);
+
+  define<AuraEncode>(m);
+  define<AuraEncodeInPlace>(m);
+  define<AuraDecode>(m);
+  define<AuraRotate>(m);
+  define<AuraFlashP1>(m);
+  define<AuraFlashP2>(m);
+  define<AuraAttention>(m);
 }
 
 }  // namespace torch_gdn

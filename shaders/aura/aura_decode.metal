@@ -1,7 +1,7 @@
-// A simdgroup owns 32 / lanes_of(D) vectors. In registers: a lane's D / lanes_of(D) elements, in f32. In threadgroup
-// memory: the centroids.
-// Layout: codes [B, H, T, words], norms and means [B, H, T] with strides, x [B, H, T, D] contiguous.
-// x = norm Pi^T centroids + mean, or rotated norm centroids + mean Pi 1.
+// A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32; the centroids
+// are in threadgroup memory. Layout: codes [B, H, T, words], norms and means [B, H, T] with strides, x [B, H, T, D]
+// contiguous. x = norm Pi^T centroids + mean, or (rotated) norm centroids + mean Pi 1.
+#include "aura/aura_decode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
 
@@ -22,7 +22,7 @@ template <typename T, int bits, int D, bool kRotated>
   constexpr int kLevels = 1 << bits;
   constexpr int kOwn = D / lanes_of(D);
   threadgroup float centroids[kLevels];
-  stage_table(centroids, codebook, kLevels, thread_index, 128);
+  stage_table(centroids, codebook, kLevels, thread_index, kAuraThreads);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   const VectorPlace place = vector_place<D>(parameters.vectors, group.x, simdgroup, lane);

@@ -1,13 +1,12 @@
-// A simdgroup owns 32 / lanes_of(D) vectors. In registers: a lane's D / lanes_of(D) elements, in f32, from x to the
-// rotated coordinates. In threadgroup memory: boundaries and centroids, and the codes of the group's vectors, a byte
-// each, from which lanes then pack whole words.
-// Layout: x [B, H, T, D] with strides, codes [B, H, S, words], norms and means [B, H, S] with strides, slots [B, T] of
-// 32 or 64 bits. codes = number of boundaries below Pi x / |x|; norm = |x| / |centroids|.
+// A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
+// memory holds boundaries, centroids and a byte for each code, of which lanes pack whole words. Layout: x [B, H, T, D],
+// codes [B, H, S, words], norms and means [B, H, S], all with strides; slots [B, T] of 32 or 64 bits.
+#include "aura/aura_encode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
 #include "core/error.h"
 
-// The slot of a vector, or -1 where it is not to be stored. A 64-bit slot is two words, the low one first.
+// The slot of a vector; -1: not to be stored, -2: past the cache. A 64-bit slot is two words, the low one first.
 METAL_FUNC int slot_of(device const int* slots, constant EncodeParameters& parameters, VectorPlace place) {
   if (!place.present) return -1;
   if (parameters.slot_words == 0) return place.token;
@@ -17,7 +16,7 @@ METAL_FUNC int slot_of(device const int* slots, constant EncodeParameters& param
   return high == 0 && slot[0] >= 0 && slot[0] < parameters.capacity ? slot[0] : -2;
 }
 
-// A power of two near the largest element: squares of what is left neither overflow nor vanish. Its exponent's bits.
+// The exponent's bits of the largest element: divided by that power of two, squares neither overflow nor vanish.
 template <int D>
 METAL_FUNC uint exponent_of_largest(thread const float* values) {
   float largest = 0.0f;
@@ -73,14 +72,15 @@ template <typename T, int bits, int D>
   static_assert(bits == 2 || bits == 3 || bits == 4 || bits == 8, "a code has 2, 3, 4 or 8 bits");
   constexpr int kLevels = 1 << bits;
   constexpr int kOwn = D / lanes_of(D);
-  constexpr int kTogether = 32 / lanes_of(D);
+  constexpr int kTogether = 32 / lanes_of(D);  // vectors of a simdgroup
+  constexpr int kVectors = kAuraThreads / lanes_of(D);
   constexpr int kWords = words_of(D, bits);
   threadgroup float table[2 * kLevels];
-  threadgroup uchar code_bytes[4 * kTogether * D];
-  threadgroup int slot_of_vector[4 * kTogether];
+  threadgroup uchar code_bytes[kVectors * D];
+  threadgroup int slot_of_vector[kVectors];
   threadgroup const float* centroids = table + kLevels;
-  stage_table(table, boundaries, kLevels - 1, thread_index, 128);
-  stage_table(table + kLevels, codebook, kLevels, thread_index, 128);
+  stage_table(table, boundaries, kLevels - 1, thread_index, kAuraThreads);
+  stage_table(table + kLevels, codebook, kLevels, thread_index, kAuraThreads);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   const VectorPlace place = vector_place<D>(parameters.vectors, group.x, simdgroup, lane);

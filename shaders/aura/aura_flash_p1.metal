@@ -1,15 +1,13 @@
-// One threadgroup owns kRows query rows of one KV head and one block of keys, 128 keys at a time; what they share is
-// unpacked once. For scores a thread owns a key and reads the rows' q from threadgroup memory; for the softmax a
-// simdgroup owns every fourth row; for the output a thread owns one column of each 128 (64 with D = 64, where the upper
-// two simdgroups take the upper half of the keys). In registers: kRows scores, then o [kRows, columns].
+// One threadgroup owns kRows query rows of one KV head and one block of keys, in tiles of 128: for scores a thread owns
+// a key, for the softmax a simdgroup every fourth row, for the output a thread one column of each 128 (of each 64 with
+// D = 64, where simdgroups 2 and 3 take the tile's upper half). In registers: kRows scores, then o [kRows, columns].
 // Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials
 // [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous.
+#include "aura/aura_flash_p1.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
 
-static constant constexpr const int kKeys = 128;  // of a tile, one a thread
-
-// `count` codes from a multiple of 16 on: whole words but for 3 bits, whose 16 codes end within one.
+// kCount codes from a multiple of 16 on: whole words but for 3 bits, whose 16 codes end within one.
 template <int bits, int kCount, int D, int kRows>
 METAL_FUNC void add_scores(
     thread float* scores,
@@ -44,7 +42,8 @@ METAL_FUNC void dot_products(
   if constexpr (D % 32 != 0) add_scores<bits, 16, D, kRows>(scores, words, D - 16, q, table);
 }
 
-// Scores of one row and tile -> weights of its values' centroids; masked ones are -inf and become 0. Every lane calls.
+// Scores of a row and tile -> weights of the values' centroids; a masked score is -inf, its weight 0. Returns what o so
+// far is multiplied by. Every lane calls.
 METAL_FUNC float online_softmax(
     threadgroup float* scores,
     thread RowSums& sums,
@@ -52,7 +51,7 @@ METAL_FUNC float online_softmax(
     threadgroup const float* value_means,
     uint lane) {
   float largest = sums.m;
-  UNROLL for (int part = 0; part < kKeys / 32; ++part) {
+  UNROLL for (int part = 0; part < kFlashKeys / 32; ++part) {
     const float score = scores[part * 32 + int(lane)];
     if (score > largest) largest = score;
   }
@@ -61,7 +60,7 @@ METAL_FUNC float online_softmax(
   const float decay = any ? exp(sums.m - largest) : 1.0f;
   float sum = 0.0f;
   float mean = 0.0f;
-  UNROLL for (int part = 0; part < kKeys / 32; ++part) {
+  UNROLL for (int part = 0; part < kFlashKeys / 32; ++part) {
     const int key = part * 32 + int(lane);
     const float score = scores[key];
     const bool seen = score != -INFINITY;
@@ -76,8 +75,8 @@ METAL_FUNC float online_softmax(
   return decay;
 }
 
-// o += weights . centroids for a thread's columns, over `kStep` keys of the tile from `first` on, four at a time;
-// weights past the last of `count` keys are 0.
+// o += weights . centroids for a thread's columns, over kStep keys of the tile from `first` on, four at a time; weights
+// past the tile's `count` keys are 0.
 template <int bits, int D, int kRows, int kStep>
 METAL_FUNC void add_values(
     thread float* o,
@@ -98,7 +97,7 @@ METAL_FUNC void add_values(
         centroids[i] = table[code_at<bits>(words + min(t + i, count - 1) * token_stride, d)];
       }
       UNROLL for (int row = 0; row < kRows; ++row) {
-        o[row * kColumns + c] += dot(*(threadgroup const float4*)(weights + row * kKeys + t), centroids);
+        o[row * kColumns + c] += dot(*(threadgroup const float4*)(weights + row * kFlashKeys + t), centroids);
       }
     }
   }
@@ -126,15 +125,16 @@ template <int key_bits, int value_bits, int D, int kRows>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  static_assert(kRows == 1 || kRows == 2 || kRows == 4 || kRows == 8, "rows come in powers of two up to 8");
+  static_assert(
+      kRows == 1 || kRows == 2 || kRows == 4 || kRows == kFlashMostRows, "rows come in powers of two up to 8");
   static_assert(D % 16 == 0 && D >= 64 && D <= 512, "a row of q is whole float4");
-  constexpr int kHalves = D == 64 ? 2 : 1;  // of the keys, for the output
-  constexpr int kStep = kKeys / kHalves;    // columns between a thread's
+  constexpr int kHalves = D == 64 ? 2 : 1;     // of the keys, for the output
+  constexpr int kStep = kFlashKeys / kHalves;  // from a thread's column to its next
   constexpr int kColumns = (D + kStep - 1) / kStep;
   constexpr int kRowsOfSimdgroup = (kRows + 3) / 4;
   threadgroup float q[kRows * D];
-  threadgroup float scores[kRows * kKeys];
-  threadgroup float norms[2 * kKeys];  // of the values, and their means
+  threadgroup float scores[kRows * kFlashKeys];
+  threadgroup float norms[2 * kFlashKeys];  // of the values, and their means
   threadgroup float key_table[1 << key_bits];
   threadgroup float value_table[1 << value_bits];
   threadgroup float decays[kRows];
@@ -145,15 +145,15 @@ template <int key_bits, int value_bits, int D, int kRows>
   const int kv_head = int(group.y) / row_tiles;
   const int first_row = int(group.y) % row_tiles * kRows;
   const int batch = int(group.z);
-  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kKeys);
-  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kKeys);
+  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kFlashKeys);
+  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kFlashKeys);
   for (int row = 0; row < kRows; ++row) {
     const RowPlace place = row_place(parameters, batch, kv_head, min(first_row + row, rows - 1));
     device const float* source = q_rot + offset_of(parameters.q, batch, place.head, place.query);
-    for (int d = int(thread_index); d < D; d += kKeys) q[row * D + d] = source[d];
+    for (int d = int(thread_index); d < D; d += kFlashKeys) q[row * D + d] = source[d];
   }
 
-  // The keys that any of the rows sees.
+  // The keys that any row sees.
   const KeyRange whole = block_range(parameters, block);
   const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
 
@@ -165,8 +165,8 @@ template <int key_bits, int value_bits, int D, int kRows>
   const int column = kHalves == 2 ? int(thread_index) % kStep : int(thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  for (int first = needed.first; first < needed.last; first += kKeys) {
-    const int count = min(kKeys, needed.last - first);
+  for (int first = needed.first; first < needed.last; first += kFlashKeys) {
+    const int count = min(kFlashKeys, needed.last - first);
     const int key = first + min(int(thread_index), count - 1);
     float dots[kRows];
     dot_products<key_bits, D, kRows>(
@@ -180,17 +180,17 @@ template <int key_bits, int value_bits, int D, int kRows>
       const float q_sum = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
       const float score = fma(dots[row], key_norm, key_mean * q_sum);
       const bool is_seen = int(thread_index) < count && key >= seen.first && key < seen.last;
-      scores[row * kKeys + int(thread_index)] = is_seen ? score : -INFINITY;
+      scores[row * kFlashKeys + int(thread_index)] = is_seen ? score : -INFINITY;
     }
     norms[thread_index] = value_norms[offset_of(parameters.value_norms, batch, kv_head, key)];
-    norms[kKeys + int(thread_index)] =
+    norms[kFlashKeys + int(thread_index)] =
         mean_at(value_means, parameters.value_means, parameters.has_value_means, batch, kv_head, key);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
       const int row = i * 4 + int(simdgroup);
       if (row < kRows) {
-        const float decay = online_softmax(scores + row * kKeys, sums[i], norms, norms + kKeys, lane);
+        const float decay = online_softmax(scores + row * kFlashKeys, sums[i], norms, norms + kFlashKeys, lane);
         if (lane == 0) decays[row] = decay;
       }
     }
@@ -208,11 +208,11 @@ template <int key_bits, int value_bits, int D, int kRows>
 
   if constexpr (kHalves == 2) {
     UNROLL for (int row = 0; row < kRows; ++row) {
-      if (part == 1) scores[row * kKeys + column] = o[row * kColumns];
+      if (part == 1) scores[row * kFlashKeys + column] = o[row * kColumns];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     UNROLL for (int row = 0; row < kRows; ++row) {
-      if (part == 0) o[row * kColumns] += scores[row * kKeys + column];
+      if (part == 0) o[row * kColumns] += scores[row * kFlashKeys + column];
     }
   }
   UNROLL for (int row = 0; row < kRows; ++row) {

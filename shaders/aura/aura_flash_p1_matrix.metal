@@ -1,16 +1,12 @@
-// One threadgroup owns 32 query rows of one KV head, one block of keys, and up to 256 columns of o; each of its 4
-// simdgroups owns 8 rows. 32 keys at a time are looked up in threadgroup memory, up to 128 columns of them, and
-// multiply from there as 8x8 blocks. In registers: the scores [8, 32], o [8, columns]; a row's m and l in the 4 lanes
-// that hold it. Scores become the left side of the product with the values where they are. Layout: codes [B, HK, T,
-// words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials [B, HQ, L, NB, D], m, l and
-// mean [B, HQ, L, NB] f32, contiguous.
+// One threadgroup owns 32 query rows of one KV head (8 a simdgroup), one block of keys and up to 256 columns of o;
+// tiles of 32 keys are dequantised into threadgroup memory, up to 128 columns at a time. In registers: scores [8, 32],
+// which become the left side of the product with the values, o [8, columns], and a row's m and l in the 4 lanes that
+// hold it. Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides;
+// o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous.
+#include "aura/aura_flash_p1_matrix.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
 #include "core/tile.h"
-
-static constant constexpr const int kKeys = 32;
-static constant constexpr const int kRows = 32;
-static constant constexpr const int kThreads = 128;
 
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
@@ -25,7 +21,7 @@ METAL_FUNC void dequantise(
     threadgroup const float* table,
     uint thread_index) {
   constexpr int kEights = kSlice / 8;
-  for (int item = int(thread_index); item < kKeys * kEights; item += kThreads) {
+  for (int item = int(thread_index); item < kMatrixKeys * kEights; item += kAuraThreads) {
     const int key = item / kEights;
     const int column = item % kEights * 8;
     device const uint* words = codes + min(key, count - 1) * token_stride;
@@ -35,13 +31,13 @@ METAL_FUNC void dequantise(
     uint high = 0;
     if (bit % 32 + 8 * bits > 32) high = words[bit / 32 + 1];
     const uint shift = uint(bit % 32);
-    const uint start = shift == 0 ? low : low >> shift | high << (32u - shift);
+    const uint lowest = shift == 0 ? low : low >> shift | high << (32u - shift);
     threadgroup float* target = tile + key * tile_stride<float>(kSlice) + column;
     UNROLL for (int i = 0; i < 8; i += 4) {
       float4 centroids;
       UNROLL for (int j = 0; j < 4; ++j) {
         const int place = (i + j) * bits;
-        const uint held = place < 32 ? start >> uint(place % 32) : high >> uint(place % 32);
+        const uint held = place < 32 ? lowest >> uint(place % 32) : high >> uint(place % 32);
         centroids[j] = table[held & ((1u << bits) - 1u)];
       }
       *(threadgroup float4*)(target + i) = centroids;
@@ -60,8 +56,7 @@ METAL_FUNC float row_sum(float x) {
   return x + simd_shuffle_xor(x, ushort(8));
 }
 
-// A lane's part of the scores of its row, from dot products on: [8, 32] in fragments. `first` is the tile's first key;
-// what the row does not see becomes -inf.
+// Dot products -> scores, [8, 32] in fragments; -inf for keys that the row does not see. `first`: the tile's first key.
 METAL_FUNC void mask_scores(
     thread float2* scores,
     threadgroup const float* factors,
@@ -70,20 +65,21 @@ METAL_FUNC void mask_scores(
     int count,
     KeyRange seen,
     LanePosition at) {
-  UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+  UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = n * 8 + at.column + i;
       const bool is_seen = key < count && first + key >= seen.first && first + key < seen.last;
-      scores[n][i] = is_seen ? fma(scores[n][i], factors[key], q_sum * factors[kKeys + key]) : -INFINITY;
+      scores[n][i] = is_seen ? fma(scores[n][i], factors[key], q_sum * factors[kMatrixKeys + key]) : -INFINITY;
     }
   }
 }
 
 // Scores -> weights of the values' centroids; a key that the row does not see gets 0 even where its norm is not finite.
-// Returns what the sums so far are multiplied by. Every lane calls.
-METAL_FUNC float online_softmax(thread float2* scores, thread RowSums& sums, threadgroup const float* factors, LanePosition at) {
+// Returns what o so far is multiplied by. Every lane calls.
+METAL_FUNC float online_softmax(
+    thread float2* scores, thread RowSums& sums, threadgroup const float* factors, LanePosition at) {
   float largest = sums.m;
-  UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+  UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
     if (scores[n].x > largest) largest = scores[n].x;
     if (scores[n].y > largest) largest = scores[n].y;
   }
@@ -91,13 +87,13 @@ METAL_FUNC float online_softmax(thread float2* scores, thread RowSums& sums, thr
   const float decay = largest > -INFINITY ? exp(sums.m - largest) : 1.0f;
   float l = 0.0f;
   float mean = 0.0f;
-  UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+  UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = n * 8 + at.column + i;
       const bool is_seen = scores[n][i] != -INFINITY;
       const float weight = is_seen ? exp(scores[n][i] - largest) : 0.0f;
       l += weight;
-      if (is_seen) mean += weight * factors[kKeys + key];
+      if (is_seen) mean += weight * factors[kMatrixKeys + key];
       scores[n][i] = is_seen ? weight * factors[key] : 0.0f;
     }
   }
@@ -129,25 +125,25 @@ template <int key_bits, int value_bits, int D>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int kSlice = smaller(D, 128);
-  constexpr int kOwn = smaller(D, 256);  // columns of o
+  constexpr int kSlice = smaller(D, kMatrixSlice);
+  constexpr int kOwn = smaller(D, kMatrixColumns);  // columns of o
   constexpr int kStride = tile_stride<float>(kSlice);
   static_assert(D % kSlice == 0 && kSlice % 8 == 0 && D % kOwn == 0, "vectors are whole slices of whole blocks");
-  threadgroup float tile[kKeys * kStride];
-  threadgroup float key_factors[2 * kKeys];    // norms and means
-  threadgroup float value_factors[2 * kKeys];  // norms and means
+  threadgroup float tile[kMatrixKeys * kStride];
+  threadgroup float key_factors[2 * kMatrixKeys];    // norms and means
+  threadgroup float value_factors[2 * kMatrixKeys];  // norms and means
   threadgroup float key_table[1 << key_bits];
   threadgroup float value_table[1 << value_bits];
 
   const int rows = parameters.queries * parameters.ratio;
-  const int row_tiles = (rows + kRows - 1) / kRows;
+  const int row_tiles = (rows + kMatrixRows - 1) / kMatrixRows;
   const int block = int(group.x) / (D / kOwn);
   const int first_column = int(group.x) % (D / kOwn) * kOwn;
   const int kv_head = int(group.y) / row_tiles;
-  const int first_row = int(group.y) % row_tiles * kRows;
+  const int first_row = int(group.y) % row_tiles * kMatrixRows;
   const int batch = int(group.z);
-  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kThreads);
-  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kThreads);
+  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kAuraThreads);
+  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kAuraThreads);
 
   const LanePosition at = lane_position(lane);
   const int row = first_row + int(simdgroup) * 8 + at.row;
@@ -155,39 +151,40 @@ template <int key_bits, int value_bits, int D>
   device const float* query = q_rot + offset_of(parameters.q, batch, place.head, place.query) + at.column;
   const float q_sum = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
 
-  // The keys that this row and that any of the rows sees.
+  // The keys that this row sees, and those that any row sees.
   const KeyRange whole = block_range(parameters, block);
   const KeyRange seen = visible_range(parameters, starts, batch, min(row, rows - 1), whole);
-  const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
+  const KeyRange needed =
+      range_of_rows(parameters, starts, batch, first_row, min(first_row + kMatrixRows, rows) - 1, whole);
 
   RowSums sums = no_sums();
   float2 o[kOwn / 8];
   UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] = float2(0.0f);
 
-  for (int first = needed.first; first < needed.last; first += kKeys) {
-    const int count = min(kKeys, needed.last - first);
+  for (int first = needed.first; first < needed.last; first += kMatrixKeys) {
+    const int count = min(kMatrixKeys, needed.last - first);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (int(thread_index) < kKeys) {
+    if (int(thread_index) < kMatrixKeys) {
       const int key = first + min(int(thread_index), count - 1);
       key_factors[thread_index] = key_norms[offset_of(parameters.key_norms, batch, kv_head, key)];
       value_factors[thread_index] = value_norms[offset_of(parameters.value_norms, batch, kv_head, key)];
-      key_factors[kKeys + int(thread_index)] =
+      key_factors[kMatrixKeys + int(thread_index)] =
           mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, key);
-      value_factors[kKeys + int(thread_index)] =
+      value_factors[kMatrixKeys + int(thread_index)] =
           mean_at(value_means, parameters.value_means, parameters.has_value_means, batch, kv_head, key);
     }
 
     // Scores
     device const uint* keys = key_codes + offset_of(parameters.key_codes, batch, kv_head, first);
-    float2 scores[kKeys / 8];
-    UNROLL for (int n = 0; n < kKeys / 8; ++n) scores[n] = float2(0.0f);
+    float2 scores[kMatrixKeys / 8];
+    UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) scores[n] = float2(0.0f);
     for (int slice = 0; slice < D; slice += kSlice) {
       if (slice > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
       dequantise<key_bits, kSlice>(tile, keys, parameters.key_codes.token, count, slice, key_table, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (int depth = 0; depth < kSlice; depth += 8) {
         const float2 left = float2(query[slice + depth], query[slice + depth + 1]);
-        UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+        UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
           multiply_add(scores[n], left, load_transposed(tile + n * 8 * kStride + depth, kStride, at));
         }
       }
@@ -206,7 +203,7 @@ template <int key_bits, int value_bits, int D>
           tile, values, parameters.value_codes.token, count, first_column + slice, value_table, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int column = 0; column < kSlice; column += 8) {
-        UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+        UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
           multiply_add(o[(slice + column) / 8], scores[n], load_fragment(tile + n * 8 * kStride + column, kStride, at));
         }
       }

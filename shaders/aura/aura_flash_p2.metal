@@ -1,6 +1,7 @@
-// A simdgroup owns 32 / lanes_of(D) query rows. In registers: a lane's D / lanes_of(D) elements of o, in f32.
+// A simdgroup owns 32 / lanes_of(D) query rows; a lane holds D / lanes_of(D) elements of o in registers, in f32.
 // Layout: o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, o [B, HQ, L, D], contiguous.
 // o = Pi^T (sum of exp(m - M) o_partials) / l + (sum of exp(m - M) mean) / l, l with the sink's exponential.
+#include "aura/aura_flash_p2.h"
 #include "aura/rotation.h"
 
 template <typename T, int D>

@@ -7,7 +7,7 @@ using namespace metal;
 
 METAL_FUNC constexpr int words_of(int D, int bits) { return (D * bits + 31) / 32; }
 
-// A code reaches into a second word with 3 bits alone; no word is read that has none of its bits.
+// With 3 bits a code may reach into a second word, which is read only then.
 template <int bits>
 METAL_FUNC uint code_at(device const uint* words, int d) {
   const int bit = d * bits;
@@ -16,7 +16,7 @@ METAL_FUNC uint code_at(device const uint* words, int d) {
   return value & ((1u << bits) - 1u);
 }
 
-// A table of centroids, or of their boundaries, into threadgroup memory: run-time indices never reach thread arrays.
+// Centroids or boundaries into threadgroup memory: a thread array with run-time indices would spill.
 METAL_FUNC void stage_table(
     threadgroup float* table, device const float* source, int size, uint thread_index, int threads) {
   for (int i = int(thread_index); i < size; i += threads) table[i] = source[i];

@@ -1,6 +1,6 @@
 // Pi = H diag(signs) / sqrt(D), H = H_m (x) Sylvester's matrix of size D / m. Lane p of the lanes_of(D) that share a
-// vector holds elements p, p + lanes, ...: H_m, or Sylvester's matrix of the elements' number, works within a lane, the
-// rest between lanes, so that D log D additions need neither barrier nor memory. A simdgroup holds 32 / lanes vectors.
+// vector holds elements p, p + lanes, ...: H_m (or Sylvester's matrix) works within a lane, the rest between lanes by
+// shuffles, so that D log D additions need neither barrier nor memory.
 #pragma once
 #include <metal_stdlib>
 
@@ -8,10 +8,7 @@
 #include "core/fragment.h"
 using namespace metal;
 
-// 80 = 20 * 4 and 96 = 12 * 8; the others are powers of two.
-METAL_FUNC constexpr int lanes_of(int D) { return D == 80 ? 4 : D == 96 ? 8 : 32; }
-
-// The i-th centroid or element of a lane: where it lies in the vector.
+// Where the i-th element of a lane lies in the vector.
 template <int D>
 METAL_FUNC int place_of(int i, uint lane) {
   return i * lanes_of(D) + int(lane) % lanes_of(D);
@@ -29,7 +26,7 @@ METAL_FUNC float max_over_lanes(float x) {
   return x;
 }
 
-// Bit r is set where r is a square modulo the prime m - 1.
+// Bit r is set where r is a square modulo the prime q: 11 or 19.
 METAL_FUNC constexpr uint squares_modulo(int q) { return q == 11 ? 0x23Au : 0x30AF2u; }
 
 // Paley's Hadamard matrix of order m = q + 1: the identity and a skew matrix.
@@ -98,19 +95,18 @@ METAL_FUNC void rotate(thread float* values, device const float* signs, uint lan
   if constexpr (kInverse) multiply_by_signs<D>(values, signs, lane);
 }
 
-// Which vector a lane works on, of those that threadgroup memory and launches count; `present` is false past the last.
+// The vector that a lane works on. Lanes past the last vector repeat it, with `present` false.
 struct VectorPlace {
   int64_t index;
   int batch, head, token;
   bool present;
 };
 
-// For threadgroups of 4 simdgroups.
 template <int D>
 METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint group, uint simdgroup, uint lane) {
   constexpr int kTogether = 32 / lanes_of(D);
   VectorPlace place;
-  const int64_t index = (int64_t(group) * 4 + simdgroup) * kTogether + int(lane) / lanes_of(D);
+  const int64_t index = (int64_t(group) * (kAuraThreads / 32) + simdgroup) * kTogether + int(lane) / lanes_of(D);
   place.present = index < vectors.count;
   place.index = place.present ? index : vectors.count - 1;
   place.token = int(place.index % vectors.tokens);

@@ -18,7 +18,7 @@ METAL_FUNC KeyRange block_range(constant FlashParameters& parameters, int block)
   return range;
 }
 
-// What row `row` of batch row `batch` sees of a range; `starts` holds words, the low one of an element first.
+// What a row sees of a range. `starts` holds 32-bit words, the low one of an element first.
 METAL_FUNC KeyRange
 visible_range(constant FlashParameters& parameters, device const int* starts, int batch, int row, KeyRange range) {
   const int position = parameters.q_offset + row / parameters.ratio;
@@ -33,7 +33,7 @@ visible_range(constant FlashParameters& parameters, device const int* starts, in
   return range;
 }
 
-// The index of a row among [B, HQ, L], and its q.
+// A row's query head and query, and its index among [B, HQ, L].
 struct RowPlace {
   int head, query;
   int64_t index;
@@ -48,7 +48,7 @@ METAL_FUNC RowPlace row_place(constant FlashParameters& parameters, int batch, i
   return place;
 }
 
-// What any of the rows first_row .. last_row sees: later queries see later keys.
+// What rows first_row .. last_row see together: later queries see later keys.
 METAL_FUNC KeyRange range_of_rows(
     constant FlashParameters& parameters,
     device const int* starts,
@@ -68,7 +68,7 @@ METAL_FUNC float mean_at(
   return present != 0 ? means[offset_of(strides, batch, head, token)] : 0.0f;
 }
 
-// What is kept of a row between tiles: the largest score, and sums of exp(score - largest), alone and times means.
+// A row's state from tile to tile: the largest score, and sums of exp(score - largest), alone and times means.
 struct RowSums {
   float m, l, mean;
 };

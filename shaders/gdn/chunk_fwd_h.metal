@@ -59,7 +59,7 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
   const int64_t head = int64_t(group.y);
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int64_t value_heads = parameters.value_heads;
-  const int first_column = int(group.x) * 32 + int(simdgroup) * 8;
+  const int first_column = int(group.x) * kStateColumns + int(simdgroup) * 8;
   const int columns = V - first_column;  // may be 0 or less for the last simdgroups
   const LanePosition at = lane_position(lane);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, C, lane);

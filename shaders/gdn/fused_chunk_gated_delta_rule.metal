@@ -16,7 +16,7 @@
 #include "core/tile.h"
 #include "gdn/fused_chunk_gated_delta_rule.h"
 
-GDN_CONSTANT int kSimdgroups = 4;
+GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
 GDN_CONSTANT int kValueStride = kStateColumns + 4;  // 4 banks further each row
 GDN_CONSTANT int kScratchStride = kStateColumns + 1;
 

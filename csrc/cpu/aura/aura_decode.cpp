@@ -1,13 +1,17 @@
-#include <torch/library.h>
+#include "ops/aura/aura_decode.h"
 
 #include <cmath>
 
-#include "cpu/aura/aura_common.h"
+#include "cpu/aura/codes.h"
+#include "cpu/aura/rotation.h"
+#include "cpu/aura/vectors.h"
+#include "cpu/implement.h"
 
 namespace torch_gdn {
+
 namespace {
 
-// The mean of a vector in rotated space is spread over what Pi makes of ones: H signs / sqrt(D).
+// A vector's mean is a multiple of ones; in rotated space, of Pi 1.
 std::vector<float> rotated_ones(const float* signs, int64_t D) {
   std::vector<float> ones(D, 1.0f);
   cpu::rotate(ones.data(), signs, D, false);
@@ -15,39 +19,29 @@ std::vector<float> rotated_ones(const float* signs, int64_t D) {
   return ones;
 }
 
-Tensor aura_decode(const Tensor& codes_any, const Tensor& norms_any, const Tensor& codebook, const Tensor& signs,
-                   const optional<Tensor>& means_any, bool rotated, optional<at::ScalarType> dtype) {
-  const auto s = check_aura_decode(codes_any, norms_any, codebook, signs, means_any, rotated, dtype);
-  std::vector<int64_t> sizes = codes_any.sizes().slice(0, codes_any.dim() - 1).vec();
-  sizes.push_back(s.D);
-  const Tensor x = at::empty(sizes, norms_any.options().dtype(dtype.value_or(at::kFloat)));
-  if (x.numel() == 0) return x;
-  const Tensor codes = cpu::as_four(unit_last_stride(codes_any, "codes")), norms = cpu::as_three(norms_any);
-  const optional<Tensor> means = means_any.has_value() ? optional<Tensor>(cpu::as_three(*means_any)) : std::nullopt;
-  const Tensor x_four = cpu::as_four(x), signs_row = signs.contiguous();
-  const cpu::Rows out(x_four);
-  const cpu::Codebook centroids(codebook, s.key_bits, s.D);
-  const auto* sign = signs_row.const_data_ptr<float>();
-  const std::vector<float> ones = rotated ? rotated_ones(sign, s.D) : std::vector<float>(s.D, 1.0f);
-  const float factor = rotated ? 1.0f : 1.0f / std::sqrt(static_cast<float>(s.D));
-  const int64_t heads = codes.size(1), tokens = codes.size(2);
-  at::parallel_for(0, codes.size(0) * heads * tokens, 64, [&](int64_t begin, int64_t end) {
-    std::vector<float> row(s.D);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t t = i % tokens, h = i / tokens % heads, b = i / tokens / heads;
-      centroids.dequantise(cpu::words_at(codes, b, h, t), row.data());
-      if (!rotated) cpu::rotate(row.data(), sign, s.D, true);
-      const float norm = norms.const_data_ptr<float>()[cpu::place_of(norms, b, h, t)] * factor;
-      const float mean = means.has_value() ? means->const_data_ptr<float>()[cpu::place_of(*means, b, h, t)] : 0.0f;
-      for (int64_t d = 0; d < s.D; ++d) row[d] = row[d] * norm + (means.has_value() ? mean * ones[d] : 0.0f);
-      out.write(b, h, t, 0, s.D, row.data());
-    }
+void run(const AuraDecode<int64_t>& op, const Tensor& x_any) {
+  const Tensor codes = cpu::as_vectors(op.vectors.codes, "codes"), norms = cpu::as_values(op.vectors.norms);
+  const bool has_means = op.vectors.means.has_value();
+  const Tensor means = has_means ? cpu::as_values(*op.vectors.means) : Tensor();
+  const Tensor x = cpu::as_vectors(x_any, "x"), signs = op.signs.contiguous();
+  const cpu::Rows out(x);
+  const cpu::Codebook centroids(op.vectors.codebook, op.bits, op.D);
+  const auto* sign = signs.const_data_ptr<float>();
+  const auto ones = op.rotated ? rotated_ones(sign, op.D) : std::vector<float>(op.D, 1.0f);
+  const float factor = op.rotated ? 1.0f : 1.0f / std::sqrt(static_cast<float>(op.D));
+  cpu::for_each_vector(codes, [&](int64_t b, int64_t h, int64_t t) {
+    float row[cpu::kLargestD];
+    centroids.dequantise(cpu::words_at(codes, b, h, t), row);
+    if (!op.rotated) cpu::rotate(row, sign, op.D, true);
+    const float norm = cpu::value_at(norms, b, h, t) * factor;
+    const float mean = has_means ? cpu::value_at(means, b, h, t) : 0.0f;
+    for (int64_t d = 0; d < op.D; ++d) row[d] = row[d] * norm + (has_means ? mean * ones[d] : 0.0f);
+    out.write(b, h, t, 0, op.D, row);
   });
-  return x;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { m.impl("aura_decode", &aura_decode); }
+TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<AuraDecode, &run>(m); }
 
 }  // namespace torch_gdn

@@ -1,28 +1,34 @@
-#include <torch/library.h>
-
 #include <cmath>
 #include <limits>
 
 #include "cpu/aura/aura_flash.h"
+#include "cpu/aura/rotation.h"
+#include "cpu/common.h"
+#include "cpu/implement.h"
 
-namespace torch_gdn {
-namespace cpu {
+namespace torch_gdn::cpu {
+
 namespace {
+
+// A row's m, l and mean, `blocks` of each; mean may be nullptr.
+struct RowPartials {
+  const float *m, *l, *mean;
+  int64_t blocks;
+};
 
 struct Merged {
   float largest, sum, mean;
 };
 
-// The blocks of one row: their factors exp(m - largest), and l and mean with these. A sink is a score without a value.
-Merged merge(const Partials& partials, int64_t at, int64_t blocks, const float* sink, std::vector<float>& factors) {
-  const float* m = partials.m.const_data_ptr<float>() + at;
-  const float* l = partials.l.const_data_ptr<float>() + at;
+// A block's factor is exp(m - largest); sum and mean are those of l and mean with these. A sink is a score without a
+// value.
+Merged merge(const RowPartials& row, const float* sink, std::vector<float>& factors) {
   Merged merged{sink != nullptr ? *sink : -std::numeric_limits<float>::infinity(), 0.0f, 0.0f};
-  for (int64_t i = 0; i < blocks; ++i) merged.largest = std::max(merged.largest, m[i]);
-  for (int64_t i = 0; i < blocks; ++i) {
-    factors[i] = l[i] == 0.0f ? 0.0f : std::exp(m[i] - merged.largest);
-    merged.sum += factors[i] * l[i];
-    if (partials.mean.numel() > 0) merged.mean += factors[i] * partials.mean.const_data_ptr<float>()[at + i];
+  for (int64_t i = 0; i < row.blocks; ++i) merged.largest = std::max(merged.largest, row.m[i]);
+  for (int64_t i = 0; i < row.blocks; ++i) {
+    factors[i] = row.l[i] == 0.0f ? 0.0f : std::exp(row.m[i] - merged.largest);
+    merged.sum += factors[i] * row.l[i];
+    if (row.mean != nullptr) merged.mean += factors[i] * row.mean[i];
   }
   if (sink != nullptr) merged.sum += std::exp(*sink - merged.largest);
   return merged;
@@ -30,22 +36,25 @@ Merged merge(const Partials& partials, int64_t at, int64_t blocks, const float* 
 
 }  // namespace
 
-void flash_p2(const AuraShape& s, const Partials& partials, const Tensor& value_signs, const optional<Tensor>& sinks,
-              const Tensor& o) {
+void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
   if (o.numel() == 0) return;
+  const auto& s = op.shape;
+  const Tensor parts = op.o_partials.contiguous(), m = op.m_partials.contiguous(), l = op.l_partials.contiguous();
+  const Tensor mean = op.mean_partials.has_value() ? op.mean_partials->contiguous() : Tensor();
+  const Tensor sinks = op.sinks.has_value() ? op.sinks->contiguous() : Tensor();
+  const Tensor signs = op.value_signs.contiguous();
   const Rows out(o);
-  const Tensor signs = value_signs.contiguous();
-  const Tensor sink_row = sinks.has_value() ? sinks->contiguous() : Tensor();
   at::parallel_for(0, s.B * s.HQ * s.L, 16, [&](int64_t begin, int64_t end) {
     std::vector<float> row(s.D), factors(s.NB);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t head = i / s.L % s.HQ;
-      const float* sink = sink_row.defined() ? sink_row.const_data_ptr<float>() + head : nullptr;
-      const auto merged = merge(partials, i * s.NB, s.NB, sink, factors);
+      const int64_t head = i / s.L % s.HQ, at = i * s.NB;
+      const RowPartials partials{m.const_data_ptr<float>() + at, l.const_data_ptr<float>() + at,
+                                 mean.defined() ? mean.const_data_ptr<float>() + at : nullptr, s.NB};
+      const auto merged = merge(partials, sinks.defined() ? sinks.const_data_ptr<float>() + head : nullptr, factors);
       std::fill(row.begin(), row.end(), 0.0f);
       for (int64_t block = 0; block < s.NB; ++block) {
         if (factors[block] == 0.0f) continue;
-        const float* part = partials.o.const_data_ptr<float>() + (i * s.NB + block) * s.D;
+        const float* part = parts.const_data_ptr<float>() + (at + block) * s.D;
         for (int64_t d = 0; d < s.D; ++d) row[d] += factors[block] * part[d];
       }
       rotate(row.data(), signs.const_data_ptr<float>(), s.D, true);
@@ -57,23 +66,6 @@ void flash_p2(const AuraShape& s, const Partials& partials, const Tensor& value_
   });
 }
 
-}  // namespace cpu
+TORCH_LIBRARY_IMPL(gdn, CPU, m) { implement<AuraFlashP2, &flash_p2>(m); }
 
-namespace {
-
-Tensor aura_flash_p2(const Tensor& o_partials, const Tensor& m_partials, const Tensor& l_partials,
-                     const Tensor& value_signs, const optional<Tensor>& mean_partials, const optional<Tensor>& sinks,
-                     optional<at::ScalarType> dtype) {
-  const auto s = check_aura_flash_p2(o_partials, m_partials, l_partials, value_signs, mean_partials, sinks, dtype);
-  const Tensor o = at::empty({s.B, s.HQ, s.L, s.D}, o_partials.options().dtype(dtype.value_or(at::kFloat)));
-  const Tensor mean = mean_partials.has_value() ? mean_partials->contiguous() : at::empty({0}, o_partials.options());
-  cpu::flash_p2(s, {o_partials.contiguous(), m_partials.contiguous(), l_partials.contiguous(), mean}, value_signs,
-                sinks, o);
-  return o;
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { m.impl("aura_flash_p2", &aura_flash_p2); }
-
-}  // namespace torch_gdn
+}  // namespace torch_gdn::cpu

@@ -1,10 +1,9 @@
-// Pass 1 of attention to codes for one instruction set: a tile of keys and values, looked up before, against some rows.
+// Pass 1 of attention to codes for one ISA: some query rows against a tile of dequantised keys and values.
 
-// So many query heads share what is loaded of keys and values.
-constexpr int kHeads = 4;
+constexpr int kHeads = 4;  // query rows that share what is loaded of keys and values
 
-// scores[head][key] = q[head] . keys[key], for as many pairs at once as there are lanes: their sums of products, a
-// vector each, become one vector of sums.
+// scores[row][key] = q[row] . keys[key], for kLanes pairs at once: their sums of products, a vector each, become one
+// vector of sums.
 template <int kTogether>
 TORCH_GDN_INLINE void dot_rows(const float* q, const float* keys, int64_t count, int64_t width, float* scores) {
   constexpr int kKeys = kLanes / kTogether;
@@ -40,7 +39,7 @@ void dot_products(const AuraTile& tile) {
   }
 }
 
-// o[head] += sum over keys of weights[head][key] values[key]
+// o[row] += sum over keys of weights[row][key] values[key]
 template <int kTogether>
 TORCH_GDN_INLINE void add_rows(const float* weights, const float* values, int64_t count, int64_t width, float* o) {
   constexpr int kVectors = 2;
@@ -74,8 +73,8 @@ void add_weighted(const AuraTile& tile) {
   }
 }
 
-// From dot products of one row to weights that its values' centroids are multiplied by. Keys that the row does not see,
-// all but those in [from, to), get weight 0 even where their norm is not finite.
+// Dot products of one row -> weights of the values' centroids. Keys that the row does not see, those outside [from,
+// to), get weight 0 even where their norm is not finite.
 void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to) {
   float* scores = tile.scores + row * kTileKeys;
   AuraRow& state = tile.states[row];
@@ -114,20 +113,20 @@ void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to)
 
 #if TORCH_GDN_SET_WIDTH == 512
 
-// 16 codes of 2, 3 or 4 bits: the two bytes that hold each go into a lane, are shifted, and their last 4 bits choose
-// among 16 centroids, which with fewer bits are there several times.
+// 16 codes of 2, 3 or 4 bits: the two bytes that hold a code go into its lane and are shifted; the last 4 bits select
+// one of 16 centroids, which repeat with fewer bits.
 template <int kBits>
-TORCH_GDN_INLINE void look_up_short(const Dequantise& codes) {
-  alignas(64) uint8_t state_io[64];
+TORCH_GDN_INLINE void dequantise_short(const Dequantise& codes) {
+  alignas(64) uint8_t positions[64];
   alignas(64) uint32_t shifts[16];
   for (int lane = 0; lane < 16; ++lane) {
     const int bit = lane * kBits;
-    state_io[4 * lane] = static_cast<uint8_t>(bit / 8);
-    state_io[4 * lane + 1] = static_cast<uint8_t>(bit / 8 + 1);
-    state_io[4 * lane + 2] = state_io[4 * lane + 3] = 0x80;  // zero
+    positions[4 * lane] = static_cast<uint8_t>(bit / 8);
+    positions[4 * lane + 1] = static_cast<uint8_t>(bit / 8 + 1);
+    positions[4 * lane + 2] = positions[4 * lane + 3] = 0x80;  // zero
     shifts[lane] = bit % 8;
   }
-  const __m512i place = _mm512_load_si512(state_io);
+  const __m512i position = _mm512_load_si512(positions);
   const Words shift = (Words)_mm512_load_si512(shifts);
   const __m512 centroids = _mm512_load_ps(codes.table->centroids);
   constexpr int kBytes = 2 * kBits;  // of 16 codes
@@ -136,14 +135,14 @@ TORCH_GDN_INLINE void look_up_short(const Dequantise& codes) {
     float* out = codes.out + row * codes.width;
     for (int64_t d = 0; d < codes.D; d += 16, bytes += kBytes) {
       const __m128i group = _mm_maskz_loadu_epi8((1u << kBytes) - 1, bytes);
-      const __m512i pairs = _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xFFFF, group), place);
+      const __m512i pairs = _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xFFFF, group), position);
       _mm512_storeu_ps(out + d, _mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)((Words)pairs >> shift), centroids));
     }
   }
 }
 
-// One of the 256 numbers of 16 bits for each of 32 codes: among 64 at once by a code's last 6 bits, then by its first.
-TORCH_GDN_INLINE __m512i look_up_halves(const __m512i (&table)[8], __m512i codes, __mmask32 bit_6, __mmask32 bit_7) {
+// One of 256 16-bit numbers for each of 32 codes: selected from 64 by a code's low 6 bits, then by its high 2.
+TORCH_GDN_INLINE __m512i centroid_halves(const __m512i (&table)[8], __m512i codes, __mmask32 bit_6, __mmask32 bit_7) {
   const __m512i low = _mm512_mask_blend_epi16(bit_6, _mm512_permutex2var_epi16(table[0], codes, table[1]),
                                               _mm512_permutex2var_epi16(table[2], codes, table[3]));
   const __m512i high = _mm512_mask_blend_epi16(bit_6, _mm512_permutex2var_epi16(table[4], codes, table[5]),
@@ -151,15 +150,15 @@ TORCH_GDN_INLINE __m512i look_up_halves(const __m512i (&table)[8], __m512i codes
   return _mm512_mask_blend_epi16(bit_7, low, high);
 }
 
-// 8 bits: the halves of a centroid are looked up in registers, 32 codes at once; a gather takes 5 times as long.
-TORCH_GDN_INLINE void look_up_bytes(const Dequantise& codes) {
+// 8 bits: the halves of centroids are selected in registers, 32 codes at once; a gather takes 5 times as long.
+TORCH_GDN_INLINE void dequantise_bytes(const Dequantise& codes) {
   __m512i low[8], high[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
     low[i] = _mm512_load_si512(codes.table->low + 32 * i);
     high[i] = _mm512_load_si512(codes.table->high + 32 * i);
   }
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // in which unpacking leaves them in a row
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // that unpacking undoes
   for (int64_t row = 0; row < codes.rows; ++row) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(codes.words + row * codes.stride);
     float* out = codes.out + row * codes.width;
@@ -169,7 +168,7 @@ TORCH_GDN_INLINE void look_up_bytes(const Dequantise& codes) {
       const __m512i code = _mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(group, order));
       const __mmask32 bit_6 = _mm512_test_epi16_mask(code, _mm512_set1_epi16(64));
       const __mmask32 bit_7 = _mm512_test_epi16_mask(code, _mm512_set1_epi16(128));
-      const __m512i lower = look_up_halves(low, code, bit_6, bit_7), upper = look_up_halves(high, code, bit_6, bit_7);
+      const __m512i lower = centroid_halves(low, code, bit_6, bit_7), upper = centroid_halves(high, code, bit_6, bit_7);
       _mm512_storeu_si512(out + d, _mm512_unpacklo_epi16(lower, upper));
       if (whole) _mm512_storeu_si512(out + d + 16, _mm512_unpackhi_epi16(lower, upper));
     }
@@ -177,10 +176,10 @@ TORCH_GDN_INLINE void look_up_bytes(const Dequantise& codes) {
 }
 
 void dequantise(const Dequantise& codes) {
-  if (codes.bits == 2) return look_up_short<2>(codes);
-  if (codes.bits == 3) return look_up_short<3>(codes);
-  if (codes.bits == 4) return look_up_short<4>(codes);
-  look_up_bytes(codes);
+  if (codes.bits == 2) return dequantise_short<2>(codes);
+  if (codes.bits == 3) return dequantise_short<3>(codes);
+  if (codes.bits == 4) return dequantise_short<4>(codes);
+  dequantise_bytes(codes);
 }
 
 constexpr AuraKernels kAuraKernels = {&dequantise, &dot_products, &online_softmax, &add_weighted};

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "cpu/simd/aura_kernels.h"
 #include "cpu/simd/isa.h"
 
 // Vectors are parameters of functions that are always inlined: no caller sees how they would be passed.

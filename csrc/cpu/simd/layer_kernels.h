@@ -54,43 +54,4 @@ ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu);
 ReadTransposed read_transposed_kernel(at::ScalarType dtype);
 NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate);
 
-constexpr int64_t kTileKeys = 64;  // of AURA's pass 1, that are looked up at once: 32 KB with D = 128
-
-// What codes are looked up in: up to 16 centroids, again and again where they are fewer; or the halves of 256.
-struct CodeTable {
-  alignas(64) float centroids[16];
-  alignas(64) uint16_t low[256], high[256];
-};
-
-// Packed rows of D codes, `stride` words from row to row, and floats, `width` from row to row.
-struct Dequantise {
-  const int32_t* words;
-  int64_t stride, rows, bits, D;
-  const CodeTable* table;
-  float* out;
-  int64_t width;
-};
-
-// What a row of q carries from tile to tile: the largest score, the sum of exp(score - m), and of these times means.
-struct AuraRow {
-  float m, l, mean, q_sum;
-};
-
-// Some rows of q against `count` keys and values, all as rows of `width` floats. Norms and means have kTileKeys.
-struct AuraTile {
-  const float *q, *keys, *values;
-  int64_t rows, count, width;
-  const float *key_norms, *key_means, *value_norms, *value_means;
-  float *scores, *o;  // [rows, kTileKeys], [rows, width]
-  AuraRow* states;
-};
-
-struct AuraKernels {
-  void (*dequantise)(const Dequantise& codes);  // or nullptr: no faster than byte by byte
-  void (*dot_products)(const AuraTile& tile);
-  void (*online_softmax)(const AuraTile& tile, int64_t row, int64_t from, int64_t to);
-  void (*add_weighted)(const AuraTile& tile);
-};
-const AuraKernels& aura_kernels();
-
 }  // namespace torch_gdn::cpu

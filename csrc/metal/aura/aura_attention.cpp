@@ -1,52 +1,35 @@
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include "ops/aura/aura_attention.h"
 
-#include "metal/aura/aura_flash.h"
+#include "metal/aura/launches.h"
+#include "metal/implement.h"
+#include "shaders/aura/aura_flash_p1.h"
 
 namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kTileKeys = 128;  // a thread of pass 1 in vector form takes one
-constexpr int64_t kGroups = 256;    // that pass 1 should have, where there are keys enough: 3 or more for each GPU core
+constexpr int64_t kThreadgroups = 256;  // that pass 1 should have, where keys allow it: 3 or more for each GPU core
 
-Tensor aura_attention(const Tensor& q_any, const Tensor& key_codes, const Tensor& key_norms, const Tensor& key_codebook,
-                      const Tensor& key_signs, const Tensor& value_codes, const Tensor& value_norms,
-                      const Tensor& value_codebook, const Tensor& value_signs, const optional<Tensor>& key_means,
-                      const optional<Tensor>& value_means, const optional<Tensor>& starts,
-                      const optional<Tensor>& sinks, optional<double> scale, bool causal, optional<int64_t> q_offset,
-                      int64_t window, optional<int64_t> block_size) {
-  auto shape = check_aura_attention(q_any, key_codes, key_norms, key_codebook, key_signs, value_codes, value_norms,
-                                    value_codebook, value_signs, key_means, value_means, starts, sinks, causal,
-                                    q_offset, window, block_size);
-  const auto q = unit_last_stride(q_any, "q");
-  const auto o = at::empty({shape.B, shape.HQ, shape.L, shape.D}, q.options());
-  if (shape.T == 0) return o.zero_();
-  const int64_t row_tiles = ceil_div(shape.L * shape.HQ / shape.HK, rows_together(shape));
-  shape.block_size =
-      block_size.value_or(default_block_size(shape.T, kTileKeys, shape.B * shape.HK * row_tiles, kGroups));
-  shape.NB = ceil_div(shape.T, shape.block_size);
-  const Cache cache{unit_last_stride(key_codes, "key_codes"),
-                    key_norms,
-                    key_codebook,
-                    unit_last_stride(value_codes, "value_codes"),
-                    value_norms,
-                    value_codebook,
-                    key_means,
-                    value_means};
-  const auto f32 = q.options().dtype(at::kFloat);
-  const auto q_rot = at::empty(q.sizes(), f32);
-  const auto q_sums =
-      key_means.has_value() ? optional<Tensor>(at::empty({shape.B, shape.HQ, shape.L}, f32)) : std::nullopt;
-  const auto partials = new_partials(shape, q, value_means.has_value());
-  launcher().run({launch_aura_rotate(q, key_signs, scale_or_default(scale, shape.D), false, q_rot, q_sums),
-                  launch_aura_flash_p1(shape, q_rot, q_sums, cache, {starts, causal, window}, partials),
-                  launch_aura_flash_p2(shape, partials, value_signs, sinks, o)});
-  return o;
+void run(const AuraAttention<int64_t>& op, const Tensor& o) {
+  const auto& s = op.shape;
+  if (s.T == 0) {
+    o.zero_();
+    return;
+  }
+  const auto f32 = op.q.options().dtype(at::kFloat);
+  const Tensor q = unit_last_stride(op.q, "q"), q_rot = at::empty(q.sizes(), f32);
+  const auto q_sums = op.key.means.has_value() ? optional<Tensor>(at::empty({s.B, s.HQ, s.L}, f32)) : std::nullopt;
+  const int64_t row_tiles = ceil_div(s.L * s.HQ / s.HK, rows_of_threadgroup(s));
+  const int64_t block_size =
+      op.block_size.value_or(default_block_size(s.T, kFlashKeys, s.B * s.HK * row_tiles, kThreadgroups));
+  const auto pass_1 = op.pass_1(q_rot, q_sums, block_size);
+  const auto partials = pass_1.outputs();
+  launcher().run({launch_aura_rotate({q, op.key_signs, scale_or_default(op.scale, s.D), false}, q_rot, q_sums),
+                  launch_aura_flash_p1(pass_1, partials), launch_aura_flash_p2(op.pass_2(partials), o)});
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, MPS, m) { m.impl("aura_attention", aura_attention); }
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<AuraAttention, &run>(m); }
 
 }  // namespace torch_gdn

@@ -15,6 +15,8 @@ Tensor as_values(const Tensor& x, const char* name) { return with_dimensions(x, 
 
 VectorStrides vector_strides(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2)}; }
 
+VectorStrides vector_strides(const optional<Tensor>& x) { return x.has_value() ? vector_strides(*x) : VectorStrides{}; }
+
 VectorParameters vector_parameters(const Tensor& x) {
   TORCH_CHECK_VALUE(x.size(1) <= INT32_MAX && x.size(2) <= INT32_MAX,
                     "torch_gdn: expected fewer than 2^31 heads and tokens, got shape ", x.sizes());
@@ -22,8 +24,7 @@ VectorParameters vector_parameters(const Tensor& x) {
 }
 
 size_t rotation_groups(int64_t vectors, int64_t D) {
-  const int64_t lanes = D == 80 ? 4 : D == 96 ? 8 : 32;
-  return size_t(ceil_div(vectors, kThreads / lanes));
+  return size_t(ceil_div(vectors, kAuraThreads / lanes_of(int(D))));
 }
 
 }  // namespace torch_gdn

@@ -1,0 +1,43 @@
+// Tensors as vectors [B, H, T, ..], as the CPU's AURA kernels go over them.
+#pragma once
+#include <ATen/Parallel.h>
+
+#include "cpu/common.h"
+
+namespace torch_gdn::cpu {
+
+constexpr int64_t kLargestD = 512;
+
+inline Tensor with_dimensions(Tensor x, int64_t count) {
+  while (x.dim() < count) x = x.unsqueeze(0);
+  return x.dim() == count ? x : x.flatten(0, x.dim() - count);
+}
+
+// Vectors [.., D], or one value each [..]: missing dimensions have size 1, surplus ones are merged. Elements of a
+// vector are read one after another: a last stride other than 1 costs a copy.
+inline Tensor as_vectors(const Tensor& x, const char* name) { return with_dimensions(unit_last_stride(x, name), 4); }
+inline Tensor as_values(const Tensor& x) { return with_dimensions(x, 3); }
+
+inline int64_t offset_of(const Tensor& x, int64_t b, int64_t h, int64_t t) {
+  return b * x.stride(0) + h * x.stride(1) + t * x.stride(2);
+}
+inline const int32_t* words_at(const Tensor& codes, int64_t b, int64_t h, int64_t t) {
+  return codes.const_data_ptr<int32_t>() + offset_of(codes, b, h, t);
+}
+inline float value_at(const Tensor& values, int64_t b, int64_t h, int64_t t) {
+  return values.const_data_ptr<float>()[offset_of(values, b, h, t)];
+}
+inline void set_value(const Tensor& values, int64_t b, int64_t h, int64_t t, float value) {
+  values.mutable_data_ptr<float>()[offset_of(values, b, h, t)] = value;
+}
+
+// f(b, h, t) for each vector, spread over the cores.
+template <typename F>
+void for_each_vector(const Tensor& x, const F& f) {
+  const int64_t heads = x.size(1), tokens = x.size(2);
+  at::parallel_for(0, x.size(0) * heads * tokens, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i / tokens / heads, i / tokens % heads, i % tokens);
+  });
+}
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,19 @@
+// The three kernels of aura_attention, each an op of its own as well.
+#pragma once
+#include "metal/launch.h"
+#include "ops/aura/aura_flash_p1.h"
+#include "ops/aura/aura_flash_p2.h"
+#include "ops/aura/aura_rotate.h"
+
+namespace torch_gdn {
+
+// sums: [B, H, T] float32, scale times those of x [B, H, T, D].
+Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const optional<Tensor>& sums = std::nullopt);
+
+// Query rows of a KV head that a threadgroup of pass 1 takes: 32 in matrix form, else 1, 2, 4 or 8.
+int64_t rows_of_threadgroup(const AuraShape<>& shape);
+Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);
+
+Launch launch_aura_flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o);
+
+}  // namespace torch_gdn

@@ -1,0 +1,47 @@
+// Codes back into vectors, or (rotated) into the space that they were rotated to.
+#pragma once
+#include "ops/aura/aura.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct AuraDecode {
+  static constexpr const char* kSchema =
+      "aura_decode(Tensor codes, Tensor norms, Tensor codebook, Tensor signs, Tensor? means=None, bool rotated=False, "
+      "ScalarType? dtype=None) -> Tensor";
+
+  CodedTensor vectors;
+  Tensor signs;
+  bool rotated;
+  optional<at::ScalarType> dtype;
+
+  Int D;
+  int64_t bits;
+
+  auto arguments() {
+    return std::tie(vectors.codes, vectors.norms, vectors.codebook, signs, vectors.means, rotated, dtype);
+  }
+
+  void check() {
+    const auto& [codes, norms, codebook, means] = vectors;
+    const Check<Int> check("aura_decode", "codes", codes);
+    check.is_int32("codes", codes);
+    check.at_least_one_dimension("codes", codes);
+    check.is_float32("signs", signs);
+    check.dimensions("signs", signs, 1, "[D]");
+    D = check_head_size(check, "signs", size_of<Int>(signs, 0));
+    bits = check_codebook(check, "codebook", codebook);
+    const auto rows = sizes_without_last<Int>(codes);
+    check_codes(check, "codes", codes, rows, D, bits);
+    check_norms(check, "norms", norms, rows);
+    if (means.has_value()) check_norms(check, "means", *means, rows);
+    check.is_activation("dtype", dtype.value_or(at::kFloat));
+  }
+
+  Tensor outputs() const {
+    return empty<Int>(with_last(sizes_without_last<Int>(vectors.codes), D),
+                      vectors.norms.options().dtype(dtype.value_or(at::kFloat)));
+  }
+};
+
+}  // namespace torch_gdn

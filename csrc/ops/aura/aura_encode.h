@@ -1,0 +1,104 @@
+// Vectors into codes: rotated, each coordinate becomes the index of the nearest centroid; and into slots of a cache.
+#pragma once
+#include "ops/aura/aura.h"
+
+namespace torch_gdn {
+
+// Codes int32 [.., words], norms and means float32 [..].
+struct EncodedVectors {
+  Tensor codes, norms;
+  optional<Tensor> means;
+};
+
+// What both ops share.
+template <typename Int>
+struct AuraEncoder {
+  Tensor x, signs, boundaries, codebook;
+
+  Int D;
+  int64_t bits;
+
+  void check_codec(const Check<Int>& check) {
+    check.is_activation("x", x);
+    check.at_least_one_dimension("x", x);
+    D = check_head_size(check, "x", size_of<Int>(x, -1));
+    check_table(check, "signs", signs, "[D]", D);
+    bits = check_codebook(check, "codebook", codebook);
+    check_table(check, "boundaries", boundaries, "[2^bits - 1]", Int((int64_t(1) << bits) - 1));
+  }
+};
+
+template <typename Int>
+struct AuraEncode : AuraEncoder<Int> {
+  static constexpr const char* kSchema =
+      "aura_encode(Tensor x, Tensor signs, Tensor boundaries, Tensor codebook, bool with_means=False) -> "
+      "(Tensor codes, Tensor norms, Tensor means)";
+
+  bool with_means;
+
+  auto arguments() { return std::tie(this->x, this->signs, this->boundaries, this->codebook, with_means); }
+
+  void check() { this->check_codec(Check<Int>("aura_encode", "x", this->x)); }
+
+  std::tuple<Tensor, Tensor, Tensor> outputs() const {
+    const auto rows = sizes_without_last<Int>(this->x);
+    const auto words = code_words(this->D, this->bits);
+    const auto options = this->x.options(), f32 = options.dtype(at::kFloat);
+    return {empty<Int>(with_last(rows, words), options.dtype(at::kInt)), empty<Int>(rows, f32),
+            with_means ? empty<Int>(rows, f32) : no_output(f32)};
+  }
+};
+
+// A token with a negative slot is left out.
+template <typename Int>
+struct AuraEncodeInPlace : AuraEncoder<Int> {
+  static constexpr const char* kSchema =
+      "aura_encode_(Tensor x, Tensor slots, Tensor signs, Tensor boundaries, Tensor codebook, Tensor(a!) codes, "
+      "Tensor(b!) norms, Tensor(c!)? means=None) -> ()";
+
+  Tensor slots;
+  EncodedVectors cache;
+
+  auto arguments() {
+    return std::tie(this->x, slots, this->signs, this->boundaries, this->codebook, cache.codes, cache.norms,
+                    cache.means);
+  }
+
+  void check() {
+    const Check<Int> check("aura_encode_", "x", this->x);
+    check.dimensions("x", this->x, 4, "[B, HK, T, D]");
+    this->check_codec(check);
+    const auto B = size_of<Int>(this->x, 0), HK = size_of<Int>(this->x, 1), T = size_of<Int>(this->x, 2);
+    check_index(check, "slots", slots);
+    if (slots.dim() == 1) {
+      check.shape("slots", slots, "[T]", {T});
+    } else {
+      check.shape("slots", slots, "[B, T] or [T]", {B, T});
+    }
+    const auto& [codes, norms, means] = cache;
+    check.is_int32("codes", codes);
+    check.dimensions("codes", codes, 4, "[B, HK, S, ceil(D * bits / 32)]");
+    const std::vector<Int> rows = {B, HK, size_of<Int>(codes, 2)};
+    check_codes(check, "codes", codes, rows, this->D, this->bits);
+    const auto stride = codes.sym_stride(3);
+    check.value(sym_eq(stride, c10::SymInt(1)), "codes", "a last stride of 1", stride);
+    check_norms(check, "norms", norms, rows);
+    if (means.has_value()) check_norms(check, "means", *means, rows);
+  }
+
+  // The kernel checks slots on the device.
+  void check_contents() const {
+    if (!slots.is_cpu()) return;
+    const Check<Int> check("aura_encode_", "x", this->x);
+    const Tensor indices = slots.to(at::kLong).contiguous();
+    const auto* slot = indices.const_data_ptr<int64_t>();
+    const int64_t S = cache.codes.size(2);
+    for (int64_t i = 0; i < indices.numel(); ++i) {
+      check.value(slot[i] < S, "slots", "slots below the cache's size", slot[i], " for a size of ", S);
+    }
+  }
+
+  void outputs() const {}
+};
+
+}  // namespace torch_gdn

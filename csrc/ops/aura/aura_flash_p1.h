@@ -1,0 +1,55 @@
+// Pass 1 of attention to codes: each block of keys by itself.
+#pragma once
+#include "ops/aura/aura.h"
+
+namespace torch_gdn {
+
+// o [B, HQ, L, NB, D] (in the space of rotated values, not divided by l), m, l and mean [B, HQ, L, NB], float32: a
+// block's largest score, and its sums of exp(score - m), alone and times the values' means. mean is empty without
+// means.
+using Partials = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+template <typename Int>
+struct AuraFlashP1 : CachedAttention<Int> {
+  static constexpr const char* kSchema =
+      "aura_flash_p1(Tensor q_rot, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor value_codes, "
+      "Tensor value_norms, Tensor value_codebook, Tensor? key_means=None, Tensor? q_sums=None, "
+      "Tensor? value_means=None, Tensor? starts=None, bool causal=True, SymInt? q_offset=None, int window=0, "
+      "SymInt block_size=64) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials, Tensor mean_partials)";
+
+  Tensor q_rot;
+  optional<Tensor> q_sums;  // [B, HQ, L], where keys have means
+  Int block_size;
+
+  auto arguments() {
+    auto& [starts, causal, q_offset, window] = this->visibility;
+    return std::tie(q_rot, this->key.codes, this->key.norms, this->key.codebook, this->value.codes, this->value.norms,
+                    this->value.codebook, this->key.means, q_sums, this->value.means, starts, causal, q_offset, window,
+                    block_size);
+  }
+
+  void check() {
+    const Check<Int> check("aura_flash_p1", "q_rot", q_rot);
+    check.is_float32("q_rot", q_rot);
+    this->check_cache(check, "q_rot", q_rot);
+    auto& s = this->shape;
+    check.value(q_sums.has_value() == this->key.means.has_value(), "q_sums",
+                "a tensor where key_means is one, else None", q_sums.has_value() ? "a tensor" : "None");
+    if (q_sums.has_value()) {
+      check.is_float32("q_sums", *q_sums);
+      check.shape("q_sums", *q_sums, "[B, HQ, L]", {s.B, s.HQ, s.L});
+    }
+    check_block_size(check, block_size);
+    s.NB = ceil_div(s.T, block_size);
+  }
+
+  Partials outputs() const {
+    const auto& s = this->shape;
+    const std::vector<Int> rows = {s.B, s.HQ, s.L, s.NB};
+    const auto f32 = q_rot.options();
+    return {empty<Int>(with_last(rows, s.D), f32), empty<Int>(rows, f32), empty<Int>(rows, f32),
+            this->value.means.has_value() ? empty<Int>(rows, f32) : no_output(f32)};
+  }
+};
+
+}  // namespace torch_gdn

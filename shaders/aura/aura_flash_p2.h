@@ -1,0 +1,7 @@
+#pragma once
+#include "aura/parameters.h"
+
+struct MergeParameters {
+  VectorParameters vectors;  // [B, HQ, L]
+  int32_t blocks, has_means, has_sinks;
+};
