@@ -32,7 +32,7 @@ def sources(*patterns: str) -> list[str]:
 def extension() -> Extension:
     # csrc/metal needs Metal's headers: on Linux only what no launch is made in is built here, and the simulated device
     # builds the rest.
-    everywhere = sources("bindings.cpp", "ops/*.cpp", "metal/launch.cpp", "metal/prefill.cpp", "cpu/*.cpp", "cpu/simd/*.cpp", "cpu/gdn/solve_tril.cpp", "cpu/layers/l2norm.cpp")
+    everywhere = sources("bindings.cpp", "ops/*.cpp", "metal/launch.cpp", "metal/prefill.cpp", "cpu/**/*.cpp")
     metal_half = [each for each in sources("metal/**/*.cpp", "metal/*.mm") if each not in everywhere]
     return CppExtension(
         "torch_gdn._C",
