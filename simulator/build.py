@@ -224,6 +224,6 @@ def build_library(name: str, sources: Sequence[Path], device: Path, libraries: S
 def metal_half_sources() -> list[Path]:
     """Of torch_gdn: what a Mac builds and Linux leaves out."""
     csrc = CHECKOUT / "csrc"
-    built_everywhere = {csrc / "metal/launch.cpp", csrc / "metal/prefill.cpp"}
+    built_everywhere = {csrc / f"metal/{name}.cpp" for name in ("launch", "prefill", "recorder", "shader_source")}
     found = {path for pattern in ("metal/**/*.cpp", "metal/*.mm") for path in csrc.glob(pattern)}
     return sorted(found - built_everywhere)
