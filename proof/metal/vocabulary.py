@@ -13,14 +13,16 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from proof.mac import wheels
 from proof.metal.front_end import SHADERS, compile_strictly
 from proof.metal.kernels import batches, source_of
+from proof.metal.launches import variants
 from proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
-from torch_gdn import specialisations_aura, specialisations_modules
-from torch_gdn.specialisations import METAL_TYPES, Variant, of_variants
+from torch_gdn.check import calls
+from torch_gdn.check.calls import METAL_TYPES, Call
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
 HEADER = "kind\tword\toccurs in\n"
@@ -84,18 +86,16 @@ def metal_blocks(text: str) -> str:
 
 def _trees() -> list[Tree]:
     """One instance of each kernel; recurrent ones in both layouts and with both decays, since each leaves out code."""
-    import torch
-
-    variants = [Variant(torch.bfloat16, 128, 128, normalise=True, value_inner=x, channels=x) for x in (True, False)]
-    wanted = [*of_variants(variants), *specialisations_modules.table(quick=True)]
-    for kernel in specialisations_aura.KERNELS:
-        # 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
-        wanted += [
-            each
-            for each in specialisations_aura.table()
-            if each.kernel == kernel and {"3", "float"} & {*each.arguments} and {"64", "80", "96"} & {*each.arguments}
-        ][:12]
-    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(wanted)]
+    bfloat16, _, float32 = calls.DTYPES
+    rules = [Call(bfloat16, 128, 128, normalise=True, state_v_first=not x, channels=x) for x in (True, False)]
+    # AURA: 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
+    wanted = [
+        *(partial(calls.end_to_end, call) for call in rules),
+        *calls.all_stages(rules),
+        *calls.layer_calls(quick=True),
+        *(partial(calls.aura, (3, 3), D, float32) for D in (64, 80, 96)),
+    ]
+    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(variants(wanted))]
 
 
 def _declared(trees: Iterable[Tree]) -> set[str]:
