@@ -73,9 +73,9 @@ def all_launches() -> list[Launch]:
     wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
     wanted += [*calls.all_stages(rules), *(partial(calls.longest_norm, dtype) for dtype in DTYPES)]
     wanted += calls.aura_calls()
-    for dtypes in itertools.product(DTYPES, repeat=3):
-        wanted += [partial(calls.convolution, *dtypes, W) for W in (2, 3, 4)]
-        wanted += [partial(calls.norm, *dtypes, *row) for row in calls.NORM_ROWS]
+    for x, weight, other in itertools.product(DTYPES, repeat=3):  # the state, or the gate
+        wanted += [partial(calls.convolution, x, weight, other, W) for W in (2, 3, 4)]
+        wanted += [partial(calls.norm, x, other, weight, *row) for row in calls.NORM_ROWS]
     return launches([*wanted, calls.gating, calls.many_slots])
 
 

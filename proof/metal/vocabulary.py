@@ -22,7 +22,7 @@ from proof.metal.kernels import batches, source_of
 from proof.metal.launches import variants
 from proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
 from torch_gdn.check import calls
-from torch_gdn.check.calls import METAL_TYPES, Call
+from torch_gdn.check.calls import METAL_TYPES, Call, Thunk
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
 HEADER = "kind\tword\toccurs in\n"
@@ -89,7 +89,7 @@ def _trees() -> list[Tree]:
     bfloat16, _, float32 = calls.DTYPES
     rules = [Call(bfloat16, 128, 128, normalise=True, state_v_first=not x, channels=x) for x in (True, False)]
     # AURA: 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
-    wanted = [
+    wanted: list[Thunk] = [
         *(partial(calls.end_to_end, call) for call in rules),
         *calls.all_stages(rules),
         *calls.layer_calls(quick=True),

@@ -98,7 +98,7 @@ def end_to_end(call: Call) -> None:
     beta = v if call.channels else g
     sizes = (call.V, call.K) if call.state_v_first else (call.K, call.V)
     state = empty(1, 2, *sizes, dtype=call.pool)
-    options = {"use_qk_l2norm_in_kernel": call.normalise, "state_v_first": call.state_v_first}
+    options: dict[str, Any] = {"use_qk_l2norm_in_kernel": call.normalise, "state_v_first": call.state_v_first}
     in_place = call.pool != torch.float32
     if in_place:
         torch_gdn.fused_recurrent_gated_delta_rule_(q, q, v, g, beta, state, **options)
@@ -162,7 +162,8 @@ def convolution(x: torch.dtype, weight: torch.dtype, state: torch.dtype, W: int)
 
 
 def norm(x: torch.dtype, gate: torch.dtype, weight: torch.dtype, D: int, aligned: bool) -> None:
-    torch_gdn.rms_norm_gated(*(empty(D, dtype=dtype, aligned=aligned) for dtype in (x, gate, weight)))
+    y, z, factor = (empty(D, dtype=dtype, aligned=aligned) for dtype in (x, gate, weight))
+    torch_gdn.rms_norm_gated(y, z, factor)
 
 
 def gating() -> None:
