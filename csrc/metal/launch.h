@@ -1,5 +1,5 @@
-// A kernel launch as plain data: what to run, on what, in which shape. The ops make launches, encoder.mm turns them into
-// Metal. No Metal and no Objective-C here, so a launch can be recorded on any machine.
+// A kernel launch as plain data: what to run, on what, in which shape. The ops make launches, encoder.mm turns them
+// into Metal. No Metal and no Objective-C here, so a launch can be recorded on any machine.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -66,7 +66,7 @@ class Launcher {
 };
 
 // The encoder registers itself when its library is loaded. Where there is none (Linux without the simulated device),
-// both raise an error that says so.
+// both raise an error.
 Launcher& launcher();         // the calling thread's recorder, else the device's
 Launcher& device_launcher();  // the device's, while the thread records too
 bool has_launcher();

@@ -40,21 +40,21 @@ def vocabulary_check(progress: Progress) -> Finding:
     progress.expect(2)
     words = vocabulary.words()
     progress.step("read the shaders")
-    houses = vocabulary.houses()
-    named = vocabulary.sources(words, houses)
+    projects = vocabulary.projects()
+    named = vocabulary.sources(words, projects)
     progress.step("read the others")
     problems = [f"no known Metal source has the {word.kind} '{word.text}'" for word in words if not named[word]]
-    notes = [f"{house.name} {house.version}: {len(house.files)} files" for house in houses]
+    notes = [f"{project.name} {project.version}: {len(project.files)} files" for project in projects]
     return Finding(len(words), problems, notes, {vocabulary.TABLE: vocabulary.table_text(named)})
 
 
 @check("metal-of-others", "the same front end takes the Metal that MLX and PyTorch ship, or there is a reason")
 def metal_of_others_check(progress: Progress) -> Finding:
     problems, notes, cases = [], [], 0
-    for house, verdicts in strict_others.judge_all(progress).items():
+    for project, verdicts in strict_others.judge_all(progress).items():
         cases += len(verdicts)
         taken = sum(not verdict.messages for verdict in verdicts)
-        notes.append(f"{house.name} {house.version}: {taken} of {len(verdicts)} files compile")
+        notes.append(f"{project.name} {project.version}: {taken} of {len(verdicts)} files compile")
         notes += strict_others.refusal_notes(verdicts)
         problems += strict_others.unexplained(verdicts)
     return Finding(cases, problems, notes)

@@ -26,7 +26,7 @@ from torch_gdn.check.calls import METAL_TYPES, Call, Thunk
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
 HEADER = "kind\tword\toccurs in\n"
-NAMED = 2  # files of each house
+NAMED = 2  # files of each project
 
 # C++14 and the preprocessor, which every Metal compiler has, with `if constexpr`.
 CPLUSPLUS = """
@@ -144,7 +144,7 @@ def words() -> set[Word]:
 
 
 @dataclass(frozen=True)
-class House:
+class Project:
     """Metal source of others that is known to compile."""
 
     name: str
@@ -171,7 +171,7 @@ def _headers(*folders: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for folder in folders for path in folder.rglob("*.h")))
 
 
-def mlx() -> House:
+def mlx() -> Project:
     """The installed package has the Metal sources on every system; else the macOS wheel is fetched."""
     installed = _installed("mlx")
     if installed and (installed[1] / "include/mlx/backend/metal/kernels").is_dir():
@@ -180,32 +180,32 @@ def mlx() -> House:
         wheel = wheels.mlx_metal()
         version, root = wheel.version, wheel.root / "mlx"
     kernels = root / "include/mlx/backend/metal/kernels"
-    return House("mlx", version, kernels, _headers(kernels))
+    return Project("mlx", version, kernels, _headers(kernels))
 
 
-def torch() -> House:
+def torch() -> Project:
     installed = _installed("torch")
     assert installed is not None, "torch_gdn cannot be imported without torch"
     include = installed[1] / "include"
     folders = (include / "c10/metal", include / "ATen/native/mps/kernels")
-    return House("torch", installed[0].split("+")[0], include, _headers(*folders))
+    return Project("torch", installed[0].split("+")[0], include, _headers(*folders))
 
 
-def houses() -> list[House]:
+def projects() -> list[Project]:
     return [mlx(), torch()]
 
 
-def sources(wanted: Iterable[Word], houses: Sequence[House]) -> dict[Word, list[str]]:
-    """The first files of each house in which a word occurs."""
-    texts = {path: path.read_text(errors="replace") for house in houses for path in house.files}
+def sources(wanted: Iterable[Word], projects: Sequence[Project]) -> dict[Word, list[str]]:
+    """The first files of each project in which a word occurs."""
+    texts = {path: path.read_text(errors="replace") for project in projects for path in project.files}
     code = {path: blanked(text) for path, text in texts.items()}
     result: dict[Word, list[str]] = {}
     for word in sorted(wanted):
         pattern, where = word.pattern(), texts if word.kind == "pragma" else code
         result[word] = []
-        for house in houses:
-            files = (path for path in house.files if path.name not in OWN_DEFINITIONS)
-            matching = (house.relative(path) for path in files if pattern.search(where[path]))
+        for project in projects:
+            files = (path for path in project.files if path.name not in OWN_DEFINITIONS)
+            matching = (project.relative(path) for path in files if pattern.search(where[path]))
             result[word] += itertools.islice(matching, NAMED)
     return result
 

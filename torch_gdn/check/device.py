@@ -32,7 +32,7 @@ def check_facts(device: torch.device) -> Outcome:
 
 
 def round_trip(device: torch.device) -> torch.Tensor:
-    """A tensor makes its way to the device, through an addition and back."""
+    """A tensor goes to the device, through an addition, and back."""
     return (torch.arange(64.0).to(device) + 1).cpu()
 
 
