@@ -32,7 +32,8 @@ def sources(*patterns: str) -> list[str]:
 def extension() -> Extension:
     # csrc/metal needs Metal's headers: on Linux only what no launch is made in is built here, and the simulated device
     # builds the rest.
-    everywhere = sources("bindings.cpp", "ops/*.cpp", "metal/launch.cpp", "metal/prefill.cpp", "cpu/**/*.cpp")
+    without_metal = [f"metal/{name}.cpp" for name in ("launch", "prefill", "recorder", "shader_source")]
+    everywhere = sources("bindings.cpp", "ops/*.cpp", *without_metal, "cpu/**/*.cpp")
     metal_half = [each for each in sources("metal/**/*.cpp", "metal/*.mm") if each not in everywhere]
     return CppExtension(
         "torch_gdn._C",

@@ -49,7 +49,7 @@ def state(layer: Layer) -> int:
 
 
 def prefill(layer: Layer, tokens: int, dtype: torch.dtype) -> Work:
-    """From an initial state to a final one; the operations are those of the way that takes fewer."""
+    """From an initial state to a final one; the operations are those of the form that takes fewer."""
     operations = min(recurrence(layer, tokens), chunked(layer, tokens))
     return Work(operations, activations(layer, tokens, dtype) + 2 * state(layer))
 

@@ -41,12 +41,11 @@ def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, sec
     simulator.activate()
     torch.manual_seed(0)
     work = WORKLOADS[workload](Shape(QWEN3_NEXT, tokens, 1, torch.bfloat16, algorithm))
-    with simulator.profile(detailed=True) as profile:
-        work.call()
+    kernels, registers = metal_model.count(work.call)
     row.size, row.bytes = work.tokens, work.compulsory_bytes
-    row.counts = sums(profile.kernels)
+    row.counts = sums(kernels)
     for chip in CHIPS:
-        bound, binds = metal_model.total(profile.kernels, chip)
+        bound, binds = metal_model.total(kernels, registers, chip)
         row.model[chip] = (bound, binds)
     return [row]
 

@@ -23,9 +23,8 @@ only be where data of the dispatch before still lies in the system's cache (memo
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -34,9 +33,11 @@ import simulator
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.results import markdown
 from bench.shapes import LAYERS, QWEN3_NEXT
+from proof.metal.kernels import check_batch
+from torch_gdn import recording
+from torch_gdn._recorder import KernelVariant
 
 SIMDGROUP = 32  # threads
-SPECIALISATIONS = Path(__file__).parent.parent / "proof" / "metal" / "specialisations.tsv"
 
 
 class Chip(NamedTuple):
@@ -111,12 +112,19 @@ class Prediction(NamedTuple):
 
 
 @cache
-def estimated_registers() -> Mapping[str, int]:
-    """32-bit registers of a thread of each kernel, by the strict check's model: proof/metal/specialisations.tsv."""
-    lines = (line.split("\t") for line in SPECIALISATIONS.read_text().splitlines())
-    titles = next(lines)
-    column = titles.index("registers (model)")
-    return {fields[0]: int(fields[column]) for fields in lines}
+def estimated_registers(variant: KernelVariant) -> int:
+    """32-bit registers of a thread, by the model of proof/metal/facts.py: seconds for each variant."""
+    (facts,) = check_batch([variant]).facts
+    return facts.registers
+
+
+def count(call: Callable[[], object]) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """Of each kernel by its name: its figures in a detailed profile, and the registers of our own."""
+    with simulator.profile(detailed=True) as profile:
+        call()
+    with recording() as recorded:
+        call()
+    return profile.kernels, {variant.name: estimated_registers(variant) for variant in recorded.variants}
 
 
 def groups_at_once(figures: Any, threads: int, registers: int) -> int:
@@ -138,7 +146,7 @@ def arithmetic_cycles(figures: Any) -> float:
 def predict(figures: Any, chip: str | Chip, registers: int = 0) -> Prediction:
     """The lower bound of a kernel's dispatches on a chip, from its figures in a detailed profile.
 
-    registers: of a thread, 0 where nobody knows; see estimated_registers().
+    registers: of a thread, 0 where they are not known; see estimated_registers().
     """
     chip = CHIPS[chip] if isinstance(chip, str) else chip
     dispatches = max(1, figures.dispatches)
@@ -167,14 +175,14 @@ def predict(figures: Any, chip: str | Chip, registers: int = 0) -> Prediction:
     return Prediction(bounds, cores, at_once * threads)
 
 
-def predict_all(kernels: Mapping[str, Any], chip: str | Chip) -> list[Prediction]:
-    """Of each kernel of a profile."""
-    return [predict(figures, chip, estimated_registers().get(name, 0)) for name, figures in kernels.items()]
+def predict_all(kernels: Mapping[str, Any], registers: Mapping[str, int], chip: str | Chip) -> list[Prediction]:
+    """Of each kernel of a profile; one whose registers are not known takes none."""
+    return [predict(figures, chip, registers.get(name, 0)) for name, figures in kernels.items()]
 
 
-def total(kernels: Mapping[str, Any], chip: str | Chip) -> tuple[float, str]:
+def total(kernels: Mapping[str, Any], registers: Mapping[str, int], chip: str | Chip) -> tuple[float, str]:
     """Seconds of a workload whose kernels follow each other, and what binds the longest part of them."""
-    predictions = predict_all(kernels, chip)
+    predictions = predict_all(kernels, registers, chip)
     parts: dict[str, float] = {}
     for prediction in predictions:
         parts[prediction.binds] = parts.get(prediction.binds, 0) + prediction.seconds
@@ -188,7 +196,7 @@ def ratio(part: int, whole: int) -> str:
     return f"{part / whole:.2f}" if whole else ""
 
 
-def counts_table(kernels: Mapping[str, Any]) -> str:
+def counts_table(kernels: Mapping[str, Any], registers: Mapping[str, int]) -> str:
     rows = []
     for name, figures in kernels.items():
         issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
@@ -198,7 +206,7 @@ def counts_table(kernels: Mapping[str, Any]) -> str:
                 name,
                 f"{figures.threadgroups}",
                 f"{figures.threadgroup_memory}",
-                f"{estimated_registers().get(name, '')}",
+                f"{registers.get(name, '')}",
                 f"{distinct:,}",
                 ratio(issued, distinct),
                 ratio(figures.least_cache_lines, figures.cache_lines),
@@ -232,11 +240,11 @@ def counts_table(kernels: Mapping[str, Any]) -> str:
     return markdown(titles, rows)
 
 
-def chips_table(kernels: Mapping[str, Any], chips: list[str]) -> str:
+def chips_table(kernels: Mapping[str, Any], registers: Mapping[str, int], chips: list[str]) -> str:
     rows = []
     for name in chips:
-        seconds, binds = total(kernels, name)
-        parts = predict_all(kernels, name)
+        seconds, binds = total(kernels, registers, name)
+        parts = predict_all(kernels, registers, name)
         summed = [f"{1e6 * sum(part.bounds[bound] for part in parts):.1f}" for bound in parts[0].bounds]
         rows.append([name, f"{1e6 * seconds:.1f}", binds, *summed])
     names = [f"{bound}, us" for bound in predict(next(iter(kernels.values())), chips[0]).bounds]
@@ -266,9 +274,7 @@ def main(arguments: list[str] | None = None) -> None:
     layer = next(layer for layer in LAYERS if layer.model == options.model)
     shape = Shape(layer, options.tokens, options.batch, getattr(torch, options.dtype), options.algorithm)
     workload = WORKLOADS[options.workload](shape)
-    with simulator.profile(detailed=True) as profile:
-        workload.call()
-    kernels = profile.kernels
+    kernels, registers = count(workload.call)
     issued = sum(k.device_bytes_issued_read + k.device_bytes_issued_written for k in kernels.values())
     distinct = sum(k.device_bytes_distinct_read + k.device_bytes_distinct_written for k in kernels.values())
     moved = workload.compulsory_bytes
@@ -276,9 +282,9 @@ def main(arguments: list[str] | None = None) -> None:
     print(
         f"compulsory bytes {moved:,}; distinct {distinct / moved:.2f} times, issued {issued / moved:.2f} times that\n"
     )
-    print(counts_table(kernels))
+    print(counts_table(kernels, registers))
     print("\nA model, not a measurement: no run of these kernels can be below the bound, if the chip's rates hold.\n")
-    print(chips_table(kernels, options.chips))
+    print(chips_table(kernels, registers, options.chips))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
 
 #include "metal/launch.h"
 #include "metal/prefill.h"
+#include "metal/recorder.h"
+#include "metal/shader_source.h"
 #include "ops/op.h"
 
 namespace py = pybind11;
@@ -29,8 +31,18 @@ py::dict pipeline_facts(const torch_gdn::PipelineFacts& facts) {
   return result;
 }
 
-py::dict compile(std::string kernel, std::string file, std::vector<std::string> arguments) {
-  const torch_gdn::Launch launch{std::move(kernel), std::move(file), std::move(arguments), {}, {}, 0};
+using Words = std::vector<std::string>;
+
+torch_gdn::Launch launch_of(std::string kernel, std::string file, Words arguments) {
+  return {std::move(kernel), std::move(file), std::move(arguments), {}, {}, 0};
+}
+
+std::string shader_source(std::string kernel, std::string file, Words arguments) {
+  return torch_gdn::shader_source(launch_of(std::move(kernel), std::move(file), std::move(arguments)));
+}
+
+py::dict compile(std::string kernel, std::string file, Words arguments) {
+  const auto launch = launch_of(std::move(kernel), std::move(file), std::move(arguments));
   return pipeline_facts(without_gil([&] { return torch_gdn::launcher().compile(launch); }));
 }
 
@@ -40,6 +52,35 @@ py::list pipelines() {
   for (const auto& facts : compiled) result.append(pipeline_facts(facts));
   return result;
 }
+
+py::list recorded(const torch_gdn::Recorder& recorder) {
+  py::list result;
+  for (const auto& launch : recorder.launches()) {
+    py::dict row;
+    row["kernel"] = launch.kernel;
+    row["file"] = launch.file;
+    row["arguments"] = launch.arguments;
+    row["bindings"] = launch.bindings;
+    row["threadgroups"] = launch.threadgroups;
+    row["threads"] = launch.threads;
+    result.append(row);
+  }
+  return result;
+}
+
+// Recordings of a thread nest: the inner one takes the launches.
+class Recording {
+ public:
+  void start() { outer_ = torch_gdn::set_recorder(&recorder_); }
+  py::list stop() {
+    torch_gdn::set_recorder(outer_);
+    return recorded(recorder_);
+  }
+
+ private:
+  torch_gdn::Recorder recorder_;
+  torch_gdn::Launcher* outer_ = nullptr;
+};
 
 py::dict device_facts() {
   const auto facts = without_gil([] { return torch_gdn::launcher().device(); });
@@ -123,7 +164,7 @@ PYBIND11_MODULE(_C, m) {
         "Checks a call and returns empty outputs, without computing: fake tensors in, fake tensors out.");
   m.def("has_launcher", &torch_gdn::has_launcher, "Whether kernels can be run on an mps device in this process.");
   m.def("compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
-        "Compiles one specialisation, if it is not, without running it: the template, its file below the shader "
+        "Compiles one kernel variant, if it is not, without running it: the template, its file below the shader "
         "directory, its arguments as Metal spells them. Returns a dict as those of pipelines().");
   m.def("pipelines", &pipelines,
         "The pipelines compiled so far: a list of dicts with name, warnings, compile_seconds, "
@@ -134,6 +175,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_facts", &device_facts,
         "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length and "
         "recommended_max_working_set_size.");
+  py::class_<Recording>(m, "Recording", "Keeps the launches of the thread that started it, in place of running them.")
+      .def(py::init<>())
+      .def("start", &Recording::start)
+      .def("stop", &Recording::stop,
+           "The launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
+           "threadgroups and threads (of one).");
+  m.def("shader_source", &shader_source, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
+        "The Metal source that is compiled for a kernel variant.");
   m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "The algorithms in which Metal can go through a prompt.");
   m.def("prefill_algorithm", &prefill_algorithm, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"),
         py::arg("device"), py::arg("cores"),

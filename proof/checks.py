@@ -1,4 +1,4 @@
-"""The registry of checks. A check is a function that says how many cases it looked at and which of them were wrong.
+"""The registry of checks. A check is a function that returns how many cases it looked at and what was wrong.
 
 A new section of checks is a module that decorates its functions with `check`, and its name in SECTIONS.
 """
@@ -30,7 +30,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """For whoever wants no progress bar."""
+    """No progress bar."""
 
     def expect(self, steps: int) -> None:
         pass
@@ -41,15 +41,15 @@ class Silent:
 
 @dataclass
 class Finding:
-    """What a check saw: `problems` says which cases were wrong, `notes` what a reader should know besides."""
+    """What a check found: `problems` has a line for each wrong case, `notes` what a reader should know besides."""
 
     cases: int
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    tables: dict[Path, str] = field(default_factory=dict)  # generated files of the repository, as they should be
+    tables: dict[Path, str] = field(default_factory=dict)  # generated files in the repository, as they should be
 
-    def settle_tables(self, command: str, write: bool) -> None:
-        """Writes the tables, or says which of them are not what the sources give."""
+    def check_tables(self, command: str, write: bool) -> None:
+        """Writes the tables, or adds a problem for each that is not what the sources give."""
         for path, text in self.tables.items():
             if write:
                 path.write_text(text)
@@ -104,7 +104,7 @@ def run(checks: Iterable[Check], progress: Progress, write: bool = False) -> lis
         finding, not_run = None, ""
         try:
             finding = each.run(progress)
-            finding.settle_tables(f"python -m proof --only {each.name}", write)
+            finding.check_tables(f"python -m proof --only {each.name}", write)
         except (Unavailable, Blocked) as reason:
             not_run = str(reason)
         except Exception as error:  # a check that breaks is a case that is wrong; the others are still to be run

@@ -6,6 +6,7 @@ error.
 """
 
 from torch_gdn import _library, aura, reference, tuning_cache
+from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
 from torch_gdn.ops.aura.aura_attention import aura_attention
@@ -65,6 +66,7 @@ __all__ = [
     "prepare_chunk_offsets",
     "recompute_w_u",
     "recompute_w_u_fwd",
+    "recording",
     "reference",
     "rms_norm_gated",
     "solve_tril",

@@ -1,31 +1,58 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from torch_gdn import _C, specialisations, tuning_cache
+from torch_gdn import _C
+from torch_gdn._recorder import KernelVariant, recording
 from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
+from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
+from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update
+from torch_gdn.ops.layers.gdn_gating import gdn_gating
+from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
+
+Shape = tuple[int, int, int, int]  # H, HV, K, V
+WIDTH = 4  # of the convolution of every published model
+FEW_TOKENS, TOKENS = 2, 17  # up to 16 tokens a convolution with a state takes a kernel of its own
+LONGEST_PROMPT, MOST_SEQUENCES = 2**17, 64  # for which a shape's prefill algorithms are asked
 
 
 def warmup(
-    shapes: Iterable[tuple[int, int, int, int]],
+    model_or_shapes: nn.Module | Iterable[Shape],
     device: torch.device | str = "mps",
     dtypes: Iterable[torch.dtype] = (torch.bfloat16,),
     progress: bool = True,
+    *,
+    longest_prompt: int = 512,
+    cache: Callable[[], Any] | None = None,
 ) -> list[str]:
-    """Compiles the Metal pipelines that models with these head sizes will need, before the first request does.
+    """Compiles the Metal pipelines that a model will need, before the first request does.
 
-    A pipeline is otherwise compiled when it is first used, which takes from a tenth of a second to some seconds. Those
-    compiled are what both end-to-end ops need on aligned rows, in chunks of 64, with either state layout and with or
-    without use_qk_l2norm_in_kernel, whichever algorithm (`torch_gdn.tune`) a prefill takes.
+    A pipeline is otherwise compiled when it is first used, which takes from a tenth of a second to some seconds. What
+    is needed is recorded from real calls (`torch_gdn.recording`): no kernel of torch_gdn's runs meanwhile in this
+    thread.
+
+    A transformers model, on which `torch_gdn.integrations` were enabled, is called with prompts of 1, 2, 4, ...
+    tokens, each followed by one token and by a few on the cache. What these calls launch is compiled, and nothing else:
+    generation from one sequence of up to `longest_prompt` tokens then compiles nothing more.
+
+    For shapes it is what a Gated DeltaNet layer launches: both end-to-end ops on aligned rows, in chunks of 64, with
+    either state layout, with and without use_qk_l2norm_in_kernel, in the prefill algorithms that the tuning cache or
+    the heuristic has for prompts and batches of any size; the convolution, the gating and the gated norm.
 
     Args:
-        shapes: (H, HV, K, V) of each model, as (16, 32, 128, 128) of Qwen3-Next.
-        device: where to compile; a device without pipelines ("cpu") has nothing to compile. Default: "mps".
-        dtypes: of q, k and v. Default: bfloat16 alone.
+        model_or_shapes: a model, or (H, HV, K, V) of each, as [(16, 32, 128, 128)] of Qwen3-Next.
+        device: where to compile for shapes; a model has its own. A device without pipelines ("cpu") has nothing to
+            compile. Default: "mps".
+        dtypes: of q, k and v, for shapes. Default: bfloat16 alone.
         progress: whether to show a progress bar (by tqdm). Default: True.
+        longest_prompt: of a model, in tokens. Default: 512.
+        cache: makes the cache that a model is called with, as `lambda: AuraCache(model.config)`. Default: the model's.
 
     Returns:
         the names of the pipelines that were compiled by this call.
@@ -39,17 +66,14 @@ def warmup(
         >>> torch_gdn.warmup([(2, 4, 64, 64)], device="cpu", dtypes=[torch.float32], progress=False)
         []
     """
-    shapes, dtypes = list(shapes), list(dtypes)
-    for dtype in dtypes:
-        for shape in shapes:
-            require_supported(*shape, dtype)
-    if torch.device(device).type != "mps":
+    if isinstance(model_or_shapes, nn.Module):
+        variants = variants_of_model(model_or_shapes, longest_prompt, cache)
+    else:
+        variants = variants_of_shapes(list(model_or_shapes), torch.device(device), list(dtypes))
+    if not variants:
         return []
-    before = {facts["name"] for facts in _C.pipelines()}
-    variants = specialisations.model_variants([shape[2:] for shape in shapes], dtypes)
-    sizes = sorted(tuning_cache.chunk_sizes(_C.device_facts()["name"]))
-    wanted = specialisations.of_variants(replace(each, wanted_chunk_size=size) for size in sizes for each in variants)
-    missing = [each for each in wanted if each.name not in before]
+    compiled = {facts["name"] for facts in _C.pipelines()}
+    missing = [each for each in variants if each.name not in compiled]
     from tqdm.auto import tqdm  # here, since importing it takes longer than importing torch_gdn
 
     for each in tqdm(missing, desc="torch_gdn: compiling", unit="kernel", disable=not progress):
@@ -57,8 +81,92 @@ def warmup(
     return [each.name for each in missing]
 
 
+@torch.no_grad()
+def variants_of_model(
+    model: nn.Module, longest_prompt: int, cache: Callable[[], Any] | None = None
+) -> list[KernelVariant]:
+    """What forward passes launch: of a prompt, of one token on its cache and of a few, as a draft is verified."""
+    device = next(model.parameters()).device
+    if device.type != "mps":
+        return []
+    with recording() as recorded:
+        for length in sorted({longest_prompt, *powers_of_two(longest_prompt)}):
+            past = {} if cache is None else {"past_key_values": cache()}
+            for tokens in (length, 1, FEW_TOKENS):
+                ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
+                past = {"past_key_values": model(input_ids=ids, use_cache=True, **past).past_key_values}
+    return recorded.variants
+
+
+@torch.no_grad()
+def variants_of_shapes(shapes: list[Shape], device: torch.device, dtypes: list[torch.dtype]) -> list[KernelVariant]:
+    """What a layer of each shape launches."""
+    for shape, dtype in itertools.product(shapes, dtypes):
+        require_supported(*shape, dtype)
+    if device.type != "mps":
+        return []
+    with recording() as recorded:
+        for shape, dtype in itertools.product(shapes, dtypes):
+            call_delta_rule(shape, device, dtype)
+            call_modules(shape, device, dtype)
+    return recorded.variants
+
+
 def require_supported(H: int, HV: int, K: int, V: int, dtype: torch.dtype) -> None:
     """Raises what the ops raise for such tensors; without a token they compute nothing."""
     q, v = torch.empty(1, 0, H, K, dtype=dtype), torch.empty(1, 0, HV, V, dtype=dtype)
     gates = torch.empty(1, 0, HV)
     chunk_gated_delta_rule(q, q, v, gates, gates)
+
+
+def prefill_algorithms(shape: Shape) -> Iterator[tuple[str, int]]:
+    """The choices, with their chunk sizes, that prompts and batches of any size meet on this device."""
+    _, HV, K, V = shape
+    facts = _C.device_facts()
+    sizes = itertools.product(powers_of_two(LONGEST_PROMPT), powers_of_two(MOST_SEQUENCES))
+    choices = (
+        _C.prefill_algorithm(tokens, sequences * HV, K, V, facts["name"], facts["core_count"])
+        for tokens, sequences in sizes
+    )
+    yield from dict.fromkeys(choices)
+
+
+def powers_of_two(largest: int) -> list[int]:
+    return [2**i for i in range(largest.bit_length())]
+
+
+def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+    from torch_gdn.tune import prefill_algorithm  # here: tune imports torch_gdn
+
+    H, HV, K, V = shape
+    q, v = (torch.zeros(1, TOKENS, *sizes, dtype=dtype, device=device) for sizes in ((H, K), (HV, V)))
+    gates = torch.zeros(1, TOKENS, HV, device=device)
+    for state_v_first, normalise in itertools.product((False, True), repeat=2):
+        options: dict[str, Any] = {
+            "initial_state": torch.zeros(1, HV, *((V, K) if state_v_first else (K, V)), device=device),
+            "output_final_state": True,
+            "use_qk_l2norm_in_kernel": normalise,
+            "state_v_first": state_v_first,
+        }
+        fused_recurrent_gated_delta_rule(q, q, v, gates, beta=gates, **options)
+        for choice in prefill_algorithms(shape):
+            with prefill_algorithm(*choice):
+                chunk_gated_delta_rule(q, q, v, gates, gates, **options)
+
+
+def call_modules(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+    """The convolution (of a prompt, with a state, of few tokens), the gating and the gated norm."""
+    H, HV, K, V = shape
+    channels = 2 * H * K + HV * V
+
+    def zeros(*sizes: int) -> Tensor:
+        return torch.zeros(*sizes, dtype=dtype, device=device)
+
+    x, weight, state = zeros(1, TOKENS, channels), zeros(channels, WIDTH), zeros(1, channels, WIDTH)
+    causal_conv1d(x, weight)
+    causal_conv1d(x, weight, initial_state=state, output_final_state=True)
+    causal_conv1d_update(x[:, 0], state, weight=weight)
+    heads = zeros(1, TOKENS, HV)
+    gdn_gating(torch.zeros(HV, device=device), heads, heads, torch.zeros(HV, device=device))
+    rows = zeros(1, TOKENS, HV, V)
+    rms_norm_gated(rows, rows, zeros(V))

@@ -70,11 +70,15 @@ class MetalLauncher final : public Launcher {
 
   void clear_pipelines() override { library_.clear(); }
 
-  DeviceFacts device() const override {
-    at::mps::MPSDevice* device = at::mps::MPSDevice::getInstance();
-    id<MTLDevice> metal = device->device();
-    return {device->getName(), device->getCoreCount(), [metal maxThreadgroupMemoryLength], [metal maxBufferLength],
-            [metal recommendedMaxWorkingSetSize]};
+  // Asked for at every prefill; the registry that has the core count takes microseconds.
+  const DeviceFacts& device() const override {
+    static const DeviceFacts facts = [] {
+      at::mps::MPSDevice* device = at::mps::MPSDevice::getInstance();
+      id<MTLDevice> metal = device->device();
+      return DeviceFacts{device->getName(), device->getCoreCount(), [metal maxThreadgroupMemoryLength],
+                         [metal maxBufferLength], [metal recommendedMaxWorkingSetSize]};
+    }();
+    return facts;
   }
 
  private:

@@ -5,7 +5,10 @@
 
 namespace torch_gdn::metal {
 
-inline void prepare_output(const Tensor&) {}
+// While launches are recorded nothing writes the outputs: zeros, so that a model's forward pass stays finite.
+inline void prepare_output(const Tensor& output) {
+  if (is_recording()) output.zero_();
+}
 
 template <template <typename> class Op, auto run>
 void implement(torch::Library& m) {

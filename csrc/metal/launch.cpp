@@ -2,10 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 namespace torch_gdn {
 
 namespace {
 Launcher* registered_launcher = nullptr;
+thread_local Launcher* recorder_of_thread = nullptr;
 std::string registered_directory;
 }  // namespace
 
@@ -15,7 +18,9 @@ std::string Launch::name() const {
   return text;
 }
 
-Launcher& launcher() {
+Launcher& launcher() { return is_recording() ? *recorder_of_thread : device_launcher(); }
+
+Launcher& device_launcher() {
   TORCH_CHECK(registered_launcher != nullptr,
               "torch_gdn: no Metal launcher is loaded; on macOS build torch_gdn there, elsewhere call "
               "simulator.activate() from a checkout first");
@@ -25,6 +30,10 @@ Launcher& launcher() {
 bool has_launcher() { return registered_launcher != nullptr; }
 
 void set_launcher(Launcher* launcher) { registered_launcher = launcher; }
+
+bool is_recording() { return recorder_of_thread != nullptr; }
+
+Launcher* set_recorder(Launcher* recorder) { return std::exchange(recorder_of_thread, recorder); }
 
 const std::string& shader_directory() { return registered_directory; }
 

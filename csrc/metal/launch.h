@@ -1,5 +1,5 @@
-// A kernel launch as plain data: what to run, on what, in which shape. The ops in gdn/ and aura/ return launches; the
-// encoder in mps/ turns them into Metal. No Metal and no Objective-C here, so a test can read a launch on any machine.
+// A kernel launch as plain data: what to run, on what, in which shape. The ops make launches, encoder.mm turns them
+// into Metal. No Metal and no Objective-C here, so a launch can be recorded on any machine.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -55,8 +55,6 @@ struct DeviceFacts {
   size_t core_count, max_threadgroup_memory_length, max_buffer_length, recommended_max_working_set_size;
 };
 
-// The encoder registers itself when its library is loaded; where there is none (Linux without the simulated device),
-// launcher() raises an error that says so.
 class Launcher {
  public:
   virtual ~Launcher() = default;
@@ -64,11 +62,19 @@ class Launcher {
   virtual PipelineFacts compile(const Launch& launch) = 0;    // looks at kernel, file and arguments alone
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
-  virtual DeviceFacts device() const = 0;
+  virtual const DeviceFacts& device() const = 0;
 };
-Launcher& launcher();
+
+// The encoder registers itself when its library is loaded. Where there is none (Linux without the simulated device),
+// both raise an error.
+Launcher& launcher();         // the calling thread's recorder, else the device's
+Launcher& device_launcher();  // the device's, while the thread records too
 bool has_launcher();
 void set_launcher(Launcher* launcher);
+
+// A thread that records launches nothing (recorder.h); the others run their kernels as always.
+bool is_recording();
+Launcher* set_recorder(Launcher* recorder);  // of the calling thread; nullptr: none. Returns the one before.
 
 // Where the shader sources lie; torch_gdn sets it when it is imported.
 const std::string& shader_directory();

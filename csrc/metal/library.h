@@ -1,4 +1,4 @@
-// Compiled kernels: one pipeline for each specialisation, compiled when first asked for and kept for the process.
+// Compiled kernels: one pipeline for each kernel variant, compiled when first asked for and kept for the process.
 #pragma once
 #import <Metal/Metal.h>
 

@@ -31,7 +31,7 @@ MTLCompileOptions* compile_options() {
   return options;
 }
 
-// The pipeline, and what the compiler said about a source that it took.
+// The pipeline, and the compiler's warnings about a source that it took.
 std::pair<id<MTLComputePipelineState>, std::string> compiled(const Launch& launch) {
   const std::string name = launch.name();
   const std::string source = shader_source(launch);

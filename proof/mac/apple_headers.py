@@ -137,7 +137,7 @@ def expected_not_covered() -> frozenset[str]:
 
 
 def judge(comparison: Comparison) -> Finding:
-    """A wrong declaration is a problem; so is one that nobody can compare, until it is in not_covered.txt."""
+    """A wrong declaration is a problem; so is one that cannot be compared, until it is in not_covered.txt."""
     unlisted = {str(each): each for each in comparison.not_covered if str(each) not in expected_not_covered()}
     stale = expected_not_covered() - {str(each) for each in comparison.not_covered}
     problems = list(comparison.wrong)

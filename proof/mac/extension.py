@@ -1,4 +1,4 @@
-"""What setup.py would build on a Mac: it is asked for its sources and flags with the platform said to be macOS."""
+"""What setup.py would build on a Mac: its sources and flags, with the platform set to macOS."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _download(directory: Path, project: str, version: str) -> Path:
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     file = _downloaded(directory, project, version)
     if file is None:
-        reason = (finished.stderr.strip() or "pip said nothing").splitlines()[-1]
+        reason = (finished.stderr.strip() or "pip gave no message").splitlines()[-1]
         raise Unavailable(f"no wheel of {project} {version} for {PYTHON_TAG} on {PLATFORM}: {reason}")
     return file
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from proof.checks import Finding, Progress, check
 from proof.metal import examples as strict_examples
 from proof.metal import kernels as strict_kernels
+from proof.metal import launches as strict_launches
 from proof.metal import others as strict_others
 from proof.metal import vocabulary
 
@@ -20,14 +21,18 @@ def strict_rules_check(progress: Progress) -> Finding:
     return Finding(2 * len(examples), problems)
 
 
-@check("strict-metal", "every specialisation compiles under Metal's address spaces, rules and limits, with no warning")
+@check("strict-metal", "every kernel variant compiles under Metal's address spaces, rules and limits, with no warning")
 def strict_metal_check(progress: Progress) -> Finding:
-    wanted = strict_kernels.all_specialisations()
-    outcome = strict_kernels.check_specialisations(wanted, progress)
-    problems = [*outcome.problems, *strict_kernels.not_seen(wanted, outcome), *strict_kernels.unlisted_shaders()]
+    launches = strict_launches.all_launches()
+    wanted = [launch.variant for launch in launches]
+    outcome = strict_kernels.check_variants(wanted, progress)
+    problems = [*outcome.problems, *strict_kernels.not_seen(wanted, outcome), *strict_kernels.unlaunched_shaders()]
+    problems += strict_kernels.unlike_the_host(launches, outcome.facts)
+    strict_kernels.write_table(outcome.facts)
+    notes = [f"the facts of each: {strict_kernels.TABLE}"]
     most = max(outcome.facts, key=lambda facts: facts.thread_bytes, default=None)
-    notes = [f"most arrays and fragments: {most.thread_bytes} bytes a thread, {most.name}"] if most else []
-    return Finding(len(wanted), problems, notes, {strict_kernels.TABLE: strict_kernels.table_text(outcome.facts)})
+    notes += [f"most arrays and fragments: {most.thread_bytes} bytes a thread, {most.name}"] if most else []
+    return Finding(len(wanted), problems, notes)
 
 
 @check("vocabulary", "every word of Metal's in the shaders is in Metal that Apple's compiler is known to take")
@@ -35,21 +40,21 @@ def vocabulary_check(progress: Progress) -> Finding:
     progress.expect(2)
     words = vocabulary.words()
     progress.step("read the shaders")
-    houses = vocabulary.houses()
-    named = vocabulary.sources(words, houses)
+    projects = vocabulary.projects()
+    named = vocabulary.sources(words, projects)
     progress.step("read the others")
     problems = [f"no known Metal source has the {word.kind} '{word.text}'" for word in words if not named[word]]
-    notes = [f"{house.name} {house.version}: {len(house.files)} files" for house in houses]
+    notes = [f"{project.name} {project.version}: {len(project.files)} files" for project in projects]
     return Finding(len(words), problems, notes, {vocabulary.TABLE: vocabulary.table_text(named)})
 
 
 @check("metal-of-others", "the same front end takes the Metal that MLX and PyTorch ship, or there is a reason")
 def metal_of_others_check(progress: Progress) -> Finding:
     problems, notes, cases = [], [], 0
-    for house, verdicts in strict_others.judge_all(progress).items():
+    for project, verdicts in strict_others.judge_all(progress).items():
         cases += len(verdicts)
         taken = sum(not verdict.messages for verdict in verdicts)
-        notes.append(f"{house.name} {house.version}: {taken} of {len(verdicts)} files compile")
+        notes.append(f"{project.name} {project.version}: {taken} of {len(verdicts)} files compile")
         notes += strict_others.refusal_notes(verdicts)
         problems += strict_others.unexplained(verdicts)
     return Finding(cases, problems, notes)

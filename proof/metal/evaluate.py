@@ -1,4 +1,4 @@
-"""Expressions of a program, evaluated for all lanes at once: strict_flow.py goes through the statements around them.
+"""Expressions of a program, evaluated for all lanes at once: flow.py goes through the statements around them.
 
 Memory holds one value at one place for all threads that look at it: a race is for the simulated device to find.
 """
@@ -101,13 +101,13 @@ class Evaluation(ABC):
     @abstractmethod
     def _get_CXXOperatorCallExpr(self, node: Node) -> Value: ...
 
-    def _each_way(self, deciding: int, ways: Sequence[Callable[[], Value]]) -> list[Value]:
-        """What each way gives, from the same beginning; behind them, any may have been gone."""
+    def _each_branch(self, deciding: int, branches: Sequence[Callable[[], Value]]) -> list[Value]:
+        """The value of each branch, from the same state; behind them, any may have been taken."""
         control, self._control = self._control, self._control | deciding
         before, ends, results = self._values, [], []
-        for way in ways:
+        for branch in branches:
             self._values = dict(before)
-            results.append(way())
+            results.append(branch())
             ends.append(self._values)
         self._control, self._values = control, merge(ends)
         return results
@@ -173,7 +173,7 @@ class Evaluation(ABC):
         if (decided := test.constant()) is not None:
             return self._evaluate(one if decided else other)
         return choose(
-            test, *self._each_way(test.depends, [partial(self._evaluate, one), partial(self._evaluate, other)])
+            test, *self._each_branch(test.depends, [partial(self._evaluate, one), partial(self._evaluate, other)])
         )
 
     def _get_UnaryOperator(self, node: Node) -> Value:
@@ -200,7 +200,7 @@ class Evaluation(ABC):
             return value
         one = self._evaluate(left)
         if operator in ("&&", "||") and one.constant() is None:
-            other, _ = self._each_way(one.depends, [partial(self._evaluate, right), Value])
+            other, _ = self._each_branch(one.depends, [partial(self._evaluate, right), Value])
         elif operator in ("&&", "||") and bool(one.constant()) == (operator == "||"):
             return one
         else:

@@ -1,5 +1,5 @@
-"""An example of what each rule is for, in proof/rules: a program that must be refused, and with which words, beside its
-mended twin, which must pass.
+"""An example for each rule, in rule_examples: a program that must be refused, and with which words, beside its mended
+twin, which must pass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from proof.metal.kernels import Outcome, check_source
 
 RULES = Path(__file__).with_name("rule_examples")
-SAYS = "// refused: "
+REFUSED = "// refused: "
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Example:
     def words(self) -> str:
         """A regular expression that some message on the refused one must match."""
         first = self.refused.splitlines()[0]
-        assert first.startswith(SAYS), f"{self.name}: the first line must say with which words it is refused"
-        return first[len(SAYS) :]
+        assert first.startswith(REFUSED), f"{self.name}: the first line must give the words of the refusal"
+        return first[len(REFUSED) :]
 
     def problems(self) -> list[str]:
         refused, accepted = check_source(self.refused), check_source(self.accepted)
@@ -40,8 +40,8 @@ class Example:
     def _not_refused(self, outcome: Outcome) -> list[str]:
         if any(re.search(self.words, message) for message in outcome.problems):
             return []
-        said = outcome.problems or ["nothing"]
-        return [f"{self.name}: expected to be refused with {self.words!r}, the front end said: {'; '.join(said)}"]
+        found = "; ".join(outcome.problems) or "nothing"
+        return [f"{self.name}: expected to be refused with {self.words!r}, the front end reported: {found}"]
 
 
 def examples() -> list[Example]:

@@ -1,4 +1,4 @@
-"""What a specialisation needs of a GPU: exact facts from clang's tree, and a model of what a compiler makes of it.
+"""What a kernel variant needs of a GPU: exact facts from clang's tree, and a model of what a compiler makes of it.
 
 The model's constants: a variable in scope takes one 32-bit register for each 4 bytes begun, a pointer to device or
 constant memory two, one to threadgroup memory one; references and compile-time constants take none; what an expression
@@ -46,7 +46,7 @@ class Facts:
     bank_file: str
 
     COLUMNS = (
-        "specialisation",
+        "kernel variant",
         "threadgroup bytes",
         "buffers",
         "device vector bytes",
@@ -148,7 +148,7 @@ class Peak:
 
 
 def examine(tree: Tree, layout: Layout, kernel: Kernel) -> tuple[Facts, set[Problem]]:
-    """The facts of one specialisation, and what breaks a rule in it."""
+    """The facts of one kernel variant, and what breaks a rule in it."""
     flow = Flow(tree, layout, kernel=kernel)
     flow.run()
     functions = [function for function in tree.functions.values() if function["id"] in flow.reached]

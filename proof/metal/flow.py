@@ -215,8 +215,8 @@ class Flow(Evaluation):
             for branch in parts[1:2] if decided else parts[2:]:
                 self._statement(branch)
             return
-        ways = [partial(self._branch, branch) for branch in parts[1:]]
-        self._each_way(condition.depends, ways if len(ways) == 2 else [*ways, Value])
+        branches = [partial(self._branch, branch) for branch in parts[1:]]
+        self._each_branch(condition.depends, branches if len(branches) == 2 else [*branches, Value])
 
     def _branch(self, node: Node) -> Value:
         self._statement(node)

@@ -2,7 +2,7 @@
 
 The translation and the declarations of Metal's library are those of the simulated device (simulator/engine), so what is
 checked here is what runs there. This front end adds what only a reader of the source can tell: it asks clang for every
-warning, and for the syntax tree with all templates instantiated, on which strict_rules.py and strict_flow.py work.
+warning, and for the syntax tree with all templates instantiated, on which rules.py and flow.py work.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _key() -> str:
 def _run(command: Sequence[str], source: str | None = None) -> str:
     result = subprocess.run(command, input=source, capture_output=True, text=True)
     if result.returncode:
-        raise Refused(in_metal_terms(result.stderr) or ["clang failed and said nothing"])
+        raise Refused(in_metal_terms(result.stderr) or ["clang failed without a message"])
     return result.stdout
 
 
@@ -176,7 +176,7 @@ def translate(source: str, include: Sequence[Path] = ()) -> str:
 
 
 def check_others(source: str, include: Sequence[Path] = ()) -> None:
-    """Metal of other houses, which may be C++17 and may warn: Refused names what clang does not take."""
+    """Metal of other projects, which may be C++17 and may warn: Refused names what clang does not take."""
     translated = translate(source, include)
     _run([CLANG, "-x", "cl", *LANGUAGE, "-w", "-fsyntax-only", "-include-pch", str(tools().prelude), "-"], translated)
 

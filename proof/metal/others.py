@@ -1,5 +1,5 @@
-"""Metal that others wrote and ship, through our front end: what it refuses of what Apple's compiler is known to take
-says how far to trust its verdict on ours.
+"""Metal that other projects ship, through our front end: what it refuses although Apple's compiler is known to take it
+tells how far its verdict on our shaders can be trusted.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from proof.checks import Progress
 from proof.metal.front_end import Refused, check_others, tools
-from proof.metal.vocabulary import House, houses
+from proof.metal.vocabulary import Project, projects
 
 JOBS = 2
 MLX = "mlx/backend/metal/kernels/"
 
-# Neither house's headers stand alone: these are what the files that include them include first.
+# Neither project's headers stand alone: these are what the files that include them include first.
 METAL = "#include <metal_stdlib>\nusing namespace metal;\n"
 BEFORE: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"{MLX}quantized.h", ("steel/gemm/gemm.h",)),
@@ -59,46 +59,46 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Why it is refused; empty if nobody has said."""
+        """Why it is refused; empty if REFUSALS has no entry for it."""
         for refusal in REFUSALS:
             if fnmatch(self.file, refusal.files) and re.search(refusal.message, self.messages[0]):
                 return refusal.reason
         return ""
 
 
-def include_root(house: House) -> Path:
-    return house.root if house.name == "torch" else house.root.parents[3]
+def include_root(project: Project) -> Path:
+    return project.root if project.name == "torch" else project.root.parents[3]
 
 
-def source_of(house: House, file: str) -> str:
+def source_of(project: Project, file: str) -> str:
     before = [name for pattern, names in BEFORE if fnmatch(file, pattern) for name in names]
-    if house.name == "mlx":
+    if project.name == "mlx":
         before = [MLX + name for name in ("utils.h", *before)]
     lines = (f'#include "{name}"\n' for name in (*before, file))
-    return (METAL if house.name == "torch" else "") + "".join(lines)
+    return (METAL if project.name == "torch" else "") + "".join(lines)
 
 
-def judge(house: House, path: Path) -> Verdict:
-    root = include_root(house)
+def judge(project: Project, path: Path) -> Verdict:
+    root = include_root(project)
     file = str(path.relative_to(root))
     try:
-        check_others(source_of(house, file), [root])
+        check_others(source_of(project, file), [root])
     except Refused as refused:
         return Verdict(file, tuple(message.replace(f"{root}/", "") for message in refused.messages))
     return Verdict(file, ())
 
 
-def judge_all(progress: Progress, of: Sequence[House] | None = None) -> dict[House, list[Verdict]]:
+def judge_all(progress: Progress, of: Sequence[Project] | None = None) -> dict[Project, list[Verdict]]:
     tools()
-    of = houses() if of is None else of
-    verdicts: dict[House, list[Verdict]] = {}
+    of = projects() if of is None else of
+    verdicts: dict[Project, list[Verdict]] = {}
     with ThreadPoolExecutor(JOBS) as pool:
-        for house in of:
-            progress.expect(len(house.files))
-            verdicts[house] = []
-            for verdict in pool.map(lambda path, house=house: judge(house, path), house.files):
+        for project in of:
+            progress.expect(len(project.files))
+            verdicts[project] = []
+            for verdict in pool.map(lambda path, project=project: judge(project, path), project.files):
                 progress.step(verdict.file)
-                verdicts[house].append(verdict)
+                verdicts[project].append(verdict)
     return verdicts
 
 
@@ -114,4 +114,4 @@ def refusal_notes(verdicts: Sequence[Verdict]) -> list[str]:
 def unexplained(verdicts: Sequence[Verdict]) -> list[str]:
     """Refusals that REFUSALS has no reason for."""
     refused = (verdict for verdict in verdicts if verdict.messages and not verdict.reason)
-    return [f"{verdict.file} is refused, nobody has said why: {verdict.messages[0]}" for verdict in refused]
+    return [f"{verdict.file} is refused for no known reason: {verdict.messages[0]}" for verdict in refused]

@@ -1,5 +1,5 @@
 """What Metal has not and C++ has, as far as clang's tree shows it. What clang or the translation refuse by themselves
-(virtual functions, exceptions, RTTI, globals, C++17, ...) needs no rule here; proof/rules/ has an
+(virtual functions, exceptions, RTTI, globals, C++17, ...) needs no rule here; rule_examples/ has an
 example of each, which must be refused, beside one that must pass.
 """
 

@@ -13,18 +13,20 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from proof.mac import wheels
 from proof.metal.front_end import SHADERS, compile_strictly
 from proof.metal.kernels import batches, source_of
+from proof.metal.launches import variants
 from proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
-from torch_gdn import specialisations_aura, specialisations_modules
-from torch_gdn.specialisations import METAL_TYPES, Variant, of_variants
+from torch_gdn.check import calls
+from torch_gdn.check.calls import METAL_TYPES, Call, Thunk
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
 HEADER = "kind\tword\toccurs in\n"
-NAMED = 2  # files of each house
+NAMED = 2  # files of each project
 
 # C++14 and the preprocessor, which every Metal compiler has, with `if constexpr`.
 CPLUSPLUS = """
@@ -84,18 +86,16 @@ def metal_blocks(text: str) -> str:
 
 def _trees() -> list[Tree]:
     """One instance of each kernel; recurrent ones in both layouts and with both decays, since each leaves out code."""
-    import torch
-
-    variants = [Variant(torch.bfloat16, 128, 128, normalise=True, value_inner=x, channels=x) for x in (True, False)]
-    wanted = [*of_variants(variants), *specialisations_modules.table(quick=True)]
-    for kernel in specialisations_aura.KERNELS:
-        # 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
-        wanted += [
-            each
-            for each in specialisations_aura.table()
-            if each.kernel == kernel and {"3", "float"} & {*each.arguments} and {"64", "80", "96"} & {*each.arguments}
-        ][:12]
-    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(wanted)]
+    bfloat16, _, float32 = calls.DTYPES
+    rules = [Call(bfloat16, 128, 128, normalise=True, state_v_first=not x, channels=x) for x in (True, False)]
+    # AURA: 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
+    wanted: list[Thunk] = [
+        *(partial(calls.end_to_end, call) for call in rules),
+        *calls.all_stages(rules),
+        *calls.layer_calls(quick=True),
+        *(partial(calls.aura, (3, 3), D, float32) for D in (64, 80, 96)),
+    ]
+    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(variants(wanted))]
 
 
 def _declared(trees: Iterable[Tree]) -> set[str]:
@@ -144,7 +144,7 @@ def words() -> set[Word]:
 
 
 @dataclass(frozen=True)
-class House:
+class Project:
     """Metal source of others that is known to compile."""
 
     name: str
@@ -171,7 +171,7 @@ def _headers(*folders: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for folder in folders for path in folder.rglob("*.h")))
 
 
-def mlx() -> House:
+def mlx() -> Project:
     """The installed package has the Metal sources on every system; else the macOS wheel is fetched."""
     installed = _installed("mlx")
     if installed and (installed[1] / "include/mlx/backend/metal/kernels").is_dir():
@@ -180,32 +180,32 @@ def mlx() -> House:
         wheel = wheels.mlx_metal()
         version, root = wheel.version, wheel.root / "mlx"
     kernels = root / "include/mlx/backend/metal/kernels"
-    return House("mlx", version, kernels, _headers(kernels))
+    return Project("mlx", version, kernels, _headers(kernels))
 
 
-def torch() -> House:
+def torch() -> Project:
     installed = _installed("torch")
     assert installed is not None, "torch_gdn cannot be imported without torch"
     include = installed[1] / "include"
     folders = (include / "c10/metal", include / "ATen/native/mps/kernels")
-    return House("torch", installed[0].split("+")[0], include, _headers(*folders))
+    return Project("torch", installed[0].split("+")[0], include, _headers(*folders))
 
 
-def houses() -> list[House]:
+def projects() -> list[Project]:
     return [mlx(), torch()]
 
 
-def sources(wanted: Iterable[Word], houses: Sequence[House]) -> dict[Word, list[str]]:
-    """The first files of each house in which a word occurs."""
-    texts = {path: path.read_text(errors="replace") for house in houses for path in house.files}
+def sources(wanted: Iterable[Word], projects: Sequence[Project]) -> dict[Word, list[str]]:
+    """The first files of each project in which a word occurs."""
+    texts = {path: path.read_text(errors="replace") for project in projects for path in project.files}
     code = {path: blanked(text) for path, text in texts.items()}
     result: dict[Word, list[str]] = {}
     for word in sorted(wanted):
         pattern, where = word.pattern(), texts if word.kind == "pragma" else code
         result[word] = []
-        for house in houses:
-            files = (path for path in house.files if path.name not in OWN_DEFINITIONS)
-            matching = (house.relative(path) for path in files if pattern.search(where[path]))
+        for project in projects:
+            files = (path for path in project.files if path.name not in OWN_DEFINITIONS)
+            matching = (project.relative(path) for path in files if pattern.search(where[path]))
             result[word] += itertools.islice(matching, NAMED)
     return result
 

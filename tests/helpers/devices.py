@@ -14,10 +14,18 @@ import torch
 from torch_gdn import _C
 from torch_gdn.check.device import check_use
 from torch_gdn.check.steps import LeftOut
-from torch_gdn.specialisations import CHUNK_KERNELS, STAGE_KERNELS
 
 Result = TypeVar("Result")
 DEVICES = ("cpu", "mps")
+STAGE_KERNELS = (
+    "chunk_local_cumsum",
+    "chunk_scaled_dot_kkt",
+    "solve_tril",
+    "recompute_w_u",
+    "chunk_fwd_h",
+    "chunk_fwd_o",
+)
+CHUNK_KERNELS = ("chunk_fwd_intra", "chunk_fwd_h", "chunk_fwd_o")  # of the end-to-end op
 
 
 def ready(name: str) -> torch.device:
@@ -47,7 +55,7 @@ def on_a_mac() -> bool:
 
 @contextmanager
 def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
-    """What runs inside must launch a specialisation of each of these kernels, where a profile can show it."""
+    """What runs inside must launch a variant of each of these kernels, where a profile can show it."""
     if device.type != "mps" or on_a_mac():
         yield
         return

@@ -1,4 +1,4 @@
-"""Our shaders through the strict front end: what models call for here, every specialisation in `make proof`."""
+"""Our shaders through the strict front end: what models call for here, every variant in `make proof`."""
 
 from __future__ import annotations
 
@@ -12,43 +12,92 @@ from proof.checks import Silent
 from proof.metal import front_end as strict_front_end
 from proof.metal import kernels as strict_kernels
 from proof.metal.facts import Facts
+from proof.metal.launches import model_launches
 from tests.proof.needs import needs_clang
-from torch_gdn.specialisations import Specialisation
+from torch_gdn._recorder import KernelVariant
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 
+# The most that a variant of each kernel takes, of those that models call for: bytes of threadgroup memory, bytes of
+# arrays and fragments a thread, registers a thread and passes of the banks (the last two by the model).
+MOST = {
+    "aura_decode": (1024, 32, 48, 1),
+    "aura_encode": (2752, 160, 99, 2),
+    "aura_flash_p1": (10336, 120, 104, 1),
+    "aura_flash_p1_matrix": (18496, 312, 171, 2),
+    "aura_flash_p2": (0, 16, 48, 1),
+    "aura_rotate": (0, 16, 39, 1),
+    "causal_conv1d": (0, 128, 135, 1),
+    "causal_conv1d_channel_first": (8576, 32, 98, 1),
+    "causal_conv1d_state": (0, 0, 53, 1),
+    "causal_conv1d_update": (0, 16, 78, 1),
+    "chunk_fwd_h": (16896, 344, 174, 2),
+    "chunk_fwd_intra": (27392, 496, 196, 4),
+    "chunk_fwd_o": (27904, 168, 114, 2),
+    "chunk_local_cumsum": (0, 0, 46, 1),
+    "chunk_scaled_dot_kkt": (9216, 96, 77, 2),
+    "fused_chunk_gated_delta_rule": (18688, 304, 224, 4),
+    "fused_recurrent_gated_delta_rule": (18592, 296, 171, 1),
+    "gdn_gating": (0, 0, 52, 1),
+    "l2norm": (0, 32, 31, 1),
+    "locate_slots": (0, 0, 38, 1),
+    "recompute_w_u": (18944, 96, 98, 4),
+    "rms_norm_gated": (0, 64, 66, 1),
+    "solve_tril": (9216, 120, 77, 4),
+}
+
+
 @pytest.fixture(scope="module")
 def outcome() -> strict_kernels.Outcome:
-    return strict_kernels.check_specialisations(strict_kernels.model_specialisations(), Silent())
+    wanted = [launch.variant for launch in model_launches()]
+    return strict_kernels.check_variants(wanted, Silent())
 
 
-def test_model_specialisations_keep_every_rule(outcome: strict_kernels.Outcome) -> None:
+def test_what_models_call_for_keeps_every_rule(outcome: strict_kernels.Outcome) -> None:
     assert outcome.problems == []
-    assert {facts.name for facts in outcome.facts} == {each.name for each in strict_kernels.model_specialisations()}
+    assert {facts.name for facts in outcome.facts} == {launch.variant.name for launch in model_launches()}
+    assert strict_kernels.not_seen([launch.variant for launch in model_launches()], outcome) == []
 
 
-def test_the_table_in_the_repository_has_what_was_found(outcome: strict_kernels.Outcome) -> None:
-    rows = set(strict_kernels.TABLE.read_text().splitlines())
-    missing = [facts.name for facts in outcome.facts if "\t".join(facts.row()) not in rows]
-    assert missing == [], "python -m proof --only strict-metal --write"
+def test_the_host_binds_what_the_kernels_take(outcome: strict_kernels.Outcome) -> None:
+    assert strict_kernels.unlike_the_host(model_launches(), outcome.facts) == []
 
 
-def test_the_table_names_every_specialisation_once() -> None:
+def test_kernels_take_what_they_took(outcome: strict_kernels.Outcome) -> None:
+    kernels = {launch.variant.name: launch.variant.kernel for launch in model_launches()}
+    found: dict[str, tuple[int, int, int, int]] = {}
+    for facts in outcome.facts:
+        taken = (facts.threadgroup_bytes, facts.thread_bytes, facts.registers, facts.bank_passes)
+        before = found.get(kernels[facts.name], taken)
+        found[kernels[facts.name]] = (
+            max(taken[0], before[0]),
+            max(taken[1], before[1]),
+            max(taken[2], before[2]),
+            max(taken[3], before[3]),
+        )
+    assert found == MOST
+
+
+def test_the_table_has_a_row_for_each_variant(
+    outcome: strict_kernels.Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strict_kernels, "TABLE", tmp_path / "build" / "kernel_variants.tsv")
+    strict_kernels.write_table(outcome.facts)
     header, *rows = strict_kernels.TABLE.read_text().splitlines()
     assert header.split("\t") == list(Facts.COLUMNS)
-    names = [row.split("\t")[0] for row in rows]
-    assert sorted(names) == sorted(each.name for each in strict_kernels.all_specialisations())
+    assert [tuple(row.split("\t")) for row in rows] == [facts.row() for facts in outcome.facts]
 
 
-def test_a_shader_that_the_table_does_not_know_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert strict_kernels.unlisted_shaders() == []
+def test_a_shader_that_no_call_launches_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert strict_kernels.unlaunched_shaders() == []
     shaders = shutil.copytree(strict_kernels.SHADERS, tmp_path / "shaders")
     (shaders / "gdn" / "added.metal").write_text("")
     monkeypatch.setattr(strict_kernels, "SHADERS", shaders)
-    assert strict_kernels.unlisted_shaders() == ["gdn/added.metal is in no table of torch_gdn/specialisations*.py"]
+    assert strict_kernels.unlaunched_shaders() == ["gdn/added.metal is launched by no call of torch_gdn/check/calls.py"]
 
 
+SOLVE_TRIL = KernelVariant("solve_tril", "gdn/solve_tril.metal", ("64",))
 Spoil = Callable[[str, str, str], list[str]]
 
 
@@ -62,7 +111,7 @@ def spoil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spoil:
         assert old in text, f"{file} has no {old!r} any more"
         (shaders / file).write_text(text.replace(old, new, 1))
         monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
-        return strict_kernels.check_batch([Specialisation("solve_tril", ("64",))]).problems
+        return strict_kernels.check_batch([SOLVE_TRIL]).problems
 
     return check
 
@@ -117,6 +166,7 @@ def test_an_unused_variable_is_found(spoil: Spoil) -> None:
     assert "unused variable 'unused'" in problem
 
 
-def test_a_specialisation_that_its_shader_refuses_is_found() -> None:
-    problems = strict_kernels.check_batch([Specialisation("solve_tril", ("63",))]).problems
+def test_a_variant_that_its_shader_refuses_is_found() -> None:
+    refused = KernelVariant("solve_tril", "gdn/solve_tril.metal", ("63",))
+    problems = strict_kernels.check_batch([refused]).problems
     assert "a chunk has 16, 32 or 64 tokens" in problems[0]

@@ -24,7 +24,7 @@ HOUSES = {"mlx": vocabulary.mlx, "torch": vocabulary.torch}
 
 
 @pytest.fixture(params=sorted(HOUSES), scope="module")
-def house(request: pytest.FixtureRequest) -> vocabulary.House:
+def project(request: pytest.FixtureRequest) -> vocabulary.Project:
     try:
         found = HOUSES[request.param]()
     except Unavailable as reason:
@@ -33,8 +33,8 @@ def house(request: pytest.FixtureRequest) -> vocabulary.House:
     return replace(found, files=tuple(files))
 
 
-def test_is_taken_or_refused_for_a_known_reason(house: vocabulary.House) -> None:
-    (verdicts,) = strict_others.judge_all(Silent(), [house]).values()
+def test_is_taken_or_refused_for_a_known_reason(project: vocabulary.Project) -> None:
+    (verdicts,) = strict_others.judge_all(Silent(), [project]).values()
     assert strict_others.unexplained(verdicts) == []
     assert sum(not verdict.messages for verdict in verdicts) >= 10
 

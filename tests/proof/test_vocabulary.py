@@ -22,9 +22,9 @@ def words() -> set[Word]:
 
 
 @pytest.fixture(scope="module")
-def houses() -> list[vocabulary.House]:
+def projects() -> list[vocabulary.Project]:
     try:
-        return vocabulary.houses()
+        return vocabulary.projects()
     except Unavailable as reason:
         pytest.skip(str(reason))
 
@@ -37,9 +37,9 @@ def test_every_word_has_a_source() -> None:
     assert all(all(files) for files in vocabulary.read_table().values())
 
 
-def test_the_sources_have_the_words(houses: list[vocabulary.House]) -> None:
+def test_the_sources_have_the_words(projects: list[vocabulary.Project]) -> None:
     table = vocabulary.read_table()
-    assert vocabulary.sources(table, houses) == table, "python -m proof --only vocabulary --write"
+    assert vocabulary.sources(table, projects) == table, "python -m proof --only vocabulary --write"
 
 
 def test_words_of_each_kind_are_seen(words: set[Word]) -> None:
@@ -73,9 +73,9 @@ def test_a_new_word_is_not_in_the_table(words: set[Word], monkeypatch: pytest.Mo
     assert new == {Word("function", "simd_product")} and not new & vocabulary.read_table().keys()
 
 
-def test_a_word_that_nobody_uses_has_no_source(houses: list[vocabulary.House]) -> None:
+def test_a_word_that_nobody_uses_has_no_source(projects: list[vocabulary.Project]) -> None:
     word = Word("function", "simd_frobnicate")
-    assert vocabulary.sources([word], houses) == {word: []}
+    assert vocabulary.sources([word], projects) == {word: []}
 
 
 @pytest.mark.parametrize(

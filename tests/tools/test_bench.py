@@ -150,14 +150,14 @@ def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac's own GPU does not count bytes")
-def test_the_metal_section_counts_each_way_of_prefill(tmp_path: Path) -> None:
+def test_the_metal_section_counts_each_prefill_algorithm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "--quick", "--only", "metal", "--json", str(tmp_path / "bench.json")]
     subprocess.run([*command, "--plots", str(tmp_path)], cwd=ROOT, capture_output=True, check=True, timeout=600)
     rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["rows"]
     counts = {row["case"]: row["counts"] for row in rows}
     # Several kernels, with w, u and h in device memory between; one kernel and nothing between.
-    assert counts["prefill, staged"]["launches"] > counts["prefill, fused"]["launches"] == 1
-    assert counts["prefill, staged"]["distinct bytes"] > 1.5 * counts["prefill, fused"]["distinct bytes"]
-    assert counts["prefill, sequential"]["matrix products"] == 0 < counts["prefill, fused"]["matrix products"]
+    assert counts["prefill, chunked"]["launches"] > counts["prefill, fused_chunk"]["launches"] == 1
+    assert counts["prefill, chunked"]["distinct bytes"] > 1.5 * counts["prefill, fused_chunk"]["distinct bytes"]
+    assert counts["prefill, recurrent"]["matrix products"] == 0 < counts["prefill, fused_chunk"]["matrix products"]
     assert all(row["counts"]["distinct bytes"] >= 0.99 * row["bytes"] for row in rows)
     assert (tmp_path / "metal_bytes.png").stat().st_size > 10_000

@@ -14,7 +14,10 @@ from bench.metal_model import CHIPS, Chip, predict
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.shapes import Layer
 from tests.helpers.devices import on_a_mac
+from tests.proof.needs import needs_clang
+from torch_gdn._recorder import KernelVariant
 
+NORM = "layers/rms_norm_gated.metal"
 CHIP = Chip(7, 8, 100.0, 2.048, "made up: 1 GHz, 8 cores of 128 lanes")
 
 
@@ -82,18 +85,23 @@ def test_dispatches_follow_each_other() -> None:
     assert two.bounds["latency"] == pytest.approx(2e-6)
 
 
+@needs_clang
 def test_registers_of_our_kernels_are_those_of_the_strict_check() -> None:
-    name = "rms_norm_gated_bfloat_bfloat_bfloat_128_4"
-    registers = metal_model.estimated_registers()[name]
-    assert 8 <= registers <= 256
+    arguments = ("bfloat", "bfloat", "bfloat", "128", "4")
+    registers = metal_model.estimated_registers(KernelVariant("rms_norm_gated", NORM, arguments))
+    assert registers == 52
+
+
+def test_a_kernel_whose_registers_are_not_known_takes_none() -> None:
     busy = figures(threadgroups=640, threads=640 * 1024, barriers=640)
-    (ours,), (unknown,) = (metal_model.predict_all({key: busy}, CHIP) for key in (name, "nobody's"))
-    assert ours == predict(busy, CHIP, registers) and unknown == predict(busy, CHIP)
+    ours, unknown = metal_model.predict_all({"ours": busy, "torch's": busy}, {"ours": 52}, CHIP)
+    assert ours == predict(busy, CHIP, 52) and unknown == predict(busy, CHIP)
+    assert ours.threads < unknown.threads
 
 
 def test_kernels_add_up_and_the_longest_part_binds() -> None:
     kernels = {"a": figures(bank_cycles=8_000), "b": figures(device_bytes_distinct_read=300_000)}
-    seconds, binds = metal_model.total(kernels, CHIP)
+    seconds, binds = metal_model.total(kernels, {}, CHIP)
     assert seconds == pytest.approx(4e-6) and binds == "memory"
 
 
@@ -119,7 +127,7 @@ def test_workloads_are_counted(workload: str, monkeypatch: pytest.MonkeyPatch) -
     assert profile.kernels and not profile.fallbacks
     distinct = sum(k.device_bytes_distinct_read + k.device_bytes_distinct_written for k in profile.kernels.values())
     assert distinct >= 0.98 * work.compulsory_bytes  # the rest: what a convolution's first columns do not read
-    seconds, _ = metal_model.total(profile.kernels, "M1")
+    seconds, _ = metal_model.total(profile.kernels, {}, "M1")
     assert seconds >= distinct / 68.2e9
 
 

@@ -1,6 +1,7 @@
 """The wheel holds torch_gdn with its shaders and nothing else; the README's commands exist."""
 
 import email
+import json
 import os
 import re
 import subprocess
@@ -102,6 +103,37 @@ def test_installed_wheel_finds_its_own_shaders(wheel: zipfile.ZipFile, tmp_path:
     module, shaders = (Path(line) for line in finished.stdout.split("\n")[:2])
     assert module == tmp_path / "torch_gdn" / "__init__.py"
     assert shaders.resolve() == (tmp_path / "torch_gdn" / "shaders").resolve()
+
+
+CHECK = """
+import json, sys, torch
+from torch_gdn.check import __main__, golden, plan
+from torch_gdn.check.steps import execute
+status = __main__.main(["--quick", "--json", "report.json"])
+seeded = [step for step in plan.steps(golden.FOLDER, quick=True) if step.section == "seeded"]
+results = {step.name: execute(step, torch.device("cpu")) for step in seeded}
+problems = {name: result.message for name, result in results.items() if result.status != "pass"}
+json.dump({"status": status, "checked": len(results), "problems": problems}, open("own.json", "w"))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a device, and the whole check takes it minutes")
+def test_installed_wheel_checks_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Without a checkout: what is missing is a line of the report, and every comparison with float64 can be made."""
+    wheel.extractall(tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        [sys.executable, "-c", CHECK], cwd=tmp_path, env=environment, text=True, capture_output=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    own = json.loads((tmp_path / "own.json").read_text())
+    assert own["status"] == 1 and own["problems"] == {} and own["checked"] > 10
+    assert "no mps device is available" in finished.stdout
+    rows = json.loads((tmp_path / "report.json").read_text())["results"]
+    assert {row["section"]: row["status"] for row in rows} == {
+        "facts": "FAIL",  # there is no device
+        **dict.fromkeys(("use", "compile", "recorded", "seeded", "timing", "inductor"), "left out"),
+    }
 
 
 def test_source_distribution_holds_every_file_git_does(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import ready
 from torch_gdn import _C
+from torch_gdn.tune import prefill_algorithm
 
 SHAPE = (1, 2, 40, 24)  # head sizes that no other test has
 
@@ -24,6 +29,41 @@ def test_compiles_what_calls_need() -> None:
     torch_gdn.chunk_gated_delta_rule(*inputs, beta=inputs[-1], use_qk_l2norm_in_kernel=True, output_final_state=True)
     torch_gdn.fused_recurrent_gated_delta_rule(*inputs, beta=inputs[-1], use_qk_l2norm_in_kernel=True)
     assert names() == before
+
+
+def layer(x: Tensor, weight: Tensor, shape: tuple[int, int, int, int], **options: Any) -> Tensor:
+    """A Gated DeltaNet layer between its projections; x: [1, T, channels]."""
+    H, HV, K, V = shape
+    T = x.shape[1]
+    mixed, _ = torch_gdn.causal_conv1d(x, weight, activation="silu")
+    heads = mixed.split([H * K, H * K, HV * V], dim=-1)
+    q, k, v = (part.view(1, T, -1, size) for part, size in zip(heads, (K, K, V), strict=True))
+    a = mixed[..., :HV]
+    g, beta = torch_gdn.gdn_gating(torch.zeros(HV, device=x.device), a, a)
+    op = torch_gdn.fused_recurrent_gated_delta_rule if T == 1 else torch_gdn.chunk_gated_delta_rule
+    o, _ = op(q, k, v, g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True, **options)
+    return torch_gdn.rms_norm_gated(o, o, mixed[0, 0, :V].clone())
+
+
+def test_a_layer_of_a_warm_shape_compiles_nothing_and_launches_what_was_compiled() -> None:
+    """The launches are those of every call that the docstring names; a chunk goes by what the heuristic has for it."""
+    device, shape = ready("mps"), (1, 2, 48, 28)
+    _C.clear_pipelines()
+    with prefill_algorithm(None):
+        compiled = torch_gdn.warmup([shape], device=device, dtypes=[torch.float32], progress=False)
+        before, launched = names(), set()
+        weight = torch.zeros(2 * 48 + 2 * 28, 4, device=device)
+        for T in (1, 2, 16, 300):
+            for state_v_first in (False, True):
+                x = torch.ones(1, T, len(weight), device=device)
+                layer(x, weight, shape, state_v_first=state_v_first)
+                with torch_gdn.recording() as recorded:
+                    layer(x, weight, shape, state_v_first=state_v_first)
+                launched |= {variant.name for variant in recorded.variants}
+    assert names() == before
+    assert launched <= set(compiled)
+    unused = {name.split("_float")[0] for name in set(compiled) - launched}
+    assert unused <= {"causal_conv1d_state", "causal_conv1d_update", "fused_recurrent_gated_delta_rule"}
 
 
 def test_compiles_nothing_twice() -> None:
@@ -64,6 +104,56 @@ def test_pipelines_have_facts() -> None:
         assert facts["thread_execution_width"] == 32
         assert 32 <= facts["max_total_threads_per_threadgroup"] <= 1024
         assert 0 <= facts["static_threadgroup_memory_length"] <= 32768
+
+
+def generate(model: Any, length: int, **options: Any) -> None:
+    ids = torch.ones(1, length, dtype=torch.long, device="mps")
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, **options)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Any]:
+    models = pytest.importorskip("tests.integrations.models")
+    with models.torch_gdn_enabled():
+        yield models.random_model("qwen3_next", torch.bfloat16, linear_key_head_dim=36, head_dim=64).to(ready("mps"))
+
+
+def test_generation_of_a_warm_model_compiles_nothing_more(model: Any) -> None:
+    """Of prompts of many lengths; and what was compiled is launched by them, all of it."""
+    _C.clear_pipelines()
+    with prefill_algorithm(None), torch.no_grad():
+        compiled = torch_gdn.warmup(model, progress=False)
+        assert names() == set(compiled)
+        for kernel in ("causal_conv1d_", "causal_conv1d_update_", "rms_norm_gated_", "fused_chunk_", "chunk_fwd_h_"):
+            assert any(name.startswith(kernel) for name in compiled), kernel
+        with torch_gdn.recording() as recorded:
+            for length in (1, 3, 20, 70, 300):
+                generate(model, length)
+        assert {variant.name for variant in recorded.variants} == set(compiled)
+        generate(model, 40)
+    assert names() == set(compiled)
+
+
+def test_a_model_with_a_cache_of_aura_codes(model: Any) -> None:
+    aura = pytest.importorskip("torch_gdn.integrations.aura")
+    before = model.config._attn_implementation
+    model.set_attn_implementation("aura")
+    try:
+        compiled = torch_gdn.warmup(
+            model, progress=False, longest_prompt=20, cache=lambda: aura.AuraCache(model.config, "4v2")
+        )
+        for kernel in ("aura_encode", "aura_rotate", "aura_flash_p1", "aura_flash_p1_matrix", "aura_flash_p2"):
+            assert any(name.startswith(f"{kernel}_bfloat_") or name.startswith(f"{kernel}_4_2_") for name in compiled)
+        warm = names()
+        for length in (1, 6, 20):
+            generate(model, length, past_key_values=aura.AuraCache(model.config, "4v2"))
+        assert names() == warm
+    finally:
+        model.set_attn_implementation(before)
+
+
+def test_a_model_on_the_cpu_has_nothing_to_compile() -> None:
+    assert torch_gdn.warmup(torch.nn.Linear(2, 2)) == []
 
 
 def test_cleared_pipelines_are_compiled_again() -> None:

@@ -3,8 +3,8 @@
     python -m torch_gdn.check --json report.json                  on a Mac
     python -m simulator -m torch_gdn.check --json report.json     on the simulated device, in a checkout on Linux
 
-It compiles every kernel in every specialisation that models use, with the device's own compiler; holds each stage and
-both end-to-end ops against FLA's recorded outputs and against float64; times decode and prefill beside transformers'
+It compiles every kernel variant that models use with the device's own compiler; holds each stage and both end-to-end
+ops against float64 and, in a checkout, against FLA's recorded outputs; times decode and prefill beside transformers'
 own PyTorch code; and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line of the report.
 Exit status: 0 if everything passed, 1 if something failed.
 """
@@ -70,8 +70,8 @@ def parser() -> argparse.ArgumentParser:
         type=folder,
         metavar="DIR",
         default=golden.FOLDER,
-        help="FLA's recorded outputs, if not in tests/golden of the checkout that the package is in; without them "
-        "every stage is held against float64 alone",
+        help="FLA's recorded outputs: tests/golden of a checkout, which is the default there. An installed package has "
+        "none, and holds every stage against float64 alone",
     )
     found.add_argument(
         "--shaders",

@@ -60,8 +60,8 @@ class Case:
 
     def exact(self, **options: Any) -> tuple[Tensor, Tensor]:
         """The float64 recurrence on these inputs."""
-        wide = self.map(torch.Tensor.double)
-        o, state = reference.fused_recurrent_gated_delta_rule(*wide.qkv, **(wide.options | options))
+        exact = self.map(torch.Tensor.double)
+        o, state = reference.fused_recurrent_gated_delta_rule(*exact.qkv, **(exact.options | options))
         assert state is not None
         return o, state
 
@@ -102,13 +102,13 @@ def make_case(
         k = k[:, :1].expand(B, T, H, K)
     if normal:
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
-    steps = draw(B, T, HV)
+    raw_beta = draw(B, T, HV)
     return Case(
         q=q.to(dtype),
         k=k.to(dtype).contiguous(),
         v=draw(B, T, HV, V).to(dtype),
         g=logsigmoid(draw(B, T, HV)).float(),
-        beta=(steps.sigmoid() if beta is None else beta * (1 - 0.1 * steps.sigmoid())).float(),
+        beta=(raw_beta.sigmoid() if beta is None else beta * (1 - 0.1 * raw_beta.sigmoid())).float(),
         initial_state=draw(B if bounds is None else len(bounds) - 1, HV, K, V).float() if state else None,
         cu_seqlens=None if bounds is None else torch.tensor(bounds),
     )

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torch_gdn import _C, info
+from torch_gdn._recorder import KernelVariant
 from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
-from torch_gdn.specialisations import Specialisation
 
 NO_DEVICE = "no mps device is available to PyTorch here"
 ON_LINUX = "; a checkout on Linux has a simulated one: python -m simulator -m torch_gdn.check"
@@ -32,7 +32,7 @@ def check_facts(device: torch.device) -> Outcome:
 
 
 def round_trip(device: torch.device) -> torch.Tensor:
-    """A tensor makes its way to the device, through an addition and back."""
+    """A tensor goes to the device, through an addition, and back."""
     return (torch.arange(64.0).to(device) + 1).cpu()
 
 
@@ -51,8 +51,8 @@ def check_use(device: torch.device) -> Outcome:
     return Outcome(problem="" if right else "PyTorch's own addition gives wrong values on this device")
 
 
-def check_compiles(device: torch.device, specialisation: Specialisation) -> Outcome:
-    facts: dict[str, Any] = dict(_C.compile(specialisation.kernel, specialisation.file, list(specialisation.arguments)))
+def check_compiles(device: torch.device, variant: KernelVariant) -> Outcome:
+    facts: dict[str, Any] = dict(_C.compile(variant.kernel, variant.file, list(variant.arguments)))
     if on_simulated_device():
         del facts["static_threadgroup_memory_length"]  # which it learns when a kernel runs
     return Outcome(facts)

@@ -16,7 +16,7 @@ from torch_gdn.check.cases import END_TO_END_OPS, Case
 from torch_gdn.check.steps import Outcome, judged
 from torch_gdn.tune import prefill_algorithm
 
-# The recorded outputs are part of the checkout, beside the package, not of a wheel.
+# 10 MB beside the package in a checkout, and in no wheel.
 FOLDER = Path(torch_gdn.__file__).resolve().parent.parent / "tests" / "golden"
 PREFIXES = {"chunk_gated_delta_rule": "chunk", "fused_recurrent_gated_delta_rule": "recurrent"}
 
@@ -33,7 +33,10 @@ class Golden:
 def why_not(folder: Path) -> str:
     """Why the recorded outputs cannot be used; empty if they can."""
     if not (folder / "index.json").is_file():
-        return f"no FLA outputs in {folder}: they are in tests/golden of a checkout; name that folder with --golden"
+        return (
+            f"no FLA outputs in {folder}: an installed package has none, and every stage is held against float64 "
+            "alone; with a checkout, name its tests/golden with --golden"
+        )
     try:
         import safetensors  # noqa: F401
     except ImportError:
@@ -65,8 +68,8 @@ def stage_parts(golden: Golden, results: dict[str, Tensor]) -> list[bounds.Part]
     return parts
 
 
-def whole_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[bounds.Part]:
-    """A end-to-end op's results: at most 1.05 x FLA's error, except for the recurrent state, which has an f32 bound."""
+def end_to_end_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[bounds.Part]:
+    """At most 1.05 x FLA's error of an end-to-end op; the recurrent state has the bound of float32."""
     prefix = PREFIXES[op]
     exact_o, exact_state = golden.exact
     names = (f"{prefix}_o", f"{prefix}_final_state")
@@ -94,11 +97,11 @@ def check_stage(device: torch.device, folder: Path, name: str, op: str) -> Outco
     return judged(stage_parts(golden, stages.call(op, golden.tensors, device)))
 
 
-def check_whole(device: torch.device, folder: Path, name: str, op: str, algorithm: str | None = None) -> Outcome:
+def check_end_to_end(device: torch.device, folder: Path, name: str, op: str, algorithm: str | None = None) -> Outcome:
     """algorithm: that a prefill is made to take."""
     golden = load(name, folder)
     there = golden.case.to(device)
     with prefill_algorithm(algorithm):
         o, state = END_TO_END_OPS[op](*there.qkv, **there.options)
     assert state is not None
-    return judged(whole_parts(golden, op, o.cpu(), state.cpu()))
+    return judged(end_to_end_parts(golden, op, o.cpu(), state.cpu()))

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
-from torch_gdn import _C, specialisations, specialisations_aura, specialisations_modules
-from torch_gdn.check import device, golden, layer, seeded, stages, timing
+from torch_gdn import _C
+from torch_gdn.check import calls, device, golden, layer, seeded, stages, timing
+from torch_gdn.check.calls import METAL_TYPES, MODELS
+from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.check.steps import COMPILE, FACTS, USE, LeftOut, Outcome, Step
-from torch_gdn.specialisations import METAL_TYPES, MODELS
 
-CHUNK_TOKENS = 130  # two chunks of 64 and a piece of a third
-RECURRENT_TOKENS = 21  # two tiles of 8 tokens and a piece of a third
+CHUNK_TOKENS = 130  # two chunks of 64 and a part of a third
+RECURRENT_TOKENS = 21  # two tiles of 8 tokens and a part of a third
 QUICK_CASES = ("base_k128", "ragged_k64", "decode_b4")
 TIMED = ("Qwen3-Next-80B-A3B, Qwen3.5-35B-A3B, 9B, 4B", "Qwen3.5-27B", "OLMo-Hybrid-7B")
 
@@ -31,11 +32,15 @@ def steps(folder: Path, quick: bool) -> list[Step]:
 
 
 def compiling(quick: bool) -> list[Step]:
-    wanted = [*specialisations.of_variants(specialisations.table(quick)), *specialisations_aura.table(quick)]
-    wanted += specialisations_modules.table(quick)
+    """Every kernel variant that the calls launch, kernel by kernel."""
+    if not _C.has_launcher():
+        reason = "without the Metal half no call can be recorded"
+        return [Step(COMPILE, "kernels", "", partial(leave_out, reason=reason))]
+    with fake_mps():
+        variants = [launch.variant for launch in calls.launches(calls.table(quick))]
     return [
-        Step(COMPILE, each.kernel, "_".join(each.arguments), partial(device.check_compiles, specialisation=each))
-        for each in wanted
+        Step(COMPILE, each.kernel, "_".join(each.arguments), partial(device.check_compiles, variant=each))
+        for each in sorted(variants, key=lambda each: each.kernel)
     ]
 
 
@@ -61,7 +66,7 @@ def recorded(folder: Path, quick: bool) -> list[Step]:
             "recorded",
             group_of(op, algorithm),
             name,
-            partial(golden.check_whole, folder=folder, name=name, op=op, algorithm=algorithm),
+            partial(golden.check_end_to_end, folder=folder, name=name, op=op, algorithm=algorithm),
         )
         for op in golden.PREFIXES
         for algorithm in algorithms_of(op)
@@ -80,7 +85,7 @@ def group_of(op: str, algorithm: str | None) -> str:
 
 
 def from_seeds(folder: Path, quick: bool) -> list[Step]:
-    """The stages in the dtypes that FLA's outputs leave open; the end-to-end ops in every variant."""
+    """The stages in the dtypes that FLA's outputs leave open; the end-to-end ops in every call of the table."""
     dtypes = [dtype for dtype in METAL_TYPES if not (quick and dtype == torch.float16)]
     if not golden.why_not(folder):
         dtypes.remove(torch.bfloat16)
@@ -89,26 +94,26 @@ def from_seeds(folder: Path, quick: bool) -> list[Step]:
         for op in stages.OUTPUTS
         for dtype in dtypes
     ]
-    variants = [variant for variant in specialisations.table(quick) if not variant.by_stage]
-    # The recurrent kernel knows no chunks and no alignment. The chunked one takes either state layout in its stride, so
-    # one of each is enough: normalised with [V, K], not normalised with [K, V].
+    table = calls.rule_calls(quick)
+    # The recurrent kernel knows no chunks and no alignment. The chunked ones read either state layout by its strides,
+    # so one of each is enough: normalised with [V, K], not normalised with [K, V].
     of_op = {
-        seeded.CHUNK: [each for each in variants if each.value_inner != each.normalise],
-        seeded.RECURRENT: [each for each in variants if each.chunk_size == 64 and each.aligned],
+        seeded.CHUNK: [each for each in table if each.state_v_first == each.normalise],
+        seeded.RECURRENT: [each for each in table if each.chunk_size == 64 and each.aligned],
     }
     for op, tokens in ((seeded.CHUNK, CHUNK_TOKENS), (seeded.RECURRENT, RECURRENT_TOKENS)):
         for algorithm in algorithms_of(op):
             for each in of_op[op]:
                 if algorithm == "chunked" or each.chunk_size == 64:  # which is the chunked algorithm's
-                    run = partial(seeded.check_variant, op=op, variant=each, tokens=tokens, algorithm=algorithm)
+                    run = partial(seeded.check_call, op=op, wanted=each, tokens=tokens, algorithm=algorithm)
                     found.append(Step("seeded", group_of(op, algorithm), each.name, run))
     return found
 
 
 def timings(quick: bool) -> list[Step]:
     found = []
-    for kind, tokens, repeats, calls in (("decode", 1, 11, 48), ("prefill", 512 if quick else 2048, 5, 1)):
+    for kind, tokens, repeats, in_a_row in (("decode", 1, 11, 48), ("prefill", 512 if quick else 2048, 5, 1)):
         for model in TIMED[:1] if quick else TIMED:
-            run = partial(timing.check_timing, shape=MODELS[model], tokens=tokens, repeats=repeats, calls=calls)
+            run = partial(timing.check_timing, shape=MODELS[model], tokens=tokens, repeats=repeats, calls=in_a_row)
             found.append(Step("timing", kind, model, run))
     return found

@@ -13,9 +13,9 @@ from torch import Tensor
 import torch_gdn
 from torch_gdn import reference
 from torch_gdn.check import bounds, stages
+from torch_gdn.check.calls import Call
 from torch_gdn.check.cases import END_TO_END_OPS, Case, bounds_of, make_case
 from torch_gdn.check.steps import Outcome, judged
-from torch_gdn.specialisations import Variant
 from torch_gdn.tune import prefill_algorithm
 
 IN_PLACE: dict[str, Callable[..., Tensor]] = {
@@ -32,18 +32,18 @@ def unaligned(x: Tensor) -> Tensor:
     return storage[1:].view(x.shape)
 
 
-def inputs(op: str, variant: Variant, tokens: int) -> tuple[Case, dict[str, Any]]:
-    """A case and options that make the op run this variant."""
-    case = make_case(tokens, variant.K, variant.V, dtype=variant.dtype, normal=not variant.normalise)
-    options: dict[str, Any] = {"use_qk_l2norm_in_kernel": variant.normalise}
-    if not variant.value_inner:
+def inputs(op: str, wanted: Call, tokens: int) -> tuple[Case, dict[str, Any]]:
+    """A case and options for such a call."""
+    case = make_case(tokens, wanted.K, wanted.V, dtype=wanted.dtype, normal=not wanted.normalise)
+    options: dict[str, Any] = {"use_qk_l2norm_in_kernel": wanted.normalise}
+    if wanted.state_v_first:
         assert case.initial_state is not None
         case = replace(case, initial_state=case.initial_state.transpose(-1, -2).contiguous())
         options["state_v_first"] = True
-    if variant.pool != torch.float32:
+    if wanted.pool != torch.float32:
         assert case.initial_state is not None
-        case = replace(case, initial_state=case.initial_state.to(variant.pool))
-    if variant.channels and op == RECURRENT:
+        case = replace(case, initial_state=case.initial_state.to(wanted.pool))
+    if wanted.channels and op == RECURRENT:
         options |= channels_of(case)
     return case, options
 
@@ -56,14 +56,14 @@ def channels_of(case: Case, seed: int = 1) -> dict[str, Tensor]:
     return {name: -draw.exp() * 0.1 for name, draw in draws.items()}
 
 
-def call(op: str, variant: Variant, case: Case, options: dict[str, Any], device: torch.device) -> tuple[Tensor, Tensor]:
+def call(op: str, wanted: Call, case: Case, options: dict[str, Any], device: torch.device) -> tuple[Tensor, Tensor]:
     there = case.to(device)
-    if not variant.aligned:
+    if not wanted.aligned:
         there = replace(there, q=unaligned(there.q), k=unaligned(there.k), v=unaligned(there.v))
     if op == CHUNK:
-        options = options | {"chunk_size": variant.chunk_size}
+        options = options | {"chunk_size": wanted.chunk_size}
     options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
-    if variant.pool != torch.float32:
+    if wanted.pool != torch.float32:
         assert there.initial_state is not None
         pool = there.initial_state.clone()  # what it becomes is rounded to its dtype
         o = IN_PLACE[op](*there.qkv, there.g, there.beta, pool, **options)
@@ -80,16 +80,14 @@ def cost_of_rounded_norms(case: Case, exact: tuple[Tensor, Tensor], options: dic
     return bounds.relative_error(o, exact[0]), bounds.relative_error(state, exact[1])
 
 
-def check_variant(
-    device: torch.device, op: str, variant: Variant, tokens: int, algorithm: str | None = None
-) -> Outcome:
+def check_call(device: torch.device, op: str, wanted: Call, tokens: int, algorithm: str | None = None) -> Outcome:
     """algorithm: that a prefill is made to take."""
-    case, options = inputs(op, variant, tokens)
+    case, options = inputs(op, wanted, tokens)
     with prefill_algorithm(algorithm):
-        o, state = call(op, variant, case, options, device)
+        o, state = call(op, wanted, case, options, device)
     exact = case.exact(**options)
     o_bound, state_bound = bounds_of(op, case, exact, **options)
-    if op == CHUNK and variant.normalise:
+    if op == CHUNK and wanted.normalise:
         o_rounding, state_rounding = cost_of_rounded_norms(case, exact, options)  # independent of the other errors
         o_bound, state_bound = math.hypot(o_bound, o_rounding), math.hypot(state_bound, state_rounding)
     parts = bounds.compare("o", o, exact[0], o_bound, head_dim=2)

@@ -18,7 +18,7 @@ PASS, FAIL, LEFT_OUT = "pass", "FAIL", "left out"
 
 
 class LeftOut(Exception):
-    """Raised by a step that has nothing to say here; the text says why."""
+    """Raised by a step that cannot be made here; the message has the reason."""
 
 
 @dataclass(frozen=True)

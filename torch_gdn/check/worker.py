@@ -33,7 +33,7 @@ class Setup:
 
 
 def serve(connection: Connection, setup: Setup, log: str) -> None:
-    """The process: says that it is ready, then answers steps with results until the other end closes."""
+    """The process: reports that it is ready, then answers steps with results until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the report is written by the other one
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):  # what PyTorch and Metal print, where the report can quote it

@@ -22,7 +22,7 @@ PrefillChoice choose(const Rule& op) {
   const auto& s = op.shape;
   const int64_t sequences = std::max<int64_t>(s.N, 1);
   const int64_t tokens = s.packed ? ceil_div(s.T, sequences) : s.T;
-  const auto device = launcher().device();
+  const auto& device = launcher().device();
   return prefill_algorithm({tokens, sequences * s.HV, s.K, s.V}, device.name, int64_t(device.core_count));
 }
 

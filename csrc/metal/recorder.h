@@ -1,0 +1,35 @@
+// A launcher that runs nothing and keeps what the ops ask for: which kernel variants a model needs is read off the host
+// code itself.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "metal/launch.h"
+
+namespace torch_gdn {
+
+// A launch without its tensors, whose memory would otherwise be held for a whole forward pass.
+struct RecordedLaunch {
+  std::string kernel, file;
+  std::vector<std::string> arguments;
+  size_t bindings;
+  std::array<size_t, 3> threadgroups;
+  size_t threads;
+};
+
+class Recorder final : public Launcher {
+ public:
+  void run(const std::vector<Launch>& launches) override;
+  const std::vector<RecordedLaunch>& launches() const { return launches_; }
+
+  // The rest is the device's, so that heuristics see it.
+  PipelineFacts compile(const Launch& launch) override { return device_launcher().compile(launch); }
+  std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
+  void clear_pipelines() override { device_launcher().clear_pipelines(); }
+  const DeviceFacts& device() const override { return device_launcher().device(); }
+
+ private:
+  std::vector<RecordedLaunch> launches_;
+};
+
+}  // namespace torch_gdn

@@ -1,0 +1,103 @@
+"""What is proved is what the host launches: the recorded calls, their bindings, their sources."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from proof.checks import Silent
+from proof.metal import kernels as strict_kernels
+from proof.metal import launches as strict_launches
+from tests.helpers.devices import CHUNK_KERNELS, STAGE_KERNELS
+from tests.proof.needs import needs_clang, needs_simulated_device
+from torch_gdn import _C
+from torch_gdn._recorder import KernelVariant, Launch, recording
+from torch_gdn.check import calls
+from torch_gdn.tune import prefill_algorithm
+
+pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
+
+
+@pytest.fixture(scope="module")
+def launches() -> list[Launch]:
+    return strict_launches.all_launches()
+
+
+def test_every_variant_is_there_once(launches: list[Launch]) -> None:
+    names = [launch.variant.name for launch in launches]
+    assert len(names) == len(set(names)) >= 2309
+
+
+def test_what_the_check_compiles_and_what_models_launch_is_proved(launches: list[Launch]) -> None:
+    proved = {launch.variant for launch in launches}
+    assert {launch.variant for launch in strict_launches.model_launches()} <= proved
+    assert {*strict_launches.variants(calls.table())} <= proved
+
+
+def test_every_choice_of_the_host_is_covered(launches: list[Launch]) -> None:
+    """Of the largest kernels: each dtype, chunk size, vector width and flag with each size."""
+    sizes = [(T, K, V) for T in calls.METAL_TYPES.values() for K, V in strict_launches.SIZES]
+    proved = {launch.variant.arguments for launch in launches if launch.variant.kernel == "chunk_fwd_h"}
+    for T, K, V in sizes:
+        for C in strict_launches.CHUNK_SIZES:
+            for S in {T, "float" if T == "half" else T}:
+                for width in {"1", "4" if K % 4 == 0 else "1"}:
+                    assert (T, S, str(K), str(V), str(C), width, "float") in proved
+    proved = {launch.variant.arguments for launch in launches if launch.variant.kernel.startswith("fused_recurrent")}
+    for T, K, _ in sizes:
+        for layout in ("true", "false"):
+            for norm in ("true", "false"):
+                assert (T, str(K), layout, norm, "false", "float") in proved
+
+
+def test_a_launch_unlike_its_kernel_is_found() -> None:
+    variant = KernelVariant("solve_tril", "gdn/solve_tril.metal", ("64",))
+    (facts,) = strict_kernels.check_batch([variant]).facts
+    right = Launch(variant, facts.buffers, (1, 1, 1), 128)
+    assert strict_kernels.unlike_the_host([right], [facts]) == []
+    few = strict_kernels.unlike_the_host([Launch(variant, facts.buffers - 1, (1, 1, 1), 128)], [facts])
+    assert few == [f"solve_tril_64: the host binds {facts.buffers - 1} buffers, the kernel takes {facts.buffers}"]
+    (uneven,) = strict_kernels.unlike_the_host([Launch(variant, facts.buffers, (1, 1, 1), 100)], [facts])
+    assert "100 threads" in uneven
+
+
+def test_the_source_is_what_the_host_compiles() -> None:
+    for variant in (
+        KernelVariant("l2norm", "layers/l2norm.metal", ("bfloat", "40")),
+        KernelVariant("chunk_fwd_h", "gdn/chunk_fwd_h.metal", ("half", "float", "40", "24", "64", "4", "float")),
+    ):
+        source = _C.shader_source(variant.kernel, variant.file, list(variant.arguments))
+        assert source == strict_kernels.source_of([variant])
+
+
+def call_each_kernel() -> None:
+    """One token, so that little is run."""
+    ops = torch.ops.gdn
+    x, g = torch.ones(1, 1, 1, 64, device="mps"), torch.zeros(1, 1, 1, device="mps")
+    signs, boundaries, codebook = (torch.ones(size, device="mps") for size in (64, 15, 16))
+    for algorithm in _C.prefill_algorithms():
+        with prefill_algorithm(algorithm):
+            ops.chunk_gated_delta_rule(x, x, x, g, g)
+    sums = ops.chunk_local_cumsum(g)
+    inverse = ops.solve_tril(ops.chunk_scaled_dot_kkt(x, sums, g))
+    ops.recompute_w_u(x, x, g, inverse, sums)
+    ops.l2norm(x)
+    codes, norms, _ = ops.aura_encode(x, signs, boundaries, codebook)
+    ops.aura_attention(x, *[codes, norms, codebook, signs] * 2)
+
+
+@needs_simulated_device
+def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
+    import simulator
+
+    simulator.activate()
+    with recording() as recorded:
+        call_each_kernel()
+    with simulator.profile() as profile:
+        call_each_kernel()
+    kernels = {variant.kernel for variant in recorded.variants}
+    assert {*STAGE_KERNELS, *CHUNK_KERNELS, "l2norm", "aura_encode", "aura_flash_p1"} <= kernels
+    facts = {each.name: each for each in strict_kernels.check_variants(recorded.variants, Silent()).facts}
+    counted = {name: figures.threadgroup_memory for name, figures in profile.kernels.items() if name in facts}
+    assert counted == {name: each.threadgroup_bytes for name, each in facts.items()}
+    assert counted["aura_flash_p1_4_4_64_1"] > 0 and counted["solve_tril_64"] > 0

@@ -1,0 +1,75 @@
+"""The calls whose kernel variants are compiled by the check and proved: how broad they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.devices import CHUNK_KERNELS, STAGE_KERNELS, ready
+from torch_gdn import _C
+from torch_gdn._recorder import Launch
+from torch_gdn.check import calls
+from torch_gdn.check.fake_mps import fake_mps
+
+MODULES = (
+    *("causal_conv1d", "causal_conv1d_channel_first", "causal_conv1d_update", "causal_conv1d_state"),
+    *("gdn_gating", "l2norm", "locate_slots", "rms_norm_gated"),
+)
+AURA = ("aura_encode", "aura_decode", "aura_rotate", "aura_flash_p1", "aura_flash_p1_matrix", "aura_flash_p2")
+RULES = ("fused_chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+
+
+@pytest.fixture(scope="module")
+def launches() -> list[Launch]:
+    ready("mps")
+    with fake_mps():
+        return calls.launches(calls.table())
+
+
+def test_every_kernel_is_launched(launches: list[Launch]) -> None:
+    assert {launch.variant.kernel for launch in launches} == {*STAGE_KERNELS, *CHUNK_KERNELS, *RULES, *MODULES, *AURA}
+
+
+def test_every_shader_is_some_kernels_file(launches: list[Launch]) -> None:
+    from torch_gdn._library import shader_directory
+
+    folder = shader_directory()
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*.metal")}
+    assert {launch.variant.file for launch in launches} == files
+
+
+def test_every_model_dtype_and_layout_is_called(launches: list[Launch]) -> None:
+    names = {launch.variant.name for launch in launches}
+    for _, _, K, V in calls.MODELS.values():
+        for T in calls.METAL_TYPES.values():
+            S = "float" if T == "half" else T
+            assert f"chunk_fwd_h_{T}_{S}_{K}_{V}_64_4_float" in names
+            assert f"chunk_fwd_intra_{T}_{S}_{K}_{V}_64_4" in names
+            assert f"recompute_w_u_{T}_{K}_{V}_64_4" in names and f"chunk_fwd_o_{T}_{T}_{K}_{V}_64_4" in names
+            for layout in ("true", "false"):
+                for norm in ("true", "false"):
+                    assert f"fused_recurrent_gated_delta_rule_{T}_{K}_{layout}_{norm}_false_float" in names
+    assert len(names) == len(launches) > 900
+
+
+def test_variants_do_not_depend_on_memory() -> None:
+    ready("mps")
+    with fake_mps():
+        without = calls.launches(calls.table(quick=True))
+    assert without == calls.launches(calls.table(quick=True))
+
+
+def test_quick_is_a_part_of_the_whole(launches: list[Launch]) -> None:
+    with fake_mps():
+        quick = calls.launches(calls.table(quick=True))
+    assert {launch.variant for launch in quick} < {launch.variant for launch in launches}
+
+
+def test_a_tensor_without_memory_is_recorded_at_any_size() -> None:
+    ready("mps")
+    before = {facts["name"] for facts in _C.pipelines()}
+    with fake_mps():
+        (launch,) = calls.launches([lambda: calls.longest_norm(calls.DTYPES[0])])
+        (large,) = calls.launches([lambda: calls.torch_gdn.l2norm(calls.empty(1, 2**20, 64, 56))])
+    assert launch.variant.name == "l2norm_bfloat_1024" and launch.threadgroups == (1, 1, 1)
+    assert large.variant.name == "l2norm_float_56" and large.threadgroups == (2**24, 1, 1)
+    assert {facts["name"] for facts in _C.pipelines()} == before

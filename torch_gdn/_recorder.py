@@ -1,0 +1,67 @@
+"""Which kernel variants calls launch: asked of the host code itself, which alone chooses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch_gdn import _C
+
+
+@dataclass(frozen=True)
+class KernelVariant:
+    """A kernel, which is a function template, and the arguments that it is instantiated with."""
+
+    kernel: str
+    file: str  # below the shader directory
+    arguments: tuple[str, ...]  # as Metal spells them
+
+    @property
+    def name(self) -> str:
+        """As `_C.pipelines()` and the simulated device's profile have it."""
+        return "_".join((self.kernel, *self.arguments))
+
+
+@dataclass(frozen=True)
+class Launch:
+    variant: KernelVariant
+    bindings: int  # buffers and blocks of plain values
+    threadgroups: tuple[int, ...]  # in x, y and z
+    threads: int  # of a threadgroup
+
+
+class recording:
+    """Inside, torch_gdn's ops on `mps` tensors launch nothing: what they would have launched is listed.
+
+    Only the calling thread records; kernels of others run as always. Inputs are checked and outputs allocated, but what
+    outputs hold means nothing; PyTorch's own ops run. A recording inside another takes the launches for itself.
+
+    Attributes, once it has ended:
+        launches: all in order, each with `variant`, `bindings` (how many), `threadgroups` and `threads` (of one).
+        variants: each kernel variant once, in the order of the first launches, with `name`, `kernel`, `file` and
+            `arguments`.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> with torch_gdn.recording() as recorded:
+        ...     y = torch_gdn.l2norm(torch.ones(2, 64))  # on the CPU: runs, and launches nothing
+        >>> recorded.variants
+        []
+    """
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    @property
+    def variants(self) -> list[KernelVariant]:
+        return list(dict.fromkeys(launch.variant for launch in self.launches))
+
+    def __enter__(self) -> recording:
+        self._recorder = _C.Recording()
+        self._recorder.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for launch in self._recorder.stop():
+            variant = KernelVariant(launch["kernel"], launch["file"], tuple(launch["arguments"]))
+            self.launches.append(Launch(variant, launch["bindings"], tuple(launch["threadgroups"]), launch["threads"]))
