@@ -72,7 +72,7 @@ template <typename T, int bits, int D>
   static_assert(bits == 2 || bits == 3 || bits == 4 || bits == 8, "a code has 2, 3, 4 or 8 bits");
   constexpr int kLevels = 1 << bits;
   constexpr int kOwn = D / lanes_of(D);
-  constexpr int kTogether = 32 / lanes_of(D);  // vectors of a simdgroup
+  constexpr int kOfSimdgroup = 32 / lanes_of(D);  // vectors
   constexpr int kVectors = kAuraThreads / lanes_of(D);
   constexpr int kWords = words_of(D, bits);
   threadgroup float table[2 * kLevels];
@@ -101,7 +101,7 @@ template <typename T, int bits, int D>
   rotate<D, false>(values, signs, lane);
   const float factor = norm > 0.0f ? 1.0f / (norm * sqrt(float(D))) : 0.0f;
 
-  const int vector = int(simdgroup) * kTogether + int(lane) / lanes_of(D);
+  const int vector = int(simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
   float kept[kOwn];
   UNROLL for (int i = 0; i < kOwn; ++i) {
     const uint code = quantise<bits>(values[i] * factor, table);
@@ -122,8 +122,8 @@ template <typename T, int bits, int D>
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
 
-  for (int i = int(lane); i < kTogether * kWords; i += 32) {
-    const int other = int(simdgroup) * kTogether + i / kWords;
+  for (int i = int(lane); i < kOfSimdgroup * kWords; i += 32) {
+    const int other = int(simdgroup) * kOfSimdgroup + i / kWords;
     const VectorPlace at = vector_place<D>(parameters.vectors, group.x, simdgroup, uint(i / kWords * lanes_of(D)));
     if (slot_of_vector[other] >= 0) {
       device uint* target = codes + offset_of(parameters.codes, at.batch, at.head, slot_of_vector[other]);

@@ -104,9 +104,9 @@ struct VectorPlace {
 
 template <int D>
 METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint group, uint simdgroup, uint lane) {
-  constexpr int kTogether = 32 / lanes_of(D);
+  constexpr int kOfSimdgroup = 32 / lanes_of(D);
   VectorPlace place;
-  const int64_t index = (int64_t(group) * (kAuraThreads / 32) + simdgroup) * kTogether + int(lane) / lanes_of(D);
+  const int64_t index = (int64_t(group) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
   place.present = index < vectors.count;
   place.index = place.present ? index : vectors.count - 1;
   place.token = int(place.index % vectors.tokens);

@@ -4,9 +4,9 @@ constexpr int kHeads = 4;  // query rows that share what is loaded of keys and v
 
 // scores[row][key] = q[row] . keys[key], for kLanes pairs at once: their sums of products, a vector each, become one
 // vector of sums.
-template <int kTogether>
+template <int kRows>
 TORCH_GDN_INLINE void dot_rows(const float* q, const float* keys, int64_t count, int64_t width, float* scores) {
-  constexpr int kKeys = kLanes / kTogether;
+  constexpr int kKeys = kLanes / kRows;
   for (int64_t t = 0; t < count; t += kKeys) {
     Floats sums[kLanes] = {};
     for (int64_t d = 0; d < width; d += kLanes) {
@@ -14,7 +14,7 @@ TORCH_GDN_INLINE void dot_rows(const float* q, const float* keys, int64_t count,
 #pragma GCC unroll 16
       for (int k = 0; k < kKeys; ++k) key[k] = load(keys + (t + k) * width + d);
 #pragma GCC unroll 4
-      for (int row = 0; row < kTogether; ++row) {
+      for (int row = 0; row < kRows; ++row) {
         const Floats query = load(q + row * width + d);
 #pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) sums[row * kKeys + k] += query * key[k];
@@ -23,7 +23,7 @@ TORCH_GDN_INLINE void dot_rows(const float* q, const float* keys, int64_t count,
     float found[kLanes];
     store(found, sums_of_lanes(sums));
 #pragma GCC unroll 4
-    for (int row = 0; row < kTogether; ++row) {
+    for (int row = 0; row < kRows; ++row) {
       __builtin_memcpy(scores + row * kTileKeys + t, found + row * kKeys, kKeys * sizeof(float));
     }
   }
@@ -40,22 +40,22 @@ void dot_products(const AuraTile& tile) {
 }
 
 // o[row] += sum over keys of weights[row][key] values[key]
-template <int kTogether>
+template <int kRows>
 TORCH_GDN_INLINE void add_rows(const float* weights, const float* values, int64_t count, int64_t width, float* o) {
   constexpr int kVectors = 2;
   for (int64_t d = 0; d < width; d += kVectors * kLanes) {
-    Floats sums[kTogether][kVectors] = {};
+    Floats sums[kRows][kVectors] = {};
     for (int64_t t = 0; t < count; ++t) {
       const Floats first = load(values + t * width + d), second = load(values + t * width + d + kLanes);
 #pragma GCC unroll 4
-      for (int row = 0; row < kTogether; ++row) {
+      for (int row = 0; row < kRows; ++row) {
         const Floats weight = all_lanes(weights[row * kTileKeys + t]);
         sums[row][0] += weight * first;
         sums[row][1] += weight * second;
       }
     }
 #pragma GCC unroll 4
-    for (int row = 0; row < kTogether; ++row) {
+    for (int row = 0; row < kRows; ++row) {
       float* to = o + row * width + d;
       store(to, load(to) + sums[row][0]);
       store(to + kLanes, load(to + kLanes) + sums[row][1]);
