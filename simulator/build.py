@@ -83,7 +83,10 @@ class Toolchain:
                 # last: clang has its own intrinsics headers
                 *("-idirafter", str(gcc / "include")),
             ),
-            objective_c=("-x", "objective-c++", "-fobjc-runtime=gcc", "-fconstant-string-class=NSConstantString"),
+            objective_c=(
+                *("-x", "objective-c++", "-fobjc-runtime=gcc", "-fconstant-string-class=NSConstantString"),
+                "-Werror=objc-method-access",  # else a selector that is not simulated fails at its first call
+            ),
             libraries=(
                 f"-L{root / 'lib'}",
                 f"-Wl,-rpath,{root / 'lib'}",
@@ -115,16 +118,16 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _run(command: Sequence[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
+def _run(command: Sequence[str], directory: Path) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, cwd=directory)
     if result.returncode:
         raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
 
 
 def _dependencies(depfile: Path) -> list[Path]:
-    """The files that a make rule written by -MMD names."""
+    """The files that a make rule written by -MMD names. ccache may have made them relative to where clang ran."""
     text = depfile.read_text().replace("\\\n", " ")
-    return [Path(name) for name in text.split(":", 1)[1].split()]
+    return [depfile.parent / name for name in text.split(":", 1)[1].split()]
 
 
 def _is_current(output: Path, command: Sequence[str], inputs: Sequence[Path]) -> bool:
@@ -158,7 +161,7 @@ def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], fla
         target.unlink(missing_ok=True)
         started = time.time_ns()
         try:
-            _run(command)
+            _run(command, directory)
         except BuildError:
             failed.set()
             raise
@@ -177,7 +180,7 @@ def _link(output: Path, objects: Sequence[Path], flags: Sequence[str], inputs: S
         # A running process may have the old file mapped: write beside it, then replace.
         unfinished = output.with_name(f"new_{output.name}")
         command[3] = str(unfinished)
-        _run(command)
+        _run(command, output.parent)
         command[3] = str(output)
         unfinished.replace(output)
         _remember(output, command)
