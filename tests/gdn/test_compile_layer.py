@@ -47,7 +47,7 @@ def assert_same(device: torch.device, layer: Layer, compiled: Any, tokens: int) 
     """Output, new state and the columns that moved on in place."""
     x, columns, state = inputs(tokens, device)
     there = columns.clone()
-    kernel = "fused_recurrent_gated_delta_rule" if tokens == 1 else "chunk_fwd_h"
+    kernel = "fused_recurrent_gated_delta_rule" if tokens < 16 else "fused_chunk_gated_delta_rule"
     with kernels_run(device, "causal_conv1d", "gdn_gating", kernel, "rms_norm_gated"):
         results = compiled(x, there, state)
     expected = layer(x, columns, state)

@@ -18,6 +18,7 @@ from torch.nn.functional import logsigmoid, normalize, softplus
 
 import torch_gdn
 from tests.helpers.devices import ready
+from tests.helpers.prefill import each_device, on_mps
 from torch_gdn import reference
 
 f16, f32 = torch.float16, torch.float32
@@ -55,8 +56,8 @@ def assert_ratio(name: str, ours: Tensor | None, exact: Tensor | None, ratio: fl
 
 
 def exact_result(inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor | None]:
-    wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.on(CPU).items()}
-    return reference.chunk_gated_delta_rule(**wide, output_final_state=True, **options)
+    in_f64 = {name: x.double() if x.is_floating_point() else x for name, x in inputs.on(CPU).items()}
+    return reference.chunk_gated_delta_rule(**in_f64, output_final_state=True, **options)
 
 
 def check(op: str, inputs: Inputs, ratio: float, device: torch.device, **options: Any) -> None:
@@ -208,6 +209,7 @@ class TestFla:
         )
         check("chunk_gated_delta_rule", inputs, 0.005, CPU, scale=scale, use_qk_l2norm_in_kernel=l2norm)
 
+    @each_device("chunked")
     @pytest.mark.parametrize("chunk_size", [16, 32, 64])
     def test_chunk_with_chunk_size(self, device: torch.device, chunk_size: int) -> None:
         inputs = fla_inputs(1, 64, 2, 4, 32, f32, positive=True, normal=True, zero_state=True)
@@ -227,10 +229,10 @@ class TestFla:
         inputs = fla_inputs(B, T, H, H, D, f16, positive=True, normal=True)
         function = getattr(torch_gdn, op)
         o, state = function(**inputs.on(CPU), scale=scale, output_final_state=True)
-        turned = inputs._replace(initial_state=inputs.initial_state.transpose(-1, -2).contiguous()).on(CPU)
-        o_turned, state_turned = function(**turned, scale=scale, output_final_state=True, state_v_first=True)
-        assert_ratio("o", o_turned, o, 1e-4)
-        assert_ratio("final_state", state_turned.transpose(-1, -2), state, 1e-4)
+        transposed = inputs._replace(initial_state=inputs.initial_state.transpose(-1, -2).contiguous()).on(CPU)
+        o_same, state_same = function(**transposed, scale=scale, output_final_state=True, state_v_first=True)
+        assert_ratio("o", o_same, o, 1e-4)
+        assert_ratio("final_state", state_same.transpose(-1, -2), state, 1e-4)
 
     @pytest.mark.parametrize("case", CHUNK_GATE, ids=str)
     def test_chunk_gate_in_kernel(self, case: tuple[Any, ...]) -> None:
@@ -311,13 +313,14 @@ MPS_CHUNK = [(4, 4, 60, f16), (2, 8, 64, f16), (3, 3, 100, f16), (2, 4, 128, f16
 class TestFlaOnMps:
     """The dtypes, head sizes and groups of the cases above."""
 
+    @on_mps("chunked")
     @pytest.mark.parametrize("case", MPS_CHUNK, ids=str)
-    def test_chunk(self, case: tuple[int, int, int, torch.dtype]) -> None:
+    def test_chunk(self, device: torch.device, case: tuple[int, int, int, torch.dtype]) -> None:
         H, HV, D, dtype = case
         inputs = fla_inputs(1, FEW_TOKENS, 1, HV // H, D, dtype, positive=True, mask=0.5)
         inputs, options = with_raw_gate(inputs, True, recurrent=False)
         options |= {"scale": 0.1, "use_qk_l2norm_in_kernel": True}
-        check("chunk_gated_delta_rule", inputs, 0.005, ready("mps"), **options)
+        check("chunk_gated_delta_rule", inputs, 0.005, device, **options)
 
     @pytest.mark.parametrize(("ratio", "D", "dtype"), [(1, 60, f32), (4, 128, f32), (2, 128, f16), (1, 64, f32)])
     def test_fused_recurrent(self, ratio: int, D: int, dtype: torch.dtype) -> None:
@@ -325,9 +328,10 @@ class TestFlaOnMps:
         options = {"scale": 1.0, "use_qk_l2norm_in_kernel": True}
         check("fused_recurrent_gated_delta_rule", inputs, 0.002, ready("mps"), **options)
 
-    def test_chunk_varlen(self) -> None:
+    @on_mps("chunked")
+    def test_chunk_varlen(self, device: torch.device) -> None:
         inputs = fla_inputs(1, 100, 1, 2, 64, f16, bounds=[0, 15, 100], normal=True)
-        check("chunk_gated_delta_rule", inputs, 0.005, ready("mps"))
+        check("chunk_gated_delta_rule", inputs, 0.005, device)
 
 
 # head_count, head_size, n_seq_tokens, n_seqs, v_repeat, permuted, kda. As ggml has them: 4 to 32 heads,
@@ -393,8 +397,8 @@ def check_ggml(op: str, case: tuple[Any, ...], device: torch.device) -> None:
     moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
     call = inputs.on(device)
     o, state = getattr(torch_gdn, op)(**call, **moved, output_final_state=True)
-    wide = {name: x.double() for name, x in inputs.on(CPU).items()}
-    exact = reference.fused_recurrent_gated_delta_rule(**wide, **options, output_final_state=True)
+    in_f64 = {name: x.double() for name, x in inputs.on(CPU).items()}
+    exact = reference.fused_recurrent_gated_delta_rule(**in_f64, **options, output_final_state=True)
     assert exact[1] is not None
     assert normalised_mean_square_error(o, exact[0]) < 1e-7
     assert normalised_mean_square_error(state, exact[1]) < 1e-7

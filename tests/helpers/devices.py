@@ -11,10 +11,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from torch_gdn import _C
 from torch_gdn.check.device import check_use
 from torch_gdn.check.steps import LeftOut
-from torch_gdn.specialisations import CHUNK_KERNELS, STAGE_KERNELS
 
 Result = TypeVar("Result")
 DEVICES = ("cpu", "mps")
@@ -47,7 +45,7 @@ def on_a_mac() -> bool:
 
 @contextmanager
 def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
-    """What runs inside must launch a specialisation of each of these kernels, where a profile can show it."""
+    """What runs inside must launch a variant of each of these kernels, where a profile can show it."""
     if device.type != "mps" or on_a_mac():
         yield
         return
@@ -64,22 +62,3 @@ def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args
     """The op's result, with its kernel seen to run."""
     with kernels_run(device, kernel):
         return op(*args, **options)
-
-
-ALGORITHMS = {
-    "chunked": CHUNK_KERNELS,
-    "fused_chunk": ("fused_chunk_gated_delta_rule",),
-    "recurrent": ("fused_recurrent_gated_delta_rule",),
-}
-KERNELS = {
-    "chunk_gated_delta_rule": CHUNK_KERNELS,
-    "fused_recurrent_gated_delta_rule": ("fused_recurrent_gated_delta_rule",),
-    "l2norm": ("l2norm",),
-    **{name: (name,) for name in STAGE_KERNELS},
-}
-
-
-def kernels_of(op: str) -> tuple[str, ...]:
-    """Those that the op runs; of a prefill, on the algorithm that is forced."""
-    forced = _C.forced_prefill_algorithm()
-    return ALGORITHMS[forced[0]] if forced and op.startswith("chunk_gated_delta_rule") else KERNELS[op]

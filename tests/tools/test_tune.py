@@ -15,7 +15,8 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import make_case
-from tests.helpers.devices import ALGORITHMS, on_a_mac, ready
+from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.prefill import ALGORITHMS
 from torch_gdn import _C, chunk_gated_delta_rule, tune, tuning_cache
 from torch_gdn.tuning_cache import Row
 
@@ -24,8 +25,7 @@ DEVICE, CORES = "Apple M1", 8
 
 @pytest.fixture(autouse=True)
 def _no_table_is_left() -> Iterator[None]:
-    with tune.prefill_algorithm(None):
-        yield
+    yield
     tuning_cache.install({})
 
 
@@ -52,7 +52,7 @@ def algorithm(
     ],
     ids=str,
 )
-def test_what_is_reckoned(shape: dict[str, int], expected: str) -> None:
+def test_the_heuristic(shape: dict[str, int], expected: str) -> None:
     assert algorithm(**shape) == expected
 
 
@@ -79,7 +79,7 @@ def test_a_table_is_of_its_device_alone() -> None:
     assert algorithm(64) == "fused_chunk"
 
 
-def test_a_forced_way_goes_before_every_table() -> None:
+def test_a_forced_algorithm_goes_before_every_table() -> None:
     tuning_cache.install({DEVICE: [Row(64, 128, 128, "chunked")]})
     with tune.prefill_algorithm("recurrent"):
         assert algorithm(64) == algorithm(64, device="another") == "recurrent"
