@@ -12,6 +12,7 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run, launched, on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.prefill import on_mps
 from torch_gdn import reference
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
@@ -223,9 +224,8 @@ def test_many_sequences(device: torch.device) -> None:
     check(device, x, weight, bias, torch.randn(len(bounds) - 1, 4, 3), True, cu_seqlens=bounds)
 
 
-def test_wrong_boundaries_on_the_device_are_reported(device: torch.device) -> None:
-    if device.type == "cpu":
-        return  # tests/gdn/test_errors.py
+@on_mps()  # the CPU checks it at once: tests/gdn/test_errors.py
+def test_wrong_cu_seqlens_on_the_device_are_reported(device: torch.device) -> None:
     x, weight, *_ = inputs(40, B=1)
     for T in (40, 9):
         bounds = torch.tensor([0, 50, 20, T]).to(device)

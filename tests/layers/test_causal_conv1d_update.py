@@ -11,6 +11,7 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run, on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.prefill import on_mps
 from torch_gdn import causal_conv1d_interface, reference
 
 D = 12
@@ -123,14 +124,13 @@ def test_without_tokens_only_a_fresh_state_changes(device: torch.device) -> None
     assert_same_bits("pool", there, expected)
 
 
+@on_mps()  # the CPU checks them at once: tests/gdn/test_errors.py
 @pytest.mark.parametrize(
     ("indices", "words"), [([0, 3], "below the number of slots"), ([1, 1], "each slot at most once")]
 )
 @pytest.mark.parametrize("T", [1, 40])
 def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list[int], words: str) -> None:
     """They are reported, lead out of nothing, and give zeros; a slot named twice is the first sequence's."""
-    if device.type == "cpu":
-        return  # tests/gdn/test_errors.py
     x, weight, pool = torch.randn(2, T, D), torch.randn(D, 4), torch.randn(3, D, 3)
     expected = pool.clone()
     reference.causal_conv1d_update_(x, weight, expected, torch.tensor([indices[0], -1]))
