@@ -1,15 +1,68 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.gdn import fla_arguments
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torch_gdn.ops.gdn.typed_options import ChunkOptions, ChunkPoolOptions
+
 NAME = "chunk_gated_delta_rule"
 
 
+@overload
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    output_final_state: Literal[False] = False,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkOptions],
+) -> tuple[Tensor, None]: ...
+@overload
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    output_final_state: Literal[True],
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    output_final_state: bool,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkOptions],
+) -> tuple[Tensor, Tensor | None]: ...
+@overload
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    output_final_state: bool = False,
+    return_intermediate_states: Literal[True],
+    **options: Unpack[ChunkOptions],
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -37,7 +90,7 @@ def chunk_gated_delta_rule(
     return_intermediate_states: bool = False,
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
-) -> Any:  # (Tensor, Tensor | None), and a third Tensor with return_intermediate_states
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """The gated delta rule over whole sequences, a chunk of tokens at a time: for prefill.
 
     For each value head, with its state S in R^{K x V}, token by token:
@@ -132,6 +185,36 @@ def chunk_gated_delta_rule(
     return (o, final_state, h) if return_intermediate_states else (o, final_state)
 
 
+@overload
+def chunk_gated_delta_rule_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    *,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkPoolOptions],
+) -> Tensor: ...
+@overload
+def chunk_gated_delta_rule_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    *,
+    return_intermediate_states: Literal[True],
+    **options: Unpack[ChunkPoolOptions],
+) -> tuple[Tensor, Tensor]: ...
 def chunk_gated_delta_rule_(
     q: Tensor,
     k: Tensor,
@@ -157,7 +240,7 @@ def chunk_gated_delta_rule_(
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     return_intermediate_states: bool = False,
-) -> Any:  # Tensor, or (Tensor, Tensor) with return_intermediate_states
+) -> Tensor | tuple[Tensor, Tensor]:
     """`chunk_gated_delta_rule` on a server's pool of states, in place: for prefill.
 
     vLLM and SGLang have the like (`ssm_state_indices`, `initial_state_indices`), where the null index is 0 and -1.
