@@ -9,10 +9,17 @@ import torch
 os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine changes no test
 
 from tests.helpers.devices import DEVICES, ready
+from tests.quick import is_quick
 from torch_gdn.tune import prefill_algorithm
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_quick(item.nodeid):
+            item.add_marker("quick")
 
 
 @pytest.fixture(params=DEVICES)
