@@ -107,7 +107,7 @@ def causal_conv1d_update(
     cache_seqlens: Tensor | None = None,
     conv_state_indices: Tensor | None = None,
 ) -> Tensor:
-    """The next tokens of each sequence; the state of columns moves on in place.
+    """The next tokens of each sequence; the state of columns is updated in place.
 
     Dao: `causal_conv1d.causal_conv1d_update`.
 

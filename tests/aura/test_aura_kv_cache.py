@@ -116,12 +116,12 @@ def assert_same_content(cache: KVCache, other: KVCache) -> None:
         assert_same_bits("cache", ours, theirs)
 
 
-def test_appending_in_pieces_is_appending_at_once(device: torch.device) -> None:
+def test_appending_in_parts_is_appending_at_once(device: torch.device) -> None:
     whole, k, v = filled("3v3", device)
-    pieces = KVCache("3v3", 2, 2, 64, 20, device, torch.float32, seed=3)
+    parted = KVCache("3v3", 2, 2, 64, 20, device, torch.float32, seed=3)
     for first, last in ((0, 7), (7, 7), (7, 8), (8, 20)):
-        pieces.append(k[:, :, first:last], v[:, :, first:last])
-    assert_same_content(pieces, whole)
+        parted.append(k[:, :, first:last], v[:, :, first:last])
+    assert_same_content(parted, whole)
 
 
 def test_the_layout_of_the_model_need_not_be_the_caches() -> None:

@@ -280,7 +280,7 @@ def test_large_values_in_half_precision(device: torch.device, op: str) -> None:
 
 
 @each_op("chunked")
-@pytest.mark.parametrize("repeat", [False, True], ids=["fresh memory", "used memory"])
+@pytest.mark.parametrize("repeat", [False, True], ids=["new memory", "used memory"])
 def test_same_inputs_same_bits(device: torch.device, op: str, repeat: bool) -> None:
     case = make_case(100, B=2)
     first = run(op, case, device)

@@ -96,7 +96,7 @@ def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
 
 @each_op("chunked")
 @pytest.mark.parametrize("bounds", [None, [0, 0, 0]], ids=["batch", "packed"])
-def test_without_tokens_only_a_fresh_state_changes(device: torch.device, op: str, bounds: list[int] | None) -> None:
+def test_without_tokens_only_a_reset_state_changes(device: torch.device, op: str, bounds: list[int] | None) -> None:
     case = make_case(0, 32, 16, B=2 if bounds is None else 1, bounds=bounds)
     _, pool = paged_pool(device, torch.float32)
     before = pool.clone()
@@ -178,7 +178,7 @@ def test_wrong_indices_on_the_device(device: torch.device, op: str, indices: lis
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, dtype: torch.dtype) -> None:
-    """Of more than 32 sequences a kernel of its own looks for them; -1 and 0 may be there more than once."""
+    """Of more than 32 sequences a kernel of its own finds them; -1 and 0 may occur more than once."""
     case = make_case(1, 8, 4, B=70)
     pool = torch.randn(80, 2, 8, 4, device=device)
     before = pool.clone()

@@ -55,7 +55,7 @@ def test_in_float32(device: torch.device, op: str, name: str) -> None:
 
 
 def test_the_recorded_error_is_that_of_the_recorded_output() -> None:
-    """The index, the tensors and our oracle are of one piece."""
+    """The index, the tensors and our oracle belong together."""
     for name in CHUNKED:
         golden = load(name)
         measured = relative_error(golden.tensors["chunk_o"].double(), golden.exact[0])

@@ -4,7 +4,7 @@ FLA: tests/ops/test_gdn.py of 0.6, its forward cases and its criterion, the RMS 
 result. ggml: test_gated_delta_net of tests/test-backend-ops.cpp, where gates are strong (down to -20) and head
 grouping is tiled; its criterion is the normalised mean square error, at most 1e-7.
 The exact result is the chunked reference in float64, which equals the recurrence to 1e-12 (test_reference.py). On
-`mps` each case has one batch row, few heads and 70 tokens, and head sizes that other cases have already stand for them.
+`mps` each case has one batch row, few heads and 70 tokens, and no head size twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEW_TOKENS = 70
 
 
 class Inputs(NamedTuple):
-    """What both ops take; `initial_state` [N, HV, D, D], `bounds` of packed sequences."""
+    """What both ops take; `initial_state` [N, HV, D, D], `boundaries` of packed sequences."""
 
     q: Tensor
     k: Tensor
@@ -36,12 +36,12 @@ class Inputs(NamedTuple):
     g: Tensor
     beta: Tensor
     initial_state: Tensor
-    bounds: list[int] | None = None
+    boundaries: list[int] | None = None
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
-        if self.bounds is not None:
-            tensors["cu_seqlens"] = torch.tensor(self.bounds)
+        if self.boundaries is not None:
+            tensors["cu_seqlens"] = torch.tensor(self.boundaries)
         return {name: x.to(device) for name, x in tensors.items()}
 
 
@@ -81,7 +81,7 @@ def fla_inputs(
     mask: float = 0,
     positive: bool = False,
     normal: bool = False,
-    bounds: list[int] | None = None,
+    boundaries: list[int] | None = None,
     zero_state: bool = False,
 ) -> Inputs:
     """As FLA draws them: `positive` q, k and v are uniform (nearly parallel keys), the others are normal."""
@@ -92,9 +92,9 @@ def fla_inputs(
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
     g = logsigmoid(torch.rand(B, T, HV)) / gate
     g = g * (torch.rand_like(g) > mask)
-    N = B if bounds is None else len(bounds) - 1
+    N = B if boundaries is None else len(boundaries) - 1
     state = torch.zeros(N, HV, D, D) if zero_state else torch.randn(N, HV, D, D)
-    return Inputs(q.to(dtype), k.to(dtype), v.to(dtype), g, torch.rand(B, T, HV).sigmoid(), state, bounds)
+    return Inputs(q.to(dtype), k.to(dtype), v.to(dtype), g, torch.rand(B, T, HV).sigmoid(), state, boundaries)
 
 
 RECURRENT = [  # B, T, H, HV, D, scale, gate_logit_normalizer, dtype
@@ -217,8 +217,8 @@ class TestFla:
 
     @pytest.mark.parametrize("case", VARLEN, ids=str)
     def test_chunk_varlen(self, case: tuple[Any, ...]) -> None:
-        H, HV, D, mask, bounds = case
-        inputs = fla_inputs(1, bounds[-1], H, HV, D, f16, mask=mask, bounds=bounds)
+        H, HV, D, mask, boundaries = case
+        inputs = fla_inputs(1, boundaries[-1], H, HV, D, f16, mask=mask, boundaries=boundaries)
         inputs = inputs._replace(k=normalize(inputs.k.float(), dim=-1).half(), g=inputs.g.half())
         check("chunk_gated_delta_rule", inputs._replace(initial_state=inputs.initial_state.half()), 0.005, CPU)
 
@@ -252,8 +252,8 @@ class TestFla:
     @pytest.mark.parametrize("op", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
     @pytest.mark.parametrize("case", GATE_VARLEN + RECURRENT_GATE_VARLEN, ids=str)
     def test_gate_in_kernel_varlen(self, op: str, case: tuple[Any, ...]) -> None:
-        H, HV, D, bias, bounds = case
-        inputs = fla_inputs(1, bounds[-1], H, HV, D, f16, bounds=bounds)
+        H, HV, D, bias, boundaries = case
+        inputs = fla_inputs(1, boundaries[-1], H, HV, D, f16, boundaries=boundaries)
         inputs, options = with_raw_gate(inputs, bias, recurrent=op.startswith("fused"))
         ratio = 0.002 if op.startswith("fused") else 0.005
         check(op, inputs, ratio, CPU, use_qk_l2norm_in_kernel=True, **options)
@@ -297,11 +297,11 @@ class TestFla:
     def test_many_documents(self) -> None:
         """Of FLA's kernel tests: more documents times heads than a grid dimension of CUDA holds."""
         N, HV = 2050, 32
-        bounds = list(range(N + 1))
+        boundaries = list(range(N + 1))
         q, v = torch.randn(1, N, 1, 4), torch.randn(1, N, HV, 2)
         g = torch.full((1, N, HV), -0.5)
         o, _ = torch_gdn.fused_recurrent_gated_delta_rule(
-            *(x.to(CPU) for x in (q, q, v, g)), cu_seqlens=torch.tensor(bounds)
+            *(x.to(CPU) for x in (q, q, v, g)), cu_seqlens=torch.tensor(boundaries)
         )
         exact = 0.5 * q.double().square().sum(-1)[..., None] * v.double()  # each document is one token
         assert_ratio("o", o, exact, 1e-6)
@@ -330,7 +330,7 @@ class TestFlaOnMps:
 
     @on_mps("chunked")
     def test_chunk_varlen(self, device: torch.device) -> None:
-        inputs = fla_inputs(1, 100, 1, 2, 64, f16, bounds=[0, 15, 100], normal=True)
+        inputs = fla_inputs(1, 100, 1, 2, 64, f16, boundaries=[0, 15, 100], normal=True)
         check("chunk_gated_delta_rule", inputs, 0.005, device)
 
 

@@ -31,7 +31,7 @@ def ready(name: str) -> torch.device:
 
 @cache
 def why_unusable() -> str:
-    """Of the GPU of a virtual Mac, such as those that run workflows: PyTorch cannot allocate on it. Else empty."""
+    """Why the GPU of a virtual Mac, as in hosted workflows, cannot be allocated on; else empty."""
     try:
         check_use(torch.device("mps"))
     except LeftOut as reason:

@@ -1,4 +1,4 @@
-"""The official way into transformers: `kernels` puts the layers of a local folder into the model."""
+"""`kernels`, which puts the layers of a local folder into the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = [kind for kind in models.KINDS if models.there(kind)]
 
 @pytest.fixture
 def _put_back() -> Iterator[None]:
-    """`kernels` has no way back, and what it changes are functions that all models of a kind share."""
+    """`kernels` cannot be undone, and changes functions that all models of a kind share."""
     yield
     for kind in KINDS:
         for function in vars(models.modeling_module(kind)).values():

@@ -118,7 +118,7 @@ def test_a_name_that_was_rebound_since_stays(monkeypatch: pytest.MonkeyPatch) ->
         setattr(patch.owner, patch.name, patch.original)
 
 
-def test_training_is_left_to_transformers_and_said_once() -> None:
+def test_training_is_left_to_transformers_with_one_warning() -> None:
     model = random_model("qwen3_next")
     tokens = models.random_tokens(1, 10)
 
@@ -129,13 +129,13 @@ def test_training_is_left_to_transformers_and_said_once() -> None:
 
     expected = gradient()
     transformers.enable()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found, again = gradient(), gradient()
     assert torch.equal(found, expected)
     assert torch.equal(again, expected)
-    assert len([x for x in said if "torch_gdn" in str(x.message)]) == 1
-    assert "forward only" in next(str(x.message) for x in said if "torch_gdn" in str(x.message))
+    assert len([x for x in warned if "torch_gdn" in str(x.message)]) == 1
+    assert "forward only" in next(str(x.message) for x in warned if "torch_gdn" in str(x.message))
     status = transformers.status()
     assert not status.taken
     assert all(calls == 2 for reasons in status.left.values() for calls in reasons.values())
@@ -177,9 +177,9 @@ def test_a_version_without_the_models_is_an_error(monkeypatch: pytest.MonkeyPatc
     assert not transformers.status().enabled
 
 
-def test_a_version_that_calls_the_functions_in_another_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_names_the_functions_otherwise_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "patches_of", lambda module: iter(()))
-    with pytest.warns(UserWarning, match=r"calls the delta rule of \w+ in another way"):
+    with pytest.warns(UserWarning, match=r"calls the delta rule of \w+ by another name"):
         transformers.enable()
 
 
@@ -204,7 +204,7 @@ def delta_rule_call(**different: Any) -> dict[str, Any]:
 
 TAKEN: dict[str, dict[str, Any]] = {
     "plain": {},
-    "what other layers are told": {"use_cache": True, "position_ids": None},
+    "arguments of other layers": {"use_cache": True, "position_ids": None},
     "a state": {"initial_state": torch.zeros(1, 4, 8, 8)},
     "a state in bf16": {"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.bfloat16)},
     "packed": {"cu_seqlens": torch.tensor([0, 1, 4]), "seq_idx": torch.tensor([[0, 1, 1, 1]])},
@@ -280,9 +280,9 @@ def test_supports_convolutions(case: str) -> None:
 @pytest.mark.parametrize("case", CONVOLUTIONS_LEFT)
 def test_supports_gives_its_reason_for_convolutions(case: str) -> None:
     different, reason = CONVOLUTIONS_LEFT[case]
-    supported, said = supports("causal_conv1d_fn", **convolution_call(**different))
+    supported, found = supports("causal_conv1d_fn", **convolution_call(**different))
     assert not supported
-    assert reason in said
+    assert reason in found
 
 
 def test_supports_short_convolutions() -> None:
@@ -320,9 +320,9 @@ def test_supports_norms(activation: str) -> None:
 @pytest.mark.parametrize("case", NORMS_LEFT)
 def test_supports_gives_its_reason_for_norms(case: str) -> None:
     layer, gate, reason = NORMS_LEFT[case]
-    supported, said = supports("rms_norm_gated", layer, torch.zeros(3, 8), gate)
+    supported, found = supports("rms_norm_gated", layer, torch.zeros(3, 8), gate)
     assert not supported
-    assert reason in said
+    assert reason in found
 
 
 def test_supports_refuses_long_rows_of_norms() -> None:
@@ -352,9 +352,9 @@ def test_supports(function: str, case: str) -> None:
 @pytest.mark.parametrize("case", LEFT)
 def test_supports_gives_its_reason(case: str) -> None:
     different, reason = LEFT[case]
-    supported, said = supports("chunk_gated_delta_rule", **delta_rule_call(**different))
+    supported, found = supports("chunk_gated_delta_rule", **delta_rule_call(**different))
     assert not supported
-    assert reason in said
+    assert reason in found
 
 
 def test_supports_refuses_an_unknown_function() -> None:

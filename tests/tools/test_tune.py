@@ -144,7 +144,7 @@ GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading it is an error; importing torch_gdn warns, and goes by what is built in."""
+    """Reading it is an error; importing torch_gdn warns, and goes by the heuristic."""
     if isinstance(content, dict) and "tokens" in content:
         content = {"version": 2, "devices": {"Apple M1": [content]}}
     file = tmp_path / "algorithms.json"
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, mo
         tuning_cache.read(file)
     assert str(caught.value).startswith(f"{file}: ") and words in str(caught.value)
     monkeypatch.setenv(tuning_cache.VARIABLE, str(file))
-    with pytest.warns(UserWarning, match="the built-in table of prefill algorithms is used"):
+    with pytest.warns(UserWarning, match="the heuristic picks prefill algorithms"):
         tuning_cache.install_file()
 
 

@@ -1,6 +1,6 @@
-"""The functions that a Gated DeltaNet layer of transformers calls: when torch_gdn takes one, and what it then runs.
+"""The functions that a Gated DeltaNet layer of transformers calls: which calls torch_gdn takes, and what it runs.
 
-Each has a `reason` (empty, or a sentence on what torch_gdn does not take) and a `run`, with the arguments that the
+Each has a `reason` (why torch_gdn does not take the call, or nothing) and a `run`, with the arguments that the
 models of all versions give it, by the models' own names.
 """
 

@@ -52,7 +52,7 @@ class Patch:
         setattr(self.owner, self.name, self.replacement)
 
     def revert(self) -> bool:
-        """False, with nothing done, where somebody has rebound the name since."""
+        """False, with nothing done, where the name was rebound since."""
         if vars(self.owner).get(self.name) is not self.replacement:
             return False
         if self.original is ABSENT:

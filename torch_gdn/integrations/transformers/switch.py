@@ -61,7 +61,7 @@ def enable() -> Status:
     found = {model: list(patches_of(module)) for model, module in modules.items()}
     for model, of_model in found.items():
         if not any("gated_delta_rule" in patch.name for patch in of_model):
-            warnings.warn(f"transformers {version} calls the delta rule of {model} in another way", stacklevel=2)
+            warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=2)
     dispatch.reset_counts()
     applied.update(found)
     for patch in (patch for of_model in found.values() for patch in of_model):

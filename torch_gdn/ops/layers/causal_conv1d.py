@@ -67,7 +67,7 @@ def causal_conv1d(
 
         y[t] = activation(bias + sum over j < W of weight[W - 1 - j] x[t - j]) + residual[t]
 
-    What lies before the first token is the state's last W - 1 columns, or zeros. Everything is computed in float32.
+    Before the first token come the state's last W - 1 columns, or zeros. Everything is computed in float32.
 
     FLA: `fla.modules.convolution.causal_conv1d`. Dao's layout, [B, D, T], is that of
     `torch_gdn.causal_conv1d_interface`.
