@@ -13,7 +13,7 @@ CHANNELS = 2 * H * K + HV * V
 
 
 class Layer(nn.Module):
-    """Projections, convolution, gates, rule, gated norm; one token takes the recurrent op, and updates the cache in place."""
+    """Projections, convolution, gates, rule, gated norm; one token takes the recurrent op, in place on the cache."""
 
     def __init__(self) -> None:
         super().__init__()
