@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.integrations import models
 from tests.integrations.models import KINDS, distance, random_model
@@ -360,6 +361,20 @@ def test_supports_gives_its_reason(case: str) -> None:
 def test_supports_refuses_an_unknown_function() -> None:
     with pytest.raises(ValueError, match=r"supports: function: expected one of chunk_gated_delta_rule, .*, got 'conv'"):
         supports("conv")
+
+
+def test_modes_do_not_see_the_question() -> None:
+    seen: list[Any] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    query, g = torch.zeros(1, 4, 2, 73), torch.zeros(1, 4, 2)  # a head size that no other test has
+    with Recorder():
+        assert supports("chunk_gated_delta_rule", query, query, query, g, g) == (True, "")
+    assert seen == []
 
 
 def test_an_op_is_asked_once_for_prompts_of_every_length(monkeypatch: pytest.MonkeyPatch) -> None:

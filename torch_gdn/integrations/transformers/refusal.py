@@ -12,13 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 Sizes = tuple[int, ...]
 
 
 def kept(refusal: Callable[..., str]) -> Callable[..., str]:
     """Asked once for the same arguments; torch.compile takes the answer as a constant."""
-    cached = functools.lru_cache(maxsize=256)(refusal)
+
+    @functools.lru_cache(maxsize=256)
+    def cached(*call: Any) -> str:
+        with _disable_current_modes():  # a mode that counts ops must not see the question
+            return refusal(*call)
 
     @torch.compiler.assume_constant_result
     def ask(*call: Any) -> str:
