@@ -23,7 +23,7 @@ DEMO_DEVICE := simulated-mps
 DEVICE := $(VENV)/.simulator
 endif
 
-.PHONY: help demo test proof lint format clean install
+.PHONY: help demo test quick proof lint format clean install
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile | column -t -s :
@@ -36,6 +36,9 @@ CROSS_BUILD_TESTS := tests/proof/test_mac_build.py tests/proof/test_mac_wheel.py
 
 test: lint $(DEVICE)  ## every test but those of the cross-build, two processes at a time
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CROSS_BUILD_TESTS:%=--ignore=%)
+
+quick: $(DEVICE)  ## each op on both devices, errors, torch.compile and a model, in three minutes of two cores
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m quick
 
 proof: install  ## what can be shown of the Mac build and of the shaders without a Mac: one table
 	$(BIN)/python -m proof

@@ -9,23 +9,29 @@ import torch
 os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine changes no test
 
 from tests.helpers.devices import DEVICES, ready
+from tests.quick import is_quick
 from torch_gdn.tune import prefill_algorithm
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_quick(item.nodeid):
+            item.add_marker("quick")
+
+
 @pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    """Every device the ops run on: `mps` is the Mac's GPU or, without one, the simulated device."""
-    return ready(request.param)
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Every device the ops run on, as shipped: `mps` is the Mac's GPU or, without one, the simulated device.
 
-
-@pytest.fixture(autouse=True)
-def _prefills_are_staged() -> Iterator[None]:
-    """Whatever the table has for the test's shapes; tests/gdn/test_prefill_algorithm.py has the other algorithms."""
-    with prefill_algorithm("chunked"):
-        yield
+    The parameter "mps-chunked" is `mps` with that prefill algorithm forced (tests/helpers/prefill.py).
+    """
+    name, _, algorithm = request.param.partition("-")
+    found = ready(name)
+    with prefill_algorithm(algorithm or None):
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
 
+@overload
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: Literal[False] = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor: ...
+@overload
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    return_final_states: Literal[True],
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    *,
+    return_final_states: Literal[True],
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]: ...
 def causal_conv1d_fn(
     x: Tensor,
     weight: Tensor,
@@ -71,7 +107,7 @@ def causal_conv1d_update(
     cache_seqlens: Tensor | None = None,
     conv_state_indices: Tensor | None = None,
 ) -> Tensor:
-    """The next tokens of each sequence; the state of columns moves on in place.
+    """The next tokens of each sequence; the state of columns is updated in place.
 
     Dao: `causal_conv1d.causal_conv1d_update`.
 

@@ -3,7 +3,7 @@
     python -m torch_gdn.info
     python -m simulator -m torch_gdn.info     the same for the simulated device, in a checkout on Linux
 
-Each device that is there also runs both end-to-end ops once on a small input; chunked and recurrent must agree.
+Each device present also runs both end-to-end ops once on a small input; their results must agree.
 """
 
 import importlib.metadata
@@ -63,7 +63,7 @@ def mps() -> dict[str, str]:
 
 
 def agreement(device: str) -> str:
-    """Chunked against recurrent on one small input: their relative distance, or the error that came instead."""
+    """The relative distance of both ops' outputs on a small input, or the error that was raised."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

@@ -6,8 +6,8 @@
 `chunk_gated_delta_rule` prefills by one of three algorithms, which differ by rounding alone. "chunked": a kernel for
 each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in device memory.
 "fused_chunk": one kernel, chunk by chunk, the state in registers. "recurrent": one kernel, token by token, the state in
-registers. Which one a call takes is told by the nearest shape that was measured here; where nothing was, by a table
-that is reckoned, from counts and published rates, and was not measured on any Mac.
+registers. A call takes the one that was fastest for the nearest shape measured here; where nothing was, by a
+heuristic from counted bytes and published rates, which was not measured on any Mac.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch_gdn.tuning_cache import Row
 TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
 SHAPES = ((16, 32, 128, 128), (16, 64, 128, 128), (16, 16, 128, 128), (30, 30, 96, 192))  # H, HV, K, V of models
 SEQUENCES = (1, 8)
-CANDIDATES = {  # a chunk that has no room is one of the fused chunk algorithm's own size
+CANDIDATES = {  # a chunk that does not fit threadgroup memory gets the fused chunk algorithm's own size
     "chunked": ("chunked", 0),
     **{f"fused_chunk {size}": ("fused_chunk", size) for size in tuning_cache.FUSED_CHUNK_SIZES},
     "recurrent": ("recurrent", 0),
@@ -40,7 +40,7 @@ def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[No
     """Inside, each prefill on `mps` takes this algorithm, in every thread; None: the tuned or heuristic one.
 
     A call that returns its intermediate states is chunked in any case. chunk_size is the fused chunk's: 8, 16 or
-    32 tokens, where threadgroup memory has room for them; 0: as it thinks best.
+    32 tokens, where they fit threadgroup memory; 0: its own choice.
 
     Example:
         >>> import torch_gdn.tune

@@ -1,7 +1,7 @@
 """The prefill algorithms measured on this machine: written by `python -m torch_gdn.tune`, read at import.
 
 It lies in $TORCH_GDN_TUNING_CACHE, else in ~/.config/torch_gdn/tuning_cache.json. If the variable is set to nothing,
-no file is read. A file that cannot be used is a warning, and the built-in table decides.
+no file is read. A file that cannot be used is a warning, and the heuristic decides.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Row:
     K: int
     algorithm: str
     chunk_size: int = 0  # of the fused chunk algorithm: 8, 16 or 32
-    seconds: dict[str, float] = field(default_factory=dict)  # of each algorithm, by its name; for people
+    seconds: dict[str, float] = field(default_factory=dict)  # of each algorithm, by its name; not read
 
 
 Table = dict[str, list[Row]]  # by the device's name
 
 
 def path() -> Path | None:
-    """Of the file; None where none is wanted."""
+    """The file; None where the variable asks for none."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
@@ -66,22 +66,22 @@ def rows_of(file: Path, device: str, rows: Any) -> list[Row]:
     return [row_of(f"{file}: {device}: row {number}", row) for number, row in enumerate(rows)]
 
 
-def row_of(place: str, row: Any) -> Row:
+def row_of(label: str, row: Any) -> Row:
     if not isinstance(row, dict):
-        raise ValueError(f"{place}: expected an object, got {row!r}")
+        raise ValueError(f"{label}: expected an object, got {row!r}")
     for name in ("tokens", "threadgroups", "K"):
         if type(row.get(name)) is not int or row[name] < 1:
-            raise ValueError(f"{place}: {name}: expected a positive integer, got {row.get(name)!r}")
+            raise ValueError(f"{label}: {name}: expected a positive integer, got {row.get(name)!r}")
     if row.get("algorithm") not in _C.prefill_algorithms():
         known = ", ".join(map(repr, _C.prefill_algorithms()))
-        raise ValueError(f"{place}: algorithm: expected one of {known}, got {row.get('algorithm')!r}")
+        raise ValueError(f"{label}: algorithm: expected one of {known}, got {row.get('algorithm')!r}")
     chunk_size = row.get("chunk_size", 0)
     allowed = (0, *FUSED_CHUNK_SIZES) if row["algorithm"] == "fused_chunk" else (0,)
     if type(chunk_size) is not int or chunk_size not in allowed:
-        raise ValueError(f"{place}: chunk_size: expected one of {allowed}, got {chunk_size!r}")
+        raise ValueError(f"{label}: chunk_size: expected one of {allowed}, got {chunk_size!r}")
     seconds = row.get("seconds", {})
     if not isinstance(seconds, dict):
-        raise ValueError(f"{place}: seconds: expected an object, got {seconds!r}")
+        raise ValueError(f"{label}: seconds: expected an object, got {seconds!r}")
     return Row(row["tokens"], row["threadgroups"], row["K"], row["algorithm"], chunk_size, seconds)
 
 
@@ -89,9 +89,9 @@ def write(file: Path, table: Table) -> None:
     """Whole or not at all: another process may be reading it."""
     content = {"version": VERSION, "devices": {device: [asdict(row) for row in rows] for device, rows in table.items()}}
     file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f"{file.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    fresh.replace(file)
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(file)
 
 
 _installed: Table = {}
@@ -122,4 +122,4 @@ def install_file() -> None:
     try:
         install(read(file))
     except ValueError as error:
-        warnings.warn(f"torch_gdn: the built-in table of prefill algorithms is used: {error}", stacklevel=2)
+        warnings.warn(f"torch_gdn: the heuristic picks prefill algorithms: {error}", stacklevel=2)

@@ -145,7 +145,7 @@ def test_all_of_a_hybrid_on_torch_gdn(device_name: str) -> None:
     cache = aura_cache(model.to(device), "8v4")
     torch_gdn.integrations.transformers.enable()
     try:
-        kernels = ("fused_recurrent_gated_delta_rule", "chunk_fwd_h", "aura_encode", "aura_flash_p1", "aura_flash_p2")
+        kernels = ("fused_recurrent_gated_delta_rule", "aura_encode", "aura_flash_p1", "aura_flash_p2")
         with kernels_run(device, *kernels):
             logits = logits_of(model, cache)
     finally:

@@ -16,6 +16,7 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 from torch_gdn.aura import KVCache, Scheme, codebooks, kv_cache
+from torch_gdn.aura.coded_tensor import CodedTensor
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
@@ -38,13 +39,13 @@ def filled(
 
 def exact(cache: KVCache, q: Tensor, mask: Tensor, **options: Any) -> Tensor:
     """PyTorch's attention in float64 to what the cache holds, decoded in float64."""
-    q, k, v = q.cpu().double(), *(decoded(half, cache.length) for half in (cache.keys, cache.values))
+    q, k, v = q.cpu().double(), *(decoded(coded, cache.length) for coded in (cache.keys, cache.values))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True, **options)
 
 
-def decoded(half: kv_cache.Half, length: int) -> Tensor:
-    codes, norms, means = (x if x is None else x.cpu() for x in half.filled(length))
-    codebook, signs = half.codebook.cpu(), half.signs.cpu()
+def decoded(coded: CodedTensor, length: int) -> Tensor:
+    codes, norms, means = (x if x is None else x.cpu() for x in coded.filled(length))
+    codebook, signs = coded.codebook.cpu(), coded.signs.cpu()
     return reference.aura_decode(codes, norms, codebook, signs, means, dtype=torch.float64)
 
 
@@ -97,16 +98,16 @@ def test_sinks_of_attend(device: torch.device) -> None:
 @pytest.mark.parametrize("means", [False, True])
 def test_decoded_is_what_was_appended(device: torch.device, means: bool) -> None:
     cache, k, v = filled(Scheme("8v8", means=means), device)
-    for x, there, half in zip((k, v), cache.decoded(), (cache.keys, cache.values), strict=True):
+    for x, there, coded in zip((k, v), cache.decoded(), (cache.keys, cache.values), strict=True):
         assert there.dtype == torch.float32 and there.device == x.device
-        assert_close("decoded", there, decoded(half, 20), 1e-6, head_dim=1)
+        assert_close("decoded", there, decoded(coded, 20), 1e-6, head_dim=1)
         assert_close("decoded", there, x.cpu().double(), 0.01, head_dim=1)
     assert cache.decoded(torch.float16)[0].dtype == torch.float16
 
 
 def parts(cache: KVCache) -> list[Tensor]:
-    halves = (cache.keys.filled(cache.length), cache.values.filled(cache.length))
-    return [x for half in halves for x in half if x is not None]
+    both = (cache.keys.filled(cache.length), cache.values.filled(cache.length))
+    return [x for coded in both for x in coded if x is not None]
 
 
 def assert_same_content(cache: KVCache, other: KVCache) -> None:
@@ -115,12 +116,12 @@ def assert_same_content(cache: KVCache, other: KVCache) -> None:
         assert_same_bits("cache", ours, theirs)
 
 
-def test_appending_in_pieces_is_appending_at_once(device: torch.device) -> None:
+def test_appending_in_parts_is_appending_at_once(device: torch.device) -> None:
     whole, k, v = filled("3v3", device)
-    pieces = KVCache("3v3", 2, 2, 64, 20, device, torch.float32, seed=3)
+    parted = KVCache("3v3", 2, 2, 64, 20, device, torch.float32, seed=3)
     for first, last in ((0, 7), (7, 7), (7, 8), (8, 20)):
-        pieces.append(k[:, :, first:last], v[:, :, first:last])
-    assert_same_content(pieces, whole)
+        parted.append(k[:, :, first:last], v[:, :, first:last])
+    assert_same_content(parted, whole)
 
 
 def test_the_layout_of_the_model_need_not_be_the_caches() -> None:
@@ -173,7 +174,7 @@ def test_reserving_keeps_what_is_held(device: torch.device) -> None:
 
 def test_keys_values_and_layers_have_signs_of_their_own() -> None:
     caches = [KVCache("4v4", 1, 1, 64, 0, seed=seed) for seed in (0, 1)]
-    signs = [half.signs for cache in caches for half in (cache.keys, cache.values)]
+    signs = [coded.signs for cache in caches for coded in (cache.keys, cache.values)]
     expected = [reference.aura_signs(64, seed) for seed in range(4)]
     assert all(map(torch.equal, signs, expected))
 

@@ -1,7 +1,9 @@
 """The circumstances under which kernels of this kind have gone wrong, for both end-to-end ops on every device.
 
 Judged by the float64 recurrence, as a whole and for each head. On `mps` head sizes and lengths are few and small: each
-new head size compiles its own kernels, and the simulated device runs one thread after the other.
+new head size compiles its own kernels, and the simulated device runs one thread after the other. As shipped these
+prefills are the fused chunk's from 16 tokens on; all run on the chunked algorithm too. The recurrent algorithm is the
+recurrent op's kernel, and has those where the prefill hands it something else.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from torch import Tensor
 
 from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.errors import assert_same_bits
+from tests.helpers.prefill import each_op
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [60, 96, 100, 128, 192, 256]
 SIZES_ON_MPS = [(60, 60), (96, 192), (100, 128), (128, 100), (192, 96), (256, 512)]
 
-pytestmark = pytest.mark.parametrize("op", END_TO_END_OPS)
 
-
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("state", [False, True], ids=["from nothing", "from a state"])
 def test_dtypes(device: torch.device, op: str, dtype: torch.dtype, state: bool) -> None:
@@ -27,6 +29,7 @@ def test_dtypes(device: torch.device, op: str, dtype: torch.dtype, state: bool) 
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("g", [0.0, -1e-3, -20.0, -1e3, -torch.inf])
 def test_one_gate_throughout(device: torch.device, op: str, g: float) -> None:
     case = make_case(100)
@@ -34,6 +37,7 @@ def test_one_gate_throughout(device: torch.device, op: str, g: float) -> None:
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked")
 @pytest.mark.parametrize("g", [-20.0, -1e3, -torch.inf])
 def test_a_strong_gate_among_weak_ones(device: torch.device, op: str, g: float) -> None:
     """What comes before the gate is lost, and what comes after must keep its digits."""
@@ -42,6 +46,7 @@ def test_a_strong_gate_among_weak_ones(device: torch.device, op: str, g: float) 
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked")
 @pytest.mark.parametrize("g", [-20.0, -1e3, -torch.inf])
 def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, op: str, g: float) -> None:
     """S + (exp(g) - 1) S is exact where exp(g) is near 1, and leaves 1e4 roundings of a large S where it is 0."""
@@ -52,12 +57,14 @@ def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, op: str,
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked")
 @pytest.mark.parametrize("beta", [1.0, 1.9])
-def test_large_steps(device: torch.device, op: str, beta: float) -> None:
+def test_large_betas(device: torch.device, op: str, beta: float) -> None:
     case = make_case(130, beta=beta)
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked")
 @pytest.mark.parametrize("beta", [1.0, 1.9])
 @pytest.mark.parametrize("decay", [False, True], ids=["no decay", "decay"])
 def test_repeated_keys(device: torch.device, op: str, beta: float, decay: bool) -> None:
@@ -67,40 +74,55 @@ def test_repeated_keys(device: torch.device, op: str, beta: float, decay: bool) 
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked")
 @pytest.mark.parametrize("ratio", [1, 2, 3, 4])
 def test_value_heads_per_key_head(device: torch.device, op: str, ratio: int) -> None:
     case = make_case(70, H=2, HV=2 * ratio)
     assert_exact(op, case, run(op, case, device))
 
 
-@pytest.mark.parametrize("T", [0, 1, 63, 64, 65])
+@each_op("chunked")
+@pytest.mark.parametrize("T", [0, 63, 64, 65])
 def test_lengths(device: torch.device, op: str, T: int) -> None:
     case = make_case(T, B=2)
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked", "fused_chunk")
+def test_a_single_token(device: torch.device, op: str) -> None:
+    """Shorter than every chunk: as shipped, the recurrent algorithm takes it."""
+    case = make_case(1, B=2)
+    assert_exact(op, case, run(op, case, device))
+
+
+@each_op("fused_chunk")
 def test_a_long_odd_length(device: torch.device, op: str) -> None:
+    """Of so few heads that, as shipped, the chunked algorithm takes it."""
     case = make_case(1111, HV=1)
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op()
 def test_no_tokens_hand_the_state_on(device: torch.device, op: str) -> None:
     case = make_case(0)
     assert case.initial_state is not None
     assert_same_bits("final_state", run(op, case, device)[1], case.initial_state)
 
 
+@each_op()
 def test_an_empty_batch(device: torch.device, op: str) -> None:
     case = make_case(20, B=0)
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize(("K", "V"), SIZES_ON_MPS)
 def test_head_sizes(device: torch.device, op: str, K: int, V: int) -> None:
     case = make_case(70, K, V)
     assert_exact(op, case, run(op, case, device))
 
 
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 @pytest.mark.parametrize("K", SIZES)
 @pytest.mark.parametrize("V", [*SIZES, 512])
 def test_all_pairs_of_head_sizes_on_the_cpu(op: str, K: int, V: int) -> None:
@@ -108,6 +130,7 @@ def test_all_pairs_of_head_sizes_on_the_cpu(op: str, K: int, V: int) -> None:
     assert_exact(op, case, run(op, case, torch.device("cpu")))
 
 
+@each_op("chunked")
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (3, 5), (256, 512)])
 def test_the_smallest_and_the_largest_heads(device: torch.device, op: str, K: int, V: int) -> None:
     case = make_case(20, K, V)
@@ -124,6 +147,7 @@ def fused_projection(case: Case, offset: int) -> Case:
     return Case(q, k, v, case.g, case.beta, case.initial_state, case.cu_seqlens)
 
 
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("offset", [0, 1, 8])
 def test_views_of_a_fused_projection(device: torch.device, op: str, dtype: torch.dtype, offset: int) -> None:
@@ -141,17 +165,19 @@ def strided_copy(x: Tensor, device: torch.device) -> Tensor:
     return torch.as_strided(whole, x.shape, x.stride(), x.storage_offset())
 
 
+@each_op("chunked")
 def test_views_of_gates_and_states(device: torch.device, op: str) -> None:
     case = make_case(70, B=2, HV=2)
     assert case.initial_state is not None
     heads_first = [x.transpose(1, 2).contiguous().to(device).transpose(1, 2) for x in (case.g, case.beta)]
-    wide = torch.full((2, 3, 64, 70), torch.nan)
-    wide[:, 1:, :, 5:69] = case.initial_state
-    state = wide.to(device)[:, 1:, :, 5:69]
+    larger = torch.full((2, 3, 64, 70), torch.nan)
+    larger[:, 1:, :, 5:69] = case.initial_state
+    state = larger.to(device)[:, 1:, :, 5:69]
     moved = Case(case.q, case.k, case.v, *heads_first, initial_state=state)
     assert_exact(op, case, run(op, moved, device))
 
 
+@each_op("chunked")
 def test_one_key_for_the_whole_batch(device: torch.device, op: str) -> None:
     """Strides of 0."""
     case = make_case(20, B=2)
@@ -159,6 +185,7 @@ def test_one_key_for_the_whole_batch(device: torch.device, op: str) -> None:
     assert_exact(op, shared, run(op, shared, device))
 
 
+@each_op("chunked")
 def test_a_last_stride_other_than_one_is_copied_with_one_warning(
     device: torch.device, op: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +205,7 @@ def test_a_last_stride_other_than_one_is_copied_with_one_warning(
 BOUNDS = [0, 0, 17, 17, 81, 150, 150]
 
 
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("where", ["on the cpu", "on the device"])
 def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: torch.dtype, where: str) -> None:
@@ -193,6 +221,7 @@ def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: 
     assert_same_bits("the state of an empty sequence", result[1][empty], case.initial_state[empty])
 
 
+@each_op("chunked")
 def test_packed_sequences_are_the_sequences_alone(device: torch.device, op: str) -> None:
     case = make_case(150, bounds=[0, 17, 81, 150], state=False)
     packed_o, packed_state = run(op, case, device)
@@ -202,6 +231,7 @@ def test_packed_sequences_are_the_sequences_alone(device: torch.device, op: str)
         assert_exact(op, alone, result)
 
 
+@each_op("chunked", "fused_chunk")
 def test_many_short_sequences(device: torch.device, op: str) -> None:
     """More sequences than chunks of tokens, and some hundred states."""
     bounds = [0, *torch.arange(1, 201).mul(3).sub(1).tolist()]
@@ -209,29 +239,33 @@ def test_many_short_sequences(device: torch.device, op: str) -> None:
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("initial", [False, True], ids=["from nothing", "from a state"])
 def test_state_v_first(device: torch.device, op: str, initial: bool) -> None:
     case = make_case(100, 64, 32, B=2, state=initial)
-    turned = case.map(lambda x: x)
+    transposed = case.map(lambda x: x)
     if case.initial_state is not None:
-        turned.initial_state = case.initial_state.transpose(-1, -2).contiguous()
-    o, state = run(op, turned, device, state_v_first=True)
+        transposed.initial_state = case.initial_state.transpose(-1, -2).contiguous()
+    o, state = run(op, transposed, device, state_v_first=True)
     assert state.shape == (2, 2, 32, 64) and state.is_contiguous()
     assert_exact(op, case, (o, state.transpose(-1, -2)))
 
 
+@each_op("chunked", "recurrent")
 def test_normalises_q_and_k(device: torch.device, op: str) -> None:
     case = make_case(100, normal=False)
     assert_exact(op, case, run(op, case, device, use_qk_l2norm_in_kernel=True), use_qk_l2norm_in_kernel=True)
 
 
+@each_op("chunked")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_gates_and_steps_of_16_bits(device: torch.device, op: str, dtype: torch.dtype) -> None:
+def test_gates_and_betas_of_16_bits(device: torch.device, op: str, dtype: torch.dtype) -> None:
     case = make_case(70)
     case.g, case.beta = case.g.to(dtype), case.beta.to(dtype)
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked")
 def test_large_values_in_half_precision(device: torch.device, op: str) -> None:
     """A state beyond float16's 65,504, read with small queries: only what leaves the op may be rounded to float16."""
     case = make_case(70, dtype=torch.float16)
@@ -245,7 +279,8 @@ def test_large_values_in_half_precision(device: torch.device, op: str) -> None:
     assert_exact(op, case, run(op, case, device))
 
 
-@pytest.mark.parametrize("repeat", [False, True], ids=["fresh memory", "used memory"])
+@each_op("chunked")
+@pytest.mark.parametrize("repeat", [False, True], ids=["new memory", "used memory"])
 def test_same_inputs_same_bits(device: torch.device, op: str, repeat: bool) -> None:
     case = make_case(100, B=2)
     first = run(op, case, device)
@@ -255,6 +290,7 @@ def test_same_inputs_same_bits(device: torch.device, op: str, repeat: bool) -> N
         assert_same_bits(name, ours, theirs)
 
 
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_the_number_of_threads_changes_no_bit_on_the_cpu(op: str) -> None:
     case = make_case(100, B=2, HV=4)
     before, results = torch.get_num_threads(), []
@@ -269,6 +305,7 @@ def test_the_number_of_threads_changes_no_bit_on_the_cpu(op: str) -> None:
 PACKED = [0, 70, 210, 230]  # poisoned: sequence 1, in the second of its three chunks
 
 
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("tensor", ["q", "k", "v", "beta"])
 def test_nan_and_inf_stay_in_their_head_and_sequence(device: torch.device, op: str, tensor: str, value: float) -> None:
@@ -290,6 +327,7 @@ def test_nan_and_inf_stay_in_their_head_and_sequence(device: torch.device, op: s
     assert_same_bits("state of other sequences", state[[0, 2]], clean_state[[0, 2]])
 
 
+@each_op("chunked")
 def test_nan_stays_in_its_row_of_the_batch(device: torch.device, op: str) -> None:
     case = make_case(70, 32, 32, B=3)
     clean_o, clean_state = run(op, case, device)
@@ -301,6 +339,7 @@ def test_nan_stays_in_its_row_of_the_batch(device: torch.device, op: str) -> Non
     assert_same_bits("state of other rows", state[[0, 2]], clean_state[[0, 2]])
 
 
+@each_op("chunked")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_an_initial_state_with_nan_stays_in_its_head(device: torch.device, op: str, value: float) -> None:
     case = make_case(70, 32, 32, B=2)

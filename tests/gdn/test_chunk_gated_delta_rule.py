@@ -1,4 +1,4 @@
-"""The whole chunked op: what is not on the list that both end-to-end ops share (test_always_exercised.py)."""
+"""The prefill op: what is not on the list that both end-to-end ops share (test_always_exercised.py)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import assert_exact, make_case, run
-from tests.helpers.devices import KERNELS, kernels_run
+from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
+from tests.helpers.prefill import each_device, kernels_of
 
 OP = "chunk_gated_delta_rule"
 
 
+@each_device("chunked")
 @pytest.mark.parametrize("chunk_size", [16, 32])
 def test_the_chunk_size_changes_nothing_but_rounding(device: torch.device, chunk_size: int) -> None:
     case = make_case(100)
     assert_exact(OP, case, run(OP, case, device, chunk_size=chunk_size))
 
 
+@each_device("chunked")
 def test_equals_the_recurrent_op(device: torch.device) -> None:
     case = make_case(100)
     chunked, recurrent = run(OP, case, device), run("fused_recurrent_gated_delta_rule", case, device)
@@ -27,6 +30,7 @@ def test_equals_the_recurrent_op(device: torch.device) -> None:
     assert_close("final_state", chunked[1], recurrent[1].double(), bound, head_dim=1)
 
 
+@each_device("chunked")
 def test_two_calls_go_on_where_the_first_stopped(device: torch.device) -> None:
     case = make_case(100)
     first = make_case(100).map(lambda x: x[:, :37] if x.shape[1] == 100 else x)
@@ -37,6 +41,7 @@ def test_two_calls_go_on_where_the_first_stopped(device: torch.device) -> None:
     assert_exact(OP, case, (torch.cat([o_first, o_second], 1), state))
 
 
+@each_device("chunked")
 def test_chunk_indices_change_nothing(device: torch.device) -> None:
     case = make_case(150, bounds=[0, 17, 17, 81, 150])
     assert case.cu_seqlens is not None
@@ -47,11 +52,13 @@ def test_chunk_indices_change_nothing(device: torch.device) -> None:
         assert_same_bits(name, ours, theirs)
 
 
+@each_device("chunked", "recurrent")
 def test_scale(device: torch.device) -> None:
     case = make_case(70)
     assert_exact(OP, case, run(OP, case, device, scale=0.3), scale=0.3)
 
 
+@each_device("chunked")
 @pytest.mark.parametrize("grouping", ["block", "tiled"])
 def test_heads_that_share_the_products_of_their_keys(device: torch.device, grouping: str) -> None:
     """From 120 chunks of key heads on, one threadgroup of the Metal kernel owns all value heads of a key head."""
@@ -60,6 +67,7 @@ def test_heads_that_share_the_products_of_their_keys(device: torch.device, group
     assert_exact(OP, case, run(OP, case, device, **options), head_grouping=grouping)
 
 
+@each_device("chunked")
 def test_equals_its_stages_one_by_one(device: torch.device) -> None:
     case = make_case(150, 96, 72, H=2, HV=6, bounds=[0, 17, 17, 81, 150])
     there, cu = case.to(device), case.cu_seqlens
@@ -70,17 +78,18 @@ def test_equals_its_stages_one_by_one(device: torch.device) -> None:
     h, v_new, state = torch_gdn.chunk_fwd_h(there.k, w, u, g, cu_seqlens=cu, **states)
     o = torch_gdn.chunk_fwd_o(there.q, there.k, v_new, h, g, cu_seqlens=cu)
     assert state is not None
-    whole_o, whole_state = run(OP, case, device)
-    assert_close("o", whole_o, o.cpu().double(), chunk_f32(case.largest_sum()))
-    assert_close("final_state", whole_state, state.cpu().double(), chunk_f32(case.largest_sum()), head_dim=1)
+    end_to_end_o, end_to_end_state = run(OP, case, device)
+    assert_close("o", end_to_end_o, o.cpu().double(), chunk_f32(case.largest_sum()))
+    assert_close("final_state", end_to_end_state, state.cpu().double(), chunk_f32(case.largest_sum()), head_dim=1)
 
 
+@each_device("chunked")
 def test_is_called_as_transformers_does(device: torch.device) -> None:
     """q, k and v by position, the rest by keyword, beta in the activations' dtype, no cu_seqlens."""
     case = make_case(70, dtype=torch.bfloat16, normal=False, state=False)
     case.beta = case.beta.bfloat16()
     there = case.to(device)
-    with kernels_run(device, *KERNELS[OP]):
+    with kernels_run(device, *kernels_of(OP, case, device)):
         o, state = torch_gdn.chunk_gated_delta_rule(
             there.q,
             there.k,

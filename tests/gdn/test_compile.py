@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.helpers.cases import END_TO_END_OPS, make_case
+from tests.helpers.prefill import each_op
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def _fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("op", END_TO_END_OPS)
+@each_op("chunked")
 def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
     case = make_case(70, B=2).to(device)
     compiled = torch.compile(END_TO_END_OPS[op], fullgraph=True, backend="aot_eager")
@@ -39,7 +40,7 @@ def test_inductor(op: str) -> None:
     torch.testing.assert_close(compiled(*case.qkv), layer(*case.qkv), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("op", END_TO_END_OPS)
+@each_op("chunked")
 def test_one_graph_serves_every_length(device: torch.device, op: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(END_TO_END_OPS[op], fullgraph=True, backend=counter, dynamic=True)
@@ -50,7 +51,7 @@ def test_one_graph_serves_every_length(device: torch.device, op: str) -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("op", END_TO_END_OPS)
+@each_op("chunked")
 def test_packed_sequences_on_the_device_are_not_read_by_the_compiler(device: torch.device, op: str) -> None:
     case = make_case(150, bounds=[0, 17, 17, 81, 150]).to(device)
     assert case.cu_seqlens is not None

@@ -25,7 +25,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 def backends() -> list[Any]:
-    """Inductor makes Metal code for a real mps device alone; told to make none, it calls every op itself."""
+    """Inductor makes Metal code for a real mps device alone; with fallback_by_default it calls every op itself."""
     skipped = pytest.mark.skipif(on_a_mac(), reason="a Mac compiles for itself: python -m torch_gdn.check")
     return [
         pytest.param("cpu", "inductor", id="cpu-inductor"),
@@ -47,7 +47,7 @@ def assert_same(device: torch.device, layer: Layer, compiled: Any, tokens: int) 
     """Output, new state and the columns that moved on in place."""
     x, columns, state = inputs(tokens, device)
     there = columns.clone()
-    kernel = "fused_recurrent_gated_delta_rule" if tokens == 1 else "chunk_fwd_h"
+    kernel = "fused_recurrent_gated_delta_rule" if tokens < 16 else "fused_chunk_gated_delta_rule"
     with kernels_run(device, "causal_conv1d", "gdn_gating", kernel, "rms_norm_gated"):
         results = compiled(x, there, state)
     expected = layer(x, columns, state)
@@ -80,7 +80,7 @@ def test_in_place_ops_between_two_reads(name: str, backend: Backend, tokens: int
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
     for pool, version, before in zip(pools, versions, inputs(tokens, device, batch=3)[1:], strict=True):
         assert pool._version > version
-        assert torch.equal(pool[1], before[1]), "the slot that nobody has"
+        assert torch.equal(pool[1], before[1]), "the slot of no sequence"
         assert not torch.equal(pool[0], before[0])
 
 
@@ -88,10 +88,10 @@ def test_an_in_place_op_on_a_tensor_of_the_graph() -> None:
     """One that is not an input, and whose value before is still wanted."""
 
     def grow(x: Tensor, weight: Tensor, pool: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        fresh = pool * 2
-        view = fresh[:2]
+        doubled = pool * 2
+        view = doubled[:2]
         y = torch.ops.gdn.causal_conv1d_update_(x, weight, view)
-        return y, fresh, pool * 3
+        return y, doubled, pool * 3
 
     x, weight, pool = torch.randn(2, 3, 8), torch.randn(8, 4), torch.randn(4, 8, 3)
     for backend in ("aot_eager", "inductor"):

@@ -1,4 +1,4 @@
-"""The CPU kernels of every instruction set that this machine has: convolution, gated norm, their exp, codes."""
+"""The CPU kernels of every ISA variant that this machine has: convolution, gated norm, their exp, codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def channels() -> dict[torch.dtype, tuple[Tensor, Tensor]]:
     return {dtype: (torch.randn(1, T, D).to(dtype), torch.randn(D, 4).to(dtype)) for dtype in BOUND}
 
 
-def steps() -> dict[tuple[torch.dtype, int], tuple[Tensor, Tensor, Tensor]]:
+def one_token_calls() -> dict[tuple[torch.dtype, int], tuple[Tensor, Tensor, Tensor]]:
     """By dtype and S: x [1, 1, D], weights, and a state of S columns."""
     D = SIZES[0]
     return {
@@ -85,7 +85,7 @@ def calls() -> list[tuple[str, tuple[object, ...], dict[str, Any]]]:
     for x, weight in channels().values():
         in_columns = x.transpose(1, 2).contiguous().transpose(1, 2)
         found += [("causal_conv1d", (each, weight, None, None, False, None, "silu"), {}) for each in (x, in_columns)]
-    for x, weight, state in steps().values():
+    for x, weight, state in one_token_calls().values():
         found.append(("causal_conv1d", (x, weight, None, state, True, None, "silu"), {}))
     for each in norms().values():
         found += [("rms_norm_gated", (*each, 1e-6, "silu", rounds), {}) for rounds in (False, True)]
@@ -99,7 +99,7 @@ class Results:
     """Of a process that has no wider vectors."""
 
     convolutions: dict[torch.dtype, tuple[Tensor, Tensor]]  # of rows and of columns
-    steps: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]]  # y, and the state afterwards
+    one_token_calls: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]]  # y, and the state afterwards
     norms: dict[torch.dtype, tuple[Tensor, Tensor]]  # with one rounding, and where transformers rounds
     sigmoid: Tensor
     decoded: dict[tuple[int, int], Tensor]
@@ -118,9 +118,9 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(f"this machine has no {request.param}")
     left = iter(of_calls)
     convolutions = {dtype: (next(left)[0], next(left)[0]) for dtype in BOUND}
-    of_steps = {each: next(left) for each in steps()}
+    of_one_token = {each: next(left) for each in one_token_calls()}
     of_norms = {dtype: (next(left), next(left)) for dtype in BOUND}
-    return Results(convolutions, of_steps, of_norms, next(left), {each: next(left) for each in codes()}, next(left))
+    return Results(convolutions, of_one_token, of_norms, next(left), {each: next(left) for each in codes()}, next(left))
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
@@ -135,8 +135,8 @@ def test_convolves_rows_and_columns(results: Results, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("S", [3, 4])
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_convolves_one_token(results: Results, dtype: torch.dtype, S: int) -> None:
-    x, weight, state = (each.double() for each in steps()[dtype, S])
-    y, after = results.steps[dtype, S]
+    x, weight, state = (each.double() for each in one_token_calls()[dtype, S])
+    y, after = results.one_token_calls[dtype, S]
     exact, exact_state = reference.causal_conv1d(x, weight, None, state, True, activation="silu")
     assert_close("y", y, exact, BOUND[dtype], head_dim=None)
     assert torch.equal(after.double(), exact_state), "a state is a copy, bit for bit"

@@ -1,4 +1,4 @@
-"""What only the CPU kernels have: ways by a state's layout, shares of the work by threads, instruction sets."""
+"""What only the CPU kernels have: both layouts of a state, work shared among threads, ISA variants."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SIZES = [(128, 160), (48, 32), (16, 20), (100, 128), (37, 75)]
 def in_layout(case: Case, state_v_first: bool) -> Case:
     """The case with its initial state as [V, K] where asked for."""
     assert case.initial_state is not None
-    turned = case.map(lambda x: x)
+    transposed = case.map(lambda x: x)
     if state_v_first:
-        turned.initial_state = case.initial_state.transpose(-1, -2).contiguous()
-    return turned
+        transposed.initial_state = case.initial_state.transpose(-1, -2).contiguous()
+    return transposed
 
 
 @pytest.mark.parametrize(("K", "V"), SIZES)
@@ -34,7 +34,7 @@ def in_layout(case: Case, state_v_first: bool) -> Case:
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_a_few_tokens_in_both_layouts(op: str, T: int, state_v_first: bool, K: int, V: int) -> None:
     case = make_case(T, K, V, B=2, HV=2)
-    case.g[0], case.g[1] = -3.0, -0.01  # decays below and above a half are applied in two ways
+    case.g[0], case.g[1] = -3.0, -0.01  # decays below and above a half take two code paths
     o, state = run(op, in_layout(case, state_v_first), CPU, state_v_first=state_v_first)
     assert_exact(op, case, (o, state.transpose(-1, -2) if state_v_first else state))
 
@@ -85,7 +85,7 @@ def test_short_sequences_alone_and_among_long_ones(bounds: list[int]) -> None:
 def test_bits_do_not_depend_on_how_threads_share_the_work(
     op: str, H: int, HV: int, K: int, V: int, dtype: torch.dtype
 ) -> None:
-    """Heads and columns of V make other pieces of work for 2, 5 and 8 threads than for one."""
+    """Heads and columns of V make other work items for 2, 5 and 8 threads than for one."""
     case = make_case(150, K, V, H=H, HV=HV, dtype=dtype, bounds=[0, 17, 17, 150])
     before = torch.get_num_threads()
     try:
@@ -122,9 +122,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         case = make_case(70, K, V, HV=2, dtype=dtype)
         for op in END_TO_END_OPS:
             assert_exact(op, case, run(op, case, torch.device("cpu")))
-            turned = case.map(lambda x: x)
-            turned.initial_state = case.initial_state.transpose(-1, -2).contiguous()
-            o, state = run(op, turned, torch.device("cpu"), state_v_first=True)
+            transposed = case.map(lambda x: x)
+            transposed.initial_state = case.initial_state.transpose(-1, -2).contiguous()
+            o, state = run(op, transposed, torch.device("cpu"), state_v_first=True)
             assert_exact(op, case, (o, state.transpose(-1, -2)))
 repeated = make_case(130, beta=1.9, same_keys=True)
 assert_exact("chunk_gated_delta_rule", repeated, run("chunk_gated_delta_rule", repeated, torch.device("cpu")))
@@ -132,7 +132,7 @@ assert_exact("chunk_gated_delta_rule", repeated, run("chunk_gated_delta_rule", r
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
-def test_every_instruction_set_is_exact(capability: str) -> None:
+def test_every_isa_variant_is_exact(capability: str) -> None:
     """ATEN_CPU_CAPABILITY limits torch and these kernels alike."""
     ours = torch.backends.cpu.get_cpu_capability()
     has = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(ours, [])

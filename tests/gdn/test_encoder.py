@@ -13,18 +13,16 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import make_case
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_same_bits
+from tests.helpers.prefill import on_mps
 from torch_gdn import _C
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="looks into the simulated stream")
 
-CHUNK_LAUNCHES = 3
-
 
 @pytest.fixture
-def mps() -> torch.device:
-    device = ready("mps")
+def mps(device: torch.device) -> torch.device:
     torch.mps.synchronize()
     return device
 
@@ -35,15 +33,19 @@ def pending() -> int:
     return simulator.metal.pending_commands()
 
 
-def test_an_op_encodes_and_neither_commits_nor_waits(mps: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("device", "launches"), [("mps", 1), ("mps-chunked", 3), ("mps-recurrent", 1)], indirect=["device"]
+)
+def test_an_op_encodes_and_neither_commits_nor_waits(mps: torch.device, launches: int) -> None:
     case = make_case(70).to(mps)
     torch.mps.synchronize()
     torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
-    assert pending() == CHUNK_LAUNCHES
+    assert pending() == launches
     torch.mps.synchronize()
     assert pending() == 0
 
 
+@on_mps("chunked")
 def test_ops_and_pytorchs_own_work_share_one_encoder_in_order(mps: torch.device) -> None:
     case = make_case(70).to(mps)
     o, _ = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
@@ -52,6 +54,7 @@ def test_ops_and_pytorchs_own_work_share_one_encoder_in_order(mps: torch.device)
     assert_same_bits("o", again * 2, doubled)
 
 
+@on_mps("chunked")
 def test_inputs_and_temporaries_may_die_before_the_commands_run(mps: torch.device) -> None:
     case = make_case(70)
     expected, _ = torch_gdn.chunk_gated_delta_rule(*case.to(mps).qkv, **case.to(mps).options)
@@ -67,6 +70,7 @@ def test_inputs_and_temporaries_may_die_before_the_commands_run(mps: torch.devic
     assert all(x.isnan().all() for x in reused)
 
 
+@on_mps()
 def test_an_empty_grid_is_not_dispatched(mps: torch.device) -> None:
     case = make_case(0, state=False).to(mps)
     o, state = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
@@ -74,32 +78,36 @@ def test_an_empty_grid_is_not_dispatched(mps: torch.device) -> None:
     assert o.shape == (1, 0, 2, 64) and state is not None and not state.any()
 
 
-def test_wrong_boundaries_on_the_device_are_reported_at_the_next_synchronisation(mps: torch.device) -> None:
+@on_mps("chunked", "recurrent")
+def test_wrong_cu_seqlens_on_the_device_are_reported_at_the_next_synchronisation(mps: torch.device) -> None:
     case = make_case(100, state=False).to(mps)
-    bounds = torch.tensor([0, 60, 40, 100]).to(mps)
+    cu_seqlens = torch.tensor([0, 60, 40, 100]).to(mps)
     for function in (torch_gdn.chunk_gated_delta_rule, torch_gdn.fused_recurrent_gated_delta_rule):
-        function(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=bounds)
+        function(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=cu_seqlens)
         with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
             torch.mps.synchronize()
         torch.mps.synchronize()  # reported once
 
 
-def test_boundaries_far_outside_the_tensor_lead_nowhere(mps: torch.device) -> None:
+@on_mps("chunked", "recurrent")
+def test_cu_seqlens_far_outside_the_tensor_lead_nowhere(mps: torch.device) -> None:
     case = make_case(100, state=False).to(mps)
-    bounds = torch.tensor([-(2**40), 2**40, 2**33, 100]).to(mps)
-    torch_gdn.chunk_gated_delta_rule(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=bounds)
+    cu_seqlens = torch.tensor([-(2**40), 2**40, 2**33, 100]).to(mps)
+    torch_gdn.chunk_gated_delta_rule(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=cu_seqlens)
     with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
         torch.mps.synchronize()
 
 
+@on_mps("chunked")
 def test_too_few_chunk_indices_are_reported(mps: torch.device) -> None:
     case = make_case(100, state=False).to(mps)
-    bounds, indices = torch.tensor([0, 30, 100]).to(mps), torch.tensor([[0, 0], [1, 0]]).to(mps)
-    torch_gdn.chunk_gated_delta_rule(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=bounds, chunk_indices=indices)
+    cu_seqlens, indices = torch.tensor([0, 30, 100]).to(mps), torch.tensor([[0, 0], [1, 0]]).to(mps)
+    torch_gdn.chunk_gated_delta_rule(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=cu_seqlens, chunk_indices=indices)
     with pytest.raises(RuntimeError, match="expected one row for each chunk of cu_seqlens"):
         torch.mps.synchronize()
 
 
+@on_mps()
 def test_a_shader_that_does_not_compile_is_an_error_with_the_compilers_text(mps: torch.device, tmp_path: Path) -> None:
     shaders = Path(__file__).resolve().parents[2] / "shaders"
     broken = tmp_path / "shaders"

@@ -166,8 +166,8 @@ def bad_calls() -> list[Bad]:
 def bad_norms(bad: Callable[..., None]) -> None:
     op = "rms_norm_gated"
     for size in (0, 1025):
-        wide = {name: torch.zeros(2, size) for name in ("x", "g")}
-        bad(op, "x", ValueError, f"D of {size}", lambda call, wide=wide: call | wide)
+        long_rows = {name: torch.zeros(2, size) for name in ("x", "g")}
+        bad(op, "x", ValueError, f"D of {size}", lambda call, long_rows=long_rows: call | long_rows)
     bad(op, "x", TypeError, "float64", change("x", torch.Tensor.double))
     bad(op, "g", TypeError, "integers", change("g", torch.Tensor.int))
     bad(op, "g", ValueError, "three dimensions", change("g", flat))

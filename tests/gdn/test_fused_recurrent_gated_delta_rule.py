@@ -1,4 +1,4 @@
-"""The whole recurrent op: what is not on the list that both end-to-end ops share (test_always_exercised.py)."""
+"""The recurrent op: what is not on the list that both end-to-end ops share (test_always_exercised.py)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def test_decoding_token_by_token_has_the_bits_of_one_call(device: torch.device) 
     case = make_case(5, B=2, H=2, HV=4)
     o, state = run(OP, case, device)
     outputs = []
-    step = make_case(5, B=2, H=2, HV=4)
+    rest = make_case(5, B=2, H=2, HV=4)
     for t in range(5):
-        token = step.map(lambda x: x[:, t : t + 1] if x.shape[1] == 5 else x)  # noqa: B023  called at once
-        token_o, step.initial_state = run(OP, token, device)
+        token = rest.map(lambda x: x[:, t : t + 1] if x.shape[1] == 5 else x)  # noqa: B023  called at once
+        token_o, rest.initial_state = run(OP, token, device)
         outputs.append(token_o)
     assert_same_bits("o", torch.cat(outputs, 1), o)
-    assert step.initial_state is not None
-    assert_same_bits("final_state", step.initial_state, state)
+    assert rest.initial_state is not None
+    assert_same_bits("final_state", rest.initial_state, state)
 
 
-def test_without_g_and_beta_nothing_decays_and_steps_are_whole(device: torch.device) -> None:
+def test_without_g_and_beta_nothing_decays_and_beta_is_one(device: torch.device) -> None:
     case = make_case(20)
     case.g, case.beta = torch.zeros_like(case.g), torch.ones_like(case.beta)
     there = case.to(device)

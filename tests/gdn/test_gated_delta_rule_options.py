@@ -12,11 +12,12 @@ import torch_gdn
 from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
+from tests.helpers.prefill import each_op
 from torch_gdn.check.seeded import channels_of
+from torch_gdn.tune import prefill_algorithm
 
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-both_ops = pytest.mark.parametrize("op", END_TO_END_OPS)
 
 
 def raw_gates(case: Case, dtype: torch.dtype = torch.float32, bias: bool = True) -> dict[str, Any]:
@@ -33,12 +34,12 @@ def raw_gates(case: Case, dtype: torch.dtype = torch.float32, bias: bool = True)
     }
 
 
-def raw_steps(case: Case, dtype: torch.dtype = torch.float32, doubled: bool = False) -> dict[str, Any]:
+def raw_betas(case: Case, dtype: torch.dtype = torch.float32, doubled: bool = False) -> dict[str, Any]:
     case.beta = torch.randn(case.beta.shape, generator=torch.Generator().manual_seed(8)).mul(3).to(dtype)
     return {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": doubled}
 
 
-@both_ops
+@each_op("chunked")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 def test_gates_in_the_kernel(device: torch.device, op: str, dtype: torch.dtype, bias: bool) -> None:
@@ -47,20 +48,20 @@ def test_gates_in_the_kernel(device: torch.device, op: str, dtype: torch.dtype, 
     assert_exact(op, case, run(op, case, device, **options), **options)
 
 
-@both_ops
+@each_op("chunked")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("doubled", [False, True])
 def test_sigmoid_of_beta_in_the_kernel(device: torch.device, op: str, dtype: torch.dtype, doubled: bool) -> None:
     case = make_case(70, H=1, HV=3)
-    options = raw_steps(case, dtype, doubled)
+    options = raw_betas(case, dtype, doubled)
     assert_exact(op, case, run(op, case, device, **options), **options)
 
 
-@both_ops
-def test_raw_gates_and_steps_of_strided_views(device: torch.device, op: str) -> None:
+@each_op("chunked", "recurrent")
+def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> None:
     """As two halves of one projection to [B, T, 2 HV], in packed sequences."""
     case = make_case(70, HV=3, bounds=[0, 3, 3, 70])
-    options = raw_gates(case, torch.bfloat16) | raw_steps(case, torch.bfloat16)
+    options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16)
     there = case.to(device)
     fused = torch.cat([case.g, case.beta], -1).to(device)
     there.g, there.beta = fused.split(3, -1)
@@ -87,7 +88,7 @@ def test_a_gate_is_within_2_ulp_of_float64(device: torch.device) -> None:
     assert (error <= 2.4e-7 * (1 + g)).all(), error.max()  # an ulp of g is g ulps of its exp
 
 
-@both_ops
+@each_op("chunked")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_an_initial_state_of_16_bits(device: torch.device, op: str, dtype: torch.dtype) -> None:
     case = make_case(20)
@@ -99,7 +100,7 @@ def test_an_initial_state_of_16_bits(device: torch.device, op: str, dtype: torch
     assert_same_bits("final_state", run(op, empty, device)[1], case.initial_state.float())
 
 
-@both_ops
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_an_initial_state_in_float64_on_the_cpu(op: str) -> None:
     case = make_case(20)
     assert case.initial_state is not None
@@ -107,7 +108,7 @@ def test_an_initial_state_in_float64_on_the_cpu(op: str) -> None:
     assert_exact(op, case, run(op, case, torch.device("cpu")))
 
 
-@both_ops
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize(("H", "HV"), [(2, 6), (3, 3), (1, 4)])
 def test_tiled_heads(device: torch.device, op: str, H: int, HV: int) -> None:
     case = make_case(70, 32, 16, H=H, HV=HV)
@@ -117,7 +118,7 @@ def test_tiled_heads(device: torch.device, op: str, H: int, HV: int) -> None:
         assert not torch.allclose(result[0], run(op, case, device)[0], atol=0.1)
 
 
-@both_ops
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_float32_output(device: torch.device, op: str, dtype: torch.dtype) -> None:
     case = make_case(70, dtype=dtype)
@@ -125,7 +126,7 @@ def test_a_float32_output(device: torch.device, op: str, dtype: torch.dtype) -> 
     assert_exact(op, case, run(op, case, device, **options), **options)
 
 
-@both_ops
+@each_op("chunked")
 def test_a_float32_output_holds_what_float16_cannot(device: torch.device, op: str) -> None:
     case = make_case(20, dtype=torch.float16)
     assert case.initial_state is not None
@@ -152,7 +153,8 @@ def assert_states_between(case: Case, h: Tensor, starts: list[tuple[int, int, in
 def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype) -> None:
     case = make_case(100, 32, 16, B=2, dtype=dtype)
     there = case.to(device)
-    plain = torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, chunk_size=32)
+    with prefill_algorithm("chunked"):  # the only one that returns them
+        plain = torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, chunk_size=32)
     o, state, h = torch_gdn.chunk_gated_delta_rule(
         *there.qkv, **there.options, chunk_size=32, return_intermediate_states=True
     )
@@ -181,10 +183,10 @@ def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch
     case = make_case(40, 32, 16).to(device)
     options = {"g": case.g, "beta": case.beta, "chunk_size": 32}
     _, none, h = torch_gdn.chunk_gated_delta_rule(*case.qkv, **options, return_intermediate_states=True)
-    _, _, turned = torch_gdn.chunk_gated_delta_rule(
+    _, _, transposed = torch_gdn.chunk_gated_delta_rule(
         *case.qkv, **options, return_intermediate_states=True, state_v_first=True
     )
-    assert none is None and torch.equal(turned.transpose(-1, -2), h)
+    assert none is None and torch.equal(transposed.transpose(-1, -2), h)
     empty = make_case(0, 32, 16, bounds=[0, 0, 0]).to(device)
     _, _, h = torch_gdn.chunk_gated_delta_rule(*empty.qkv, **empty.options, return_intermediate_states=True)
     assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
@@ -207,7 +209,7 @@ def test_a_reset_of_one_channel_leaves_no_trace_of_a_large_state(device: torch.d
     assert_exact(RECURRENT, case, run(RECURRENT, case, device, **options), **options)
 
 
-def test_a_step_for_each_column(device: torch.device) -> None:
+def test_a_beta_for_each_column(device: torch.device) -> None:
     case = make_case(20, 40, 36, H=1, HV=2)
     case.beta = torch.rand(1, 20, 2, 36)
     assert_exact(RECURRENT, case, run(RECURRENT, case, device))
@@ -233,7 +235,7 @@ def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
     from tests.helpers.devices import ready
 
     case = make_case(1, 64, 64, B=2, H=2, HV=4, dtype=dtype, normal=False)
-    options = raw_gates(case, dtype) | raw_steps(case, dtype) | {"use_qk_l2norm_in_kernel": True}
+    options = raw_gates(case, dtype) | raw_betas(case, dtype) | {"use_qk_l2norm_in_kernel": True}
     there = case.to(ready("mps"))
     options = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in options.items()}
     with simulator.profile() as profile:
@@ -243,14 +245,19 @@ def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
-def test_raw_gates_cost_a_prefill_no_dispatch() -> None:
+@pytest.mark.parametrize(
+    ("device", "normalise", "dispatches"),
+    [("mps", True, 1), ("mps-recurrent", True, 1), ("mps-chunked", False, 3)],
+    indirect=["device"],
+)
+def test_raw_gates_cost_a_prefill_no_dispatch(device: torch.device, normalise: bool, dispatches: int) -> None:
+    """Nothing is converted. The chunked algorithm normalises q and k by kernels of their own; the others need none."""
     import simulator
-    from tests.helpers.devices import ready
 
-    case = make_case(70, 64, 64, dtype=torch.bfloat16)
-    options = raw_gates(case, torch.bfloat16) | raw_steps(case, torch.bfloat16)
-    there = case.to(ready("mps"))
-    options = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in options.items()}
+    case = make_case(70, 64, 32, H=1, HV=2, dtype=torch.bfloat16, normal=False)
+    options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16) | {"use_qk_l2norm_in_kernel": normalise}
+    there = case.to(device)
+    options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
     with simulator.profile() as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **(there.options | options))
-    assert sum(figures.dispatches for figures in profile.kernels.values()) == 3 and not profile.fallbacks
+    assert sum(figures.dispatches for figures in profile.kernels.values()) == dispatches and not profile.fallbacks

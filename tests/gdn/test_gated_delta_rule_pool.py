@@ -10,13 +10,13 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import END_TO_END_OPS, Case, make_case
-from tests.helpers.devices import kernels_of, kernels_run, on_a_mac, ready
+from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits
+from tests.helpers.prefill import each_op, kernels_of
 from torch_gdn.check.seeded import IN_PLACE
 
 SLOTS, SLOT_PADDING = 7, 24
 TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}
-each_op = pytest.mark.parametrize("op", END_TO_END_OPS)
 
 
 def paged_pool(
@@ -30,7 +30,7 @@ def paged_pool(
 
 def call(op: str, case: Case, pool: Tensor, **options: Any) -> Any:
     there = case.to(pool.device)
-    with kernels_run(pool.device, *(kernels_of(op) if case.q.numel() else ())):
+    with kernels_run(pool.device, *kernels_of(op, case, pool.device, **options)):
         return IN_PLACE[op](*there.qkv, there.g, there.beta, pool, cu_seqlens=case.cu_seqlens, **options)
 
 
@@ -43,7 +43,7 @@ def expected(op: str, case: Case, states: Tensor, **options: Any) -> tuple[Tenso
     return o, final_state
 
 
-@each_op
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("null_index", [-1, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_slots(device: torch.device, op: str, null_index: int, dtype: torch.dtype) -> None:
@@ -68,7 +68,7 @@ def test_slots(device: torch.device, op: str, null_index: int, dtype: torch.dtyp
     assert_same_bits("what follows a slot", storage[:, -SLOT_PADDING:], before[:, -SLOT_PADDING:])
 
 
-@each_op
+@each_op("chunked")
 def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) -> None:
     case = make_case(TOKENS[op], 32, 16, B=2)
     storage, pool = paged_pool(device, torch.float32)
@@ -79,7 +79,7 @@ def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) ->
     assert_same_bits("the other slots", storage[2:], before[2:])
 
 
-@each_op
+@each_op("chunked", "fused_chunk")
 def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
     """Empty sequences: one with a past, which stays; one without, whose slot becomes zeros; one without a slot."""
     case = make_case(20, 32, 16, bounds=[0, 7, 7, 7, 7, 20])
@@ -94,9 +94,9 @@ def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
     assert (pool[3] == 0).all()
 
 
-@each_op
+@each_op("chunked")
 @pytest.mark.parametrize("bounds", [None, [0, 0, 0]], ids=["batch", "packed"])
-def test_without_tokens_only_a_fresh_state_changes(device: torch.device, op: str, bounds: list[int] | None) -> None:
+def test_without_tokens_only_a_reset_state_changes(device: torch.device, op: str, bounds: list[int] | None) -> None:
     case = make_case(0, 32, 16, B=2 if bounds is None else 1, bounds=bounds)
     _, pool = paged_pool(device, torch.float32)
     before = pool.clone()
@@ -111,7 +111,7 @@ def assert_close_in_f32(name: str, x: Tensor, expected: Tensor) -> None:
     assert_close(name, x, expected.double(), RECURRENT_F32, head_dim=None)
 
 
-@each_op
+@each_op("chunked")
 def test_state_v_first_and_a_transposed_pool(device: torch.device, op: str) -> None:
     """[V, K] slots, and [K, V] slots that lie as [V, K] in memory: the same to the kernels, but that the recurrence on
     the CPU sums along what is contiguous."""
@@ -119,15 +119,15 @@ def test_state_v_first_and_a_transposed_pool(device: torch.device, op: str) -> N
     case = make_case(TOKENS[op], 32, 16, B=2)
     _, pool = paged_pool(device, torch.float32)
     o, final_state = expected(op, case, pool[:2].clone())
-    turned = pool.transpose(-1, -2).contiguous()
-    same("o", call(op, case, turned, state_v_first=True), o)
-    same("the slots", turned[:2].transpose(-1, -2), final_state)
-    turned = pool.transpose(-1, -2).contiguous().transpose(-1, -2)
-    assert_same_bits("o", call(op, case, turned), o)
-    assert_same_bits("the slots", turned[:2], final_state)
+    transposed = pool.transpose(-1, -2).contiguous()
+    same("o", call(op, case, transposed, state_v_first=True), o)
+    same("the slots", transposed[:2].transpose(-1, -2), final_state)
+    transposed = pool.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert_same_bits("o", call(op, case, transposed), o)
+    assert_same_bits("the slots", transposed[:2], final_state)
 
 
-@each_op
+@each_op("chunked")
 def test_takes_the_options(device: torch.device, op: str) -> None:
     case = make_case(TOKENS[op], 32, 16, B=2, H=1, HV=2, dtype=torch.float16, normal=False)
     options: dict[str, Any] = {"use_gate_in_kernel": True, "A_log": torch.randn(2, device=device), "scale": 0.3}
@@ -154,14 +154,13 @@ def test_the_states_between_chunks(device: torch.device) -> None:
     assert (ours[1] == 0).all()
 
 
-@each_op
+@each_op("chunked", "recurrent", devices=("mps",))
 @pytest.mark.parametrize(
     ("indices", "words"),
     [([2, 7], "expected indices below the number of slots"), ([2, 2], "expected each slot at most once")],
 )
-def test_wrong_indices_on_the_device(op: str, indices: list[int], words: str) -> None:
+def test_wrong_indices_on_the_device(device: torch.device, op: str, indices: list[int], words: str) -> None:
     """Are no slots: zeros come out, nothing else is touched, and the next synchronisation says so."""
-    device = ready("mps")
     case = make_case(TOKENS[op], 32, 16, B=2)
     storage, pool = paged_pool(device, torch.float32)
     before = storage.clone()
@@ -176,11 +175,10 @@ def test_wrong_indices_on_the_device(op: str, indices: list[int], words: str) ->
     assert_same_bits("the other slots", storage[[0, 1, 3, 4, 5, 6]], before[[0, 1, 3, 4, 5, 6]])
 
 
-@each_op
+@each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_wrong_indices_among_many_on_the_device(op: str, dtype: torch.dtype) -> None:
-    """Of more than 32 sequences a kernel of its own looks for them; -1 and 0 may be there more than once."""
-    device = ready("mps")
+def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, dtype: torch.dtype) -> None:
+    """Of more than 32 sequences a kernel of its own finds them; -1 and 0 may occur more than once."""
     case = make_case(1, 8, 4, B=70)
     pool = torch.randn(80, 2, 8, 4, device=device)
     before = pool.clone()
@@ -201,12 +199,11 @@ def test_wrong_indices_among_many_on_the_device(op: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
-@each_op
-def test_many_indices_are_looked_through_once(op: str) -> None:
+@each_op("chunked", devices=("mps",))
+def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> None:
     """On the device by a kernel of its own, on the host by the check of the arguments."""
     import simulator
 
-    device = ready("mps")
     case = make_case(1, 8, 4, B=33)
     there, pool = case.to(device), torch.randn(40, 2, 8, 4, device=device)
     slots = torch.randperm(40)[:33]
@@ -241,7 +238,7 @@ def test_decoding_is_one_dispatch_and_copies_no_state() -> None:
     assert profile.allocated_bytes < o.nbytes + 4096  # the allocator rounds up
 
 
-@each_op
+@each_op("chunked")
 def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
     torch._dynamo.reset()
     case = make_case(TOKENS[op], 32, 16, B=2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.cases import END_TO_END_OPS, assert_exact, run
+from tests.helpers.cases import assert_exact, run
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import relative_error
 from tests.helpers.golden import NAMES, load
+from tests.helpers.prefill import each_device, each_op
 from torch_gdn.check import golden as recorded
 from torch_gdn.check import stages
 
@@ -27,8 +28,9 @@ def test_a_stage_fed_what_fla_was_fed(device: torch.device, op: str, name: str) 
         assert part.kept, str(part)
 
 
+@each_device("chunked", "recurrent")
 @pytest.mark.parametrize("name", CHUNKED)
-def test_the_chunked_op_is_as_exact_as_fla(device: torch.device, name: str) -> None:
+def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None:
     op = "chunk_gated_delta_rule"
     golden = load(name)
     for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, device)):
@@ -43,17 +45,17 @@ def test_the_recurrent_op_is_as_exact_as_fla(device: torch.device, name: str) ->
         assert part.kept, str(part)
 
 
-@pytest.mark.parametrize("op", END_TO_END_OPS)
+@each_op("chunked", "recurrent")
 @pytest.mark.parametrize("name", ["ragged_k64", "same_keys"])
 def test_in_float32(device: torch.device, op: str, name: str) -> None:
-    """The recorded inputs, widened: the errors of section "f32" of the rules, not FLA's TF32 ones."""
+    """The recorded inputs in float32: the errors of section "f32" of the rules, not FLA's TF32 ones."""
     golden = load(name)
-    wide = golden.case.map(torch.Tensor.float)
-    assert_exact(op, wide, run(op, wide, device))
+    in_f32 = golden.case.map(torch.Tensor.float)
+    assert_exact(op, in_f32, run(op, in_f32, device))
 
 
 def test_the_recorded_error_is_that_of_the_recorded_output() -> None:
-    """The index, the tensors and our oracle are of one piece."""
+    """The index, the tensors and our oracle belong together."""
     for name in CHUNKED:
         golden = load(name)
         measured = relative_error(golden.tensors["chunk_o"].double(), golden.exact[0])

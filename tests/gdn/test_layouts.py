@@ -13,8 +13,7 @@ from torch import Tensor
 from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_same_bits
-
-each_op = pytest.mark.parametrize("op", END_TO_END_OPS)
+from tests.helpers.prefill import each_op
 
 
 def projected(case: Case, offset: int, device: torch.device) -> Case:
@@ -43,20 +42,19 @@ def cost(op: str, case: Case) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not count bytes")
-@each_op
+@each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("offset", [0, 1, 8])
-def test_views_of_a_projection_are_not_copied(op: str, offset: int) -> None:
+def test_views_of_a_projection_are_not_copied(device: torch.device, op: str, offset: int) -> None:
     """They cost what tensors of their own cost, in dispatches, traffic and memory."""
-    device = ready("mps")
     case = make_case(20, 64, 32, B=2, H=1, HV=2, dtype=torch.bfloat16, state=False)
     views = projected(case, offset, device)
     assert not any(x.is_contiguous() for x in views.qkv) and views.q.storage_offset() == offset
     assert cost(op, views) == cost(op, case.to(device))
 
 
-@each_op
+@each_op("chunked", "fused_chunk")
 def test_thirty_heads(device: torch.device, op: str) -> None:
-    """OLMo-Hybrid's: as many key heads as value heads, K of 96 and V of 192, steps up to 2."""
+    """OLMo-Hybrid's: as many key heads as value heads, K of 96 and V of 192, beta up to 2."""
     case = make_case(3, 96, 192, H=30, HV=30, beta=1.9)
     assert_exact(op, case, run(op, case, device))
 
@@ -64,7 +62,7 @@ def test_thirty_heads(device: torch.device, op: str) -> None:
 MANY = 65_600
 
 
-@each_op
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_more_sequences_times_heads_than_16_bits_count(op: str) -> None:
     """The last of them too; on the CPU, for both ops, packed."""
     case = make_case(MANY // 32, 4, 2, HV=32, bounds=list(range(MANY // 32 + 1)))
@@ -90,7 +88,7 @@ def far_apart(x: Tensor) -> Tensor:
     return view.copy_(x)
 
 
-@each_op
+@pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_offsets_past_31_bits(op: str) -> None:
     """The rows of q, k, v and of the state lie 4 GB apart; a 32-bit offset would read the first row, or crash."""
     case = make_case(5, 16, 8, B=2, dtype=torch.float16)
@@ -133,7 +131,7 @@ def test_a_narrow_stride_is_found() -> None:
 
 
 def test_strides_of_tensors_are_64_bits_wide() -> None:
-    text = (SHADERS / "gdn" / "parameters.h").read_text()
+    text = (SHADERS / "core" / "parameters.h").read_text()
     for name in ("RowStrides", "StateStrides"):
         (fields,) = re.findall(rf"struct {name} {{(.*?)}};", text, re.DOTALL)
         assert set(re.findall(r"\b\w+_t\b|\bint\b", fields)) == {"int64_t"}

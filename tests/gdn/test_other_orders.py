@@ -15,23 +15,15 @@ from tests.aura.test_aura_attention import make_call as aura_call
 from tests.aura.test_aura_encode import encode
 from tests.helpers.aura import Codec
 from tests.helpers.cases import assert_exact, run
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.golden import NAMES, load
+from tests.helpers.prefill import each_op, on_mps
 from torch_gdn.check import golden as recorded
-from torch_gdn.tune import prefill_algorithm
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic")
 
 CHUNKED = [name for name in NAMES if name != "decode_b4"]
-
-
-@pytest.fixture
-def mps() -> Iterator[torch.device]:
-    import simulator
-
-    yield ready("mps")
-    simulator.activate()
 
 
 def unkind(*, seed: int, perturb: bool) -> None:
@@ -40,38 +32,43 @@ def unkind(*, seed: int, perturb: bool) -> None:
     simulator.activate(seed=seed, perturb=perturb)
 
 
-def test_the_fused_way_of_a_prefill(mps: torch.device) -> None:
-    golden, op = load("varlen_k128"), "chunk_gated_delta_rule"
-    with prefill_algorithm("fused_chunk"):
-        expected = run(op, golden.case, mps)
-        unkind(seed=1, perturb=False)
-        for part, ours, theirs in zip(("o", "final_state"), run(op, golden.case, mps), expected, strict=True):
-            assert_same_bits(part, ours, theirs)
-        unkind(seed=3, perturb=True)
-        wide = load("same_keys").case.map(torch.Tensor.float)
-        assert_exact(op, wide, run(op, wide, mps))
+@pytest.fixture
+def mps(device: torch.device) -> Iterator[torch.device]:
+    import simulator
+
+    yield device
+    simulator.activate()
 
 
+@each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", CHUNKED)
-def test_the_order_of_lanes_changes_no_bit(mps: torch.device, name: str, seed: int) -> None:
+def test_the_order_of_lanes_changes_no_bit(mps: torch.device, op: str, name: str, seed: int) -> None:
     case = load(name).case
-    for op in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
-        unkind(seed=0, perturb=False)
-        expected = run(op, case, mps)
-        unkind(seed=seed, perturb=False)
-        for part, ours, theirs in zip(("o", "final_state"), run(op, case, mps), expected, strict=True):
-            assert_same_bits(part, ours, theirs)
+    unkind(seed=0, perturb=False)
+    expected = run(op, case, mps)
+    unkind(seed=seed, perturb=False)
+    for part, ours, theirs in zip(("o", "final_state"), run(op, case, mps), expected, strict=True):
+        assert_same_bits(part, ours, theirs)
 
 
+@on_mps("chunked")
 @pytest.mark.parametrize("name", CHUNKED)
-def test_the_chunked_op_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
+def test_a_prefill_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
     golden, op = load(name), "chunk_gated_delta_rule"
     unkind(seed=3, perturb=True)
     for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, mps)):
         assert part.kept, str(part)
 
 
+@on_mps("chunked")
+def test_a_prefill_of_repeated_keys_in_float32_at_the_edge_of_the_specification(mps: torch.device) -> None:
+    op, case = "chunk_gated_delta_rule", load("same_keys").case.map(torch.Tensor.float)
+    unkind(seed=3, perturb=True)
+    assert_exact(op, case, run(op, case, mps))
+
+
+@on_mps()
 @pytest.mark.parametrize("name", NAMES)
 def test_the_recurrent_op_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
     golden, op = load(name), "fused_recurrent_gated_delta_rule"
@@ -84,6 +81,7 @@ AURA = {"key_bits": 4, "value_bits": 3, "D": 80, "ratio": 3, "T": 150, "mask": "
 AURA |= {"offset": "last", "sinks": True, "starts": True, "block_size": 64, "dtype": torch.float32}
 
 
+@on_mps()
 @pytest.mark.parametrize("L", [1, 7])
 def test_aura_attention(mps: torch.device, L: int) -> None:
     """Either form of pass 1: no order changes a bit, and arithmetic at the edge stays within the bound."""
@@ -96,6 +94,7 @@ def test_aura_attention(mps: torch.device, L: int) -> None:
     assert_close("o", attend(mps, call), exact(call), 2e-6, head_dim=1)
 
 
+@on_mps()
 @pytest.mark.parametrize(("D", "bits"), [(80, 3), (128, 8)])
 def test_aura_encode(mps: torch.device, D: int, bits: int) -> None:
     codec, x = Codec(D, bits), torch.randn(9, D)
@@ -106,6 +105,7 @@ def test_aura_encode(mps: torch.device, D: int, bits: int) -> None:
         assert_same_bits(name, ours, theirs)
 
 
+@on_mps()
 def test_the_state_decays_by_an_exponential_within_one_ulp(mps: torch.device) -> None:
     """Metal allows its own exp 4 ulp, which the perturbing mode takes; keys of zero leave decay alone."""
     unkind(seed=3, perturb=True)

@@ -4,7 +4,7 @@ FLA: tests/ops/test_gdn.py of 0.6, its forward cases and its criterion, the RMS 
 result. ggml: test_gated_delta_net of tests/test-backend-ops.cpp, where gates are strong (down to -20) and head
 grouping is tiled; its criterion is the normalised mean square error, at most 1e-7.
 The exact result is the chunked reference in float64, which equals the recurrence to 1e-12 (test_reference.py). On
-`mps` each case has one batch row, few heads and 70 tokens, and head sizes that other cases have already stand for them.
+`mps` each case has one batch row, few heads and 70 tokens, and no head size twice.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn.functional import logsigmoid, normalize, softplus
 
 import torch_gdn
 from tests.helpers.devices import ready
+from tests.helpers.prefill import each_device, on_mps
 from torch_gdn import reference
 
 f16, f32 = torch.float16, torch.float32
@@ -27,7 +28,7 @@ FEW_TOKENS = 70
 
 
 class Inputs(NamedTuple):
-    """What both ops take; `initial_state` [N, HV, D, D], `bounds` of packed sequences."""
+    """What both ops take; `initial_state` [N, HV, D, D], `boundaries` of packed sequences."""
 
     q: Tensor
     k: Tensor
@@ -35,12 +36,12 @@ class Inputs(NamedTuple):
     g: Tensor
     beta: Tensor
     initial_state: Tensor
-    bounds: list[int] | None = None
+    boundaries: list[int] | None = None
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
-        if self.bounds is not None:
-            tensors["cu_seqlens"] = torch.tensor(self.bounds)
+        if self.boundaries is not None:
+            tensors["cu_seqlens"] = torch.tensor(self.boundaries)
         return {name: x.to(device) for name, x in tensors.items()}
 
 
@@ -55,8 +56,8 @@ def assert_ratio(name: str, ours: Tensor | None, exact: Tensor | None, ratio: fl
 
 
 def exact_result(inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor | None]:
-    wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.on(CPU).items()}
-    return reference.chunk_gated_delta_rule(**wide, output_final_state=True, **options)
+    in_f64 = {name: x.double() if x.is_floating_point() else x for name, x in inputs.on(CPU).items()}
+    return reference.chunk_gated_delta_rule(**in_f64, output_final_state=True, **options)
 
 
 def check(op: str, inputs: Inputs, ratio: float, device: torch.device, **options: Any) -> None:
@@ -80,7 +81,7 @@ def fla_inputs(
     mask: float = 0,
     positive: bool = False,
     normal: bool = False,
-    bounds: list[int] | None = None,
+    boundaries: list[int] | None = None,
     zero_state: bool = False,
 ) -> Inputs:
     """As FLA draws them: `positive` q, k and v are uniform (nearly parallel keys), the others are normal."""
@@ -91,9 +92,9 @@ def fla_inputs(
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
     g = logsigmoid(torch.rand(B, T, HV)) / gate
     g = g * (torch.rand_like(g) > mask)
-    N = B if bounds is None else len(bounds) - 1
+    N = B if boundaries is None else len(boundaries) - 1
     state = torch.zeros(N, HV, D, D) if zero_state else torch.randn(N, HV, D, D)
-    return Inputs(q.to(dtype), k.to(dtype), v.to(dtype), g, torch.rand(B, T, HV).sigmoid(), state, bounds)
+    return Inputs(q.to(dtype), k.to(dtype), v.to(dtype), g, torch.rand(B, T, HV).sigmoid(), state, boundaries)
 
 
 RECURRENT = [  # B, T, H, HV, D, scale, gate_logit_normalizer, dtype
@@ -208,6 +209,7 @@ class TestFla:
         )
         check("chunk_gated_delta_rule", inputs, 0.005, CPU, scale=scale, use_qk_l2norm_in_kernel=l2norm)
 
+    @each_device("chunked")
     @pytest.mark.parametrize("chunk_size", [16, 32, 64])
     def test_chunk_with_chunk_size(self, device: torch.device, chunk_size: int) -> None:
         inputs = fla_inputs(1, 64, 2, 4, 32, f32, positive=True, normal=True, zero_state=True)
@@ -215,8 +217,8 @@ class TestFla:
 
     @pytest.mark.parametrize("case", VARLEN, ids=str)
     def test_chunk_varlen(self, case: tuple[Any, ...]) -> None:
-        H, HV, D, mask, bounds = case
-        inputs = fla_inputs(1, bounds[-1], H, HV, D, f16, mask=mask, bounds=bounds)
+        H, HV, D, mask, boundaries = case
+        inputs = fla_inputs(1, boundaries[-1], H, HV, D, f16, mask=mask, boundaries=boundaries)
         inputs = inputs._replace(k=normalize(inputs.k.float(), dim=-1).half(), g=inputs.g.half())
         check("chunk_gated_delta_rule", inputs._replace(initial_state=inputs.initial_state.half()), 0.005, CPU)
 
@@ -227,10 +229,10 @@ class TestFla:
         inputs = fla_inputs(B, T, H, H, D, f16, positive=True, normal=True)
         function = getattr(torch_gdn, op)
         o, state = function(**inputs.on(CPU), scale=scale, output_final_state=True)
-        turned = inputs._replace(initial_state=inputs.initial_state.transpose(-1, -2).contiguous()).on(CPU)
-        o_turned, state_turned = function(**turned, scale=scale, output_final_state=True, state_v_first=True)
-        assert_ratio("o", o_turned, o, 1e-4)
-        assert_ratio("final_state", state_turned.transpose(-1, -2), state, 1e-4)
+        transposed = inputs._replace(initial_state=inputs.initial_state.transpose(-1, -2).contiguous()).on(CPU)
+        o_same, state_same = function(**transposed, scale=scale, output_final_state=True, state_v_first=True)
+        assert_ratio("o", o_same, o, 1e-4)
+        assert_ratio("final_state", state_same.transpose(-1, -2), state, 1e-4)
 
     @pytest.mark.parametrize("case", CHUNK_GATE, ids=str)
     def test_chunk_gate_in_kernel(self, case: tuple[Any, ...]) -> None:
@@ -250,8 +252,8 @@ class TestFla:
     @pytest.mark.parametrize("op", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
     @pytest.mark.parametrize("case", GATE_VARLEN + RECURRENT_GATE_VARLEN, ids=str)
     def test_gate_in_kernel_varlen(self, op: str, case: tuple[Any, ...]) -> None:
-        H, HV, D, bias, bounds = case
-        inputs = fla_inputs(1, bounds[-1], H, HV, D, f16, bounds=bounds)
+        H, HV, D, bias, boundaries = case
+        inputs = fla_inputs(1, boundaries[-1], H, HV, D, f16, boundaries=boundaries)
         inputs, options = with_raw_gate(inputs, bias, recurrent=op.startswith("fused"))
         ratio = 0.002 if op.startswith("fused") else 0.005
         check(op, inputs, ratio, CPU, use_qk_l2norm_in_kernel=True, **options)
@@ -295,11 +297,11 @@ class TestFla:
     def test_many_documents(self) -> None:
         """Of FLA's kernel tests: more documents times heads than a grid dimension of CUDA holds."""
         N, HV = 2050, 32
-        bounds = list(range(N + 1))
+        boundaries = list(range(N + 1))
         q, v = torch.randn(1, N, 1, 4), torch.randn(1, N, HV, 2)
         g = torch.full((1, N, HV), -0.5)
         o, _ = torch_gdn.fused_recurrent_gated_delta_rule(
-            *(x.to(CPU) for x in (q, q, v, g)), cu_seqlens=torch.tensor(bounds)
+            *(x.to(CPU) for x in (q, q, v, g)), cu_seqlens=torch.tensor(boundaries)
         )
         exact = 0.5 * q.double().square().sum(-1)[..., None] * v.double()  # each document is one token
         assert_ratio("o", o, exact, 1e-6)
@@ -311,13 +313,14 @@ MPS_CHUNK = [(4, 4, 60, f16), (2, 8, 64, f16), (3, 3, 100, f16), (2, 4, 128, f16
 class TestFlaOnMps:
     """The dtypes, head sizes and groups of the cases above."""
 
+    @on_mps("chunked")
     @pytest.mark.parametrize("case", MPS_CHUNK, ids=str)
-    def test_chunk(self, case: tuple[int, int, int, torch.dtype]) -> None:
+    def test_chunk(self, device: torch.device, case: tuple[int, int, int, torch.dtype]) -> None:
         H, HV, D, dtype = case
         inputs = fla_inputs(1, FEW_TOKENS, 1, HV // H, D, dtype, positive=True, mask=0.5)
         inputs, options = with_raw_gate(inputs, True, recurrent=False)
         options |= {"scale": 0.1, "use_qk_l2norm_in_kernel": True}
-        check("chunk_gated_delta_rule", inputs, 0.005, ready("mps"), **options)
+        check("chunk_gated_delta_rule", inputs, 0.005, device, **options)
 
     @pytest.mark.parametrize(("ratio", "D", "dtype"), [(1, 60, f32), (4, 128, f32), (2, 128, f16), (1, 64, f32)])
     def test_fused_recurrent(self, ratio: int, D: int, dtype: torch.dtype) -> None:
@@ -325,9 +328,10 @@ class TestFlaOnMps:
         options = {"scale": 1.0, "use_qk_l2norm_in_kernel": True}
         check("fused_recurrent_gated_delta_rule", inputs, 0.002, ready("mps"), **options)
 
-    def test_chunk_varlen(self) -> None:
-        inputs = fla_inputs(1, 100, 1, 2, 64, f16, bounds=[0, 15, 100], normal=True)
-        check("chunk_gated_delta_rule", inputs, 0.005, ready("mps"))
+    @on_mps("chunked")
+    def test_chunk_varlen(self, device: torch.device) -> None:
+        inputs = fla_inputs(1, 100, 1, 2, 64, f16, boundaries=[0, 15, 100], normal=True)
+        check("chunk_gated_delta_rule", inputs, 0.005, device)
 
 
 # head_count, head_size, n_seq_tokens, n_seqs, v_repeat, permuted, kda. As ggml has them: 4 to 32 heads,
@@ -393,8 +397,8 @@ def check_ggml(op: str, case: tuple[Any, ...], device: torch.device) -> None:
     moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
     call = inputs.on(device)
     o, state = getattr(torch_gdn, op)(**call, **moved, output_final_state=True)
-    wide = {name: x.double() for name, x in inputs.on(CPU).items()}
-    exact = reference.fused_recurrent_gated_delta_rule(**wide, **options, output_final_state=True)
+    in_f64 = {name: x.double() for name, x in inputs.on(CPU).items()}
+    exact = reference.fused_recurrent_gated_delta_rule(**in_f64, **options, output_final_state=True)
     assert exact[1] is not None
     assert normalised_mean_square_error(o, exact[0]) < 1e-7
     assert normalised_mean_square_error(state, exact[1]) < 1e-7

@@ -58,7 +58,7 @@ def test_packed_sequences_are_the_sequences_alone() -> None:
         assert_close("final_state", state[n : n + 1], alone[1], EXACT, head_dim=1)
 
 
-def test_state_v_first_turns_the_states() -> None:
+def test_state_v_first_transposes_the_states() -> None:
     case = double_case(70)
     o, state = case.exact()
     assert case.initial_state is not None
@@ -70,7 +70,7 @@ def test_state_v_first_turns_the_states() -> None:
         assert_close("final_state", turned_state.transpose(-1, -2), state, EXACT, head_dim=1)
 
 
-def test_one_step_by_hand() -> None:
+def test_one_token_by_hand() -> None:
     """Decay first, then read, write, output: S = 2 becomes 1, u = 0.5 (4 - 1 * 3), S = 1 + 3 * 0.5 and o = 5 * 2.5."""
     one = {"q": 5.0, "k": 3.0, "v": 4.0, "g": 0.5, "beta": 0.5}
     q, k, v = (torch.full((1, 1, 1, 1), one[name], dtype=torch.float64) for name in "qkv")
@@ -125,5 +125,5 @@ def test_equals_mlx() -> None:
     o, final = mx.fast.gated_delta_update(q, k, v, decay, beta, state)
     exact = case.exact(scale=1.0)
     assert_close("o", torch.from_numpy(numpy.array(o)), exact[0], 2e-6)
-    turned = torch.from_numpy(numpy.array(final)).transpose(-1, -2)
-    assert_close("final_state", turned, exact[1], 2e-6, head_dim=1)
+    transposed = torch.from_numpy(numpy.array(final)).transpose(-1, -2)
+    assert_close("final_state", transposed, exact[1], 2e-6, head_dim=1)

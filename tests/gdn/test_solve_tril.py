@@ -60,9 +60,9 @@ def test_columns_past_the_end_of_a_short_chunk_are_zero(device: torch.device) ->
 
 def test_takes_any_strides(device: torch.device) -> None:
     A = stages_of(make_case(70)).A
-    wide = torch.randn(1, 70, 4, 70)
-    wide[:, :, 1:3, 3:67] = A
-    view = wide.to(device)[:, :, 1:3, 3:67]
+    larger = torch.randn(1, 70, 4, 70)
+    larger[:, :, 1:3, 3:67] = A
+    view = larger.to(device)[:, :, 1:3, 3:67]
     assert torch.equal(inverse(device, view), inverse(device, A))
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers import errors
-from tests.helpers.devices import kernels_of, kernels_run
+from tests.helpers.devices import kernels_run
+from tests.helpers.prefill import kernels_of
 from torch_gdn.check.cases import END_TO_END_OPS, Case, bounds_of, make_case
 
 __all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "run"]
@@ -18,7 +19,7 @@ def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tens
     """The op on the device, with the kernels seen to run; the results on the CPU."""
     there = case.to(device)
     options = {name: moved(x, device) for name, x in options.items()}
-    with kernels_run(device, *(kernels_of(op) if case.q.numel() else ())):
+    with kernels_run(device, *kernels_of(op, case, device, **options)):
         o, state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
     assert state is not None
     return o.cpu(), state.cpu()

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from torch_gdn import _C
 from torch_gdn.check.device import check_use
 from torch_gdn.check.steps import LeftOut
 
@@ -41,7 +40,7 @@ def ready(name: str) -> torch.device:
 
 @cache
 def why_unusable() -> str:
-    """Of the GPU of a virtual Mac, such as those that run workflows: PyTorch cannot allocate on it. Else empty."""
+    """Why the GPU of a virtual Mac, as in hosted workflows, cannot be allocated on; else empty."""
     try:
         check_use(torch.device("mps"))
     except LeftOut as reason:
@@ -72,22 +71,3 @@ def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args
     """The op's result, with its kernel seen to run."""
     with kernels_run(device, kernel):
         return op(*args, **options)
-
-
-ALGORITHMS = {
-    "chunked": CHUNK_KERNELS,
-    "fused_chunk": ("fused_chunk_gated_delta_rule",),
-    "recurrent": ("fused_recurrent_gated_delta_rule",),
-}
-KERNELS = {
-    "chunk_gated_delta_rule": CHUNK_KERNELS,
-    "fused_recurrent_gated_delta_rule": ("fused_recurrent_gated_delta_rule",),
-    "l2norm": ("l2norm",),
-    **{name: (name,) for name in STAGE_KERNELS},
-}
-
-
-def kernels_of(op: str) -> tuple[str, ...]:
-    """Those that the op runs; of a prefill, on the algorithm that is forced."""
-    forced = _C.forced_prefill_algorithm()
-    return ALGORITHMS[forced[0]] if forced and op.startswith("chunk_gated_delta_rule") else KERNELS[op]

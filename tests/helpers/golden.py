@@ -10,8 +10,9 @@ import sys
 import torch
 
 from tests.helpers.cases import run
-from tests.helpers.devices import ALGORITHMS, DEVICES, ready
+from tests.helpers.devices import DEVICES, ready
 from tests.helpers.errors import head_errors, relative_error
+from tests.helpers.prefill import ALGORITHMS, PREFILL
 from torch_gdn.check.golden import Golden, index, load
 from torch_gdn.tune import prefill_algorithm
 
@@ -21,7 +22,7 @@ NAMES = list(index())
 
 def algorithms(op: str, device: str) -> tuple[str | None, ...]:
     """Those of a prefill, where there are several."""
-    return tuple(ALGORITHMS) if op == "chunk_gated_delta_rule" and device == "mps" else (None,)
+    return tuple(ALGORITHMS) if op == PREFILL and device == "mps" else (None,)
 
 
 def table(devices: list[str]) -> str:

@@ -13,7 +13,7 @@ CHANNELS = 2 * H * K + HV * V
 
 
 class Layer(nn.Module):
-    """Projections, convolution, gates, rule, gated norm; one token goes the recurrent way, in place on the cache."""
+    """Projections, convolution, gates, rule, gated norm; one token takes the recurrent op, in place on the cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Layer(nn.Module):
         self.output = nn.Linear(HV * V, HIDDEN, bias=False)
 
     def forward(self, x: Tensor, columns: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """x [B, T, HIDDEN]; columns [B, CHANNELS, W], which move on in place; state [B, HV, K, V], a new one of which
+        """x [B, T, HIDDEN]; columns [B, CHANNELS, W], updated in place; state [B, HV, K, V], a new one of which
         is returned."""
         batch, tokens, _ = x.shape
         mixed, z = self.project(x).split([CHANNELS, HV * V], dim=-1)
@@ -50,7 +50,7 @@ class Layer(nn.Module):
 
 
 class Served(Layer):
-    """From pools of states, both of which move on in place: prefill and decoding are one call."""
+    """From pools of states, both updated in place: prefill and decoding are one call."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, columns: Tensor, states: Tensor, indices: Tensor

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn.integrations.transformers.places import MODELS, modeling_module
+from torch_gdn.integrations.transformers.patches import MODELS, modeling_module
 
 VOCABULARY = 64
 PROMPT = 70  # a whole chunk and a part

@@ -1,4 +1,4 @@
-"""The official way into transformers: `kernels` puts the layers of a local folder into the model."""
+"""`kernels`, which puts the layers of a local folder into the model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.devices import CHUNK_KERNELS, kernels_run, ready
+from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
 from tests.integrations.models import distance, random_model
 from torch_gdn.integrations.transformers import kernel_mapping
 from torch_gdn.integrations.transformers.kernel_mapping import FOLDER, LAYERS
 from torch_gdn.integrations.transformers.kernels import layers
-from torch_gdn.integrations.transformers.places import classes_named
+from torch_gdn.integrations.transformers.patches import classes_named
 
 CPU = torch.device("cpu")
 NAMES = {  # of the functions in a model's module, where a layer has another
@@ -29,7 +29,7 @@ KINDS = [kind for kind in models.KINDS if models.there(kind)]
 
 @pytest.fixture
 def _put_back() -> Iterator[None]:
-    """`kernels` has no way back, and what it changes are functions that all models of a kind share."""
+    """`kernels` cannot be undone, and changes functions that all models of a kind share."""
     yield
     for kind in KINDS:
         for function in vars(models.modeling_module(kind)).values():
@@ -85,6 +85,7 @@ def test_a_kernelized_model_runs_the_metal_kernels(kind: str) -> None:
     expected = models.decode(random_model(kind), CPU, prompt=17, steps=(1,))
     device, model = ready("mps"), random_model(kind)  # no copy: kernels would change the copy's functions, not ours
     model.to(device).set_use_kernels(True, transformers.KernelConfig(kernel_mapping(), use_local_kernel=True))
-    with kernels_run(device, *CHUNK_KERNELS, "fused_recurrent_gated_delta_rule", "causal_conv1d", "rms_norm_gated"):
+    rule = ("fused_chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+    with kernels_run(device, *rule, "causal_conv1d", "rms_norm_gated"):
         found = models.decode(model, device, prompt=17, steps=(1,))
     assert distance(found, expected) < 4e-6

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.integrations import models
 from tests.integrations.models import KINDS, distance, random_model
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import choice, supports, switch
+from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch
+from torch_gdn.integrations.transformers.functions import FUNCTIONS
 
 CPU = torch.device("cpu")
 EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
@@ -100,24 +102,24 @@ def test_counts_start_anew_at_enable_and_stay_after_disable() -> None:
     assert transformers.enable().taken == {}
 
 
-def test_what_another_put_there_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_was_rebound_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers.enable()
-    place = switch.replaced["qwen3_next"][0]
+    patch = switch.applied["qwen3_next"][0]
 
     def another() -> None: ...
 
-    monkeypatch.setattr(place.owner, place.name, another)
-    with pytest.warns(UserWarning, match=f"leaves .*{place.name} as it is"):
+    monkeypatch.setattr(patch.owner, patch.name, another)
+    with pytest.warns(UserWarning, match=f"leaves .*{patch.name} as it is"):
         transformers.disable()
-    assert vars(place.owner)[place.name] is another
-    setattr(place.owner, place.name, place.ours)  # so that monkeypatch puts nothing of ours back
-    place.restore()
+    assert vars(patch.owner)[patch.name] is another
+    setattr(patch.owner, patch.name, patch.replacement)  # so that monkeypatch brings nothing of ours back
+    patch.revert()
     monkeypatch.undo()
-    if place.before is not vars(place.owner).get(place.name):
-        setattr(place.owner, place.name, place.before)
+    if patch.original is not vars(patch.owner).get(patch.name):
+        setattr(patch.owner, patch.name, patch.original)
 
 
-def test_training_is_left_to_transformers_and_said_once() -> None:
+def test_training_is_left_to_transformers_with_one_warning() -> None:
     model = random_model("qwen3_next")
     tokens = models.random_tokens(1, 10)
 
@@ -128,13 +130,13 @@ def test_training_is_left_to_transformers_and_said_once() -> None:
 
     expected = gradient()
     transformers.enable()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found, again = gradient(), gradient()
     assert torch.equal(found, expected)
     assert torch.equal(again, expected)
-    assert len([x for x in said if "torch_gdn" in str(x.message)]) == 1
-    assert "forward only" in next(str(x.message) for x in said if "torch_gdn" in str(x.message))
+    assert len([x for x in warned if "torch_gdn" in str(x.message)]) == 1
+    assert "forward only" in next(str(x.message) for x in warned if "torch_gdn" in str(x.message))
     status = transformers.status()
     assert not status.taken
     assert all(calls == 2 for reasons in status.left.values() for calls in reasons.values())
@@ -155,7 +157,7 @@ def test_a_model_in_float64_runs_as_ever() -> None:
     model = random_model("qwen3_5" if "qwen3_5" in EVERYWHERE else "qwen3_next").double()
     expected = models.prefill(model, CPU)
     transformers.enable()
-    with pytest.warns(UserWarning, match=r"torch\.float64"):
+    with pytest.warns(UserWarning, match="float64|Double"):
         found = models.prefill(model, CPU)
     assert torch.equal(found, expected)
 
@@ -176,9 +178,9 @@ def test_a_version_without_the_models_is_an_error(monkeypatch: pytest.MonkeyPatc
     assert not transformers.status().enabled
 
 
-def test_a_version_that_calls_the_functions_in_another_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch, "places", lambda module: iter(()))
-    with pytest.warns(UserWarning, match=r"calls the delta rule of \w+ in another way"):
+def test_a_version_that_names_the_functions_otherwise_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "patches_of", lambda module: iter(()))
+    with pytest.warns(UserWarning, match=r"calls the delta rule of \w+ by another name"):
         transformers.enable()
 
 
@@ -203,7 +205,7 @@ def delta_rule_call(**different: Any) -> dict[str, Any]:
 
 TAKEN: dict[str, dict[str, Any]] = {
     "plain": {},
-    "what other layers are told": {"use_cache": True, "position_ids": None},
+    "arguments of other layers": {"use_cache": True, "position_ids": None},
     "a state": {"initial_state": torch.zeros(1, 4, 8, 8)},
     "a state in bf16": {"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.bfloat16)},
     "packed": {"cu_seqlens": torch.tensor([0, 1, 4]), "seq_idx": torch.tensor([[0, 1, 1, 1]])},
@@ -213,19 +215,28 @@ LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "meta": ({name: x.to("meta") for name, x in delta_rule_call().items()}, "the tensors are on meta; torch_gdn has"),
     "two devices": ({"g": torch.zeros(1, 4, 4, device="meta")}, "the tensors are on several devices"),
     "training": ({"value": torch.zeros(1, 4, 4, 8, requires_grad=True)}, "grad mode is on and an input requires grad"),
-    "float64": ({"query": torch.zeros(1, 4, 2, 8, dtype=torch.float64)}, "query, key and value are torch.float64"),
-    "mixed": ({"value": torch.zeros(1, 4, 4, 8, dtype=torch.bfloat16)}, "torch.float32 and torch.bfloat16, not one of"),
-    "whole beta": ({"beta": torch.zeros(1, 4, 4, dtype=torch.int64)}, "g and beta are torch.float32 and torch.int64"),
-    "large K": ({"query": torch.zeros(1, 4, 2, 257), "key": torch.zeros(1, 4, 2, 257)}, "a head has 257 by 8 values"),
-    "large V": ({"value": torch.zeros(1, 4, 4, 513)}, "a head has 8 by 513 values"),
-    "heads": ({"value": torch.zeros(1, 4, 3, 8)}, "3 value heads are no multiple of 2 key heads"),
-    "flat": ({"query": torch.zeros(4, 2, 8)}, "query and value have 3 and 4 dimensions"),
-    "chunk size": ({"chunk_size": 48}, "chunk_size is 48"),
-    "state": ({"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.int64)}, "initial_state is torch.int64"),
+    "float64": ({"query": torch.zeros(1, 4, 2, 8, dtype=torch.float64)}, "q: expected dtype "),
+    "mixed": ({"value": torch.zeros(1, 4, 4, 8, dtype=torch.bfloat16)}, "v: expected dtype "),
+    "whole beta": ({"beta": torch.zeros(1, 4, 4, dtype=torch.int64)}, "beta: expected a floating dtype"),
+    "large K": (
+        {"query": torch.zeros(1, 4, 2, 257), "key": torch.zeros(1, 4, 2, 257)},
+        "expected K from 1 to 256, got 257",
+    ),
+    "large V": ({"value": torch.zeros(1, 4, 4, 513)}, "expected V from 1 to 512, got 513"),
+    "heads": (
+        {"value": torch.zeros(1, 4, 3, 8)},
+        "v: expected a number of heads that is a multiple of the 2 of q, got 3",
+    ),
+    "flat": ({"query": torch.zeros(4, 2, 8)}, "q: expected 4 dimensions [B, T, H, K], got 3"),
+    "chunk size": ({"chunk_size": 48}, "chunk_size: expected 16, 32 or 64, got 48"),
+    "state": (
+        {"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.int64)},
+        "initial_state: expected a floating dtype",
+    ),
     "only seq_idx": ({"seq_idx": torch.tensor([[0, 1, 1, 1]])}, "packed sequences come as seq_idx without"),
     "packed batch": (
         {"query": torch.zeros(2, 4, 2, 8), "cu_seqlens": torch.tensor([0, 4])},
-        "packed sequences come in a batch of 2",
+        "expected a batch of 1 (sequences packed along T), got a batch of 2",
     ),
 }
 
@@ -250,13 +261,13 @@ CONVOLUTIONS_LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "training": ({"weight": torch.zeros(6, 4, requires_grad=True)}, "grad mode is on and an input requires grad"),
     "float64": (
         {"weight": torch.zeros(6, 4, dtype=torch.float64)},
-        "input and weight are torch.float32 and torch.float64",
+        "weight: expected dtype ",
     ),
-    "bias": ({"bias": torch.zeros(6, dtype=torch.float16)}, "the convolution's bias is torch.float16, its weight"),
-    "wide": ({"weight": torch.zeros(6, 5)}, "the convolution is 5 wide; torch_gdn has widths of"),
-    "flat": ({"hidden_states": torch.zeros(6, 5)}, "have 2 and 2 dimensions, not 3 and 2"),
-    "gelu": ({"activation": "gelu"}, "the convolution's activation is gelu"),
-    "seq_idx": ({"seq_idx": torch.zeros(1, 5)}, "seq_idx is torch.float32, not an integer"),
+    "bias": ({"bias": torch.zeros(6, dtype=torch.float16)}, "bias: expected dtype "),
+    "wide": ({"weight": torch.zeros(6, 5)}, "weight: expected W from 2 to 4, got 5"),
+    "flat": ({"hidden_states": torch.zeros(6, 5)}, "x: expected 3 dimensions [B, T, D], got 2"),
+    "gelu": ({"activation": "gelu"}, "activation: expected "),
+    "seq_idx": ({"seq_idx": torch.zeros(1, 5)}, "seq_idx: expected dtype "),
 }
 
 
@@ -264,23 +275,23 @@ CONVOLUTIONS_LEFT: dict[str, tuple[dict[str, Any], str]] = {
 def test_supports_convolutions(case: str) -> None:
     call = convolution_call(**CONVOLUTIONS_TAKEN[case])
     assert supports("causal_conv1d_fn", **call) == (True, "")
-    assert choice.FUNCTIONS["causal_conv1d_fn"].run(**call).shape == (1, 6, 5)
+    assert FUNCTIONS["causal_conv1d_fn"].run(**call).shape == (1, 6, 5)
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS_LEFT)
 def test_supports_gives_its_reason_for_convolutions(case: str) -> None:
     different, reason = CONVOLUTIONS_LEFT[case]
-    supported, said = supports("causal_conv1d_fn", **convolution_call(**different))
+    supported, found = supports("causal_conv1d_fn", **convolution_call(**different))
     assert not supported
-    assert reason in said
+    assert reason in found
 
 
 def test_supports_short_convolutions() -> None:
     layer = torch.nn.Conv1d(6, 6, 4, groups=6, bias=False).requires_grad_(False)
     hidden, cache = torch.zeros(1, 5, 6), torch.zeros(1, 6, 3)
     assert supports("short_convolution", layer, hidden, cache=cache, use_precomputed=True) == (True, "")
-    assert "float64" in supports("short_convolution", layer, hidden, cache=cache.double())[1]
-    assert "float64" in supports("short_convolution", layer, hidden.double())[1]
+    assert "initial_state: expected dtype " in supports("short_convolution", layer, hidden, cache=cache.double())[1]
+    assert "x: expected dtype " in supports("short_convolution", layer, hidden.double())[1]
 
 
 def norm(**different: Any) -> SimpleNamespace:
@@ -293,10 +304,10 @@ NORMS_LEFT: dict[str, tuple[SimpleNamespace, torch.Tensor | None, str]] = {
     "float64": (
         norm(),
         torch.zeros(3, 8, dtype=torch.float64),
-        "input, gate and weight are torch.float32, torch.float64",
+        "g: expected dtype ",
     ),
     "another shape": (norm(), torch.zeros(1, 8), "input and gate are [3, 8] and [1, 8]"),
-    "gelu": (norm(activation="gelu"), torch.zeros(3, 8), "the gated norm's activation is gelu"),
+    "gelu": (norm(activation="gelu"), torch.zeros(3, 8), "activation: expected "),
 }
 
 
@@ -304,27 +315,30 @@ NORMS_LEFT: dict[str, tuple[SimpleNamespace, torch.Tensor | None, str]] = {
 def test_supports_norms(activation: str) -> None:
     call = norm(activation=activation), torch.zeros(3, 8), torch.zeros(3, 8)
     assert supports("rms_norm_gated", *call) == (True, "")
-    assert choice.FUNCTIONS["rms_norm_gated"].run(*call).shape == (3, 8)
+    assert FUNCTIONS["rms_norm_gated"].run(*call).shape == (3, 8)
 
 
 @pytest.mark.parametrize("case", NORMS_LEFT)
 def test_supports_gives_its_reason_for_norms(case: str) -> None:
     layer, gate, reason = NORMS_LEFT[case]
-    supported, said = supports("rms_norm_gated", layer, torch.zeros(3, 8), gate)
+    supported, found = supports("rms_norm_gated", layer, torch.zeros(3, 8), gate)
     assert not supported
-    assert reason in said
+    assert reason in found
 
 
 def test_supports_refuses_long_rows_of_norms() -> None:
     row = torch.zeros(1, 1025)
-    assert "rows of 1025 values" in supports("rms_norm_gated", norm(weight=row[0]), row, row)[1]
+    assert (
+        "x: expected a last dimension from 1 to 1024, got 1025"
+        in supports("rms_norm_gated", norm(weight=row[0]), row, row)[1]
+    )
 
 
 def test_supports_updates() -> None:
     call = {"hidden_states": torch.zeros(1, 6, 1), "weight": torch.zeros(6, 4), "activation": "silu"}
     assert supports("causal_conv1d_update", conv_state=torch.zeros(1, 6, 4), **call) == (True, "")
     whole = torch.zeros(1, 6, 4, dtype=torch.int64)
-    assert supports("causal_conv1d_update", conv_state=whole, **call)[1].startswith("conv_state is torch.int64")
+    assert supports("causal_conv1d_update", conv_state=whole, **call)[1].startswith("state_pool: expected dtype ")
 
 
 @pytest.mark.parametrize("case", TAKEN)
@@ -332,21 +346,55 @@ def test_supports_updates() -> None:
 def test_supports(function: str, case: str) -> None:
     call = delta_rule_call(**TAKEN[case])
     assert supports(function, **call) == (True, "")
-    o, _ = choice.FUNCTIONS[function].run(**call)  # and so it is
+    o, _ = FUNCTIONS[function].run(**call)  # and so it is
     assert o.shape == call["value"].shape
 
 
 @pytest.mark.parametrize("case", LEFT)
-def test_supports_gives_its_reason_in_a_sentence(case: str) -> None:
+def test_supports_gives_its_reason(case: str) -> None:
     different, reason = LEFT[case]
-    supported, said = supports("chunk_gated_delta_rule", **delta_rule_call(**different))
+    supported, found = supports("chunk_gated_delta_rule", **delta_rule_call(**different))
     assert not supported
-    assert reason in said
+    assert reason in found
 
 
 def test_supports_refuses_an_unknown_function() -> None:
     with pytest.raises(ValueError, match=r"supports: function: expected one of chunk_gated_delta_rule, .*, got 'conv'"):
         supports("conv")
+
+
+def test_modes_do_not_see_the_question() -> None:
+    seen: list[Any] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    query, g = torch.zeros(1, 4, 2, 73), torch.zeros(1, 4, 2)  # a head size that no other test has
+    with Recorder():
+        assert supports("chunk_gated_delta_rule", query, query, query, g, g) == (True, "")
+    assert seen == []
+
+
+def test_an_op_is_asked_once_for_prompts_of_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(refusal, "refused", lambda op, **call: asked.append(op) or "")
+    for tokens in (1, 70, 4096):
+        query, g = torch.zeros(1, tokens, 2, 71), torch.zeros(1, tokens, 2)  # a head size that no other test has
+        assert supports("chunk_gated_delta_rule", query, query, query, g, g) == (True, "")
+    assert asked == ["chunk_gated_delta_rule"]
+
+
+@torch.no_grad()
+def test_a_compiled_layer_that_is_left_to_transformers() -> None:
+    """The reason is a constant of the graph."""
+    transformers.enable()
+    rule = dispatch.dispatcher("chunk_gated_delta_rule", lambda query, *others, **more: query + 1)
+    call = delta_rule_call(chunk_size=48)
+    torch.compiler.reset()
+    found = torch.compile(rule, fullgraph=True, backend="aot_eager")(**call)
+    assert torch.equal(found, call["query"] + 1)
 
 
 @torch.no_grad()

@@ -47,7 +47,7 @@ def folder(version: str) -> Path:
     if (place / "complete").exists() and (place / "complete").read_text().split() == list(packages):
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=place.parent))
+    unfinished = Path(tempfile.mkdtemp(dir=place.parent))
     try:
         arguments = (
             "install",
@@ -58,7 +58,7 @@ def folder(version: str) -> Path:
             "--only-binary",
             ":all:",
             "--target",
-            str(fresh),
+            str(unfinished),
             *packages,
         )
         finished = subprocess.run(
@@ -66,13 +66,13 @@ def folder(version: str) -> Path:
         )
         if finished.returncode:
             raise Unavailable(f"pip finds no {' '.join(packages)}: {finished.stderr.strip().splitlines()[-1]}")
-        (fresh / "complete").write_text("\n".join(packages))
+        (unfinished / "complete").write_text("\n".join(packages))
         shutil.rmtree(place, ignore_errors=True)
-        fresh.rename(place)
+        unfinished.rename(place)
     except subprocess.TimeoutExpired:
         raise Unavailable(f"pip gives no {' '.join(packages)} within 300 s") from None
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return place
 
 

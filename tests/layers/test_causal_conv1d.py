@@ -12,6 +12,7 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run, launched, on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.prefill import on_mps
 from torch_gdn import reference
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
@@ -28,8 +29,8 @@ def convolve(device: torch.device, *arguments: Any, **options: Any) -> tuple[Ten
 
 def check(device: torch.device, x: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> None:
     y, state = convolve(device, x, weight, *arguments, **options)
-    wide = [a.double() if isinstance(a, Tensor) else a for a in (x, weight, *arguments)]
-    exact_y, exact_state = reference.causal_conv1d(*wide, **options)
+    in_f64 = [a.double() if isinstance(a, Tensor) else a for a in (x, weight, *arguments)]
+    exact_y, exact_state = reference.causal_conv1d(*in_f64, **options)
     assert y.dtype == x.dtype and y.is_contiguous()
     assert_close("y", y, exact_y, BOUND[x.dtype], head_dim=2)
     if exact_state is not None:
@@ -76,8 +77,8 @@ def test_without_tokens_the_state_stays(device: torch.device) -> None:
     y, final_state = convolve(device, x, weight, bias, state, True)
     assert y.shape == x.shape
     assert_same_bits("state", final_state, state)
-    fresh = torch.ops.gdn.causal_conv1d(x.to(device), weight.to(device), None, None, True)[1]
-    assert torch.equal(fresh.cpu(), torch.zeros(2, 12, 4))
+    final_state = torch.ops.gdn.causal_conv1d(x.to(device), weight.to(device), None, None, True)[1]
+    assert torch.equal(final_state.cpu(), torch.zeros(2, 12, 4))
 
 
 def test_dtypes_of_weight_and_state_may_be_others(device: torch.device) -> None:
@@ -91,9 +92,9 @@ def test_dtypes_of_weight_and_state_may_be_others(device: torch.device) -> None:
 def test_packed_sequences_are_those_alone(device: torch.device, dtype: torch.dtype) -> None:
     x, weight, bias, _ = inputs(BOUNDS[-1], B=1)
     state = torch.randn(len(BOUNDS) - 1, 12, 4)
-    bounds = torch.tensor(BOUNDS, dtype=dtype)
-    check(device, x, weight, bias, state, True, None, "silu", cu_seqlens=bounds)
-    y, final_state = convolve(device, x, weight, bias, state, True, cu_seqlens=bounds)
+    cu_seqlens = torch.tensor(BOUNDS, dtype=dtype)
+    check(device, x, weight, bias, state, True, None, "silu", cu_seqlens=cu_seqlens)
+    y, final_state = convolve(device, x, weight, bias, state, True, cu_seqlens=cu_seqlens)
     for n, (first, last) in enumerate(pairwise(BOUNDS)):
         alone, alone_state = convolve(device, x[:, first:last], weight, bias, state[n : n + 1], True)
         assert_same_bits("y", y[:, first:last], alone)
@@ -102,8 +103,8 @@ def test_packed_sequences_are_those_alone(device: torch.device, dtype: torch.dty
 
 def test_few_packed_tokens(device: torch.device) -> None:
     x, weight, bias, _ = inputs(7, B=1)
-    bounds = torch.tensor([0, 1, 1, 6, 7])
-    check(device, x, weight, bias, torch.randn(4, 12, 3), True, cu_seqlens=bounds)
+    cu_seqlens = torch.tensor([0, 1, 1, 6, 7])
+    check(device, x, weight, bias, torch.randn(4, 12, 3), True, cu_seqlens=cu_seqlens)
 
 
 @pytest.mark.parametrize("T", [5, 40])
@@ -118,7 +119,7 @@ def test_two_calls_are_one(device: torch.device, T: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_runs_do_not_see_each_other(device: torch.device, dtype: torch.dtype) -> None:
+def test_segments_do_not_see_each_other(device: torch.device, dtype: torch.dtype) -> None:
     x, weight, bias, _ = inputs(40)
     runs = torch.tensor([[0] * 2 + [1] * 30 + [3] * 8, [0] * 31 + [-1] * 3 + [2] + [5] * 5], dtype=dtype)
     check(device, x, weight, bias, activation="silu", seq_idx=runs)
@@ -146,10 +147,10 @@ def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dt
     """Tiles of 64 tokens and 32 channels: packed sequences across them, runs, a state that is read; any W."""
     across = inputs(140, 35, 3, 1, dtype)[0].transpose(1, 2).contiguous().transpose(1, 2)
     _, weight, bias, _ = inputs(0, 35, 3, 1, dtype)
-    bounds = torch.tensor([0, 0, 2, 67, 140])
+    cu_seqlens = torch.tensor([0, 0, 2, 67, 140])
     states, runs = torch.randn(4, 35, 5), torch.tensor([[0] * 63 + [1] * 66 + [-1] * 11])
     with kernels_run(device, "causal_conv1d_channel_first"):
-        check(device, across, weight, bias, states, True, None, "silu", cu_seqlens=bounds)
+        check(device, across, weight, bias, states, True, None, "silu", cu_seqlens=cu_seqlens)
         check(device, across, weight, bias, activation="silu", seq_idx=runs)
         check(device, across[:, :3], weight[:, :2], bias)
 
@@ -219,18 +220,17 @@ def test_large_values_saturate_silu(device: torch.device) -> None:
 def test_many_sequences(device: torch.device) -> None:
     """More than 32 of them, whose limits a simdgroup reads 32 at a time."""
     x, weight, bias, _ = inputs(150, D=4, B=1)
-    bounds = torch.cat([torch.arange(0, 150, 2), torch.tensor([150, 150])])
-    check(device, x, weight, bias, torch.randn(len(bounds) - 1, 4, 3), True, cu_seqlens=bounds)
+    cu_seqlens = torch.cat([torch.arange(0, 150, 2), torch.tensor([150, 150])])
+    check(device, x, weight, bias, torch.randn(len(cu_seqlens) - 1, 4, 3), True, cu_seqlens=cu_seqlens)
 
 
-def test_wrong_boundaries_on_the_device_are_reported(device: torch.device) -> None:
-    if device.type == "cpu":
-        return  # tests/gdn/test_errors.py
+@on_mps()  # the CPU checks it at once: tests/gdn/test_errors.py
+def test_wrong_cu_seqlens_on_the_device_are_reported(device: torch.device) -> None:
     x, weight, *_ = inputs(40, B=1)
     for T in (40, 9):
-        bounds = torch.tensor([0, 50, 20, T]).to(device)
+        cu_seqlens = torch.tensor([0, 50, 20, T]).to(device)
         here = x[:, :T].to(device)
-        torch.ops.gdn.causal_conv1d(here, weight.to(device), None, None, True, cu_seqlens=bounds)
+        torch.ops.gdn.causal_conv1d(here, weight.to(device), None, None, True, cu_seqlens=cu_seqlens)
         with pytest.raises(RuntimeError, match="cu_seqlens"):
             torch.mps.synchronize()
 

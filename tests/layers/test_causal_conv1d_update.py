@@ -11,6 +11,7 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run, on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.prefill import on_mps
 from torch_gdn import causal_conv1d_interface, reference
 
 D = 12
@@ -34,8 +35,8 @@ def update(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **opti
 def check(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **options: Any) -> None:
     y, new_pool = update(device, x, weight, pool, **options)
     exact_pool = pool.double()
-    wide = {name: value.double() if name == "bias" else value for name, value in options.items()}
-    exact = reference.causal_conv1d_update_(x.double(), weight.double(), exact_pool, **wide)
+    in_f64 = {name: value.double() if name == "bias" else value for name, value in options.items()}
+    exact = reference.causal_conv1d_update_(x.double(), weight.double(), exact_pool, **in_f64)
     assert_close("y", y, exact, {torch.float32: 3e-7, torch.bfloat16: 1.8e-3}[x.dtype], head_dim=2)
     assert_same_bits("pool", new_pool, exact_pool.to(pool.dtype))
 
@@ -50,7 +51,7 @@ def test_moves_the_states_on(device: torch.device, T: int, S: int) -> None:
 @pytest.mark.parametrize("null_index", [-1, 0])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_slots(device: torch.device, T: int, null_index: int, dtype: torch.dtype) -> None:
-    """Slot 0 is one like any other, or nobody's; the slots that no sequence has keep their bits."""
+    """Slot 0 is a slot, or the null index; the slots of no sequence keep their bits."""
     indices = torch.tensor([5, -1, 0, 2, -7, 3], dtype=dtype)
     has_state = torch.tensor([True, True, True, False, True, True])
     options: dict[str, Any] = {"state_indices": indices, "has_initial_state": has_state, "null_index": null_index}
@@ -85,13 +86,13 @@ def test_indices_on_the_cpu_serve_a_tensor_on_the_device(device: torch.device) -
 
 @pytest.mark.parametrize("tokens", [7, 70])
 def test_packed_prefill(device: torch.device, tokens: int) -> None:
-    bounds = torch.tensor([0, 1, 1, tokens - 3, tokens])
+    cu_seqlens = torch.tensor([0, 1, 1, tokens - 3, tokens])
     check(
         device,
         torch.randn(1, tokens, D),
         torch.randn(D, 4),
         padded_pool(6, 3),
-        cu_seqlens=bounds,
+        cu_seqlens=cu_seqlens,
         state_indices=torch.tensor([4, 1, -1, 0], dtype=torch.int32),
         has_initial_state=torch.tensor([True, False, True, True]),
     )
@@ -109,7 +110,7 @@ def test_the_pool_has_its_own_dtype(device: torch.device, dtype: torch.dtype) ->
     check(device, x, weight, padded_pool(2, 4, dtype))
 
 
-def test_without_tokens_only_a_fresh_state_changes(device: torch.device) -> None:
+def test_without_tokens_only_a_reset_state_changes(device: torch.device) -> None:
     pool = torch.randn(2, D, 4)
     expected = pool.clone()
     expected[1] = 0
@@ -123,14 +124,13 @@ def test_without_tokens_only_a_fresh_state_changes(device: torch.device) -> None
     assert_same_bits("pool", there, expected)
 
 
+@on_mps()  # the CPU checks them at once: tests/gdn/test_errors.py
 @pytest.mark.parametrize(
     ("indices", "words"), [([0, 3], "below the number of slots"), ([1, 1], "each slot at most once")]
 )
 @pytest.mark.parametrize("T", [1, 40])
 def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list[int], words: str) -> None:
     """They are reported, lead out of nothing, and give zeros; a slot named twice is the first sequence's."""
-    if device.type == "cpu":
-        return  # tests/gdn/test_errors.py
     x, weight, pool = torch.randn(2, T, D), torch.randn(D, 4), torch.randn(3, D, 3)
     expected = pool.clone()
     reference.causal_conv1d_update_(x, weight, expected, torch.tensor([indices[0], -1]))

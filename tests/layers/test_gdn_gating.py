@@ -63,7 +63,7 @@ def test_strided_views(device: torch.device) -> None:
 
 
 def test_the_far_ends(device: torch.device) -> None:
-    """Softplus of large values is the value, of small ones their exp; nothing overflows on the way."""
+    """Softplus of large values is the value, of small ones their exp; nothing overflows."""
     a = torch.tensor([-1e4, -80.0, -20.0, -1.0, 0.0, 16.0, 20.0, 88.0, 1e4, torch.inf])[:, None]
     g, beta = gate(device, torch.zeros(1), a, a)
     exact = -torch.nn.functional.softplus(a.double(), threshold=1e9)

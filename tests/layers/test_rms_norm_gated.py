@@ -37,7 +37,7 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_rounds_where_transformers_does(device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
-    """The same bits but for a few, which are one step away: a sum of another order rounds another way."""
+    """The same bits but for a few, which are one ulp away: a sum in another order rounds otherwise."""
     modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     norm = modeling.Qwen3NextRMSNormGated(128, eps=1e-6)
     x, g, weight = inputs(50, 128, dtype=dtype)

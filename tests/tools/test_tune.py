@@ -15,7 +15,8 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import make_case
-from tests.helpers.devices import ALGORITHMS, on_a_mac, ready
+from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.prefill import ALGORITHMS
 from torch_gdn import _C, chunk_gated_delta_rule, tune, tuning_cache
 from torch_gdn.tuning_cache import Row
 
@@ -24,8 +25,7 @@ DEVICE, CORES = "Apple M1", 8
 
 @pytest.fixture(autouse=True)
 def _no_table_is_left() -> Iterator[None]:
-    with tune.prefill_algorithm(None):
-        yield
+    yield
     tuning_cache.install({})
 
 
@@ -52,7 +52,7 @@ def algorithm(
     ],
     ids=str,
 )
-def test_what_is_reckoned(shape: dict[str, int], expected: str) -> None:
+def test_the_heuristic(shape: dict[str, int], expected: str) -> None:
     assert algorithm(**shape) == expected
 
 
@@ -79,7 +79,7 @@ def test_a_table_is_of_its_device_alone() -> None:
     assert algorithm(64) == "fused_chunk"
 
 
-def test_a_forced_way_goes_before_every_table() -> None:
+def test_a_forced_algorithm_goes_before_every_table() -> None:
     tuning_cache.install({DEVICE: [Row(64, 128, 128, "chunked")]})
     with tune.prefill_algorithm("recurrent"):
         assert algorithm(64) == algorithm(64, device="another") == "recurrent"
@@ -144,7 +144,7 @@ GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading it is an error; importing torch_gdn warns, and goes by what is built in."""
+    """Reading it is an error; importing torch_gdn warns, and goes by the heuristic."""
     if isinstance(content, dict) and "tokens" in content:
         content = {"version": 2, "devices": {"Apple M1": [content]}}
     file = tmp_path / "algorithms.json"
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, mo
         tuning_cache.read(file)
     assert str(caught.value).startswith(f"{file}: ") and words in str(caught.value)
     monkeypatch.setenv(tuning_cache.VARIABLE, str(file))
-    with pytest.warns(UserWarning, match="the built-in table of prefill algorithms is used"):
+    with pytest.warns(UserWarning, match="the heuristic picks prefill algorithms"):
         tuning_cache.install_file()
 
 

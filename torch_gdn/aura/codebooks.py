@@ -52,8 +52,8 @@ def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
     if table == "origin":
         at_128 = torch.tensor(read("origin_codebooks.json")[str(bits)])
         return at_128 if D == 128 else at_128 * (128 / D) ** 0.5
-    half = torch.tensor(read("codebooks.json")[str(D)][str(bits)])
-    return torch.cat([-half.flip(0), half])
+    positive = torch.tensor(read("codebooks.json")[str(D)][str(bits)])
+    return torch.cat([-positive.flip(0), positive])
 
 
 def boundaries(codebook: Tensor) -> Tensor:
@@ -71,8 +71,8 @@ def boundaries(codebook: Tensor) -> Tensor:
         >>> codebooks.boundaries(torch.tensor([-3.0, -1.0, 1.0, 3.0]))
         tensor([-2.,  0.,  2.])
     """
-    wide = codebook.double()
-    return ((wide[:-1] + wide[1:]) / 2).float()
+    in_f64 = codebook.double()
+    return ((in_f64[:-1] + in_f64[1:]) / 2).float()
 
 
 def origin_signs(D: int, seed: int) -> Tensor:

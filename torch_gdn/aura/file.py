@@ -1,41 +1,60 @@
-"""A cache as a safetensors file: version 1.
+"""The file of a cache, a safetensors file: version 1.
 
 Metadata: format "torch_gdn.aura", version "1", scheme, table, means, seed, dtype. Tensors, for "key" and "value" each:
-<half>.codes [B, HK, T, W] int32 (u32 words), .norms and perhaps .means [B, HK, T], .codebook [2^bits], .boundaries
-[2^bits - 1] and .signs [D] float32: what it takes to read them is in the file, whatever later tables or seeds are.
+<key or value>.codes [B, HK, T, W] int32 (u32 words), .norms and perhaps .means [B, HK, T], .codebook [2^bits],
+.boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes to read it, whatever later tables are.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_gdn.aura.kv_cache import DTYPES, KVCache
+from torch_gdn.aura.coded_tensor import DTYPES
 from torch_gdn.aura.scheme import Scheme
 
 FORMAT, VERSION = "torch_gdn.aura", "1"
-TABLES = ("codebook", "boundaries", "signs")
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
-def write(cache: KVCache, path: str | os.PathLike[str]) -> None:
+@dataclass(frozen=True)
+class Content:
+    scheme: Scheme
+    seed: int
+    dtype: torch.dtype
+    tensors: dict[str, Tensor]  # by "key.codes" and so on, contiguous on the CPU
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, HK, T and D."""
+        batch, heads, tokens = self.tensors["key.norms"].shape
+        return batch, heads, tokens, self.tensors["key.signs"].shape[0]
+
+    def parts(self, name: str, like: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of "key" or "value", which must have the shapes and dtypes of these."""
+        found = {}
+        for part, expected in like.items():
+            x, shape = self.tensors.get(f"{name}.{part}"), list(expected.shape)
+            fits = x is not None and list(x.shape) == shape and x.dtype == expected.dtype
+            require(fits, f"{name}.{part} of shape {shape}, {expected.dtype}", x)
+            found[part] = self.tensors[f"{name}.{part}"]
+        return found
+
+
+def write(path: str | os.PathLike[str], content: Content) -> None:
     from safetensors.torch import save_file
 
-    tensors: dict[str, Tensor] = {}
-    for name, half in (("key", cache.keys), ("value", cache.values)):
-        parts = {part: x[:, :, : cache.length] for part, x in half.tensors().items()}
-        parts |= {part: getattr(half, part) for part in TABLES}
-        tensors |= {f"{name}.{part}": x.cpu().contiguous() for part, x in parts.items()}
-    scheme = cache.scheme
+    scheme, dtype = content.scheme, str(content.dtype).removeprefix("torch.")
     metadata = {"format": FORMAT, "version": VERSION, "scheme": scheme.name, "table": scheme.table}
-    metadata |= {"means": str(scheme.means), "seed": str(cache.seed), "dtype": str(cache.dtype).removeprefix("torch.")}
-    save_file(tensors, path, metadata)
+    metadata |= {"means": str(scheme.means), "seed": str(content.seed), "dtype": dtype}
+    save_file(content.tensors, path, metadata)
 
 
-def read(path: str | os.PathLike[str], device: torch.device | str, capacity: int | None) -> KVCache:
+def read(path: str | os.PathLike[str]) -> Content:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -47,43 +66,14 @@ def read(path: str | os.PathLike[str], device: torch.device | str, capacity: int
     identity = f"{metadata.get('format')!r} version {metadata.get('version')!r}"
     if identity != f"{FORMAT!r} version {VERSION!r}":
         raise ValueError(f"load: path: expected format {FORMAT!r} version {VERSION!r}, got {identity}")
-    cache = empty(metadata, tensors, device, capacity)
-    for name, half in (("key", cache.keys), ("value", cache.values)):
-        for part in half.tensors():
-            getattr(half, part)[:, :, : cache.length] = tensors[f"{name}.{part}"].to(device)
-        for part in TABLES:
-            setattr(half, part, tensors[f"{name}.{part}"].to(device))
-    return cache
-
-
-def empty(
-    metadata: dict[str, str], tensors: dict[str, Tensor], device: torch.device | str, capacity: int | None
-) -> KVCache:
-    """A cache that the file's tensors fit into, which is checked."""
     norms, signs = tensors.get("key.norms"), tensors.get("key.signs")
-    dtype = NAMES.get(metadata.get("dtype", ""))
     require(norms is not None and norms.dim() == 3, "key.norms of shape [B, HK, T]", norms)
     require(signs is not None and signs.dim() == 1, "key.signs of shape [D]", signs)
-    require(dtype is not None, f"dtype {', '.join(NAMES)}", metadata.get("dtype"))
-    assert norms is not None and signs is not None and dtype is not None
-    batch, heads, length = norms.shape
+    dtype, seed = metadata.get("dtype", ""), metadata.get("seed", "")
+    require(dtype in NAMES, f"dtype {', '.join(NAMES)}", dtype)
     scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""), metadata.get("means") == "True")
-    seed = metadata.get("seed", "")
     require(seed.lstrip("-").isdecimal(), "a seed", seed)
-    room = length if capacity is None else capacity
-    if room < length:
-        raise ValueError(f"load: capacity: expected at least the {length} tokens of the file, got {room}")
-    cache = KVCache(scheme, batch, heads, signs.shape[0], room, device, dtype, seed=int(seed))
-    cache.length = length
-    for name, half in (("key", cache.keys), ("value", cache.values)):
-        fits = half.tensors() | {part: getattr(half, part) for part in TABLES}
-        for part, like in fits.items():
-            x, shape = tensors.get(f"{name}.{part}"), list(like.shape)
-            if part not in TABLES:
-                shape[2] = length
-            expected = f"{name}.{part} of shape {shape}, {like.dtype}"
-            require(x is not None and list(x.shape) == shape and x.dtype == like.dtype, expected, x)
-    return cache
+    return Content(scheme, int(seed), NAMES[dtype], tensors)
 
 
 def require(holds: bool, expected: str, got: Any) -> None:

@@ -5,49 +5,10 @@ import os
 import torch
 from torch import Tensor
 
-from torch_gdn.aura.codebooks import aura_signs, boundaries, codebook
+from torch_gdn.aura import file
+from torch_gdn.aura.codebooks import aura_signs, codebook
+from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor
 from torch_gdn.aura.scheme import Scheme
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-BATCHED = ("codes", "norms", "means")  # [B, HK, capacity, ..] each; means may be absent
-
-
-class Half:
-    """The keys of a cache, or its values: codes [B, HK, S, W], norms and perhaps means [B, HK, S], and their tables."""
-
-    def __init__(self, bits: int, signs: Tensor, centroids: Tensor, means: bool, shape: tuple[int, int, int]) -> None:
-        device = signs.device
-        self.signs, self.codebook, self.boundaries = signs, centroids, boundaries(centroids.cpu()).to(device)
-        words = (signs.shape[0] * bits + 31) // 32
-        self.codes = torch.zeros(*shape, words, dtype=torch.int32, device=device)
-        self.norms = torch.zeros(shape, device=device)
-        self.means = torch.zeros(shape, device=device) if means else None
-
-    def filled(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        means = None if self.means is None else self.means[:, :, :length]
-        return self.codes[:, :, :length], self.norms[:, :, :length], means
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: x for name in BATCHED if (x := getattr(self, name)) is not None}
-
-    def append(self, x: Tensor, slots: Tensor) -> None:
-        torch.ops.gdn.aura_encode_(
-            x, slots, self.signs, self.boundaries, self.codebook, self.codes, self.norms, self.means
-        )
-
-    def decoded(self, length: int, dtype: torch.dtype) -> Tensor:
-        codes, norms, means = self.filled(length)
-        return torch.ops.gdn.aura_decode(codes, norms, self.codebook, self.signs, means, False, dtype)
-
-    def resize(self, capacity: int, length: int) -> None:
-        for name, x in self.tensors().items():
-            larger = x.new_zeros(*x.shape[:2], capacity, *x.shape[3:])
-            larger[:, :, :length] = x[:, :, :length]
-            setattr(self, name, larger)
-
-    def select(self, rows: Tensor) -> None:
-        for name, x in self.tensors().items():
-            setattr(self, name, x.index_select(0, rows))
 
 
 class KVCache:
@@ -62,7 +23,7 @@ class KVCache:
         scheme: a `Scheme` or its name; "8v4" is the safe one.
         batch, kv_heads: B and HK.
         head_dim: D, 64, 80, 96, 128, 256 or 512.
-        capacity: how many tokens fit, until `reserve` makes room for more.
+        capacity: how many tokens fit, until `reserve` grows it.
         device: "cpu" or "mps". Default: "cpu".
         dtype: of the keys, values and queries to come, bfloat16, float16 or float32. Default: bfloat16.
         seed: of the signs: keys' from 2 * seed, values' from 2 * seed + 1. Layers want different ones. Default: 0.
@@ -103,13 +64,13 @@ class KVCache:
         self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
         self.length = 0
 
-        def half(bits: int, its_seed: int) -> Half:
+        def coded(bits: int, its_seed: int) -> CodedTensor:
             centroids = codebook(bits, head_dim, self.scheme.table).to(device)
             signs = aura_signs(head_dim, its_seed).to(device)
-            return Half(bits, signs, centroids, self.scheme.means, (batch, kv_heads, capacity))
+            return CodedTensor(bits, signs, centroids, self.scheme.means, (batch, kv_heads, capacity))
 
-        self.keys = half(self.scheme.key_bits, 2 * seed)
-        self.values = half(self.scheme.value_bits, 2 * seed + 1)
+        self.keys = coded(self.scheme.key_bits, 2 * seed)
+        self.values = coded(self.scheme.value_bits, 2 * seed + 1)
         self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
 
     def __len__(self) -> int:
@@ -135,13 +96,13 @@ class KVCache:
 
     @property
     def bytes_used(self) -> int:
-        """What the tokens that are held take."""
+        """Bytes of the tokens held."""
         return self.batch * self.kv_heads * self.length * self.scheme.bytes_per_token(self.head_dim)
 
     @property
     def bytes_reserved(self) -> int:
-        """What the tokens that fit take."""
-        return sum(x.nbytes for half in (self.keys, self.values) for x in half.tensors().values())
+        """Bytes of `capacity` tokens."""
+        return sum(x.nbytes for coded in (self.keys, self.values) for x in coded.of_tokens().values())
 
     def append(self, k: Tensor, v: Tensor) -> None:
         """Encodes the keys and values of the next T tokens.
@@ -159,8 +120,8 @@ class KVCache:
             raise ValueError(f"append: v: expected shape {list(k.shape)} like k, got {list(v.shape)}")
         tokens = k.shape[2]
         if self.length + tokens > self.capacity:
-            room = f"at most {self.capacity - self.length} more tokens (capacity {self.capacity})"
-            raise ValueError(f"append: k: expected {room}, got {tokens}: see reserve")
+            expected = f"at most {self.capacity - self.length} more tokens (capacity {self.capacity})"
+            raise ValueError(f"append: k: expected {expected}, got {tokens}: see reserve")
         slots = self.slots[self.length : self.length + tokens]
         self.keys.append(k, slots)
         self.values.append(v, slots)
@@ -221,7 +182,7 @@ class KVCache:
         return self.keys.decoded(self.length, dtype), self.values.decoded(self.length, dtype)
 
     def reserve(self, capacity: int) -> None:
-        """Makes room for `capacity` tokens in all, by a copy; does nothing where there is."""
+        """Grows to `capacity` tokens in all, by a copy; does nothing where that many fit."""
         if capacity > self.capacity:
             self._resize(capacity)
 
@@ -239,8 +200,8 @@ class KVCache:
             raise ValueError(f"reorder: rows: expected shape [B'], int32 or int64, B' >= 1, got {got}")
         if rows.device.type == "cpu" and not 0 <= rows.min() <= rows.max() < self.batch:
             raise ValueError(f"reorder: rows: expected rows from 0 to {self.batch - 1}, got {rows.tolist()}")
-        for half in (self.keys, self.values):
-            half.select(rows.to(self.device))
+        for coded in (self.keys, self.values):
+            coded.select(rows.to(self.device))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokens held, with tables, signs and seed, to a safetensors file (which wants `safetensors`).
@@ -254,9 +215,12 @@ class KVCache:
             >>> torch_gdn.aura.KVCache.load(path)
             KVCache('4v4', batch=1, kv_heads=1, head_dim=64, capacity=5, length=5, device=cpu, dtype=torch.float32)
         """
-        from torch_gdn.aura.file import write
-
-        write(self, path)
+        tensors = {
+            f"{name}.{part}": x.cpu().contiguous()
+            for name, coded in (("key", self.keys), ("value", self.values))
+            for part, x in coded.parts(self.length).items()
+        }
+        file.write(path, file.Content(self.scheme, self.seed, self.dtype, tensors))
 
     @classmethod
     def load(
@@ -265,20 +229,27 @@ class KVCache:
         """Reads what `save` wrote.
 
         Args:
-            path: of the file.
-            device: where the cache shall be. Default: "cpu".
-            capacity: as of `KVCache`. Default: the number of tokens in the file.
+            path: the file.
+            device: of the cache. Default: "cpu".
+            capacity: as in `KVCache`. Default: the number of tokens in the file.
 
         Raises:
             ValueError: not such a file, of another version, or one whose parts do not fit together.
         """
-        from torch_gdn.aura.file import read
-
-        return read(path, device, capacity)
+        content = file.read(path)
+        batch, heads, length, head_dim = content.shape
+        capacity = length if capacity is None else capacity
+        if capacity < length:
+            raise ValueError(f"load: capacity: expected at least the {length} tokens of the file, got {capacity}")
+        cache = cls(content.scheme, batch, heads, head_dim, capacity, device, content.dtype, seed=content.seed)
+        for name, coded in (("key", cache.keys), ("value", cache.values)):
+            coded.fill(content.parts(name, coded.parts(length)))
+        cache.length = length
+        return cache
 
     def _resize(self, capacity: int) -> None:
-        for half in (self.keys, self.values):
-            half.resize(capacity, self.length)
+        for coded in (self.keys, self.values):
+            coded.resize(capacity, self.length)
         self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
 
     def _check(self, method: str, name: str, x: Tensor, heads: int | None) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid, normalize
 import torch_gdn
 from torch_gdn import reference
 from torch_gdn.check import bounds
-from torch_gdn.reference.common import decay_of
+from torch_gdn.reference.common import log_decay_of
 
 END_TO_END_OPS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule,
@@ -68,7 +68,7 @@ class Case:
     def largest_sum(self, chunk_size: int = 64, **options: Any) -> float:
         """max |c|, of the cumulative gate within a chunk."""
         gates = (options.get("use_gate_in_kernel", False), options.get("A_log"), options.get("dt_bias"))
-        sums = reference.chunk_local_cumsum(decay_of(self.g.double(), *gates), chunk_size, self.cu_seqlens)
+        sums = reference.chunk_local_cumsum(log_decay_of(self.g.double(), *gates), chunk_size, self.cu_seqlens)
         return sums.abs().max().item() if sums.numel() else 0.0
 
 

@@ -32,7 +32,7 @@ class AuraCache(Cache):
     Args:
         config: the model's, and the very object (`model.config`), since the attention implementation is read from it.
         scheme: a `torch_gdn.aura.Scheme` or its name. Default: "8v4".
-        capacity: how many tokens each layer makes room for at first; room grows by a quarter at a time. Default: 256.
+        capacity: of each layer at first, in tokens; it grows by a quarter at a time. Default: 256.
 
     Raises:
         ValueError: a scheme that is none, or a model without a layer of full attention.
@@ -145,8 +145,8 @@ class AuraLayer(CacheLayerMixin):
 
 
 class Codes:
-    """What takes the place of the keys and of the values on their way to the attention: no tensor, so that a model that
-    computes with them fails instead of attending to something else."""
+    """Keys and values on their way to the attention: no tensor, so a model that computes with them fails instead of
+    attending to something else."""
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LOWEST_DECAY = -104.0  # exp of it is 0 in float32: a decay of minus infinity, too, is then just a reset
+LOWEST_LOG_DECAY = -104.0  # its exp is 0 in float32; minus infinity is clamped to it, and is then a reset too
 
 
 class Span(NamedTuple):
-    """Some tokens x[batch, first:last] of one sequence; `row` is their row of h where they are a chunk."""
+    """Tokens x[batch, first:last] of one sequence; `row` is their row of h where they are a chunk."""
 
     sequence: int
     batch: int
@@ -27,8 +27,7 @@ def sequences(batch: int, tokens: int, cu_seqlens: Tensor | None) -> Iterator[Sp
         for b in range(batch):
             yield Span(b, b, 0, tokens, 0)
     else:
-        bounds = cu_seqlens.tolist()
-        for n, (first, last) in enumerate(pairwise(bounds)):
+        for n, (first, last) in enumerate(pairwise(cu_seqlens.tolist())):
             yield Span(n, 0, first, last, 0)
 
 
@@ -60,17 +59,17 @@ def per_value_head(x: Tensor, value_heads: int, head_grouping: str = "block") ->
     return x.repeat(1, 1, ratio, 1) if head_grouping == "tiled" else x.repeat_interleave(ratio, dim=2)
 
 
-def decay_of(g: Tensor, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
-    """The log decay: g itself, or -exp(A_log) softplus(g + dt_bias)."""
+def log_decay_of(g: Tensor, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+    """g itself, or -exp(A_log) softplus(g + dt_bias) of a raw g."""
     if not use_gate:
         return g
     assert A_log is not None
-    raw = g if dt_bias is None else g + dt_bias.to(g.dtype)
-    return -A_log.to(g.dtype).exp() * torch.nn.functional.softplus(raw)
+    raw_g = g if dt_bias is None else g + dt_bias.to(g.dtype)
+    return -A_log.to(g.dtype).exp() * torch.nn.functional.softplus(raw_g)
 
 
-def step_of(beta: Tensor, use_sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
-    """The step: beta itself, its sigmoid, or twice that."""
+def beta_of(beta: Tensor, use_sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
+    """beta itself, or the sigmoid of a raw beta, perhaps doubled."""
     if not use_sigmoid:
         return beta
     return 2 * beta.sigmoid() if allow_neg_eigval else beta.sigmoid()

@@ -9,7 +9,7 @@ the first one of its kind says why. `status()` tells what is replaced and what w
 Tested with transformers 4.57.6, 5.12.0, 5.16.0 and 5.23.0.
 """
 
-from torch_gdn.integrations.transformers.choice import supports
+from torch_gdn.integrations.transformers.dispatch import supports
 from torch_gdn.integrations.transformers.kernel_mapping import kernel_mapping
 from torch_gdn.integrations.transformers.switch import Status, disable, enable, status
 

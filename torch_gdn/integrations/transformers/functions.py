@@ -1,11 +1,12 @@
-"""The functions that a Gated DeltaNet layer of transformers calls: when torch_gdn takes one, and what it then runs.
+"""The functions that a Gated DeltaNet layer of transformers calls: which calls torch_gdn takes, and what it runs.
 
-Each has a `reason` (empty, or a sentence on what torch_gdn does not take) and a `run`, with the arguments that the
+Each has a `reason` (why torch_gdn does not take the call, or nothing) and a `run`, with the arguments that the
 models of all versions give it, by the models' own names.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +16,9 @@ from torch import Tensor
 
 import torch_gdn
 from torch_gdn import causal_conv1d_interface
+from torch_gdn.integrations.transformers.refusal import convolution_refusal, norm_refusal, rule_refusal
 
 DEVICES = ("mps", "cpu")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST_KEY, LARGEST_VALUE = 256, 512
-CHUNK_SIZES = (16, 32, 64)
-WIDTHS = (2, 3, 4)  # of a convolution
-ACTIVATIONS = (None, "silu", "swish")
-GATES = ("silu", "swish", "sigmoid")
-LARGEST_ROW = 1024  # of a norm
 
 
 @dataclass(frozen=True)
@@ -32,14 +27,15 @@ class Function:
     run: Callable[..., Any]
 
 
-def unlike_each_other(*tensors: Tensor | None) -> str:
-    """What is said of the tensors of any call: where they are, and whether a gradient is wanted."""
+def common_reason(*tensors: Tensor | None) -> str:
+    """What holds for any call: where the tensors are, and whether a gradient is wanted."""
     given = [tensor for tensor in tensors if tensor is not None]
     device = given[0].device
     if device.type not in DEVICES:
         return f"the tensors are on {device.type}; torch_gdn has kernels for {' and '.join(DEVICES)}"
-    if any(tensor.device != device for tensor in given):
-        return "the tensors are on several devices"
+    for tensor in given:  # no generator: this runs at every call
+        if tensor.device != device:
+            return "the tensors are on several devices"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return (
             "grad mode is on and an input requires grad; torch_gdn's kernels are forward only "
@@ -48,7 +44,8 @@ def unlike_each_other(*tensors: Tensor | None) -> str:
     return ""
 
 
-def delta_rule_reason(
+def rule_reason(
+    op: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -63,30 +60,16 @@ def delta_rule_reason(
 ) -> str:
     if positional:
         return "arguments behind beta are given by position"
-    if reason := unlike_each_other(query, key, value, g, beta, initial_state):
-        return reason
-    if query.dtype not in DTYPES or {key.dtype, value.dtype} != {query.dtype}:
-        return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}, not one of {DTYPES}"
-    if not (g.dtype.is_floating_point and beta.dtype.is_floating_point):
-        return f"g and beta are {g.dtype} and {beta.dtype}, not floating"
-    if query.dim() != 4 or value.dim() != 4:
-        return f"query and value have {query.dim()} and {value.dim()} dimensions, not the 4 of [B, T, heads, size]"
-    if not 1 <= query.shape[-1] <= LARGEST_KEY or not 1 <= value.shape[-1] <= LARGEST_VALUE:
-        return (
-            f"a head has {query.shape[-1]} by {value.shape[-1]} values; torch_gdn goes to {LARGEST_KEY} by "
-            f"{LARGEST_VALUE}"
-        )
-    if not query.shape[2] or value.shape[2] % query.shape[2]:
-        return f"{value.shape[2]} value heads are no multiple of {query.shape[2]} key heads"
-    if chunk_size not in CHUNK_SIZES:
-        return f"chunk_size is {chunk_size}, not one of {CHUNK_SIZES}"
-    if initial_state is not None and not initial_state.dtype.is_floating_point:
-        return f"initial_state is {initial_state.dtype}, not floating"
     if seq_idx is not None and cu_seqlens is None:
         return "packed sequences come as seq_idx without cu_seq_lens_q, which the delta rule goes by"
-    if cu_seqlens is not None and query.shape[0] != 1:
-        return f"packed sequences come in a batch of {query.shape[0]}, not of 1"
-    return ""
+    return common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
+        op,
+        (query.shape[2:], key.shape[2:], value.shape[2:]),
+        (query.dtype, key.dtype, value.dtype, g.dtype, beta.dtype),
+        None if initial_state is None else initial_state.dtype,
+        None if cu_seqlens is None else query.shape[0],
+        chunk_size,
+    )
 
 
 def run_chunk(
@@ -157,9 +140,15 @@ def convolution_reason(
     """Of `causal_conv1d_fn`, which is given `x` until 5.12 and `hidden_states` since."""
     columns = hidden_states if x is None else x
     assert columns is not None and weight is not None
-    if seq_idx is not None and seq_idx.dtype not in (torch.int32, torch.int64):
-        return f"seq_idx is {seq_idx.dtype}, not an integer of 32 or 64 bits"
-    return any_convolution_reason(columns, weight, bias, activation, seq_idx)
+    return common_reason(columns, weight, bias, seq_idx) or convolution_refusal(
+        "causal_conv1d",
+        (columns.shape[1:-1], columns.dtype),
+        (weight.shape, weight.dtype),
+        None if bias is None else (bias.shape, bias.dtype),
+        None,
+        None if seq_idx is None else seq_idx.dtype,
+        activation,
+    )
 
 
 def update_reason(
@@ -169,27 +158,15 @@ def update_reason(
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> str:
-    if conv_state.dtype not in DTYPES:
-        return f"conv_state is {conv_state.dtype}, not one of {DTYPES}"
-    return any_convolution_reason(hidden_states, weight, bias, activation, conv_state)
-
-
-def any_convolution_reason(
-    columns: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, other: Tensor | None
-) -> str:
-    if reason := unlike_each_other(columns, weight, bias, other):
-        return reason
-    if columns.dtype not in DTYPES or weight.dtype not in DTYPES:
-        return f"the convolution's input and weight are {columns.dtype} and {weight.dtype}, not one of {DTYPES}"
-    if bias is not None and bias.dtype != weight.dtype:
-        return f"the convolution's bias is {bias.dtype}, its weight {weight.dtype}"
-    if columns.dim() != 3 or weight.dim() != 2:
-        return f"the convolution's input and weight have {columns.dim()} and {weight.dim()} dimensions, not 3 and 2"
-    if weight.shape[-1] not in WIDTHS:
-        return f"the convolution is {weight.shape[-1]} wide; torch_gdn has widths of {WIDTHS}"
-    if activation not in ACTIVATIONS:
-        return f"the convolution's activation is {activation}, not one of {ACTIVATIONS}"
-    return ""
+    return common_reason(hidden_states, weight, bias, conv_state) or convolution_refusal(
+        "causal_conv1d_update_",
+        (hidden_states.shape[1:-1], hidden_states.dtype),
+        (weight.shape, weight.dtype),
+        None if bias is None else (bias.shape, bias.dtype),
+        conv_state.dtype,
+        None,
+        activation,
+    )
 
 
 def run_convolution(
@@ -206,9 +183,9 @@ def run_convolution(
     """[B, D, T], channel-last: q, k and v are then views that the delta rule takes without a copy."""
     columns = hidden_states if x is None else x
     assert columns is not None and weight is not None
-    bounds = cu_seq_lens_q if seq_idx is None else None
+    boundaries = cu_seq_lens_q if seq_idx is None else None
     rows = columns.transpose(1, 2)
-    y, _ = torch.ops.gdn.causal_conv1d(rows, weight, bias, None, False, None, activation, bounds, seq_idx)
+    y, _ = torch.ops.gdn.causal_conv1d(rows, weight, bias, None, False, None, activation, boundaries, seq_idx)
     return y.transpose(1, 2)
 
 
@@ -226,9 +203,16 @@ def short_convolution_reason(
     layer: Any, hidden_states: Tensor, cache: Tensor | None = None, use_precomputed: bool = False, **others: Any
 ) -> str:
     """Of OLMo-Hybrid until 5.12: a layer over rows that hands on the last W - 1 columns."""
-    if cache is not None and cache.dtype not in DTYPES:
-        return f"the convolution's state is {cache.dtype}, not one of {DTYPES}"
-    return any_convolution_reason(hidden_states, layer.weight[:, 0], layer.bias, "silu", cache)
+    weight, bias = layer.weight, layer.bias  # [D, 1, W]
+    return common_reason(hidden_states, weight, bias, cache) or convolution_refusal(
+        "causal_conv1d",
+        (hidden_states.shape[2:], hidden_states.dtype),
+        ((weight.shape[0], weight.shape[2]), weight.dtype),
+        None if bias is None else (bias.shape, bias.dtype),
+        None if cache is None else cache.dtype,
+        None,
+        "silu",
+    )
 
 
 def run_short_convolution(
@@ -248,20 +232,15 @@ def run_short_convolution(
 def norm_reason(layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -> str:
     if gate is None:
         return "the gated norm has no gate"
-    if reason := unlike_each_other(hidden_states, gate, layer.weight):
-        return reason
-    if not {hidden_states.dtype, gate.dtype, layer.weight.dtype} <= set(DTYPES):
-        return (
-            f"the gated norm's input, gate and weight are {hidden_states.dtype}, {gate.dtype} and "
-            f"{layer.weight.dtype}, not of {DTYPES}"
-        )
     if gate.shape != hidden_states.shape:
         return f"the gated norm's input and gate are {list(hidden_states.shape)} and {list(gate.shape)}"
-    if not 1 <= hidden_states.shape[-1] <= LARGEST_ROW:
-        return f"the gated norm has rows of {hidden_states.shape[-1]} values; torch_gdn goes to {LARGEST_ROW}"
-    if gate_activation(layer) not in GATES:
-        return f"the gated norm's activation is {gate_activation(layer)}, not one of {GATES}"
-    return ""
+    weight = layer.weight
+    return common_reason(hidden_states, gate, weight) or norm_refusal(
+        hidden_states.shape[-1:],
+        (hidden_states.dtype, gate.dtype),
+        (weight.shape, weight.dtype),
+        gate_activation(layer),
+    )
 
 
 def run_norm(layer: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
@@ -276,12 +255,13 @@ def run_norm(layer: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
 
 
 def gate_activation(layer: Any) -> str:
-    return getattr(layer, "activation", "silu")  # a fixed silu until 5.12
+    return getattr(layer, "activation", "silu")  # until 5.12 always silu
 
 
 FUNCTIONS = {
-    "chunk_gated_delta_rule": Function(delta_rule_reason, run_chunk),
-    "fused_recurrent_gated_delta_rule": Function(delta_rule_reason, run_recurrent),
+    op: Function(functools.partial(rule_reason, op), run)
+    for op, run in (("chunk_gated_delta_rule", run_chunk), ("fused_recurrent_gated_delta_rule", run_recurrent))
+} | {
     "causal_conv1d_fn": Function(convolution_reason, run_convolution),
     "causal_conv1d_update": Function(update_reason, run_update),
     "short_convolution": Function(short_convolution_reason, run_short_convolution),

@@ -1,4 +1,4 @@
-"""The official way: Hugging Face's `kernels` puts the layers of a local folder into a model."""
+"""Hugging Face's `kernels`, which puts the layers of a local folder into a model."""
 
 from __future__ import annotations
 

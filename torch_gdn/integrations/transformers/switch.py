@@ -1,4 +1,4 @@
-"""On, off, and how things stand."""
+"""enable(), disable() and status()."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import importlib.metadata
 import warnings
 from dataclasses import dataclass
 
-from torch_gdn.integrations.transformers import choice
-from torch_gdn.integrations.transformers.places import MODELS, Place, modeling_module, places
+from torch_gdn.integrations.transformers import dispatch
+from torch_gdn.integrations.transformers.patches import MODELS, Patch, modeling_module, patches_of
 
-replaced: dict[str, list[Place]] = {}  # by model; empty while disabled
+applied: dict[str, list[Patch]] = {}  # by model; empty while disabled
 
 
 @dataclass(frozen=True)
 class Status:
-    """How things stand; as text, a line each."""
+    """What `status()` returns; as text, a line for each model, function and reason."""
 
     enabled: bool
     transformers: str  # its version
-    replaced: dict[str, tuple[str, ...]]  # by model: the names that stand for torch_gdn
+    replaced: dict[str, tuple[str, ...]]  # by model: the names that are torch_gdn's
     taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
 
@@ -52,20 +52,20 @@ def enable() -> Status:
         >>> transformers.disable().enabled
         False
     """
-    if replaced:
+    if applied:
         return status()
     version = transformers_version()
     modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
-    found = {model: list(places(module)) for model, module in modules.items()}
+    found = {model: list(patches_of(module)) for model, module in modules.items()}
     for model, of_model in found.items():
-        if not any("gated_delta_rule" in place.name for place in of_model):
-            warnings.warn(f"transformers {version} calls the delta rule of {model} in another way", stacklevel=2)
-    choice.forget()
-    replaced.update(found)
-    for place in (place for of_model in found.values() for place in of_model):
-        place.put()
+        if not any("gated_delta_rule" in patch.name for patch in of_model):
+            warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=2)
+    dispatch.reset_counts()
+    applied.update(found)
+    for patch in (patch for of_model in found.values() for patch in of_model):
+        patch.apply()
     return status()
 
 
@@ -75,11 +75,11 @@ def disable() -> Status:
     Returns:
         What `status()` returns; the counts stay until the next `enable()`.
     """
-    for found in replaced.values():
-        for place in found:
-            if not place.restore():
-                warnings.warn(f"torch_gdn leaves {place} as it is: something else was put there since", stacklevel=2)
-    replaced.clear()
+    for found in applied.values():
+        for patch in found:
+            if not patch.revert():
+                warnings.warn(f"torch_gdn leaves {patch} as it is: it was rebound since", stacklevel=2)
+    applied.clear()
     return status()
 
 
@@ -93,13 +93,13 @@ def status() -> Status:
         ImportError: transformers is not installed.
     """
     reasons: dict[str, dict[str, int]] = {}
-    for (function, reason), calls in choice.left.items():
+    for (function, reason), calls in dispatch.left.items():
         reasons.setdefault(function, {})[reason] = calls
     return Status(
-        enabled=bool(replaced),
+        enabled=bool(applied),
         transformers=transformers_version(),
-        replaced={model: tuple(map(str, found)) for model, found in replaced.items()},
-        taken=dict(choice.taken),
+        replaced={model: tuple(map(str, found)) for model, found in applied.items()},
+        taken=dict(dispatch.taken),
         left=reasons,
     )
 

@@ -24,7 +24,7 @@ def aura_attention(
     window: int = 0,
     block_size: int | None = None,
 ) -> Tensor:
-    """Attention to keys and values that are codes (`aura_encode`), which are looked up, never decoded into memory.
+    """Attention to keys and values held as codes (`aura_encode`), dequantised in registers, never in memory.
 
     q is rotated as the keys were; `aura_flash_p1` and `aura_flash_p2` follow, and rotate the result back.
 

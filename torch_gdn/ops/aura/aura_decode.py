@@ -13,7 +13,7 @@ def aura_decode(
     rotated: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The vectors that codes stand for: norm * Pi^T codebook[codes] + mean, Pi as in `aura_encode`.
+    """Dequantises codes: norm * Pi^T codebook[codes] + mean, Pi as in `aura_encode`.
 
     Source: AURA (Kryski and Turney, working draft, 2026), section 2; metaltile-std's `aura_dequant_rotated`.
 

@@ -1,15 +1,68 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.gdn import fla_arguments
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torch_gdn.ops.gdn.typed_options import ChunkOptions, ChunkPoolOptions
+
 NAME = "chunk_gated_delta_rule"
 
 
+@overload
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    output_final_state: Literal[False] = False,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkOptions],
+) -> tuple[Tensor, None]: ...
+@overload
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    output_final_state: Literal[True],
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    output_final_state: bool,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkOptions],
+) -> tuple[Tensor, Tensor | None]: ...
+@overload
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    output_final_state: bool = False,
+    return_intermediate_states: Literal[True],
+    **options: Unpack[ChunkOptions],
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -37,7 +90,7 @@ def chunk_gated_delta_rule(
     return_intermediate_states: bool = False,
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
-) -> Any:  # (Tensor, Tensor | None), and a third Tensor with return_intermediate_states
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """The gated delta rule over whole sequences, a chunk of tokens at a time: for prefill.
 
     For each value head, with its state S in R^{K x V}, token by token:
@@ -53,15 +106,15 @@ def chunk_gated_delta_rule(
             a copy.
         v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
         g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
-            use_gate_in_kernel, what it is made of.
-        beta: [B, T, HV], step size, any floating dtype. With use_beta_sigmoid_in_kernel, its logit.
+            use_gate_in_kernel, the raw gate.
+        beta: [B, T, HV], the step size, any floating dtype; with use_beta_sigmoid_in_kernel its logit.
         scale: Default: K ** -0.5.
         initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
             is converted), N being B or the number of packed sequences. Default: zeros.
         output_final_state: whether the state after the last token is returned. Default: False.
         use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm`. Default: False.
-        use_beta_sigmoid_in_kernel: the step is sigmoid(beta), in float32. Default: False.
-        allow_neg_eigval: the step is 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
+        use_beta_sigmoid_in_kernel: take sigmoid(beta) for beta, in float32. Default: False.
+        allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
             device. A sequence may be empty. Default: None.
@@ -69,9 +122,9 @@ def chunk_gated_delta_rule(
         chunk_indices: [NT, 2], of `prepare_chunk_indices`: with it, a call with cu_seqlens on the device launches no
             surplus chunks. Default: None.
         cp_context: FLA's context parallelism, which is not here: None.
-        chunk_size: 16, 32 or 64; the result is the same but for rounding. On `mps` it is that of h and of the staged
-            way (`torch_gdn.tune`). Default: 64.
-        use_gate_in_kernel: the log decay is -exp(A_log) softplus(g + dt_bias), in float32. Default: False.
+        chunk_size: 16, 32 or 64; the result is the same but for rounding. On `mps` it is that of h and of
+            the chunked algorithm (`torch_gdn.tune`). Default: 64.
+        use_gate_in_kernel: take -exp(A_log) softplus(g + dt_bias) for g, in float32. Default: False.
         A_log, dt_bias: [HV], any floating dtype; read with use_gate_in_kernel, which needs A_log. Default: None.
         output_dtype: dtype of o, that of q or float32 (what a float16 model reads out can pass 65,504). Default: that
             of q.
@@ -103,7 +156,7 @@ def chunk_gated_delta_rule(
     """
     fla_arguments.refuse_head_first(NAME, head_first)
     fla_arguments.refuse_context_parallelism(NAME, cp_context)
-    fla_arguments.check_copy_of_bounds(NAME, cu_seqlens, cu_seqlens_cpu)
+    fla_arguments.check_cu_seqlens_cpu(NAME, cu_seqlens, cu_seqlens_cpu)
     o, final_state, h = torch.ops.gdn.chunk_gated_delta_rule(
         q,
         k,
@@ -132,6 +185,36 @@ def chunk_gated_delta_rule(
     return (o, final_state, h) if return_intermediate_states else (o, final_state)
 
 
+@overload
+def chunk_gated_delta_rule_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    *,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkPoolOptions],
+) -> Tensor: ...
+@overload
+def chunk_gated_delta_rule_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    *,
+    return_intermediate_states: Literal[True],
+    **options: Unpack[ChunkPoolOptions],
+) -> tuple[Tensor, Tensor]: ...
 def chunk_gated_delta_rule_(
     q: Tensor,
     k: Tensor,
@@ -157,7 +240,7 @@ def chunk_gated_delta_rule_(
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     return_intermediate_states: bool = False,
-) -> Any:  # Tensor, or (Tensor, Tensor) with return_intermediate_states
+) -> Tensor | tuple[Tensor, Tensor]:
     """`chunk_gated_delta_rule` on a server's pool of states, in place: for prefill.
 
     vLLM and SGLang have the like (`ssm_state_indices`, `initial_state_indices`), where the null index is 0 and -1.
@@ -165,7 +248,7 @@ def chunk_gated_delta_rule_(
     Args:
         q, k, v, g, beta: as of `chunk_gated_delta_rule`.
         state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32, any strides:
-            the state of each sequence, read and written in place. Computed in float32 either way.
+            the state of each sequence, read and written in place. Computed in float32.
         state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
             Default: sequence n has slot n.
         has_initial_state: [N] bool; a sequence with False starts from zeros whatever its slot holds. Default: all True.

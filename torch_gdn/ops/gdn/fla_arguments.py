@@ -1,4 +1,4 @@
-"""FLA's arguments that its functions no longer document, or that mean nothing here: what becomes of them."""
+"""FLA's arguments that are deprecated there or have no use here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_context_parallelism(function: str, cp_context: Any) -> None:
         raise ValueError(f"{function}: cp_context: expected None (one device), got {type(cp_context).__name__}")
 
 
-def check_copy_of_bounds(function: str, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> None:
+def check_cu_seqlens_cpu(function: str, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> None:
     """FLA reads its chunks from this copy; here the kernels find them in cu_seqlens itself."""
     if cu_seqlens_cpu is None:
         return

@@ -1,13 +1,59 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.gdn import fla_arguments
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torch_gdn.ops.gdn.typed_options import FlaOptions
+
 NAME = "fused_recurrent_gated_delta_rule"
 
 
+@overload
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    output_final_state: Literal[False] = False,
+    **options: Unpack[FlaOptions],
+) -> tuple[Tensor, None]: ...
+@overload
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    output_final_state: Literal[True],
+    **options: Unpack[FlaOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    output_final_state: bool,
+    **options: Unpack[FlaOptions],
+) -> tuple[Tensor, Tensor | None]: ...
 def fused_recurrent_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -57,10 +103,10 @@ def fused_recurrent_gated_delta_rule(
             is converted), N being B or the number of packed sequences. Default: zeros.
         output_final_state: whether the state after the last token is returned. Default: False.
         use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm` without its rounding. Default: False.
-        use_gate_in_kernel: the log decay is -exp(A_log) softplus(g + dt_bias), in float32. Default: False.
+        use_gate_in_kernel: take -exp(A_log) softplus(g + dt_bias) for g, in float32. Default: False.
         A_log, dt_bias: [HV], any floating dtype; read with use_gate_in_kernel, which needs A_log. Default: None.
-        use_beta_sigmoid_in_kernel: the step is sigmoid(beta), in float32. Default: False.
-        allow_neg_eigval: the step is 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
+        use_beta_sigmoid_in_kernel: take sigmoid(beta) for beta, in float32. Default: False.
+        allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
             device. A sequence may be empty. Default: None.
@@ -148,7 +194,7 @@ def fused_recurrent_gated_delta_rule_(
     Args:
         q, k, v, g, beta: as of `fused_recurrent_gated_delta_rule`.
         state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32, any strides:
-            the state of each sequence, read and written in place. Computed in float32 either way.
+            the state of each sequence, read and written in place. Computed in float32.
         state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
             Default: sequence n has slot n.
         has_initial_state: [N] bool; a sequence with False starts from zeros whatever its slot holds. Default: all True.

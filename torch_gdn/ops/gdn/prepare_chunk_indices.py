@@ -26,10 +26,9 @@ def prepare_chunk_indices(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
                 [2, 0],
                 [2, 1]])
     """
-    bounds = cu_seqlens.tolist()
     pairs = [
         (n, chunk)
-        for n, (first, last) in enumerate(pairwise(bounds))
+        for n, (first, last) in enumerate(pairwise(cu_seqlens.tolist()))
         for chunk in range(-(-(last - first) // chunk_size))
     ]
     return torch.tensor(pairs, dtype=cu_seqlens.dtype, device=cu_seqlens.device).reshape(-1, 2)

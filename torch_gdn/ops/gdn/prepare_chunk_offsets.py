@@ -5,7 +5,7 @@ from torch.nn.functional import pad
 
 
 def prepare_chunk_offsets(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
-    """How many chunks lie before each of the packed sequences: the row of h at which a sequence starts.
+    """The number of chunks before each packed sequence: the row of h at which it starts.
 
     FLA: `fla.ops.utils.prepare_chunk_offsets`.
 

@@ -1,9 +1,55 @@
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
 
+@overload
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: Literal[False] = False,
+    activation: str | None = None,
+    backend: str | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, None]: ...
+@overload
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    *,
+    output_final_state: Literal[True],
+    activation: str | None = None,
+    backend: str | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    *,
+    output_final_state: bool,
+    activation: str | None = None,
+    backend: str | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]: ...
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -21,7 +67,7 @@ def causal_conv1d(
 
         y[t] = activation(bias + sum over j < W of weight[W - 1 - j] x[t - j]) + residual[t]
 
-    What lies before the first token is the state's last W - 1 columns, or zeros. Everything is computed in float32.
+    Before the first token come the state's last W - 1 columns, or zeros. Everything is computed in float32.
 
     FLA: `fla.modules.convolution.causal_conv1d`. Dao's layout, [B, D, T], is that of
     `torch_gdn.causal_conv1d_interface`.
@@ -59,9 +105,9 @@ def causal_conv1d(
         (tensor([1., 2., 3.]), torch.Size([1, 2, 4]))
     """
     rows = x.flatten(2) if x.dim() > 3 else x
-    bounds = cu_seqlens_cpu if cu_seqlens is None else cu_seqlens
+    boundaries = cu_seqlens_cpu if cu_seqlens is None else cu_seqlens
     y, final_state = torch.ops.gdn.causal_conv1d(
-        rows, weight, bias, initial_state, output_final_state, None, activation, bounds
+        rows, weight, bias, initial_state, output_final_state, None, activation, boundaries
     )
     y = y.view(x.shape)
     if residual is not None:

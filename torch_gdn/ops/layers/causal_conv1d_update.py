@@ -12,14 +12,14 @@ def causal_conv1d_update(
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One more token of each sequence through `causal_conv1d`; the cache of columns moves on in place.
+    """One more token of each sequence through `causal_conv1d`; the cache of columns is updated in place.
 
     FLA: `fla.modules.convolution.causal_conv1d_update`. Dao's function of this name, which transformers calls, is that
     of `torch_gdn.causal_conv1d_interface`.
 
     Args:
         x: [N, D], [1, N, D] or [N, 1, D], any strides, dtypes as `causal_conv1d`'s.
-        cache: [N, D, S], S at least W - 1 (FLA: W), any strides; its columns move on by one and x becomes the last.
+        cache: [N, D, S], S at least W - 1 (FLA: W), any strides; its columns shift by one and x becomes the last.
         residual: of x's shape, added last. Default: None.
         weight: [D, W], W from 2 to 4; there is no call without one.
         bias: [D], dtype of weight. Default: None.
@@ -44,8 +44,8 @@ def causal_conv1d_update(
         raise ValueError("causal_conv1d_update: weight: expected a tensor of shape [D, W], got None")
     if x.dim() not in (2, 3) or (x.dim() == 3 and 1 not in x.shape[:2]):
         raise ValueError(f"causal_conv1d_update: x: expected shape [N, D], [1, N, D] or [N, 1, D], got {list(x.shape)}")
-    wide = x[:, None] if x.dim() == 2 else x
-    rows = wide if wide.shape[1] == 1 else wide.transpose(0, 1)
+    x3 = x[:, None] if x.dim() == 2 else x
+    rows = x3 if x3.shape[1] == 1 else x3.transpose(0, 1)
     y = torch.ops.gdn.causal_conv1d_update_(rows, weight, cache, bias=bias, activation=activation).view(x.shape)
     return (y if residual is None else y + residual), cache
 
@@ -61,13 +61,13 @@ def causal_conv1d_update_(
     activation: str | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """`causal_conv1d` from states in a pool, which move on in place: for servers, prefill and decoding alike.
+    """`causal_conv1d` from states in a pool, updated in place: for servers, prefill and decoding alike.
 
     Args:
         x: [B, T, D], any strides, dtypes as `causal_conv1d`'s.
         weight: [D, W], W from 2 to 4, any strides.
         state_pool: [slots, D, S], S at least W - 1, any strides (a slot may be padded), any dtype of x's kinds. The
-            slot of each sequence moves on by its tokens; others keep their bits.
+            slot of each sequence takes its last columns; others keep their bits.
         state_indices: [N] int32 or int64, any stride, on the CPU or on x's device: the slot of each sequence. Default:
             sequence n has slot n.
         has_initial_state: [N] bool; a sequence with False starts from zeros, whatever its slot holds. Default: all

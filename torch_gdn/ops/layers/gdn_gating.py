@@ -7,7 +7,7 @@ from torch import Tensor
 def gdn_gating(
     A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None = None, allow_neg_eigval: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The gates of a layer: g = -exp(A_log) softplus(a + dt_bias), the log decay, and beta = sigmoid(b), the step.
+    """The gates of a layer: g = -exp(A_log) softplus(a + dt_bias), the log decay, and beta = sigmoid(b).
 
     FLA: `fla.ops.gated_delta_rule.gate`; vLLM: `fused_gdn_gating`. Both ops of the rule can do this themselves
     (use_gate_in_kernel, use_beta_sigmoid_in_kernel).

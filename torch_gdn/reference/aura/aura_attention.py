@@ -62,7 +62,7 @@ def visible(
     window: int,
     device: torch.device,
 ) -> Tensor:
-    """Which keys each query sees: [B, 1, L, T] of bool. Query i stands at position q_offset + i, by default the last L
+    """Which keys each query sees: [B, 1, L, T] of bool. Query i has position q_offset + i, by default the last L
     of T; row b's first starts[b] keys are padding; a window holds the query's own position and those just before it."""
     keys = torch.arange(T, device=device)
     queries = torch.arange(L, device=device)[:, None] + (T - L if q_offset is None else q_offset)

@@ -15,7 +15,7 @@ def aura_decode(
     rotated: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The vectors [.., D] that codes [.., W] and norms [..] stand for, in `dtype` (float32), or Pi times them."""
+    """The vectors [.., D] that codes [.., W] and norms [..] encode, in `dtype` (float32), or Pi times them."""
     result = dtype or torch.float32
     computed = torch.promote_types(result, torch.promote_types(norms.dtype, torch.float32))
     D, bits = signs.shape[0], codebook.shape[0].bit_length() - 1

@@ -18,12 +18,15 @@ def chunk_fwd_h(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Chunk by chunk: v_new = u - w S, then S <- exp(g_last) S + (k exp(g_last - g))^T v_new; h holds S before."""
+    """Chunk by chunk: v_new = u - w S, then S <- exp(g_last) S + (k exp(g_last - g))^T v_new.
+
+    g is g_cumsum; h holds the S before each chunk.
+    """
     dtype = compute_dtype(k)
     batch, tokens, value_heads, V = u.shape
     K = k.shape[-1]
     count = batch if cu_seqlens is None else len(cu_seqlens) - 1
-    k, w, g = per_value_head(k, value_heads).to(dtype), w.to(dtype), g.to(dtype)
+    k, w, g_cumsum = per_value_head(k, value_heads).to(dtype), w.to(dtype), g.to(dtype)
     state = k.new_zeros(count, value_heads, K, V)
     if initial_state is not None:
         state.copy_(key_first(initial_state, state_v_first))
@@ -33,10 +36,8 @@ def chunk_fwd_h(
         here = slice(first, last)
         h[b, row] = state[n]
         v_new[b, here] -= torch.einsum("ihk,hkv->ihv", w[b, here], state[n])
-        total = g[b, last - 1]
-        remaining = (total - g[b, here]).exp()[..., None]
-        state[n] = total.exp()[:, None, None] * state[n] + torch.einsum(
-            "ihk,ihv->hkv", k[b, here] * remaining, v_new[b, here]
-        )
+        g_last = g_cumsum[b, last - 1]
+        decayed_k = k[b, here] * (g_last - g_cumsum[b, here]).exp()[..., None]
+        state[n] = g_last.exp()[:, None, None] * state[n] + torch.einsum("ihk,ihv->hkv", decayed_k, v_new[b, here])
     final_state = key_first(state, state_v_first).contiguous() if output_final_state else None
     return key_first(h, state_v_first).contiguous().to(u.dtype), v_new.to(u.dtype), final_state

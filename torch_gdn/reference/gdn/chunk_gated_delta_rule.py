@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.common import compute_dtype, decay_of, per_value_head, step_of
+from torch_gdn.reference.common import beta_of, compute_dtype, log_decay_of, per_value_head
 from torch_gdn.reference.gdn.chunk_fwd_h import chunk_fwd_h
 from torch_gdn.reference.gdn.chunk_fwd_o import chunk_fwd_o
 from torch_gdn.reference.gdn.chunk_local_cumsum import chunk_local_cumsum
@@ -40,13 +40,14 @@ def chunk_gated_delta_rule(
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     q, k = (per_value_head(x, v.shape[2], head_grouping) for x in (q, k))
-    g = decay_of(g.to(dtype), use_gate_in_kernel, A_log, dt_bias)
-    beta = step_of(beta.to(dtype), use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    g = chunk_local_cumsum(g, chunk_size, cu_seqlens)
-    A = solve_tril(chunk_scaled_dot_kkt(k, g, beta, cu_seqlens, chunk_size), cu_seqlens)
-    w, u = recompute_w_u(k, v, beta, A, g, cu_seqlens)
+    g = log_decay_of(g.to(dtype), use_gate_in_kernel, A_log, dt_bias)
+    beta = beta_of(beta.to(dtype), use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    g_cumsum = chunk_local_cumsum(g, chunk_size, cu_seqlens)
+    A = chunk_scaled_dot_kkt(k, g_cumsum, beta, cu_seqlens, chunk_size)
+    A_inv = solve_tril(A, cu_seqlens)
+    w, u = recompute_w_u(k, v, beta, A_inv, g_cumsum, cu_seqlens)
     h, v_new, final_state = chunk_fwd_h(
-        k, w, u, g, initial_state, output_final_state, chunk_size, state_v_first, cu_seqlens
+        k, w, u, g_cumsum, initial_state, output_final_state, chunk_size, state_v_first, cu_seqlens
     )
-    o = chunk_fwd_o(q, k, v_new, h, g, scale, state_v_first, cu_seqlens, chunk_size)
+    o = chunk_fwd_o(q, k, v_new, h, g_cumsum, scale, state_v_first, cu_seqlens, chunk_size)
     return o.to(out_dtype), final_state

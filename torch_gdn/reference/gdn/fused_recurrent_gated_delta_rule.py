@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.common import compute_dtype, decay_of, key_first, per_value_head, sequences, step_of
+from torch_gdn.reference.common import beta_of, compute_dtype, key_first, log_decay_of, per_value_head, sequences
 from torch_gdn.reference.layers.l2norm import l2norm
 
 
@@ -37,21 +37,21 @@ def fused_recurrent_gated_delta_rule(
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     g = q.new_zeros(batch, tokens, value_heads) if g is None else g.to(dtype)
     beta = q.new_ones(batch, tokens, value_heads) if beta is None else beta.to(dtype)
-    g = decay_of(g, use_gate_in_kernel, A_log, dt_bias)
-    beta = step_of(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    g = log_decay_of(g, use_gate_in_kernel, A_log, dt_bias)
+    beta = beta_of(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if beta.dim() == 3:
         beta = beta[..., None]
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     q, k = (per_value_head(x, value_heads, head_grouping) for x in (q, k))
-    # The decay of each token as what broadcasts to [HV, K, V].
+    # Of each token, broadcast to [HV, K, V].
     decay = g.exp()[..., None, None]
     if gk is not None:
         decay = decay * gk.to(dtype).exp()[..., :, None]
     if gv is not None:
         decay = decay * gv.to(dtype).exp()[..., None, :]
 
-    if cu_seqlens is None:  # every row of the batch at once: time first, then [B, HV, ...]
+    if cu_seqlens is None:
         state = q.new_zeros(batch, value_heads, K, V)
     else:
         state = q.new_zeros(len(cu_seqlens) - 1, value_heads, K, V)
@@ -59,7 +59,7 @@ def fused_recurrent_gated_delta_rule(
         state.copy_(key_first(initial_state, state_v_first))
     o = torch.empty_like(v)
     if cu_seqlens is None:
-        for t in range(tokens):
+        for t in range(tokens):  # every row of the batch at once
             state, o[:, t] = one_token(state, q[:, t], k[:, t], v[:, t], decay[:, t], beta[:, t])
     else:
         for n, b, first, last, _ in sequences(batch, tokens, cu_seqlens):

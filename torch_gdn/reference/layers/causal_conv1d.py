@@ -18,7 +18,7 @@ def causal_conv1d(
     cu_seqlens: Tensor | None = None,
     seq_idx: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """y[t] = bias + sum over j of weight[W - 1 - j] x[t - j], then silu; behind x [B, T, D] stands the state."""
+    """y[t] = bias + sum over j of weight[W - 1 - j] x[t - j], then silu, of x [B, T, D] behind the state."""
     dtype = compute_dtype(x)
     batch, tokens, channels = x.shape
     W = weight.shape[1]
@@ -30,12 +30,12 @@ def causal_conv1d(
     S = state.shape[2]
     y, final_state = torch.empty_like(x, dtype=dtype), torch.empty_like(state)
     for n, b, first, last, _ in sequences(batch, tokens, cu_seqlens):
-        behind = torch.cat([state[n].to(dtype), x[b, first:last].T.to(dtype)], dim=1)  # [D, S + tokens]
-        final_state[n] = behind[:, behind.shape[1] - S :]
+        columns = torch.cat([state[n].to(dtype), x[b, first:last].T.to(dtype)], dim=1)  # [D, S + tokens]
+        final_state[n] = columns[:, columns.shape[1] - S :]
         for t in range(first, last):
-            window = behind[:, S + t - first + 1 - W : S + t - first + 1]
+            window = columns[:, S + t - first + 1 - W : S + t - first + 1]
             if seq_idx is not None:
-                window = torch.where(taps_in_run(seq_idx[b], t, W), window, 0)
+                window = torch.where(taps_in_segment(seq_idx[b], t, W), window, 0)
             y[b, t] = (weight.to(dtype) * window).sum(1)
     if bias is not None:
         y += bias.to(dtype)
@@ -46,9 +46,10 @@ def causal_conv1d(
     return y.to(x.dtype), final_state if output_final_state else None
 
 
-def taps_in_run(runs: Tensor, t: int, W: int) -> Tensor:
-    """Which of the last W tokens are of token t's run."""
-    return torch.stack([runs[t - back] == runs[t] if back <= t else runs[t] != runs[t] for back in range(W)]).flip(0)
+def taps_in_segment(seq_idx: Tensor, t: int, W: int) -> Tensor:
+    """Which of the last W tokens have token t's number; seq_idx is [T]."""
+    here = [bool(t >= back and seq_idx[t - back] == seq_idx[t]) for back in reversed(range(W))]
+    return torch.tensor(here, device=seq_idx.device)
 
 
 def causal_conv1d_update_(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torch_gdn.reference.common import compute_dtype, decay_of, step_of
+from torch_gdn.reference.common import beta_of, compute_dtype, log_decay_of
 
 
 def gdn_gating(
@@ -10,4 +10,4 @@ def gdn_gating(
 ) -> tuple[Tensor, Tensor]:
     """g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), or twice that."""
     dtype = compute_dtype(a)
-    return decay_of(a.to(dtype), True, A_log, dt_bias), step_of(b.to(dtype), True, allow_neg_eigval)
+    return log_decay_of(a.to(dtype), True, A_log, dt_bias), beta_of(b.to(dtype), True, allow_neg_eigval)

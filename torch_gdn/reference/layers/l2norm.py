@@ -8,5 +8,5 @@ from torch_gdn.reference.common import compute_dtype
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """x * rsqrt(sum x^2 + eps) over the last dimension."""
-    wide = x.to(compute_dtype(x))
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+    upcast = x.to(compute_dtype(x))
+    return (upcast * torch.rsqrt(upcast.square().sum(-1, keepdim=True) + eps)).to(x.dtype)

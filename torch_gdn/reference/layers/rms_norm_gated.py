@@ -25,5 +25,5 @@ def rms_norm_gated(
         y = y.to(x.dtype)
     if weight is not None:
         y = weight * y if round_norm else weight.to(dtype) * y
-    opening = torch.sigmoid(g.to(dtype))
-    return (y * (opening if activation == "sigmoid" else g.to(dtype) * opening)).to(x.dtype)
+    g = g.to(dtype)
+    return (y * (g.sigmoid() if activation == "sigmoid" else g * g.sigmoid())).to(x.dtype)

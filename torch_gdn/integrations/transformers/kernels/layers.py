@@ -1,7 +1,7 @@
-"""Layers whose forward `kernels` puts in the place of a function's or a layer's of transformers.
+"""Layers whose forward `kernels` puts in place of a function's or a layer's of transformers.
 
-`self` is what they were put into, and its class has the original: a call that torch_gdn does not take goes there. The
-names, and the arguments of forward, are what `kernels` goes by.
+`self` is the object that was patched, and its class has the original, which gets the calls that torch_gdn does not
+take. `kernels` matches the names and the arguments of forward.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torch_gdn.integrations.transformers.choice import chosen
+from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 
-def chosen_in(layer: nn.Module, function: str) -> Callable[..., Any]:
-    return chosen(function, functools.partial(type(layer).forward, layer))
+def dispatcher_in(layer: nn.Module, function: str) -> Callable[..., Any]:
+    return dispatcher(function, functools.partial(type(layer).forward, layer))
 
 
 class chunk_gated_delta_rule(nn.Module):
@@ -36,7 +36,7 @@ class chunk_gated_delta_rule(nn.Module):
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        return chosen_in(self, "chunk_gated_delta_rule")(
+        return dispatcher_in(self, "chunk_gated_delta_rule")(
             query,
             key,
             value,
@@ -66,7 +66,7 @@ class fused_recurrent_gated_delta_rule(nn.Module):
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        return chosen_in(self, "fused_recurrent_gated_delta_rule")(
+        return dispatcher_in(self, "fused_recurrent_gated_delta_rule")(
             query,
             key,
             value,
@@ -91,7 +91,7 @@ class causal_conv1d_fn(nn.Module):
         activation: str | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        return chosen_in(self, "causal_conv1d_fn")(hidden_states, weight, bias, activation=activation, **kwargs)
+        return dispatcher_in(self, "causal_conv1d_fn")(hidden_states, weight, bias, activation=activation, **kwargs)
 
 
 class causal_conv1d_update(nn.Module):
@@ -106,7 +106,7 @@ class causal_conv1d_update(nn.Module):
         bias: Tensor | None = None,
         activation: str | None = None,
     ) -> Tensor:
-        return chosen_in(self, "causal_conv1d_update")(hidden_states, conv_state, weight, bias, activation)
+        return dispatcher_in(self, "causal_conv1d_update")(hidden_states, conv_state, weight, bias, activation)
 
 
 class RMSNormGated(nn.Module):
@@ -114,4 +114,4 @@ class RMSNormGated(nn.Module):
     has_backward = False
 
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
-        return chosen("rms_norm_gated", type(self).forward)(self, hidden_states, gate)
+        return dispatcher("rms_norm_gated", type(self).forward)(self, hidden_states, gate)

@@ -1,4 +1,4 @@
-"""One call at a time: torch_gdn's function, or the one that transformers would have called."""
+"""Each call goes to torch_gdn's function or to the one that transformers would have called."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
         args, kwargs: what the model calls it with.
 
     Returns:
-        (True, "") or (False, a sentence).
+        (True, "") or (False, the reason).
 
     Raises:
         ValueError: another function.
@@ -38,7 +38,7 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
         >>> supports("chunk_gated_delta_rule", q, q, q, g=g, beta=g)
         (True, '')
         >>> supports("chunk_gated_delta_rule", q, q, q, g=g, beta=g, chunk_size=100)
-        (False, 'chunk_size is 100, not one of (16, 32, 64)')
+        (False, 'chunk_size: expected 16, 32 or 64, got 100')
     """
     if function not in FUNCTIONS:
         raise ValueError(f"supports: function: expected one of {', '.join(FUNCTIONS)}, got {function!r}")
@@ -46,18 +46,18 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     return not reason, reason
 
 
-def chosen(function: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands where `original` stood and decides at each call."""
-    reason_against, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
+def dispatcher(function: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces `original`: each call goes to torch_gdn or to the original."""
+    reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
 
     @functools.wraps(original, updated=())
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        reason = reason_against(*args, **kwargs)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        reason = reason_of(*args, **kwargs)
         if not torch.compiler.is_compiling():  # a graph that counts would be compiled anew for each count
             count(function, reason)
         return original(*args, **kwargs) if reason else run(*args, **kwargs)
 
-    return choose
+    return dispatch
 
 
 def count(function: str, reason: str) -> None:
@@ -69,7 +69,7 @@ def count(function: str, reason: str) -> None:
     left[function, reason] += 1
 
 
-def forget() -> None:
-    """The counts start again, and so do the warnings."""
+def reset_counts() -> None:
+    """Each reason warns anew."""
     taken.clear()
     left.clear()

@@ -1,8 +1,8 @@
-"""Where the models of each version of transformers find their functions, and what has to be put there.
+"""Where the models of each version of transformers find their functions, and how those names are patched.
 
 Until 5.12 a layer keeps the functions as attributes of its own, from its construction on. Since 5.16 it looks them up
-in its module at each call. So in the one case a property of the class stands before the attributes of all its layers,
-old and new, which keep what they had; in the other the names in the module are rebound.
+in its module at each call. So in the one case a property of the class shadows the attributes of all its layers, old
+and new, which keep what they had; in the other the names in the module are rebound.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from torch_gdn.integrations.transformers.choice import chosen
+from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
-# The name in the model's module, or of the layer's attribute, and the function that it stands for.
+# The name in the model's module, or of the layer's attribute, and the function that it means.
 IN_THE_MODULE = {
     "torch_chunk_gated_delta_rule": "chunk_gated_delta_rule",
     "torch_recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
@@ -40,25 +40,25 @@ ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Place:
-    """A name of a module or of a class, what was there, and what stands there while torch_gdn is enabled."""
+class Patch:
+    """A name of a module or of a class, its value before, and the one while torch_gdn is enabled."""
 
     owner: Any
     name: str
-    before: Any  # ABSENT where there was nothing
-    ours: Any
+    original: Any  # ABSENT where the name did not exist
+    replacement: Any
 
-    def put(self) -> None:
-        setattr(self.owner, self.name, self.ours)
+    def apply(self) -> None:
+        setattr(self.owner, self.name, self.replacement)
 
-    def restore(self) -> bool:
-        """False, with nothing done, where another has put something of its own there since."""
-        if vars(self.owner).get(self.name) is not self.ours:
+    def revert(self) -> bool:
+        """False, with nothing done, where the name was rebound since."""
+        if vars(self.owner).get(self.name) is not self.replacement:
             return False
-        if self.before is ABSENT:
+        if self.original is ABSENT:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, self.before)
+            setattr(self.owner, self.name, self.original)
         return True
 
     def __str__(self) -> str:
@@ -73,19 +73,19 @@ def modeling_module(model: str) -> ModuleType | None:
     return importlib.import_module(f"{package}.modeling_{model}")
 
 
-def places(module: ModuleType) -> Iterator[Place]:
+def patches_of(module: ModuleType) -> Iterator[Patch]:
     for ending, function in FORWARDS.items():
         for owner in classes_named(module, ending):
-            yield replaced(owner, "forward", function)
-    kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, what the layers' constructor asks
+            yield patch(owner, "forward", function)
+    kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, read by the layers' constructor
     if not kept_in_layers:
         for name, function in IN_THE_MODULE.items():
-            if name in vars(module):  # a version that nobody has tried may lack some
-                yield replaced(module, name, function)
+            if name in vars(module):  # an untested version may lack some
+                yield patch(module, name, function)
         return
     for layer in classes_named(module, "GatedDeltaNet"):
         for name, function in IN_THE_LAYER.items():
-            yield Place(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
+            yield Patch(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
 
 
 def classes_named(module: ModuleType, ending: str) -> list[Any]:
@@ -94,19 +94,19 @@ def classes_named(module: ModuleType, ending: str) -> list[Any]:
     return [x for x in classes if x.__name__.endswith(ending)]
 
 
-def replaced(owner: Any, name: str, function: str) -> Place:
+def patch(owner: Any, name: str, function: str) -> Patch:
     original = vars(owner)[name]
-    return Place(owner, name, original, chosen(function, original))
+    return Patch(owner, name, original, dispatcher(function, original))
 
 
 def attribute(name: str, function: str) -> property:
-    """Stands before the layers' own attribute of that name."""
+    """Shadows the layers' own attribute of that name."""
 
     def read(layer: Any) -> Callable[..., Any]:
         if name not in layer.__dict__:
             raise AttributeError(name)  # then torch.nn.Module looks among the submodules
         original = layer.__dict__[name]
-        return chosen(function, functools.partial(convolution_of, layer) if original is None else original)
+        return dispatcher(function, functools.partial(convolution_of, layer) if original is None else original)
 
     def write(layer: Any, value: Any) -> None:
         layer.__dict__[name] = value
@@ -115,5 +115,5 @@ def attribute(name: str, function: str) -> property:
 
 
 def convolution_of(layer: Any, *, x: Tensor, **others: Any) -> Tensor:
-    """What a layer of until 5.12 computes where its `causal_conv1d_fn` is None."""
+    """What a layer computed until 5.12 where its `causal_conv1d_fn` is None."""
     return functional.silu(layer.conv1d(x)[:, :, : x.shape[-1]])

@@ -1,0 +1,61 @@
+"""The tests of `make quick`: each op on both devices, errors, torch.compile, one model, in three minutes of two cores.
+
+A line is a file under tests/, or a function in one with all its parameters, or one with those that a bracket starts.
+"""
+
+from __future__ import annotations
+
+QUICK = (
+    # each op, and what it refuses
+    "gdn/test_errors.py",
+    "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[cpu",
+    "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[mps-chunk_fwd_h-base_k128]",
+    "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[mps-chunk_fwd_o-base_k128]",
+    "gdn/test_golden.py::test_the_prefill_is_as_exact_as_fla",
+    "gdn/test_golden.py::test_the_recurrent_op_is_as_exact_as_fla",
+    "gdn/test_chunk_local_cumsum.py",
+    "gdn/test_chunk_scaled_dot_kkt.py::test_equals_the_reference",
+    "gdn/test_solve_tril.py::test_equals_the_reference",
+    "gdn/test_recompute_w_u.py::test_equals_the_reference",
+    "gdn/test_prepare_chunk_indices.py",
+    "gdn/test_always_exercised.py::test_dtypes",
+    "gdn/test_always_exercised.py::test_lengths",
+    "gdn/test_always_exercised.py::test_packed_and_empty_sequences",
+    "gdn/test_always_exercised.py::test_repeated_keys",
+    "gdn/test_gated_delta_rule_options.py::test_gates_in_the_kernel",
+    "gdn/test_gated_delta_rule_options.py::test_tiled_heads",
+    "gdn/test_gated_delta_rule_pool.py::test_slots",
+    "layers/test_causal_conv1d.py::test_packed_sequences_are_those_alone",
+    "layers/test_causal_conv1d.py::test_states_of_any_width",
+    "layers/test_causal_conv1d.py::TestPublicFunctions",
+    "layers/test_causal_conv1d_update.py",
+    "layers/test_gdn_gating.py",
+    "layers/test_l2norm.py",
+    "layers/test_rms_norm_gated.py",
+    "aura/test_aura_errors.py",
+    "aura/test_aura_encode.py",
+    "aura/test_aura_decode.py::test_part_of_a_cache",
+    "aura/test_aura_rotate.py",
+    "aura/test_aura_flash_p1.py",
+    "aura/test_aura_flash_p2.py",
+    "aura/test_aura_attention.py::test_scale",
+    "aura/test_aura_kv_cache.py::test_attention_to_what_is_held",
+    "aura/test_aura_kv_cache.py::test_saving_and_loading",
+    # PyTorch's own machinery
+    "gdn/test_opcheck.py::test_opcheck[",
+    "gdn/test_compile.py::test_fullgraph_gives_the_same_bits",
+    "gdn/test_compile.py::test_one_graph_serves_every_length",
+    # which algorithm and kernels run
+    "gdn/test_encoder.py",
+    "gdn/test_prefill_algorithm.py",
+    "tools/test_tune.py::test_the_heuristic",
+    "tools/test_docstrings.py",
+    # a model
+    "integrations/test_transformers.py::test_on_mps_prefill_and_decode_run_the_kernels[qwen3_next]",
+    "integrations/test_transformers_switch.py",
+)
+
+
+def is_quick(node_id: str) -> bool:
+    """Of a test's id relative to the root, as `tests/gdn/test_errors.py::test_x[cpu]`."""
+    return node_id.removeprefix("tests/").startswith(QUICK)

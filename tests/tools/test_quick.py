@@ -1,0 +1,21 @@
+"""The list of `make quick` names tests that exist."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.quick import QUICK, is_quick
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_each_line_names_tests() -> None:
+    files = sorted({f"tests/{line.partition('::')[0]}" for line in QUICK})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "quick", *files]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    found = [line.removeprefix("tests/") for line in finished.stdout.splitlines() if "::" in line]
+    assert [line for line in QUICK if not any(test.startswith(line) for test in found)] == []
+    assert all(map(is_quick, found))

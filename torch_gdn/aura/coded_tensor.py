@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_gdn.aura.codebooks import boundaries
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the vectors that are coded
+OF_TOKENS = ("codes", "norms", "means")  # [B, HK, capacity, ..] each; means may be absent
+TABLES = ("codebook", "boundaries", "signs")
+
+
+class CodedTensor:
+    """The keys of a cache, or its values: codes [B, HK, S, W], norms and perhaps means [B, HK, S], and their tables."""
+
+    def __init__(self, bits: int, signs: Tensor, codebook: Tensor, means: bool, shape: tuple[int, int, int]) -> None:
+        device = signs.device
+        self.signs, self.codebook, self.boundaries = signs, codebook, boundaries(codebook.cpu()).to(device)
+        words = (signs.shape[0] * bits + 31) // 32
+        self.codes = torch.zeros(*shape, words, dtype=torch.int32, device=device)
+        self.norms = torch.zeros(shape, device=device)
+        self.means = torch.zeros(shape, device=device) if means else None
+
+    def filled(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        means = None if self.means is None else self.means[:, :, :length]
+        return self.codes[:, :, :length], self.norms[:, :, :length], means
+
+    def of_tokens(self) -> dict[str, Tensor]:
+        return {name: x for name in OF_TOKENS if (x := getattr(self, name)) is not None}
+
+    def parts(self, length: int) -> dict[str, Tensor]:
+        """All that it takes to read the first `length` tokens."""
+        tokens = {name: x[:, :, :length] for name, x in self.of_tokens().items()}
+        return tokens | {name: getattr(self, name) for name in TABLES}
+
+    def fill(self, parts: dict[str, Tensor]) -> None:
+        """Takes over such parts, whose tokens become the first ones."""
+        for name, x in self.of_tokens().items():
+            x[:, :, : parts[name].shape[2]] = parts[name].to(x.device)
+        for name in TABLES:
+            setattr(self, name, parts[name].to(self.norms.device))
+
+    def append(self, x: Tensor, slots: Tensor) -> None:
+        torch.ops.gdn.aura_encode_(
+            x, slots, self.signs, self.boundaries, self.codebook, self.codes, self.norms, self.means
+        )
+
+    def decoded(self, length: int, dtype: torch.dtype) -> Tensor:
+        codes, norms, means = self.filled(length)
+        return torch.ops.gdn.aura_decode(codes, norms, self.codebook, self.signs, means, False, dtype)
+
+    def resize(self, capacity: int, length: int) -> None:
+        for name, x in self.of_tokens().items():
+            larger = x.new_zeros(*x.shape[:2], capacity, *x.shape[3:])
+            larger[:, :, :length] = x[:, :, :length]
+            setattr(self, name, larger)
+
+    def select(self, rows: Tensor) -> None:
+        for name, x in self.of_tokens().items():
+            setattr(self, name, x.index_select(0, rows))

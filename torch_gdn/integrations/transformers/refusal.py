@@ -1,0 +1,103 @@
+"""Why an op would not take a call: the op's own checks, asked on meta tensors, and their answers kept.
+
+Tensors are of one token here: no op limits how many there are, so one answer serves prompts of every length, and a
+compiled graph needs no guard on it. What tensors share is given once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+Sizes = tuple[int, ...]
+
+
+def kept(refusal: Callable[..., str]) -> Callable[..., str]:
+    """Asked once for the same arguments; torch.compile takes the answer as a constant."""
+
+    @functools.lru_cache(maxsize=256)
+    def cached(*call: Any) -> str:
+        with _disable_current_modes():  # a mode that counts ops must not see the question
+            return refusal(*call)
+
+    @torch.compiler.assume_constant_result
+    def ask(*call: Any) -> str:
+        return cached(*call)
+
+    return ask
+
+
+def refused(op: str, **call: Any) -> str:
+    """What the op says against the call without its own name, or nothing."""
+    try:
+        getattr(torch.ops.gdn, op)(**call)
+    except (TypeError, ValueError) as error:
+        return str(error).removeprefix(f"{op}: ")
+    return ""
+
+
+def meta(sizes: Sizes, dtype: torch.dtype) -> Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+@kept
+def rule_refusal(
+    op: str,
+    heads: tuple[Sizes, Sizes, Sizes],
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype, torch.dtype],
+    state_dtype: torch.dtype | None,
+    packed_batch: int | None,
+    chunk_size: int,
+) -> str:
+    """`heads`: (heads, size) of query, key and value; `dtypes`: theirs, g's and beta's."""
+    batch = 1 if packed_batch is None else packed_batch
+    q, k, v = (meta((batch, 1, *sizes), dtype) for sizes, dtype in zip(heads, dtypes[:3], strict=True))
+    g, beta = (meta((batch, 1, *heads[2][:1]), dtype) for dtype in dtypes[3:])
+    call: dict[str, Any] = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    if op == "chunk_gated_delta_rule":
+        call["chunk_size"] = chunk_size
+    if packed_batch is not None:
+        call["cu_seqlens"] = meta((2,), torch.int64)
+    if state_dtype is not None:
+        call["initial_state"] = meta((batch, *heads[2][:1], *heads[0][1:], *heads[2][1:]), state_dtype)
+    return refused(op, **call)
+
+
+@kept
+def convolution_refusal(
+    op: str,
+    x: tuple[Sizes, torch.dtype],
+    weight: tuple[Sizes, torch.dtype],
+    bias: tuple[Sizes, torch.dtype] | None,
+    state_dtype: torch.dtype | None,
+    seq_idx_dtype: torch.dtype | None,
+    activation: str | None,
+) -> str:
+    """`x`: the sizes between batch and tokens, which are [D], and the dtype."""
+    channels, dtype = x
+    call: dict[str, Any] = {"x": meta((1, 1, *channels), dtype), "weight": meta(*weight), "activation": activation}
+    if bias is not None:
+        call["bias"] = meta(*bias)
+    if state_dtype is not None:
+        name = "initial_state" if op == "causal_conv1d" else "state_pool"
+        call[name] = meta((1, *weight[0]), state_dtype)
+    if seq_idx_dtype is not None:
+        call["seq_idx"] = meta((1, 1), seq_idx_dtype)
+    return refused(op, **call)
+
+
+@kept
+def norm_refusal(
+    row: Sizes,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    weight: tuple[Sizes, torch.dtype],
+    activation: str,
+) -> str:
+    """`dtypes`: of the input and of the gate."""
+    x, gate = (meta(row, dtype) for dtype in dtypes)
+    return refused("rms_norm_gated", x=x, g=gate, weight=meta(*weight), activation=activation)
