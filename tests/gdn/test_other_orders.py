@@ -68,7 +68,7 @@ def test_the_order_of_lanes_changes_no_bit(mps: torch.device, name: str, seed: i
 def test_the_chunked_op_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
     golden, op = load(name), "chunk_gated_delta_rule"
     unkind(seed=3, perturb=True)
-    for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, mps)):
+    for part in recorded.whole_parts(golden, op, *run(op, golden.case, mps)):
         assert part.kept, str(part)
 
 
@@ -76,7 +76,7 @@ def test_the_chunked_op_at_the_edge_of_the_specification(mps: torch.device, name
 def test_the_recurrent_op_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
     golden, op = load(name), "fused_recurrent_gated_delta_rule"
     unkind(seed=3, perturb=True)
-    for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, mps)):
+    for part in recorded.whole_parts(golden, op, *run(op, golden.case, mps)):
         assert part.kept, str(part)
 
 

@@ -109,7 +109,7 @@ def test_of_another_way(algorithm: str, test: Callable[..., None], arguments: di
 def test_is_as_exact_as_fla(algorithm: str, name: str) -> None:
     golden = load(name)
     with prefill_algorithm(algorithm):
-        for part in recorded.end_to_end_parts(golden, OP, *run(OP, golden.case, ready("mps"))):
+        for part in recorded.whole_parts(golden, OP, *run(OP, golden.case, ready("mps"))):
             assert part.kept, str(part)
 
 
@@ -161,7 +161,7 @@ def test_chunks_of_the_fused_way(name: str, chunk_size: int) -> None:
         kernels_run(mps, f"fused_chunk_gated_delta_rule_bfloat_64_{chunk_size}_4"),
         prefill_algorithm("fused_chunk", chunk_size),
     ):
-        for part in recorded.end_to_end_parts(golden, OP, *run(OP, golden.case, mps)):
+        for part in recorded.whole_parts(golden, OP, *run(OP, golden.case, mps)):
             assert part.kept, str(part)
     with (
         kernels_run(mps, f"fused_chunk_gated_delta_rule_float_64_{chunk_size}_4"),
