@@ -94,18 +94,8 @@ def write(file: Path, table: Table) -> None:
     unfinished.replace(file)
 
 
-_installed: Table = {}
-
-
-def chunk_sizes(device: str) -> set[int]:
-    """Of the fused chunk algorithm that calls on the device with this name may ask for; 0: its own choice."""
-    return {0} | {row.chunk_size for row in _installed.get(device, ())}
-
-
 def install(table: Table) -> None:
     """From now on prefills on `mps` go by these rows, each device by its own."""
-    _installed.clear()
-    _installed.update(table)
     _C.set_tuning_cache(
         {
             device: [(row.tokens, row.threadgroups, row.K, row.algorithm, row.chunk_size) for row in rows]

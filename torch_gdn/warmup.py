@@ -37,9 +37,10 @@ def warmup(
     is needed is recorded from real calls (`torch_gdn.recording`): no kernel of torch_gdn's runs meanwhile in this
     thread.
 
-    A transformers model, on which `torch_gdn.integrations` were enabled, is called with prompts of 1, 2, 4, ...
-    tokens, each followed by one token and by a few on the cache. What these calls launch is compiled, and nothing else:
-    generation from one sequence of up to `longest_prompt` tokens then compiles nothing more.
+    A transformers model, for which torch_gdn's integration is enabled, is called with prompts of 1, 2, 4, ... tokens,
+    each followed by one token and by a few on the cache. What these calls launch is compiled, and nothing else:
+    generation from one prompt of up to `longest_prompt` tokens then compiles nothing more, if the tuning cache, where
+    there is one, was measured at powers of two, as `torch_gdn.tune` does unless told otherwise.
 
     For shapes it is what a Gated DeltaNet layer launches: both end-to-end ops on aligned rows, in chunks of 64, with
     either state layout, with and without use_qk_l2norm_in_kernel, in the prefill algorithms that the tuning cache or
@@ -150,7 +151,7 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
         }
         fused_recurrent_gated_delta_rule(q, q, v, gates, beta=gates, **options)
         for choice in prefill_algorithms(shape):
-            with prefill_algorithm(*choice):
+            with prefill_algorithm(*choice):  # of all threads for that moment, which changes the rounding of a prefill
                 chunk_gated_delta_rule(q, q, v, gates, gates, **options)
 
 
