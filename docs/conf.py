@@ -20,7 +20,7 @@ exclude_patterns = ["_build"]
 myst_heading_anchors = 3  # a link may name a heading: page.md#heading
 
 default_role = "py:obj"  # docstrings quote names in single backticks: a link where the name is documented
-autodoc_typehints_format = "short"
+autodoc_typehints = "none"  # docstrings say them; overloads would replace the signature
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 100
 napoleon_numpy_docstring = False
