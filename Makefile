@@ -23,7 +23,7 @@ DEMO_DEVICE := simulated-mps
 DEVICE := $(VENV)/.simulator
 endif
 
-.PHONY: help demo test quick proof lint format clean install
+.PHONY: help demo test quick proof docs lint format clean install
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile | column -t -s :
@@ -43,6 +43,10 @@ quick: $(DEVICE)  ## each op on both devices, errors, torch.compile and a model,
 proof: install  ## what can be shown of the Mac build and of the shaders without a Mac: one table
 	$(BIN)/python -m proof
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
+
+docs: install  ## the documentation, warnings as errors, into build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo 'build/docs/index.html'
 
 lint: install  ## ruff, mypy, clang-format
 	$(BIN)/ruff check .

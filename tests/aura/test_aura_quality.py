@@ -1,4 +1,4 @@
-"""bench/aura_quality.py: what its table says, with fewer tokens; the README's is what it writes."""
+"""bench/aura_quality.py: what its table says, with fewer tokens; that of docs/aura.md is what it writes."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_a_trained_model_hardly_notices_the_safe_scheme() -> None:
     assert float(rows[5].split("|")[3]) > 2 * error  # 2v2
 
 
-def test_the_readme_has_these_ratios() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_documentation_has_these_ratios() -> None:
+    page = (ROOT / "docs/aura.md").read_text()
     for scheme in aura_quality.SCHEMES:
-        row = next(line for line in readme.split("\n") if line.startswith(f"| {scheme} | ") and "MiB" in line)
+        row = next(line for line in page.split("\n") if line.startswith(f"| {scheme} | ") and "MiB" in line)
         for D in (64, 128):
             measured = aura_quality.bytes_per_token(scheme, D)
             assert f"| {measured} | 1/{4 * D / measured:.2f} |" in row

@@ -33,7 +33,7 @@ def test_a_stage_fed_what_fla_was_fed(device: torch.device, op: str, name: str) 
 def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None:
     op = "chunk_gated_delta_rule"
     golden = load(name)
-    for part in recorded.whole_parts(golden, op, *run(op, golden.case, device)):
+    for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, device)):
         assert part.kept, str(part)
 
 
@@ -41,7 +41,7 @@ def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None
 def test_the_recurrent_op_is_as_exact_as_fla(device: torch.device, name: str) -> None:
     op = "fused_recurrent_gated_delta_rule"
     golden = load(name)
-    for part in recorded.whole_parts(golden, op, *run(op, golden.case, device)):
+    for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, device)):
         assert part.kept, str(part)
 
 

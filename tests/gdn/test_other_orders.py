@@ -57,7 +57,7 @@ def test_the_order_of_lanes_changes_no_bit(mps: torch.device, op: str, name: str
 def test_a_prefill_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
     golden, op = load(name), "chunk_gated_delta_rule"
     unkind(seed=3, perturb=True)
-    for part in recorded.whole_parts(golden, op, *run(op, golden.case, mps)):
+    for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, mps)):
         assert part.kept, str(part)
 
 
@@ -73,7 +73,7 @@ def test_a_prefill_of_repeated_keys_in_float32_at_the_edge_of_the_specification(
 def test_the_recurrent_op_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:
     golden, op = load(name), "fused_recurrent_gated_delta_rule"
     unkind(seed=3, perturb=True)
-    for part in recorded.whole_parts(golden, op, *run(op, golden.case, mps)):
+    for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, mps)):
         assert part.kept, str(part)
 
 

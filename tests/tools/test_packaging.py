@@ -83,8 +83,9 @@ def test_wheel_holds_what_makes_a_folder_a_local_kernel(wheel: zipfile.ZipFile) 
 
 def test_wheel_is_apache_licensed(wheel: zipfile.ZipFile, metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
-    (name,) = (name for name in wheel.namelist() if name.endswith("/licenses/LICENSE"))
-    assert wheel.read(name) == (ROOT / "LICENSE").read_bytes()
+    for file in ("LICENSE", "NOTICE"):
+        (name,) = (name for name in wheel.namelist() if name.endswith(f"/licenses/{file}"))
+        assert wheel.read(name) == (ROOT / file).read_bytes()
 
 
 def test_wheel_states_the_torch_and_python_that_it_accepts(metadata: Message) -> None:

@@ -12,6 +12,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOW = ROOT / ".github/workflows/test.yml"
+each_workflow = pytest.mark.parametrize(
+    "workflow", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.name
+)
 
 
 def lint(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,12 +35,14 @@ def findings(workflow: Path) -> str:
     return process.stdout + process.stderr if process.returncode != 0 else ""
 
 
-def test_no_schema_error() -> None:
-    assert not schema_errors(WORKFLOW)
+@each_workflow
+def test_no_schema_error(workflow: Path) -> None:
+    assert not schema_errors(workflow)
 
 
-def test_no_finding() -> None:
-    assert not findings(WORKFLOW)
+@each_workflow
+def test_no_finding(workflow: Path) -> None:
+    assert not findings(workflow)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def stage_parts(golden: Golden, results: dict[str, Tensor]) -> list[bounds.Part]
     return parts
 
 
-def whole_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[bounds.Part]:
+def end_to_end_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[bounds.Part]:
     """At most 1.05 x FLA's error of an end-to-end op; the recurrent state has the bound of float32."""
     prefix = PREFIXES[op]
     exact_o, exact_state = golden.exact
@@ -104,4 +104,4 @@ def check_end_to_end(device: torch.device, folder: Path, name: str, op: str, alg
     with prefill_algorithm(algorithm):
         o, state = END_TO_END_OPS[op](*there.qkv, **there.options)
     assert state is not None
-    return judged(whole_parts(golden, op, o.cpu(), state.cpu()))
+    return judged(end_to_end_parts(golden, op, o.cpu(), state.cpu()))
