@@ -22,8 +22,8 @@ struct Outputs {
   Tensor o, h;  // h has no elements where it was not asked for
 };
 
-// Each sequence and key head has panels, those of its value heads one after the other. A work item is some of them for a
-// whole sequence, on one core. They share the products of the key head's q and k, so items are only as small as the
+// Each sequence and key head has panels, those of its value heads one after the other. A work item is some of them for
+// a whole sequence, on one core. They share the products of the key head's q and k, so items are only as small as the
 // cores need.
 struct Work {
   ChunkShape<> s;
