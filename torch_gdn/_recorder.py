@@ -36,7 +36,7 @@ class recording:
     Only the calling thread records; kernels of others run as always. Inputs are checked and outputs allocated, but what
     outputs hold means nothing; PyTorch's own ops run. A recording inside another takes the launches for itself.
 
-    Attributes, once it has ended:
+    Attributes:
         launches: all in order, each with `variant`, `bindings` (how many), `threadgroups` and `threads` (of one).
         variants: each kernel variant once, in the order of the first launches, with `name`, `kernel`, `file` and
             `arguments`.

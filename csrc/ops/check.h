@@ -22,9 +22,13 @@ inline bool holds(bool condition) { return condition; }
 // Becomes a guard, or an assertion where the size is known only at run time.
 inline bool holds(const c10::SymBool& condition) { return condition.expect_true(__FILE__, __LINE__); }
 
+// An op runs, so that the content of index tensors can be read; else its outputs are asked for.
+template <typename Int>
+constexpr bool is_run = std::is_same_v<Int, int64_t>;
+
 template <typename Int>
 Int size_of(const Tensor& x, int64_t dimension) {
-  if constexpr (std::is_same_v<Int, int64_t>) {
+  if constexpr (is_run<Int>) {
     return x.size(dimension);
   } else {
     return x.sym_size(dimension);
@@ -33,7 +37,7 @@ Int size_of(const Tensor& x, int64_t dimension) {
 
 template <typename Int>
 c10::ArrayRef<Int> sizes_of(const Tensor& x) {
-  if constexpr (std::is_same_v<Int, int64_t>) {
+  if constexpr (is_run<Int>) {
     return x.sizes();
   } else {
     return x.sym_sizes();

@@ -4,7 +4,7 @@ namespace torch_gdn {
 
 void check_cu_seqlens(const char* op, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens,
                       const optional<Tensor>& chunk_indices) {
-  if (!cu_seqlens.has_value() || !cu_seqlens->is_cpu()) return;
+  if (!cu_seqlens->is_cpu()) return;
   const Tensor boundaries = cu_seqlens->to(at::kLong);
   const auto at = boundaries.accessor<int64_t, 1>();
   TORCH_CHECK_VALUE(at[0] == 0, op, ": cu_seqlens: expected the first boundary to be 0, got ", at[0]);

@@ -49,6 +49,10 @@ void check_heads(const Check<Int>& check, const char* key, const Int& key_heads,
                     key_heads, " of ", key, ", got ", value_heads);
 }
 
+// The content of a cu_seqlens on the CPU; the kernels check that of one on the device.
+void check_cu_seqlens(const char* op, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens,
+                      const optional<Tensor>& chunk_indices);
+
 // Derives N, NT and packed from B, T and C. C is 0 for an op without chunks.
 template <typename Int>
 void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional<Tensor>& cu_seqlens,
@@ -67,17 +71,15 @@ void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional
   check.value(sym_ge(s.N, Int(1)), "cu_seqlens", expected, sizes_of<Int>(*cu_seqlens));
   check.value(sym_eq(s.B, Int(1)), "cu_seqlens", "a batch of 1 (sequences packed along T)", "a batch of ", s.B);
   if (chunked) s.NT += s.N;
-  if (!chunk_indices.has_value()) return;
-  check.is_index("chunk_indices", *chunk_indices);
-  check.on_device_or_cpu("chunk_indices", *chunk_indices);
-  check.value(chunk_indices->dim() == 2 && holds(sym_eq(size_of<Int>(*chunk_indices, 1), Int(2))), "chunk_indices",
-              "shape [NT, 2]", sizes_of<Int>(*chunk_indices));
-  s.NT = size_of<Int>(*chunk_indices, 0);
+  if (chunk_indices.has_value()) {
+    check.is_index("chunk_indices", *chunk_indices);
+    check.on_device_or_cpu("chunk_indices", *chunk_indices);
+    check.value(chunk_indices->dim() == 2 && holds(sym_eq(size_of<Int>(*chunk_indices, 1), Int(2))), "chunk_indices",
+                "shape [NT, 2]", sizes_of<Int>(*chunk_indices));
+    s.NT = size_of<Int>(*chunk_indices, 0);
+  }
+  if constexpr (is_run<Int>) check_cu_seqlens(check.op(), s, cu_seqlens, chunk_indices);
 }
-
-// The content of a cu_seqlens on the CPU; the kernels check that of one on the device.
-void check_cu_seqlens(const char* op, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens,
-                      const optional<Tensor>& chunk_indices = std::nullopt);
 
 // Contiguous int64 on `device`, as the kernels read them.
 optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens);

@@ -3,7 +3,6 @@
 //   kSchema      as torch.library reads it
 //   arguments()  a tie of its members in the schema's order
 //   check()      raises for what the op does not take, and derives the sizes
-//   check_contents()  optional: of index tensors on the CPU; not called for fake tensors
 //   outputs()    allocates what the op returns
 // A device adds void run(const Op<int64_t>&, const outputs&) and implement<Op, run>() in its own library block.
 #pragma once
@@ -22,7 +21,7 @@ namespace torch_gdn {
 
 template <typename Int>
 Tensor empty(c10::ArrayRef<Int> sizes, const at::TensorOptions& options) {
-  if constexpr (std::is_same_v<Int, int64_t>) {
+  if constexpr (is_run<Int>) {
     return at::empty(sizes, options);
   } else {
     return at::empty_symint(sizes, options);
@@ -65,7 +64,6 @@ struct Kernel<Op, run, prepare, std::tuple<Argument&...>> {
     Op<int64_t> op;
     op.arguments() = std::tuple<Argument...>(std::move(arguments)...);
     op.check();
-    if constexpr (requires { op.check_contents(); }) op.check_contents();
     if constexpr (std::is_void_v<decltype(op.outputs())>) {
       run(op);
     } else {

@@ -5,7 +5,7 @@
 namespace torch_gdn {
 
 void check_state_indices(const char* op, const StatePool& pool) {
-  if (!pool.indices.has_value() || !pool.indices->is_cpu()) return;
+  if (!pool.indices->is_cpu()) return;
   const Tensor indices = pool.indices->to(at::kLong);
   const auto at = indices.accessor<int64_t, 1>();
   const int64_t slots = pool.states.size(0);

@@ -11,11 +11,14 @@ struct StatePool {
   int64_t null_index = -1;
 };
 
+// The content of indices on the CPU; the kernels check that of those on the device.
+void check_state_indices(const char* op, const StatePool& pool);
+
 template <typename Int>
 void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool) {
   const Int slots = size_of<Int>(pool.states, 0);
   for (int64_t d = 0; d < pool.states.dim(); ++d) {
-    if constexpr (std::is_same_v<Int, int64_t>) {
+    if constexpr (is_run<Int>) {
       check.value(pool.states.stride(d) != 0 || pool.states.size(d) <= 1, "state_pool",
                   "every element at a place of its own", "strides ", pool.states.strides());
     } else if (pool.states.sym_stride(d) == 0) {
@@ -36,9 +39,7 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool) {
   check.on_device_or_cpu("state_indices", *pool.indices);
   check.value(pool.indices->dim() == 1 && holds(sym_eq(size_of<Int>(*pool.indices, 0), N)), "state_indices",
               "shape [N], one for a sequence", sizes_of<Int>(*pool.indices), " for ", N, " sequences");
+  if constexpr (is_run<Int>) check_state_indices(check.op(), pool);
 }
-
-// The content of indices on the CPU; the kernels check that of those on the device.
-void check_state_indices(const char* op, const StatePool& pool);
 
 }  // namespace torch_gdn

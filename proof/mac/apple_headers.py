@@ -21,7 +21,7 @@ METAL = Path("simulator/metal/include")
 # One set for the simulated device on Linux, one for the Mac build; Metal's headers are the same in both.
 STUB_SETS = {
     "simulated device": (Path("simulator/foundation/include"), METAL),
-    "Mac build": (Path("proof/include"), METAL),
+    "Mac build": (Path("proof/mac/include"), METAL),
 }
 SOURCE = """
 #import <Foundation/Foundation.h>

@@ -84,12 +84,12 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
     check.value(sym_eq(stride, c10::SymInt(1)), "codes", "a last stride of 1", stride);
     check_norms(check, "norms", norms, rows);
     if (means.has_value()) check_norms(check, "means", *means, rows);
+    if constexpr (is_run<Int>) check_cpu_slots(check);
   }
 
   // The kernel checks slots on the device.
-  void check_contents() const {
+  void check_cpu_slots(const Check<Int>& check) const {
     if (!slots.is_cpu()) return;
-    const Check<Int> check("aura_encode_", "x", this->x);
     const Tensor indices = slots.to(at::kLong).contiguous();
     const auto* slot = indices.const_data_ptr<int64_t>();
     const int64_t S = cache.codes.size(2);

@@ -47,8 +47,6 @@ struct ChunkFwdH {
     check_initial_state(check, s, initial_state, state_v_first);
   }
 
-  void check_contents() const { check_cu_seqlens("chunk_fwd_h", shape, cu_seqlens, chunk_indices); }
-
   std::tuple<Tensor, Tensor, Tensor> outputs() const {
     const auto& s = shape;
     return {empty<Int>(state_sizes({s.B, s.NT}, s, state_v_first), k.options()),

@@ -45,8 +45,6 @@ struct ChunkFwdO {
                 state_sizes({s.B, s.NT}, s, state_v_first));
   }
 
-  void check_contents() const { check_cu_seqlens("chunk_fwd_o", shape, cu_seqlens, chunk_indices); }
-
   Tensor outputs() const { return empty<Int>({shape.B, shape.T, shape.HV, shape.V}, q.options()); }
 };
 

@@ -65,10 +65,6 @@ struct ChunkGatedDeltaRule : ChunkedRule<Int> {
     check_initial_state(check, this->shape, initial_state, this->state_v_first);
   }
 
-  void check_contents() const {
-    check_cu_seqlens("chunk_gated_delta_rule", this->shape, this->cu_seqlens, this->chunk_indices);
-  }
-
   std::tuple<Tensor, Tensor, Tensor> outputs() const {
     return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first),
             this->chunk_states()};
@@ -100,11 +96,6 @@ struct ChunkGatedDeltaRuleInPlace : ChunkedRule<Int> {
     const Check<Int> check("chunk_gated_delta_rule_", "q", this->q);
     this->check_chunked(check);
     this->check_pool(check, pool);
-  }
-
-  void check_contents() const {
-    check_cu_seqlens("chunk_gated_delta_rule_", this->shape, this->cu_seqlens, this->chunk_indices);
-    check_state_indices("chunk_gated_delta_rule_", pool);
   }
 
   std::tuple<Tensor, Tensor> outputs() const { return {this->output(), this->chunk_states()}; }

@@ -27,8 +27,6 @@ struct ChunkLocalCumsum {
     check_sequences(check, shape, cu_seqlens, chunk_indices);
   }
 
-  void check_contents() const { check_cu_seqlens("chunk_local_cumsum", shape, cu_seqlens, chunk_indices); }
-
   Tensor outputs() const { return empty(sizes_of<Int>(g), g.options().dtype(at::kFloat)); }
 };
 

@@ -39,8 +39,6 @@ struct ChunkScaledDotKkt {
     check_sequences(check, s, cu_seqlens, chunk_indices);
   }
 
-  void check_contents() const { check_cu_seqlens("chunk_scaled_dot_kkt", shape, cu_seqlens, chunk_indices); }
-
   Tensor outputs() const { return empty<Int>({shape.B, shape.T, shape.HV, shape.C}, k.options().dtype(at::kFloat)); }
 };
 

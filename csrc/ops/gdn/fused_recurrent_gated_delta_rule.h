@@ -56,8 +56,6 @@ struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
     check_initial_state(check, this->shape, initial_state, this->state_v_first);
   }
 
-  void check_contents() const { check_cu_seqlens("fused_recurrent_gated_delta_rule", this->shape, this->cu_seqlens); }
-
   std::tuple<Tensor, Tensor> outputs() const {
     return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first)};
   }
@@ -87,11 +85,6 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
     const Check<Int> check("fused_recurrent_gated_delta_rule_", "q", this->q);
     this->check_recurrent(check);
     this->check_pool(check, pool);
-  }
-
-  void check_contents() const {
-    check_cu_seqlens("fused_recurrent_gated_delta_rule_", this->shape, this->cu_seqlens);
-    check_state_indices("fused_recurrent_gated_delta_rule_", pool);
   }
 
   Tensor outputs() const { return this->output(); }

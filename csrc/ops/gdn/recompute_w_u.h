@@ -42,8 +42,6 @@ struct RecomputeWU {
     check_sequences(check, s, cu_seqlens, chunk_indices);
   }
 
-  void check_contents() const { check_cu_seqlens("recompute_w_u", shape, cu_seqlens, chunk_indices); }
-
   std::tuple<Tensor, Tensor> outputs() const {
     const auto& s = shape;
     return {empty<Int>({s.B, s.T, s.HV, s.K}, k.options()), empty<Int>({s.B, s.T, s.HV, s.V}, k.options())};

@@ -90,8 +90,6 @@ struct CausalConv1d : CausalConvolution<Int> {
                 "None where there is a cu_seqlens, an initial or a final state", "a tensor");
   }
 
-  void check_contents() const { check_cu_seqlens("causal_conv1d", this->shape, this->cu_seqlens); }
-
   std::tuple<Tensor, Tensor> outputs() const {
     const auto options = (initial_state.has_value() ? *initial_state : this->x).options();
     return {this->output(),
@@ -119,11 +117,6 @@ struct CausalConv1dUpdate : CausalConvolution<Int> {
     check.dimensions("state_pool", pool.states, 3, "[slots, D, S]");
     this->check_state(check, "state_pool", pool.states, "[slots, D, S]", size_of<Int>(pool.states, 0));
     check_slots(check, this->shape.N, pool);
-  }
-
-  void check_contents() const {
-    check_cu_seqlens("causal_conv1d_update_", this->shape, this->cu_seqlens);
-    check_state_indices("causal_conv1d_update_", pool);
   }
 
   Tensor outputs() const { return this->output(); }
