@@ -202,14 +202,14 @@ def test_a_last_stride_other_than_one_is_copied_with_one_warning(
     assert_exact(op, case, result)
 
 
-BOUNDS = [0, 0, 17, 17, 81, 150, 150]
+CU_SEQLENS = [0, 0, 17, 17, 81, 150, 150]
 
 
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("where", ["on the cpu", "on the device"])
 def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: torch.dtype, where: str) -> None:
-    case = make_case(150, bounds=BOUNDS)
+    case = make_case(150, cu_seqlens=CU_SEQLENS)
     assert case.cu_seqlens is not None and case.initial_state is not None
     case.cu_seqlens = case.cu_seqlens.to(index_dtype)
     there = case.to(device)
@@ -223,7 +223,7 @@ def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: 
 
 @each_op("chunked")
 def test_packed_sequences_are_the_sequences_alone(device: torch.device, op: str) -> None:
-    case = make_case(150, bounds=[0, 17, 81, 150], state=False)
+    case = make_case(150, cu_seqlens=[0, 17, 81, 150], state=False)
     packed_o, packed_state = run(op, case, device)
     for n, (first, last) in enumerate([(0, 17), (17, 81), (81, 150)]):
         alone = make_case(150, state=False).map(lambda x: x[:, first:last])  # noqa: B023  called at once
@@ -234,8 +234,8 @@ def test_packed_sequences_are_the_sequences_alone(device: torch.device, op: str)
 @each_op("chunked", "fused_chunk")
 def test_many_short_sequences(device: torch.device, op: str) -> None:
     """More sequences than chunks of tokens, and some hundred states."""
-    bounds = [0, *torch.arange(1, 201).mul(3).sub(1).tolist()]
-    case = make_case(bounds[-1], 16, 16, HV=2, bounds=bounds)
+    cu_seqlens = [0, *torch.arange(1, 201).mul(3).sub(1).tolist()]
+    case = make_case(cu_seqlens[-1], 16, 16, HV=2, cu_seqlens=cu_seqlens)
     assert_exact(op, case, run(op, case, device))
 
 
@@ -310,7 +310,7 @@ PACKED = [0, 70, 210, 230]  # poisoned: sequence 1, in the second of its three c
 @pytest.mark.parametrize("tensor", ["q", "k", "v", "beta"])
 def test_nan_and_inf_stay_in_their_head_and_sequence(device: torch.device, op: str, tensor: str, value: float) -> None:
     token, head = 70 + 64 + 5, 1
-    case = make_case(230, 32, 32, H=2, HV=4, bounds=PACKED)
+    case = make_case(230, 32, 32, H=2, HV=4, cu_seqlens=PACKED)
     clean_o, clean_state = run(op, case, device)
     poisoned = case.map(torch.clone)
     getattr(poisoned, tensor)[0, token, head] = value

@@ -91,11 +91,11 @@ def test_state_v_first(device: torch.device) -> None:
 @pytest.mark.parametrize("given_indices", [False, True])
 def test_packed_sequences(device: torch.device, given_indices: bool) -> None:
     """Without chunk_indices h has surplus rows, which are zeros as in the reference."""
-    check(device, make_case(150, bounds=[0, 17, 17, 81, 150]), given_indices=given_indices)
+    check(device, make_case(150, cu_seqlens=[0, 17, 17, 81, 150]), given_indices=given_indices)
 
 
 def test_bounds_on_the_device(device: torch.device) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150])
     stages = stages_of(case)
     expected = compute(device, case, stages, 64, False, False)
     assert case.cu_seqlens is not None

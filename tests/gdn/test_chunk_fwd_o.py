@@ -59,4 +59,4 @@ def test_scale(device: torch.device) -> None:
 
 
 def test_packed_sequences(device: torch.device) -> None:
-    check(device, make_case(150, bounds=[0, 17, 17, 81, 150]))
+    check(device, make_case(150, cu_seqlens=[0, 17, 17, 81, 150]))

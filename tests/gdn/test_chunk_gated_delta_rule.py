@@ -43,7 +43,7 @@ def test_two_calls_go_on_where_the_first_stopped(device: torch.device) -> None:
 
 @each_device("chunked")
 def test_chunk_indices_change_nothing(device: torch.device) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150])
     assert case.cu_seqlens is not None
     indices = torch_gdn.prepare_chunk_indices(case.cu_seqlens)
     for name, ours, theirs in zip(
@@ -69,7 +69,7 @@ def test_heads_that_share_the_products_of_their_keys(device: torch.device, group
 
 @each_device("chunked")
 def test_equals_its_stages_one_by_one(device: torch.device) -> None:
-    case = make_case(150, 96, 72, H=2, HV=6, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, 96, 72, H=2, HV=6, cu_seqlens=[0, 17, 17, 81, 150])
     there, cu = case.to(device), case.cu_seqlens
     g = torch_gdn.chunk_local_cumsum(there.g, cu_seqlens=cu)
     A_inv = torch_gdn.solve_tril(torch_gdn.chunk_scaled_dot_kkt(there.k, g, there.beta, cu), cu)

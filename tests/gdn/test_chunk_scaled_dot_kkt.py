@@ -47,7 +47,7 @@ def test_key_sizes(device: torch.device, K: int) -> None:
 
 
 def test_packed_sequences(device: torch.device) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150])
     A, exact = compute(device, case)
     assert_close("A", A, exact, chunk_f32(case.largest_sum()))
 

@@ -72,10 +72,10 @@ def test_the_final_state_need_not_be_kept(op: str) -> None:
     assert_same_bits("o", without[0], run(op, case, CPU)[0])
 
 
-@pytest.mark.parametrize("bounds", [[0, 3, 3, 7, 8], [0, 3, 3, 70, 71, 75]])
-def test_short_sequences_alone_and_among_long_ones(bounds: list[int]) -> None:
+@pytest.mark.parametrize("cu_seqlens", [[0, 3, 3, 7, 8], [0, 3, 3, 70, 71, 75]])
+def test_short_sequences_alone_and_among_long_ones(cu_seqlens: list[int]) -> None:
     """Where all are short the chunked op takes them token by token."""
-    case = make_case(bounds[-1], HV=2, bounds=bounds)
+    case = make_case(cu_seqlens[-1], HV=2, cu_seqlens=cu_seqlens)
     assert_exact(CHUNK, case, run(CHUNK, case, CPU))
 
 
@@ -86,7 +86,7 @@ def test_bits_do_not_depend_on_how_threads_share_the_work(
     op: str, H: int, HV: int, K: int, V: int, dtype: torch.dtype
 ) -> None:
     """Heads and columns of V make other work items for 2, 5 and 8 threads than for one."""
-    case = make_case(150, K, V, H=H, HV=HV, dtype=dtype, bounds=[0, 17, 17, 150])
+    case = make_case(150, K, V, H=H, HV=HV, dtype=dtype, cu_seqlens=[0, 17, 17, 150])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

@@ -233,9 +233,9 @@ def contents() -> list[Bad]:
     wrong = {"a start of 1": [1, 5, 5, 20], "a descent": [0, 7, 5, 20], "an end before T": [0, 5, 5, 19]}
     wrong |= {"an end past T": [0, 5, 5, 21], "a negative one": [0, -1, 5, 20]}
     found = [
-        Bad(op, "cu_seqlens", ValueError, what, put("cu_seqlens", torch.tensor(bounds)), packed=True)
+        Bad(op, "cu_seqlens", ValueError, what, put("cu_seqlens", torch.tensor(numbers)), packed=True)
         for op in PACKABLE
-        for what, bounds in wrong.items()
+        for what, numbers in wrong.items()
     ]
     for op in IN_PLACE:
         for what, numbers in {"an index of 5": [5, 1], "one slot twice": [1, 1]}.items():

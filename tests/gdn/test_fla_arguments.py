@@ -70,13 +70,13 @@ def test_context_parallelism_is_an_error() -> None:
 
 
 def test_a_copy_of_cu_seqlens_must_be_one() -> None:
-    bounds = torch.tensor([0, 5])
-    given = call("chunk_gated_delta_rule", cu_seqlens=bounds, cu_seqlens_cpu=bounds)
-    assert torch.equal(given[0], call("chunk_gated_delta_rule", cu_seqlens=bounds)[0])
+    cu_seqlens = torch.tensor([0, 5])
+    given = call("chunk_gated_delta_rule", cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens)
+    assert torch.equal(given[0], call("chunk_gated_delta_rule", cu_seqlens=cu_seqlens)[0])
     with pytest.raises(ValueError, match="cu_seqlens_cpu: expected a copy of cu_seqlens"):
-        call("chunk_gated_delta_rule", cu_seqlens=bounds, cu_seqlens_cpu=torch.tensor([0, 3, 5]))
+        call("chunk_gated_delta_rule", cu_seqlens=cu_seqlens, cu_seqlens_cpu=torch.tensor([0, 3, 5]))
     with pytest.raises(ValueError, match="cu_seqlens_cpu: expected None where cu_seqlens is None"):
-        call("chunk_gated_delta_rule", cu_seqlens_cpu=bounds)
+        call("chunk_gated_delta_rule", cu_seqlens_cpu=cu_seqlens)
 
 
 @each_op

@@ -60,7 +60,7 @@ def test_sigmoid_of_beta_in_the_kernel(device: torch.device, op: str, dtype: tor
 @each_op("chunked", "recurrent")
 def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> None:
     """As two halves of one projection to [B, T, 2 HV], in packed sequences."""
-    case = make_case(70, HV=3, bounds=[0, 3, 3, 70])
+    case = make_case(70, HV=3, cu_seqlens=[0, 3, 3, 70])
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16)
     there = case.to(device)
     fused = torch.cat([case.g, case.beta], -1).to(device)
@@ -167,7 +167,7 @@ def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype) -> 
 
 
 def test_the_states_between_chunks_of_packed_sequences(device: torch.device) -> None:
-    case = make_case(70, 32, 16, bounds=[0, 40, 40, 70])
+    case = make_case(70, 32, 16, cu_seqlens=[0, 40, 40, 70])
     there = case.to(device)
     assert case.cu_seqlens is not None
     there.cu_seqlens = case.cu_seqlens.to(device)
@@ -187,7 +187,7 @@ def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch
         *case.qkv, **options, return_intermediate_states=True, state_v_first=True
     )
     assert none is None and torch.equal(transposed.transpose(-1, -2), h)
-    empty = make_case(0, 32, 16, bounds=[0, 0, 0]).to(device)
+    empty = make_case(0, 32, 16, cu_seqlens=[0, 0, 0]).to(device)
     _, _, h = torch_gdn.chunk_gated_delta_rule(*empty.qkv, **empty.options, return_intermediate_states=True)
     assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
 

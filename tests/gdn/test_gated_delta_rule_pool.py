@@ -82,7 +82,7 @@ def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) ->
 @each_op("chunked", "fused_chunk")
 def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
     """Empty sequences: one with a past, which stays; one without, whose slot becomes zeros; one without a slot."""
-    case = make_case(20, 32, 16, bounds=[0, 7, 7, 7, 7, 20])
+    case = make_case(20, 32, 16, cu_seqlens=[0, 7, 7, 7, 7, 20])
     _, pool = paged_pool(device, torch.float32)
     before = pool.clone()
     o, final_state = expected(op, case, pool[[6, 2, 0, 0, 4]])
@@ -95,9 +95,9 @@ def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
 
 
 @each_op("chunked")
-@pytest.mark.parametrize("bounds", [None, [0, 0, 0]], ids=["batch", "packed"])
-def test_without_tokens_only_a_reset_state_changes(device: torch.device, op: str, bounds: list[int] | None) -> None:
-    case = make_case(0, 32, 16, B=2 if bounds is None else 1, bounds=bounds)
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 0, 0]], ids=["batch", "packed"])
+def test_without_tokens_only_a_reset_state_changes(device: torch.device, op: str, cu_seqlens: list[int] | None) -> None:
+    case = make_case(0, 32, 16, B=2 if cu_seqlens is None else 1, cu_seqlens=cu_seqlens)
     _, pool = paged_pool(device, torch.float32)
     before = pool.clone()
     indices, flags = torch.tensor([3, 4], device=device), torch.tensor([True, False], device=device)

@@ -65,7 +65,7 @@ MANY = 65_600
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_more_sequences_times_heads_than_16_bits_count(op: str) -> None:
     """The last of them too; on the CPU, for both ops, packed."""
-    case = make_case(MANY // 32, 4, 2, HV=32, bounds=list(range(MANY // 32 + 1)))
+    case = make_case(MANY // 32, 4, 2, HV=32, cu_seqlens=list(range(MANY // 32 + 1)))
     assert_exact(op, case, run(op, case, torch.device("cpu")))
 
 

@@ -40,7 +40,7 @@ def test_sizes(device: torch.device, K: int, V: int) -> None:
 
 
 def test_packed_sequences(device: torch.device) -> None:
-    check(device, make_case(150, bounds=[0, 17, 17, 81, 150]))
+    check(device, make_case(150, cu_seqlens=[0, 17, 17, 81, 150]))
 
 
 def test_does_not_read_A_past_the_end_of_a_short_chunk(device: torch.device) -> None:

@@ -39,7 +39,7 @@ def test_repeated_keys(device: torch.device, beta: float) -> None:
 
 
 def test_packed_sequences(device: torch.device) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150])
     A = stages_of(case).A
     exact = reference.solve_tril(A.double(), case.cu_seqlens)
     assert_close("A_inv", inverse(device, A, case.cu_seqlens), exact, BOUND)

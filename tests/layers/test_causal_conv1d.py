@@ -16,7 +16,7 @@ from tests.helpers.prefill import on_mps
 from torch_gdn import reference
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
-BOUNDS = [0, 0, 2, 37, 37, 70]  # empty ones; one shorter than W; one longer than a block of 32 tokens
+CU_SEQLENS = [0, 0, 2, 37, 37, 70]  # empty ones; one shorter than W; one longer than a block of 32 tokens
 
 
 def convolve(device: torch.device, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -90,12 +90,12 @@ def test_dtypes_of_weight_and_state_may_be_others(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_packed_sequences_are_those_alone(device: torch.device, dtype: torch.dtype) -> None:
-    x, weight, bias, _ = inputs(BOUNDS[-1], B=1)
-    state = torch.randn(len(BOUNDS) - 1, 12, 4)
-    cu_seqlens = torch.tensor(BOUNDS, dtype=dtype)
+    x, weight, bias, _ = inputs(CU_SEQLENS[-1], B=1)
+    state = torch.randn(len(CU_SEQLENS) - 1, 12, 4)
+    cu_seqlens = torch.tensor(CU_SEQLENS, dtype=dtype)
     check(device, x, weight, bias, state, True, None, "silu", cu_seqlens=cu_seqlens)
     y, final_state = convolve(device, x, weight, bias, state, True, cu_seqlens=cu_seqlens)
-    for n, (first, last) in enumerate(pairwise(BOUNDS)):
+    for n, (first, last) in enumerate(pairwise(CU_SEQLENS)):
         alone, alone_state = convolve(device, x[:, first:last], weight, bias, state[n : n + 1], True)
         assert_same_bits("y", y[:, first:last], alone)
         assert_same_bits("state", final_state[n : n + 1], alone_state)
