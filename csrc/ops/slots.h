@@ -1,5 +1,4 @@
-// A server's pool of states, updated in place: one slot a sequence. An index at or below null_index has no slot; -1 and
-// 0 are the two conventions of servers.
+// A pool of states, updated in place: one slot a sequence. Indices up to null_index mean no slot; servers use -1 or 0.
 #pragma once
 #include "ops/check.h"
 
@@ -16,11 +15,11 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool) {
   const Int slots = size_of<Int>(pool.states, 0);
   for (int64_t d = 0; d < pool.states.dim(); ++d) {
     if constexpr (std::is_same_v<Int, int64_t>) {
-      check.value(pool.states.stride(d) != 0 || pool.states.size(d) <= 1, "state_pool",
-                  "every element at a place of its own", "strides ", pool.states.strides());
+      check.value(pool.states.stride(d) != 0 || pool.states.size(d) <= 1, "state_pool", "elements that do not overlap",
+                  "strides ", pool.states.strides());
     } else if (pool.states.sym_stride(d) == 0) {
-      check.value(sym_le(pool.states.sym_size(d), Int(1)), "state_pool", "every element at a place of its own",
-                  "strides ", pool.states.sym_strides());
+      check.value(sym_le(pool.states.sym_size(d), Int(1)), "state_pool", "elements that do not overlap", "strides ",
+                  pool.states.sym_strides());
     }
   }
   check.value(pool.null_index == -1 || pool.null_index == 0, "null_index", "-1 or 0", pool.null_index);
@@ -38,7 +37,7 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool) {
               "shape [N], one for a sequence", sizes_of<Int>(*pool.indices), " for ", N, " sequences");
 }
 
-// The content of indices on the CPU; the kernels check that of those on the device.
+// Of indices on the CPU; the kernels check those on the device.
 void check_state_indices(const char* op, const StatePool& pool);
 
 }  // namespace torch_gdn
