@@ -1,4 +1,4 @@
-"""The circumstances under which kernels of this kind have gone wrong, for both end-to-end ops on every device.
+"""Cases in which kernels of this kind have failed, for both end-to-end ops on every device.
 
 Judged by the float64 recurrence, as a whole and for each head. On `mps` head sizes and lengths are few and small: each
 new head size compiles its own kernels, and the simulated device runs one thread after the other. As shipped these
@@ -40,7 +40,7 @@ def test_one_gate_throughout(device: torch.device, op: str, g: float) -> None:
 @each_op("chunked")
 @pytest.mark.parametrize("g", [-20.0, -1e3, -torch.inf])
 def test_a_strong_gate_among_weak_ones(device: torch.device, op: str, g: float) -> None:
-    """What comes before the gate is lost, and what comes after must keep its digits."""
+    """What precedes the gate is lost; what follows must keep its digits."""
     case = make_case(100)
     case.g[:, [20, 63, 64, 90]] = g
     assert_exact(op, case, run(op, case, device))
@@ -90,14 +90,14 @@ def test_lengths(device: torch.device, op: str, T: int) -> None:
 
 @each_op("chunked", "fused_chunk")
 def test_a_single_token(device: torch.device, op: str) -> None:
-    """Shorter than every chunk: as shipped, the recurrent algorithm takes it."""
+    """Shorter than any chunk: the shipped heuristic takes the recurrent algorithm."""
     case = make_case(1, B=2)
     assert_exact(op, case, run(op, case, device))
 
 
 @each_op("fused_chunk")
 def test_a_long_odd_length(device: torch.device, op: str) -> None:
-    """Of so few heads that, as shipped, the chunked algorithm takes it."""
+    """Few heads: the shipped heuristic takes the chunked algorithm."""
     case = make_case(1111, HV=1)
     assert_exact(op, case, run(op, case, device))
 

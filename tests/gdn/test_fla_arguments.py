@@ -1,4 +1,4 @@
-"""FLA's arguments: their order, their old spellings, and those that mean nothing here."""
+"""FLA's arguments: their order, their old spellings, and those without effect here."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ def test_a_copy_of_cu_seqlens_must_be_one() -> None:
 
 @each_op
 def test_parameters_of_a_gate_that_is_not_used_are_not_read(op: str) -> None:
-    """As FLA: layers hand them over whether or not the gate is computed in the kernel."""
+    """As in FLA: layers pass them whether or not the kernel computes the gate."""
     assert torch.equal(call(op, A_log=torch.ones(7), dt_bias=torch.ones(9))[0], call(op)[0])

@@ -227,10 +227,10 @@ def test_views_of_channels(device: torch.device) -> None:
     assert_exact(RECURRENT, case, run(RECURRENT, case, device, **options), **exact_options)
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
-    """Norm, gate, sigmoid and recurrence, from what the projections give, in one kernel, with nothing converted."""
+    """Norm, gate, sigmoid and recurrence in one kernel, straight from the projections."""
     import simulator
     from tests.helpers.devices import ready
 
@@ -244,14 +244,14 @@ def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
     assert [name for name in profile.kernels if name.startswith(RECURRENT)] and not profile.fallbacks
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @pytest.mark.parametrize(
     ("device", "normalise", "dispatches"),
     [("mps", True, 1), ("mps-recurrent", True, 1), ("mps-chunked", False, 3)],
     indirect=["device"],
 )
 def test_raw_gates_cost_a_prefill_no_dispatch(device: torch.device, normalise: bool, dispatches: int) -> None:
-    """Nothing is converted. The chunked algorithm normalises q and k by kernels of their own; the others need none."""
+    """No conversions. Only the chunked algorithm launches kernels for the norm of q and k."""
     import simulator
 
     case = make_case(70, 64, 32, H=1, HV=2, dtype=torch.bfloat16, normal=False)
