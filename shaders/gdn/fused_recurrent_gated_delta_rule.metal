@@ -41,8 +41,7 @@ METAL_FUNC constexpr int parts_together(int floats, int parts) {
   return floats / (kPart * kScratchStride) < parts ? floats / (kPart * kScratchStride) : parts;
 }
 
-// With V as the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes; else each lane its
-// own.
+// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes.
 template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
@@ -175,8 +174,7 @@ METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup
   }
 }
 
-// gk or gv as two factors without a branch: S <- base S + change S, base 1 for weak decays, 0 for strong ones (struct
-// Decay). Absent: 1 and 0.
+// gk or gv as two factors: S <- base S + change S, with base 1 for weak decays and 0 for strong ones (struct Decay).
 METAL_FUNC void stage_decays(
     threadgroup float* base,
     threadgroup float* change,
