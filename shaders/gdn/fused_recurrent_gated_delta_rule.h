@@ -1,4 +1,3 @@
-// What host and kernel share of fused_recurrent_gated_delta_rule.metal.
 #pragma once
 #include "gdn/state_tile.h"
 
