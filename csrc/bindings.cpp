@@ -13,7 +13,7 @@ namespace py = pybind11;
 
 namespace {
 
-// The launcher has locks of its own, which another thread may hold while it waits for Python.
+// Another thread may hold a lock of the launcher while it waits for Python.
 template <typename F>
 auto without_gil(const F& f) {
   const py::gil_scoped_release released;
@@ -68,7 +68,7 @@ py::list recorded(const torch_gdn::Recorder& recorder) {
   return result;
 }
 
-// Recordings of a thread nest: the inner one takes the launches.
+// Recordings nest: the inner one takes the launches.
 class Recording {
  public:
   void start() { outer_ = torch_gdn::set_recorder(&recorder_); }
@@ -171,38 +171,33 @@ PYBIND11_MODULE(_C, m) {
         "max_total_threads_per_threadgroup, thread_execution_width and static_threadgroup_memory_length.");
   m.def(
       "clear_pipelines", [] { without_gil([] { torch_gdn::launcher().clear_pipelines(); }); },
-      "Forgets every compiled pipeline; the next call of an op compiles its own again.");
+      "Drops every compiled pipeline; the next call of an op compiles its own again.");
   m.def("device_facts", &device_facts,
         "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length and "
         "recommended_max_working_set_size.");
-  py::class_<Recording>(m, "Recording", "Keeps the launches of the thread that started it, in place of running them.")
+  py::class_<Recording>(m, "Recording", "Records the launches of the thread that starts it instead of running them.")
       .def(py::init<>())
       .def("start", &Recording::start)
       .def("stop", &Recording::stop,
            "The launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
            "threadgroups and threads (of one).");
   m.def("shader_source", &shader_source, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
-        "The Metal source that is compiled for a kernel variant.");
-  m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "The algorithms in which Metal can go through a prompt.");
+        "The Metal source of a kernel variant.");
+  m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "The names of the prefill algorithms on Metal.");
   m.def("prefill_algorithm", &prefill_algorithm, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"),
         py::arg("device"), py::arg("cores"),
-        "The algorithm of a prefill, and its chunk_size: of so many tokens a sequence, on average, and value heads of "
-        "all "
-        "sequences, on the "
-        "device with this name and so many cores.");
+        "Algorithm and chunk_size of a prefill: tokens are the mean of the sequences, heads the value heads of all of "
+        "them; device and cores, its name and number of cores.");
   m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
-        "Which algorithm was the fastest: {device's name: [(tokens, threadgroups of 32 columns of V, K, algorithm, "
-        "chunk_size), "
+        "The fastest algorithms: {device name: [(tokens, threadgroups of 32 columns of V, K, algorithm, chunk_size), "
         "...]}.");
   m.def("force_prefill_algorithm", &force_prefill_algorithm, py::arg("algorithm"), py::arg("chunk_size") = 0,
-        "Makes every prefill take this algorithm, until another is forced; None: the table decides again. chunk_size: "
-        "of the "
-        "fused algorithm, where it has room; 0: its own choice.");
-  m.def("forced_prefill_algorithm", &forced_prefill_algorithm,
-        "The algorithm that is forced and its chunk_size, or None.");
+        "Forces this algorithm on every prefill; None: the tuning cache or the heuristic decides again. chunk_size: of "
+        "fused_chunk, where threadgroup memory allows it; 0: chosen by fused_chunk_size().");
+  m.def("forced_prefill_algorithm", &forced_prefill_algorithm, "The forced algorithm and its chunk_size, or None.");
   m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, py::arg("K"), py::arg("element_bytes"), py::arg("wanted") = 0,
-        "Tokens of a chunk of the fused chunk algorithm.");
+        "Tokens of a chunk of fused_chunk.");
   m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),
-        "Where the shader sources lie; torch_gdn sets it when it is imported.");
-  m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "Where the shader sources are looked for.");
+        "Sets the folder of the shader sources; torch_gdn does when imported.");
+  m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "The folder of the shader sources.");
 }

@@ -1,5 +1,5 @@
-// Encodes launches on PyTorch's own stream: its queue, its encoder, no commit and no wait, so that they run in order
-// with every other op. A command buffer retains what is bound to it; tensors may die once this returns.
+// Encodes launches on PyTorch's stream with its encoder, without commit or wait, so that they run in order with other
+// ops. The command buffer retains bound buffers: tensors may die on return.
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
 
@@ -47,7 +47,7 @@ void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, co
 class MetalLauncher final : public Launcher {
  public:
   void run(const std::vector<Launch>& launches) override {
-    // Pipelines first, outside the stream's queue. A launch with an empty grid has nothing to do; Metal refuses it.
+    // Pipelines first, outside the stream's queue. Metal refuses an empty grid.
     std::vector<std::pair<const Launch*, id<MTLComputePipelineState>>> ready;
     for (const auto& launch : launches) {
       const auto& groups = launch.threadgroups;
@@ -70,7 +70,7 @@ class MetalLauncher final : public Launcher {
 
   void clear_pipelines() override { library_.clear(); }
 
-  // Asked for at every prefill; the registry that has the core count takes microseconds.
+  // Cached: every prefill asks, and the I/O registry takes microseconds.
   const DeviceFacts& device() const override {
     static const DeviceFacts facts = [] {
       at::mps::MPSDevice* device = at::mps::MPSDevice::getInstance();
@@ -85,7 +85,7 @@ class MetalLauncher final : public Launcher {
   Library library_;
 };
 
-// Registered when this library is loaded; lives as long as the process, since streams outlive static destructors.
+// Never destroyed: streams outlive static destructors.
 const bool registered = [] {
   set_launcher(new MetalLauncher);
   return true;

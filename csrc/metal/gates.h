@@ -1,4 +1,4 @@
-// Gates as the kernels take them: g and beta of any strides and float dtype, done or raw.
+// g and beta of any strides and float dtype, final or raw.
 #pragma once
 #include "metal/parameters.h"
 #include "ops/gates.h"
@@ -10,7 +10,7 @@ struct Gates {
   GateParameters parameters{};
 };
 
-// float64, or a dtype of 8 bits, is converted; the rest is read as it is.
+// float64 and 8-bit dtypes are converted.
 Tensor readable(const Tensor& x);
 int32_t element_type(const optional<Tensor>& x);
 

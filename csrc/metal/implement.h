@@ -5,7 +5,7 @@
 
 namespace torch_gdn::metal {
 
-// While launches are recorded nothing writes the outputs: zeros, so that a model's forward pass stays finite.
+// Under a recorder no kernel writes the outputs: zeros keep a model's forward pass finite.
 inline void prepare_output(const Tensor& output) {
   if (is_recording()) output.zero_();
 }

@@ -1,5 +1,5 @@
-// A kernel launch as plain data: what to run, on what, in which shape. The ops make launches, encoder.mm turns them
-// into Metal. No Metal and no Objective-C here, so a launch can be recorded on any machine.
+// A kernel launch as plain data: ops make launches, encoder.mm encodes them. No Objective-C here, so that any machine
+// can record them.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -13,13 +13,13 @@ namespace torch_gdn {
 
 struct Binding {
   at::Tensor tensor;             // bound at its storage offset
-  std::vector<std::byte> bytes;  // plain values, where there is no tensor; neither: the stream's error log
+  std::vector<std::byte> bytes;  // values; with neither: the stream's error log
 
   Binding(at::Tensor value) : tensor(std::move(value)) {}
 
   static Binding error_log() { return Binding(at::Tensor()); }
 
-  // A parameter block: the same struct in shaders/ and here.
+  // A parameter block, a struct of shaders/.
   template <typename Parameters>
   static Binding values(const Parameters& parameters) {
     static_assert(std::is_trivially_copyable_v<Parameters> && sizeof(Parameters) <= 4096,
@@ -32,14 +32,14 @@ struct Binding {
 };
 
 struct Launch {
-  std::string kernel;                  // the function template, in shaders/<file>
+  std::string kernel;                  // the function template
   std::string file;                    // "gdn/solve_tril.metal"
   std::vector<std::string> arguments;  // template arguments as Metal spells them
   std::vector<Binding> bindings;       // [[buffer(i)]] in order
   std::array<size_t, 3> threadgroups;
   size_t threads;  // a threadgroup, a multiple of 32
 
-  // "solve_tril_64": the pipeline's name, which spells out every parameter.
+  // "solve_tril_64": kernel and template arguments.
   std::string name() const;
 };
 
@@ -59,24 +59,23 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
   virtual void run(const std::vector<Launch>& launches) = 0;  // encodes; does not wait
-  virtual PipelineFacts compile(const Launch& launch) = 0;    // looks at kernel, file and arguments alone
+  virtual PipelineFacts compile(const Launch& launch) = 0;    // reads kernel, file and arguments only
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
   virtual const DeviceFacts& device() const = 0;
 };
 
-// The encoder registers itself when its library is loaded. Where there is none (Linux without the simulated device),
-// both raise an error.
+// Both raise without an encoder (Linux without the simulated device), which registers itself when loaded.
 Launcher& launcher();         // the calling thread's recorder, else the device's
 Launcher& device_launcher();  // the device's, while the thread records too
 bool has_launcher();
 void set_launcher(Launcher* launcher);
 
-// A thread that records launches nothing (recorder.h); the others run their kernels as always.
+// A recorder takes the launches of its thread only (recorder.h).
 bool is_recording();
-Launcher* set_recorder(Launcher* recorder);  // of the calling thread; nullptr: none. Returns the one before.
+Launcher* set_recorder(Launcher* recorder);  // of the calling thread; nullptr: none. Returns the previous one.
 
-// Where the shader sources lie; torch_gdn sets it when it is imported.
+// Set when torch_gdn is imported.
 const std::string& shader_directory();
 void set_shader_directory(std::string directory);
 

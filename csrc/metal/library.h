@@ -1,4 +1,4 @@
-// Compiled kernels: one pipeline for each kernel variant, compiled when first asked for and kept for the process.
+// Pipelines: one a kernel variant, compiled at first use and kept for the process.
 #pragma once
 #import <Metal/Metal.h>
 
@@ -13,7 +13,7 @@ namespace torch_gdn {
 
 class Library {
  public:
-  // Compiles where it must: never call it from a block on the stream's queue, which would hold up all encoding.
+  // May compile: do not call it on the stream's queue, where it would block all encoding.
   id<MTLComputePipelineState> pipeline(const Launch& launch);
   PipelineFacts compile(const Launch& launch);
   std::vector<PipelineFacts> facts() const;

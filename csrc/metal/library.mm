@@ -15,8 +15,8 @@ namespace {
 
 const char* message(NSError* error) { return error ? [[error localizedDescription] UTF8String] : "no error given"; }
 
-// The defaults would be the host's language, which may have no bfloat, and fast math, which may drop infinities and
-// NaN. From macOS 15 on safe math still leaves the functions fast: precise is a setting of its own.
+// Not the defaults: the host's language version may lack bfloat, fast math may drop infinities and NaN. From macOS 15
+// on precise functions are a setting apart from safe math.
 MTLCompileOptions* compile_options() {
   MTLCompileOptions* options = [[MTLCompileOptions new] autorelease];
   options.languageVersion = MTLLanguageVersion3_1;
@@ -31,7 +31,7 @@ MTLCompileOptions* compile_options() {
   return options;
 }
 
-// The pipeline, and the compiler's warnings about a source that it took.
+// The pipeline and the compiler's warnings.
 std::pair<id<MTLComputePipelineState>, std::string> compiled(const Launch& launch) {
   const std::string name = launch.name();
   const std::string source = shader_source(launch);

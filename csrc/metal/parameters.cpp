@@ -55,9 +55,9 @@ Tensor as_contiguous(const Tensor& x, const char* name) {
   return x.contiguous();
 }
 
-Tensor or_dummy(const std::optional<Tensor>& x, const Tensor& stand_in) {
+Tensor or_dummy(const std::optional<Tensor>& x, const Tensor& dummy) {
   if (x.has_value()) return *x;
-  return stand_in.storage_offset() == 0 ? stand_in : stand_in.as_strided({1}, {1}, 0);
+  return dummy.storage_offset() == 0 ? dummy : dummy.as_strided({1}, {1}, 0);
 }
 
 std::optional<Tensor> state_as_f32(const std::optional<Tensor>& state) {

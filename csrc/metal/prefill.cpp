@@ -32,17 +32,17 @@ PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& r
       ->choice;
 }
 
-// From what the simulated device counts and chips' published rates (bench/metal_model.py), not measured on any Mac. The
-// first row that a call fits into decides.
+// The first row that fits decides. From the simulated device's counts and published rates (bench/metal_model.py), not
+// measured on a Mac.
 struct HeuristicRow {
   int64_t least_tokens;
   double most_threadgroups_a_core;
   PrefillAlgorithm algorithm;
 };
 constexpr std::array<HeuristicRow, 3> kHeuristic = {{
-    {256, 1.0, PrefillAlgorithm::kChunked},  // cores would be idle: within a stage, chunks run at the same time
+    {256, 1.0, PrefillAlgorithm::kChunked},  // too few threadgroups for the cores: chunks in parallel
     {16, INFINITY, PrefillAlgorithm::kFusedChunk},
-    {0, INFINITY, PrefillAlgorithm::kRecurrent},  // a chunk would be mostly padding
+    {0, INFINITY, PrefillAlgorithm::kRecurrent},  // chunks would be mostly padding
 }};
 
 PrefillAlgorithm heuristic(const PrefillShape& shape, int64_t cores) {
@@ -100,8 +100,8 @@ std::optional<PrefillChoice> forced_prefill_algorithm() {
 }
 
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted) {
-  const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // of a row of q or k, with its padding
-  const int64_t row_bytes = 2 * key_bytes + 36 * 4 + 2 * (wanted + 4) * 4 + 16;  // and of v, of both matrices, gates
+  const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // a row of q or k, padded
+  const int64_t row_bytes = 2 * key_bytes + 36 * 4 + 2 * (wanted + 4) * 4 + 16;  // and of v, both matrices, gates
   if (wanted > 0 && wanted * row_bytes <= 32768) return wanted;
   return K * element_bytes <= 256 ? 16 : 8;
 }

@@ -1,5 +1,5 @@
-// The prefill algorithms of Metal, and which of them a call takes: that of the nearest shape in the tuning cache, else
-// a heuristic. No Metal here, so that it is built and tested on every machine.
+// The choice of a prefill algorithm: that of the nearest shape in the tuning cache, else a heuristic. No Metal here, so
+// every machine builds and tests it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -11,11 +11,11 @@
 
 namespace torch_gdn {
 
-// The heuristics' idea of a GPU: an M Max's cores, and what keeps each of them busy.
+// Assumed by the heuristics: an M Max's cores, each busy with 3 threadgroups.
 constexpr int64_t kTypicalCores = 40, kThreadgroupsPerCore = 3;
 
 enum class PrefillAlgorithm {
-  kChunked,     // a kernel for each stage, with its results in device memory: chunks run at the same time
+  kChunked,     // a kernel a stage, intermediates in device memory; chunks in parallel
   kFusedChunk,  // one kernel, chunk by chunk, the state in registers
   kRecurrent,   // one kernel, token by token, the state in registers
 };
@@ -35,7 +35,7 @@ struct PrefillShape {
 
 struct PrefillChoice {
   PrefillAlgorithm algorithm;
-  int64_t chunk_size = 0;  // of fused chunk: 8, 16 or 32 tokens; 0: its own choice
+  int64_t chunk_size = 0;  // of fused_chunk: 8, 16 or 32; 0: chosen by fused_chunk_size()
 };
 
 struct TuningRow {
@@ -43,19 +43,19 @@ struct TuningRow {
   PrefillChoice choice;
 };
 
-// For a device of this name with so many cores: what is forced; else the nearest row that was measured on a device of
-// that name, by the sum of the logarithms of the sizes' ratios; else the heuristic.
+// The forced one; else that of the nearest row measured on a device of this name (distance: the sum of |log(ratio)| of
+// the sizes); else the heuristic.
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores);
 
-// Measured rows, by the devices' names.
+// Measured rows by device name.
 void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows);
 
-// From now on every call takes this algorithm; nullopt: the tuning cache or the heuristic decides again.
+// nullopt: the tuning cache or the heuristic decides again.
 void force_prefill_algorithm(std::optional<PrefillChoice> choice);
 std::optional<PrefillChoice> forced_prefill_algorithm();
 
-// Tokens of a fused chunk: as many as are wanted, where 32 KB of threadgroup memory hold them; else 16 where the rows
-// of q and k take at most 8 KB, so that several threadgroups fit into the 60 KB of a core; else 8.
+// `wanted` tokens where 32 KB of threadgroup memory hold them; else 16 where q and k take at most 8 KB, so that several
+// threadgroups fit into a core's 60 KB; else 8.
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted);
 
 }  // namespace torch_gdn

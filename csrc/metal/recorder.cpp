@@ -5,7 +5,7 @@ namespace torch_gdn {
 void Recorder::run(const std::vector<Launch>& launches) {
   for (const auto& launch : launches) {
     const auto& groups = launch.threadgroups;
-    if (groups[0] * groups[1] * groups[2] == 0) continue;  // nor does the device's launcher compile or run it
+    if (groups[0] * groups[1] * groups[2] == 0) continue;  // the device's launcher skips it too
     launches_.push_back(
         {launch.kernel, launch.file, launch.arguments, launch.bindings.size(), launch.threadgroups, launch.threads});
   }

@@ -1,5 +1,4 @@
-// A launcher that runs nothing and keeps what the ops ask for: which kernel variants a model needs is read off the host
-// code itself.
+// A launcher that runs nothing and keeps the launches: the kernel variants of a model, from the host code itself.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,7 +7,7 @@
 
 namespace torch_gdn {
 
-// A launch without its tensors, whose memory would otherwise be held for a whole forward pass.
+// Without tensors: their memory would be held for a whole forward pass.
 struct RecordedLaunch {
   std::string kernel, file;
   std::vector<std::string> arguments;
@@ -22,7 +21,7 @@ class Recorder final : public Launcher {
   void run(const std::vector<Launch>& launches) override;
   const std::vector<RecordedLaunch>& launches() const { return launches_; }
 
-  // The rest is the device's, so that heuristics see it.
+  // From the device, for the heuristics.
   PipelineFacts compile(const Launch& launch) override { return device_launcher().compile(launch); }
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }

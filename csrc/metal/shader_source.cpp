@@ -10,7 +10,7 @@ namespace torch_gdn {
 
 namespace {
 
-// The name between the quotes of `#include "name"`, or nothing.
+// "name" of `#include "name"`, else nothing.
 std::string included_file(const std::string& line) {
   const std::string directive = "#include \"";
   if (line.compare(0, directive.size(), directive) != 0) return "";

@@ -1,4 +1,4 @@
-// The Metal source of a launch: compilation at run time has no include path, so the host inlines.
+// The Metal source of a launch. Run-time compilation has no include path: the host inlines.
 #pragma once
 #include <string>
 
@@ -6,8 +6,8 @@
 
 namespace torch_gdn {
 
-// The launch's shader file with each `#include "..."` replaced, once, by that file (relative to shader_directory()),
-// with #line so that the compiler's messages name the right place; then one line that instantiates the kernel.
+// The shader file with each `#include "..."` inlined once (relative to shader_directory()), #line directives for the
+// compiler's messages, and the line that instantiates the kernel.
 std::string shader_source(const Launch& launch);
 
 }  // namespace torch_gdn

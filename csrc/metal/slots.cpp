@@ -8,8 +8,8 @@ namespace torch_gdn {
 
 namespace {
 
-// One load of a simdgroup sees so many indices: up to there each threadgroup looks for doubled ones by itself.
-constexpr int64_t kSeenAtOnce = 32;
+// Up to a simdgroup's width every threadgroup searches for duplicates itself.
+constexpr int64_t kSearchedByEach = 32;
 
 Tensor located(const Tensor& indices, const SlotParameters& parameters) {
   constexpr int64_t kSimdgroups = 4;
@@ -39,7 +39,7 @@ Slots slots_on(at::Device device, const StatePool& pool) {
     parameters.index_stride = slots.indices->stride(0);
     parameters.index_bytes = int32_t(slots.indices->element_size());
     parameters.is_checked = pool.indices->is_cpu();  // by check_state_indices()
-    if (!parameters.is_checked && pool.indices->size(0) > kSeenAtOnce) {
+    if (!parameters.is_checked && pool.indices->size(0) > kSearchedByEach) {
       slots.indices = located(*slots.indices, parameters);
       parameters.index_stride = 1;
       parameters.index_bytes = 4;

@@ -1,6 +1,5 @@
-// The words in which an op refuses a call: "<op>: <argument>: expected <what>, got <what>". A wrong value raises
-// ValueError, a wrong dtype TypeError. Sizes are int64_t when an op runs, SymInt when torch.compile asks for its
-// outputs.
+// "<op>: <argument>: expected <what>, got <what>": ValueError, or TypeError for a wrong dtype. Sizes are int64_t when
+// an op runs, SymInt when torch.compile asks for its outputs.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
@@ -19,7 +18,7 @@ using c10::sym_eq, c10::sym_ge, c10::sym_le;
 using std::optional;
 
 inline bool holds(bool condition) { return condition; }
-// Becomes a guard, or an assertion where the size is known only at run time.
+// A guard, or an assertion where the size is known only at run time.
 inline bool holds(const c10::SymBool& condition) { return condition.expect_true(__FILE__, __LINE__); }
 
 // An op runs, so that the content of index tensors can be read; else its outputs are asked for.
@@ -49,7 +48,7 @@ inline c10::SymInt ceil_div(const c10::SymInt& a, const c10::SymInt& b) { return
 
 inline std::string_view dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
 
-// The checks of one call of one op, whose first tensor gives the device.
+// Checks of one call; the first tensor gives the device.
 template <typename Int>
 class Check {
  public:
@@ -100,7 +99,7 @@ class Check {
                       ", got one on ", x.device());
   }
 
-  // Index tensors that the host reads may stay on the CPU.
+  // Index tensors may stay on the CPU.
   void on_device_or_cpu(const char* argument, const Tensor& x) const {
     TORCH_CHECK_VALUE(x.is_cpu() || x.device() == device_, op_, ": ", argument, ": expected a tensor on the CPU or on ",
                       device_, " like ", first_, ", got one on ", x.device());

@@ -1,4 +1,4 @@
-// The sizes of the ops that go over tokens, batched or packed, and the checks of cu_seqlens and chunk_indices.
+// Sizes of ops over tokens, batched or packed; checks of cu_seqlens and chunk_indices.
 #pragma once
 #include "ops/check.h"
 
@@ -6,7 +6,7 @@ namespace torch_gdn {
 
 template <typename Int = int64_t>
 struct ChunkShape {
-  Int B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;  // what an op does not have stays 0
+  Int B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;  // 0 where the op has none
   Int N = 0;                                      // sequences: B, or len(cu_seqlens) - 1 when packed
   Int NT = 0;                                     // rows of h: chunks of a batch row, or an upper bound when packed
   Int C = 0;                                      // tokens of a chunk
@@ -22,7 +22,7 @@ void check_chunk_size(const Check<Int>& check, int64_t size) {
   check.value(is_chunk_size(size), "chunk_size", "16, 32 or 64", size);
 }
 
-// That of a matrix [.., chunk_size].
+// From a matrix [.., chunk_size].
 template <typename Int>
 void check_chunk_columns(const Check<Int>& check, const char* argument, const Int& size) {
   check.value(is_chunk_size(size), argument, "a last dimension (the chunk size) of 16, 32 or 64", size);
@@ -53,7 +53,7 @@ void check_heads(const Check<Int>& check, const char* key, const Int& key_heads,
 void check_cu_seqlens(const char* op, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens,
                       const optional<Tensor>& chunk_indices);
 
-// Derives N, NT and packed from B, T and C. C is 0 for an op without chunks.
+// Derives N, NT and packed from B, T and C. C is 0 without chunks.
 template <typename Int>
 void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional<Tensor>& cu_seqlens,
                      const optional<Tensor>& chunk_indices = std::nullopt) {
@@ -84,7 +84,7 @@ void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional
 // Contiguous int64 on `device`, as the kernels read them.
 optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens);
 
-// Kernels take any strides but the last; another than 1 is copied, with one warning.
+// A last stride other than 1 is copied, with one warning; kernels take any other strides.
 Tensor unit_last_stride(const Tensor& x, const char* name);
 
 inline double scale_or_default(optional<double> scale, int64_t K) {

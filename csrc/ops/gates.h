@@ -1,5 +1,4 @@
-// How g and beta as handed over become the log decay and beta: g = -exp(A_log) softplus(g + dt_bias), beta =
-// sigmoid(beta) or twice that.
+// From raw to final gates: g = -exp(A_log) softplus(g + dt_bias), beta = sigmoid(beta) or twice that.
 #pragma once
 #include "ops/check.h"
 

@@ -2,8 +2,8 @@
 // asks for its outputs), in ops/<family>/<op>.h:
 //   kSchema      as torch.library reads it
 //   arguments()  a tie of its members in the schema's order
-//   check()      raises for what the op does not take, and derives the sizes
-//   outputs()    allocates what the op returns
+//   check()      raises for wrong arguments and derives the sizes
+//   outputs()    allocates the results
 // A device adds void run(const Op<int64_t>&, const outputs&) and implement<Op, run>() in its own library block.
 #pragma once
 #include <ATen/core/stack.h>
@@ -33,7 +33,7 @@ Tensor empty(std::initializer_list<Int> sizes, const at::TensorOptions& options)
   return empty(c10::ArrayRef<Int>(sizes.begin(), sizes.size()), options);
 }
 
-// What stands for an output that was not asked for.
+// An output that was not asked for.
 inline Tensor no_output(const at::TensorOptions& options) { return at::empty({0}, options); }
 
 template <template <typename> class Op>
@@ -42,7 +42,6 @@ std::string name_of() {
   return schema.substr(0, schema.find('('));
 }
 
-// f for each output.
 template <typename F, typename Outputs>
 void for_each_output(const Outputs& outputs, const F& f) {
   if constexpr (std::is_same_v<Outputs, Tensor>) {
@@ -54,7 +53,7 @@ void for_each_output(const Outputs& outputs, const F& f) {
 
 namespace detail {
 
-// The op as the dispatcher calls it: a function of the arguments' own types. `prepare` sees each output before `run`.
+// The op as a function for the dispatcher. `prepare` sees each output before `run`.
 template <template <typename> class Op, auto run, auto prepare, typename Arguments>
 struct Kernel;
 
@@ -85,7 +84,7 @@ void implement(torch::Library& m) {
   m.impl(name_of<Op>().c_str(), &detail::KernelOf<Op, run, prepare>::call);
 }
 
-// What an op would return, by name: arguments on the stack give way to empty outputs. Fake tensors give fake outputs.
+// By op name. Replaces the arguments on the stack by empty outputs; fake tensors give fake outputs.
 using Infer = void (*)(torch::jit::Stack&);
 const std::map<std::string, Infer>& inferences();
 

@@ -1,4 +1,4 @@
-// Every op of torch.ops.gdn: its schema, and what happens to it under autograd. The ops are forward only.
+// Schemas of torch.ops.gdn, and autograd: the ops are forward only.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
@@ -27,8 +27,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// Raises for an input that would need a gradient; else goes on below autograd. A tensor that is written to gets a new
-// version, so that autograd refuses it where it was saved before.
+// Raises where an input needs a gradient; else redispatches below autograd. Mutated tensors get a new version, so that
+// autograd refuses them where they were saved.
 void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());

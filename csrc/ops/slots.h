@@ -1,5 +1,4 @@
-// A server's pool of states, updated in place: one slot a sequence. An index at or below null_index has no slot; -1 and
-// 0 are the two conventions of servers.
+// A pool of states, updated in place: one slot a sequence. Indices up to null_index mean no slot; servers use -1 or 0.
 #pragma once
 #include "ops/check.h"
 
@@ -19,11 +18,11 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool) {
   const Int slots = size_of<Int>(pool.states, 0);
   for (int64_t d = 0; d < pool.states.dim(); ++d) {
     if constexpr (is_run<Int>) {
-      check.value(pool.states.stride(d) != 0 || pool.states.size(d) <= 1, "state_pool",
-                  "every element at a place of its own", "strides ", pool.states.strides());
+      check.value(pool.states.stride(d) != 0 || pool.states.size(d) <= 1, "state_pool", "elements that do not overlap",
+                  "strides ", pool.states.strides());
     } else if (pool.states.sym_stride(d) == 0) {
-      check.value(sym_le(pool.states.sym_size(d), Int(1)), "state_pool", "every element at a place of its own",
-                  "strides ", pool.states.sym_strides());
+      check.value(sym_le(pool.states.sym_size(d), Int(1)), "state_pool", "elements that do not overlap", "strides ",
+                  pool.states.sym_strides());
     }
   }
   check.value(pool.null_index == -1 || pool.null_index == 0, "null_index", "-1 or 0", pool.null_index);

@@ -1,5 +1,5 @@
-// Errors that only the device can see go to the stream's error log, which PyTorch reads at the next synchronisation.
-// The layout is PyTorch's (c10/metal/error.h, torch 2.13); csrc/metal/encoder.mm asserts that the two agree.
+// The stream's error log, which PyTorch reads at the next synchronisation. The layout is that of c10/metal/error.h,
+// torch 2.13; csrc/metal/encoder.mm asserts it.
 #pragma once
 #ifdef __METAL__
 #include <metal_stdlib>

@@ -1,10 +1,10 @@
-// exp of a gate. A state keeps f32 for a whole sequence, and is multiplied by it at each token: Metal's own exp may be
-// off by 4 ulp (its specification's table), 2.4e-7 to 4.8e-7 after one token; this one stays within 1 ulp.
+// exp of a gate within 1 ulp. Metal's exp may be off by 4 ulp (2.4e-7 to 4.8e-7), and the state is multiplied by it at
+// each token.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
 
-// For |r| <= ln(2) / 2: the series up to r^7; 5e-9 is left out.
+// For |r| <= ln(2) / 2; the truncation error is 5e-9.
 METAL_FUNC float exp_minus_one_of_a_small(float r) {
   float series = 1.0f / 5040.0f;
   series = fma(series, r, 1.0f / 720.0f);
@@ -15,9 +15,9 @@ METAL_FUNC float exp_minus_one_of_a_small(float r) {
   return fma(series * r, r, r);
 }
 
-// exp(x) = 2^n exp(r), with ln(2) in two parts: n times the first is exact.
+// exp(x) = 2^n exp(r); ln(2) in two parts, so that n times the first is exact (Cody and Waite).
 METAL_FUNC float gate_exp(float x) {
-  if (x < -87.0f) return 0.0f;  // 1.6e-38, all but the smallest normal number
+  if (x < -87.0f) return 0.0f;  // below 1.6e-38; the smallest normal number is 1.2e-38
   if (x > 88.0f) return exp(x);
   const float n = rint(x * 1.44269504f);
   const float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));
@@ -25,14 +25,14 @@ METAL_FUNC float gate_exp(float x) {
   return isnan(x) ? x : series * as_type<float>((int(n) + 127) << 23);
 }
 
-// The decay of one token. Over a thousand tokens with g = -1e-3 the rounding of exp(g), the same each time, adds up to
-// 1e-6; a weak decay is therefore subtracted, as exp(g) - 1, which leaves 2e-7. A strong one must not be: it cancels.
+// S <- exp(g) S, or S <- S + (exp(g) - 1) S where the decay is weak: 1000 tokens of g = -1e-3 lose 2e-7 that way, 1e-6
+// the other. With a strong decay the sum would cancel.
 struct Decay {
-  float factor;  // exp(g), or exp(g) - 1 of a weak one
+  float factor;  // exp(g), or exp(g) - 1 where weak
   bool weak;
 };
 
-METAL_FUNC Decay decay_of(float g) {
+METAL_FUNC Decay decay_from_log(float g) {
   Decay decay;
   decay.weak = fabs(g) < 0.34f;
   decay.factor = decay.weak ? exp_minus_one_of_a_small(g) : gate_exp(g);

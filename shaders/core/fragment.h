@@ -1,6 +1,5 @@
-// Fragments: 8x8 blocks of a matrix, spread over the 32 lanes of a simdgroup. A lane holds two neighbours of one row as
-// a float2, whatever the type in memory: f32 and 16-bit products run at the same rate on M1 to M4 (102 FMA a core and
-// cycle), so a fragment is converted once, on its way in.
+// Fragments: 8x8 blocks over the 32 lanes of a simdgroup; a lane holds two neighbours of a row as a float2. Always f32:
+// 16-bit products are no faster on M1 to M4 (102 FMA a core and cycle).
 #pragma once
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
@@ -8,7 +7,7 @@ using namespace metal;
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-// Where a lane's first element lies in a fragment; the second is one column further.
+// Of a lane's first element; the second is one column further.
 struct LanePosition {
   int row;
   int column;
@@ -34,27 +33,26 @@ METAL_FUNC void multiply_add(thread float2& accumulator, float2 a, float2 b) {
   accumulator = float2(sum.thread_elements()[0], sum.thread_elements()[1]);
 }
 
-// The fragment whose corner is `origin`, from threadgroup memory.
+// From threadgroup memory; `origin` is the fragment's corner.
 template <typename T>
 METAL_FUNC float2 load_fragment(threadgroup const T* origin, int stride, LanePosition at) {
   threadgroup const T* source = origin + at.row * stride + at.column;
   return float2(float(source[0]), float(source[1]));
 }
 
-// The same where origin and stride are even: one load brings both elements.
+// One load for both elements: origin and stride are even.
 template <typename T>
 METAL_FUNC float2 load_even_fragment(threadgroup const T* origin, int stride, LanePosition at) {
   return float2(vec<T, 2>(*(threadgroup const vec<T, 2>*)(origin + at.row * stride + at.column)));
 }
 
-// Its transpose: element (r, c) comes from row c, column r.
 template <typename T>
 METAL_FUNC float2 load_transposed(threadgroup const T* origin, int stride, LanePosition at) {
   threadgroup const T* source = origin + at.column * stride + at.row;
   return float2(float(source[0]), float(source[stride]));
 }
 
-// From device memory with any two strides; elements at or beyond `rows` and `columns` read as zero.
+// From device memory, any strides; zero beyond `rows` and `columns`.
 template <typename T>
 METAL_FUNC float2 load_fragment(
     device const T* origin, int64_t row_stride, int64_t column_stride, int rows, int columns, LanePosition at) {

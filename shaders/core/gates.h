@@ -1,5 +1,5 @@
-// Gates and steps as models hand them over: of any float dtype, done, or raw. Within about 1 ulp whatever Metal's own
-// exp and log do (4 ulp each are allowed to them), since a state is multiplied by exp(g) at each token.
+// g and beta of any float dtype, final or raw. Accurate to about 1 ulp without Metal's exp and log, which may be off by
+// 4 ulp each.
 #pragma once
 #include <metal_stdlib>
 
@@ -14,7 +14,7 @@ METAL_FUNC float read_float(device const uchar* values, int64_t index, int type)
   return float(((device const bfloat*)values)[index]);
 }
 
-// log(1 + y) for y from 0 to 1 is 2 atanh(s), s = y / (2 + y) <= 1/3: the series up to s^15 leaves out 1e-9 of it.
+// log(1 + y) = 2 atanh(s), s = y / (2 + y), for 0 <= y <= 1; truncation error 1e-9.
 METAL_FUNC float log_of_one_plus(float y) {
   const float s = y / (2.0f + y);
   const float square = s * s;
@@ -28,27 +28,26 @@ METAL_FUNC float log_of_one_plus(float y) {
   return fma(series * square, 2.0f * s, 2.0f * s);
 }
 
-// log(1 + exp(x)), which is x to the last digit from 17 on: FLA's threshold of 20 needs no case of its own.
+// log(1 + exp(x)); equals x from 17 on, so FLA's threshold of 20 needs no branch.
 METAL_FUNC float softplus_of(float x) { return max(x, 0.0f) + log_of_one_plus(gate_exp(-fabs(x))); }
 
 METAL_FUNC float sigmoid_of(float x) { return 1.0f / (1.0f + gate_exp(-x)); }
 
-// NaN stays NaN.
+// Keeps NaN.
 METAL_FUNC float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }
 
-METAL_FUNC float gate_of(float x, float A_log) { return -gate_exp(A_log) * softplus_of(x); }
+METAL_FUNC float log_decay_from_raw(float x, float A_log) { return -gate_exp(A_log) * softplus_of(x); }
 
-// g of a token and head, as it was handed over.
 METAL_FUNC float raw_gate_at(
     device const uchar* g, constant GateParameters& gates, int64_t batch, int64_t token, int64_t head) {
   if (gates.g_type == kAbsent) return 0.0f;
   return read_float(g, batch * gates.g.batch + token * gates.g.token + head * gates.g.head, gates.g_type);
 }
 
-// What makes log decays of a head's gates: read once for all of its tokens.
+// Parameters of a head's gate, read once for all tokens.
 struct HeadGate {
   float A_log, bias;
-  bool is_raw;  // else g is the log decay itself
+  bool is_raw;  // else g is the log decay
 };
 
 METAL_FUNC HeadGate
@@ -61,11 +60,10 @@ head_gate_of(device const uchar* A_log, device const uchar* dt_bias, constant Ga
 }
 
 METAL_FUNC float log_decay_of(float raw_gate, HeadGate gate) {
-  return gate.is_raw ? gate_of(raw_gate + gate.bias, gate.A_log) : raw_gate;
+  return gate.is_raw ? log_decay_from_raw(raw_gate + gate.bias, gate.A_log) : raw_gate;
 }
 
-// The log decay of a token and head.
-METAL_FUNC float gate_at(
+METAL_FUNC float log_decay_at(
     device const uchar* g,
     device const uchar* A_log,
     device const uchar* dt_bias,
@@ -77,7 +75,7 @@ METAL_FUNC float gate_at(
   return log_decay_of(raw_gate_at(g, gates, batch, token, head), head_gate_of(A_log, dt_bias, gates, head));
 }
 
-// beta of a token and head, or of one of its columns, as it was handed over.
+// beta [B, T, HV], or [B, T, HV, V] with a column.
 METAL_FUNC float raw_beta_at(
     device const uchar* beta,
     constant GateParameters& gates,
@@ -93,7 +91,6 @@ METAL_FUNC float beta_of(float raw_beta, constant GateParameters& gates) {
   return gates.beta_scale == 0.0f ? raw_beta : gates.beta_scale * sigmoid_of(raw_beta);
 }
 
-// The step of a token and head, or of one of its columns.
 METAL_FUNC float beta_at(
     device const uchar* beta,
     constant GateParameters& gates,

@@ -1,4 +1,3 @@
-// What host and kernel share of locate_slots.metal.
 #pragma once
 #include "core/parameters.h"
 

@@ -1,6 +1,6 @@
-// One simdgroup owns one sequence: its slot, or -1 where it has none, with wrong indices reported. So the kernels that
-// follow need not look through the indices of all earlier sequences in each of their threadgroups.
-// Layout: indices [N], int32 or int64, of any stride; located [N] int32.
+// One simdgroup owns one sequence: writes its slot, or -1 for none, and reports wrong indices, so that the threadgroups
+// of later kernels need not search all earlier sequences for duplicates.
+// Layout: indices [N] int32 or int64, any stride; located [N] int32.
 #include "core/locate_slots.h"
 #include "core/slots.h"
 

@@ -1,4 +1,4 @@
-// A log decay below this counts as this: its exp is 0 in f32 all the same, and the cumulative sum keeps its digits.
+// Log decays are clamped here: exp is 0 in f32 from -104 on, and g_cumsum keeps its digits.
 #pragma once
 #include "core/parameters.h"
 

@@ -1,18 +1,17 @@
-// Packed sequences: where a sequence or a chunk lies, read from cu_seqlens on the device, with no help from the host.
-// A bound outside the tensor is clamped and a descending one raised to its predecessor, so that no bound, however
-// wrong, leads out of a tensor or lets two threadgroups share a token; report_cu_seqlens() tells the user.
+// Finds sequences and chunks in cu_seqlens on the device. Boundaries are clamped to [0, T] and made ascending: wrong
+// ones never lead out of a tensor or give a token to two threadgroups. report_cu_seqlens() tells the user.
 #pragma once
 #include "core/error.h"
 #include "core/fragment.h"
 #include "core/parameters.h"
 
 struct Chunk {
-  int batch;     // row of the batch; 0 for packed sequences
-  int first;     // first token
-  int tokens;    // 0 for a surplus chunk
-  int64_t row;   // of h
-  int sequence;  // the chunk is one of this sequence
-  int offset;    // tokens of the sequence that lie before the chunk
+  int batch;    // row of the batch; 0 for packed sequences
+  int first;    // first token
+  int tokens;   // 0 for a surplus chunk
+  int64_t row;  // of h
+  int sequence;
+  int offset;  // tokens of the sequence before the chunk
 };
 
 struct Sequence {
@@ -22,15 +21,15 @@ struct Sequence {
 };
 
 METAL_FUNC int clamped_boundary(device const int64_t* cu_seqlens, int index, int tokens) {
-  const int64_t bound = cu_seqlens[index];
-  return bound < 0 ? 0 : bound > tokens ? tokens : int(bound);
+  const int64_t boundary = cu_seqlens[index];
+  return boundary < 0 ? 0 : boundary > tokens ? tokens : int(boundary);
 }
 
 METAL_FUNC int key_head_of(int value_head, HeadGroups heads) { return value_head / heads.divisor % heads.modulus; }
 
 METAL_FUNC int chunk_count(int tokens, int chunk_size) { return (tokens + chunk_size - 1) / chunk_size; }
 
-// 32 sequences at a time: lane i holds sequence base + i.
+// 32 sequences: lane i holds sequence base + i.
 struct SequenceWindow {
   int first, last;
   int chunks_before, chunks;
@@ -47,9 +46,9 @@ METAL_FUNC SequenceWindow sequence_window(
   const int index = base + int(lane);
   int last = index < sequence.sequences ? clamped_boundary(cu_seqlens, index + 1, sequence.tokens) : 0;
   last = max(last, carried_boundary);
-  UNROLL for (ushort step = 1; step < 32; step *= 2) {
-    const int earlier = simd_shuffle_up(last, step);
-    if (ushort(lane) >= step) last = max(last, earlier);
+  UNROLL for (ushort distance = 1; distance < 32; distance *= 2) {
+    const int earlier = simd_shuffle_up(last, distance);
+    if (ushort(lane) >= distance) last = max(last, earlier);
   }
   const int previous = simd_shuffle_up(last, ushort(1));
   SequenceWindow window;
@@ -60,7 +59,7 @@ METAL_FUNC SequenceWindow sequence_window(
   return window;
 }
 
-// The chunk number `target` of batch row `batch`, or of all packed sequences. Every lane of the simdgroup must call.
+// Chunk `target` of a batch row, or of all packed sequences. Every lane of the simdgroup must call.
 METAL_FUNC Chunk locate_chunk(
     device const int64_t* cu_seqlens,
     constant SequenceParameters& sequence,
@@ -98,7 +97,7 @@ METAL_FUNC Chunk locate_chunk(
   return chunk;
 }
 
-// Sequence number `target`. Every lane of the simdgroup must call.
+// Every lane of the simdgroup must call.
 METAL_FUNC Sequence locate_sequence(
     device const int64_t* cu_seqlens, constant SequenceParameters& sequence, int target, int chunk_size, uint lane) {
   Sequence result;
@@ -127,8 +126,7 @@ METAL_FUNC Sequence locate_sequence(
   return result;
 }
 
-// Reports wrong cu_seqlens, or more chunks than the caller made room for (chunk_size 0: not counted), at the stream's
-// next synchronisation. One simdgroup of the grid calls it.
+// Reports wrong cu_seqlens, and chunks beyond NT (chunk_size 0: not counted). Called by one simdgroup of the grid.
 METAL_FUNC void report_cu_seqlens(
     device const int64_t* cu_seqlens,
     constant SequenceParameters& sequence,

@@ -1,7 +1,6 @@
-// Slots of a pool of states: which one a sequence has, read from state_indices on the device. An index past the pool,
-// and a slot that an earlier sequence has, count as none, so that no index, however wrong, leads out of the pool or
-// lets two sequences write one state; report_slot() tells the user. Of more than 32 sequences locate_slots.metal looks
-// for such indices once, in place of every threadgroup.
+// The slot of a sequence in a pool of states, from state_indices on the device. An index past the pool, or one that an
+// earlier sequence has, gives no slot: no write outside the pool, no two sequences on one state. report_slot() tells
+// the user. Beyond 32 sequences locate_slots.metal searches once for all threadgroups.
 #pragma once
 #include <metal_stdlib>
 
@@ -11,8 +10,8 @@ using namespace metal;
 
 struct Slot {
   int64_t index;
-  bool is_present;  // else the sequence gives zeros and leaves the pool alone
-  bool has_state;   // else it starts from zeros
+  bool is_present;  // else o is zeros and the pool stays
+  bool has_state;   // else from zeros
   bool is_outside, is_taken;
 };
 
@@ -48,7 +47,7 @@ METAL_FUNC Slot locate_slot(
   return slot;
 }
 
-// At the stream's next synchronisation. One thread for each sequence calls it.
+// Called by one thread for each sequence.
 METAL_FUNC void report_slot(Slot slot, device ErrorLog* errors) {
   if (slot.is_outside) report_error(errors, "state_indices", "expected indices below the number of slots", __LINE__);
   if (slot.is_taken) report_error(errors, "state_indices", "expected each slot at most once", __LINE__);

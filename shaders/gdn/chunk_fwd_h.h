@@ -1,4 +1,3 @@
-// What host and kernel share of chunk_fwd_h.metal.
 #pragma once
 #include "gdn/state_tile.h"
 

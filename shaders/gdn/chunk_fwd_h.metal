@@ -1,19 +1,19 @@
-// One threadgroup owns 32 value columns of one value head of one sequence and walks its chunks; each of its 4
-// simdgroups owns 8 columns. In registers for the whole sequence: S [K, 8] in f32, and v_new [C, 8] of a chunk.
-// S is the type of w, u, v_new and h: T, or float where T is half, whose range a state can leave.
-// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g (cumulative) [B, T, HV] f32,
-// h [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place, both are a pool of type P.
-// v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new
+// A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
+// 8. In registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk.
+// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h [B,
+// NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place both states are a pool of P. Intermediate
+// is T, or float where T is half: a state may leave half's range.
+// v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
 #include "core/fragment.h"
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "core/tile.h"
 #include "gdn/chunk_fwd_h.h"
 
-// The rows of w and k that are staged at once: 16-bit types take 32, so that K = 256 stays within 17 KB.
-template <typename S, int C>
+// Rows of w and k in threadgroup memory at once: 17 KB at K = 256.
+template <typename Intermediate, int C>
 METAL_FUNC constexpr int staged_rows() {
-  return sizeof(S) == 2 && C >= 32 ? 32 : 16;
+  return sizeof(Intermediate) == 2 && C >= 32 ? 32 : 16;
 }
 
 template <typename T, int K>
@@ -25,18 +25,18 @@ METAL_FUNC void store_state(
   }
 }
 
-template <typename T, typename S, int K, int V, int C, int Width, typename P>
+template <typename T, typename Intermediate, int K, int V, int C, int Width, typename P>
 [[kernel]] void chunk_fwd_h(
     device const T* k [[buffer(0)]],
-    device const S* w [[buffer(1)]],
-    device const S* u [[buffer(2)]],
-    device const float* g [[buffer(3)]],
+    device const Intermediate* w [[buffer(1)]],
+    device const Intermediate* u [[buffer(2)]],
+    device const float* g_cumsum [[buffer(3)]],
     device const P* initial_state [[buffer(4)]],
     device const int64_t* cu_seqlens [[buffer(5)]],
     device const int* state_indices [[buffer(6)]],
     device const uchar* has_initial_state [[buffer(7)]],
-    device S* h [[buffer(8)]],
-    device S* v_new [[buffer(9)]],
+    device Intermediate* h [[buffer(8)]],
+    device Intermediate* v_new [[buffer(9)]],
     device P* final_state [[buffer(10)]],
     device ErrorLog* errors [[buffer(11)]],
     constant ChunkFwdHParameters& parameters [[buffer(12)]],
@@ -47,12 +47,12 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
   constexpr int kDepths = (K + 7) / 8;
-  static_assert(sizeof(S) >= sizeof(T), "a stage is at least as wide as the input");
-  constexpr int kRows = staged_rows<S, C>();
+  static_assert(sizeof(Intermediate) >= sizeof(T), "an intermediate has at least the size of an input");
+  constexpr int kRows = staged_rows<Intermediate, C>();
   constexpr int kColumns = kDepths * 8;
-  constexpr int kStageStride = tile_stride<S>(kColumns);
+  constexpr int kStageStride = tile_stride<Intermediate>(kColumns);
   constexpr int kKeyStride = tile_stride<T>(kColumns);
-  threadgroup S stage_tile[kRows * kStageStride];  // of w, then of k
+  threadgroup Intermediate stage_tile[kRows * kStageStride];  // of w, then of k
   threadgroup T* key_tile = (threadgroup T*)stage_tile;
 
   const int target = int(group.z);
@@ -79,60 +79,61 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
     }
   }
 
-  // The chunks that have a row in h: all, unless cu_seqlens makes more than the caller gave room for.
+  // Chunks beyond the NT rows of h are left out; report_cu_seqlens() tells the user.
   int64_t chunk_row = sequence.first_chunk;
   const int64_t last_row =
       parameters.sequence.packed != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
-  const int64_t room = (last_row - chunk_row) * C;
-  const int last_token = sequence.last - sequence.first > room ? sequence.first + int(room) : sequence.last;
-  device S* chunk_state = h + head * parameters.h.head + first_column * parameters.h.value;
+  const int64_t capacity = (last_row - chunk_row) * C;
+  const int last_token = sequence.last - sequence.first > capacity ? sequence.first + int(capacity) : sequence.last;
+  device Intermediate* chunk_state = h + head * parameters.h.head + first_column * parameters.h.value;
   const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
   for (int first = sequence.first; first < last_token; first += C) {
     const int tokens = min(C, sequence.last - first);
-    const int read_tokens = slot.is_present ? tokens : 0;  // without a slot everything is zeros
+    const int read_tokens = slot.is_present ? tokens : 0;  // without a slot all results are zeros
     const int64_t row = (batch_token + first) * value_heads + head;
-    store_state<S, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
+    store_state<Intermediate, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
     ++chunk_row;
 
     // v_new = u - w S
-    float2 fresh[C / 8];
-    UNROLL for (int staged = 0; staged < C; staged += kRows) {
+    float2 v_new_blocks[C / 8];
+    UNROLL for (int first_row = 0; first_row < C; first_row += kRows) {
       stage_rows<kRows, kColumns, Width, kStateThreads>(
-          stage_tile, w + (row + staged * value_heads) * K, value_heads * K, read_tokens - staged, K, thread_index);
+          stage_tile, w + (row + first_row * value_heads) * K, value_heads * K, read_tokens - first_row, K,
+          thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int block = 0; block < kRows / 8; ++block) {
-        const int i = staged + block * 8;
+        const int i = first_row + block * 8;
         float2 read = float2(0.0f);
         UNROLL for (int depth = 0; depth < kDepths; ++depth) {
           multiply_add(
               read, load_fragment(stage_tile + block * 8 * kStageStride + depth * 8, kStageStride, at), state[depth]);
         }
         const int64_t corner = (row + i * value_heads) * V + first_column;
-        fresh[i / 8] = load_fragment(u + corner, value_heads * V, 1, read_tokens - i, columns, at) - read;
-        store_fragment(v_new + corner, value_heads * V, 1, tokens - i, columns, at, fresh[i / 8]);
+        v_new_blocks[i / 8] = load_fragment(u + corner, value_heads * V, 1, read_tokens - i, columns, at) - read;
+        store_fragment(v_new + corner, value_heads * V, 1, tokens - i, columns, at, v_new_blocks[i / 8]);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-    const float last = read_tokens == 0 ? 0.0f : g[row + (tokens - 1) * value_heads];
+    const float g_last = read_tokens == 0 ? 0.0f : g_cumsum[row + (tokens - 1) * value_heads];
     UNROLL for (int block = 0; block < C / 8; ++block) {
       const int i = block * 8 + at.row;
-      fresh[block] *= i < read_tokens ? exp(last - g[row + i * value_heads]) : 0.0f;
+      v_new_blocks[block] *= i < read_tokens ? exp(g_last - g_cumsum[row + i * value_heads]) : 0.0f;
     }
-    const float decay = exp(last);
+    const float decay = exp(g_last);
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
-    UNROLL for (int staged = 0; staged < C; staged += kRows) {
+    UNROLL for (int first_row = 0; first_row < C; first_row += kRows) {
       stage_rows<kRows, kColumns, Width, kStateThreads>(
-          key_tile, keys + (first + staged) * parameters.k.token, parameters.k.token, read_tokens - staged, K,
+          key_tile, keys + (first + first_row) * parameters.k.token, parameters.k.token, read_tokens - first_row, K,
           thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int block = 0; block < kRows / 8; ++block) {
         UNROLL for (int depth = 0; depth < kDepths; ++depth) {
           multiply_add(
               state[depth], load_transposed(key_tile + block * 8 * kKeyStride + depth * 8, kKeyStride, at),
-              fresh[staged / 8 + block]);
+              v_new_blocks[first_row / 8 + block]);
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -145,11 +146,11 @@ template <typename T, typename S, int K, int V, int C, int Width, typename P>
     store_state<P, K>(last_state, parameters.final_state, columns, at, state);
   }
 
-  // Packed sequences may leave surplus rows of h: zeros, written by the threadgroups of the last sequence.
+  // The last sequence's threadgroups write zeros to surplus rows of h.
   if (parameters.sequence.packed != 0 && target == parameters.sequence.sequences - 1) {
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
     for (; chunk_row < last_row; ++chunk_row) {
-      store_state<S, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
+      store_state<Intermediate, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
     }
   }
 }

@@ -1,4 +1,3 @@
-// What host and kernel share of chunk_fwd_intra.metal.
 #pragma once
 #include "core/parameters.h"
 

@@ -1,23 +1,22 @@
-// One threadgroup owns one chunk of some value heads of one key head, in turn: what chunk_local_cumsum,
-// chunk_scaled_dot_kkt, solve_tril and recompute_w_u do, without A and its inverse in device memory. Simdgroup s of
-// C/16 owns block rows s and C/8-1-s of k k^T, then 8 or 16 columns of u and w at a time.
-// In registers: k k^T and, where they fit in 256 bytes, the simdgroup's columns of k, both once for all heads; else k
-// is read again for each head's w. In threadgroup memory: A, which becomes its inverse, and a slice of k or v, then of
-// what it became.
-// Layout: k [B, T, H, K] and v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
-// raw; g_cumsum [B, T, HV] f32, w [B, T, HV, K] and u [B, T, HV, V] of type S: T, or float where T is half, whose range
-// a state can leave.
-// A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta exp(c) k)
+// A threadgroup owns one chunk of some value heads of a key head: chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril
+// and recompute_w_u without A in device memory. Simdgroup s of C/16 owns block rows s and C/8-1-s of k k^T, then 8 or
+// 16 columns of u and w. In registers, for all heads: k k^T, and the simdgroup's columns of k where they take at most
+// 256 bytes (else k is read again for each w). In threadgroup memory: A, inverted in place; a slice of k or v, then of
+// w or u.
+// Layout: k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or raw;
+// g_cumsum [B, T, HV] f32; w [B, T, HV, K], u [B, T, HV, V] of Intermediate: T, or float where T is half.
+// A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta exp(c) k);
+// c = g_cumsum
 #include "core/gates.h"
 #include "core/sequences.h"
 #include "gdn/chunk_fwd_intra.h"
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// c, the running sum of g, and what scales the rows of v and of k. A simdgroup scans 32 tokens at a time.
+// g_cumsum of a chunk, and the factors of the rows of v (beta) and k (beta exp(g_cumsum)). 32 tokens a scan.
 template <int C>
 METAL_FUNC void scan_gates(
-    threadgroup float* sums,
+    threadgroup float* chunk_g_cumsum,
     threadgroup float* value_scale,
     threadgroup float* key_scale,
     device const uchar* g,
@@ -34,26 +33,25 @@ METAL_FUNC void scan_gates(
   UNROLL for (int base = 0; base < C; base += 32) {
     const int token = base + int(lane);
     const bool inside = token < chunk.tokens;
-    const float gate = inside ? gate_at(g, A_log, dt_bias, gates, chunk.batch, chunk.first + token, head) : 0.0f;
-    const float step = inside ? beta_at(beta, gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
+    const float gate = inside ? log_decay_at(g, A_log, dt_bias, gates, chunk.batch, chunk.first + token, head) : 0.0f;
+    const float token_beta = inside ? beta_at(beta, gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
     const float sum = carried + simd_prefix_inclusive_sum(clamped_log_decay(gate));
     carried = simd_shuffle(sum, ushort(31));
     if (token < C) {
-      sums[token] = sum;
-      value_scale[token] = step;
-      key_scale[token] = step * exp(sum);
+      chunk_g_cumsum[token] = sum;
+      value_scale[token] = token_beta;
+      key_scale[token] = token_beta * exp(sum);
     }
     if (inside) g_cumsum[int64_t(token) * value_heads] = sum;
   }
 }
 
-// A from the simdgroup's blocks of k k^T. The difference of sums is formed only where i > j, since exp(c_i - c_j)
-// overflows above the diagonal.
+// A from the simdgroup's blocks of k k^T. exp(c_i - c_j) is computed only below the diagonal: above it overflows.
 template <int C>
 METAL_FUNC void write_triangle(
     threadgroup float* triangle,
     thread const float2* products,
-    threadgroup const float* sums,
+    threadgroup const float* chunk_g_cumsum,
     threadgroup const float* beta,
     int tokens,
     uint simdgroup,
@@ -63,13 +61,13 @@ METAL_FUNC void write_triangle(
     const int i = block.row * 8 + at.row;
     const int j = block.column * 8 + at.column;
     float2 value = float2(0.0f);
-    if (i < tokens && i > j) value.x = beta[i] * products[n].x * exp(sums[i] - sums[j]);
-    if (i < tokens && i > j + 1) value.y = beta[i] * products[n].y * exp(sums[i] - sums[j + 1]);
+    if (i < tokens && i > j) value.x = beta[i] * products[n].x * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j]);
+    if (i < tokens && i > j + 1) value.y = beta[i] * products[n].y * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j + 1]);
     store_even_fragment(triangle + triangle_block(block.row, block.column), 8, at, value);
   }
 }
 
-template <typename T, typename S, int K, int V, int C, int Width>
+template <typename T, typename Intermediate, int K, int V, int C, int Width>
 [[kernel]] void chunk_fwd_intra(
     device const T* k [[buffer(0)]],
     device const T* v [[buffer(1)]],
@@ -79,8 +77,8 @@ template <typename T, typename S, int K, int V, int C, int Width>
     device const uchar* dt_bias [[buffer(5)]],
     device const int64_t* cu_seqlens [[buffer(6)]],
     device float* g_cumsum [[buffer(7)]],
-    device S* w [[buffer(8)]],
-    device S* u [[buffer(9)]],
+    device Intermediate* w [[buffer(8)]],
+    device Intermediate* u [[buffer(9)]],
     device ErrorLog* errors [[buffer(10)]],
     constant ChunkFwdIntraParameters& parameters [[buffer(11)]],
     uint3 group [[threadgroup_position_in_grid]],
@@ -91,16 +89,16 @@ template <typename T, typename S, int K, int V, int C, int Width>
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
   constexpr int kBlocks = C / 8;
   constexpr int kThreads = chunk_threads(C);
-  constexpr int kSides = 4 / int(sizeof(T));  // 8 columns each, of a simdgroup
-  constexpr int kColumns = C / 2 * kSides;    // of a slice: 128 bytes a row where C is 64
+  constexpr int kSides = 4 / int(sizeof(T));  // 8 columns of a simdgroup each
+  constexpr int kColumns = C / 2 * kSides;    // of a slice: 128 bytes a row at C = 64
   constexpr int kOperand = kBlocks * kSides;  // fragments of a simdgroup's columns
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
   constexpr bool kKeepsKeys = kKeySlices * kOperand * 2 * int(sizeof(T)) <= 256;
-  static_assert(sizeof(S) >= sizeof(T), "a result is at least as wide as the input");
-  threadgroup S results[C * tile_stride<S>(kColumns)];
+  static_assert(sizeof(Intermediate) >= sizeof(T), "an intermediate has at least the size of an input");
+  threadgroup Intermediate results[C * tile_stride<Intermediate>(kColumns)];
   threadgroup T* tile = (threadgroup T*)results;
   threadgroup float triangle[triangle_floats<C>()];
-  threadgroup float sums[C];
+  threadgroup float chunk_g_cumsum[C];
   threadgroup float value_scale[C];
   threadgroup float key_scale[C];
 
@@ -139,11 +137,11 @@ template <typename T, typename S, int K, int V, int C, int Width>
     const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
     if (simdgroup == 0) {
       scan_gates<C>(
-          sums, value_scale, key_scale, g, beta, A_log, dt_bias, g_cumsum + row, parameters.value_heads,
+          chunk_g_cumsum, value_scale, key_scale, g, beta, A_log, dt_bias, g_cumsum + row, parameters.value_heads,
           parameters.gates, chunk, int(head), lane);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    write_triangle<C>(triangle, products, sums, value_scale, chunk.tokens, simdgroup, at);
+    write_triangle<C>(triangle, products, chunk_g_cumsum, value_scale, chunk.tokens, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     invert_triangle<C>(triangle, thread_index, simdgroup, at);
 

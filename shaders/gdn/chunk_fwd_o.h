@@ -1,4 +1,3 @@
-// What host and kernel share of chunk_fwd_o.metal.
 #pragma once
 #include "core/parameters.h"
 
@@ -9,6 +8,6 @@ struct ChunkFwdOParameters {
   StateStrides h;
   HeadGroups heads;
   int32_t value_heads;
-  int32_t output_is_f32;  // 1: o is f32 whatever q is
+  int32_t output_is_f32;  // 1: o is f32, else T
   float scale;
 };

@@ -1,24 +1,24 @@
-// One threadgroup owns one chunk of one value head. Simdgroup s of C/16 owns block rows s and C/8-1-s of the masked
-// q k^T, then 16 columns of o at a time. In registers: 16 columns of o [C, 16]. In threadgroup memory: the masked
-// q k^T [C, C], over the slices of q and k that made it, and a slice of q. o may be f32 whatever T is.
-// S is the type of v_new and h: T, or float where T is half, whose range a state can leave.
-// Layout: q, k [B, T, H, K] with row strides, v (v_new) and o [B, T, HV, V], h [B, NT, HV, ...] with any strides of K
-// and V, g (cumulative) [B, T, HV] f32.
-// o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), the diagonal included.
+// A threadgroup owns one chunk of one value head: simdgroup s of C/16 owns block rows s and C/8-1-s of the masked q
+// k^T, then 16 columns of o at a time. In registers: o [C, 16]. In threadgroup memory: the masked q k^T [C, C], over
+// the slices of q and k that it is made of, and a slice of q.
+// Layout: q, k [B, T, H, K] with row strides, v_new and o [B, T, HV, V], h [B, NT, HV, ...] with any strides of K and
+// V, g_cumsum [B, T, HV] f32. o is T or f32. Intermediate is T, or float where T is half: a state may leave half's
+// range.
+// o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), c = g_cumsum; the diagonal is included.
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/chunk_fwd_o.h"
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-GDN_CONSTANT int kSlice = 32;  // columns of q and k that are staged at once
+GDN_CONSTANT int kSlice = 32;  // columns of q and k in threadgroup memory
 
-// tril(q k^T exp(c_i - c_j)) into `scores`, over `scratch` of 2 * C * tile_stride(32) elements that it may share.
+// scores = tril(q k^T exp(c_i - c_j)); may overlap `scratch`, 2 * C * tile_stride(kSlice) elements.
 template <typename T, int K, int C, int Width>
 METAL_FUNC void masked_scores(
     threadgroup float* scores,
     threadgroup T* scratch,
-    threadgroup const float* decay,
+    threadgroup const float* chunk_g_cumsum,
     device const T* queries,
     int64_t query_stride,
     device const T* keys,
@@ -48,20 +48,20 @@ METAL_FUNC void masked_scores(
     const int i = block.row * 8 + at.row;
     const int j = block.column * 8 + at.column;
     float2 score = float2(0.0f);
-    if (i < tokens && i >= j) score.x = products[n].x * exp(decay[i] - decay[j]);
-    if (i < tokens && i >= j + 1) score.y = products[n].y * exp(decay[i] - decay[j + 1]);
+    if (i < tokens && i >= j) score.x = products[n].x * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j]);
+    if (i < tokens && i >= j + 1) score.y = products[n].y * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j + 1]);
     store_fragment(scores + block.row * 8 * (C + 4) + block.column * 8, C + 4, at, score);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-template <typename T, typename S, int K, int V, int C, int Width>
+template <typename T, typename Intermediate, int K, int V, int C, int Width>
 [[kernel]] void chunk_fwd_o(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
-    device const S* v [[buffer(2)]],
-    device const S* h [[buffer(3)]],
-    device const float* g [[buffer(4)]],
+    device const Intermediate* v_new [[buffer(2)]],
+    device const Intermediate* h [[buffer(3)]],
+    device const float* g_cumsum [[buffer(4)]],
     device const int64_t* cu_seqlens [[buffer(5)]],
     device const int* state_indices [[buffer(6)]],
     device T* o [[buffer(7)]],
@@ -79,10 +79,10 @@ template <typename T, typename S, int K, int V, int C, int Width>
   constexpr int kScratchFloats = 2 * C * kStride * int(sizeof(T)) / 4;
   threadgroup float scores[kScoreFloats > kScratchFloats ? kScoreFloats : kScratchFloats];
   threadgroup T query_tile[C * kStride];
-  threadgroup float decay[C];
+  threadgroup float chunk_g_cumsum[C];
 
   const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
-  // A sequence without a slot gives zeros: of its tokens none is read. (The flags do not matter here.)
+  // Without a slot no token is read and o is zeros. The flags are not read.
   const Slot slot =
       locate_slot(state_indices, (device const uchar*)state_indices, parameters.slots, chunk.sequence, lane);
   const int tokens = slot.is_present ? chunk.tokens : 0;
@@ -96,14 +96,15 @@ template <typename T, typename S, int K, int V, int C, int Width>
   device const T* keys =
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
   if (int(thread_index) < C) {
-    decay[thread_index] = int(thread_index) < tokens ? g[row + int64_t(thread_index) * value_heads] : 0.0f;
+    chunk_g_cumsum[thread_index] =
+        int(thread_index) < tokens ? g_cumsum[row + int64_t(thread_index) * value_heads] : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   masked_scores<T, K, C, Width>(
-      scores, (threadgroup T*)scores, decay, queries, parameters.q.token, keys, parameters.k.token, tokens,
+      scores, (threadgroup T*)scores, chunk_g_cumsum, queries, parameters.q.token, keys, parameters.k.token, tokens,
       thread_index, simdgroup, at);
 
-  device const S* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
+  device const Intermediate* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
   for (int group_column = 0; group_column < V; group_column += C) {
     const int column = group_column + int(simdgroup) * 16;
     float2 sum[kBlocks][2];
@@ -130,7 +131,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     UNROLL for (int block = 0; block < kBlocks; ++block) {
-      const float gate = exp(decay[block * 8 + at.row]);
+      const float gate = exp(chunk_g_cumsum[block * 8 + at.row]);
       sum[block][0] *= gate;
       sum[block][1] *= gate;
     }
@@ -140,7 +141,7 @@ template <typename T, typename S, int K, int V, int C, int Width>
       float2 values[2];
       UNROLL for (int side = 0; side < 2; ++side) {
         values[side] = load_fragment(
-            v + (row + depth * 8 * value_heads) * V + column + side * 8, value_heads * V, 1, tokens - depth * 8,
+            v_new + (row + depth * 8 * value_heads) * V + column + side * 8, value_heads * V, 1, tokens - depth * 8,
             V - column - side * 8, at);
       }
       UNROLL for (int block = depth; block < kBlocks; ++block) {

@@ -1,8 +1,7 @@
-// What host and kernel share of chunk_local_cumsum.metal.
 #pragma once
 #include "core/parameters.h"
 
-// A threadgroup of one simdgroup sums the gates of as many heads.
+// Heads of a threadgroup: one a lane.
 GDN_CONSTANT int kCumsumHeads = 32;
 
 struct ChunkLocalCumsumParameters {

@@ -1,5 +1,5 @@
-// One lane owns one value head of one chunk and scans its tokens; kCumsumHeads a threadgroup, so that reads coalesce.
-// In registers: the running sum. Layout: g [B, T, HV] of any strides and float dtype, g_cumsum [B, T, HV] f32.
+// A lane owns one value head of one chunk and scans its tokens; kCumsumHeads a threadgroup, so that reads coalesce.
+// Layout: g [B, T, HV] of any strides and float dtype, g_cumsum [B, T, HV] f32.
 // Source: FLA's chunk_local_cumsum; the clamp is ours.
 #include "core/gates.h"
 #include "core/sequences.h"

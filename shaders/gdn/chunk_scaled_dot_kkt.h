@@ -1,4 +1,3 @@
-// What host and kernel share of chunk_scaled_dot_kkt.metal.
 #pragma once
 #include "core/parameters.h"
 

@@ -1,17 +1,17 @@
-// One threadgroup owns one chunk of one key head; simdgroup s owns block rows s and C/8-1-s, which gives each the same
-// number of lower blocks. In registers: k k^T of those blocks, computed once for all value heads of the key head.
-// Layout: k [B, T, H, K] with row strides, g (cumulative) and beta [B, T, HV] f32, A [B, T, HV, C] f32, strictly lower.
+// A threadgroup owns one chunk of one key head; simdgroup s owns block rows s and C/8-1-s: equal numbers of lower
+// blocks. In registers: k k^T of those blocks, computed once for all value heads of the key head.
+// Layout: k [B, T, H, K] with row strides, g_cumsum and beta [B, T, HV] f32, A [B, T, HV, C] f32.
+// A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, else 0;  c = g_cumsum
 #include "core/sequences.h"
 #include "gdn/chunk_scaled_dot_kkt.h"
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, zero elsewhere; the difference is formed only where i > j, since
-// exp(c_i - c_j) overflows above the diagonal. `product` belongs to columns j and j + 1.
+// Columns j and j + 1 of row i. exp(c_i - c_j) is computed only below the diagonal: above it overflows.
 template <int C>
 METAL_FUNC void write_block(
     device float* A,
-    device const float* g,
+    device const float* g_cumsum,
     device const float* beta,
     int value_heads,
     int i,
@@ -21,8 +21,8 @@ METAL_FUNC void write_block(
   if (i < tokens) {
     float2 value = float2(0.0f);
     const int64_t row = int64_t(i) * value_heads;
-    if (i > j) value.x = beta[row] * product.x * exp(g[row] - g[int64_t(j) * value_heads]);
-    if (i > j + 1) value.y = beta[row] * product.y * exp(g[row] - g[int64_t(j + 1) * value_heads]);
+    if (i > j) value.x = beta[row] * product.x * exp(g_cumsum[row] - g_cumsum[int64_t(j) * value_heads]);
+    if (i > j + 1) value.y = beta[row] * product.y * exp(g_cumsum[row] - g_cumsum[int64_t(j + 1) * value_heads]);
     *(device float2*)(A + row * C + j) = value;
   }
 }
@@ -30,7 +30,7 @@ METAL_FUNC void write_block(
 template <typename T, int K, int C, int Width>
 [[kernel]] void chunk_scaled_dot_kkt(
     device const T* k [[buffer(0)]],
-    device const float* g [[buffer(1)]],
+    device const float* g_cumsum [[buffer(1)]],
     device const float* beta [[buffer(2)]],
     device const int64_t* cu_seqlens [[buffer(3)]],
     device float* A [[buffer(4)]],
@@ -69,16 +69,16 @@ template <typename T, int K, int C, int Width>
     UNROLL for (int n = 0; n <= kBlocks; ++n) {
       const BlockPosition block = own_block<C>(simdgroup, n);
       write_block<C>(
-          A + first * C, g + first, beta + first, value_heads, block.row * 8 + at.row, block.column * 8 + at.column,
-          chunk.tokens, products[n]);
+          A + first * C, g_cumsum + first, beta + first, value_heads, block.row * 8 + at.row,
+          block.column * 8 + at.column, chunk.tokens, products[n]);
     }
-    // The blocks above the diagonal: high_row of them in the low row, then low_row of them in the high row.
+    // Above the diagonal: high_row blocks of the low row, then low_row of the high row.
     UNROLL for (int n = 0; n < kBlocks - 1; ++n) {
       const int row = n < high_row ? low_row : high_row;
       const int column = n < high_row ? low_row + 1 + n : n + 1;
       write_block<C>(
-          A + first * C, g + first, beta + first, value_heads, row * 8 + at.row, column * 8 + at.column, chunk.tokens,
-          float2(0.0f));
+          A + first * C, g_cumsum + first, beta + first, value_heads, row * 8 + at.row, column * 8 + at.column,
+          chunk.tokens, float2(0.0f));
     }
   }
 }

@@ -1,4 +1,3 @@
-// What host and kernel share of fused_chunk_gated_delta_rule.metal.
 #pragma once
 #include "gdn/state_tile.h"
 
@@ -11,8 +10,8 @@ struct FusedChunkParameters {
   HeadGroups heads;
   int32_t value_heads, value_size;
   int32_t has_initial_state, has_final_state;
-  int32_t has_norm;            // q and k are divided by their norms
-  int32_t output_is_f32;       // 1: o is f32 whatever q is
-  int32_t counted_chunk_size;  // of the chunks that the caller made room for
+  int32_t has_norm;            // 1: q and k are normalised
+  int32_t output_is_f32;       // 1: o is f32, else T
+  int32_t counted_chunk_size;  // that NT was computed with; 0: not checked
   float scale;
 };

@@ -1,14 +1,13 @@
-// One threadgroup owns 32 columns of V of one value head of one sequence and walks its tokens in chunks of C; each of
-// its 4 simdgroups owns 8 columns. In registers for the whole sequence: S [K, 8] in f32; for a chunk: what of S is read
-// by its keys and queries, and v_new, [C, 8] each; and the next chunk's rows, on their way from device memory.
-// In threadgroup memory: q, k and v of a chunk, each read once, and its two C x C matrices. In device memory: nothing
-// but inputs and outputs.
+// A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
+// 8. In registers: S [K, 8] f32 for the whole sequence; S^T k, S^T q and v_new [C, 8] of a chunk; q, k and v of the
+// next chunk, loaded ahead. In threadgroup memory: q, k, v and the two C x C matrices. No intermediate in device
+// memory.
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
-// raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V, moved through threadgroup memory. In
-// place, both states are a pool of type P, in which a sequence has a slot.
-// (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, is solved in blocks of 8
-// rows, each by forward substitution in registers: no inverse, no w, no Neumann series. Then
-// o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new
+// raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
+// (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, by forward substitution
+// in blocks of 8 rows: no inverse, no w, no Neumann series.
+// o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new;
+// c = g_cumsum
 #include "core/fragment.h"
 #include "core/gates.h"
 #include "core/sequences.h"
@@ -20,7 +19,7 @@ GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
 GDN_CONSTANT int kValueStride = kStateColumns + 4;  // 4 banks further each row
 GDN_CONSTANT int kScratchStride = kStateColumns + 1;
 
-// How many keys of S go through `floats` of threadgroup memory at once: whole lines of 128 bytes where it can be.
+// Keys of S that `floats` of threadgroup memory hold: whole 128-byte lines where possible.
 METAL_FUNC constexpr int staged_keys(int floats) {
   return floats >= 64 * kScratchStride   ? 64
          : floats >= 32 * kScratchStride ? 32
@@ -28,7 +27,7 @@ METAL_FUNC constexpr int staged_keys(int floats) {
                                          : 8;
 }
 
-// Where an item of a [keys, 32] part of S lies, in the order in which a simdgroup's lanes touch neighbours in memory.
+// The element of a [keys, 32] part of S that item `item` moves, so that lanes access neighbours in memory.
 struct StateItem {
   int key, value;
 };
@@ -40,7 +39,7 @@ METAL_FUNC StateItem state_item(int item, int keys, bool value_inner) {
   return at;
 }
 
-// S [K, 32] from memory, through `scratch`: a simdgroup reads 128 bytes in a row, in either layout.
+// S [K, 32] through `scratch`: a simdgroup reads 128 contiguous bytes in either layout.
 template <int K, int Keys, typename P>
 METAL_FUNC void load_state(
     thread float2* state,
@@ -92,18 +91,17 @@ METAL_FUNC void store_state(
   }
 }
 
-// What one simdgroup brings in for a chunk: every fourth token. Of a row of q and k a lane holds packets, of v a
-// column.
-template <typename Values, int Rounds, int Packets>
+// A simdgroup's tokens of a chunk, every fourth: a lane holds vectors of q and k and a column of v.
+template <typename Vector, int Rounds, int Vectors>
 struct Tokens {
-  Values queries[Rounds][Packets];
-  Values keys[Rounds][Packets];
+  Vector queries[Rounds][Vectors];
+  Vector keys[Rounds][Vectors];
   float values[Rounds];
   float gates[Rounds];
-  float steps[Rounds];
+  float betas[Rounds];
 };
 
-// Where they come from: q, k and v of a head of a sequence's batch row, at their first token.
+// q, k and v of a head of a batch row, at its first token.
 template <typename T>
 struct Sources {
   device const T* q;
@@ -115,41 +113,40 @@ struct Sources {
   int values;  // columns of v
 };
 
-// A lane's packets of a row of q or k; zeros where there is no row.
-template <int K, int Packets, int Width, typename Values, typename T>
-METAL_FUNC void load_row(thread Values* packets, device const T* source, bool is_there, uint lane) {
-  UNROLL for (int n = 0; n < Packets; ++n) {
+template <int K, int Vectors, int Width, typename Vector, typename T>
+METAL_FUNC void load_row(thread Vector* vectors, device const T* source, bool is_there, uint lane) {
+  UNROLL for (int n = 0; n < Vectors; ++n) {
     const int column = (n * 32 + int(lane)) * Width;
-    packets[n] = is_there && column < K ? Values(*(device const Values*)(source + column)) : Values(T(0));
+    vectors[n] = is_there && column < K ? Vector(*(device const Vector*)(source + column)) : Vector(T(0));
   }
 }
 
-template <int Padded, int Packets, int Width, typename Values, typename T>
-METAL_FUNC void store_row(threadgroup T* target, thread const Values* packets, uint lane) {
-  UNROLL for (int n = 0; n < Packets; ++n) {
+template <int Padded, int Vectors, int Width, typename Vector, typename T>
+METAL_FUNC void store_row(threadgroup T* target, thread const Vector* vectors, uint lane) {
+  UNROLL for (int n = 0; n < Vectors; ++n) {
     const int column = (n * 32 + int(lane)) * Width;
-    if (column < Padded) *(threadgroup Values*)(target + column) = packets[n];
+    if (column < Padded) *(threadgroup Vector*)(target + column) = vectors[n];
   }
 }
 
-// 1 / ||x|| of a row that lies in the lanes' packets.
-template <int Packets, int Width, typename Values>
-METAL_FUNC float inverse_norm(thread const Values* packets) {
+// 1 / ||x|| of a row over the simdgroup's lanes.
+template <int Vectors, int Width, typename Vector>
+METAL_FUNC float inverse_norm(thread const Vector* vectors) {
   float sum = 0.0f;
-  UNROLL for (int n = 0; n < Packets; ++n) {
+  UNROLL for (int n = 0; n < Vectors; ++n) {
     if constexpr (Width == 1) {
-      sum += float(packets[n]) * float(packets[n]);
+      sum += float(vectors[n]) * float(vectors[n]);
     } else {
-      UNROLL for (int e = 0; e < Width; ++e) sum += float(packets[n][e]) * float(packets[n][e]);
+      UNROLL for (int e = 0; e < Width; ++e) sum += float(vectors[n][e]) * float(vectors[n][e]);
     }
   }
   return rsqrt(simd_sum(sum) + 1e-6f);
 }
 
-// x <- (I - L)^-1 x for a strictly lower triangular L of 8 rows: row i is done once those above it are taken off.
+// x <- (I - L)^-1 x, L strictly lower triangular, 8 rows.
 METAL_FUNC void substitute(float2 lower, thread float2& x, uint lane) {
   UNROLL for (int i = 0; i < 7; ++i) {
-    // The lanes that hold column i of L's row and row i of x's columns: lane_position(), backwards.
+    // The lanes that hold L[row][i] and x[i][column]: lane_position() inverted.
     const ushort of_row = ushort((lane & 0x16) | ((i >> 2) << 3) | ((i >> 1) & 1));
     const ushort of_column = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
     const float factor = simd_shuffle(i % 2 == 0 ? lower.x : lower.y, of_row);
@@ -157,17 +154,16 @@ METAL_FUNC void substitute(float2 lower, thread float2& x, uint lane) {
   }
 }
 
-// What belongs to a token, g and beta as they were handed over until they are read.
+// gate and beta as passed: raw, or final.
 struct TokenScalars {
-  float gate, step;
-  float query_norm, key_norm;  // 1 over it; 1 where rows are not divided by their norms
+  float gate, beta;
+  float query_norm, key_norm;  // inverse; 1 without normalisation
 };
 
-// Tokens [first, first + C), of which `count` are there. A gate is read by all lanes at once:
-// one line of memory a token.
-template <int K, int Width, typename Values, int Rounds, int Packets, typename T>
+// Tokens [first, first + C), the first `count` of which exist. All lanes read a token's gate: one cache line.
+template <int K, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void load_tokens(
-    thread Tokens<Values, Rounds, Packets>& tokens,
+    thread Tokens<Vector, Rounds, Vectors>& tokens,
     Sources<T> from,
     constant FusedChunkParameters& parameters,
     int first,
@@ -178,19 +174,18 @@ METAL_FUNC void load_tokens(
     const int row = round * kSimdgroups + int(simdgroup);
     const int64_t token = first + row;
     const bool is_there = row < count;
-    load_row<K, Packets, Width>(tokens.queries[round], from.q + token * parameters.q.token, is_there, lane);
-    load_row<K, Packets, Width>(tokens.keys[round], from.k + token * parameters.k.token, is_there, lane);
+    load_row<K, Vectors, Width>(tokens.queries[round], from.q + token * parameters.q.token, is_there, lane);
+    load_row<K, Vectors, Width>(tokens.keys[round], from.k + token * parameters.k.token, is_there, lane);
     tokens.values[round] =
         is_there && int(lane) < from.values ? float(from.v[token * parameters.v.token + int(lane)]) : 0.0f;
     tokens.gates[round] = is_there ? raw_gate_at(from.g, parameters.gates, from.batch, token, from.head) : 0.0f;
-    tokens.steps[round] = is_there ? raw_beta_at(from.beta, parameters.gates, from.batch, token, from.head, 0) : 0.0f;
+    tokens.betas[round] = is_there ? raw_beta_at(from.beta, parameters.gates, from.batch, token, from.head, 0) : 0.0f;
   }
 }
 
-// A chunk's rows into threadgroup memory.
-template <int Padded, int Width, typename Values, int Rounds, int Packets, typename T>
+template <int Padded, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void store_tokens(
-    thread const Tokens<Values, Rounds, Packets>& tokens,
+    thread const Tokens<Vector, Rounds, Vectors>& tokens,
     threadgroup T* query_tile,
     threadgroup T* key_tile,
     threadgroup float* value_tile,
@@ -201,32 +196,32 @@ METAL_FUNC void store_tokens(
   constexpr int kStride = tile_stride<T>(Padded);
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
-    store_row<Padded, Packets, Width>(query_tile + row * kStride, tokens.queries[round], lane);
-    store_row<Padded, Packets, Width>(key_tile + row * kStride, tokens.keys[round], lane);
+    store_row<Padded, Vectors, Width>(query_tile + row * kStride, tokens.queries[round], lane);
+    store_row<Padded, Vectors, Width>(key_tile + row * kStride, tokens.keys[round], lane);
     value_tile[row * kValueStride + int(lane)] = tokens.values[round];
     float query_norm = 1.0f;
     float key_norm = 1.0f;
     if (has_norm) {
-      query_norm = inverse_norm<Packets, Width>(tokens.queries[round]);
-      key_norm = inverse_norm<Packets, Width>(tokens.keys[round]);
+      query_norm = inverse_norm<Vectors, Width>(tokens.queries[round]);
+      key_norm = inverse_norm<Vectors, Width>(tokens.keys[round]);
     }
     if (lane == 0) {
       scalars[row].gate = tokens.gates[round];
-      scalars[row].step = tokens.steps[round];
+      scalars[row].beta = tokens.betas[round];
       scalars[row].query_norm = query_norm;
       scalars[row].key_norm = key_norm;
     }
   }
 }
 
-// -A and, behind it, tril(q k^T exp(c_i - c_j)): the blocks on and below the diagonal, shared among the simdgroups.
-// Lane i has c, the step and the norms of token i. The key tile lies behind the query tile.
+// -A, then tril(q k^T exp(c_i - c_j)): the lower blocks, divided among the simdgroups. Lane i holds g_cumsum, beta and
+// the inverse norms of token i. The key tile follows the query tile.
 template <int Padded, int C, typename T>
 METAL_FUNC void form_matrices(
     threadgroup float* minus_A,
     threadgroup const T* query_tile,
-    float c,
-    float step,
+    float g_cumsum,
+    float beta,
     float query_norm,
     float key_norm,
     uint simdgroup,
@@ -248,11 +243,11 @@ METAL_FUNC void form_matrices(
     }
     const int i = row * 8 + at.row;
     const int j = column * 8 + at.column;
-    const float own = simd_shuffle(c, ushort(i));
-    const float2 other = float2(simd_shuffle(c, ushort(j)), simd_shuffle(c, ushort(j + 1)));
-    const float factor = simd_shuffle(is_A ? -step * key_norm : query_norm, ushort(i));
+    const float own = simd_shuffle(g_cumsum, ushort(i));
+    const float2 other = float2(simd_shuffle(g_cumsum, ushort(j)), simd_shuffle(g_cumsum, ushort(j + 1)));
+    const float factor = simd_shuffle(is_A ? -beta * key_norm : query_norm, ushort(i));
     product *= factor * float2(simd_shuffle(key_norm, ushort(j)), simd_shuffle(key_norm, ushort(j + 1)));
-    const int below = is_A ? i - 1 : i;  // the last column that counts
+    const int below = is_A ? i - 1 : i;  // the last column kept
     product.x = j <= below ? product.x * gate_exp(own - other.x) : 0.0f;
     product.y = j + 1 <= below ? product.y * gate_exp(own - other.y) : 0.0f;
     store_fragment(
@@ -283,7 +278,7 @@ template <typename T, int K, int C, int Width, typename P>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(C == 8 || C == 16 || C == 32, "a chunk has 8, 16 or 32 tokens: no more than lanes");
   static_assert(K >= 1 && K <= 256, "K is at most 256");
-  typedef typename Packet<T, Width>::type Values;
+  typedef typename VectorOf<T, Width>::type Vector;
   constexpr int kDepths = (K + 7) / 8;
   constexpr int kPadded = kDepths * 8;
   constexpr int kBlocks = C / 8;
@@ -294,7 +289,7 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kTileFloats = 2 * C * kStride * int(sizeof(T)) / 4;
   constexpr int kScratchFloats = kTileFloats > 8 * kScratchStride ? kTileFloats : 8 * kScratchStride;
   constexpr int kKeys = staged_keys(kScratchFloats);
-  threadgroup float scratch[kScratchFloats];  // q and k of a chunk; at either end, parts of S
+  threadgroup float scratch[kScratchFloats];  // q and k of a chunk; before and after, S
   threadgroup T* query_tile = (threadgroup T*)scratch;
   threadgroup T* key_tile = query_tile + C * kStride;
   threadgroup float value_tile[C * kValueStride];  // v, then o
@@ -335,8 +330,8 @@ template <typename T, int K, int C, int Width, typename P>
   from.head = head;
   from.values = values;
   const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, head);
-  const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot everything is zeros
-  Tokens<Values, kRounds, kVectors> next;
+  const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
+  Tokens<Vector, kRounds, kVectors> next;
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
 
   for (int first = sequence.first; first < sequence.last; first += C) {
@@ -345,15 +340,15 @@ template <typename T, int K, int C, int Width, typename P>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
 
-    // Lane i has what belongs to token i; c is the cumulative log decay, clamped so that its differences keep digits.
+    // Lane i holds token i. Gates are clamped so that differences of g_cumsum keep their digits.
     const bool is_there = int(lane) < min(C, last_read - first);
     const float gate = is_there ? log_decay_of(scalars[lane].gate, head_gate) : 0.0f;
-    const float c = simd_prefix_inclusive_sum(clamped_log_decay(gate));
-    const float step = is_there ? beta_of(scalars[lane].step, parameters.gates) : 0.0f;
+    const float g_cumsum = simd_prefix_inclusive_sum(clamped_log_decay(gate));
+    const float token_beta = is_there ? beta_of(scalars[lane].beta, parameters.gates) : 0.0f;
     const float key_norm = is_there ? scalars[lane].key_norm : 0.0f;
     const float query_norm = is_there ? parameters.scale * scalars[lane].query_norm : 0.0f;
 
-    form_matrices<kPadded, C>(minus_A, query_tile, c, step, query_norm, key_norm, simdgroup, at);
+    form_matrices<kPadded, C>(minus_A, query_tile, g_cumsum, token_beta, query_norm, key_norm, simdgroup, at);
 
     // S^T k and S^T q
     float2 key_read[kBlocks];
@@ -368,37 +363,37 @@ template <typename T, int K, int C, int Width, typename P>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // v_new, by substitution of blocks and, in the diagonal block, of rows; and o
-    float2 fresh[kBlocks];
+    // v_new by block substitution, within diagonal blocks by rows; and o
+    float2 v_new[kBlocks];
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       const ushort i = ushort(block * 8 + at.row);
       const int corner = block * 8 * kMatrixStride;
       threadgroup float* own_values = value_tile + block * 8 * kValueStride + int(simdgroup) * 8;
-      const float decay = gate_exp(simd_shuffle(c, i));
+      const float decay = gate_exp(simd_shuffle(g_cumsum, i));
       const float2 seen = decay * simd_shuffle(key_norm, i) * key_read[block];
-      fresh[block] = simd_shuffle(step, i) * (load_even_fragment(own_values, kValueStride, at) - seen);
+      v_new[block] = simd_shuffle(token_beta, i) * (load_even_fragment(own_values, kValueStride, at) - seen);
       float2 output = decay * simd_shuffle(query_norm, i) * query_read[block];
       UNROLL for (int above = 0; above < block; ++above) {
-        multiply_add(fresh[block], load_even_fragment(minus_A + corner + above * 8, kMatrixStride, at), fresh[above]);
-        multiply_add(output, load_even_fragment(scores + corner + above * 8, kMatrixStride, at), fresh[above]);
+        multiply_add(v_new[block], load_even_fragment(minus_A + corner + above * 8, kMatrixStride, at), v_new[above]);
+        multiply_add(output, load_even_fragment(scores + corner + above * 8, kMatrixStride, at), v_new[above]);
       }
-      substitute(load_even_fragment(minus_A + corner + block * 8, kMatrixStride, at), fresh[block], lane);
-      multiply_add(output, load_even_fragment(scores + corner + block * 8, kMatrixStride, at), fresh[block]);
+      substitute(load_even_fragment(minus_A + corner + block * 8, kMatrixStride, at), v_new[block], lane);
+      multiply_add(output, load_even_fragment(scores + corner + block * 8, kMatrixStride, at), v_new[block]);
       store_fragment(own_values, kValueStride, at, output);
     }
 
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-    const float last = simd_shuffle(c, ushort(C - 1));
-    const Decay kept = decay_of(last);
+    const float g_last = simd_shuffle(g_cumsum, ushort(C - 1));
+    const Decay kept = decay_from_log(g_last);
     UNROLL for (int depth = 0; depth < kDepths; ++depth) {
       state[depth] = kept.weak ? state[depth] + kept.factor * state[depth] : kept.factor * state[depth];
     }
-    const float weight = key_norm * gate_exp(last - c);
+    const float weight = key_norm * gate_exp(g_last - g_cumsum);
     UNROLL for (int block = 0; block < kBlocks; ++block) {
-      fresh[block] *= simd_shuffle(weight, ushort(block * 8 + at.row));
+      v_new[block] *= simd_shuffle(weight, ushort(block * 8 + at.row));
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         const int corner = block * 8 * kStride + depth * 8;
-        multiply_add(state[depth], load_transposed(key_tile + corner, kStride, at), fresh[block]);
+        multiply_add(state[depth], load_transposed(key_tile + corner, kStride, at), v_new[block]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,8 +1,7 @@
-// What host and kernel share of fused_recurrent_gated_delta_rule.metal.
 #pragma once
 #include "gdn/state_tile.h"
 
-// Decays and steps for each channel; an absent one leaves the state as it is.
+// Decays of channels (absent: 1), and beta of value columns.
 struct ChannelParameters {
   RowStrides gk, gv;
   int32_t gk_type, gv_type;
@@ -19,7 +18,7 @@ struct FusedRecurrentParameters {
   HeadGroups heads;
   int32_t value_heads, value_size;
   int32_t has_initial_state, has_final_state;
-  int32_t initial_has_vectors, final_has_vectors;  // 1: 4 neighbouring keys can be moved at once
-  int32_t output_is_f32;                           // 1: o is f32 whatever q is
+  int32_t initial_has_vectors, final_has_vectors;  // 1: 4 keys a load or store
+  int32_t output_is_f32;                           // 1: o is f32, else T
   float scale;
 };

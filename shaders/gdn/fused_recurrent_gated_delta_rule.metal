@@ -1,11 +1,10 @@
-// One threadgroup owns 32 value rows of one value head of one sequence; each of its 4 simdgroups owns 8 rows, with 8
-// lanes a row. In registers for the whole sequence: a lane's eighth of its two rows of S, 2 x K/8 floats, as float4 in
-// turn. In threadgroup memory: q, k, v, decay and beta of 8 tokens, staged once, so that no token needs a barrier.
+// A threadgroup owns 32 value rows of one head of one sequence; each of its 4 simdgroups owns 8 rows, 8 lanes a row.
+// In registers for the whole sequence: an eighth of two rows of S, 2 x K/8 floats, as float4. In threadgroup memory:
+// q, k, v, decay and beta of 8 tokens (4 with channels), so that no token needs a barrier.
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
-// raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V, moved through threadgroup memory
-// where V is the inner one. In place, both states are a pool of type P, in which a sequence has a slot. Channels:
-// decays gk [B, T, HV, K] and gv [B, T, HV, V], and a beta [B, T, HV, V]. S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v
-// - S^T k);  S <- S + k u^T;  o = scale S^T q
+// raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
+// Channels: decays gk [B, T, HV, K] and gv [B, T, HV, V], and beta [B, T, HV, V].
+// S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "core/fragment.h"
 #include "core/gates.h"
 #include "core/sequences.h"
@@ -14,10 +13,10 @@
 #include "gdn/fused_recurrent_gated_delta_rule.h"
 
 GDN_CONSTANT int kScratchStride = kStateColumns + 1;
-GDN_CONSTANT int kPart = 32;  // keys that the 8 lanes of a row hold as one float4 each
+GDN_CONSTANT int kPart = 32;  // keys: a float4 for each of a row's 8 lanes
 
-// Where a thread stands: its first row of S within the threadgroup's 32, the second is 4 further; and which of the
-// rows' eight lanes it is. Even lanes end up with the sums of the first row, odd ones with those of the second.
+// A thread's part of S: rows `row` and `row` + 4 of the threadgroup's 32, of each an eighth. Even lanes get the sums of
+// the first row, odd lanes those of the second.
 struct RowPosition {
   int row;
   int eighth;
@@ -34,23 +33,21 @@ METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
   return at;
 }
 
-// Elements [(8 m + eighth) * 4, + 4) of a row belong to eighth `eighth`, as float4 number m: 8 lanes read 128 bytes in
-// a row where K is the inner dimension.
+// Of float4 number m: 8 lanes read 128 contiguous bytes where K is the inner dimension.
 METAL_FUNC int first_element(int m, int eighth) { return (m * 8 + eighth) * 4; }
 
-// The parts of S that go through threadgroup memory at once: what q and k have room for.
+// Parts of S that the threadgroup memory of q and k holds at once.
 METAL_FUNC constexpr int parts_together(int floats, int parts) {
   return floats / (kPart * kScratchStride) < parts ? floats / (kPart * kScratchStride) : parts;
 }
 
-// S from memory. Where V is the inner dimension, keys by 32 values go through `scratch`, so that a simdgroup reads 128
-// bytes in a row; else each lane reads its own part, in packets where the host says that it may.
+// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes.
 template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
     device const P* source,
     StateStrides strides,
-    bool has_packets,
+    bool has_vectors,
     int values,
     threadgroup float* scratch,
     RowPosition at,
@@ -81,7 +78,7 @@ METAL_FUNC void load_state(
         const int key = first_element(m, at.eighth);
         const bool row_inside = at.row + r * 4 < values;
         device const P* origin = source + key * strides.key + (at.row + r * 4) * strides.value;
-        if (has_packets) {
+        if (has_vectors) {
           state[2 * m + r] = row_inside && key < K ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
         } else {
           UNROLL for (int e = 0; e < 4; ++e) {
@@ -98,7 +95,7 @@ METAL_FUNC void store_state(
     thread const float4* state,
     device P* target,
     StateStrides strides,
-    bool has_packets,
+    bool has_vectors,
     int values,
     threadgroup float* scratch,
     RowPosition at,
@@ -130,7 +127,7 @@ METAL_FUNC void store_state(
         const int key = first_element(m, at.eighth);
         const bool row_inside = at.row + r * 4 < values;
         device P* origin = target + key * strides.key + (at.row + r * 4) * strides.value;
-        if (has_packets) {
+        if (has_vectors) {
           if (row_inside && key < K) *(device vec<P, 4>*)origin = vec<P, 4>(state[2 * m + r]);
         } else {
           UNROLL for (int e = 0; e < 4; ++e) {
@@ -142,7 +139,7 @@ METAL_FUNC void store_state(
   }
 }
 
-// The sum over the eight lanes of a row, of the thread's own row: the first exchange halves the two rows to one.
+// The sum over the eight lanes of the thread's own row: 3 shuffles for two rows.
 METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
   const float of_first = (first.x + first.y) + (first.z + first.w);
   const float of_second = (second.x + second.y) + (second.z + second.w);
@@ -152,7 +149,7 @@ METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
   return sum + simd_shuffle_xor(sum, ushort(4));
 }
 
-// Some rows of q or k as floats, padded with zeros to whole parts.
+// Rows of q or k as floats, zero-padded to whole parts.
 template <typename T, int K>
 METAL_FUNC void stage_floats(
     threadgroup float* tile, device const T* source, int64_t row_stride, int rows, uint thread_index) {
@@ -164,7 +161,7 @@ METAL_FUNC void stage_floats(
   }
 }
 
-// Divides the staged rows by their norms; simdgroup s takes every fourth row from s on.
+// A simdgroup takes every fourth row.
 template <int Padded>
 METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup, uint lane) {
   for (int row = int(simdgroup); row < rows; row += kStateThreads / 32) {
@@ -177,8 +174,7 @@ METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup
   }
 }
 
-// Decays of some rows of gk or gv as two factors: S <- base S + change S. A base of 1 leaves no digit of a weak decay
-// to rounding, a base of 0 no trace of a large state behind a strong one. An absent gk or gv has a change of 0.
+// gk or gv as two factors: S <- base S + change S, with base 1 for weak decays and 0 for strong ones (struct Decay).
 METAL_FUNC void stage_decays(
     threadgroup float* base,
     threadgroup float* change,
@@ -194,7 +190,7 @@ METAL_FUNC void stage_decays(
     const int row = item / padded;
     const int column = item % padded;
     const bool inside = type != kAbsent && column < columns;
-    const Decay decay = decay_of(inside ? read_float(gates, first + row * row_stride + column, type) : 0.0f);
+    const Decay decay = decay_from_log(inside ? read_float(gates, first + row * row_stride + column, type) : 0.0f);
     base[item] = decay.weak ? 1.0f : 0.0f;
     change[item] = decay.factor;
   }
@@ -227,16 +223,16 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   constexpr int kParts = (K + kPart - 1) / kPart;
   constexpr int kPadded = kParts * kPart;
   constexpr int kChunked = Channels ? 4 : 8;  // tokens at once: q and k, with decays of K, take 16 KB at K = 256
-  constexpr int kStepRows = Channels ? kStateColumns : 1;  // a step for each value row, or one
+  constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta of each value row, or of all
   constexpr int kTileFloats = 2 * kChunked * kPadded;
   constexpr int kScratch = kTileFloats > kPart * kScratchStride ? kTileFloats : kPart * kScratchStride;
-  threadgroup float scratch[kScratch];  // of S on its way in and out; q and k in between
+  threadgroup float scratch[kScratch];  // q and k; before and after, S
   threadgroup float* q_tile = scratch;
   threadgroup float* k_tile = scratch + kChunked * kPadded;
   threadgroup float v_tile[kChunked * kStateColumns];
   threadgroup float o_tile[kChunked * kStateColumns];
   threadgroup Decay decay[kChunked];
-  threadgroup float step[kChunked * kStepRows];
+  threadgroup float beta_tile[kChunked * kBetaRows];
   threadgroup float key_base[Channels ? kChunked * kPadded : 1];
   threadgroup float key_change[Channels ? kChunked * kPadded : 1];
   threadgroup float value_base[Channels ? kChunked * kStateColumns : 1];
@@ -268,7 +264,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
   device const T* queries = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
-  device const T* fresh = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
+  device const T* v_rows = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
   for (int first = sequence.first; first < sequence.last; first += kChunked) {
     const int tokens = min(kChunked, sequence.last - first);
     const int64_t row = (batch_token + first) * parameters.value_heads + head;
@@ -277,19 +273,19 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     for (int item = int(thread_index); item < tokens * kStateColumns; item += kStateThreads) {
       const int token = item / kStateColumns;
       const int value = item % kStateColumns;
-      v_tile[item] = value < values ? float(fresh[(first + token) * parameters.v.token + value]) : 0.0f;
+      v_tile[item] = value < values ? float(v_rows[(first + token) * parameters.v.token + value]) : 0.0f;
     }
     if (int(thread_index) < tokens) {
-      decay[thread_index] =
-          decay_of(gate_at(g, A_log, dt_bias, parameters.gates, sequence.batch, first + int(thread_index), head));
+      decay[thread_index] = decay_from_log(
+          log_decay_at(g, A_log, dt_bias, parameters.gates, sequence.batch, first + int(thread_index), head));
     }
-    for (int item = int(thread_index); item < tokens * kStepRows; item += kStateThreads) {
-      const int value = item % kStepRows;
+    for (int item = int(thread_index); item < tokens * kBetaRows; item += kStateThreads) {
+      const int value = item % kBetaRows;
       const bool has_own = Channels && parameters.channels.has_vector_beta != 0;
       const bool inside = value < values;
       const int64_t column = has_own ? first_value + value : 0;
-      step[item] =
-          inside ? beta_at(beta, parameters.gates, sequence.batch, first + item / kStepRows, head, column) : 0.0f;
+      beta_tile[item] =
+          inside ? beta_at(beta, parameters.gates, sequence.batch, first + item / kBetaRows, head, column) : 0.0f;
     }
     if (Channels) {
       const RowStrides gk_rows = parameters.channels.gk;
@@ -339,7 +335,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
         UNROLL for (int r = 0; r < 2; ++r) part[r] += state[2 * m + r] * keys;
       }
       const float read = sum_of_own_row(part[0], part[1], at);
-      const float own_update = step[Channels ? token * kStateColumns + at.own_row : token] *
+      const float own_update = beta_tile[Channels ? token * kStateColumns + at.own_row : token] *
                                (v_tile[token * kStateColumns + at.own_row] - read);
       const float other_update = simd_shuffle_xor(own_update, ushort(1));
       const float update[2] = {at.is_odd ? other_update : own_update, at.is_odd ? own_update : other_update};

@@ -1,4 +1,3 @@
-// What host and kernel share of recompute_w_u.metal.
 #pragma once
 #include "core/parameters.h"
 

@@ -1,7 +1,8 @@
-// One threadgroup owns one chunk of one value head; each of its C/16 simdgroups owns 8 columns of u, then of w.
-// In registers: the 8 columns of the scaled operand. In threadgroup memory: the inverse and C/2 staged columns.
-// Layout: k [B, T, H, K] and v [B, T, HV, V] with row strides, A (the inverse) [B, T, HV, C] f32, w and u contiguous.
-// u = A (beta v), w = A (beta exp(c) k); the scaled operand stays f32 (FLA rounds it to k's type).
+// A threadgroup owns one chunk of one value head; each of its C/16 simdgroups owns 8 columns of u, then of w. In
+// registers: 8 columns of the scaled operand, f32 (FLA rounds it to k's type). In threadgroup memory: the inverse and
+// C/2 columns of k or v.
+// Layout: k [B, T, H, K], v [B, T, HV, V] with row strides, A_inv [B, T, HV, C] f32, g_cumsum f32, w and u contiguous.
+// u = A_inv (beta v);  w = A_inv (beta exp(g_cumsum) k)
 #include "core/sequences.h"
 #include "gdn/chunk_threads.h"
 #include "gdn/recompute_w_u.h"
@@ -41,8 +42,8 @@ template <typename T, int K, int V, int C, int Width>
     device const T* k [[buffer(0)]],
     device const T* v [[buffer(1)]],
     device const float* beta [[buffer(2)]],
-    device const float* A [[buffer(3)]],
-    device const float* g [[buffer(4)]],
+    device const float* A_inv [[buffer(3)]],
+    device const float* g_cumsum [[buffer(4)]],
     device const int64_t* cu_seqlens [[buffer(5)]],
     device T* w [[buffer(6)]],
     device T* u [[buffer(7)]],
@@ -69,13 +70,13 @@ template <typename T, int K, int V, int C, int Width>
     const int i = item / C;
     const int j = item % C;
     const int64_t source = (row + int64_t(i) * parameters.value_heads) * C + j;
-    if (i / 8 >= j / 8) inverse[triangle_element(i, j)] = i >= j && i < chunk.tokens ? A[source] : 0.0f;
+    if (i / 8 >= j / 8) inverse[triangle_element(i, j)] = i >= j && i < chunk.tokens ? A_inv[source] : 0.0f;
   }
   if (int(thread_index) < C) {
     const int i = int(thread_index);
     const int64_t source = row + int64_t(i) * parameters.value_heads;
     value_scale[i] = i < chunk.tokens ? beta[source] : 0.0f;
-    key_scale[i] = i < chunk.tokens ? beta[source] * exp(g[source]) : 0.0f;
+    key_scale[i] = i < chunk.tokens ? beta[source] * exp(g_cumsum[source]) : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 

@@ -1,4 +1,3 @@
-// What host and kernel share of solve_tril.metal.
 #pragma once
 #include "core/parameters.h"
 

@@ -1,4 +1,4 @@
-// The kernels that carry a state through a sequence: a threadgroup of 4 simdgroups owns 32 columns of V of one head.
+// Of the kernels that carry a state: a threadgroup of 4 simdgroups owns 32 value columns of a head.
 #pragma once
 #include "core/parameters.h"
 

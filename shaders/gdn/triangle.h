@@ -1,6 +1,5 @@
-// A lower triangular [C, C] matrix of a chunk in threadgroup memory, f32: its 8x8 blocks on and below the diagonal, row
-// by row, so 9 KB where C is 64. C/16 simdgroups work on it; simdgroup s owns block rows s and C/8-1-s, which gives
-// each the same number of lower blocks.
+// A lower triangular [C, C] f32 matrix in threadgroup memory: its 8x8 blocks on and below the diagonal, row by row (9
+// KB at C = 64). Simdgroup s of C/16 owns block rows s and C/8-1-s: equal numbers of blocks.
 #pragma once
 #include "core/fragment.h"
 #include "core/tile.h"
@@ -14,7 +13,7 @@ METAL_FUNC int triangle_block(int row, int column) { return (row * (row + 1) / 2
 
 METAL_FUNC int triangle_element(int i, int j) { return triangle_block(i / 8, j / 8) + i % 8 * 8 + j % 8; }
 
-// Of the C/8+1 blocks that a simdgroup owns, number n lies in the low row up to its diagonal, then in the high row.
+// Block n of the C/8+1 that a simdgroup owns: those of the low row, then those of the high row.
 struct BlockPosition {
   int row;
   int column;
@@ -29,7 +28,7 @@ METAL_FUNC BlockPosition own_block(uint simdgroup, int n) {
   return block;
 }
 
-// products += left right^T, over tiles of C rows and `Columns` columns, in the blocks that the simdgroup owns.
+// products += left right^T, tiles [C, Columns], in the simdgroup's blocks.
 template <int C, int Columns, typename T>
 METAL_FUNC void add_lower_products(
     thread float2* products, threadgroup const T* left, threadgroup const T* right, uint simdgroup, LanePosition at) {
@@ -47,13 +46,13 @@ METAL_FUNC void add_lower_products(
   }
 }
 
-// [L11 0; L21 L22]^-1 = [X11 0; -X22 L21 X11  X22]: turns the inverses of N-row blocks into those of 2N-row blocks.
-// Each simdgroup owns 8 columns of one pair of blocks.
+// From the inverses of N-row blocks to those of 2N rows: [L11 0; L21 L22]^-1 = [X11 0; -X22 L21 X11  X22]. A simdgroup
+// owns 8 columns of a pair of blocks.
 template <int N>
 METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, LanePosition at) {
   constexpr int kBlocks = N / 8;
   const int upper = int(simdgroup) / kBlocks * 2 * kBlocks;  // block row of X11
-  const int lower = upper + kBlocks;                         // of L21, which becomes the result, and of X22
+  const int lower = upper + kBlocks;                         // of L21, overwritten, and of X22
   const int column = int(simdgroup) % kBlocks;
 
   float2 product[kBlocks];
@@ -82,11 +81,11 @@ METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, Lane
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// (I + A)^-1 in place of A, which is strictly lower. Forward substitution within 8 rows, since a Neumann series over
-// more is off by 2.5e-2 with repeated keys and beta 1.9; merging blocks costs 1e-6 there.
+// (I + A)^-1 in place. Forward substitution within 8 rows, then merges: with repeated keys and beta 1.9 the error is
+// 1e-6, that of a Neumann series 2.5e-2.
 template <int C>
 METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, uint simdgroup, LanePosition at) {
-  // Thread t < C solves column t of the diagonal block that holds it: x_i = [i == j] - sum over m < i of A_im x_m.
+  // Thread t < C solves column t % 8 of diagonal block t / 8: x_i = [i == j] - sum over m < i of A_im x_m.
   threadgroup float* block =
       triangle + triangle_block(int(thread_index) / 8 % (C / 8), int(thread_index) / 8 % (C / 8));
   const int column = int(thread_index) % 8;
@@ -107,7 +106,7 @@ METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, 
   if (C >= 64) merge_inverses<32>(triangle, simdgroup, at);
 }
 
-// The columns of an operand [C, 8 Sides] that a simdgroup owns, from a tile; row i is multiplied by scale[i].
+// The simdgroup's [C, 8 Sides] columns of a tile; row i times scale[i].
 template <int C, int Sides, int Columns, typename T>
 METAL_FUNC void load_operand(
     thread float2* operand,
@@ -125,7 +124,7 @@ METAL_FUNC void load_operand(
   }
 }
 
-// tile = triangle * operand, in the columns that the simdgroup owns.
+// tile = triangle * operand, in the simdgroup's columns.
 template <int C, int Sides, int Columns, typename T>
 METAL_FUNC void multiply_triangle(
     threadgroup T* tile,

@@ -1,9 +1,9 @@
 // What the convolution's kernels compute with. A thread owns `Width` neighbouring channels of one sequence. Position p
 // of the sequence is its token p or, where p is negative, column S + p of its state, or zero without one.
 #pragma once
-#include "core/packet.h"
 #include "core/sequences.h"
 #include "core/slots.h"
+#include "core/vectors.h"
 #include "layers/convolution.h"
 
 // A negative position. `state` is that of the thread's first channel.

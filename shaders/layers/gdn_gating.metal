@@ -20,6 +20,6 @@ template <int Threads>
   const int64_t head = index % parameters.heads;
   const int64_t token = index / parameters.heads % parameters.tokens;
   const int64_t batch = index / parameters.heads / parameters.tokens;
-  g[index] = gate_at(a, A_log, dt_bias, parameters.gates, batch, token, head);
+  g[index] = log_decay_at(a, A_log, dt_bias, parameters.gates, batch, token, head);
   beta[index] = beta_at(b, parameters.gates, batch, token, head, 0);
 }

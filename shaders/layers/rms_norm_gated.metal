@@ -3,7 +3,7 @@
 // Registers: a lane's elements, in f32.
 // Layout: x, gate [B, T, H, D] with row strides, y contiguous; weight [D].
 #include "core/exponential.h"
-#include "core/packet.h"
+#include "core/vectors.h"
 #include "layers/rms_norm_gated.h"
 
 template <typename T, int Width>

@@ -207,7 +207,7 @@ def test_looking_drafts_up_in_the_prompt() -> None:
 
 
 def test_bfloat16() -> None:
-    """As near to the float32 model as the same model is with keys and values decoded: both round, in other places."""
+    """As close to the float32 model as the same model with decoded keys and values, which rounds elsewhere."""
     exact = logits_of(model_of("llama"), decoded_cache(model_of("llama"), "8v8"))
     model = model_of("llama").bfloat16()
     theirs = relative_error(logits_of(model, decoded_cache(model, "8v8")), exact)
@@ -244,7 +244,7 @@ def test_aura_attention_without_an_aura_cache_is_sdpa(padded: bool) -> None:
 
 @torch.no_grad()
 def test_packed_sequences_without_a_cache_are_sdpas() -> None:
-    """transformers sees them in the positions, and gives the attention a mask function of their own."""
+    """transformers finds them in the positions and passes a mask function."""
     model = model_of("llama")
     options = {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]]), "use_cache": False}
     expected = model(PROMPT[:1], **options).logits
@@ -253,7 +253,7 @@ def test_packed_sequences_without_a_cache_are_sdpas() -> None:
 
 
 def test_a_window_over_codes() -> None:
-    """Which a model may ask for of a layer that its cache takes for full attention."""
+    """A model may ask for a window in a layer that its cache treats as full attention."""
     cache = KVCache("4v4", 1, 2, 64, 9, dtype=torch.float32)
     cache.append(torch.randn(1, 2, 9, 64), torch.randn(1, 2, 9, 64))
     q, keys = torch.randn(1, 4, 3, 64), Codes(cache)

@@ -42,7 +42,7 @@ def test_centroids_are_the_means_of_their_cells(D: int, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_origin_table_is_not(bits: int) -> None:
-    """So the condition does tell."""
+    """The condition is not vacuous."""
     half = codebooks.codebook(bits, 128, "origin")[2 ** (bits - 1) :]
     largest = ((means_of_cells(half, 128) - half) * 128**0.5).abs().max().item()
     assert largest > 2e-3

@@ -42,7 +42,7 @@ def ulps(x: Tensor, exact: Tensor) -> float:
 
 
 def assert_encodes(codec: Codec, x: Tensor, codes: Tensor, norms: Tensor) -> None:
-    """Codes of the float64 reference but beside a boundary, and the norm that belongs to them."""
+    """The float64 reference's codes, except next to a boundary, and the norm of these codes."""
     y = coordinates(codec, x)
     exact, indices = quantise(y, codec.boundaries.double()), unpack(codes, codec.bits, codec.D)
     near = (y[..., None] - codec.boundaries).abs().amin(-1) <= 2e-6 / codec.D**0.5
@@ -83,7 +83,7 @@ def test_the_same_bits_each_time(device: torch.device) -> None:
 @pytest.mark.parametrize("D", [80, 128])
 def test_tokens_go_to_their_slots_and_nowhere_else(device: torch.device, D: int, bits: int) -> None:
     codec = Codec(D, bits)
-    x = torch.randn(2, 4, 3, D).transpose(1, 2)  # as a projection hands it over
+    x = torch.randn(2, 4, 3, D).transpose(1, 2)  # as a projection returns it
     slots = torch.tensor([[4, -1, 0, 7], [1, 2, 5, -7]], dtype=torch.int32 if bits < 4 else torch.int64)
     before = poisoned_cache(codec, 2, 3, 8, torch.device("cpu"))
     cache = encode_into(device, codec, x, slots, poisoned_cache(codec, 2, 3, 8, device), True)
@@ -126,7 +126,7 @@ def test_zeros_have_norm_zero_and_the_codes_of_zero(device: torch.device, bits: 
 
 @pytest.mark.parametrize("exponent", [-110, -70, 70, 115])
 def test_any_magnitude(device: torch.device, exponent: int) -> None:
-    """Squares leave f32's range long before the vector does."""
+    """Squares overflow f32 long before the vector does."""
     codec, x = Codec(128, 4), torch.randn(9, 128)
     codes, norms, _ = encode(device, codec, x)
     scaled_codes, scaled_norms, _ = encode(device, codec, x * 2.0**exponent)

@@ -26,7 +26,7 @@ def last(x: Tensor) -> Tensor:
 
 
 def wrong_for(name: str) -> list[tuple[type[Exception], str, Change]]:
-    """What no op takes for an argument of this name."""
+    """A value that no op accepts for an argument of this name."""
     if name in ("x", "q"):  # activations
         return [
             (TypeError, "integers", change(name, torch.Tensor.int)),

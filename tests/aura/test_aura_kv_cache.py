@@ -1,4 +1,4 @@
-"""KVCache: attention to what it holds is exact, and what it holds is what was appended, in order."""
+"""KVCache: exact attention over its content, which is what was appended, in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def filled(
 
 
 def exact(cache: KVCache, q: Tensor, mask: Tensor, **options: Any) -> Tensor:
-    """PyTorch's attention in float64 to what the cache holds, decoded in float64."""
+    """PyTorch's float64 attention over the cache, decoded in float64."""
     q, k, v = q.cpu().double(), *(decoded(coded, cache.length) for coded in (cache.keys, cache.values))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True, **options)
 
@@ -226,7 +226,7 @@ def test_saving_and_loading(device: torch.device, tmp_path: Path, means: bool) -
 
 
 def test_a_file_holds_its_own_tables(tmp_path: Path) -> None:
-    """So it can be read where tables or signs have changed since."""
+    """So it stays readable when tables or signs change."""
     from safetensors.torch import load_file, save_file
 
     cache, _, _ = filled("4v4")

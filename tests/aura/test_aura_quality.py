@@ -1,4 +1,4 @@
-"""bench/aura_quality.py: what its table says, with fewer tokens; that of docs/aura.md is what it writes."""
+"""bench/aura_quality.py: its table with fewer tokens; docs/aura.md has its output."""
 
 from __future__ import annotations
 

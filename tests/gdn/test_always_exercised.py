@@ -1,4 +1,4 @@
-"""The circumstances under which kernels of this kind have gone wrong, for both end-to-end ops on every device.
+"""Cases in which kernels of this kind have failed, for both end-to-end ops on every device.
 
 Judged by the float64 recurrence, as a whole and for each head. On `mps` head sizes and lengths are few and small: each
 new head size compiles its own kernels, and the simulated device runs one thread after the other. As shipped these
@@ -40,7 +40,7 @@ def test_one_gate_throughout(device: torch.device, op: str, g: float) -> None:
 @each_op("chunked")
 @pytest.mark.parametrize("g", [-20.0, -1e3, -torch.inf])
 def test_a_strong_gate_among_weak_ones(device: torch.device, op: str, g: float) -> None:
-    """What comes before the gate is lost, and what comes after must keep its digits."""
+    """What precedes the gate is lost; what follows must keep its digits."""
     case = make_case(100)
     case.g[:, [20, 63, 64, 90]] = g
     assert_exact(op, case, run(op, case, device))
@@ -90,14 +90,14 @@ def test_lengths(device: torch.device, op: str, T: int) -> None:
 
 @each_op("chunked", "fused_chunk")
 def test_a_single_token(device: torch.device, op: str) -> None:
-    """Shorter than every chunk: as shipped, the recurrent algorithm takes it."""
+    """Shorter than any chunk: the shipped heuristic takes the recurrent algorithm."""
     case = make_case(1, B=2)
     assert_exact(op, case, run(op, case, device))
 
 
 @each_op("fused_chunk")
 def test_a_long_odd_length(device: torch.device, op: str) -> None:
-    """Of so few heads that, as shipped, the chunked algorithm takes it."""
+    """Few heads: the shipped heuristic takes the chunked algorithm."""
     case = make_case(1111, HV=1)
     assert_exact(op, case, run(op, case, device))
 
@@ -202,14 +202,14 @@ def test_a_last_stride_other_than_one_is_copied_with_one_warning(
     assert_exact(op, case, result)
 
 
-BOUNDS = [0, 0, 17, 17, 81, 150, 150]
+CU_SEQLENS = [0, 0, 17, 17, 81, 150, 150]
 
 
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("where", ["on the cpu", "on the device"])
 def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: torch.dtype, where: str) -> None:
-    case = make_case(150, bounds=BOUNDS)
+    case = make_case(150, cu_seqlens=CU_SEQLENS)
     assert case.cu_seqlens is not None and case.initial_state is not None
     case.cu_seqlens = case.cu_seqlens.to(index_dtype)
     there = case.to(device)
@@ -223,7 +223,7 @@ def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: 
 
 @each_op("chunked")
 def test_packed_sequences_are_the_sequences_alone(device: torch.device, op: str) -> None:
-    case = make_case(150, bounds=[0, 17, 81, 150], state=False)
+    case = make_case(150, cu_seqlens=[0, 17, 81, 150], state=False)
     packed_o, packed_state = run(op, case, device)
     for n, (first, last) in enumerate([(0, 17), (17, 81), (81, 150)]):
         alone = make_case(150, state=False).map(lambda x: x[:, first:last])  # noqa: B023  called at once
@@ -234,8 +234,8 @@ def test_packed_sequences_are_the_sequences_alone(device: torch.device, op: str)
 @each_op("chunked", "fused_chunk")
 def test_many_short_sequences(device: torch.device, op: str) -> None:
     """More sequences than chunks of tokens, and some hundred states."""
-    bounds = [0, *torch.arange(1, 201).mul(3).sub(1).tolist()]
-    case = make_case(bounds[-1], 16, 16, HV=2, bounds=bounds)
+    cu_seqlens = [0, *torch.arange(1, 201).mul(3).sub(1).tolist()]
+    case = make_case(cu_seqlens[-1], 16, 16, HV=2, cu_seqlens=cu_seqlens)
     assert_exact(op, case, run(op, case, device))
 
 
@@ -310,7 +310,7 @@ PACKED = [0, 70, 210, 230]  # poisoned: sequence 1, in the second of its three c
 @pytest.mark.parametrize("tensor", ["q", "k", "v", "beta"])
 def test_nan_and_inf_stay_in_their_head_and_sequence(device: torch.device, op: str, tensor: str, value: float) -> None:
     token, head = 70 + 64 + 5, 1
-    case = make_case(230, 32, 32, H=2, HV=4, bounds=PACKED)
+    case = make_case(230, 32, 32, H=2, HV=4, cu_seqlens=PACKED)
     clean_o, clean_state = run(op, case, device)
     poisoned = case.map(torch.clone)
     getattr(poisoned, tensor)[0, token, head] = value

@@ -1,4 +1,4 @@
-"""The prefill op: what is not on the list that both end-to-end ops share (test_always_exercised.py)."""
+"""The prefill op, beyond what both end-to-end ops share (test_always_exercised.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_chunk_size_changes_nothing_but_rounding(device: torch.device, chunk
 def test_equals_the_recurrent_op(device: torch.device) -> None:
     case = make_case(100)
     chunked, recurrent = run(OP, case, device), run("fused_recurrent_gated_delta_rule", case, device)
-    bound = chunk_f32(case.largest_sum())
+    bound = chunk_f32(case.largest_g_cumsum())
     assert_close("o", chunked[0], recurrent[0].double(), bound)
     assert_close("final_state", chunked[1], recurrent[1].double(), bound, head_dim=1)
 
@@ -43,7 +43,7 @@ def test_two_calls_go_on_where_the_first_stopped(device: torch.device) -> None:
 
 @each_device("chunked")
 def test_chunk_indices_change_nothing(device: torch.device) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150])
     assert case.cu_seqlens is not None
     indices = torch_gdn.prepare_chunk_indices(case.cu_seqlens)
     for name, ours, theirs in zip(
@@ -69,7 +69,7 @@ def test_heads_that_share_the_products_of_their_keys(device: torch.device, group
 
 @each_device("chunked")
 def test_equals_its_stages_one_by_one(device: torch.device) -> None:
-    case = make_case(150, 96, 72, H=2, HV=6, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, 96, 72, H=2, HV=6, cu_seqlens=[0, 17, 17, 81, 150])
     there, cu = case.to(device), case.cu_seqlens
     g = torch_gdn.chunk_local_cumsum(there.g, cu_seqlens=cu)
     A_inv = torch_gdn.solve_tril(torch_gdn.chunk_scaled_dot_kkt(there.k, g, there.beta, cu), cu)
@@ -79,8 +79,8 @@ def test_equals_its_stages_one_by_one(device: torch.device) -> None:
     o = torch_gdn.chunk_fwd_o(there.q, there.k, v_new, h, g, cu_seqlens=cu)
     assert state is not None
     end_to_end_o, end_to_end_state = run(OP, case, device)
-    assert_close("o", end_to_end_o, o.cpu().double(), chunk_f32(case.largest_sum()))
-    assert_close("final_state", end_to_end_state, state.cpu().double(), chunk_f32(case.largest_sum()), head_dim=1)
+    assert_close("o", end_to_end_o, o.cpu().double(), chunk_f32(case.largest_g_cumsum()))
+    assert_close("final_state", end_to_end_state, state.cpu().double(), chunk_f32(case.largest_g_cumsum()), head_dim=1)
 
 
 @each_device("chunked")

@@ -26,7 +26,7 @@ def test_equals_the_reference(device: torch.device, T: int, chunk_size: int) -> 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("where", ["cpu", "device"])
 def test_restarts_at_each_sequence(device: torch.device, index_dtype: torch.dtype, where: str) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150])
     assert case.cu_seqlens is not None
     cu = case.cu_seqlens.to(index_dtype)
     if where == "device":

@@ -29,27 +29,27 @@ def compute(device: torch.device, case: Case, chunk_size: int = 64) -> tuple[Ten
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, T: int) -> None:
     case = make_case(T, B=2, H=2, HV=4, dtype=dtype)
     A, exact = compute(device, case)
-    assert_close("A", A, exact, chunk_f32(case.largest_sum()))
+    assert_close("A", A, exact, chunk_f32(case.largest_g_cumsum()))
 
 
 @pytest.mark.parametrize("chunk_size", [16, 32])
 def test_chunk_sizes(device: torch.device, chunk_size: int) -> None:
     case = make_case(50, H=1, HV=3)
     A, exact = compute(device, case, chunk_size)
-    assert_close("A", A, exact, chunk_f32(case.largest_sum(chunk_size)))
+    assert_close("A", A, exact, chunk_f32(case.largest_g_cumsum(chunk_size)))
 
 
 @pytest.mark.parametrize("K", [60, 100, 128, 256])
 def test_key_sizes(device: torch.device, K: int) -> None:
     case = make_case(70, K)
     A, exact = compute(device, case)
-    assert_close("A", A, exact, chunk_f32(case.largest_sum()))
+    assert_close("A", A, exact, chunk_f32(case.largest_g_cumsum()))
 
 
 def test_packed_sequences(device: torch.device) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150])
     A, exact = compute(device, case)
-    assert_close("A", A, exact, chunk_f32(case.largest_sum()))
+    assert_close("A", A, exact, chunk_f32(case.largest_g_cumsum()))
 
 
 def test_everything_but_the_strictly_lower_part_is_zero(device: torch.device) -> None:
@@ -62,7 +62,7 @@ def test_growing_gates_do_not_overflow_above_the_diagonal(device: torch.device) 
     case = make_case(64)
     case.g = torch.full_like(case.g, -20.0)
     A, exact = compute(device, case)
-    assert_close("A", A, exact, chunk_f32(case.largest_sum()))
+    assert_close("A", A, exact, chunk_f32(case.largest_g_cumsum()))
 
 
 def test_takes_views_of_a_fused_projection(device: torch.device) -> None:
@@ -74,7 +74,7 @@ def test_takes_views_of_a_fused_projection(device: torch.device) -> None:
     inputs = (view, g.to(device), case.beta.to(device))
     A = launched(device, "chunk_scaled_dot_kkt", torch_gdn.chunk_scaled_dot_kkt, *inputs)
     exact = reference.chunk_scaled_dot_kkt(case.k.double(), g.double(), case.beta.double())
-    assert_close("A", A, exact, chunk_f32(case.largest_sum()))
+    assert_close("A", A, exact, chunk_f32(case.largest_g_cumsum()))
 
 
 def test_without_g_and_beta_it_is_the_plain_product(device: torch.device) -> None:

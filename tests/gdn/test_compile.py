@@ -53,7 +53,7 @@ def test_one_graph_serves_every_length(device: torch.device, op: str) -> None:
 
 @each_op("chunked")
 def test_packed_sequences_on_the_device_are_not_read_by_the_compiler(device: torch.device, op: str) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150]).to(device)
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150]).to(device)
     assert case.cu_seqlens is not None
     case.cu_seqlens = case.cu_seqlens.to(device)
     compiled = torch.compile(END_TO_END_OPS[op], fullgraph=True, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export of a whole layer: one graph for a token, one for more, whatever their number does."""
+"""torch.compile and torch.export of a whole layer: one graph for one token, one for any larger number."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compiled_layer(name: str, backend: Any, kind: type[Layer] = Layer) -> tuple[
 
 
 def assert_same(device: torch.device, layer: Layer, compiled: Any, tokens: int) -> None:
-    """Output, new state and the columns that moved on in place."""
+    """Output, new state and the updated columns."""
     x, columns, state = inputs(tokens, device)
     there = columns.clone()
     kernel = "fused_recurrent_gated_delta_rule" if tokens < 16 else "fused_chunk_gated_delta_rule"
@@ -68,7 +68,7 @@ def test_a_layer_has_no_graph_break_and_at_most_two_graphs(name: str, backend: B
 @pytest.mark.parametrize(("name", "backend"), backends())
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_in_place_ops_between_two_reads(name: str, backend: Backend, tokens: int) -> None:
-    """The pools are read before and behind the ops that move them on: all reads see what they should."""
+    """The pools are read before and after the ops that update them: every read sees the right version."""
     with torch._inductor.config.patch(fallback_by_default=name == "mps"):
         device, layer, compiled = compiled_layer(name, backend, Served)
         x, *pools = inputs(tokens, device, batch=3)
@@ -85,7 +85,7 @@ def test_in_place_ops_between_two_reads(name: str, backend: Backend, tokens: int
 
 
 def test_an_in_place_op_on_a_tensor_of_the_graph() -> None:
-    """One that is not an input, and whose value before is still wanted."""
+    """A state that is no input of the graph and whose old value is read later."""
 
     def grow(x: Tensor, weight: Tensor, pool: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         doubled = pool * 2
@@ -140,4 +140,4 @@ def test_every_op_exports(op: str, packed: bool) -> None:
         assert ours.stride() == theirs.stride()
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     for name, tensor in tensors.items():
-        torch.testing.assert_close(tensor, again[name], rtol=0, atol=0, msg=f"{name} was moved on in place")
+        torch.testing.assert_close(tensor, again[name], rtol=0, atol=0, msg=f"{name} was updated in place")

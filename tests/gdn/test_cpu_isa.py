@@ -20,7 +20,7 @@ from torch_gdn import reference
 
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512") if sys.platform == "linux" else ("DEFAULT",)
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
-SIZES = (130, 77)  # channels and tokens: whole vectors and some over, whole tiles of columns and some over
+SIZES = (130, 77)  # channels and tokens: whole vectors or tiles and a remainder
 
 PROGRAM = """
 import sys, torch, torch_gdn
@@ -49,7 +49,7 @@ def one_token_calls() -> dict[tuple[torch.dtype, int], tuple[Tensor, Tensor, Ten
 
 @functools.cache
 def norms() -> dict[torch.dtype, tuple[Tensor, Tensor, Tensor]]:
-    """x [1, T, D], gates and weights, whose rows are whole vectors and some elements over."""
+    """x [1, T, D], gates and weights, whose rows are whole vectors and a remainder."""
     D = SIZES[1]
     return {dtype: (x[..., :D], x[..., -D:], weight[:D, 0]) for dtype, (x, weight) in channels().items()}
 
@@ -96,7 +96,7 @@ def calls() -> list[tuple[str, tuple[object, ...], dict[str, Any]]]:
 
 @dataclass
 class Results:
-    """Of a process that has no wider vectors."""
+    """Of a process limited to one ISA variant."""
 
     convolutions: dict[torch.dtype, tuple[Tensor, Tensor]]  # of rows and of columns
     one_token_calls: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]]  # y, and the state afterwards

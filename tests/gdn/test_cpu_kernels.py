@@ -42,7 +42,7 @@ def test_a_few_tokens_in_both_layouts(op: str, T: int, state_v_first: bool, K: i
 @pytest.mark.parametrize(("K", "V"), SIZES)
 @pytest.mark.parametrize("state_v_first", [False, True])
 def test_in_place_has_the_bits_of_the_functional_op(state_v_first: bool, K: int, V: int) -> None:
-    """Slot 2 goes on, slot 0 starts anew whatever it holds, slot 1 stays; rows of the pool are 3 values apart."""
+    """Slot 2 continues, slot 0 restarts from zeros, slot 1 is unused; rows of the pool are 3 values apart."""
     case = in_layout(make_case(3, K, V, B=2, HV=2), state_v_first)
     assert case.initial_state is not None
     case.initial_state[1] = 0
@@ -72,10 +72,10 @@ def test_the_final_state_need_not_be_kept(op: str) -> None:
     assert_same_bits("o", without[0], run(op, case, CPU)[0])
 
 
-@pytest.mark.parametrize("bounds", [[0, 3, 3, 7, 8], [0, 3, 3, 70, 71, 75]])
-def test_short_sequences_alone_and_among_long_ones(bounds: list[int]) -> None:
-    """Where all are short the chunked op takes them token by token."""
-    case = make_case(bounds[-1], HV=2, bounds=bounds)
+@pytest.mark.parametrize("cu_seqlens", [[0, 3, 3, 7, 8], [0, 3, 3, 70, 71, 75]])
+def test_short_sequences_alone_and_among_long_ones(cu_seqlens: list[int]) -> None:
+    """Only short sequences: the chunked op goes token by token."""
+    case = make_case(cu_seqlens[-1], HV=2, cu_seqlens=cu_seqlens)
     assert_exact(CHUNK, case, run(CHUNK, case, CPU))
 
 
@@ -86,7 +86,7 @@ def test_bits_do_not_depend_on_how_threads_share_the_work(
     op: str, H: int, HV: int, K: int, V: int, dtype: torch.dtype
 ) -> None:
     """Heads and columns of V make other work items for 2, 5 and 8 threads than for one."""
-    case = make_case(150, K, V, H=H, HV=HV, dtype=dtype, bounds=[0, 17, 17, 150])
+    case = make_case(150, K, V, H=H, HV=HV, dtype=dtype, cu_seqlens=[0, 17, 17, 150])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

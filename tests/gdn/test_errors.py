@@ -215,7 +215,7 @@ def without_state(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def bad_slots(bad: Callable[..., None]) -> None:
-    """Of every in-place twin."""
+    """Of every in-place op."""
     indices, flags, pool = "state_indices", "has_initial_state", "state_pool"
     for op in IN_PLACE:
         bad(op, indices, TypeError, "floats", change(indices, torch.Tensor.float))
@@ -225,17 +225,17 @@ def bad_slots(bad: Callable[..., None]) -> None:
         bad(op, flags, ValueError, "one too few", change(flags, lambda x: x[1:]))
         bad(op, "null_index", ValueError, "1", put("null_index", 1))
         bad(op, pool, ValueError, "one slot for two", lambda call: call | {pool: call[pool][:1], indices: None})
-        bad(op, pool, ValueError, "one place for all", change(pool, lambda s: s[:1].expand_as(s)))
+        bad(op, pool, ValueError, "overlapping slots", change(pool, lambda s: s[:1].expand_as(s)))
 
 
 def contents() -> list[Bad]:
-    """A cu_seqlens or state_indices on the CPU with wrong numbers: seen when the op runs, not by a fake."""
+    """A cu_seqlens or state_indices on the CPU with wrong numbers: found when the op runs, not on fake tensors."""
     wrong = {"a start of 1": [1, 5, 5, 20], "a descent": [0, 7, 5, 20], "an end before T": [0, 5, 5, 19]}
     wrong |= {"an end past T": [0, 5, 5, 21], "a negative one": [0, -1, 5, 20]}
     found = [
-        Bad(op, "cu_seqlens", ValueError, what, put("cu_seqlens", torch.tensor(bounds)), packed=True)
+        Bad(op, "cu_seqlens", ValueError, what, put("cu_seqlens", torch.tensor(numbers)), packed=True)
         for op in PACKABLE
-        for what, bounds in wrong.items()
+        for what, numbers in wrong.items()
     ]
     for op in IN_PLACE:
         for what, numbers in {"an index of 5": [5, 1], "one slot twice": [1, 1]}.items():
@@ -311,7 +311,7 @@ def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize(("op", "argument"), [pair for pair in tensor_arguments(OPS) if pair[1] != FIRST[pair[0]]])
 def test_a_tensor_on_another_device_is_an_error(device: torch.device, op: str, argument: str) -> None:
-    """On `mps` one on the CPU; on the CPU a meta tensor, which other frameworks' loaders do leave behind."""
+    """On `mps` one on the CPU; on the CPU a meta tensor, as loaders of models may leave."""
     call = valid_call(op, device)
     call[argument] = call[argument].to("cpu" if device.type == "mps" else "meta")
     with pytest.raises(ValueError, match=f"^{op}: {argument}: expected a tensor on {device.type}"):

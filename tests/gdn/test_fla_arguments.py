@@ -1,4 +1,4 @@
-"""FLA's arguments: their order, their old spellings, and those that mean nothing here."""
+"""FLA's arguments: their order, their old spellings, and those without effect here."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ def test_context_parallelism_is_an_error() -> None:
 
 
 def test_a_copy_of_cu_seqlens_must_be_one() -> None:
-    bounds = torch.tensor([0, 5])
-    given = call("chunk_gated_delta_rule", cu_seqlens=bounds, cu_seqlens_cpu=bounds)
-    assert torch.equal(given[0], call("chunk_gated_delta_rule", cu_seqlens=bounds)[0])
+    cu_seqlens = torch.tensor([0, 5])
+    given = call("chunk_gated_delta_rule", cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens)
+    assert torch.equal(given[0], call("chunk_gated_delta_rule", cu_seqlens=cu_seqlens)[0])
     with pytest.raises(ValueError, match="cu_seqlens_cpu: expected a copy of cu_seqlens"):
-        call("chunk_gated_delta_rule", cu_seqlens=bounds, cu_seqlens_cpu=torch.tensor([0, 3, 5]))
+        call("chunk_gated_delta_rule", cu_seqlens=cu_seqlens, cu_seqlens_cpu=torch.tensor([0, 3, 5]))
     with pytest.raises(ValueError, match="cu_seqlens_cpu: expected None where cu_seqlens is None"):
-        call("chunk_gated_delta_rule", cu_seqlens_cpu=bounds)
+        call("chunk_gated_delta_rule", cu_seqlens_cpu=cu_seqlens)
 
 
 @each_op
 def test_parameters_of_a_gate_that_is_not_used_are_not_read(op: str) -> None:
-    """As FLA: layers hand them over whether or not the gate is computed in the kernel."""
+    """As in FLA: layers pass them whether or not the kernel computes the gate."""
     assert torch.equal(call(op, A_log=torch.ones(7), dt_bias=torch.ones(9))[0], call(op)[0])

@@ -1,4 +1,4 @@
-"""The recurrent op: what is not on the list that both end-to-end ops share (test_always_exercised.py)."""
+"""The recurrent op, beyond what both end-to-end ops share (test_always_exercised.py)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_sigmoid_of_beta_in_the_kernel(device: torch.device, op: str, dtype: tor
 @each_op("chunked", "recurrent")
 def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> None:
     """As two halves of one projection to [B, T, 2 HV], in packed sequences."""
-    case = make_case(70, HV=3, bounds=[0, 3, 3, 70])
+    case = make_case(70, HV=3, cu_seqlens=[0, 3, 3, 70])
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16)
     there = case.to(device)
     fused = torch.cat([case.g, case.beta], -1).to(device)
@@ -163,11 +163,13 @@ def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype) -> 
     assert_same_bits("o", o, plain[0])
     assert_same_bits("final_state", state, plain[1])
     starts = [(row, 0, 32 * row) for row in range(4)]
-    assert_states_between(case, h.cpu(), starts, chunk_f32(case.largest_sum()) if dtype == torch.float32 else 3.4e-4)
+    assert_states_between(
+        case, h.cpu(), starts, chunk_f32(case.largest_g_cumsum()) if dtype == torch.float32 else 3.4e-4
+    )
 
 
 def test_the_states_between_chunks_of_packed_sequences(device: torch.device) -> None:
-    case = make_case(70, 32, 16, bounds=[0, 40, 40, 70])
+    case = make_case(70, 32, 16, cu_seqlens=[0, 40, 40, 70])
     there = case.to(device)
     assert case.cu_seqlens is not None
     there.cu_seqlens = case.cu_seqlens.to(device)
@@ -175,7 +177,7 @@ def test_the_states_between_chunks_of_packed_sequences(device: torch.device) -> 
         *there.qkv, **there.options, chunk_size=32, return_intermediate_states=True
     )
     assert h.shape == (1, 3 + 3, 2, 32, 16)
-    assert_states_between(case, h.cpu(), [(0, 0, 0), (1, 0, 32), (2, 40, 40)], chunk_f32(case.largest_sum()))
+    assert_states_between(case, h.cpu(), [(0, 0, 0), (1, 0, 32), (2, 40, 40)], chunk_f32(case.largest_g_cumsum()))
     assert (h[:, 3:] == 0).all()
 
 
@@ -187,7 +189,7 @@ def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch
         *case.qkv, **options, return_intermediate_states=True, state_v_first=True
     )
     assert none is None and torch.equal(transposed.transpose(-1, -2), h)
-    empty = make_case(0, 32, 16, bounds=[0, 0, 0]).to(device)
+    empty = make_case(0, 32, 16, cu_seqlens=[0, 0, 0]).to(device)
     _, _, h = torch_gdn.chunk_gated_delta_rule(*empty.qkv, **empty.options, return_intermediate_states=True)
     assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
 
@@ -227,10 +229,10 @@ def test_views_of_channels(device: torch.device) -> None:
     assert_exact(RECURRENT, case, run(RECURRENT, case, device, **options), **exact_options)
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
-    """Norm, gate, sigmoid and recurrence, from what the projections give, in one kernel, with nothing converted."""
+    """Norm, gate, sigmoid and recurrence in one kernel, straight from the projections."""
     import simulator
     from tests.helpers.devices import ready
 
@@ -244,14 +246,14 @@ def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
     assert [name for name in profile.kernels if name.startswith(RECURRENT)] and not profile.fallbacks
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @pytest.mark.parametrize(
     ("device", "normalise", "dispatches"),
     [("mps", True, 1), ("mps-recurrent", True, 1), ("mps-chunked", False, 3)],
     indirect=["device"],
 )
 def test_raw_gates_cost_a_prefill_no_dispatch(device: torch.device, normalise: bool, dispatches: int) -> None:
-    """Nothing is converted. The chunked algorithm normalises q and k by kernels of their own; the others need none."""
+    """No conversions. Only the chunked algorithm launches kernels for the norm of q and k."""
     import simulator
 
     case = make_case(70, 64, 32, H=1, HV=2, dtype=torch.bfloat16, normal=False)

@@ -1,4 +1,4 @@
-"""The in-place twins of both end-to-end ops: the bits of the functional op, in the slots and nowhere else."""
+"""In-place end-to-end ops: the bits of the functional ops, in the slots and nowhere else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}
 def paged_pool(
     device: torch.device, dtype: torch.dtype, K: int = 32, V: int = 16, HV: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """The storage of a paged cache, and the pool [SLOTS, HV, K, V] in it: each slot is followed by another tensor's."""
+    """The storage of a paged cache, and the pool [SLOTS, HV, K, V] in it: between slots lies another tensor's data."""
     size = HV * K * V
     storage = torch.randn(SLOTS, size + SLOT_PADDING, generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
     return storage, storage[:, :size].view(SLOTS, HV, K, V)
@@ -35,7 +35,7 @@ def call(op: str, case: Case, pool: Tensor, **options: Any) -> Any:
 
 
 def expected(op: str, case: Case, states: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """What the functional op makes of these states."""
+    """The functional op from these states."""
     there = case.to(states.device)
     there.initial_state = states
     o, final_state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
@@ -47,7 +47,7 @@ def expected(op: str, case: Case, states: Tensor, **options: Any) -> tuple[Tenso
 @pytest.mark.parametrize("null_index", [-1, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_slots(device: torch.device, op: str, null_index: int, dtype: torch.dtype) -> None:
-    """Sequence 0 goes on in slot 5, 1 has no slot (and NaN for input), 2 starts anew in slot 1, 3 goes on in slot 3."""
+    """Sequence 0 continues in slot 5, 1 has no slot (and NaN inputs), 2 restarts in slot 1, 3 continues in slot 3."""
     case = make_case(TOKENS[op], 32, 16, B=4)
     storage, pool = paged_pool(device, dtype)
     before = storage.clone()
@@ -81,8 +81,8 @@ def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) ->
 
 @each_op("chunked", "fused_chunk")
 def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
-    """Empty sequences: one with a past, which stays; one without, whose slot becomes zeros; one without a slot."""
-    case = make_case(20, 32, 16, bounds=[0, 7, 7, 7, 7, 20])
+    """Empty sequences: one with a state, which stays; one without, whose slot becomes zeros; one without a slot."""
+    case = make_case(20, 32, 16, cu_seqlens=[0, 7, 7, 7, 7, 20])
     _, pool = paged_pool(device, torch.float32)
     before = pool.clone()
     o, final_state = expected(op, case, pool[[6, 2, 0, 0, 4]])
@@ -95,9 +95,9 @@ def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
 
 
 @each_op("chunked")
-@pytest.mark.parametrize("bounds", [None, [0, 0, 0]], ids=["batch", "packed"])
-def test_without_tokens_only_a_reset_state_changes(device: torch.device, op: str, bounds: list[int] | None) -> None:
-    case = make_case(0, 32, 16, B=2 if bounds is None else 1, bounds=bounds)
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 0, 0]], ids=["batch", "packed"])
+def test_without_tokens_only_a_reset_state_changes(device: torch.device, op: str, cu_seqlens: list[int] | None) -> None:
+    case = make_case(0, 32, 16, B=2 if cu_seqlens is None else 1, cu_seqlens=cu_seqlens)
     _, pool = paged_pool(device, torch.float32)
     before = pool.clone()
     indices, flags = torch.tensor([3, 4], device=device), torch.tensor([True, False], device=device)
@@ -160,7 +160,7 @@ def test_the_states_between_chunks(device: torch.device) -> None:
     [([2, 7], "expected indices below the number of slots"), ([2, 2], "expected each slot at most once")],
 )
 def test_wrong_indices_on_the_device(device: torch.device, op: str, indices: list[int], words: str) -> None:
-    """Are no slots: zeros come out, nothing else is touched, and the next synchronisation says so."""
+    """Count as no slot: o is zeros, the pool is unchanged, and the next synchronisation raises."""
     case = make_case(TOKENS[op], 32, 16, B=2)
     storage, pool = paged_pool(device, torch.float32)
     before = storage.clone()
@@ -178,7 +178,7 @@ def test_wrong_indices_on_the_device(device: torch.device, op: str, indices: lis
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, dtype: torch.dtype) -> None:
-    """Of more than 32 sequences a kernel of its own finds them; -1 and 0 may occur more than once."""
+    """Beyond 32 sequences locate_slots finds them; -1 and 0 may repeat."""
     case = make_case(1, 8, 4, B=70)
     pool = torch.randn(80, 2, 8, 4, device=device)
     before = pool.clone()
@@ -198,10 +198,10 @@ def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, d
     assert_same_bits("the other slots", pool[others], before[others])
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @each_op("chunked", devices=("mps",))
 def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> None:
-    """On the device by a kernel of its own, on the host by the check of the arguments."""
+    """On the device by locate_slots, on the host by the check of the arguments."""
     import simulator
 
     case = make_case(1, 8, 4, B=33)
@@ -219,9 +219,9 @@ def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> 
         assert_same_bits("o", each, o)
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_decoding_is_one_dispatch_and_copies_no_state() -> None:
-    """The states are read once and written once; of device memory only o is asked for."""
+    """States are read once and written once; only o is allocated."""
     import simulator
 
     device = ready("mps")

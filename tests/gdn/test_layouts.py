@@ -1,4 +1,4 @@
-"""How tensors may lie: views cost nothing, many short sequences, and offsets past 2^31 elements."""
+"""Memory layouts: views without copies, many short sequences, offsets past 2^31 elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.prefill import each_op
 
 
 def projected(case: Case, offset: int, device: torch.device) -> Case:
-    """q, k and v as views of one projection [B, T, columns], behind `offset` other columns, on the device."""
+    """q, k and v as views of one projection [B, T, columns], after `offset` other columns, on the device."""
     B, T = case.q.shape[:2]
     parts = [torch.zeros(B, T, offset, dtype=case.dtype), *(x.reshape(B, T, -1) for x in case.qkv)]
     views = torch.cat(parts, -1).to(device).split([part.shape[-1] for part in parts], -1)[1:]
@@ -26,7 +26,7 @@ def projected(case: Case, offset: int, device: torch.device) -> Case:
 
 
 def cost(op: str, case: Case) -> tuple[int, int, int, int]:
-    """Dispatches, bytes read, bytes written and bytes of memory asked for, of a call on the simulated device."""
+    """Dispatches, bytes read, bytes written and bytes allocated by a call on the simulated device."""
     import simulator
 
     with simulator.profile() as profile:
@@ -45,7 +45,7 @@ def cost(op: str, case: Case) -> tuple[int, int, int, int]:
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("offset", [0, 1, 8])
 def test_views_of_a_projection_are_not_copied(device: torch.device, op: str, offset: int) -> None:
-    """They cost what tensors of their own cost, in dispatches, traffic and memory."""
+    """As cheap as separate tensors, in dispatches, traffic and memory."""
     case = make_case(20, 64, 32, B=2, H=1, HV=2, dtype=torch.bfloat16, state=False)
     views = projected(case, offset, device)
     assert not any(x.is_contiguous() for x in views.qkv) and views.q.storage_offset() == offset
@@ -65,7 +65,7 @@ MANY = 65_600
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_more_sequences_times_heads_than_16_bits_count(op: str) -> None:
     """The last of them too; on the CPU, for both ops, packed."""
-    case = make_case(MANY // 32, 4, 2, HV=32, bounds=list(range(MANY // 32 + 1)))
+    case = make_case(MANY // 32, 4, 2, HV=32, cu_seqlens=list(range(MANY // 32 + 1)))
     assert_exact(op, case, run(op, case, torch.device("cpu")))
 
 
@@ -82,7 +82,7 @@ FAR = 2**31  # elements, of 2 bytes
 
 
 def far_apart(x: Tensor) -> Tensor:
-    """x [2, ...] in f16 or bf16, its second row 2^31 elements behind its first, in memory that is never touched."""
+    """x [2, ...] in f16 or bf16, its second row 2^31 elements after its first, in untouched memory."""
     storage = torch.empty(FAR + x[1].numel(), dtype=x.dtype)
     view = torch.as_strided(storage, x.shape, (FAR, *x.stride()[1:]))
     return view.copy_(x)
@@ -90,7 +90,7 @@ def far_apart(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_offsets_past_31_bits(op: str) -> None:
-    """The rows of q, k, v and of the state lie 4 GB apart; a 32-bit offset would read the first row, or crash."""
+    """Rows of q, k, v and states are 4 GB apart; a 32-bit offset would read the first row, or crash."""
     case = make_case(5, 16, 8, B=2, dtype=torch.float16)
     assert case.initial_state is not None
     case.initial_state = case.initial_state.half()

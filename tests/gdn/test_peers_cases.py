@@ -191,7 +191,7 @@ class TestFla:
 
     @pytest.mark.parametrize("name", ["gk", "gv"])
     def test_fused_recurrent_with_the_gate_of_each_channel(self, name: str) -> None:
-        """A decay that is the same for each channel is one of the head; behind it lies NaN, which no tile may read."""
+        """The same decay for each channel equals one for the head; NaN follows it, which no tile may read."""
         inputs = fla_inputs(2, 500, 4, 4, 60, f32, normal=True)
         storage = torch.full((inputs.v.numel() + 64,), torch.nan)
         channels = storage[:-64].view(inputs.v.shape).copy_(inputs.g[..., None].expand_as(inputs.v))
@@ -373,7 +373,7 @@ def ggml_inputs(case: tuple[Any, ...]) -> tuple[Inputs, Tensor | None]:
     torch.manual_seed(0)
 
     def rows(*sizes: int) -> Tensor:
-        """[B, T, heads, ...], or the same that lies as [B, heads, T, ...]."""
+        """[B, T, heads, ...], contiguous or with the strides of [B, heads, T, ...]."""
         x = torch.rand(sizes)
         return x.transpose(1, 2).contiguous().transpose(1, 2) if permuted else x
 

@@ -61,7 +61,7 @@ def test_chunk_sizes_of_the_fused_chunk_algorithm(name: str, chunk_size: int) ->
     [(64, 2, (16, 8, 16, 32)), (128, 2, (16, 8, 16, 32)), (256, 2, (8, 8, 16, 8)), (128, 4, (8, 8, 16, 8))],
 )
 def test_a_chunk_that_does_not_fit_threadgroup_memory(K: int, element_bytes: int, sizes: tuple[int, ...]) -> None:
-    """The size that a call gets who asks for none, 8, 16 or 32."""
+    """The size of a call that requests none, 8, 16 or 32."""
     assert tuple(_C.fused_chunk_size(K, element_bytes, wanted) for wanted in (0, 8, 16, 32)) == sizes
 
 

@@ -1,4 +1,4 @@
-"""What a fused chunk prefill costs, by the simulated device's count, beside MLX's kernel for it.
+"""A fused_chunk prefill beside MLX's kernel, by the simulated device's counts.
 
 Of one key head with two value heads of 128 x 128; Qwen3-Next's 16/32 have 16 times as much of everything.
 """
@@ -50,7 +50,7 @@ def figures_of_fused(case: Case, *, state_v_first: bool = False) -> Any:
 
 
 def figures_of_mlx(case: Case) -> Any:
-    """Its simdgroup kernel, launched as MLX does, with the barrier behind each chunk that the watch finds missing."""
+    """Its simdgroup kernel, launched as MLX does, with the barrier after each chunk whose absence the watch reports."""
     import simulator
 
     element = {torch.float32: "float", torch.bfloat16: "bfloat16_t"}[case.dtype]
@@ -85,7 +85,7 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_
 @pytest.mark.skipif(importlib.util.find_spec("mlx") is None, reason="MLX is not installed: pip install 'mlx[cpu]'")
 @each_dtype
 def test_asks_the_caches_for_less_than_half_of_what_mlx_does(dtype: torch.dtype) -> None:
-    """In as many threadgroups: MLX's simdgroups each read k four times, and share nothing."""
+    """In as many threadgroups: MLX's simdgroups read k four times each and share nothing."""
     case = inputs(dtype)
     ours, theirs = figures_of_fused(case), figures_of_mlx(case)
     assert ours.threadgroups == theirs.threadgroups

@@ -14,16 +14,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("bounds", "indices", "offsets"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(("boundaries", "indices", "offsets"), CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_chunks_of_packed_sequences(
     device: torch.device,
     dtype: torch.dtype,
-    bounds: list[int],
+    boundaries: list[int],
     indices: list[tuple[int, int]],
     offsets: list[int],
 ) -> None:
-    cu_seqlens = torch.tensor(bounds, dtype=dtype, device=device)
+    cu_seqlens = torch.tensor(boundaries, dtype=dtype, device=device)
     found = prepare_chunk_indices(cu_seqlens, 64)
     assert found.shape == (len(indices), 2) and found.dtype == dtype and found.device == cu_seqlens.device
     assert [tuple(pair) for pair in found.tolist()] == indices
@@ -31,7 +31,7 @@ def test_chunks_of_packed_sequences(
 
 
 def test_offsets_are_the_rows_of_h_at_which_sequences_start(device: torch.device) -> None:
-    case = make_case(150, 16, 16, bounds=[0, 17, 81, 150])
+    case = make_case(150, 16, 16, cu_seqlens=[0, 17, 81, 150])
     assert case.cu_seqlens is not None and case.initial_state is not None
     offsets = prepare_chunk_offsets(case.cu_seqlens.to(device)).tolist()
     assert torch.equal(stages_of(case).h[0, offsets[:-1]], case.initial_state)

@@ -39,7 +39,7 @@ def test_chunked_equals_recurrent_with_the_options() -> None:
 
 
 def test_chunked_equals_recurrent_on_packed_sequences() -> None:
-    case = make_case(150, 24, 40, bounds=[0, 17, 17, 81, 150]).map(torch.Tensor.double)
+    case = make_case(150, 24, 40, cu_seqlens=[0, 17, 17, 81, 150]).map(torch.Tensor.double)
     ours = reference.chunk_gated_delta_rule(*case.qkv, **case.options)
     exact = case.exact()
     assert ours[1] is not None
@@ -48,7 +48,7 @@ def test_chunked_equals_recurrent_on_packed_sequences() -> None:
 
 
 def test_packed_sequences_are_the_sequences_alone() -> None:
-    case = make_case(100, 24, 40, bounds=[0, 30, 100]).map(torch.Tensor.double)
+    case = make_case(100, 24, 40, cu_seqlens=[0, 30, 100]).map(torch.Tensor.double)
     o, state = case.exact()
     assert case.initial_state is not None
     for n, (first, last) in enumerate([(0, 30), (30, 100)]):

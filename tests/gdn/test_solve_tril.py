@@ -31,7 +31,7 @@ def test_equals_the_reference(device: torch.device, T: int, chunk_size: int) -> 
 
 @pytest.mark.parametrize("beta", [1.0, 1.9])
 def test_repeated_keys(device: torch.device, beta: float) -> None:
-    """Where powers of A grow to 1e18: no Neumann series survives it."""
+    """Powers of A grow to 1e18, which no Neumann series in float32 tolerates."""
     case = make_case(128, beta=beta, same_keys=True)
     case.g = torch.zeros_like(case.g)
     A = stages_of(case).A
@@ -39,7 +39,7 @@ def test_repeated_keys(device: torch.device, beta: float) -> None:
 
 
 def test_packed_sequences(device: torch.device) -> None:
-    case = make_case(150, bounds=[0, 17, 17, 81, 150])
+    case = make_case(150, cu_seqlens=[0, 17, 17, 81, 150])
     A = stages_of(case).A
     exact = reference.solve_tril(A.double(), case.cu_seqlens)
     assert_close("A_inv", inverse(device, A, case.cu_seqlens), exact, BOUND)

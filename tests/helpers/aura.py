@@ -34,7 +34,7 @@ class Codec:
 
     @property
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What aura_encode takes."""
+        """Arguments of aura_encode."""
         return self.signs, self.boundaries, self.codebook
 
     @property
@@ -48,7 +48,7 @@ class Codec:
 
 
 def poisoned_cache(codec: Codec, B: int, HK: int, S: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, norms and means of a cache whose slots hold what a test would notice, heads and slots not in order."""
+    """Codes, norms and means of a cache with sentinel content; heads and slots not in order."""
     codes = torch.full((B, S, HK, codec.words), 0x5A5A5A5A, dtype=torch.int32, device=device).transpose(1, 2)
     norms, means = (torch.full((HK, B, S), torch.nan, device=device).transpose(0, 1) for _ in range(2))
     return codes, norms, means
@@ -89,7 +89,7 @@ def make_cache(key: Codec, value: Codec, B: int, HK: int, T: int, with_means: bo
 
 
 def there(call: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The call on a device, whose tensors keep their strides and what lies between their elements."""
+    """The call on a device; tensors keep their strides and the data between their elements."""
     return {name: moved(value, device) if isinstance(value, Tensor) else value for name, value in call.items()}
 
 

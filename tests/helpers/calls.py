@@ -31,7 +31,7 @@ UNPACKED = ("l2norm", "rms_norm_gated", "gdn_gating")  # have no cu_seqlens
 CHUNKED = (*OPS[:6], "chunk_gated_delta_rule", "chunk_gated_delta_rule_")  # and chunk_indices
 IN_PLACE = tuple(op for op in OPS if op.endswith("_"))
 T = 20
-BOUNDS = [0, 5, 5, 20]
+CU_SEQLENS = [0, 5, 5, 20]
 
 
 def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: torch.dtype = torch.float32) -> dict:
@@ -42,7 +42,7 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
     if op.startswith("causal_conv1d"):
         call = convolution_call(op, packed, dtype)
         return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in call.items()}
-    case = make_case(T, 64, 32, B=1 if packed else 2, H=2, HV=4, dtype=dtype, bounds=BOUNDS if packed else None)
+    case = make_case(T, 64, 32, B=1 if packed else 2, H=2, HV=4, dtype=dtype, cu_seqlens=CU_SEQLENS if packed else None)
     stages = stages_of(case, 16)
     state = {"initial_state": case.initial_state, "output_final_state": True}
     k_v = {"k": case.k, "v": case.v}
@@ -87,7 +87,7 @@ def convolution_call(op: str, packed: bool, dtype: torch.dtype) -> dict[str, Any
         call |= {"initial_state": tensors["initial_state"], "output_final_state": True}
     else:
         call |= slots_call(tensors["state_pool"], N)
-    return call | ({"cu_seqlens": torch.tensor(BOUNDS)} if packed else {})
+    return call | ({"cu_seqlens": torch.tensor(CU_SEQLENS)} if packed else {})
 
 
 def slots_call(state_pool: Tensor, N: int) -> dict[str, Tensor]:

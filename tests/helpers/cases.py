@@ -1,4 +1,4 @@
-"""Runs the end-to-end ops on cases (torch_gdn/check/cases.py) and holds the results against what is exact."""
+"""Runs the end-to-end ops on cases (torch_gdn/check/cases.py) and compares with the exact results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "run"]
 
 
 def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tensor, Tensor]:
-    """The op on the device, with the kernels seen to run; the results on the CPU."""
+    """The op on the device, whose kernels must run; the results on the CPU."""
     there = case.to(device)
     options = {name: moved(x, device) for name, x in options.items()}
     with kernels_run(device, *kernels_of(op, case, device, **options)):

@@ -54,7 +54,7 @@ def on_a_mac() -> bool:
 
 @contextmanager
 def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
-    """What runs inside must launch a variant of each of these kernels, where a profile can show it."""
+    """Asserts, where profiles exist, that the body launches a variant of each of these kernels."""
     if device.type != "mps" or on_a_mac():
         yield
         return
@@ -68,6 +68,6 @@ def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
 
 
 def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """The op's result, with its kernel seen to run."""
+    """The op's result; its kernel must run."""
     with kernels_run(device, kernel):
         return op(*args, **options)

@@ -36,7 +36,7 @@ def table(devices: list[str]) -> str:
         for op, prefix in (("chunk_gated_delta_rule", "chunk"), ("fused_recurrent_gated_delta_rule", "recurrent")):
             if f"{prefix}_o" not in golden.fla_error:
                 continue
-            for device, algorithm in [(place, algorithm) for place in devices for algorithm in algorithms(op, place)]:
+            for device, algorithm in [(each, algorithm) for each in devices for algorithm in algorithms(op, each)]:
                 with prefill_algorithm(algorithm):
                     o, state = (x.double() for x in run(op, golden.case, ready(device)))
                 errors = (

@@ -55,7 +55,7 @@ class Served(Layer):
     def forward(  # type: ignore[override]
         self, x: Tensor, columns: Tensor, states: Tensor, indices: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The output, and how far the pools have moved, by reads of both before and behind."""
+        """The output, and the change of both pools."""
         mixed, _ = self.project(x).split([CHANNELS, HV * V], dim=-1)
         before = columns.sum() + states.sum()
         weight = self.convolution.weight.squeeze(1)

@@ -1,4 +1,4 @@
-"""The causal convolution, functional: values, states of any width, packed sequences, runs, layouts."""
+"""The causal convolution, functional: values, states of any width, packed sequences, segments, layouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.prefill import on_mps
 from torch_gdn import reference
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
-BOUNDS = [0, 0, 2, 37, 37, 70]  # empty ones; one shorter than W; one longer than a block of 32 tokens
+CU_SEQLENS = [0, 0, 2, 37, 37, 70]  # empty ones; one shorter than W; one longer than a block of 32 tokens
 
 
 def convolve(device: torch.device, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -90,12 +90,12 @@ def test_dtypes_of_weight_and_state_may_be_others(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_packed_sequences_are_those_alone(device: torch.device, dtype: torch.dtype) -> None:
-    x, weight, bias, _ = inputs(BOUNDS[-1], B=1)
-    state = torch.randn(len(BOUNDS) - 1, 12, 4)
-    cu_seqlens = torch.tensor(BOUNDS, dtype=dtype)
+    x, weight, bias, _ = inputs(CU_SEQLENS[-1], B=1)
+    state = torch.randn(len(CU_SEQLENS) - 1, 12, 4)
+    cu_seqlens = torch.tensor(CU_SEQLENS, dtype=dtype)
     check(device, x, weight, bias, state, True, None, "silu", cu_seqlens=cu_seqlens)
     y, final_state = convolve(device, x, weight, bias, state, True, cu_seqlens=cu_seqlens)
-    for n, (first, last) in enumerate(pairwise(BOUNDS)):
+    for n, (first, last) in enumerate(pairwise(CU_SEQLENS)):
         alone, alone_state = convolve(device, x[:, first:last], weight, bias, state[n : n + 1], True)
         assert_same_bits("y", y[:, first:last], alone)
         assert_same_bits("state", final_state[n : n + 1], alone_state)
@@ -129,7 +129,7 @@ def test_segments_do_not_see_each_other(device: torch.device, dtype: torch.dtype
 
 
 def views_of(x: Tensor) -> dict[str, Tensor]:
-    """The same [B, T, D] values in other places."""
+    """The same [B, T, D] values in other layouts."""
     B, T, D = x.shape
     part, offset = x.new_zeros(B, T, D + 20), x.new_zeros(B * T * D + 1)
     part[..., 8:-12], offset[1:] = x, x.flatten()
@@ -144,7 +144,7 @@ def views_of(x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dtype: torch.dtype) -> None:
-    """Tiles of 64 tokens and 32 channels: packed sequences across them, runs, a state that is read; any W."""
+    """Tiles of 64 tokens and 32 channels: packed sequences across them, segments, an initial state; any W."""
     across = inputs(140, 35, 3, 1, dtype)[0].transpose(1, 2).contiguous().transpose(1, 2)
     _, weight, bias, _ = inputs(0, 35, 3, 1, dtype)
     cu_seqlens = torch.tensor([0, 0, 2, 67, 140])
@@ -178,7 +178,7 @@ def test_any_strides(device: torch.device, T: int) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not count allocated bytes")
 def test_prefill_copies_nothing() -> None:
-    """A transposed view of a projection comes in; what goes out splits into q, k, v with a last stride of 1."""
+    """x is a transposed view of a projection; y splits into q, k, v with a last stride of 1."""
     import simulator
 
     simulator.activate()
@@ -218,7 +218,7 @@ def test_large_values_saturate_silu(device: torch.device) -> None:
 
 
 def test_many_sequences(device: torch.device) -> None:
-    """More than 32 of them, whose limits a simdgroup reads 32 at a time."""
+    """More than 32: a simdgroup reads cu_seqlens 32 at a time."""
     x, weight, bias, _ = inputs(150, D=4, B=1)
     cu_seqlens = torch.cat([torch.arange(0, 150, 2), torch.tensor([150, 150])])
     check(device, x, weight, bias, torch.randn(len(cu_seqlens) - 1, 4, 3), True, cu_seqlens=cu_seqlens)

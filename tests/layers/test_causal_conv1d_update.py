@@ -1,4 +1,4 @@
-"""The convolution's in-place twin: a pool of states with slots, null rows, sequences that start anew."""
+"""The in-place convolution: a pool of states with slots, null rows, sequences that restart."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ D = 12
 
 
 def padded_pool(slots: int, S: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[slots, D, S] whose slots lie 7 elements further apart than they need."""
+    """[slots, D, S] with 7 elements between slots."""
     return torch.randn(slots, D * S + 7).to(dtype)[:, : D * S].view(slots, D, S)
 
 
 def update(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """y and the pool behind the call, on the CPU; the pool on the device has the strides of the one handed over."""
+    """y and the updated pool, on the CPU; the call's pool has the strides of `pool`."""
     whole = pool if pool._base is None else pool._base
     there = whole.clone().to(device).as_strided(pool.shape, pool.stride(), pool.storage_offset())
     options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
@@ -51,12 +51,12 @@ def test_moves_the_states_on(device: torch.device, T: int, S: int) -> None:
 @pytest.mark.parametrize("null_index", [-1, 0])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_slots(device: torch.device, T: int, null_index: int, dtype: torch.dtype) -> None:
-    """Slot 0 is a slot, or the null index; the slots of no sequence keep their bits."""
+    """Slot 0 is a slot, or the null index; unused slots keep their bits."""
     indices = torch.tensor([5, -1, 0, 2, -7, 3], dtype=dtype)
     has_state = torch.tensor([True, True, True, False, True, True])
     options: dict[str, Any] = {"state_indices": indices, "has_initial_state": has_state, "null_index": null_index}
     x, weight, pool = torch.randn(6, T, D), torch.randn(D, 4), padded_pool(7)
-    pool[2] = torch.nan  # what a slot holds does not matter where a sequence starts anew
+    pool[2] = torch.nan  # the slot of a sequence that restarts
     check(device, x, weight, pool, **options)
     y, new_pool = update(device, x, weight, pool, **options)
     null = indices <= null_index
@@ -99,7 +99,7 @@ def test_packed_prefill(device: torch.device, tokens: int) -> None:
 
 
 def test_transposed_slots(device: torch.device) -> None:
-    """vLLM's [slots, S, D], handed over transposed."""
+    """vLLM's [slots, S, D], transposed."""
     pool = torch.randn(3, 3, D).transpose(1, 2)
     check(device, torch.randn(2, 1, D), torch.randn(D, 4), pool, state_indices=torch.tensor([2, 1]))
 
@@ -130,7 +130,7 @@ def test_without_tokens_only_a_reset_state_changes(device: torch.device) -> None
 )
 @pytest.mark.parametrize("T", [1, 40])
 def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list[int], words: str) -> None:
-    """They are reported, lead out of nothing, and give zeros; a slot named twice is the first sequence's."""
+    """They are reported and give zeros; a slot named twice is the first sequence's."""
     x, weight, pool = torch.randn(2, T, D), torch.randn(D, 4), torch.randn(3, D, 3)
     expected = pool.clone()
     reference.causal_conv1d_update_(x, weight, expected, torch.tensor([indices[0], -1]))
@@ -145,7 +145,7 @@ def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list
     assert_same_bits("pool", there, expected)
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_decoding_is_one_dispatch() -> None:
     import simulator
 
@@ -158,7 +158,7 @@ def test_decoding_is_one_dispatch() -> None:
 
 
 def test_a_saved_pool_is_seen_to_change() -> None:
-    """Autograd refuses the backward of what was computed from a pool that has moved on since."""
+    """Autograd refuses the backward of a result from a pool that has been updated since."""
     pool, factor = torch.randn(1, D, 4), torch.ones(1, requires_grad=True)
     product = (factor * pool).sum()
     torch.ops.gdn.causal_conv1d_update_(torch.randn(1, 1, D), torch.randn(D, 4), pool)

@@ -63,7 +63,7 @@ def test_strided_views(device: torch.device) -> None:
 
 
 def test_the_far_ends(device: torch.device) -> None:
-    """Softplus of large values is the value, of small ones their exp; nothing overflows."""
+    """softplus(x) is x for large x and exp(x) for small; no overflow."""
     a = torch.tensor([-1e4, -80.0, -20.0, -1.0, 0.0, 16.0, 20.0, 88.0, 1e4, torch.inf])[:, None]
     g, beta = gate(device, torch.zeros(1), a, a)
     exact = -torch.nn.functional.softplus(a.double(), threshold=1e9)
@@ -84,7 +84,7 @@ def test_no_tokens(device: torch.device) -> None:
     assert g.shape == beta.shape == (2, 0, 4)
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_one_dispatch_whatever_the_dtypes() -> None:
     import simulator
 

@@ -37,7 +37,7 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_rounds_where_transformers_does(device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
-    """The same bits but for a few, which are one ulp away: a sum in another order rounds otherwise."""
+    """Equal but for a few values one ulp away, from another order of the sum."""
     modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     norm = modeling.Qwen3NextRMSNormGated(128, eps=1e-6)
     x, g, weight = inputs(50, 128, dtype=dtype)
@@ -115,7 +115,7 @@ def test_any_strides(device: torch.device, layout: str) -> None:
             assert_close(layout, result, y.double(), 3e-7)
 
 
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_one_dispatch_and_no_copy() -> None:
     import simulator
 

@@ -103,7 +103,7 @@ def test_calls_go_by_the_table(wanted: str) -> None:
 def test_packed_sequences_count_by_their_mean_length() -> None:
     import simulator
 
-    case = make_case(40, 32, 16, bounds=[0, 5, 10, 15, 40])
+    case = make_case(40, 32, 16, cu_seqlens=[0, 5, 10, 15, 40])
     there = case.to(ready("mps"))
     tuning_cache.install({_C.device_facts()["name"]: [Row(40, 2, 32, "chunked"), Row(10, 8, 32, "recurrent")]})
     with simulator.profile() as profile:

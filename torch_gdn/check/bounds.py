@@ -23,9 +23,9 @@ STAGE_BESIDE_FLA = {"g_cumsum": 2e-5, "A": 2e-5, "A_inv": 5e-6}
 OF_FLA = 1.05  # the end-to-end ops may have this share of FLA's own error
 
 
-def chunk_f32(largest_sum: float) -> float:
+def chunk_f32(largest_g_cumsum: float) -> float:
     """The bound of a chunked result in float32, where the cumulative gate reaches this magnitude."""
-    return 2e-6 + 1e-7 * largest_sum
+    return 2e-6 + 1e-7 * largest_g_cumsum
 
 
 def relative_error(x: Tensor, exact: Tensor) -> float:

@@ -21,7 +21,7 @@ from torch_gdn.tune import prefill_algorithm
 METAL_TYPES = {torch.bfloat16: "bfloat", torch.float16: "half", torch.float32: "float"}
 DTYPES = tuple(METAL_TYPES)
 
-# (H, HV, K, V) of published models. Heads do not specialise a kernel; timings need them.
+# (H, HV, K, V) of published models. Heads choose no kernel variant; timings need them.
 MODELS = {
     "Qwen3-Next-80B-A3B, Qwen3.5-35B-A3B, 9B, 4B": (16, 32, 128, 128),
     "Qwen3.5-27B": (16, 48, 128, 128),
@@ -225,5 +225,5 @@ def layer_calls(quick: bool = False) -> list[Thunk]:
 def table(quick: bool = False) -> list[Thunk]:
     """Every call whose kernels are compiled by the check."""
     calls = rule_calls(quick)
-    whole: list[Thunk] = [partial(end_to_end, call) for call in calls]
-    return [*whole, *all_stages(calls), *aura_calls(quick), *layer_calls(quick)]
+    rules: list[Thunk] = [partial(end_to_end, call) for call in calls]
+    return [*rules, *all_stages(calls), *aura_calls(quick), *layer_calls(quick)]

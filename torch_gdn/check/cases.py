@@ -65,11 +65,11 @@ class Case:
         assert state is not None
         return o, state
 
-    def largest_sum(self, chunk_size: int = 64, **options: Any) -> float:
-        """max |c|, of the cumulative gate within a chunk."""
+    def largest_g_cumsum(self, chunk_size: int = 64, **options: Any) -> float:
+        """max |g_cumsum| over all chunks."""
         gates = (options.get("use_gate_in_kernel", False), options.get("A_log"), options.get("dt_bias"))
-        sums = reference.chunk_local_cumsum(log_decay_of(self.g.double(), *gates), chunk_size, self.cu_seqlens)
-        return sums.abs().max().item() if sums.numel() else 0.0
+        g_cumsum = reference.chunk_local_cumsum(log_decay_of(self.g.double(), *gates), chunk_size, self.cu_seqlens)
+        return g_cumsum.abs().max().item() if g_cumsum.numel() else 0.0
 
 
 def make_case(
@@ -82,7 +82,7 @@ def make_case(
     HV: int = 2,
     dtype: torch.dtype = torch.float32,
     state: bool = True,
-    bounds: list[int] | None = None,
+    cu_seqlens: list[int] | None = None,
     beta: float | None = None,
     same_keys: bool = False,
     normal: bool = True,
@@ -109,8 +109,8 @@ def make_case(
         v=draw(B, T, HV, V).to(dtype),
         g=logsigmoid(draw(B, T, HV)).float(),
         beta=(raw_beta.sigmoid() if beta is None else beta * (1 - 0.1 * raw_beta.sigmoid())).float(),
-        initial_state=draw(B if bounds is None else len(bounds) - 1, HV, K, V).float() if state else None,
-        cu_seqlens=None if bounds is None else torch.tensor(bounds),
+        initial_state=draw(B if cu_seqlens is None else len(cu_seqlens) - 1, HV, K, V).float() if state else None,
+        cu_seqlens=None if cu_seqlens is None else torch.tensor(cu_seqlens),
     )
 
 
@@ -121,7 +121,7 @@ def bounds_of(op: str, case: Case, exact: tuple[Tensor, Tensor], **options: Any)
         needed = errors_of_a_plain_recurrence(case, exact, **options)
         o, state = (min(max(bounds.RECURRENT_F32, 1.25 * error), 5 * bounds.RECURRENT_F32) for error in needed)
         return max(o, bounds.RECURRENT_OUTPUT.get(output_dtype, 0)), state
-    in_f32 = bounds.chunk_f32(case.largest_sum(**options))
+    in_f32 = bounds.chunk_f32(case.largest_g_cumsum(**options))
     stages = torch.float32 if case.dtype == torch.float16 else case.dtype  # with half the stages between are float32
     return (
         max(in_f32, bounds.CHUNK_OUTPUT.get(output_dtype, 0), bounds.CHUNK_OUTPUT.get(stages, 0)),

@@ -120,13 +120,13 @@ def share(figures: dict[str, Any]) -> float:
 
 def grouped_messages(results: Iterable[Result]) -> list[tuple[str, str]]:
     """Each message once, with the cases that it is of; a case's own name in a message does not make it another."""
-    places: dict[tuple[str, str, str], list[Result]] = {}
+    groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         plain = result.message.replace(result.case, "...") if result.case else result.message
         key = (result.section, result.group, plain) if result.status == FAIL else ("", "", plain)
-        places.setdefault(key, []).append(result)
+        groups.setdefault(key, []).append(result)
     found = []
-    for members in places.values():
+    for members in groups.values():
         first = members[0]
         more = f" and {len(members) - 1} more" if len(members) > 1 else ""
         found.append((f"{first.section} {first.group} {first.case}".rstrip() + more, first.message))

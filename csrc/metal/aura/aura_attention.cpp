@@ -8,7 +8,7 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kThreadgroups = 256;  // that pass 1 should have, where keys allow it: 3 or more for each GPU core
+constexpr int64_t kThreadgroups = 256;  // wanted in pass 1: 3 or more a GPU core
 
 void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const auto& s = op.shape;

@@ -8,7 +8,7 @@
 namespace torch_gdn {
 
 namespace {
-// Pass 1 multiplies 8x8 blocks from this many rows of one KV head's query heads on; with fewer, a key at a time.
+// From this many query rows of a KV head on pass 1 multiplies 8x8 blocks; below, a key at a time.
 constexpr int64_t kFewestMatrixRows = 17;
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The three kernels of aura_attention, each an op of its own as well.
+// The three kernels of aura_attention, each also an op.
 #pragma once
 #include "metal/launch.h"
 #include "ops/aura/aura_flash_p1.h"
@@ -7,10 +7,10 @@
 
 namespace torch_gdn {
 
-// sums: [B, H, T] float32, scale times those of x [B, H, T, D].
+// sums [B, H, T] float32: scale times the sums of x [B, H, T, D].
 Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const optional<Tensor>& sums = std::nullopt);
 
-// Query rows of a KV head that a threadgroup of pass 1 takes: 32 in matrix form, else 1, 2, 4 or 8.
+// Query rows of a threadgroup of pass 1: 32 in matrix form, else 1, 2, 4 or 8.
 int64_t rows_of_threadgroup(const AuraShape<>& shape);
 Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);
 

@@ -1,11 +1,11 @@
-// What the launches of the AURA ops share: tensors -> parameter blocks.
+// Tensors to parameter blocks of the AURA kernels.
 #pragma once
 #include "metal/parameters.h"
 #include "shaders/aura/parameters.h"
 
 namespace torch_gdn {
 
-// Vectors [.., D], or one value each [..], as [B, H, T, ..]: missing dimensions have size 1, surplus ones are merged.
+// [.., D], or [..], as [B, H, T, ..]: missing dimensions are 1, surplus ones merged.
 Tensor as_vectors(const Tensor& x, const char* name);
 Tensor as_values(const Tensor& x, const char* name);
 
@@ -15,7 +15,6 @@ VectorStrides vector_strides(const optional<Tensor>& x);  // zeros without a ten
 // Of a tensor [B, H, T, ..].
 VectorParameters vector_parameters(const Tensor& x);
 
-// Threadgroups that take so many vectors.
 size_t rotation_groups(int64_t vectors, int64_t D);
 
 }  // namespace torch_gdn

@@ -15,7 +15,7 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
   parameters.heads = head_groups(s);
   parameters.value_heads = int32_t(s.HV);
   states.set(parameters);
-  // Without a token only a pool is written to, and is bound where nothing is read.
+  // Without tokens the inputs are empty: the pool is their dummy.
   const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, call.states.target); };
   const auto or_bound = [&](const optional<Tensor>& x) { return bound(or_dummy(x, call.g_cumsum)); };
   return {"chunk_fwd_h",

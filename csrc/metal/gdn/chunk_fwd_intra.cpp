@@ -1,5 +1,5 @@
-// Of FLA's chunk_gated_delta_rule_fwd_intra, and the cumulative sum before it. No op of its own: FLA's takes the sum
-// and returns A for its backward pass; the stage ops give each by itself.
+// FLA's chunk_gated_delta_rule_fwd_intra with the cumulative sum before it. Not an op: FLA's takes the sum and returns
+// A for its backward pass.
 #include "shaders/gdn/chunk_fwd_intra.h"
 
 #include "metal/gdn/launches.h"

@@ -1,4 +1,4 @@
-// Prefill by one of three algorithms (metal/prefill.h), encoded at once. Intermediates die when the op returns.
+// Prefill by one of three algorithms (metal/prefill.h).
 #include "ops/gdn/chunk_gated_delta_rule.h"
 
 #include <ATen/ops/empty.h>
@@ -26,7 +26,6 @@ PrefillChoice choose(const Rule& op) {
   return prefill_algorithm({tokens, sequences * s.HV, s.K, s.V}, device.name, int64_t(device.core_count));
 }
 
-// h has elements where it was asked for.
 void run_chunked(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h_output) {
   const auto& s = op.shape;
   auto in = rule_inputs(op);
@@ -78,9 +77,9 @@ void run_prefill(const Rule& op, const StateIo& states, const Tensor& o, const T
   }
 }
 
-// Without a token: a slot whose sequence starts anew becomes zeros.
+// Without tokens: zeros in slots without has_initial_state.
 void reset_states(const Rule& op, const StateIo& states) {
-  auto s = op.shape;  // as N sequences of no tokens
+  auto s = op.shape;
   s.packed = false;
   s.NT = 0;
   const auto options = op.intermediate_options();

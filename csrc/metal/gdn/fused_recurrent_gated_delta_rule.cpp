@@ -8,14 +8,14 @@ namespace torch_gdn {
 
 namespace {
 
-// The layout of a state that exists, else that of the one to be written: it decides how the kernel moves it.
+// Of the initial state, or without one of the final state.
 bool value_is_inner(const StateIo& states) {
   if (!states.source.has_value()) return !states.v_first;
   const auto strides = state_strides(*states.source, states.v_first);
   return strides.value <= strides.key;
 }
 
-// 4 keys of a value lie together, from a multiple of 4 elements on.
+// 4 keys of a value are contiguous and start at a multiple of 4.
 bool has_key_vectors(const Tensor& state, bool v_first) {
   return state_strides(state, v_first).key == 1 && vector_width({v_first ? state : state.mT()}) == "4";
 }
@@ -48,7 +48,7 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
   if (states.source.has_value()) parameters.initial_has_vectors = has_key_vectors(*states.source, states.v_first);
   if (states.target.defined()) parameters.final_has_vectors = has_key_vectors(states.target, states.v_first);
   const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
-  // Without a token only a pool is written to, and is bound where nothing is read.
+  // Without tokens the inputs are empty: the pool is their dummy.
   const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, states.target); };
   const auto or_bound = [&](const optional<Tensor>& x) { return bound(x.value_or(o)); };
   const auto spelled = [](bool value) { return value ? "true" : "false"; };

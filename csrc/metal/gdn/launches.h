@@ -1,4 +1,4 @@
-// The launches that several ops share. Their tensors are checked, allocated and as the kernels read them.
+// Launches that several ops share. Tensors are checked, allocated and in the form that the kernels read.
 #pragma once
 #include "metal/gates.h"
 #include "metal/slots.h"
@@ -7,7 +7,7 @@
 
 namespace torch_gdn {
 
-// Where states are read and written: one tensor for each, a state a sequence; or a pool, which is both.
+// Initial and final states: two tensors, or a pool for both.
 struct StateIo {
   optional<Tensor> source;
   Tensor target;  // undefined: not asked for
@@ -18,7 +18,6 @@ struct StateIo {
     return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
   }
 
-  // Fills in what every kernel that carries a state takes.
   template <typename Parameters>
   void set(Parameters& parameters) const {
     parameters.slots = slots.parameters;
@@ -33,17 +32,15 @@ struct StateIo {
   }
 };
 
-// The kernels read states as f32, of any strides. A final state without elements was not asked for.
+// A final state without elements was not asked for.
 StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first);
 StateIo state_io(at::Device device, const StatePool& pool, bool v_first);
 
-// Without tokens the final state is the initial one.
+// For calls without tokens.
 void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state);
 
-// A threadgroup for each kStateColumns columns of V of each head of each sequence.
 std::array<size_t, 3> state_threadgroups(const ChunkShape<>& shape);
 
-// The inputs of an end-to-end op as the kernels read them.
 struct RuleInputs {
   ChunkShape<> shape;
   Tensor q, k, v;
@@ -74,11 +71,10 @@ RuleInputs rule_inputs(const GatedDeltaRule<>& op);
 
 Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const ChannelDecays& channels,
                                                const StateIo& states, const Tensor& o);
-// chunk_size: 8, 16 or 32 where threadgroup memory holds so many tokens; 0: the kernel's own choice.
+// chunk_size: see fused_chunk_size(); 0: chosen.
 Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_size, const StateIo& states,
                                            const Tensor& o);
 
-// g_cumsum, w and u of each chunk.
 Launch launch_chunk_fwd_intra(const RuleInputs& in, const Tensor& g_cumsum, const Tensor& w, const Tensor& u);
 
 struct ChunkFwdHCall {

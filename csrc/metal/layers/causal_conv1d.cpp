@@ -9,11 +9,11 @@ namespace torch_gdn {
 
 namespace {
 
-// Up to so many tokens, as in decoding and speculation, one kernel convolves and writes the state: one dispatch. More
-// are spread over more threadgroups.
+// Up to this many tokens (decoding, speculation) one dispatch convolves and writes the state; more tokens are divided
+// among threadgroups.
 constexpr int64_t kFewTokens = 16;
 
-// One call as its kernels see it. Absent tensors are undefined.
+// Absent tensors are undefined.
 struct Call {
   const CausalConvolution<int64_t>& op;
   Tensor bias, seq_idx;
@@ -25,12 +25,11 @@ struct Call {
 
 ColumnStrides column_strides(const Tensor& state) { return {state.stride(0), state.stride(1), state.stride(2)}; }
 
-// Rows of 4 elements that can be moved at once.
 bool has_vector_rows(const Tensor& x) {
   return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && vector_width({x}) == "4";
 }
 
-// `tokens`: of a threadgroup; 0 where it takes a whole sequence.
+// `tokens`: of a threadgroup; 0: a whole sequence.
 ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   const auto& op = call.op;
   auto shape = op.shape;
@@ -65,19 +64,18 @@ Tensor or_weight(const Tensor& tensor, const Call& call) {
 
 Tensor or_weight(const optional<Tensor>& tensor, const Call& call) { return or_dummy(tensor, call.op.weight); }
 
-// Of the states, or of x where there are none.
+// Of the states, else of x.
 std::string state_type(const Call& call) {
   const Tensor& state = call.new_state.defined() ? call.new_state : call.state;
   return metal_type((state.defined() ? state : call.op.x).scalar_type());
 }
 
-// The template arguments that the three kernels that convolve have in common.
+// Template arguments common to the three convolution kernels.
 std::vector<std::string> arguments_of(const Call& call) {
   return {metal_type(call.op.x.scalar_type()), metal_type(call.op.weight.scalar_type()), state_type(call),
           std::to_string(call.op.W)};
 }
 
-// 4 channels at once where they are neighbours, from a multiple of 4 on.
 std::string channel_vector_width(const Call& call) {
   const bool neighbours = call.op.x.stride(2) == 1 && call.op.D % 4 == 0;
   return neighbours ? vector_width({call.op.x}) : "1";
@@ -111,7 +109,7 @@ Launch launch_causal_conv1d(const Call& call) {
           kConvolutionThreads};
 }
 
-// The tokens of a channel are neighbours.
+// Tokens of a channel are contiguous.
 bool is_channel_first(const Tensor& x) { return x.stride(1) == 1 && x.stride(2) != 1; }
 
 Launch launch_causal_conv1d_channel_first(const Call& call) {
@@ -125,7 +123,7 @@ Launch launch_causal_conv1d_channel_first(const Call& call) {
       kConvolutionThreads};
 }
 
-// Of the kernels that take whole sequences, a channel a thread.
+// Kernels with whole sequences, one channel a thread.
 std::array<size_t, 3> sequence_threadgroups(const Call& call) {
   return {size_t(ceil_div(call.op.D, kConvolutionThreads)), 1, size_t(call.op.shape.N)};
 }

@@ -3,7 +3,7 @@
 
 namespace torch_gdn {
 
-// As [B, T, H, D] with any strides but a last one of 1; contiguous where it has more dimensions.
+// As [B, T, H, D], last stride 1; contiguous where it has more dimensions.
 inline Tensor as_rows(const Tensor& x, const char* name) {
   Tensor rows = unit_last_stride(x, name);
   while (rows.dim() < 4) rows = rows.unsqueeze(0);

@@ -1,4 +1,4 @@
-// What the contracts of the AURA ops share: attention over a KV cache that holds codes.
+// Shared by the AURA ops: attention over a KV cache of codes.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -10,7 +10,7 @@ namespace torch_gdn {
 
 template <typename Int = int64_t>
 struct AuraShape {
-  Int B = 0, HQ = 0, HK = 0, L = 0, T = 0, D = 0;  // what an op does not have stays 0
+  Int B = 0, HQ = 0, HK = 0, L = 0, T = 0, D = 0;  // 0 where the op has none
   Int NB = 0;                                      // blocks of keys
   Int q_offset = 0;                                // position of the first query
   int64_t key_bits = 0, value_bits = 0;
@@ -22,7 +22,7 @@ struct CodedTensor {
   optional<Tensor> means;
 };
 
-// The keys that a query at position p sees: from starts[b] on, where causal up to p, and of these the last `window`.
+// Keys of a query at position p: from starts[b] on, up to p if causal, of these the last `window`.
 template <typename Int>
 struct Visibility {
   optional<Tensor> starts;  // [B]
@@ -62,7 +62,7 @@ void check_table(const Check<Int>& check, const char* argument, const Tensor& x,
   check.shape(argument, x, pattern, {size});
 }
 
-// Returns the bits of a code.
+// Returns the bits.
 template <typename Int>
 int64_t check_codebook(const Check<Int>& check, const char* argument, const Tensor& codebook) {
   check.is_float32(argument, codebook);
@@ -89,7 +89,7 @@ void check_norms(const Check<Int>& check, const char* argument, const Tensor& no
   check.shape(argument, norms, "that of the codes without their words", rows);
 }
 
-// starts or slots, which the kernels read.
+// starts or slots.
 template <typename Int>
 void check_index(const Check<Int>& check, const char* argument, const Tensor& x) {
   check.is_index(argument, x);
@@ -102,7 +102,7 @@ void check_block_size(const Check<Int>& check, const Int& size) {
   check.value(sym_eq(size % 16, Int(0)), "block_size", "a multiple of 16", size);
 }
 
-// What pass 1 and the end-to-end op share.
+// Of pass 1 and the end-to-end op.
 template <typename Int>
 struct CachedAttention {
   CodedTensor key, value;

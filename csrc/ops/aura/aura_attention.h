@@ -1,4 +1,4 @@
-// The end-to-end op of attention to codes: rotates q, then pass 1 and pass 2.
+// Attention over codes, end to end: rotates q, then passes 1 and 2.
 #pragma once
 #include "ops/aura/aura_flash_p1.h"
 #include "ops/aura/aura_flash_p2.h"
@@ -40,7 +40,7 @@ struct AuraAttention : CachedAttention<Int> {
     return empty<Int>({s.B, s.HQ, s.L, s.D}, q.options());
   }
 
-  // The passes of this call, checked as it was.
+  // Already checked.
   AuraFlashP1<Int> pass_1(const Tensor& q_rot, const optional<Tensor>& q_sums, const Int& keys_of_block) const {
     AuraFlashP1<Int> pass{*this, q_rot, q_sums, keys_of_block};
     pass.shape.NB = ceil_div(pass.shape.T, keys_of_block);
@@ -56,7 +56,7 @@ struct AuraAttention : CachedAttention<Int> {
   }
 };
 
-// Keys of a block, in whole tiles, so that there are about `wanted` work items where each block makes `groups` of them.
+// Keys of a block, in whole tiles, for about `wanted` work items of which a block has `groups`.
 inline int64_t default_block_size(int64_t T, int64_t tile, int64_t groups, int64_t wanted) {
   const int64_t tiles = std::max<int64_t>(1, ceil_div(T, tile));
   const int64_t blocks = std::clamp<int64_t>(wanted / std::max<int64_t>(1, groups), 1, tiles);

@@ -1,4 +1,4 @@
-// Codes back into vectors, or (rotated) into the space that they were rotated to.
+// Codes to vectors, or (rotated) to rotated vectors.
 #pragma once
 #include "ops/aura/aura.h"
 

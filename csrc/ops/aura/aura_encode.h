@@ -1,4 +1,4 @@
-// Vectors into codes: rotated, each coordinate becomes the index of the nearest centroid; and into slots of a cache.
+// Vectors to codes: the index of the nearest centroid of each rotated coordinate. In place: into slots of a cache.
 #pragma once
 #include "ops/aura/aura.h"
 
@@ -10,7 +10,6 @@ struct EncodedVectors {
   optional<Tensor> means;
 };
 
-// What both ops share.
 template <typename Int>
 struct AuraEncoder {
   Tensor x, signs, boundaries, codebook;
@@ -49,7 +48,7 @@ struct AuraEncode : AuraEncoder<Int> {
   }
 };
 
-// A token with a negative slot is left out.
+// Tokens with a negative slot are skipped.
 template <typename Int>
 struct AuraEncodeInPlace : AuraEncoder<Int> {
   static constexpr const char* kSchema =

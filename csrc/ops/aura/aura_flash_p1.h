@@ -1,12 +1,11 @@
-// Pass 1 of attention to codes: each block of keys by itself.
+// Pass 1 of attention over codes: each block of keys.
 #pragma once
 #include "ops/aura/aura.h"
 
 namespace torch_gdn {
 
-// o [B, HQ, L, NB, D] (in the space of rotated values, not divided by l), m, l and mean [B, HQ, L, NB], float32: a
-// block's largest score, and its sums of exp(score - m), alone and times the values' means. mean is empty without
-// means.
+// Of each block, float32: o [B, HQ, L, NB, D] (rotated, not divided by l); [B, HQ, L, NB]: m, the largest score, l, the
+// sum of exp(score - m), and mean, the same times the values' means (empty without means).
 using Partials = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <typename Int>

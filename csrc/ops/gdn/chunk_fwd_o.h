@@ -1,4 +1,4 @@
-// The output of each chunk: what the state before it gives, and what its own tokens give.
+// The output of each chunk, from the state before it and its own tokens.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 

@@ -1,13 +1,13 @@
-// The end-to-end op of prefill, and its twin on a pool of states.
+// The end-to-end op of prefill, and its in-place form on a pool of states.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 
 namespace torch_gdn {
 
-// What both share. return_intermediate_states: h, the state before each chunk.
+// return_intermediate_states: h, the state before each chunk.
 template <typename Int>
 struct ChunkedRule : GatedDeltaRule<Int> {
-  Tensor required_g, required_beta;  // which the recurrent op may go without
+  Tensor required_g, required_beta;  // optional in the recurrent op
   optional<Tensor> chunk_indices;
   int64_t chunk_size;
   bool return_intermediate_states;
@@ -23,7 +23,7 @@ struct ChunkedRule : GatedDeltaRule<Int> {
     check_sequences(check, s, this->cu_seqlens, chunk_indices);
   }
 
-  // A state may leave half's range: with half, what goes from stage to stage is float32.
+  // A state may leave half's range: intermediates of half are float32.
   at::TensorOptions intermediate_options() const {
     const auto dtype = this->q.scalar_type();
     return this->q.options().dtype(dtype == at::kHalf ? at::kFloat : dtype);

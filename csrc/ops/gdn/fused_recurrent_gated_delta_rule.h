@@ -1,5 +1,5 @@
-// The end-to-end op of decode, and its twin on a pool of states. beta may be [B, T, HV, V]; None is 1. g None: no
-// decay.
+// The end-to-end op of decode, and its in-place form on a pool of states. beta [B, T, HV] or [B, T, HV, V], None: 1;
+// g None: no decay.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 

@@ -1,4 +1,4 @@
-// What the end-to-end ops share: inputs, options, states.
+// Inputs, options and states of the end-to-end ops.
 #pragma once
 #include "ops/chunk_shape.h"
 #include "ops/gates.h"
@@ -7,7 +7,7 @@
 
 namespace torch_gdn {
 
-// Decays for each channel of K and of V, on top of g.
+// Decays of each channel of K and of V, besides g.
 struct ChannelDecays {
   optional<Tensor> gk, gv;
 };
@@ -27,14 +27,13 @@ void check_initial_state(const Check<Int>& check, const ChunkShape<Int>& s, cons
   check.is_floating("initial_state", *state);
 }
 
-// A final state, float32; what is returned without one has no elements.
+// float32; empty where it was not asked for.
 template <typename Int>
 Tensor final_state(const ChunkShape<Int>& s, const Tensor& like, bool wanted, bool v_first) {
   const auto options = like.options().dtype(at::kFloat);
   return wanted ? empty<Int>(state_sizes({s.N}, s, v_first), options) : no_output(options);
 }
 
-// The inputs and options of one call.
 template <typename Int = int64_t>
 struct GatedDeltaRule {
   Tensor q, k, v;
@@ -49,7 +48,7 @@ struct GatedDeltaRule {
 
   ChunkShape<Int> shape;
 
-  // All but beta, the states and the sequences.
+  // Not of beta, states and sequences.
   void check_inputs(const Check<Int>& check) {
     check.is_activation("q", q);
     check.dimensions("q", q, 4, "[B, T, H, K]");

@@ -1,5 +1,5 @@
-// A causal convolution of each channel along T, and its twin on a pool of states. A state is the last S tokens, at
-// least W - 1.
+// A causal convolution of each channel along T, and its in-place form on a pool of states. A state is the last
+// S >= W - 1 tokens.
 #pragma once
 #include <string_view>
 
@@ -9,7 +9,6 @@
 
 namespace torch_gdn {
 
-// What both take.
 template <typename Int>
 struct CausalConvolution {
   Tensor x, weight;

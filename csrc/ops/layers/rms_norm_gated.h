@@ -1,5 +1,5 @@
-// x / sqrt(mean x^2 + eps) * weight * silu(g), or sigmoid(g), over the last dimension. round_norm: the norm is rounded
-// to x's dtype before the weight is multiplied.
+// x / sqrt(mean x^2 + eps) * weight * silu(g), or sigmoid(g), over the last dimension. round_norm: rounded to x's dtype
+// before the weight.
 #pragma once
 #include <string_view>
 
