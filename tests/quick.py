@@ -1,6 +1,6 @@
 """The tests of `make quick`: each op on both devices, errors, torch.compile, one model, in three minutes of two cores.
 
-A line is a folder or a file under tests/, or a function in one with all its parameters, or one with those that a bracket starts.
+A line is a folder or a file under tests/, or a function with all its parameters, or with those that a bracket starts.
 """
 
 from __future__ import annotations
