@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from bench.modules import MODULES, size_of
+from bench.modules import Module, conv, gated_norm, gating, size_of
 from bench.shapes import Layer
 from torch_gdn import tune
 
@@ -76,9 +76,9 @@ def prefill(shape: Shape) -> Workload:
     return of_rule(torch.ops.gdn.chunk_gated_delta_rule_, shape, False, shape.algorithm)
 
 
-def of_module(name: str) -> Callable[[Shape], Workload]:
+def of_module(module_of: Callable[..., Module]) -> Callable[[Shape], Workload]:
     def make(shape: Shape) -> Workload:
-        module = MODULES[name](shape.layer, shape.tokens, shape.dtype, DEVICE)
+        module = module_of(shape.layer, shape.tokens, shape.dtype, DEVICE)
         return Workload(module.call, module.bytes, shape.tokens)
 
     return make
@@ -97,8 +97,8 @@ WORKLOADS: Mapping[str, Callable[[Shape], Workload]] = {
     "decode": decode,
     "decode-v-first": decode_v_first,
     "prefill": prefill,
-    "conv": of_module("causal_conv1d"),
+    "conv": of_module(conv),
     "conv-update": conv_update,
-    "norm": of_module("rms_norm_gated"),
-    "gating": of_module("gdn_gating"),
+    "norm": of_module(gated_norm),
+    "gating": of_module(gating),
 }

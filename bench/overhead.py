@@ -9,12 +9,15 @@ from torch import Tensor
 
 import torch_gdn
 from bench.ceilings import Ceilings
+from bench.modules import MODULES
 from bench.results import OURS, Row
+from bench.shapes import Layer
 from bench.timing import Call, measure
 from torch_gdn.aura import KVCache
 
 PYTORCH = "torch.add, for comparison"
 SIZE = 16  # K, V and channels of the tiny shapes
+TINY = Layer("tiny", 1, 1, SIZE, SIZE)
 
 
 def gdn_calls(device: torch.device) -> dict[str, Call]:
@@ -38,15 +41,11 @@ def gdn_calls(device: torch.device) -> dict[str, Call]:
 
 
 def module_calls(device: torch.device) -> dict[str, Call]:
-    x, column = torch.randn(1, 1, SIZE, device=device), torch.randn(1, SIZE, device=device)
-    weight, cache = torch.randn(SIZE, 4, device=device), torch.zeros(1, SIZE, 4, device=device)
-    heads = torch.randn(1, 1, 1, SIZE, device=device)
-    one = torch.randn(1, device=device)
-    return {
-        "causal_conv1d": lambda: torch_gdn.causal_conv1d(x, weight, activation="silu"),
-        "causal_conv1d_update": lambda: torch_gdn.causal_conv1d_update(column, cache, weight=weight, activation="silu"),
-        "rms_norm_gated": lambda: torch_gdn.rms_norm_gated(heads, heads),
-        "gdn_gating": lambda: torch_gdn.gdn_gating(one, one, one, one),
+    column, weight = torch.randn(1, SIZE, device=device), torch.randn(SIZE, 4, device=device)
+    cache = torch.zeros(1, SIZE, 4, device=device)
+    calls: dict[str, Call] = {name: of(TINY, 1, torch.float32, device).call for name, of in MODULES.items()}
+    return calls | {
+        "causal_conv1d_update": lambda: torch_gdn.causal_conv1d_update(column, cache, weight=weight, activation="silu")
     }
 
 

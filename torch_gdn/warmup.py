@@ -167,7 +167,11 @@ def call_modules(shape: Shape, device: torch.device, dtype: torch.dtype) -> None
     causal_conv1d(x, weight)
     causal_conv1d(x, weight, initial_state=state, output_final_state=True)
     causal_conv1d_update(x[:, 0], state, weight=weight)
-    heads = zeros(1, TOKENS, HV)
-    gdn_gating(torch.zeros(HV, device=device), heads, heads, torch.zeros(HV, device=device))
+    call_gating(HV, device, dtype)
     rows = zeros(1, TOKENS, HV, V)
     rms_norm_gated(rows, rows, zeros(V))
+
+
+def call_gating(HV: int, device: torch.device, dtype: torch.dtype) -> None:
+    a, of_heads = torch.zeros(1, TOKENS, HV, dtype=dtype, device=device), torch.zeros(HV, device=device)
+    gdn_gating(of_heads, a, a, of_heads)

@@ -10,8 +10,7 @@ from tests.helpers.aura import BITS, CODECS, DTYPES, Codec, poisoned_cache, vali
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_same_bits
 from torch_gdn import reference
-from torch_gdn.reference.aura.aura_decode import unpack
-from torch_gdn.reference.aura.aura_encode import quantise
+from torch_gdn.reference.aura import quantise, unpack
 
 Encoded = tuple[Tensor, Tensor, Tensor]
 

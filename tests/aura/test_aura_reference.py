@@ -8,9 +8,7 @@ from torch import Tensor
 
 from torch_gdn import reference
 from torch_gdn.aura import codebooks
-from torch_gdn.reference.aura.aura_decode import unpack
-from torch_gdn.reference.aura.aura_encode import pack, quantise
-from torch_gdn.reference.aura.aura_rotate import hadamard, rotation
+from torch_gdn.reference.aura import hadamard, pack, quantise, rotation, unpack
 
 SIZES = (64, 80, 96, 128, 256, 512)
 EXACT = 1e-12

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.helpers.calls import OPS, run_op, valid_call
 from tests.helpers.devices import kernels_run, on_a_mac
-from tests.helpers.layer import Layer, Served, inputs, layer_on
+from tests.helpers.layer import KERNELS, Layer, Served, inputs, layer_on
 
 Backend = str
 
@@ -48,7 +48,7 @@ def assert_same(device: torch.device, layer: Layer, compiled: Any, tokens: int) 
     x, columns, state = inputs(tokens, device)
     there = columns.clone()
     kernel = "fused_recurrent_gated_delta_rule" if tokens < 16 else "fused_chunk_gated_delta_rule"
-    with kernels_run(device, "causal_conv1d", "gdn_gating", kernel, "rms_norm_gated"):
+    with kernels_run(device, *KERNELS, kernel):
         results = compiled(x, there, state)
     expected = layer(x, columns, state)
     for ours, theirs in zip((*results, there), (*expected, columns), strict=True):

@@ -13,10 +13,23 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import torch_gdn
-from tests.helpers.calls import CHUNKED, IN_PLACE, OPS, UNPACKED, run_op, tensors_of, valid_call
+from tests.helpers.calls import (
+    CHUNKED,
+    IN_PLACE,
+    OPS,
+    UNPACKED,
+    Change,
+    change,
+    flat,
+    put,
+    refused_by_layers,
+    run_op,
+    short,
+    tensors_of,
+    valid_call,
+)
 
 PUBLIC_FUNCTIONS = [x for x in (getattr(torch_gdn, name) for name in torch_gdn.__all__) if inspect.isfunction(x)]
-Change = Callable[[dict[str, Any]], dict[str, Any]]
 STATEFUL = ("chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
 PACKABLE = tuple(op for op in OPS if op not in UNPACKED)
 SIZED = tuple(op for op in CHUNKED if op not in ("solve_tril", "recompute_w_u"))
@@ -61,22 +74,6 @@ WRONG_CHANNELS: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
     ("gv", ValueError, "a token too few", {"gv": torch.zeros(2, 19, 4, 32)}),
     ("gv", TypeError, "integers", {"gv": torch.zeros(2, 20, 4, 32, dtype=torch.int64)}),
 ]
-
-
-def put(name: str, value: Any) -> Change:
-    return lambda call: call | {name: value}
-
-
-def change(name: str, how: Callable[[Tensor], Any]) -> Change:
-    return lambda call: call | {name: how(call[name])}
-
-
-def flat(x: Tensor) -> Tensor:
-    return x.flatten(0, 1)
-
-
-def short(x: Tensor) -> Tensor:
-    return x[:, :-1]
 
 
 class Bad:
@@ -156,62 +153,9 @@ def bad_calls() -> list[Bad]:
         bad(op, indices, ValueError, "one column", change(indices, lambda x: x[:, :1]), packed=True)
         bad(op, indices, TypeError, "floats", change(indices, torch.Tensor.float), packed=True)
         bad(op, indices, ValueError, "without cu_seqlens", put(indices, torch.zeros(2, 2, dtype=torch.int64)))
-    bad_norms(bad)
-    bad_gates(bad)
-    bad_convolutions(bad)
+    refused_by_layers(bad)
     bad_slots(bad)
     return calls
-
-
-def bad_norms(bad: Callable[..., None]) -> None:
-    op = "rms_norm_gated"
-    for size in (0, 1025):
-        long_rows = {name: torch.zeros(2, size) for name in ("x", "g")}
-        bad(op, "x", ValueError, f"D of {size}", lambda call, long_rows=long_rows: call | long_rows)
-    bad(op, "x", TypeError, "float64", change("x", torch.Tensor.double))
-    bad(op, "g", TypeError, "integers", change("g", torch.Tensor.int))
-    bad(op, "g", ValueError, "three dimensions", change("g", flat))
-    bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
-    bad(op, "weight", ValueError, "too short", change("weight", lambda w: w[1:]))
-    bad(op, "activation", ValueError, "tanh", put("activation", "tanh"))
-
-
-def bad_gates(bad: Callable[..., None]) -> None:
-    op = "gdn_gating"
-    bad(op, "A_log", ValueError, "two dimensions", change("A_log", lambda x: x[None]))
-    bad(op, "A_log", ValueError, "no heads", change("A_log", lambda x: x[:0]))
-    bad(op, "A_log", TypeError, "float64", change("A_log", torch.Tensor.double))
-    for name in ("a", "b", "dt_bias"):
-        bad(op, name, TypeError, "integers", change(name, torch.Tensor.int))
-        bad(op, name, ValueError, "a head too few", change(name, lambda x: x[..., 1:]))
-    bad(op, "b", ValueError, "a token too few", change("b", short))
-
-
-def bad_convolutions(bad: Callable[..., None]) -> None:
-    for op, state in (("causal_conv1d", "initial_state"), ("causal_conv1d_update_", "state_pool")):
-        bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
-        bad(op, "weight", ValueError, "a third dimension", change("weight", lambda w: w[:, None]))
-        bad(op, "weight", ValueError, "too few channels", change("weight", lambda w: w[1:]))
-        bad(op, "weight", ValueError, "W of 1", change("weight", lambda w: w[:, :1]))
-        bad(op, "weight", ValueError, "W of 5", change("weight", lambda w: w.new_zeros(len(w), 5)))
-        bad(op, "bias", TypeError, "another dtype", change("bias", torch.Tensor.half))
-        bad(op, "bias", ValueError, "too short", change("bias", lambda b: b[1:]))
-        bad(op, "activation", ValueError, "gelu", put("activation", "gelu"))
-        bad(op, state, TypeError, "integers", change(state, torch.Tensor.int))
-        bad(op, state, ValueError, "two dimensions", change(state, flat))
-        bad(op, state, ValueError, "too few channels", change(state, short))
-        bad(op, state, ValueError, "two columns", change(state, lambda s: s[..., :2]))
-    op = "causal_conv1d"
-    bad(op, "initial_state", ValueError, "one for three", change("initial_state", lambda s: s[:1]), packed=True)
-    bad(op, "state_width", ValueError, "not that of the state", put("state_width", 3))
-    bad(op, "state_width", ValueError, "two columns", lambda call: without_state(call) | {"state_width": 2})
-    runs = torch.zeros(2, 20, dtype=torch.int64)
-    bad(op, "seq_idx", TypeError, "floats", lambda call: without_state(call) | {"seq_idx": runs.float()})
-    bad(op, "seq_idx", ValueError, "too short", lambda call: without_state(call) | {"seq_idx": runs[:, 1:]})
-
-
-def without_state(call: dict[str, Any]) -> dict[str, Any]:
-    return call | {"initial_state": None, "output_final_state": False}
 
 
 def bad_slots(bad: Callable[..., None]) -> None:

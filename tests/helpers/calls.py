@@ -1,7 +1,8 @@
-"""One valid call of each op, as keyword arguments of torch.ops.gdn.<op>, for tests that change one of them."""
+"""One valid call of each op, as keyword arguments of torch.ops.gdn.<op>, and what changes of it the layers' refuse."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ CHUNKED = (*OPS[:6], "chunk_gated_delta_rule", "chunk_gated_delta_rule_")  # and
 IN_PLACE = tuple(op for op in OPS if op.endswith("_"))
 T = 20
 CU_SEQLENS = [0, 5, 5, 20]
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: torch.dtype = torch.float32) -> dict:
@@ -101,3 +104,77 @@ def tensors_of(call: dict[str, Any]) -> list[str]:
 
 def run_op(op: str, call: dict[str, Any]) -> Any:
     return getattr(torch.ops.gdn, op)(**call)
+
+
+def put(name: str, value: Any) -> Change:
+    return lambda call: call | {name: value}
+
+
+def change(name: str, how: Callable[[Tensor], Any]) -> Change:
+    return lambda call: call | {name: how(call[name])}
+
+
+def flat(x: Tensor) -> Tensor:
+    return x.flatten(0, 1)
+
+
+def short(x: Tensor) -> Tensor:
+    return x[:, :-1]
+
+
+def refused_by_layers(bad: Callable[..., None]) -> None:
+    """Calls `bad` with op, argument, error, what is wrong, and the change that makes it so."""
+    bad_norms(bad)
+    bad_gates(bad)
+    bad_convolutions(bad)
+
+
+def bad_norms(bad: Callable[..., None]) -> None:
+    op = "rms_norm_gated"
+    for size in (0, 1025):
+        long_rows = {name: torch.zeros(2, size) for name in ("x", "g")}
+        bad(op, "x", ValueError, f"D of {size}", lambda call, long_rows=long_rows: call | long_rows)
+    bad(op, "x", TypeError, "float64", change("x", torch.Tensor.double))
+    bad(op, "g", TypeError, "integers", change("g", torch.Tensor.int))
+    bad(op, "g", ValueError, "three dimensions", change("g", flat))
+    bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
+    bad(op, "weight", ValueError, "too short", change("weight", lambda w: w[1:]))
+    bad(op, "activation", ValueError, "tanh", put("activation", "tanh"))
+
+
+def bad_gates(bad: Callable[..., None]) -> None:
+    op = "gdn_gating"
+    bad(op, "A_log", ValueError, "two dimensions", change("A_log", lambda x: x[None]))
+    bad(op, "A_log", ValueError, "no heads", change("A_log", lambda x: x[:0]))
+    bad(op, "A_log", TypeError, "float64", change("A_log", torch.Tensor.double))
+    for name in ("a", "b", "dt_bias"):
+        bad(op, name, TypeError, "integers", change(name, torch.Tensor.int))
+        bad(op, name, ValueError, "a head too few", change(name, lambda x: x[..., 1:]))
+    bad(op, "b", ValueError, "a token too few", change("b", short))
+
+
+def bad_convolutions(bad: Callable[..., None]) -> None:
+    for op, state in (("causal_conv1d", "initial_state"), ("causal_conv1d_update_", "state_pool")):
+        bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
+        bad(op, "weight", ValueError, "a third dimension", change("weight", lambda w: w[:, None]))
+        bad(op, "weight", ValueError, "too few channels", change("weight", lambda w: w[1:]))
+        bad(op, "weight", ValueError, "W of 1", change("weight", lambda w: w[:, :1]))
+        bad(op, "weight", ValueError, "W of 5", change("weight", lambda w: w.new_zeros(len(w), 5)))
+        bad(op, "bias", TypeError, "another dtype", change("bias", torch.Tensor.half))
+        bad(op, "bias", ValueError, "too short", change("bias", lambda b: b[1:]))
+        bad(op, "activation", ValueError, "gelu", put("activation", "gelu"))
+        bad(op, state, TypeError, "integers", change(state, torch.Tensor.int))
+        bad(op, state, ValueError, "two dimensions", change(state, flat))
+        bad(op, state, ValueError, "too few channels", change(state, short))
+        bad(op, state, ValueError, "two columns", change(state, lambda s: s[..., :2]))
+    op = "causal_conv1d"
+    bad(op, "initial_state", ValueError, "one for three", change("initial_state", lambda s: s[:1]), packed=True)
+    bad(op, "state_width", ValueError, "not that of the state", put("state_width", 3))
+    bad(op, "state_width", ValueError, "two columns", lambda call: without_state(call) | {"state_width": 2})
+    runs = torch.zeros(2, 20, dtype=torch.int64)
+    bad(op, "seq_idx", TypeError, "floats", lambda call: without_state(call) | {"seq_idx": runs.float()})
+    bad(op, "seq_idx", ValueError, "too short", lambda call: without_state(call) | {"seq_idx": runs[:, 1:]})
+
+
+def without_state(call: dict[str, Any]) -> dict[str, Any]:
+    return call | {"initial_state": None, "output_final_state": False}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,7 @@ from torch_gdn.causal_conv1d_interface import causal_conv1d_fn, causal_conv1d_up
 
 H, HV, K, V, W, HIDDEN = 1, 2, 16, 24, 4, 32
 CHANNELS = 2 * H * K + HV * V
+KERNELS = ("causal_conv1d", "gdn_gating", "rms_norm_gated")  # those of any layer, beside the rule's
 
 
 class Layer(nn.Module):
@@ -70,6 +73,20 @@ class Served(Layer):
         else:
             o, _ = torch.ops.gdn.chunk_gated_delta_rule_(*arguments, use_qk_l2norm_in_kernel=True)
         return self.output(o.flatten(2)), columns.sum() + states.sum() - before
+
+
+def between_projections(x: Tensor, weight: Tensor, shape: tuple[int, int, int, int], **options: Any) -> Tensor:
+    """A Gated DeltaNet layer between its projections; x: [1, T, channels]."""
+    H, HV, K, V = shape
+    T = x.shape[1]
+    mixed, _ = torch_gdn.causal_conv1d(x, weight, activation="silu")
+    heads = mixed.split([H * K, H * K, HV * V], dim=-1)
+    q, k, v = (part.view(1, T, -1, size) for part, size in zip(heads, (K, K, V), strict=True))
+    a = mixed[..., :HV]
+    g, beta = torch_gdn.gdn_gating(torch.zeros(HV, device=x.device), a, a)
+    op = torch_gdn.fused_recurrent_gated_delta_rule if T == 1 else torch_gdn.chunk_gated_delta_rule
+    o, _ = op(q, k, v, g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True, **options)
+    return torch_gdn.rms_norm_gated(o, o, mixed[0, 0, :V].clone())
 
 
 def inputs(tokens: int, device: torch.device, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import contenders, counting, gdn, ggml, overhead, results
+from bench import contenders, counting, gdn, ggml, modules, overhead, results
 from bench.ceilings import Ceilings
 from bench.contenders import Prepared, Unavailable
 from bench.results import OURS, Row
@@ -133,7 +133,7 @@ def test_the_table_holds_ratios_to_ours() -> None:
 
 def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:
     names = set().union(*(calls(CPU) for calls in overhead.GROUPS.values()))
-    assert {"chunk_gated_delta_rule", "causal_conv1d", "rms_norm_gated", "gdn_gating", "l2norm"} <= names
+    assert {"chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "l2norm", *modules.MODULES} <= names
 
 
 def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import ready
+from tests.helpers.layer import between_projections
 from torch_gdn import _C
 from torch_gdn.tune import prefill_algorithm
 
@@ -31,20 +31,6 @@ def test_compiles_what_calls_need() -> None:
     assert names() == before
 
 
-def layer(x: Tensor, weight: Tensor, shape: tuple[int, int, int, int], **options: Any) -> Tensor:
-    """A Gated DeltaNet layer between its projections; x: [1, T, channels]."""
-    H, HV, K, V = shape
-    T = x.shape[1]
-    mixed, _ = torch_gdn.causal_conv1d(x, weight, activation="silu")
-    heads = mixed.split([H * K, H * K, HV * V], dim=-1)
-    q, k, v = (part.view(1, T, -1, size) for part, size in zip(heads, (K, K, V), strict=True))
-    a = mixed[..., :HV]
-    g, beta = torch_gdn.gdn_gating(torch.zeros(HV, device=x.device), a, a)
-    op = torch_gdn.fused_recurrent_gated_delta_rule if T == 1 else torch_gdn.chunk_gated_delta_rule
-    o, _ = op(q, k, v, g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True, **options)
-    return torch_gdn.rms_norm_gated(o, o, mixed[0, 0, :V].clone())
-
-
 def test_a_layer_of_a_warm_shape_compiles_nothing_and_launches_what_was_compiled() -> None:
     """The launches are those of every call that the docstring names; a chunk goes by what the heuristic has for it."""
     device, shape = ready("mps"), (1, 2, 48, 28)
@@ -56,9 +42,9 @@ def test_a_layer_of_a_warm_shape_compiles_nothing_and_launches_what_was_compiled
         for T in (1, 2, 16, 300):
             for state_v_first in (False, True):
                 x = torch.ones(1, T, len(weight), device=device)
-                layer(x, weight, shape, state_v_first=state_v_first)
+                between_projections(x, weight, shape, state_v_first=state_v_first)
                 with torch_gdn.recording() as recorded:
-                    layer(x, weight, shape, state_v_first=state_v_first)
+                    between_projections(x, weight, shape, state_v_first=state_v_first)
                 launched |= {variant.name for variant in recorded.variants}
     assert names() == before
     assert launched <= set(compiled)

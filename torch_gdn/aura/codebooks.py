@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.aura.aura_rotate import MASK, aura_signs
+from torch_gdn.reference.aura import MASK, aura_signs
 
 __all__ = ["BITS", "DIMENSIONS", "TABLES", "aura_signs", "boundaries", "codebook", "origin_signs"]
 

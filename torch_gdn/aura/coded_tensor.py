@@ -25,6 +25,11 @@ class CodedTensor:
         means = None if self.means is None else self.means[:, :, :length]
         return self.codes[:, :, :length], self.norms[:, :, :length], means
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """What codes are decoded by: codebook and signs."""
+        return self.codebook, self.signs
+
     def of_tokens(self) -> dict[str, Tensor]:
         return {name: x for name in OF_TOKENS if (x := getattr(self, name)) is not None}
 

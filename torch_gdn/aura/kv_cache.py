@@ -154,28 +154,10 @@ class KVCache:
             ValueError, TypeError: a tensor or option that is not as above.
         """
         self._check("attend", "q", q, None)
-        keys, values = self.keys, self.values
-        key_codes, key_norms, key_means = keys.filled(self.length)
-        value_codes, value_norms, value_means = values.filled(self.length)
-        return torch.ops.gdn.aura_attention(
-            q,
-            key_codes,
-            key_norms,
-            keys.codebook,
-            keys.signs,
-            value_codes,
-            value_norms,
-            values.codebook,
-            values.signs,
-            key_means,
-            value_means,
-            starts,
-            sinks,
-            scale,
-            causal,
-            None,
-            window,
-        )
+        (key_codes, key_norms, key_means), key_tables = self.keys.filled(self.length), self.keys.tables
+        (value_codes, value_norms, value_means), value_tables = self.values.filled(self.length), self.values.tables
+        cached = (key_codes, key_norms, *key_tables, value_codes, value_norms, *value_tables, key_means, value_means)
+        return torch.ops.gdn.aura_attention(q, *cached, starts, sinks, scale, causal, None, window)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Keys and values as the cache holds them, [B, HK, len, D] each, bfloat16, float16 or float32."""

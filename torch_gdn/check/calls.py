@@ -17,6 +17,7 @@ import torch_gdn
 from torch_gdn import _C
 from torch_gdn._recorder import Launch, recording
 from torch_gdn.tune import prefill_algorithm
+from torch_gdn.warmup import call_gating
 
 METAL_TYPES = {torch.bfloat16: "bfloat", torch.float16: "half", torch.float32: "float"}
 DTYPES = tuple(METAL_TYPES)
@@ -167,8 +168,7 @@ def norm(x: torch.dtype, gate: torch.dtype, weight: torch.dtype, D: int, aligned
 
 
 def gating() -> None:
-    heads = empty(TOKENS)
-    torch_gdn.gdn_gating(heads, heads, heads)
+    call_gating(TOKENS, torch.device("mps"), torch.float32)
 
 
 def many_slots() -> None:

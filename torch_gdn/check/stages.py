@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +13,14 @@ import torch_gdn
 from torch_gdn import prepare_chunk_indices, reference
 from torch_gdn.check.cases import Case
 
+INPUTS = {
+    "chunk_local_cumsum": ("g",),
+    "chunk_scaled_dot_kkt": ("k", "g_cumsum", "beta"),
+    "solve_tril": ("A",),
+    "recompute_w_u": ("k", "v", "beta", "A_inv", "g_cumsum"),
+    "chunk_fwd_h": ("k", "w", "u", "g_cumsum"),
+    "chunk_fwd_o": ("q", "k", "v_new", "h", "g_cumsum"),
+}
 OUTPUTS = {
     "chunk_local_cumsum": ("g_cumsum",),
     "chunk_scaled_dot_kkt": ("A",),
@@ -47,39 +56,22 @@ def stages_of(case: Case, chunk_size: int = 64, state_v_first: bool = False) -> 
     state = exact.initial_state
     if state is not None and state_v_first:
         state = state.transpose(-1, -2).contiguous()
-    h, v_new, _ = reference.chunk_fwd_h(
-        exact.k,
-        w.double(),
-        u.double(),
-        g_cumsum.double(),
-        state,
-        False,
-        chunk_size,
-        state_v_first,
-        cu,
-        chunk_indices,
-    )
+    factors = (exact.k, w.double(), u.double(), g_cumsum.double())
+    h, v_new, _ = reference.chunk_fwd_h(*factors, state, False, chunk_size, state_v_first, cu, chunk_indices)
     return Stages(g_cumsum, A, A_inv, w, u, h.to(dtype), v_new.to(dtype), chunk_indices)
 
 
-def call(op: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The stage's op on these tensors, by the names of tests/golden; its outputs under theirs."""
-    x = {name: tensor.to(device) for name, tensor in tensors.items()}
-    cu = x.get("cu_seqlens")
-    packed: dict[str, Any] = {"cu_seqlens": cu, "chunk_indices": None if cu is None else prepare_chunk_indices(cu)}
-    results: Tensor | tuple[Tensor | None, ...]
-    if op == "chunk_local_cumsum":
-        results = torch_gdn.chunk_local_cumsum(x["g"], **packed)
-    elif op == "chunk_scaled_dot_kkt":
-        results = torch_gdn.chunk_scaled_dot_kkt(x["k"], x["g_cumsum"], x["beta"], **packed)
-    elif op == "solve_tril":
-        results = torch_gdn.solve_tril(x["A"], **packed)
-    elif op == "recompute_w_u":
-        results = torch_gdn.recompute_w_u(x["k"], x["v"], x["beta"], x["A_inv"], x["g_cumsum"], **packed)
-    elif op == "chunk_fwd_h":
-        state = x.get("initial_state")
-        results = torch_gdn.chunk_fwd_h(x["k"], x["w"], x["u"], x["g_cumsum"], initial_state=state, **packed)
-    else:
-        results = torch_gdn.chunk_fwd_o(x["q"], x["k"], x["v_new"], x["h"], x["g_cumsum"], **packed)
+def on_inputs(module: ModuleType, op: str, tensors: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
+    """The stage, of torch_gdn or of its reference, on tensors by the names of tests/golden; outputs under theirs."""
+    if op == "chunk_fwd_h":
+        options["initial_state"] = tensors.get("initial_state")
+    results = getattr(module, op)(*(tensors[name] for name in INPUTS[op]), **options)
     outputs = results if isinstance(results, tuple) else (results,)
     return {name: each for name, each in zip(OUTPUTS[op], outputs, strict=False) if each is not None}
+
+
+def call(op: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    x = {name: tensor.to(device) for name, tensor in tensors.items()}
+    cu = x.get("cu_seqlens")
+    chunk_indices = None if cu is None else prepare_chunk_indices(cu)
+    return on_inputs(torch_gdn, op, x, cu_seqlens=cu, chunk_indices=chunk_indices)

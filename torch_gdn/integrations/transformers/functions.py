@@ -19,6 +19,11 @@ from torch_gdn import causal_conv1d_interface
 from torch_gdn.integrations.transformers.refusal import convolution_refusal, norm_refusal, rule_refusal
 
 DEVICES = ("mps", "cpu")
+COMMON_OPTIONS = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens")
+RULE_OPTIONS = {  # of those that models give, what the end-to-end op takes
+    "chunk_gated_delta_rule": (*COMMON_OPTIONS, "chunk_size"),
+    "fused_recurrent_gated_delta_rule": COMMON_OPTIONS,
+}
 
 
 @dataclass(frozen=True)
@@ -72,58 +77,12 @@ def rule_reason(
     )
 
 
-def run_chunk(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    chunk_size: int = 64,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **others: Any,
+def run_rule(
+    op: str, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    return torch_gdn.chunk_gated_delta_rule(
-        query,
-        key,
-        value,
-        g=g,
-        beta=beta,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        cu_seqlens=cu_seqlens,
-        chunk_size=chunk_size,
-    )
-
-
-def run_recurrent(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    return torch_gdn.fused_recurrent_gated_delta_rule(
-        query,
-        key,
-        value,
-        g=g,
-        beta=beta,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        cu_seqlens=cu_seqlens,
-    )
+    options = {name: given[name] for name in RULE_OPTIONS[op] if name in given}
+    rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, op)
+    return rule(query, key, value, g=g, beta=beta, **options)
 
 
 def convolution_reason(
@@ -259,8 +218,7 @@ def gate_activation(layer: Any) -> str:
 
 
 FUNCTIONS = {
-    op: Function(functools.partial(rule_reason, op), run)
-    for op, run in (("chunk_gated_delta_rule", run_chunk), ("fused_recurrent_gated_delta_rule", run_recurrent))
+    op: Function(functools.partial(rule_reason, op), functools.partial(run_rule, op)) for op in RULE_OPTIONS
 } | {
     "causal_conv1d_fn": Function(convolution_reason, run_convolution),
     "causal_conv1d_update": Function(update_reason, run_update),

@@ -67,23 +67,7 @@ def aura_attention(
         >>> bool((o - exact).norm() < 0.03 * exact.norm())
         True
     """
-    return torch.ops.gdn.aura_attention(
-        q,
-        key_codes,
-        key_norms,
-        key_codebook,
-        key_signs,
-        value_codes,
-        value_norms,
-        value_codebook,
-        value_signs,
-        key_means,
-        value_means,
-        starts,
-        sinks,
-        scale,
-        causal,
-        q_offset,
-        window,
-        block_size,
-    )
+    keys = (key_codes, key_norms, key_codebook, key_signs)
+    values = (value_codes, value_norms, value_codebook, value_signs)
+    masks = (starts, sinks, scale, causal, q_offset, window)
+    return torch.ops.gdn.aura_attention(q, *keys, *values, key_means, value_means, *masks, block_size)

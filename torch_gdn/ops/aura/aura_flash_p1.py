@@ -61,20 +61,6 @@ def aura_flash_p1(
         >>> o.shape, m.shape
         (torch.Size([1, 4, 1, 2, 64]), torch.Size([1, 4, 1, 2]))
     """
-    return torch.ops.gdn.aura_flash_p1(
-        q_rot,
-        key_codes,
-        key_norms,
-        key_codebook,
-        value_codes,
-        value_norms,
-        value_codebook,
-        key_means,
-        q_sums,
-        value_means,
-        starts,
-        causal,
-        q_offset,
-        window,
-        block_size,
-    )
+    keys, values = (key_codes, key_norms, key_codebook), (value_codes, value_norms, value_codebook)
+    means, mask = (key_means, q_sums, value_means), (starts, causal, q_offset, window)
+    return torch.ops.gdn.aura_flash_p1(q_rot, *keys, *values, *means, *mask, block_size)

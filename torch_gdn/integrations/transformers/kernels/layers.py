@@ -19,10 +19,12 @@ def dispatcher_in(layer: nn.Module, function: str) -> Callable[..., Any]:
     return dispatcher(function, functools.partial(type(layer).forward, layer))
 
 
-class chunk_gated_delta_rule(nn.Module):
+class Layer(nn.Module):
     can_torch_compile = True
     has_backward = False
 
+
+class chunk_gated_delta_rule(Layer):
     def forward(
         self,
         query: Tensor,
@@ -50,10 +52,7 @@ class chunk_gated_delta_rule(nn.Module):
         )
 
 
-class fused_recurrent_gated_delta_rule(nn.Module):
-    can_torch_compile = True
-    has_backward = False
-
+class fused_recurrent_gated_delta_rule(Layer):
     def forward(
         self,
         query: Tensor,
@@ -79,10 +78,7 @@ class fused_recurrent_gated_delta_rule(nn.Module):
         )
 
 
-class causal_conv1d_fn(nn.Module):
-    can_torch_compile = True
-    has_backward = False
-
+class causal_conv1d_fn(Layer):
     def forward(
         self,
         hidden_states: Tensor,
@@ -94,10 +90,7 @@ class causal_conv1d_fn(nn.Module):
         return dispatcher_in(self, "causal_conv1d_fn")(hidden_states, weight, bias, activation=activation, **kwargs)
 
 
-class causal_conv1d_update(nn.Module):
-    can_torch_compile = True
-    has_backward = False
-
+class causal_conv1d_update(Layer):
     def forward(
         self,
         hidden_states: Tensor,
@@ -109,9 +102,6 @@ class causal_conv1d_update(nn.Module):
         return dispatcher_in(self, "causal_conv1d_update")(hidden_states, conv_state, weight, bias, activation)
 
 
-class RMSNormGated(nn.Module):
-    can_torch_compile = True
-    has_backward = False
-
+class RMSNormGated(Layer):
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
         return dispatcher("rms_norm_gated", type(self).forward)(self, hidden_states, gate)

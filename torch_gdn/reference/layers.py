@@ -1,10 +1,51 @@
+"""The ops around the rule: norms, gates, the short convolution."""
+
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from torch_gdn.reference.common import compute_dtype, sequences
+from torch_gdn.reference.common import beta_of, compute_dtype, log_decay_of, sequences
+
+__all__ = ["causal_conv1d", "causal_conv1d_update_", "gdn_gating", "l2norm", "rms_norm_gated"]
+
+
+def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x * rsqrt(sum x^2 + eps) over the last dimension."""
+    upcast = x.to(compute_dtype(x))
+    return (upcast * torch.rsqrt(upcast.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def gdn_gating(
+    A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None = None, allow_neg_eigval: bool = False
+) -> tuple[Tensor, Tensor]:
+    """g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), or twice that."""
+    dtype = compute_dtype(a)
+    return log_decay_of(a.to(dtype), True, A_log, dt_bias), beta_of(b.to(dtype), True, allow_neg_eigval)
+
+
+def rms_norm_gated(
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "silu",
+    round_norm: bool = False,
+) -> Tensor:
+    """x * rsqrt(mean x^2 + eps) * weight * silu(g) over the last dimension, or sigmoid(g).
+
+    `round_norm`: the normalised x is rounded to x's dtype, its product with the weight to the dtype of both.
+    """
+    dtype = compute_dtype(x)
+    y = x.to(dtype)
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    if round_norm:
+        y = y.to(x.dtype)
+    if weight is not None:
+        y = weight * y if round_norm else weight.to(dtype) * y
+    g = g.to(dtype)
+    return (y * (g.sigmoid() if activation == "sigmoid" else g * g.sigmoid())).to(x.dtype)
 
 
 def causal_conv1d(
