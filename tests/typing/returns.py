@@ -19,6 +19,7 @@ from torch_gdn import (
     chunk_gated_delta_rule_,
     fused_recurrent_gated_delta_rule,
     fused_recurrent_gated_delta_rule_,
+    gdn_gating,
     l2norm,
     rms_norm_gated,
 )
@@ -59,6 +60,7 @@ def around_the_rule(x: Tensor, wanted: bool) -> None:
     assert_type(causal_conv1d_fn(x, x, return_final_states=True), tuple[Tensor, Tensor])
     assert_type(causal_conv1d_fn(x, x, x, None, x, True, x, "silu"), tuple[Tensor, Tensor])
     assert_type(causal_conv1d_update(x, x, weight=x), tuple[Tensor, Tensor])
+    assert_type(gdn_gating(x, x, x), tuple[Tensor, Tensor])
     assert_type(l2norm(x), Tensor)
     assert_type(rms_norm_gated(x, x), Tensor)
 

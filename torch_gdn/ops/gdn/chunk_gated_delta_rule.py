@@ -229,20 +229,28 @@ def chunk_gated_delta_rule_(
 
     vLLM and SGLang have the like (`ssm_state_indices`, `initial_state_indices`), where the null index is 0 and -1.
 
-    The other Args and errors are those of `chunk_gated_delta_rule`.
-
     Args:
+        q, k, v, g, beta: as of `chunk_gated_delta_rule`.
         state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32, any strides:
             the state of each sequence, read and written in place. Computed in float32.
-        state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice. Wrong
-            indices on the device are no slots, and are reported at the next synchronisation. Default: sequence n has
-            slot n.
+        state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
+            Default: sequence n has slot n.
         has_initial_state: [N] bool; a sequence with False starts from zeros whatever its slot holds. Default: all True.
-        null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). The output of such a sequence is zeros,
-            and so is its h. Default: -1.
+        null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). The output of such a sequence is zeros.
+            Default: -1.
+        scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval: as of `chunk_gated_delta_rule`.
+        state_v_first, cu_seqlens, chunk_indices, chunk_size: as of `chunk_gated_delta_rule`.
+        use_gate_in_kernel, A_log, dt_bias, output_dtype, head_grouping: as of `chunk_gated_delta_rule`.
+        return_intermediate_states: as of `chunk_gated_delta_rule`; of a sequence without a slot, zeros.
 
     Returns:
         o [B, T, HV, V]; with return_intermediate_states o and h.
+
+    Raises:
+        ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
+            device are not slots, and are reported at the next synchronisation.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -88,20 +88,43 @@ def fused_recurrent_gated_delta_rule(
     FLA: `fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule` of 0.6, its arguments in its order. Ours alone are
     `output_dtype` and `head_grouping`.
 
-    The other Args and errors are those of `chunk_gated_delta_rule`.
-
     Args:
+        q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
+            a copy.
+        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
         g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
             use_gate_in_kernel, what it is made of. Default: zeros.
         gk: [B, T, HV, K], log decay of each row of S, on top of g; any floating dtype. Default: zeros.
         gv: [B, T, HV, V], log decay of each column of S, on top of g; any floating dtype. Default: zeros.
         beta: [B, T, HV], step size, or [B, T, HV, V], one for each column of S; any floating dtype. With
             use_beta_sigmoid_in_kernel, its logit. Default: ones.
+        scale: Default: K ** -0.5.
+        initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
+            is converted), N being B or the number of packed sequences. Default: zeros.
+        output_final_state: whether the state after the last token is returned. Default: False.
         use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm` without its rounding. Default: False.
+        use_gate_in_kernel: take -exp(A_log) softplus(g + dt_bias) for g, in float32. Default: False.
+        A_log, dt_bias: [HV], any floating dtype; read with use_gate_in_kernel, which needs A_log. Default: None.
+        use_beta_sigmoid_in_kernel: take sigmoid(beta) for beta, in float32. Default: False.
+        allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
+        state_v_first: states are [V, K] instead of [K, V]. Default: False.
+        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
+            device. A sequence may be empty. Default: None.
+        output_dtype: dtype of o, that of q or float32 (what a float16 model reads out can pass 65,504). Default: that
+            of q.
+        head_grouping: "block": key head h serves the value heads from h * HV / H on. "tiled": it serves the value
+            heads h, h + H, h + 2 H, as weights in GGUF files have it. Default: "block".
+        transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
+        head_first: FLA's old layout [B, H, T, ...]: an error if True, a DeprecationWarning if False. Default: None.
 
     Returns:
         o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
         for.
+
+    Raises:
+        ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -152,13 +175,28 @@ def fused_recurrent_gated_delta_rule_(
 
     vLLM and SGLang have the like (`ssm_state_indices`, `initial_state_indices`), where the null index is 0 and -1.
 
-    The other Args and errors are those of `fused_recurrent_gated_delta_rule`.
-
     Args:
-        state_pool, state_indices, has_initial_state, null_index: as of `chunk_gated_delta_rule_`.
+        q, k, v, g, beta: as of `fused_recurrent_gated_delta_rule`.
+        state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32, any strides:
+            the state of each sequence, read and written in place. Computed in float32.
+        state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
+            Default: sequence n has slot n.
+        has_initial_state: [N] bool; a sequence with False starts from zeros whatever its slot holds. Default: all True.
+        null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). The output of such a sequence is zeros.
+            Default: -1.
+        gk, gv, scale, use_qk_l2norm_in_kernel: as of `fused_recurrent_gated_delta_rule`.
+        use_gate_in_kernel, A_log, dt_bias: as of `fused_recurrent_gated_delta_rule`.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval: as of `fused_recurrent_gated_delta_rule`.
+        state_v_first, cu_seqlens, output_dtype, head_grouping: as of `fused_recurrent_gated_delta_rule`.
 
     Returns:
         o [B, T, HV, V].
+
+    Raises:
+        ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
+            device are not slots, and are reported at the next synchronisation.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
