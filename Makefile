@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 SYSTEM := $(shell uname -s)
-EXTENSION_SOURCES := setup.py $(shell find csrc -type f)
+EXTENSION_SOURCES := setup.py $(shell find csrc -type f) $(shell find shaders -name '*.h')
 SIMULATOR_SOURCES := $(shell find simulator -type f -not -name '*.pyc')
 CXX_FILES = $(shell find csrc shaders simulator proof tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
 

@@ -38,7 +38,7 @@ def extension() -> Extension:
     return CppExtension(
         "torch_gdn._C",
         everywhere + (metal_half if ON_MAC else []),
-        depends=sources("**/*.h"),
+        depends=[*sources("**/*.h"), *map(str, (ROOT / "shaders").rglob("*.h"))],  # hosts include both
         include_dirs=[str(ROOT), str(ROOT / "csrc"), str(ROOT / "shaders")],
         extra_link_args=["-framework", "Metal", "-framework", "Foundation"] if ON_MAC else [],
     )

@@ -1,6 +1,5 @@
-// The inner loops of the two end-to-end ops, on raw memory, as compiled for this machine's instruction set (sets/,
-// kernels.cpp). A panel is 32 columns (of V) of one head's state, [K, 32] contiguous: 16 KB with K = 128, half a
-// first-level cache.
+// The inner loops of the two end-to-end ops, on raw memory, as compiled for this machine's ISA. A panel is 32 columns
+// (of V) of one head's state, [K, 32] contiguous: 16 KB with K = 128, half a first-level cache.
 #pragma once
 #include <c10/core/ScalarType.h>
 

@@ -1,7 +1,6 @@
-// Kernels that are compiled once for each instruction set: sets/*.h has their code and is included once a set, each
-// time into a namespace of its own (kernels.cpp). at::vec would need a library for each set; here one file holds them
-// all. Nothing from elsewhere may be included between BEGIN and END: its inline functions would be compiled for that
-// set too, and the linker may keep that copy for everybody.
+// ISA variants: gdn_kernels.cpp and layer_kernels.cpp include the kernels once for each, into a namespace of its own.
+// at::vec would need a library for each. Include nothing else between BEGIN and END: its inline functions would be
+// compiled for that ISA too, and the linker may keep that copy for everybody.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__)

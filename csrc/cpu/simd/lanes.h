@@ -5,8 +5,6 @@ typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 
-#define TORCH_GDN_INLINE [[gnu::always_inline]] inline
-
 TORCH_GDN_INLINE Floats all_lanes(float x) { return Floats{} + x; }
 
 // What an element of a dtype is in memory, and what it is as f32.

@@ -1,4 +1,4 @@
-// What module_kernels.cpp compiles for each instruction set.
+// What layer_kernels.cpp compiles for each ISA variant.
 // clang-format off: lanes.h is what the others are written in
 #include "cpu/simd/lanes.h"
 #include "cpu/simd/causal_conv1d.h"
