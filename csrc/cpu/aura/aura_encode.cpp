@@ -5,7 +5,7 @@
 #include "cpu/aura/codes.h"
 #include "cpu/aura/rotation.h"
 #include "cpu/aura/vectors.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -92,9 +92,9 @@ void run_in_place(const AuraEncodeInPlace<int64_t>& op) { encode(op, op.slots, o
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  cpu::implement<AuraEncode, &run>(m);
-  cpu::implement<AuraEncodeInPlace, &run_in_place>(m);
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<AuraEncode, &run>(m);
+  cpu::define<AuraEncodeInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

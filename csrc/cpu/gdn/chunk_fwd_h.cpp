@@ -3,7 +3,7 @@
 #include <ATen/ops/baddbmm.h>
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -58,6 +58,6 @@ void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>&
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<ChunkFwdH, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<ChunkFwdH, &run>(m); }
 
 }  // namespace torch_gdn

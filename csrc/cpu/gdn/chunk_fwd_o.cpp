@@ -3,7 +3,7 @@
 #include <ATen/ops/baddbmm.h>
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -53,6 +53,6 @@ void run(const ChunkFwdO<int64_t>& op, const Tensor& o) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<ChunkFwdO, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<ChunkFwdO, &run>(m); }
 
 }  // namespace torch_gdn

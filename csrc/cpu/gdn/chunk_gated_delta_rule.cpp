@@ -4,9 +4,9 @@
 #include <functional>
 #include <numeric>
 
+#include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/gdn/recurrence.h"
-#include "cpu/implement.h"
 
 namespace torch_gdn {
 
@@ -222,9 +222,9 @@ void run_in_place(const ChunkGatedDeltaRuleInPlace<int64_t>& op, const std::tupl
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  cpu::implement<ChunkGatedDeltaRule, &run>(m);
-  cpu::implement<ChunkGatedDeltaRuleInPlace, &run_in_place>(m);
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<ChunkGatedDeltaRule, &run>(m);
+  cpu::define<ChunkGatedDeltaRuleInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/gdn/recurrence.h"
-#include "cpu/implement.h"
 
 namespace torch_gdn {
 
@@ -191,9 +191,9 @@ void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  cpu::implement<FusedRecurrentGatedDeltaRule, &run>(m);
-  cpu::implement<FusedRecurrentGatedDeltaRuleInPlace, &run_in_place>(m);
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<FusedRecurrentGatedDeltaRule, &run>(m);
+  cpu::define<FusedRecurrentGatedDeltaRuleInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

@@ -1,7 +1,7 @@
 #include "ops/gdn/recompute_w_u.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -41,6 +41,6 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<RecomputeWU, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<RecomputeWU, &run>(m); }
 
 }  // namespace torch_gdn

@@ -1,7 +1,7 @@
 #include "ops/gdn/solve_tril.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -23,6 +23,6 @@ void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<SolveTril, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<SolveTril, &run>(m); }
 
 }  // namespace torch_gdn

@@ -5,7 +5,7 @@
 
 #include "cpu/common.h"
 #include "cpu/convert.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 #include "cpu/simd/layer_kernels.h"
 #include "cpu/slots.h"
 
@@ -392,9 +392,9 @@ void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  cpu::implement<CausalConv1d, &causal_conv1d>(m);
-  cpu::implement<CausalConv1dUpdate, &causal_conv1d_update_>(m);
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<CausalConv1d, &causal_conv1d>(m);
+  cpu::define<CausalConv1dUpdate, &causal_conv1d_update_>(m);
 }
 
 }  // namespace torch_gdn

@@ -4,8 +4,8 @@
 
 #include "cpu/common.h"
 #include "cpu/convert.h"
+#include "cpu/define.h"
 #include "cpu/exponential.h"
-#include "cpu/implement.h"
 
 namespace torch_gdn {
 namespace {
@@ -52,6 +52,6 @@ void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<GdnGating, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<GdnGating, &run>(m); }
 
 }  // namespace torch_gdn

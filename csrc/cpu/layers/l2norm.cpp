@@ -1,7 +1,7 @@
 #include "ops/layers/l2norm.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -24,6 +24,6 @@ void run(const L2Norm<int64_t>& op, const Tensor& y) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<L2Norm, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<L2Norm, &run>(m); }
 
 }  // namespace torch_gdn

@@ -1,7 +1,7 @@
 #include "ops/layers/rms_norm_gated.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 #include "cpu/simd/layer_kernels.h"
 
 namespace torch_gdn {
@@ -80,6 +80,6 @@ void run(const RmsNormGated<int64_t>& op, const Tensor& y) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<RmsNormGated, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<RmsNormGated, &run>(m); }
 
 }  // namespace torch_gdn
