@@ -139,7 +139,7 @@ template <int key_bits, int value_bits, int D, int kRows>
   threadgroup float value_table[1 << value_bits];
   threadgroup float decays[kRows];
 
-  const int rows = parameters.queries * parameters.ratio;
+  const int rows = parameters.rows;
   const int row_tiles = (rows + kRows - 1) / kRows;
   const int block = int(group.x);
   const int kv_head = int(group.y) / row_tiles;

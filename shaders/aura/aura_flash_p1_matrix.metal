@@ -135,7 +135,7 @@ template <int key_bits, int value_bits, int D>
   threadgroup float key_table[1 << key_bits];
   threadgroup float value_table[1 << value_bits];
 
-  const int rows = parameters.queries * parameters.ratio;
+  const int rows = parameters.rows;
   const int row_tiles = (rows + kMatrixRows - 1) / kMatrixRows;
   const int block = int(group.x) / (D / kOwn);
   const int first_column = int(group.x) % (D / kOwn) * kOwn;

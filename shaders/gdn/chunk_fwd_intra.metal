@@ -27,7 +27,7 @@ METAL_FUNC void scan_gates(
     int value_heads,
     constant GateParameters& gates,
     Chunk chunk,
-    int head,
+    int64_t head,
     uint lane) {
   float carried = 0.0f;
   UNROLL for (int base = 0; base < C; base += 32) {
@@ -108,7 +108,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   }
   const LanePosition at = lane_position(lane);
   const int key_head = int(group.y) % parameters.heads.modulus;
-  const int first_member = int(group.y) / parameters.heads.modulus * parameters.members;
+  const int first_member = int(
+      min(int64_t(int(group.y) / parameters.heads.modulus) * parameters.members, int64_t(parameters.heads.members)));
   const int own_column = int(simdgroup) * kSides * 8;
   device const T* keys =
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
@@ -133,12 +134,13 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
 
   const int64_t value_heads = parameters.value_heads;
   for (int member = first_member; member < min(first_member + parameters.members, parameters.heads.members); ++member) {
-    const int64_t head = key_head * parameters.heads.divisor + member * parameters.heads.member_stride;
+    const int64_t head =
+        int64_t(key_head) * parameters.heads.divisor + int64_t(member) * parameters.heads.member_stride;
     const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
     if (simdgroup == 0) {
       scan_gates<C>(
           chunk_g_cumsum, value_scale, key_scale, g, beta, A_log, dt_bias, g_cumsum + row, parameters.value_heads,
-          parameters.gates, chunk, int(head), lane);
+          parameters.gates, chunk, head, lane);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     write_triangle<C>(triangle, products, chunk_g_cumsum, value_scale, chunk.tokens, simdgroup, at);

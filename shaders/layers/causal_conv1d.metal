@@ -27,7 +27,7 @@ template <typename T, typename Weight, typename State, int W, int Width>
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, kConvolutionTokens, errors, lane);
   }
-  const int channel = (int(group.x) * kConvolutionThreads + int(thread_index)) * Width;
+  const int channel = int(group.x) * (kConvolutionThreads * Width) + int(thread_index) * Width;
   if (channel >= parameters.channels || chunk.tokens == 0) return;
 
   device const T* tokens = x + chunk.batch * parameters.x.batch + channel * parameters.x.head;
