@@ -16,6 +16,7 @@
 #include "cpu/slots.h"
 #include "ops/chunk_shape.h"
 #include "shaders/core/log_decay.h"
+#include "shaders/core/norm_eps.h"
 
 // Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
 #if defined(__x86_64__) && defined(__linux__)
@@ -144,7 +145,6 @@ void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor&
 
 // x / sqrt(sum x^2 + eps) of each row.
 void normalise_rows(float* x, int64_t rows, int64_t width, float eps);
-constexpr float kNormEps = 1e-6f;
 
 // inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart. Rows and
 // columns of `inverse` from `length` up to `rows` become zero.

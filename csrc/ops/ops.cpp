@@ -27,6 +27,16 @@ namespace {
 
 using torch::jit::Stack;
 
+bool is_written(const c10::Argument& argument) {
+  const auto* alias = argument.alias_info();
+  return alias != nullptr && alias->isWrite();
+}
+
+std::string without_namespace(const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return name.substr(name.rfind(':') + 1);
+}
+
 // Raises where an input needs a gradient; else redispatches below autograd. Mutated tensors get a new version, so that
 // autograd refuses them where they were saved.
 void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -40,12 +50,35 @@ void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
     }
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const auto* alias = arguments[i].alias_info();
-    if (alias == nullptr || !alias->isWrite() || !values[i].isTensor() || values[i].toTensor().is_inference()) continue;
+    if (!is_written(arguments[i]) || !values[i].isTensor() || values[i].toTensor().is_inference()) continue;
     values[i].toTensor().unsafeGetTensorImpl()->bump_version();
   }
   const at::AutoDispatchBelowAutograd below_autograd;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+// What a view is that has other values than its memory; else nullptr.
+const char* lazy_view(const Tensor& x) {
+  return x._is_zerotensor() ? "a zero tensor without memory"
+         : x.is_conj()      ? "a conjugated view"
+         : x.is_neg()       ? "a negated view"
+                            : nullptr;
+}
+
+// Kernels read memory: views that are yet to be negated or conjugated are computed, and refused where they are written.
+void resolve_lazy_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto& value = torch::jit::peek(*stack, i, arguments.size());
+    const char* view = value.isTensor() && value.toTensor().defined() ? lazy_view(value.toTensor()) : nullptr;
+    if (view == nullptr) continue;
+    TORCH_CHECK_VALUE(!is_written(arguments[i]), without_namespace(op), ": ", arguments[i].name(),
+                      ": expected a tensor that can be written in place, got ", view);
+    value = value.toTensor().clone();
+  }
+  constexpr c10::DispatchKeySet lazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  op.redispatchBoxed(keys - lazy, stack);
 }
 
 template <typename... Argument>
@@ -76,6 +109,9 @@ void define(torch::Library& m) {
   m.def(Op<int64_t>::kSchema, {at::Tag::pt2_compliant_tag});
   m.impl(name.c_str(),
          torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunction<&forward_only>()));
+  for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}) {
+    m.impl(name.c_str(), torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&resolve_lazy_views>()));
+  }
   registered_inferences()[name] = &infer<Op>;
 }
 
