@@ -73,8 +73,8 @@ class Rows {
   void read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
   // The rows of the chunk alone.
   void write_tile(const Chunk& chunk, int64_t head, const float* in) const;
-  // The chunk's own block of [B, T, heads, chunk_size] as [rows, rows], zeros around it.
-  void read_square(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
+  // The chunk's own block of [B, T, heads, chunk_size] as [rows, rows], zeros above its diagonal and around it.
+  void read_lower(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
   // One head's rows, from one token on; of [B, T, heads] too.
   HeadRows head(int64_t batch, int64_t token, int64_t head, int64_t column) const {
     return {at(batch, token, head, column), token_stride_ * item_size_, dtype_};

@@ -37,8 +37,10 @@ std::string without_namespace(const c10::OperatorHandle& op) {
   return name.substr(name.rfind(':') + 1);
 }
 
-// Raises where an input needs a gradient; else redispatches below autograd. Mutated tensors get a new version, so that
-// autograd refuses them where they were saved.
+bool is_strided(const Tensor& x) { return x.layout() == at::kStrided && !x.is_quantized() && !x.is_nested(); }
+
+// Raises where an input needs a gradient or is not dense; else redispatches below autograd. Mutated tensors get a new
+// version, so that autograd refuses them where they were saved.
 void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
@@ -50,6 +52,9 @@ void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
     }
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
+    const Tensor x = values[i].isTensor() ? values[i].toTensor() : Tensor();
+    TORCH_CHECK_NOT_IMPLEMENTED(!x.defined() || is_strided(x), op.schema().name(), ": ", arguments[i].name(),
+                                ": expected a dense tensor, got one of layout ", x.layout(), " and dtype ", x.dtype());
     if (!is_written(arguments[i]) || !values[i].isTensor() || values[i].toTensor().is_inference()) continue;
     values[i].toTensor().unsafeGetTensorImpl()->bump_version();
   }
