@@ -125,10 +125,10 @@ void Rows::write_tile(const Chunk& chunk, int64_t head, const float* in) const {
   }
 }
 
-void Rows::read_square(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {
+void Rows::read_lower(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {
   std::fill(out, out + rows * rows, 0.0f);
   for (int64_t i = 0; i < chunk.length; ++i) {
-    read(chunk.batch, chunk.first + i, head, 0, chunk.length, out + i * rows);
+    read(chunk.batch, chunk.first + i, head, 0, i + 1, out + i * rows);
   }
 }
 

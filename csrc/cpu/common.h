@@ -16,6 +16,7 @@
 #include "cpu/slots.h"
 #include "ops/chunk_shape.h"
 #include "shaders/core/log_decay.h"
+#include "shaders/core/norm_eps.h"
 
 // Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
 #if defined(__x86_64__) && defined(__linux__)
@@ -72,8 +73,8 @@ class Rows {
   void read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
   // The rows of the chunk alone.
   void write_tile(const Chunk& chunk, int64_t head, const float* in) const;
-  // The chunk's own block of [B, T, heads, chunk_size] as [rows, rows], zeros around it.
-  void read_square(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
+  // The chunk's own block of [B, T, heads, chunk_size] as [rows, rows], zeros above its diagonal and around it.
+  void read_lower(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
   // One head's rows, from one token on; of [B, T, heads] too.
   HeadRows head(int64_t batch, int64_t token, int64_t head, int64_t column) const {
     return {at(batch, token, head, column), token_stride_ * item_size_, dtype_};
@@ -144,7 +145,6 @@ void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor&
 
 // x / sqrt(sum x^2 + eps) of each row.
 void normalise_rows(float* x, int64_t rows, int64_t width, float eps);
-constexpr float kNormEps = 1e-6f;
 
 // inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart. Rows and
 // columns of `inverse` from `length` up to `rows` become zero.

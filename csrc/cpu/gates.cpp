@@ -12,7 +12,8 @@ namespace {
 
 // The elements in order. A loop of our own, since decoding has few of them: x.to(at::kDouble) takes 2 us for one.
 std::vector<double> values_of(const Tensor& x_any) {
-  const Tensor x = x_any.contiguous();
+  const bool is_narrow = x_any.element_size() == 1;  // 8-bit floats
+  const Tensor x = (is_narrow ? x_any.to(at::kFloat) : x_any).contiguous();
   std::vector<double> values(x.numel());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "values_of", [&] {
     const auto* from = x.const_data_ptr<scalar_t>();

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
-#include <string_view>
+#include <string>
 
 namespace torch_gdn {
 
@@ -46,7 +46,12 @@ c10::ArrayRef<Int> sizes_of(const Tensor& x) {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline c10::SymInt ceil_div(const c10::SymInt& a, const c10::SymInt& b) { return (a + b - 1) / b; }
 
-inline std::string_view dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+// PyTorch hands any number on as a dtype.
+inline std::string dtype_name(at::ScalarType dtype) {
+  const int number = static_cast<int>(dtype);
+  const bool is_one = number >= 0 && number < static_cast<int>(at::ScalarType::Undefined);
+  return is_one ? std::string(c10::getDtypeNames(dtype).first) : "none, number " + std::to_string(number);
+}
 
 // Checks of one call; the first tensor gives the device.
 template <typename Int>

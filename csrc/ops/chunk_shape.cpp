@@ -2,21 +2,30 @@
 
 namespace torch_gdn {
 
-void check_cu_seqlens(const char* op, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens,
-                      const optional<Tensor>& chunk_indices) {
-  if (!cu_seqlens->is_cpu()) return;
-  const Tensor boundaries = cu_seqlens->to(at::kLong);
+namespace {
+
+void check_chunk_rows(const char* op, const ChunkShape<>& s, int64_t chunks) {
+  TORCH_CHECK_VALUE(s.NT >= chunks, op, ": chunk_indices: expected ", chunks,
+                    " rows, one for each chunk of cu_seqlens, got ", s.NT);
+}
+
+}  // namespace
+
+void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_seqlens) {
+  if (s.C > 0) check_chunk_rows(op, s, ceil_div(s.T, s.C));  // without a row no kernel runs that could report it
+  if (!cu_seqlens.is_cpu()) return;
+  const Tensor boundaries = cu_seqlens.to(at::kLong);
   const auto at = boundaries.accessor<int64_t, 1>();
   TORCH_CHECK_VALUE(at[0] == 0, op, ": cu_seqlens: expected the first boundary to be 0, got ", at[0]);
-  int64_t chunks = 0;
+  TORCH_CHECK_VALUE(at[s.N] == s.T, op, ": cu_seqlens: expected the last boundary to be T = ", s.T, ", got ", at[s.N]);
   for (int64_t n = 0; n < s.N; ++n) {
     TORCH_CHECK_VALUE(at[n] <= at[n + 1], op, ": cu_seqlens: expected ascending boundaries, got ", at[n], " before ",
                       at[n + 1], " at index ", n);
-    if (s.C > 0) chunks += ceil_div(at[n + 1] - at[n], s.C);
   }
-  TORCH_CHECK_VALUE(at[s.N] == s.T, op, ": cu_seqlens: expected the last boundary to be T = ", s.T, ", got ", at[s.N]);
-  TORCH_CHECK_VALUE(!chunk_indices.has_value() || s.NT >= chunks, op, ": chunk_indices: expected ", chunks,
-                    " rows, one for each chunk of cu_seqlens, got ", s.NT);
+  if (s.C == 0) return;
+  int64_t chunks = 0;
+  for (int64_t n = 0; n < s.N; ++n) chunks += ceil_div(at[n + 1] - at[n], s.C);
+  check_chunk_rows(op, s, chunks);
 }
 
 optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens) {

@@ -50,8 +50,7 @@ void check_heads(const Check<Int>& check, const char* key, const Int& key_heads,
 }
 
 // The content of a cu_seqlens on the CPU; the kernels check that of one on the device.
-void check_cu_seqlens(const char* op, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens,
-                      const optional<Tensor>& chunk_indices);
+void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_seqlens);
 
 // Derives N, NT and packed from B, T and C. C is 0 without chunks.
 template <typename Int>
@@ -78,7 +77,7 @@ void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional
                 "shape [NT, 2]", sizes_of<Int>(*chunk_indices));
     s.NT = size_of<Int>(*chunk_indices, 0);
   }
-  if constexpr (is_run<Int>) check_cu_seqlens(check.op(), s, cu_seqlens, chunk_indices);
+  if constexpr (is_run<Int>) check_cu_seqlens(check.op(), s, *cu_seqlens);
 }
 
 // Contiguous int64 on `device`, as the kernels read them.

@@ -15,6 +15,7 @@
 #include <string>
 #include <tuple>
 
+#include "ops/arguments.h"
 #include "ops/check.h"
 
 namespace torch_gdn {
@@ -62,7 +63,11 @@ struct Kernel<Op, run, prepare, std::tuple<Argument&...>> {
   static auto call(Argument... arguments) {
     Op<int64_t> op;
     op.arguments() = std::tuple<Argument...>(std::move(arguments)...);
+    static const auto named = arguments_of(Op<int64_t>::kSchema);
+    static const auto name = name_of<Op>();
+    check_required(name.c_str(), named, tensors_of(op.arguments(), true));
     op.check();
+    check_written(name.c_str(), named, tensors_of(op.arguments(), false));
     if constexpr (std::is_void_v<decltype(op.outputs())>) {
       run(op);
     } else {
@@ -105,13 +110,14 @@ void implement(torch::Library& m, c10::DispatchKey device) {
 using Infer = void (*)(torch::jit::Stack&);
 std::map<std::string, Infer>& inferences();
 
-torch::CppFunction autograd_kernel();
+// Autograd and lazy views.
+void implement_on_every_device(torch::Library& m, const char* op);
 
 template <template <typename> class Op>
 void define(torch::Library& m) {
   const auto name = name_of<Op>();
   m.def(Op<int64_t>::kSchema, {at::Tag::pt2_compliant_tag});
-  m.impl(name.c_str(), autograd_kernel());
+  implement_on_every_device(m, name.c_str());
   inferences()[name] = &detail::infer<Op>;
 }
 

@@ -8,8 +8,20 @@ namespace torch_gdn {
 
 namespace {
 
-// Raises where an input needs a gradient; else redispatches below autograd. Mutated tensors get a new version, so that
-// autograd refuses them where they were saved.
+bool is_written(const c10::Argument& argument) {
+  const auto* alias = argument.alias_info();
+  return alias != nullptr && alias->isWrite();
+}
+
+std::string without_namespace(const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return name.substr(name.rfind(':') + 1);
+}
+
+bool is_strided(const Tensor& x) { return x.layout() == at::kStrided && !x.is_quantized() && !x.is_nested(); }
+
+// Raises where an input needs a gradient or is not dense; else redispatches below autograd. Mutated tensors get a new
+// version, so that autograd refuses them where they were saved.
 void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
@@ -21,12 +33,38 @@ void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     }
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const auto* alias = arguments[i].alias_info();
-    if (alias == nullptr || !alias->isWrite() || !values[i].isTensor() || values[i].toTensor().is_inference()) continue;
+    const Tensor x = values[i].isTensor() ? values[i].toTensor() : Tensor();
+    TORCH_CHECK_NOT_IMPLEMENTED(!x.defined() || is_strided(x), op.schema().name(), ": ", arguments[i].name(),
+                                ": expected a dense tensor, got one of layout ", x.layout(), " and dtype ", x.dtype());
+    if (!is_written(arguments[i]) || !values[i].isTensor() || values[i].toTensor().is_inference()) continue;
     values[i].toTensor().unsafeGetTensorImpl()->bump_version();
   }
   const at::AutoDispatchBelowAutograd below_autograd;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+// What a view is that has other values than its memory; else nullptr.
+const char* lazy_view(const Tensor& x) {
+  return x._is_zerotensor() ? "a zero tensor without memory"
+         : x.is_conj()      ? "a conjugated view"
+         : x.is_neg()       ? "a negated view"
+                            : nullptr;
+}
+
+// Kernels read memory: views that are yet to be negated or conjugated are computed, and refused where they are written.
+void resolve_lazy_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto& value = torch::jit::peek(*stack, i, arguments.size());
+    const char* view = value.isTensor() && value.toTensor().defined() ? lazy_view(value.toTensor()) : nullptr;
+    if (view == nullptr) continue;
+    TORCH_CHECK_VALUE(!is_written(arguments[i]), without_namespace(op), ": ", arguments[i].name(),
+                      ": expected a tensor that can be written in place, got ", view);
+    value = value.toTensor().clone();
+  }
+  constexpr c10::DispatchKeySet lazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  op.redispatchBoxed(keys - lazy, stack);
 }
 
 }  // namespace
@@ -36,8 +74,11 @@ std::map<std::string, Infer>& inferences() {
   return inferences;
 }
 
-torch::CppFunction autograd_kernel() {
-  return torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunction<&forward_only>());
+void implement_on_every_device(torch::Library& m, const char* op) {
+  m.impl(op, torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunction<&forward_only>()));
+  for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}) {
+    m.impl(op, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&resolve_lazy_views>()));
+  }
 }
 
 }  // namespace torch_gdn

@@ -138,7 +138,7 @@ METAL_FUNC void report_cu_seqlens(
   int wrong = 0;
   int chunks = 0;
   for (int index = int(lane); index <= sequence.sequences; index += 32) {
-    const int64_t lowest = index == 0 ? 0 : cu_seqlens[index - 1];
+    const int64_t lowest = index == 0 ? 0 : max(cu_seqlens[index - 1], int64_t(0));
     const int64_t highest = index == 0 ? 0 : int64_t(sequence.tokens);
     if (cu_seqlens[index] < lowest || cu_seqlens[index] > highest) wrong = 1;
     if (index == sequence.sequences && cu_seqlens[index] != sequence.tokens) wrong = 1;
@@ -152,4 +152,20 @@ METAL_FUNC void report_cu_seqlens(
   if (wrong == 0 && chunks > sequence.chunks && lane == 0) {
     report_error(errors, "chunk_indices", "expected one row for each chunk of cu_seqlens, got fewer", __LINE__);
   }
+}
+
+// The chunk of a threadgroup: x counts chunks, z batch rows. The grid's first simdgroup reports wrong cu_seqlens. Every
+// lane must call.
+METAL_FUNC Chunk locate_own_chunk(
+    device const int64_t* cu_seqlens,
+    constant SequenceParameters& sequence,
+    uint3 group,
+    int chunk_size,
+    device ErrorLog* errors,
+    uint simdgroup,
+    uint lane) {
+  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
+    report_cu_seqlens(cu_seqlens, sequence, chunk_size, errors, lane);
+  }
+  return locate_chunk(cu_seqlens, sequence, int(group.x), int(group.z), chunk_size, lane);
 }

@@ -65,7 +65,10 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, C, lane);
 
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
-  if (group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0) report_slot(slot, errors);
+  if (group.x == 0 && group.y == 0 && simdgroup == 0) {
+    if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
+    if (lane == 0) report_slot(slot, errors);
+  }
 
   float2 state[kDepths];
   device const P* initial = initial_state + slot.index * parameters.initial_state.sequence +

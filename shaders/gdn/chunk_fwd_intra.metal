@@ -102,10 +102,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   threadgroup float value_scale[C];
   threadgroup float key_scale[C];
 
-  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
-  }
+  const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const LanePosition at = lane_position(lane);
   const int key_head = int(group.y) % parameters.heads.modulus;
   const int first_member = int(

@@ -65,7 +65,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     device const int64_t* cu_seqlens [[buffer(5)]],
     device const int* state_indices [[buffer(6)]],
     device T* o [[buffer(7)]],
-    constant ChunkFwdOParameters& parameters [[buffer(8)]],
+    device ErrorLog* errors [[buffer(8)]],
+    constant ChunkFwdOParameters& parameters [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -81,7 +82,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   threadgroup T query_tile[C * kStride];
   threadgroup float chunk_g_cumsum[C];
 
-  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   // Without a slot no token is read and o is zeros. The flags are not read.
   const Slot slot =
       locate_slot(state_indices, (device const uchar*)state_indices, parameters.slots, chunk.sequence, lane);

@@ -15,8 +15,7 @@ template <int C>
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
-  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
-  if (group.x == 0 && group.y == 0 && group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
+  const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, 0, lane);
 
   const int head = int(group.y * kCumsumHeads + lane);
   if (head < parameters.value_heads) {

@@ -34,7 +34,8 @@ template <typename T, int K, int C, int Width>
     device const float* beta [[buffer(2)]],
     device const int64_t* cu_seqlens [[buffer(3)]],
     device float* A [[buffer(4)]],
-    constant ChunkScaledDotKktParameters& parameters [[buffer(5)]],
+    device ErrorLog* errors [[buffer(5)]],
+    constant ChunkScaledDotKktParameters& parameters [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -45,7 +46,7 @@ template <typename T, int K, int C, int Width>
   constexpr int kSlice = 32;
   threadgroup T tile[C * tile_stride<T>(kSlice)];
 
-  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const LanePosition at = lane_position(lane);
   const int low_row = int(simdgroup);
   const int high_row = kBlocks - 1 - low_row;

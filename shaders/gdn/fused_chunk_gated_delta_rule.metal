@@ -10,6 +10,7 @@
 // c = g_cumsum
 #include "core/fragment.h"
 #include "core/gates.h"
+#include "core/norm_eps.h"
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "core/tile.h"
@@ -140,7 +141,7 @@ METAL_FUNC float inverse_norm(thread const Vector* vectors) {
       UNROLL for (int e = 0; e < Width; ++e) sum += float(vectors[n][e]) * float(vectors[n][e]);
     }
   }
-  return rsqrt(simd_sum(sum) + 1e-6f);
+  return rsqrt(simd_sum(sum) + kNormEps);
 }
 
 // x <- (I - L)^-1 x, L strictly lower triangular, 8 rows.

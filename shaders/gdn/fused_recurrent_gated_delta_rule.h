@@ -20,5 +20,6 @@ struct FusedRecurrentParameters {
   int32_t has_initial_state, has_final_state;
   int32_t initial_has_vectors, final_has_vectors;  // 1: 4 keys a load or store
   int32_t output_is_f32;                           // 1: o is f32, else T
+  int32_t counted_chunk_size;                      // that NT was computed with; 0: not checked
   float scale;
 };

@@ -7,6 +7,7 @@
 // S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "core/fragment.h"
 #include "core/gates.h"
+#include "core/norm_eps.h"
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "core/tile.h"
@@ -169,7 +170,7 @@ METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup
     for (int column = int(lane); column < Padded; column += 32) {
       sum += tile[row * Padded + column] * tile[row * Padded + column];
     }
-    const float scale = rsqrt(simd_sum(sum) + 1e-6f);
+    const float scale = rsqrt(simd_sum(sum) + kNormEps);
     for (int column = int(lane); column < Padded; column += 32) tile[row * Padded + column] *= scale;
   }
 }
@@ -247,7 +248,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0) {
-    if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
+    if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
     if (lane == 0) report_slot(slot, errors);
   }
 

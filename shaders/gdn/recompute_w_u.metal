@@ -47,7 +47,8 @@ template <typename T, int K, int V, int C, int Width>
     device const int64_t* cu_seqlens [[buffer(5)]],
     device T* w [[buffer(6)]],
     device T* u [[buffer(7)]],
-    constant RecomputeWUParameters& parameters [[buffer(8)]],
+    device ErrorLog* errors [[buffer(8)]],
+    constant RecomputeWUParameters& parameters [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -60,7 +61,7 @@ template <typename T, int K, int V, int C, int Width>
   threadgroup float key_scale[C];
   threadgroup T tile[C * tile_stride<T>(C / 2)];
 
-  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const int64_t token = int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first;
   const int64_t head = int64_t(group.y);
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);

@@ -11,7 +11,8 @@ template <int C>
     device const float* A [[buffer(0)]],
     device const int64_t* cu_seqlens [[buffer(1)]],
     device float* A_inv [[buffer(2)]],
-    constant SolveTrilParameters& parameters [[buffer(3)]],
+    device ErrorLog* errors [[buffer(3)]],
+    constant SolveTrilParameters& parameters [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -20,7 +21,7 @@ template <int C>
   constexpr int kThreads = chunk_threads(C);
   threadgroup float triangle[triangle_floats<C>()];
 
-  const Chunk chunk = locate_chunk(cu_seqlens, parameters.sequence, int(group.x), int(group.z), C, lane);
+  const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const int64_t row_stride = int64_t(parameters.value_heads) * C;
   const int64_t first =
       (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * row_stride + int64_t(group.y) * C;

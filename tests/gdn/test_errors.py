@@ -262,6 +262,36 @@ def test_a_tensor_on_another_device_is_an_error(device: torch.device, op: str, a
         run_op(op, call)
 
 
+LAZY_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a negated view": torch._neg_view,
+    "a conjugated view": lambda x: x.to(torch.complex64).conj(),
+}
+
+
+@pytest.mark.parametrize("what", LAZY_VIEWS)
+@pytest.mark.parametrize("op", IN_PLACE)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_view_without_its_numbers_in_memory_cannot_be_written(
+    device: torch.device, op: str, what: str, mode: Any
+) -> None:
+    with mode():
+        call = valid_call(op, device)
+        call["state_pool"] = LAZY_VIEWS[what](call["state_pool"])
+        with pytest.raises(
+            ValueError, match=f"^{op}: state_pool: expected a tensor that can be written .+, got {what}"
+        ):
+            run_op(op, call)
+
+
+@pytest.mark.parametrize(("op", "argument"), [(op, FIRST[op]) for op in OPS])
+def test_a_negated_view_is_read_as_its_numbers(device: torch.device, op: str, argument: str) -> None:
+    call, negated = valid_call(op, device), valid_call(op, device)
+    expected = as_tuple(run_op(op, call | {argument: -call[argument]}))
+    ours = as_tuple(run_op(op, negated | {argument: torch._neg_view(negated[argument])}))
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("function", PUBLIC_FUNCTIONS, ids=lambda function: function.__name__)
 def test_an_unknown_keyword_is_an_error_that_names_it(function: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match=re.escape("'use_gate_in_kernal'")):

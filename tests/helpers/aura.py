@@ -93,11 +93,11 @@ def there(call: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: moved(value, device) if isinstance(value, Tensor) else value for name, value in call.items()}
 
 
-def moved(x: Tensor, device: torch.device) -> Tensor:
+def moved(x: Tensor, device: torch.device, copy: bool = False) -> Tensor:
     if x.is_contiguous():
-        return x.to(device)
+        return x.to(device, copy=copy)
     whole = x.as_strided((x.untyped_storage().size() // x.element_size(),), (1,), 0)
-    return whole.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
+    return whole.to(device, copy=copy).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def valid_call(op: str, device: torch.device) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.devices import kernels_run, ready
+from tests.helpers.devices import DEVICES, kernels_run, ready
+from tests.helpers.prefill import ALGORITHMS, on_mps
 from tests.integrations import models
-from tests.integrations.models import KINDS, QUESTIONS, distance, random_model, torch_gdn_enabled
+from tests.integrations.models import KINDS, PROMPT, QUESTIONS, distance, random_model, torch_gdn_enabled
 from torch_gdn.integrations.transformers.functions import FUNCTIONS
 
 CPU = torch.device("cpu")
@@ -146,6 +147,61 @@ def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
     with torch_gdn_enabled(), kernels_run(device, *KERNELS):
         tokens = models.generated(model, device, 3, (17, 5))
     assert tokens.tolist() == expected.tolist()
+
+
+PROMPTS = {"one": (PROMPT,), "padded": (PROMPT, 9), "short": (12,), "short and padded": (12, 5)}
+SHIPPED = {"one": "fused_chunk", "padded": "fused_chunk", "short": "recurrent", "short and padded": "recurrent"}
+
+
+@pytest.mark.parametrize("prompts", PROMPTS)
+@each_kind
+def test_on_mps_the_algorithm_as_shipped(kind: str, prompts: str) -> None:
+    model, device = model_or_skip(kind), ready("mps")
+    expected = models.padded(model, CPU, PROMPTS[prompts])
+    model = copy.deepcopy(model).to(device)
+    with torch_gdn_enabled() as transformers, kernels_run(device, *ALGORITHMS[SHIPPED[prompts]], "rms_norm_gated"):
+        found = models.padded(model, device, PROMPTS[prompts])
+        assert transformers.status().left == {}
+    assert distance(found, expected) < BAR
+
+
+@pytest.mark.parametrize("prompts", ["one", "padded"])
+@on_mps("chunked", "recurrent")
+def test_on_mps_other_algorithms(device: torch.device, prompts: str) -> None:
+    model = model_or_skip("qwen3_5")
+    expected = models.padded(model, CPU, PROMPTS[prompts])
+    model = copy.deepcopy(model).to(device)
+    with torch_gdn_enabled():
+        found = models.padded(model, device, PROMPTS[prompts])
+    assert distance(found, expected) < BAR
+
+
+@each_kind
+def test_on_mps_in_bf16_without_padding(kind: str) -> None:
+    device, model = ready("mps"), model_or_skip(kind, torch.bfloat16)
+    exact = models.prefill(random_model(kind), CPU)
+    fallback = distance(models.prefill(model, CPU), exact)
+    model = copy.deepcopy(model).to(device)
+    with torch_gdn_enabled(), kernels_run(device, *ALGORITHMS["fused_chunk"]):
+        found = models.prefill(model, device)
+    assert distance(found, exact) < 1.1 * fallback
+
+
+@pytest.mark.parametrize("lengths", [(PROMPT, PROMPT), (PROMPT, 9)], ids=["unpadded", "padded"])
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_compiled_layer(name: str, lengths: tuple[int, ...]) -> None:
+    device, model = ready(name), model_or_skip("qwen3_5")
+    layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
+    _, mask = models.padded_tokens(lengths)
+    hidden, seen = torch.randn(2, PROMPT, 64), mask.bool()
+    expected = layer(hidden, attention_mask=mask)[seen]
+    layer = copy.deepcopy(layer).to(device)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch_gdn_enabled(), kernels_run(device, *ALGORITHMS["fused_chunk"]):
+        found = compiled(hidden.to(device), attention_mask=mask.to(device))
+    assert found.isfinite().all()
+    assert distance(found[seen.to(device)], expected) < BAR
 
 
 @pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])

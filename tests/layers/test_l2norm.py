@@ -49,8 +49,11 @@ def test_takes_any_strides(device: torch.device) -> None:
     assert_close("l2norm", normalise(device, view), reference.l2norm(x.double()), BOUND[torch.float32])
 
 
-def test_no_rows(device: torch.device) -> None:
-    assert torch_gdn.l2norm(torch.zeros(2, 0, 64, device=device)).shape == (2, 0, 64)
+@pytest.mark.parametrize("shape", [(2, 0, 64), (2, 3, 0), (0,)], ids=str)
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_no_elements(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    y = torch_gdn.l2norm(torch.zeros(shape, device=device, dtype=dtype))
+    assert y.shape == shape and y.dtype == dtype and y.device.type == device.type
 
 
 def test_l2norm_fwd_gives_the_factor_too(device: torch.device) -> None:

@@ -29,7 +29,7 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
       cpu::scale_rows(cpu::tile(keys, n), weights, rows, s.K, cpu::tile(keys, n));
       in_v.read_tile(chunks[i], head, rows, cpu::tile(values, n));
       cpu::scale_rows(cpu::tile(values, n), beta, rows, s.V, cpu::tile(values, n));
-      in_A.read_square(chunks[i], head, rows, cpu::tile(inverse, n));
+      in_A.read_lower(chunks[i], head, rows, cpu::tile(inverse, n));
     });
     const Tensor w_tiles = at::bmm(inverse, keys), u_tiles = at::bmm(inverse, values);
     cpu::for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {

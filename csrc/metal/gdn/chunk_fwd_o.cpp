@@ -25,7 +25,7 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
           {metal_type(q.scalar_type()), metal_type(h.scalar_type()), std::to_string(s.K), std::to_string(s.V),
            std::to_string(s.C), vector_width({q, k})},
           {q, k, v_new, h, g_cumsum, or_dummy(cu_seqlens, g_cumsum), or_dummy(slots.indices, g_cumsum), o,
-           Binding::values(parameters)},
+           Binding::error_log(), Binding::values(parameters)},
           {size_t(s.NT), size_t(s.HV), size_t(s.B)},
           size_t(chunk_threads(int(s.C)))};
 }

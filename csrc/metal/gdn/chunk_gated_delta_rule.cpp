@@ -10,6 +10,7 @@
 #include "metal/implement.h"
 #include "metal/layers/l2norm.h"
 #include "metal/prefill.h"
+#include "shaders/core/norm_eps.h"
 
 namespace torch_gdn {
 
@@ -32,7 +33,7 @@ void run_chunked(const Rule& op, const StateIo& states, const Tensor& o, const T
   std::vector<Launch> launches;
   if (in.normalise) {
     const auto q = at::empty(in.q.sizes(), in.q.options()), k = at::empty(in.k.sizes(), in.k.options());
-    launches = {launch_l2norm(in.q, 1e-6, q), launch_l2norm(in.k, 1e-6, k)};
+    launches = {launch_l2norm(in.q, kNormEps, q), launch_l2norm(in.k, kNormEps, k)};
     in.q = q;
     in.k = k;
   }

@@ -16,7 +16,7 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
                    "gdn/chunk_scaled_dot_kkt.metal",
                    {metal_type(k.scalar_type()), std::to_string(s.K), std::to_string(s.C), vector_width({k})},
                    {k, g_cumsum, beta, or_dummy(cu_seqlens_on(k.device(), op.cu_seqlens), g_cumsum), A,
-                    Binding::values(parameters)},
+                    Binding::error_log(), Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.H), size_t(s.B)},
                    size_t(chunk_threads(int(s.C)))}});
 }

@@ -10,7 +10,6 @@ Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_s
   const auto& s = in.shape;
   auto parameters = in.parameters<FusedChunkParameters>(states, o);
   parameters.has_norm = in.normalise;
-  parameters.counted_chunk_size = int32_t(s.C);
   const auto or_output = [&](const optional<Tensor>& x) { return or_dummy(x, o); };
   return {"fused_chunk_gated_delta_rule",
           "gdn/fused_chunk_gated_delta_rule.metal",

@@ -60,6 +60,7 @@ struct RuleInputs {
     parameters.heads = head_groups(shape);
     parameters.value_heads = int32_t(shape.HV);
     parameters.value_size = int32_t(shape.V);
+    parameters.counted_chunk_size = int32_t(shape.C);
     parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
     parameters.scale = float(scale);
     states.set(parameters);

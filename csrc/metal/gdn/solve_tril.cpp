@@ -15,7 +15,8 @@ void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
   launcher().run({{"solve_tril",
                    "gdn/solve_tril.metal",
                    {std::to_string(s.C)},
-                   {A, or_dummy(cu_seqlens_on(A.device(), op.cu_seqlens), A), A_inv, Binding::values(parameters)},
+                   {A, or_dummy(cu_seqlens_on(A.device(), op.cu_seqlens), A), A_inv, Binding::error_log(),
+                    Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.HV), size_t(s.B)},
                    size_t(chunk_threads(int(s.C)))}});
 }

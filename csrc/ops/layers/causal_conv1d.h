@@ -35,7 +35,7 @@ struct CausalConvolution {
       check.shape("bias", *bias, "[D]", {D});
     }
     check.value(!activation.has_value() || *activation == "silu" || *activation == "swish", "activation",
-                "None, 'silu' or 'swish'", activation.value_or(""));
+                "None, 'silu' or 'swish'", "'", activation.value_or(""), "'");
     check_sequences(check, shape, cu_seqlens);
   }
 

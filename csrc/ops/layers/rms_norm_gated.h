@@ -43,7 +43,7 @@ struct RmsNormGated {
     }
     check.value(eps >= 0, "eps", "a number that is not negative", eps);
     check.value(activation == "silu" || activation == "swish" || has_sigmoid(), "activation",
-                "'silu', 'swish' or 'sigmoid'", activation);
+                "'silu', 'swish' or 'sigmoid'", "'", activation, "'");
   }
 
   Tensor outputs() const { return empty(sizes_of<Int>(x), x.options()); }

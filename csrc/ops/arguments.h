@@ -1,0 +1,42 @@
+// What a call needs of its tensors whatever the op: that required ones are there, and memory to write in place.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace torch_gdn {
+
+struct Argument {
+  std::string name;
+  bool is_written;
+};
+
+// In the schema's order.
+std::vector<Argument> arguments_of(const std::string& schema);
+
+// Of each argument, nullptr for what is no tensor.
+using TensorPointers = std::vector<const at::Tensor*>;
+
+void check_required(const char* op, const std::vector<Argument>& arguments, const TensorPointers& tensors);
+// A written tensor overlaps neither itself nor another argument.
+void check_written(const char* op, const std::vector<Argument>& arguments, const TensorPointers& tensors);
+
+template <typename... Member>
+TensorPointers tensors_of(const std::tuple<Member&...>& members, bool required_only) {
+  const auto pointer = [&](const auto& member) -> const at::Tensor* {
+    using Type = std::decay_t<decltype(member)>;
+    if constexpr (std::is_same_v<Type, at::Tensor>) {
+      return &member;
+    } else if constexpr (std::is_same_v<Type, std::optional<at::Tensor>>) {
+      return !required_only && member.has_value() ? &*member : nullptr;
+    } else {
+      return nullptr;
+    }
+  };
+  return std::apply([&](const auto&... each) { return TensorPointers{pointer(each)...}; }, members);
+}
+
+}  // namespace torch_gdn

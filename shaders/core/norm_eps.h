@@ -1,0 +1,5 @@
+// Added to the squared length of q and k where the kernel normalises them: rows of zeros stay zero.
+#pragma once
+#include "core/parameters.h"
+
+GDN_CONSTANT float kNormEps = 1e-6f;

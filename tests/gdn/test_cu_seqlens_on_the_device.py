@@ -1,0 +1,73 @@
+"""A cu_seqlens on the device is read by the kernels alone: a wrong one is reported at the next synchronisation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.helpers.calls import CHUNKED, OPS, UNPACKED, run_op, valid_call
+
+CALLS = [("mps", op) for op in OPS if op not in UNPACKED]
+CALLS += [(f"mps-{name}", op) for op in OPS if op.startswith("chunk_gated") for name in ("chunked", "recurrent")]
+WRONG = {
+    "a start of 1": [1, 5, 5, 20],
+    "a descent": [0, 7, 5, 20],
+    "an end before T": [0, 5, 5, 19],
+    "an end past T": [0, 5, 5, 21],
+    "a negative one": [0, -1, 5, 20],
+    "the lowest and the highest number": [-(2**63), 2**63 - 1, 5, 20],
+    "fewer than 32, descending": [*range(20), 18],
+    "more than 32, wrong in the second lot": [*([0] * 40), 20, 19, 20],
+}
+each_call = pytest.mark.parametrize(
+    ("device", "op"), CALLS, indirect=["device"], ids=["-".join(call) for call in CALLS]
+)
+
+
+def call_of(op: str, device: torch.device, cu_seqlens: list[int]) -> dict:
+    """On T 20; the states and slots are those of so many sequences."""
+    N = len(cu_seqlens) - 1
+    call = valid_call(op, device, packed=True) | {"cu_seqlens": torch.tensor(cu_seqlens, device=device)}
+    if op in CHUNKED:
+        chunks = -(-20 // 16) + N
+        call["chunk_indices"] = torch.zeros(chunks, 2, dtype=torch.int64, device=device)
+        if "h" in call:
+            call["h"] = call["h"].new_zeros(1, chunks, *call["h"].shape[2:])
+    if call.get("initial_state") is not None:
+        call["initial_state"] = call["initial_state"].new_zeros(N, *call["initial_state"].shape[1:])
+    if "state_pool" in call:
+        call["state_pool"] = call["state_pool"].new_zeros(N, *call["state_pool"].shape[1:])
+        call["state_indices"] = torch.arange(N, device=device)
+        call["has_initial_state"] = torch.ones(N, dtype=torch.bool, device=device)
+    return call
+
+
+@each_call
+@pytest.mark.parametrize("cu_seqlens", WRONG.values(), ids=WRONG)
+def test_a_wrong_one_is_reported(device: torch.device, op: str, cu_seqlens: list[int]) -> None:
+    run_op(op, call_of(op, device, cu_seqlens))
+    with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
+        torch.mps.synchronize()
+    torch.mps.synchronize()  # reported once
+
+
+@each_call
+@pytest.mark.parametrize("cu_seqlens", [[0, 20], [0, 5, 5, 20], [*([0] * 40), 20, 20]], ids=len)
+def test_a_right_one_is_not(device: torch.device, op: str, cu_seqlens: list[int]) -> None:
+    run_op(op, call_of(op, device, cu_seqlens))
+    torch.mps.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("device", "op"),
+    [(device, op) for device, op in CALLS if op in CHUNKED],
+    indirect=["device"],
+)
+def test_too_few_chunk_indices_are_reported(device: torch.device, op: str) -> None:
+    call = call_of(op, device, [0, 1, 2, 20])
+    call["chunk_indices"] = call["chunk_indices"][:3]  # 4 chunks
+    if "h" in call:
+        call["h"] = call["h"][:, :3].contiguous()
+    run_op(op, call)
+    with pytest.raises(RuntimeError, match="expected one row for each chunk of cu_seqlens, got fewer"):
+        torch.mps.synchronize()

@@ -1,0 +1,147 @@
+"""What a hostile call ends in on a device, and whether two ends agree."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tests.hostile.changes import Hostile, arguments_of, base_call, written_by
+
+# PyTorch's own words for arguments that it refuses before an op is called.
+REFUSED_BY_PYTORCH = r"(argument|Argument)s? '?{name}'?|Overflow when unpacking long|There were no tensor arguments"
+
+
+# What the device alone does not take.
+LIMITS_OF_MPS = "^l2norm: x: expected a last dimension of at most 1024"
+# On the device these make another call than on the CPU: the tensors beside it are elsewhere.
+ELSEWHERE = ("on the CPU", "on meta")
+
+
+@dataclass
+class Outcome:
+    """Results and what was written, on the CPU; or an error; or why the call cannot be made on the device."""
+
+    results: list[Tensor] = field(default_factory=list)
+    error: Exception | None = None
+    impossible: str = ""
+
+
+def outcome(hostile: Hostile, device: torch.device) -> Outcome:
+    call = base_call(hostile.op, hostile.base, device)
+    try:
+        call[hostile.argument] = hostile.change(call)
+    except (RuntimeError, TypeError, NotImplementedError) as why:
+        return Outcome(impossible=str(why))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = getattr(torch.ops.gdn, hostile.op)(**call)
+        results = [] if found is None else list(found) if isinstance(found, tuple) else [found]
+        results += [call[name] for name in written_by(hostile.op) if isinstance(call[name], Tensor)]
+        if device.type == "mps":
+            torch.mps.synchronize()
+        return Outcome([torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x.detach().cpu() for x in results])
+    except Exception as error:
+        settle(device)
+        return Outcome(error=error)
+
+
+def settle(device: torch.device) -> None:
+    """What the kernels of a refused call reported is no matter of the next call."""
+    if device.type == "mps":
+        with contextlib.suppress(RuntimeError):
+            torch.mps.synchronize()
+
+
+def is_clear(hostile: Hostile, error: Exception) -> bool:
+    """It names an argument, as '<op>: <argument>: ...', a kernel's report, or PyTorch for what is no such value."""
+    message = str(error)
+    if "INTERNAL ASSERT" in message or "Please report" in message:
+        return False
+    if re.search(REFUSED_BY_PYTORCH.format(name=hostile.argument), message):
+        return True
+    ours = re.match(rf"^(gdn::)?{hostile.op}: (\w+): expected .+, got .+", message)
+    if ours:
+        return ours[2] in arguments_of(hostile.op)
+    reported = re.search(r"expected .+ \(kernel (\w+)\)", message)
+    return reported is not None and reported[1] in (*arguments_of(hostile.op), hostile.op)
+
+
+def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
+    """What the ops leave open between devices, and why."""
+    if there.error is not None and (hostile.what in ELSEWHERE or re.search(LIMITS_OF_MPS, str(there.error))):
+        return True
+    if hostile.op.startswith("causal_conv1d") and (hostile.argument, hostile.what) == ("x", "dimension 1 of 0"):
+        return "cu_seqlens" in str(cpu.error)  # without tokens no kernel runs that could read the device's boundaries
+    if hostile.op == "aura_encode_" and hostile.argument == "slots":
+        return "data race" in str(there.error)  # which of two tokens stays in a slot
+    if hostile.op == "aura_flash_p1" and hostile.argument == "q_sums" and hostile.what.endswith("-inf"):
+        return True  # m of a block without any weight: -inf, or the lowest number
+    if hostile.op.startswith("aura_encode") and hostile.argument == "codebook":
+        return "1e" in hostile.what  # squares beyond float32
+    # Signs that are all one make the first coordinate of what has no mean a sum of 0, but for rounding.
+    return hostile.op.startswith("aura_encode") and hostile.argument == "signs"
+
+
+def disagreement(hostile: Hostile, device: torch.device) -> str:
+    """Between the CPU and the device; empty where both do the same."""
+    cpu, there = outcome(hostile, torch.device("cpu")), outcome(hostile, device)
+    if is_open(hostile, cpu, there):
+        return ""
+    for name, each in (("cpu", cpu), (device.type, there)):
+        if each.error is not None and not is_clear(hostile, each.error):
+            return f"{hostile}: unclear on {name}: {type(each.error).__name__}: {str(each.error)[:300]}"
+    if cpu.impossible or there.impossible:
+        return ""
+    if (cpu.error is None) != (there.error is None):
+        return f"{hostile}: cpu {shown(cpu)}, {device.type} {shown(there)}"
+    if cpu.error is not None and there.error is not None:
+        return ""
+    if is_finite(there) != is_finite(cpu):
+        return f"{hostile}: finite on the {device.type if is_finite(there) else 'cpu'} alone"
+    bound = bound_of(hostile)
+    for i, (ours, theirs) in enumerate(zip(there.results, cpu.results, strict=True)):
+        apart = difference(ours, theirs, bound)
+        if apart:
+            return f"{hostile}: result {i}: {apart}"
+    return ""
+
+
+def shown(outcome: Outcome) -> str:
+    if outcome.error is None:
+        return "gives a result"
+    return f"raises {type(outcome.error).__name__}: {str(outcome.error)[:200]}"
+
+
+BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def is_finite(outcome: Outcome) -> bool:
+    """NaN and infinities show on both devices or on neither; how far they spread within a chunk is open."""
+    return all(bool(x.isfinite().all()) for x in outcome.results if x.dtype.is_floating_point)
+
+
+def bound_of(hostile: Hostile) -> float:
+    """Of the roughest dtype among the inputs: the CPU multiplies in it where it can."""
+    call = base_call(hostile.op, hostile.base, torch.device("cpu"))
+    with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
+        call[hostile.argument] = hostile.change(call)
+    return max(BOUNDS.get(x.dtype, 0) for x in call.values() if isinstance(x, Tensor))
+
+
+def difference(ours: Tensor, theirs: Tensor, bound: float) -> str:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"{ours.dtype} {tuple(ours.shape)} and {theirs.dtype} {tuple(theirs.shape)}"
+    if not ours.dtype.is_floating_point:
+        return "" if torch.equal(ours, theirs) else f"{int((ours != theirs).sum())} integers differ"
+    finite = ours.isfinite() & theirs.isfinite()
+    left, right = ours[finite].double(), theirs[finite].double()
+    apart, size = (left - right).norm().item(), right.norm().item()
+    if apart > max(bound, BOUNDS[ours.dtype]) * size:
+        return f"{apart / size if size else float('inf'):.2g} apart"
+    return ""
