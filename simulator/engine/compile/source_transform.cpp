@@ -159,7 +159,21 @@ class Transformer {
     } else if (!d.is_class) {
       variable(d, path);
     }
-    if (d.body) refuse_static_variables(d.body);
+    if (!d.body) return;
+    refuse_static_variables(d.body);
+    choose_checks(d);
+  }
+
+  // The check of what pointers reach makes compiling twice as long: only where there is a pointer to private memory.
+  void choose_checks(const Declaration& d) {
+    for (size_t i = d.begin; i < d.end; ++i) {
+      if (!is(i, "thread")) continue;
+      for (++i; !is(i, ")") && !is(i, "(") && !is(i, ";") && !is(i, "=") && !is(i, "{"); ++i) {
+        if (is(i, "*")) return;
+      }
+    }
+    std::string& head = tokens_[skip_attributes(skip_template(d.begin))].output;
+    head = "__attribute__((no_sanitize(\"object-size\"))) " + head;
   }
 
   void define(const Declaration& d) {
@@ -392,6 +406,7 @@ class Transformer {
       if (i >= end) return;
       const Declaration member = read_declaration(i, end);
       const size_t first = skip_attributes(skip_template(i));
+      if (member.body) choose_checks(member);
       if (member.class_body) {
         class_scope(member);
       } else if (member.open && is(member.open - 1, name.c_str())) {
