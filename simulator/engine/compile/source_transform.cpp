@@ -352,6 +352,15 @@ class Transformer {
     return 0;
   }
 
+  // `alignas(n)` in front of `threadgroup`, as one more argument; erased, since the declaration becomes a typedef.
+  std::string take_alignment(size_t i) {
+    if (!is(i - 1, ")") || !is(tokens_[i - 1].match - 1, "alignas")) return "";
+    const size_t open = tokens_[i - 1].match;
+    const std::string alignment = tokens_.output(open + 1, i - 1);
+    tokens_.erase(open - 1, i);
+    return ", " + alignment;
+  }
+
   void threadgroup_variables(size_t begin, size_t end) {
     std::map<std::string, int> used;
     for (size_t i = begin; i < end; ++i) {
@@ -359,6 +368,7 @@ class Transformer {
       size_t name = threadgroup_declarator(i);
       if (!name) continue;
       const std::string type = tokens_.output(i + 1, name);
+      const std::string alignment = take_alignment(i);
       std::string code;
       size_t at = name;
       for (;;) {
@@ -372,7 +382,7 @@ class Transformer {
         const std::string alias = "simulator_type_" + std::to_string(++alias_count_);
         code += "typedef " + type + " " + alias + tokens_.output(at + 1, stop) +
                 "; __attribute__((opencl_global_device)) " + alias + "& " + spelled +
-                " = ::simulator::threadgroup_variable<" + alias + ">(SIMULATOR_NAME(\"" + key + "\"))";
+                " = ::simulator::threadgroup_variable<" + alias + ">(SIMULATOR_NAME(\"" + key + "\")" + alignment + ")";
         at = stop + 1;
         if (is(stop, ";")) break;
         code += "; ";

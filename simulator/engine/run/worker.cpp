@@ -49,7 +49,7 @@ void Worker::begin_dispatch(Job& job) {
   figures_ = {};
   fault_.clear();
   fibers_.reserve(job.dispatch.threads_per_threadgroup.count());
-  memory_.begin_dispatch();
+  memory_.begin_dispatch(seed_);
   watch_.begin_dispatch(job, fibers_);
   const simulator_kernel& kernel = job.kernel;
   for (uint32_t i = 0; i < kernel.parameter_count; ++i) {
