@@ -129,7 +129,7 @@ template <int key_bits, int value_bits, int D>
   constexpr int kOwn = smaller(D, kMatrixColumns);  // columns of o
   constexpr int kStride = tile_stride<float>(kSlice);
   static_assert(D % kSlice == 0 && kSlice % 8 == 0 && D % kOwn == 0, "vectors are whole slices of whole blocks");
-  threadgroup float tile[kMatrixKeys * kStride];
+  alignas(16) threadgroup float tile[kMatrixKeys * kStride];
   threadgroup float key_factors[2 * kMatrixKeys];    // norms and means
   threadgroup float value_factors[2 * kMatrixKeys];  // norms and means
   threadgroup float key_table[1 << key_bits];

@@ -2,6 +2,9 @@
 #pragma once
 #ifdef __METAL__
 #include <metal_stdlib>
+#ifdef __FAST_MATH__
+#error "torch_gdn needs safe math: fast math drops infinities and NaN (csrc/metal/library.mm sets the mode)"
+#endif
 #else
 #include <cstdint>
 #endif

@@ -95,9 +95,9 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
   constexpr bool kKeepsKeys = kKeySlices * kOperand * 2 * int(sizeof(T)) <= 256;
   static_assert(sizeof(Intermediate) >= sizeof(T), "an intermediate has at least the size of an input");
-  threadgroup Intermediate results[C * tile_stride<Intermediate>(kColumns)];
+  alignas(16) threadgroup Intermediate results[C * tile_stride<Intermediate>(kColumns)];
   threadgroup T* tile = (threadgroup T*)results;
-  threadgroup float triangle[triangle_floats<C>()];
+  alignas(16) threadgroup float triangle[triangle_floats<C>()];
   threadgroup float chunk_g_cumsum[C];
   threadgroup float value_scale[C];
   threadgroup float key_scale[C];

@@ -44,7 +44,7 @@ template <typename T, int K, int C, int Width>
   static_assert(K >= 1 && K <= 256, "K is at most 256");
   constexpr int kBlocks = C / 8;
   constexpr int kSlice = 32;
-  threadgroup T tile[C * tile_stride<T>(kSlice)];
+  alignas(16) threadgroup T tile[C * tile_stride<T>(kSlice)];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const LanePosition at = lane_position(lane);

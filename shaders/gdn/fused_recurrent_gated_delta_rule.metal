@@ -227,15 +227,15 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta of each value row, or of all
   constexpr int kTileFloats = 2 * kChunked * kPadded;
   constexpr int kScratch = kTileFloats > kPart * kScratchStride ? kTileFloats : kPart * kScratchStride;
-  threadgroup float scratch[kScratch];  // q and k; before and after, S
+  alignas(16) threadgroup float scratch[kScratch];  // q and k; before and after, S
   threadgroup float* q_tile = scratch;
   threadgroup float* k_tile = scratch + kChunked * kPadded;
   threadgroup float v_tile[kChunked * kStateColumns];
   threadgroup float o_tile[kChunked * kStateColumns];
   threadgroup Decay decay[kChunked];
   threadgroup float beta_tile[kChunked * kBetaRows];
-  threadgroup float key_base[Channels ? kChunked * kPadded : 1];
-  threadgroup float key_change[Channels ? kChunked * kPadded : 1];
+  alignas(16) threadgroup float key_base[Channels ? kChunked * kPadded : 1];
+  alignas(16) threadgroup float key_change[Channels ? kChunked * kPadded : 1];
   threadgroup float value_base[Channels ? kChunked * kStateColumns : 1];
   threadgroup float value_change[Channels ? kChunked * kStateColumns : 1];
 

@@ -7,7 +7,7 @@ import torch
 
 import simulator
 from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import run
+from tests.simulator.metal_programs import run, settings
 from tests.simulator.twins import THREAD, N, Twin, each, ramp, unwritten
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
@@ -184,6 +184,29 @@ BOUNDS = [
         [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
     ),
     Twin(
+        "float4 of a threadgroup array that is aligned for float",
+        """
+        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          threadgroup float tile[64];
+        #else
+          alignas(16) threadgroup float tile[64];
+        #endif
+          tile[i] = source[i];
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          const uint n = i % 4;
+          out[i] = dot(*(threadgroup const float4*)(tile + i - n), float4(n == 0, n == 1, n == 2, n == 3));
+        }
+        """,
+        [
+            r"misaligned read of 16 bytes",
+            r"threadgroup array 'tile', element \d+",
+            r"must be a multiple of 16",
+            THREAD,
+        ],
+    ),
+    Twin(
         "write to a const argument",
         """
         kernel void clear(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
@@ -338,6 +361,32 @@ def test_the_fault_is_reported(twin: Twin, seed: int) -> None:
 @each(TWINS)
 def test_the_mended_twin_passes_and_is_right(twin: Twin, seed: int, workers: int) -> None:
     twin.must_pass(seed, workers)
+
+
+def test_where_threadgroup_arrays_lie_is_left_to_the_seed() -> None:
+    source = """
+        kernel void apart(device int* out [[buffer(0)]]) {
+          threadgroup float first[5];
+          threadgroup half second[7];
+          threadgroup uchar third[3];
+          out[0] = int((threadgroup uchar*)second - (threadgroup uchar*)first);
+          out[1] = int(third - (threadgroup uchar*)second);
+          out[2] = int((ulong)first % 8);
+          out[3] = int((ulong)second % 4);
+          out[4] = int((ulong)third % 2);
+        }
+    """
+
+    def places(seed: int) -> tuple[int, ...]:
+        out = torch.zeros(5, dtype=torch.int32, device="mps")
+        with settings(seed=seed):
+            run(source, [out], threads=1)
+        return tuple(out.tolist())
+
+    seen = [places(seed) for seed in range(8)]
+    assert {place[2:] for place in seen} == {(4, 2, 1)}, "an array is aligned as its type asks, and no more"
+    assert {place[0] > 0 for place in seen} == {place[1] > 0 for place in seen} == {True, False}, "in any order"
+    assert [places(seed) for seed in range(8)] == seen
 
 
 def test_a_recycled_block_is_unwritten_again() -> None:
