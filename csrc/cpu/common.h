@@ -13,16 +13,9 @@
 #include <vector>
 
 #include "cpu/simd/gdn_kernels.h"
+#include "cpu/simd/row_kernels.h"
 #include "cpu/slots.h"
 #include "ops/chunk_shape.h"
-#include "shaders/core/log_decay.h"
-
-// Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
-#if defined(__x86_64__) && defined(__linux__)
-#define TORCH_GDN_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define TORCH_GDN_VECTORISED
-#endif
 
 namespace torch_gdn::cpu {
 
@@ -141,20 +134,6 @@ struct StateIo {
 // The states [sequences * HV, K, V] of a block, and their way back.
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
-
-// x / sqrt(sum x^2 + eps) of each row.
-void normalise_rows(float* x, int64_t rows, int64_t width, float eps);
-constexpr float kNormEps = 1e-6f;
-
-// inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart. Rows and
-// columns of `inverse` from `length` up to `rows` become zero.
-void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t rows, float* inverse,
-                       int64_t inverse_stride);
-
-// out[i] = factor[i] * x[i] for each row i.
-void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
-
-inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // NaN stays NaN
 
 // What lies below the chunk in the tile of one value a token: the gate's cumulative sum goes on unchanged, beta is 0.
 enum class Below { kLast, kZero };

@@ -16,7 +16,7 @@ void run(const L2Norm<int64_t>& op, const Tensor& y) {
     std::vector<float> row(width);
     for (int64_t i = begin; i < end; ++i) {
       in.read(0, i, 0, 0, width, row.data());
-      cpu::normalise_rows(row.data(), 1, width, static_cast<float>(op.eps));
+      cpu::row_kernels().normalise(row.data(), width, static_cast<float>(op.eps));
       out.write(0, i, 0, 0, width, row.data());
     }
   });
