@@ -6,6 +6,8 @@
 
 namespace torch_gdn::cpu {
 
+static const RowKernels& kernels = row_kernels();  // Rows asks for them row by row
+
 std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
   std::vector<Sequence> sequences(s.N);
   if (!s.packed) {
@@ -100,11 +102,11 @@ Rows::Rows(const Tensor& x)
       width_(x.dim() == 4 ? x.size(3) : 1) {}
 
 void Rows::read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const {
-  row_kernels().upcast(at(batch, token, head, first), dtype_, count, out);
+  kernels.upcast(at(batch, token, head, first), dtype_, count, out);
 }
 
 void Rows::write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const {
-  row_kernels().downcast(in, count, dtype_, at(batch, token, head, first));
+  kernels.downcast(in, count, dtype_, at(batch, token, head, first));
 }
 
 void Rows::read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {

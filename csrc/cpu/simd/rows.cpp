@@ -5,9 +5,6 @@
 
 namespace torch_gdn::cpu {
 
-const RowKernels& row_kernels() {
-  static const RowKernels& best = TORCH_GDN_BEST_VARIANT(kRowKernels);  // asked for row by row
-  return best;
-}
+const RowKernels& row_kernels() { return TORCH_GDN_BEST_VARIANT(kRowKernels); }
 
 }  // namespace torch_gdn::cpu
