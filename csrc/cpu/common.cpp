@@ -82,14 +82,6 @@ void copy_matrix(const In* in, int64_t in_row, int64_t in_column, Out* out, int6
   }
 }
 
-// f(a null pointer of the element's type), for the three dtypes of activations.
-template <typename F>
-void with_element(at::ScalarType dtype, const F& f) {
-  if (dtype == at::kFloat) return f(static_cast<float*>(nullptr));
-  if (dtype == at::kBFloat16) return f(static_cast<c10::BFloat16*>(nullptr));
-  f(static_cast<c10::Half*>(nullptr));
-}
-
 }  // namespace
 
 Rows::Rows(const Tensor& x)

@@ -54,6 +54,14 @@ std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_s
 // Height of the tiles: no more than the longest chunk needs, in steps of 8 rows.
 int64_t tile_rows(std::span<const Chunk> chunks);
 
+// f(a null pointer of the element's type), for the three dtypes of activations.
+template <typename F>
+void with_element(at::ScalarType dtype, const F& f) {
+  if (dtype == at::kFloat) return f(static_cast<float*>(nullptr));
+  if (dtype == at::kBFloat16) return f(static_cast<c10::BFloat16*>(nullptr));
+  f(static_cast<c10::Half*>(nullptr));
+}
+
 // A tensor [B, T, heads, D] (or [B, T, heads], where D is 1) with any strides but a last one of 1.
 class Rows {
  public:

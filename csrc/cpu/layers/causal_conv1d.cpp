@@ -24,16 +24,6 @@ struct Scratch {
   alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens, transposed or one by one
 };
 
-template <typename Element>
-void read_column(const Element* in, int64_t stride, int64_t count, float* out) {
-  for (int64_t c = 0; c < count; ++c) out[c] = static_cast<float>(in[c * stride]);
-}
-
-template <typename Element>
-void write_column(const float* in, int64_t stride, int64_t count, Element* out) {
-  for (int64_t c = 0; c < count; ++c) out[c * stride] = static_cast<Element>(in[c]);
-}
-
 // [rows, D, columns] with any strides: states, weights, or x transposed. The tensor must outlive it.
 class Columns {
  public:
@@ -49,17 +39,19 @@ class Columns {
   void read(int64_t row, int64_t channel, int64_t column, int64_t count, float* out) const {
     const char* in = at(row, channel, column);
     if (channel_ == 1) return cpu::row_kernels().upcast(in, dtype_, count, out);
-    if (dtype_ == at::kFloat) return read_column(reinterpret_cast<const float*>(in), channel_, count, out);
-    if (dtype_ == at::kHalf) return read_column(reinterpret_cast<const c10::Half*>(in), channel_, count, out);
-    read_column(reinterpret_cast<const c10::BFloat16*>(in), channel_, count, out);
+    cpu::with_element(dtype_, [&]<typename Element>(Element*) {
+      const auto* from = reinterpret_cast<const Element*>(in);
+      for (int64_t c = 0; c < count; ++c) out[c] = static_cast<float>(from[c * channel_]);
+    });
   }
 
   void write(int64_t row, int64_t channel, int64_t column, int64_t count, const float* in) const {
     char* out = at(row, channel, column);
     if (channel_ == 1) return cpu::row_kernels().downcast(in, count, dtype_, out);
-    if (dtype_ == at::kFloat) return write_column(in, channel_, count, reinterpret_cast<float*>(out));
-    if (dtype_ == at::kHalf) return write_column(in, channel_, count, reinterpret_cast<c10::Half*>(out));
-    write_column(in, channel_, count, reinterpret_cast<c10::BFloat16*>(out));
+    cpu::with_element(dtype_, [&]<typename Element>(Element*) {
+      auto* to = reinterpret_cast<Element*>(out);
+      for (int64_t c = 0; c < count; ++c) to[c * channel_] = static_cast<Element>(in[c]);
+    });
   }
 
   // All columns, into or out of rows that are kChannels apart.

@@ -16,8 +16,6 @@ struct Tile {
   Floats at[kRows][kVectors];
 };
 
-TORCH_GDN_INLINE Tile zero_tile() { return Tile{}; }
-
 // tile += a b, where a(i, p) is a[i * row + p * step], and b [count, 32].
 template <typename Operand>
 TORCH_GDN_INLINE void accumulate(Tile& tile, const Operand* a, int64_t row, int64_t step, const Operand* b,
@@ -160,7 +158,7 @@ TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>
   const int64_t length = tiles.K / kTogether<Operand>;
   for (int64_t i = 0; i < tiles.rows; i += kRows) {
     for (int64_t j = 0; j < i + kRows; j += kTileColumns) {
-      Tile tile = zero_tile();
+      Tile tile{};
       accumulate(tile, a + i * length, length, 1, tiles.k_across + j, length);
       store_tile(tile, out + i * kTokens + j);
     }
@@ -245,7 +243,7 @@ template <typename Operand>
 TORCH_GDN_INLINE Tile solve_rows(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, int64_t i, int64_t j,
                                  const Operand* state, const PanelTiles<Operand>& tiles) {
   const int64_t length = keys.K / kTogether<Operand>;
-  Tile tile = zero_tile();
+  Tile tile{};
   accumulate(tile, keys.k + i * length, length, 1, state + j, length);
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kRows; ++r) {
@@ -275,7 +273,7 @@ template <typename Operand>
 TORCH_GDN_INLINE Tile answer_rows(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, int64_t i, int64_t j,
                                   const Operand* state, const Operand* v_new) {
   const int64_t length = keys.K / kTogether<Operand>, width = kTokens / kTogether<Operand>;
-  Tile tile = zero_tile();
+  Tile tile{};
   accumulate(tile, keys.q + i * length, length, 1, state + j, length);
   tile = scaled_rows(tile, head.querying + i);
   accumulate(tile, head.scores + i * width, width, 1, v_new + j, (i + kRows) / kTogether<Operand>);
@@ -291,7 +289,7 @@ TORCH_GDN_INLINE void update_state(const KeyTiles<Operand>& keys, float decay, c
   for (int64_t i = 0; i < keys.K; i += kRows) {
     for (int64_t j = 0; j < kColumns; j += kTileColumns) {
       float* at = state + i * kColumns + j;
-      Tile tile = zero_tile();
+      Tile tile{};
       accumulate(tile, k + i, 1, keys.K, tiles.writing + j, keys.rows / kTogether<Operand>);
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kRows; ++r) {

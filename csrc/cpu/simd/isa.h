@@ -1,8 +1,7 @@
 // The ISA variants that the kernels of this folder are compiled for, all in one library, and which of them to run.
 #pragma once
 
-// Clang has the baseline alone: its `attribute push` does not reach every function of a region.
-#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__linux__)
 #define TORCH_GDN_HAS_X86_ISAS 1
 #else
 #define TORCH_GDN_HAS_X86_ISAS 0

@@ -23,8 +23,14 @@
 #include <immintrin.h>
 
 #define TORCH_GDN_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TORCH_GDN_BEGIN_ISA(name) \
+  TORCH_GDN_PRAGMA(clang attribute push(__attribute__((target(name))), apply_to = function))
+#define TORCH_GDN_END_ISA TORCH_GDN_PRAGMA(clang attribute pop)
+#else
 #define TORCH_GDN_BEGIN_ISA(name) TORCH_GDN_PRAGMA(GCC push_options) TORCH_GDN_PRAGMA(GCC target(name))
 #define TORCH_GDN_END_ISA TORCH_GDN_PRAGMA(GCC pop_options)
+#endif
 
 #define TORCH_GDN_REGISTERS 32
 #define TORCH_GDN_LANES 16

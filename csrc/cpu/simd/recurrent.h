@@ -15,7 +15,7 @@ struct Decay {
   float base, change, whole;
 };
 
-TORCH_GDN_INLINE Decay decay_of(float g) {
+TORCH_GDN_INLINE Decay decay_from_log(float g) {
   const float whole = __builtin_expf(g);
   return whole > 0.5f ? Decay{1.0f, __builtin_expm1f(g), whole} : Decay{0.0f, whole, whole};
 }
@@ -121,12 +121,12 @@ TORCH_GDN_INLINE void decay_channels(const RecurrentHead& head, int64_t t, const
   if (head.gv.data) upcast_row(head.gv.data + t * head.gv.stride, head.gv.dtype, head.columns, token.gv);
   alignas(64) float base[kColumns], change[kColumns];
   for (int64_t j = 0; j < kColumns; ++j) {
-    const Decay decay = decay_of(token.gv[j]);
+    const Decay decay = decay_from_log(token.gv[j]);
     base[j] = decay.base;
     change[j] = decay.change;
   }
   for (int64_t i = 0; i < head.K; ++i) {
-    const Decay key = decay_of(token.gk[i]);
+    const Decay key = decay_from_log(token.gk[i]);
     float* row = rows.to + i * rows.to_stride;
 #pragma omp simd
     for (int64_t j = 0; j < kColumns; ++j) {
@@ -145,7 +145,7 @@ void run_key_rows(const RecurrentHead& head, const StateRows& state) {
   for (int64_t t = 0; t < head.tokens; ++t) {
     read_token(head, t, token);
     if (head.gk.data || head.gv.data) decay_channels(head, t, rows, token);
-    const Decay decay = decay_of(head.g[t * head.g_stride]);
+    const Decay decay = decay_from_log(head.g[t * head.g_stride]);
     constexpr int64_t kWide = 8, kNarrow = kColumns / kLanes;
     int64_t column = 0;
     for (; column + kWide * kLanes <= columns; column += kWide * kLanes) {
@@ -223,7 +223,7 @@ void run_value_rows(const RecurrentHead& head, const StateRows& state) {
   StateRows rows = state;
   for (int64_t t = 0; t < head.tokens; ++t) {
     read_token(head, t, token);
-    const Decay decay = decay_of(head.g[t * head.g_stride]);
+    const Decay decay = decay_from_log(head.g[t * head.g_stride]);
     if (decay.base > 0) {
       for (int64_t row = 0; row < head.columns; row += 4) {
         step_rows<true>(rows, row, decay, token, head.K, head.scale);

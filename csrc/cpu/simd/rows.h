@@ -1,5 +1,13 @@
 // The kernels of RowKernels for one ISA variant.
 
+void normalise_rows(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t width, float eps, float* scratch) {
+  for (int64_t i = 0; i < rows; ++i) {
+    upcast_row(x.data + i * x.stride, x.dtype, width, scratch);
+    normalise_row(scratch, width, eps);
+    downcast_row(scratch, width, y.dtype, y.data + i * y.stride);
+  }
+}
+
 void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out) {
   for (int64_t i = 0; i < rows; ++i) {
     const float f = factor[i];
@@ -28,4 +36,4 @@ void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t r
   }
 }
 
-constexpr RowKernels kRowKernels = {&upcast_row, &downcast_row, &normalise_row, &scale_rows, &invert_unit_lower};
+constexpr RowKernels kRowKernels = {&upcast_row, &downcast_row, &normalise_rows, &scale_rows, &invert_unit_lower};
