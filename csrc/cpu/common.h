@@ -13,17 +13,9 @@
 #include <vector>
 
 #include "cpu/simd/gdn_kernels.h"
+#include "cpu/simd/row_kernels.h"
 #include "cpu/slots.h"
 #include "ops/chunk_shape.h"
-#include "shaders/core/log_decay.h"
-#include "shaders/core/norm_eps.h"
-
-// Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
-#if defined(__x86_64__) && defined(__linux__)
-#define TORCH_GDN_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define TORCH_GDN_VECTORISED
-#endif
 
 namespace torch_gdn::cpu {
 
@@ -61,6 +53,14 @@ std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_s
 
 // Height of the tiles: no more than the longest chunk needs, in steps of 8 rows.
 int64_t tile_rows(std::span<const Chunk> chunks);
+
+// f(a null pointer of the element's type), for the three dtypes of activations.
+template <typename F>
+void with_element(at::ScalarType dtype, const F& f) {
+  if (dtype == at::kFloat) return f(static_cast<float*>(nullptr));
+  if (dtype == at::kBFloat16) return f(static_cast<c10::BFloat16*>(nullptr));
+  f(static_cast<c10::Half*>(nullptr));
+}
 
 // A tensor [B, T, heads, D] (or [B, T, heads], where D is 1) with any strides but a last one of 1.
 class Rows {
@@ -142,19 +142,6 @@ struct StateIo {
 // The states [sequences * HV, K, V] of a block, and their way back.
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
-
-// x / sqrt(sum x^2 + eps) of each row.
-void normalise_rows(float* x, int64_t rows, int64_t width, float eps);
-
-// inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart. Rows and
-// columns of `inverse` from `length` up to `rows` become zero.
-void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t rows, float* inverse,
-                       int64_t inverse_stride);
-
-// out[i] = factor[i] * x[i] for each row i.
-void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
-
-inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // NaN stays NaN
 
 // What lies below the chunk in the tile of one value a token: the gate's cumulative sum goes on unchanged, beta is 0.
 enum class Below { kLast, kZero };

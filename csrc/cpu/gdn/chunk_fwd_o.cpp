@@ -32,7 +32,7 @@ void run(const ChunkFwdO<int64_t>& op, const Tensor& o) {
       float g_cumsum[64], weights[64];
       cpu::read_values(in_g, chunks[i], head, rows, cpu::Below::kLast, g_cumsum);
       for (int64_t r = 0; r < rows; ++r) weights[r] = factor * std::exp(g_cumsum[r]);
-      cpu::scale_rows(cpu::tile(queries, key_tile), weights, rows, s.K, cpu::tile(decayed, n));
+      cpu::row_kernels().scale(cpu::tile(queries, key_tile), weights, rows, s.K, cpu::tile(decayed, n));
       const float* product = cpu::tile(products, key_tile);
       float* score = cpu::tile(scores, n);
       for (int64_t r = 0; r < rows; ++r) {

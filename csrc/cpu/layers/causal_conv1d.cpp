@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "cpu/common.h"
-#include "cpu/convert.h"
 #include "cpu/define.h"
 #include "cpu/simd/layer_kernels.h"
 #include "cpu/slots.h"
@@ -25,45 +24,6 @@ struct Scratch {
   alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens, transposed or one by one
 };
 
-// [count, S] <-> S rows that are kChannels apart.
-template <int S>
-[[gnu::always_inline]] inline void split(const float* in, int64_t count, float* out) {
-#pragma omp simd
-  for (int64_t c = 0; c < count; ++c) {
-    for (int64_t column = 0; column < S; ++column) out[column * kChannels + c] = in[c * S + column];
-  }
-}
-
-template <int S>
-[[gnu::always_inline]] inline void join(const float* in, int64_t count, float* out) {
-#pragma omp simd
-  for (int64_t c = 0; c < count; ++c) {
-    for (int64_t column = 0; column < S; ++column) out[c * S + column] = in[column * kChannels + c];
-  }
-}
-
-TORCH_GDN_VECTORISED void split_columns(const float* in, int64_t count, int64_t S, float* out) {
-  if (S == 4) return split<4>(in, count, out);
-  if (S == 3) return split<3>(in, count, out);
-  split<2>(in, count, out);
-}
-
-TORCH_GDN_VECTORISED void join_columns(const float* in, int64_t count, int64_t S, float* out) {
-  if (S == 4) return join<4>(in, count, out);
-  if (S == 3) return join<3>(in, count, out);
-  join<2>(in, count, out);
-}
-
-template <typename Element>
-void read_column(const Element* in, int64_t stride, int64_t count, float* out) {
-  for (int64_t c = 0; c < count; ++c) out[c] = static_cast<float>(in[c * stride]);
-}
-
-template <typename Element>
-void write_column(const float* in, int64_t stride, int64_t count, Element* out) {
-  for (int64_t c = 0; c < count; ++c) out[c * stride] = static_cast<Element>(in[c]);
-}
-
 // [rows, D, columns] with any strides: states, weights, or x transposed. The tensor must outlive it.
 class Columns {
  public:
@@ -78,35 +38,33 @@ class Columns {
 
   void read(int64_t row, int64_t channel, int64_t column, int64_t count, float* out) const {
     const char* in = at(row, channel, column);
-    if (channel_ == 1) return cpu::widen(in, dtype_, count, out);
-    if (dtype_ == at::kFloat) return read_column(reinterpret_cast<const float*>(in), channel_, count, out);
-    if (dtype_ == at::kHalf) return read_column(reinterpret_cast<const c10::Half*>(in), channel_, count, out);
-    read_column(reinterpret_cast<const c10::BFloat16*>(in), channel_, count, out);
+    if (channel_ == 1) return cpu::row_kernels().upcast(in, dtype_, count, out);
+    cpu::with_element(dtype_, [&]<typename Element>(Element*) {
+      const auto* from = reinterpret_cast<const Element*>(in);
+      for (int64_t c = 0; c < count; ++c) out[c] = static_cast<float>(from[c * channel_]);
+    });
   }
 
   void write(int64_t row, int64_t channel, int64_t column, int64_t count, const float* in) const {
     char* out = at(row, channel, column);
-    if (channel_ == 1) return cpu::narrow(in, count, dtype_, out);
-    if (dtype_ == at::kFloat) return write_column(in, channel_, count, reinterpret_cast<float*>(out));
-    if (dtype_ == at::kHalf) return write_column(in, channel_, count, reinterpret_cast<c10::Half*>(out));
-    write_column(in, channel_, count, reinterpret_cast<c10::BFloat16*>(out));
+    if (channel_ == 1) return cpu::row_kernels().downcast(in, count, dtype_, out);
+    cpu::with_element(dtype_, [&]<typename Element>(Element*) {
+      auto* to = reinterpret_cast<Element*>(out);
+      for (int64_t c = 0; c < count; ++c) to[c * channel_] = static_cast<Element>(in[c]);
+    });
   }
 
   // All columns, into or out of rows that are kChannels apart.
   void read_all(int64_t row, int64_t channel, int64_t count, float* out) const {
     if (is_dense()) {
-      alignas(64) float whole[kChannels * kLargestW];
-      cpu::widen(at(row, channel, 0), dtype_, count * columns_, whole);
-      return split_columns(whole, count, columns_, out);
+      return cpu::convolution_kernels().read_columns(at(row, channel), dtype_, count, columns_, out);
     }
     for (int64_t column = 0; column < columns_; ++column) read(row, channel, column, count, out + column * kChannels);
   }
 
   void write_all(int64_t row, int64_t channel, int64_t count, const float* in) const {
     if (is_dense()) {
-      alignas(64) float whole[kChannels * kLargestW];
-      join_columns(in, count, columns_, whole);
-      return cpu::narrow(whole, count * columns_, dtype_, at(row, channel, 0));
+      return cpu::convolution_kernels().write_columns(in, count, columns_, dtype_, at(row, channel));
     }
     for (int64_t column = 0; column < columns_; ++column) write(row, channel, column, count, in + column * kChannels);
   }
@@ -181,7 +139,7 @@ struct Call {
 
   bool is_channel_first() const { return in.channel_stride != 1; }
   cpu::Convolve kernel(bool from_f32) const {
-    return cpu::convolve_kernel(x.scalar_type(), from_f32, op.W, op.has_silu());
+    return cpu::convolution_kernels().convolve(x.scalar_type(), from_f32, op.W, op.has_silu());
   }
 
   void load_filter(Scratch& scratch, int64_t channel, int64_t count) const {
@@ -236,7 +194,7 @@ struct Call {
   // Of channel-first x.
   void convolve_columns(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
-    const auto read_transposed = cpu::read_transposed_kernel(x.scalar_type());
+    const auto read_transposed = cpu::convolution_kernels().read_transposed(x.scalar_type());
     auto rows = rows_of(scratch, count);
     rows.in = scratch.rows;
     rows.in_stride = kTransposedChannels;
@@ -289,7 +247,7 @@ struct Call {
                                     .after = new_state->at(slot.index, channel),
                                     .y = out.at(sequence.batch, sequence.first, channel),
                                     .channels = count};
-    cpu::convolve_step_kernel(x.scalar_type(), op.S, op.has_silu())(step);
+    cpu::convolution_kernels().convolve_step(x.scalar_type(), op.S, op.has_silu())(step);
   }
 
   // Channels channel .. channel + count of one sequence.

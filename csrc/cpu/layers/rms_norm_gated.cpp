@@ -54,7 +54,7 @@ void run(const RmsNormGated<int64_t>& op, const Tensor& y) {
   const RowsOf in(x), gates(g);
   auto* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t row_size = op.D * y.element_size();
-  const auto normalise = cpu::normalise_rows_kernel(x.scalar_type(), g.scalar_type());
+  const auto normalise = cpu::norm_kernels().normalise_rows(x.scalar_type(), g.scalar_type());
   at::parallel_for(0, y.numel() / op.D, ceil_div(kElements, op.D), [&](int64_t begin, int64_t end) {
     cpu::NormRows rows{.x = nullptr,
                        .gate = nullptr,
