@@ -152,13 +152,13 @@ void States::write(int64_t batch, int64_t row, int64_t head, int64_t first, int6
 
 StateIo StateIo::of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
                               bool v_first) {
-  StateIo state_io{initial_state, final_state, slots_of(s.N, {}), v_first};
+  StateIo state_io{initial_state, final_state, slots_of(s.N, {}), {}, v_first};
   if (initial_state) state_io.source = as_activation(*initial_state);
   return state_io;
 }
 
 StateIo StateIo::in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first) {
-  return {pool.states, pool.states, slots_of(s.N, pool), v_first};
+  return {pool.states, pool.states, slots_of(s.N, pool), token_slots_of(s.N, pool), v_first};
 }
 
 bool StateIo::has_null() const {
@@ -171,10 +171,10 @@ bool StateIo::has_vector_rows(const ChunkShape<>& s) const {
   return whole && (!source || fits(*source)) && (target.dim() == 1 || fits(target));
 }
 
-float* StateIo::rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const {
+float* StateIo::rows(const Tensor& states, int64_t slot, int64_t head, int64_t column, int64_t& stride) const {
   stride = states.stride(-2);
   auto* data = const_cast<float*>(states.const_data_ptr<float>());  // a pool or a new tensor is never copy-on-write
-  return data + slots[sequence].index * states.stride(0) + head * states.stride(1) + column * (v_first ? stride : 1);
+  return data + slot * states.stride(0) + head * states.stride(1) + column * (v_first ? stride : 1);
 }
 
 void StateIo::read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
@@ -187,11 +187,10 @@ void StateIo::read(int64_t sequence, int64_t head, int64_t first, int64_t column
   for (int64_t i = 0; i < K; ++i) std::fill(tile + i * tile_stride, tile + i * tile_stride + columns, 0.0f);
 }
 
-void StateIo::write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
+void StateIo::write(int64_t slot, int64_t head, int64_t first, int64_t columns, const float* tile,
                     int64_t tile_stride) const {
-  const int64_t index = slots[sequence].index;
-  if (target.dim() == 1 || index < 0) return;
-  States(target, v_first).write(0, index, head, first, columns, tile, tile_stride);
+  if (target.dim() == 1 || slot < 0) return;
+  States(target, v_first).write(0, slot, head, first, columns, tile, tile_stride);
 }
 
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io) {
@@ -210,7 +209,7 @@ Tensor as_activation(const Tensor& x) {
 
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io) {
   for_each_tile(block.sequences.size(), s.HV, [&](int64_t i, int64_t head) {
-    state_io.write(block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
+    state_io.write(state_io.slots[block.sequences[i]].index, head, 0, s.V, tile(states, i * s.HV + head), s.V);
   });
 }
 

@@ -120,8 +120,9 @@ Tensor as_activation(const Tensor& x);
 // Where states are read and written: one tensor for each, a state a sequence; or a pool, which is both.
 struct StateIo {
   optional<Tensor> source;
-  Tensor target;  // of one dimension: not asked for
-  std::vector<Slot> slots;
+  Tensor target;            // of one dimension: not asked for
+  std::vector<Slot> slots;  // where a sequence's state is read, and written but for:
+  TokenSlots token_slots;   // where the state after each token is written
   bool v_first;
 
   static StateIo of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
@@ -131,12 +132,11 @@ struct StateIo {
   // Whether all states are f32 rows, of V or (v_first) K, that a vector goes over without a rest.
   bool has_vector_rows(const ChunkShape<>& s) const;
   // The first of a state's rows, from one column of V on, in one of the two tensors; and how far apart they are.
-  float* rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const;
+  float* rows(const Tensor& states, int64_t slot, int64_t head, int64_t column, int64_t& stride) const;
   // Columns of V of one state, zeros where it has no past; and back, where it is kept.
   void read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
             int64_t tile_stride) const;
-  void write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
-             int64_t tile_stride) const;
+  void write(int64_t slot, int64_t head, int64_t first, int64_t columns, const float* tile, int64_t tile_stride) const;
 };
 
 // The states [sequences * HV, K, V] of a block, and their way back.

@@ -39,7 +39,7 @@ template <typename T, typename Weight, typename State, int W, int Width>
   UNROLL for (int tap = 0; tap + 1 < W; ++tap) {
     const int position = chunk.offset - (W - 1) + tap;
     if (position < 0) {
-      window[tap] = load_history<Width>(columns, parameters, has_state, position);
+      window[tap] = load_history<Width>(columns, parameters, has_state, parameters.columns, position);
     } else {
       window[tap] = load_values<Width>(tokens + (chunk.first - (W - 1) + tap) * parameters.x.token);
     }

@@ -126,8 +126,8 @@ class Core {
     }
     for (int64_t panel = first; panel < last; ++panel) {
       const int64_t column = column_of(panel);
-      state_io_.write(n, work_.value_head(key_head, panel), column, columns_from(column), state(panel - first),
-                      cpu::kColumns);
+      state_io_.write(state_io_.slots[n].index, work_.value_head(key_head, panel), column, columns_from(column),
+                      state(panel - first), cpu::kColumns);
     }
   }
 

@@ -133,7 +133,8 @@ struct Call {
   Columns columns;  // of x
   optional<Columns> state, new_state;
   std::vector<cpu::Slot> slots;
-  Columns weight;  // [1, D, W]
+  std::vector<int64_t> accepted;  // of each sequence; empty where states do not keep each token
+  Columns weight;                 // [1, D, W]
   optional<Columns> bias;
   Segments segments;
 
@@ -151,13 +152,18 @@ struct Call {
     }
   }
 
-  // The state's last W - 1 columns, or zeros.
-  void load_before(Scratch& scratch, const cpu::Slot& slot, bool has_state, int64_t channel, int64_t count) const {
+  // Columns of a sequence's state before its first token: all S, or fewer where tokens of the last step were not
+  // accepted.
+  int64_t history_end(int64_t n) const { return accepted.empty() ? op.S : accepted[n] + op.W - 2; }
+
+  // The last W - 1 columns of the history, or zeros.
+  void load_before(Scratch& scratch, const cpu::Slot& slot, bool has_state, int64_t end, int64_t channel,
+                   int64_t count) const {
     const bool moves_whole = has_state && op.S <= kFewColumns;
     if (moves_whole) state->read_all(slot.index, channel, count, scratch.columns);
     for (int64_t row = 0; row < op.W - 1; ++row) {
       float* before = scratch.before + row * kChannels;
-      const int64_t column = op.S - (op.W - 1) + row;
+      const int64_t column = end - (op.W - 1) + row;
       if (moves_whole) {
         std::copy_n(scratch.columns + column * kChannels, count, before);
       } else if (has_state) {
@@ -250,12 +256,12 @@ struct Call {
     cpu::convolution_kernels().convolve_step(x.scalar_type(), op.S, op.has_silu())(step);
   }
 
-  // Channels channel .. channel + count of one sequence.
-  void run(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel,
-           int64_t count) const {
+  // Channels channel .. channel + count of sequence n.
+  void run(Scratch& scratch, const cpu::Sequence& sequence, int64_t n, int64_t channel, int64_t count) const {
+    const auto& slot = slots[n];
     const bool has_state = state.has_value() && slot.has_state;
     load_filter(scratch, channel, count);
-    load_before(scratch, slot, has_state, channel, count);
+    load_before(scratch, slot, has_state, history_end(n), channel, count);
     if (segments.numbers.defined()) {
       convolve_segments(scratch, sequence, channel, count);
     } else if (is_channel_first()) {
@@ -263,7 +269,11 @@ struct Call {
     } else {
       convolve_rows(scratch, sequence, channel, count);
     }
-    if (new_state) write_state(scratch, sequence, slot, has_state, channel, count);
+    if (new_state && accepted.empty()) {
+      write_state(scratch, sequence, slot, has_state, channel, count);
+    } else if (new_state && sequence.length > 0) {
+      keep_each(scratch, sequence, slot, has_state, history_end(n), channel, count);
+    }
   }
 
   void write_zeros(const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
@@ -293,6 +303,22 @@ struct Call {
     if (moves_whole) new_state->write_all(slot.index, channel, count, scratch.columns);
   }
 
+  // The last W - 2 columns of the history, then the tokens: the next step goes on after any of them.
+  void keep_each(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, bool has_state, int64_t end,
+                 int64_t channel, int64_t count) const {
+    for (int64_t column = 0; column < op.W - 2 + sequence.length; ++column) {
+      const int64_t position = column - (op.W - 2);
+      if (position >= 0) {
+        columns.read(sequence.batch, channel, sequence.first + position, count, scratch.rows);
+      } else if (has_state) {
+        state->read(slot.index, channel, end + position, count, scratch.rows);
+      } else {
+        std::fill_n(scratch.rows, count, 0.0f);
+      }
+      new_state->write(slot.index, channel, column, count, scratch.rows);
+    }
+  }
+
   void run_all() const {
     const auto& [B, T, N] = std::tie(op.shape.B, op.shape.T, op.shape.N);
     const auto sequences = cpu::sequences_of(op.shape, op.cu_seqlens);
@@ -307,10 +333,10 @@ struct Call {
         const int64_t count = std::min(channels, op.D - channel);
         if (slots[n].index < 0) {
           write_zeros(sequences[n], channel, count);
-        } else if (has_steps && sequences[n].length == 1) {
+        } else if (has_steps && accepted.empty() && sequences[n].length == 1) {
           step(sequences[n], slots[n], channel, count);
         } else {
-          run(*scratch, sequences[n], slots[n], channel, count);
+          run(*scratch, sequences[n], n, channel, count);
         }
       }
     });
@@ -328,6 +354,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const optional<Tensor>& seq_i
           .state = {},
           .new_state = {},
           .slots = cpu::slots_of(op.shape.N, pool),
+          .accepted = pool.num_accepted_tokens ? cpu::accepted_counts(op.shape.N, pool) : std::vector<int64_t>(),
           .weight = Columns(op.weight.unsqueeze(0)),
           .bias = op.bias.has_value() ? optional(Columns(op.bias->unsqueeze(0).unsqueeze(2))) : std::nullopt,
           .segments = Segments(seq_idx)};
