@@ -8,7 +8,6 @@ typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
-typedef float FloatsInMemory __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef uint32_t WordsInMemory __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 TORCH_GDN_INLINE Floats all_lanes(float x) { return Floats{} + x; }
@@ -76,9 +75,7 @@ struct Memory<c10::Half> {
 };
 
 // Anywhere in memory.
-TORCH_GDN_INLINE Floats load(const float* from) { return *reinterpret_cast<const FloatsInMemory*>(from); }
 TORCH_GDN_INLINE Words load(const uint32_t* from) { return *reinterpret_cast<const WordsInMemory*>(from); }
-TORCH_GDN_INLINE void store(float* to, Floats x) { *reinterpret_cast<FloatsInMemory*>(to) = x; }
 TORCH_GDN_INLINE void store(uint32_t* to, Words x) { *reinterpret_cast<WordsInMemory*>(to) = x; }
 // Into the second-level cache; an address beyond the end does no harm.
 TORCH_GDN_INLINE void prefetch(const void* x) { __builtin_prefetch(x, 0, 2); }
@@ -98,8 +95,8 @@ TORCH_GDN_INLINE void store(Element* to, Floats x, int64_t count = kLanes) {
 }
 
 // exp(x) = 2^n exp(r), |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7: within 2 ulp. 0
-// below -87 (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN. 2^n is put together as twice
-// 2^(n-1), since n may be 128.
+// below -86.98 (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN. 2^n is put together as
+// twice 2^(n-1), since n may be 128.
 TORCH_GDN_INLINE Floats exponential(Floats x) {
   Floats inside = x > 89.0f ? all_lanes(89.0f) : x;
   inside = inside < -87.0f ? all_lanes(-87.0f) : inside;
