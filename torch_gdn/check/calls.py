@@ -175,7 +175,7 @@ def many_slots() -> None:
     """More than 32 slots are looked for by a kernel of its own."""
     sequences = 33
     x, pool = empty(sequences, 1, 8), empty(sequences, 8, 2)
-    torch_gdn.causal_conv1d_update_(x, pool[0], pool, torch.empty(sequences, dtype=torch.long, device="mps"))
+    torch_gdn.causal_conv1d_update_(x, empty(8, 2), pool, torch.empty(sequences, dtype=torch.long, device="mps"))
 
 
 def rule_calls(quick: bool = False) -> list[Call]:
