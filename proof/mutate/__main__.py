@@ -1,5 +1,4 @@
-"""`python -m proof.mutate [--only PATTERN] [--sample N] [--list] [--again] [--write]`: plants faults, one at a time, and
-prints which test caught each."""
+"""`python -m proof.mutate`: plants faults, one at a time, and prints which test caught each."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from proof.checks import Progress
 from proof.mutate.faults import CHECKOUT, Fault, all_faults, sample
 from proof.mutate.page import PAGE, page_text
 from proof.mutate.scratch import Scratch
-from proof.mutate.trial import CAUGHT, State, Verdict, confirm, try_fault
+from proof.mutate.trial import CAUGHT, NOT_RUN, State, Verdict, confirm, try_fault
 
 FOLDER = CHECKOUT / "build" / "mutate"
 
@@ -41,40 +40,39 @@ class Bar:
 def line_of(fault: Fault, verdict: Verdict) -> str:
     by = f" by {verdict.test}" if verdict.test else ""
     reason = "" if verdict.word in (CAUGHT, "") or not verdict.reason else f"\n    {verdict.reason}"
-    return f"{verdict.word}: {fault.name}{by} ({verdict.seconds:.0f} s){reason}"
+    return f"{verdict.word}: {fault.id}{by} ({verdict.seconds:.0f} s){reason}"
 
 
 def run_all(
-    faults: Sequence[Fault], progress: Progress, *, again: bool = False, folder: Path = FOLDER, checkout: Path = CHECKOUT
+    faults: Sequence[Fault],
+    progress: Progress,
+    *,
+    again: bool = False,
+    folder: Path = FOLDER,
+    checkout: Path = CHECKOUT,
 ) -> dict[str, Verdict]:
     """Verdicts of these faults: kept ones, and those of the faults that are tried now."""
     state = State(folder / "state.json", checkout)
-    kept = {} if again else {fault.name: found for fault in faults if (found := state.of(fault))}
-    left = [fault for fault in faults if fault.name not in kept]
+    kept = {} if again else {fault.id: found for fault in faults if (found := state.of(fault))}
+    left = [fault for fault in faults if fault.id not in kept]
     progress.expect(len(left))
     scratch = Scratch(folder, checkout)
     if left or not all(verdict.is_confirmed for verdict in kept.values() if verdict.word == CAUGHT):
         scratch.refresh()
         scratch.build_clean()
     for fault in left:
-        kept[fault.name] = state.verdicts[fault.name] = try_fault(scratch, fault)
+        kept[fault.id] = state.verdicts[fault.id] = try_fault(scratch, fault)
         state.save()
-        progress.step(line_of(fault, kept[fault.name]))
+        progress.step(line_of(fault, kept[fault.id]))
     confirm(scratch, kept)
     state.verdicts |= kept
     state.save()
     return kept
 
 
-def write_page(faults: Sequence[Fault], page: Path = PAGE) -> int:
+def write_page(faults: Sequence[Fault]) -> None:
     state = State(FOLDER / "state.json", CHECKOUT)
-    found = {fault.name: state.of(fault) for fault in faults}
-    verdicts = {name: verdict for name, verdict in found.items() if verdict}
-    if without := [name for name in found if name not in verdicts]:
-        print(f"not written: {len(without)} faults have no verdict, such as {without[0]!r}")
-        return 1
-    page.write_text(page_text(faults, verdicts))
-    return 0
+    PAGE.write_text(page_text(faults, {fault.id: state.of(fault) or Verdict(NOT_RUN) for fault in faults}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,20 +86,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     known = all_faults()
     if options.write:
-        return write_page(known)
+        write_page(known)
+        return 0
     wanted = sample(known, options.sample) if options.sample else known
     for pattern in options.only:
-        wanted = [fault for fault in wanted if pattern in f"{fault.name}\n{fault.kind}\n{fault.file}"]
+        wanted = [fault for fault in wanted if pattern in f"{fault.id}\n{fault.kind}\n{fault.file}"]
     if options.list:
         for fault in wanted:
-            print(f"{fault.kind:9} {fault.file}: {fault.name}\n{'':10}{' '.join(fault.tests)}")
+            print(f"{fault.kind:9} {fault.file}: {fault.id}\n{'':10}{' '.join(fault.tests)}")
         return 0
     bar = Bar()
     verdicts = run_all(wanted, bar, again=options.again)
     bar.close()
-    not_caught = [fault for fault in wanted if verdicts[fault.name].word != CAUGHT]
+    not_caught = [fault for fault in wanted if verdicts[fault.id].word != CAUGHT]
     for fault in not_caught:
-        print(line_of(fault, verdicts[fault.name]))
+        print(line_of(fault, verdicts[fault.id]))
     print(f"{len(wanted)} faults, {len(wanted) - len(not_caught)} caught")
     return 1 if not_caught else 0
 

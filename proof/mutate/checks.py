@@ -14,5 +14,5 @@ COUNT = 10  # of some eighty: those take most of an hour
 def mutation_sample_check(progress: Progress) -> Finding:
     faults = sample(all_faults(), COUNT)
     verdicts = run_all(faults, progress)
-    problems = [line_of(fault, verdicts[fault.name]) for fault in faults if verdicts[fault.name].word != CAUGHT]
+    problems = [line_of(fault, verdicts[fault.id]) for fault in faults if verdicts[fault.id].word != CAUGHT]
     return Finding(len(faults), problems)

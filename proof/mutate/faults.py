@@ -56,10 +56,14 @@ class Fault:
     replacement: str
     tests: tuple[str, ...]
 
+    @property
+    def id(self) -> str:
+        return f"{self.part}/{self.name}"
+
     def plant(self, source: str) -> str:
         found = source.count(self.text)
         if found != 1:
-            raise ValueError(f"{self.name}: expected its text once in {self.file}, found it {found} times")
+            raise ValueError(f"{self.id}: expected its text once in {self.file}, found it {found} times")
         return source.replace(self.text, self.replacement)
 
 
@@ -91,7 +95,7 @@ def all_faults(tables: Path = TABLES, checkout: Path = CHECKOUT) -> list[Fault]:
 
 def sample(faults: Sequence[Fault], count: int) -> list[Fault]:
     """The kinds in turn, of each kind a fault of the part that was taken least so far."""
-    left, taken = list(faults), []
+    left, taken = list(faults), list[Fault]()
     while left and len(taken) < count:
         for kind in KINDS:
             of_kind = [fault for fault in left if fault.kind == kind]

@@ -11,16 +11,16 @@ PAGE = CHECKOUT / "docs" / "mutation.md"
 HEAD = """\
 # Planted faults
 
-A test suite is as good as the faults that it finds. `python -m proof.mutate` plants {count} faults in the shaders, the host
-code of Metal, the contracts and the CPU kernels, one at a time, in a copy of the checkout, and runs the tests that claim
-the broken file until one fails. A test that also fails without the fault does not count. It writes this page.
+A test suite is as good as the faults that it finds. `python -m proof.mutate` plants {count} faults in the shaders, the
+host code of Metal, the contracts and the CPU kernels, one at a time, in a copy of the checkout, and runs the tests that
+claim the broken file until one fails. A test that also fails without the fault does not count. It writes this page.
 
 Of {count} faults {caught} are caught{missed}.
 
     python -m proof.mutate                  # all that have no verdict since their fault, file or tests changed
     python -m proof.mutate --only barrier   # those with this word in name, kind or file; --list only lists them
     python -m proof.mutate --sample 10      # a fixed sample of every kind and part, which `make proof` takes
-    python -m proof.mutate --write          # this page, once every fault has a verdict
+    python -m proof.mutate --write          # this page, from the verdicts there are
 
 The faults are data, in `proof/mutate/faults/`: a file, a text that occurs in it once, and what takes its place. A fault
 must change what a program can see; one that cannot (a bound that nothing reaches, a guard behind another) is none.
@@ -40,7 +40,7 @@ def row_of(fault: Fault, verdict: Verdict) -> str:
 
 
 def page_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict]) -> str:
-    caught = sum(verdicts[fault.name].word == CAUGHT for fault in faults)
+    caught = sum(verdicts[fault.id].word == CAUGHT for fault in faults)
     missed = "" if caught == len(faults) else f"; {len(faults) - caught} are not"
     lines = [HEAD.format(count=len(faults), caught=caught, missed=missed)]
     lines += ["| kind | what | faults |", "|---|---|---|"]
@@ -49,5 +49,5 @@ def page_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict]) -> str:
         of_part = [fault for fault in faults if fault.part == part]
         if of_part:
             lines += ["", f"## In {title}", "", "| fault | kind | found by |", "|---|---|---|"]
-            lines += [row_of(fault, verdicts[fault.name]) for fault in of_part]
+            lines += [row_of(fault, verdicts[fault.id]) for fault in of_part]
     return "\n".join(lines) + "\n"

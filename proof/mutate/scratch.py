@@ -132,7 +132,7 @@ class Scratch:
         return self._built.read_text() if self._built.exists() and any(self.tree.glob(EXTENSION)) else ""
 
     def _extension_sources(self) -> list[Path]:
-        """What torch_gdn._C is made of: csrc/ but for the half that the simulated device builds, and shaders' headers."""
+        """What torch_gdn._C is made of: csrc/ without the simulated device's half, and headers of shaders."""
         metal_half = sources_of_simulated_device(self.tree)
         sources = [path for path in sorted((self.tree / "csrc").rglob("*.*")) if path not in metal_half]
         return [*sources, *included_shaders(self.tree, sources)]

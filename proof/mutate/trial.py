@@ -1,4 +1,4 @@
-"""One fault on trial: planted, built, and the tests run until one fails. Verdicts are kept until their fault changes."""
+"""One fault on trial: planted, built, and the tests run until one fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from proof.mutate.faults import Fault
 from proof.mutate.scratch import Finished, NotBuilt, Scratch
 
-CAUGHT, MISSED, BROKEN, FALSE = "caught", "MISSED", "does not build", "fails without it too"
+CAUGHT, MISSED, NOT_RUN = "caught", "MISSED", "not run"
+BROKEN, FALSE = "does not build", "fails without it too"
 PROOF = "proof "  # before the name of a check, in a fault's list of tests
 # A fault of a shader shows where the shader runs, and one of a CPU kernel on the CPU.
 SELECTION = {"shaders": "not cpu", "metal": "not cpu", "ops": "", "cpu": "not mps"}
@@ -38,16 +39,16 @@ def key_of(fault: Fault, checkout: Path) -> str:
     return digest.hexdigest()
 
 
-def failed_test(output: str) -> tuple[str, str]:
+def failed_test(finished: Finished) -> tuple[str, str]:
     """The first test that pytest's summary calls failed, with its message; of a crash the last that was begun."""
-    summary = re.search(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", output, flags=re.MULTILINE)
-    # An identifier may have spaces: the message starts at the last " - " before the line's end that ends a known test.
+    output = finished.output
+    summary = re.search(r"^(?:FAILED|ERROR) (\S+::.*)$", output, flags=re.MULTILINE)
     begun = re.findall(r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED).*)?$", output, flags=re.MULTILINE)
     if summary:
-        line = summary.group(0).partition(" ")[2]
-        test = max((name for name in begun if line.startswith(name)), key=len, default=summary.group(1))
+        line = summary.group(1)
+        test = max((name for name in begun if line.startswith(name)), key=len, default=line)  # names may have spaces
         return test, line[len(test) :].removeprefix(" - ")
-    return (begun[-1].strip() if begun else ""), "the process did not end by itself"
+    return (begun[-1].strip() if begun else ""), f"the tests did not end: status {finished.status}"
 
 
 def run_tests(scratch: Scratch, tests: Sequence[str], part: str, *options: str) -> Finished:
@@ -57,10 +58,10 @@ def run_tests(scratch: Scratch, tests: Sequence[str], part: str, *options: str) 
 
 
 def try_fault(scratch: Scratch, fault: Fault) -> Verdict:
-    start = time.monotonic()
+    start, key = time.monotonic(), key_of(fault, scratch.tree)
     with scratch.planted(fault):
         verdict = find(scratch, fault)
-    return replace(verdict, seconds=round(time.monotonic() - start, 1), key=key_of(fault, scratch.checkout))
+    return replace(verdict, seconds=round(time.monotonic() - start, 1), key=key)
 
 
 def find(scratch: Scratch, fault: Fault) -> Verdict:
@@ -72,9 +73,9 @@ def find(scratch: Scratch, fault: Fault) -> Verdict:
     if tests:
         finished = run_tests(scratch, tests, fault.part, "-x")
         if finished.status == 5:
-            raise ValueError(f"{fault.name}: pytest found no test among {tests}")
+            raise ValueError(f"{fault.id}: pytest found no test among {tests}")
         if finished.status != 0:
-            test, reason = failed_test(finished.output)
+            test, reason = failed_test(finished)
             is_broken = "simulator.BuildError" in reason or "Metal could not compile" in reason
             return Verdict(BROKEN if is_broken else CAUGHT, test, reason)
     for check in (test.removeprefix(PROOF) for test in fault.tests if test.startswith(PROOF)):
@@ -112,7 +113,7 @@ class State:
 
     def of(self, fault: Fault) -> Verdict | None:
         """None where there is none, or where the fault, its file or its tests have changed since."""
-        verdict = self.verdicts.get(fault.name)
+        verdict = self.verdicts.get(fault.id)
         return verdict if verdict and verdict.key == key_of(fault, self._checkout) else None
 
     def save(self) -> None:

@@ -11,12 +11,13 @@ from proof.checks import Silent
 from proof.mutate.__main__ import run_all
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
 from proof.mutate.page import PAGE, page_text
+from proof.mutate.scratch import Finished
 from proof.mutate.trial import BROKEN, CAUGHT, FALSE, MISSED, PROOF, Verdict, failed_test
 
 FAULTS = all_faults()
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_fault_fits_the_tree(fault: Fault) -> None:
     source = (CHECKOUT / fault.file).read_text()
     assert fault.plant(source) != source
@@ -26,8 +27,8 @@ def test_a_fault_fits_the_tree(fault: Fault) -> None:
         assert test.startswith(PROOF) or (CHECKOUT / test.partition("::")[0]).exists()
 
 
-def test_names_are_different() -> None:
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 60
+def test_identifiers_are_different() -> None:
+    assert len({fault.id for fault in FAULTS}) == len(FAULTS) >= 60
 
 
 def test_the_sample_has_every_part_and_as_many_kinds_as_it_can() -> None:
@@ -63,7 +64,7 @@ def planted(text: str, replacement: str, test: str = "tests/test_product.py") ->
 
 
 def verdict_of(project: Path, fault: Fault) -> Verdict:
-    return run_all([fault], Silent(), folder=project.parent / "mutate", checkout=project)[fault.name]
+    return run_all([fault], Silent(), folder=project.parent / "mutate", checkout=project)[fault.id]
 
 
 def test_a_fault_that_a_test_sees_is_caught_by_it(project: Path) -> None:
@@ -120,15 +121,16 @@ def test_a_build_that_a_fault_breaks_is_no_catch(project: Path) -> None:
     ],
 )
 def test_a_failed_test_with_spaces_in_its_name(line: str, test: str, reason: str) -> None:
-    assert failed_test(f"tests/a.py::test_b[x - y] FAILED  [ 50%]\n{line}\n") == (test, reason)
+    finished = Finished(1, f"tests/a.py::test_b[x - y] FAILED  [ 50%]\n{line}\n")
+    assert failed_test(finished) == (test, reason)
 
 
 def test_the_page_has_every_fault() -> None:
     page = PAGE.read_text()
-    missing = [fault.name for fault in FAULTS if f"| {fault.name} |" not in page]
+    missing = [fault.id for fault in FAULTS if f"| {fault.name} | {fault.kind} |" not in page]
     assert not missing
 
 
 def test_the_page_says_what_is_missed() -> None:
     fault = planted("a", "b")
-    assert "**MISSED**" in page_text([fault], {fault.name: Verdict(MISSED)})
+    assert "**MISSED**" in page_text([fault], {fault.id: Verdict(MISSED)})
