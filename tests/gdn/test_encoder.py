@@ -90,7 +90,9 @@ def test_wrong_cu_seqlens_on_the_device_are_reported_at_the_next_synchronisation
 
 
 @on_mps("chunked", "recurrent")
-@pytest.mark.parametrize("boundaries", [[-(2**40), 2**40, 2**33, 100], [-900, 40, 900, 100]], ids=["64 bits", "32 bits"])
+@pytest.mark.parametrize(
+    "boundaries", [[-(2**40), 2**40, 2**33, 100], [-900, 40, 900, 100]], ids=["64 bits", "32 bits"]
+)
 def test_cu_seqlens_far_outside_the_tensor_lead_nowhere(mps: torch.device, boundaries: list[int]) -> None:
     case = make_case(100, state=False).to(mps)
     cu_seqlens = torch.tensor(boundaries).to(mps)
