@@ -90,9 +90,12 @@ def test_wrong_cu_seqlens_on_the_device_are_reported_at_the_next_synchronisation
 
 
 @on_mps("chunked", "recurrent")
-def test_cu_seqlens_far_outside_the_tensor_lead_nowhere(mps: torch.device) -> None:
+@pytest.mark.parametrize(
+    "boundaries", [[-(2**40), 2**40, 2**33, 100], [-900, 40, 900, 100]], ids=["64 bits", "32 bits"]
+)
+def test_cu_seqlens_far_outside_the_tensor_lead_nowhere(mps: torch.device, boundaries: list[int]) -> None:
     case = make_case(100, state=False).to(mps)
-    cu_seqlens = torch.tensor([-(2**40), 2**40, 2**33, 100]).to(mps)
+    cu_seqlens = torch.tensor(boundaries).to(mps)
     torch_gdn.chunk_gated_delta_rule(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=cu_seqlens)
     with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
         torch.mps.synchronize()
