@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault
@@ -15,7 +16,7 @@ A test suite is as good as the faults that it finds. `python -m proof.mutate` pl
 host code of Metal, the contracts and the CPU kernels, one at a time, in a copy of the checkout, and runs the tests that
 claim the broken file until one fails. A test that also fails without the fault does not count. It writes this page.
 
-Of {count} faults {caught} are caught{missed}.
+{count} faults: {words}.
 
     python -m proof.mutate                  # all that have no verdict since their fault, file or tests changed
     python -m proof.mutate --only barrier   # those with this word in name, kind or file; --list only lists them
@@ -40,9 +41,9 @@ def row_of(fault: Fault, verdict: Verdict) -> str:
 
 
 def page_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict]) -> str:
-    caught = sum(verdicts[fault.id].word == CAUGHT for fault in faults)
-    missed = "" if caught == len(faults) else f"; {len(faults) - caught} are not"
-    lines = [HEAD.format(count=len(faults), caught=caught, missed=missed)]
+    counts = Counter(verdicts[fault.id].word for fault in faults)
+    words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    lines = [HEAD.format(count=len(faults), words=words)]
     lines += ["| kind | what | faults |", "|---|---|---|"]
     lines += [f"| {kind} | {what} | {sum(each.kind == kind for each in faults)} |" for kind, what in KINDS.items()]
     for part, title in PARTS.items():
