@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import simulator
 from tests.helpers.devices import on_a_mac
+from tests.helpers.large import resident_kb
 from tests.simulator.metal_programs import run, settings
 from tests.simulator.twins import THREAD, N, Twin, each, ramp, unwritten
 
@@ -403,6 +406,44 @@ def test_a_recycled_block_is_unwritten_again() -> None:
     out = unwritten()
     run(copy.source, [again, out])
     assert torch.equal(out.cpu(), torch.ones(N))
+
+
+def test_a_large_buffer_takes_room_where_it_is_used() -> None:
+    copy = BOUNDS[0]
+    torch.mps.empty_cache()
+    count = 2**32 // 4
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident_kb("VmRSS")
+    for _ in range(2):
+        large = unwritten(count)
+        with pytest.raises(simulator.Fault, match=r"element 0 .*nothing has written"):
+            run(copy.source, [(large, 4 * (count - N)), unwritten()])
+        large[-N:] = ramp()
+        out = unwritten()
+        run(copy.source, [(large, 4 * (count - N)), out])
+        run(copy.source, [out, (large, 2**31)])
+        assert torch.equal(large[2**29 : 2**29 + N].cpu(), torch.arange(N, dtype=torch.float32))
+        torch.mps.synchronize()
+        del large
+    torch.mps.empty_cache()
+    assert resident_kb("VmHWM") - before < 200_000
+
+
+def test_only_the_last_part_of_a_dispatch_runs() -> None:
+    source = """
+        kernel void mark(device float* out [[buffer(0)]], uint2 group [[threadgroup_position_in_grid]]) {
+          out[group.y * 2 + group.x] += 1;
+        }
+    """
+    out = torch.zeros(6).to("mps")
+    with settings(parts=3):
+        run(source, [out], threadgroups=(2, 3), threads=1)
+    assert out.tolist() == [0, 0, 0, 0, 1, 1]
+    with (
+        settings(parts=4),
+        pytest.raises(simulator.Fault, match="parts is 4, expected a divisor of its 6 threadgroups"),
+    ):
+        run(source, [out], threadgroups=(2, 3), threads=1)
 
 
 def test_what_one_dispatch_writes_the_next_may_read() -> None:
