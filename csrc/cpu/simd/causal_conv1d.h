@@ -155,13 +155,12 @@ void read_columns(const void* in, at::ScalarType dtype, int64_t channels, int64_
   with_columns(dtype, S,
                [&]<typename Element, int kColumns>(Element*, std::integral_constant<int, kColumns>)
                    __attribute__((always_inline)) {
-                     for (int64_t channel = 0; channel < channels; channel += kLanes) {
+                     for_each_vector(channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
                        Floats columns[kColumns];
-                       load_columns(static_cast<const Element*>(in) + channel * kColumns, lanes_of(channels - channel),
-                                    columns);
+                       load_columns(static_cast<const Element*>(in) + channel * kColumns, count, columns);
 #pragma GCC unroll 4
                        for (int i = 0; i < kColumns; ++i) store(out + i * kChannels + channel, columns[i]);
-                     }
+                     });
                    });
 }
 
@@ -169,13 +168,12 @@ void write_columns(const float* in, int64_t channels, int64_t S, at::ScalarType 
   with_columns(dtype, S,
                [&]<typename Element, int kColumns>(Element*, std::integral_constant<int, kColumns>)
                    __attribute__((always_inline)) {
-                     for (int64_t channel = 0; channel < channels; channel += kLanes) {
+                     for_each_vector(channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
                        Floats columns[kColumns];
 #pragma GCC unroll 4
                        for (int i = 0; i < kColumns; ++i) columns[i] = load(in + i * kChannels + channel);
-                       store_columns(static_cast<Element*>(out) + channel * kColumns, lanes_of(channels - channel),
-                                     columns);
-                     }
+                       store_columns(static_cast<Element*>(out) + channel * kColumns, count, columns);
+                     });
                    });
 }
 

@@ -58,9 +58,7 @@ TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, float* out) {
 }
 
 #if TORCH_GDN_ISA_HAS_BF16
-TORCH_GDN_INLINE Words downcast(Floats x) {
-  return __builtin_convertvector((Halves)_mm512_cvtneps_pbh((__m512)x), Words);
-}
+TORCH_GDN_INLINE Words downcast(Floats x) { return to_words((Halves)_mm512_cvtneps_pbh((__m512)x)); }
 // Rows 2p and 2p + 1 of a tile as one row of pairs.
 TORCH_GDN_INLINE void store_operand(const Tile& tile, Pair* out) {
 #pragma GCC unroll 8

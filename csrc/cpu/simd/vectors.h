@@ -12,6 +12,15 @@ typedef uint32_t WordsInMemory __attribute__((vector_size(4 * kLanes), aligned(4
 
 TORCH_GDN_INLINE Floats all_lanes(float x) { return Floats{} + x; }
 
+// GCC splits a conversion of 16 lanes in two.
+#if TORCH_GDN_LANES == 16
+TORCH_GDN_INLINE Words to_words(Halves x) { return (Words)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)x); }
+TORCH_GDN_INLINE Halves to_halves(Words x) { return (Halves)_mm512_maskz_cvtepi32_epi16(0xFFFF, (__m512i)x); }
+#else
+TORCH_GDN_INLINE Words to_words(Halves x) { return __builtin_convertvector(x, Words); }
+TORCH_GDN_INLINE Halves to_halves(Words x) { return __builtin_convertvector(x, Halves); }
+#endif
+
 // What an element of a dtype is in memory, and what it is as f32.
 template <typename Element>
 struct Memory;
@@ -27,8 +36,8 @@ struct Memory<float> {
 template <>
 struct Memory<c10::BFloat16> {
   using Lanes = Halves;
-  TORCH_GDN_INLINE static Floats upcast(Lanes x) { return (Floats)(__builtin_convertvector(x, Words) << 16); }
-  TORCH_GDN_INLINE static Lanes downcast(Floats x) { return __builtin_convertvector(rounded_bits(x) >> 16, Halves); }
+  TORCH_GDN_INLINE static Floats upcast(Lanes x) { return (Floats)(to_words(x) << 16); }
+  TORCH_GDN_INLINE static Lanes downcast(Floats x) { return to_halves(rounded_bits(x) >> 16); }
   TORCH_GDN_INLINE static Floats rounded(Floats x) { return (Floats)(rounded_bits(x) & 0xFFFF0000); }
 
  private:
@@ -57,7 +66,7 @@ struct Memory<c10::Half> {
   }
 #else
   TORCH_GDN_INLINE static Floats upcast(Lanes x) {
-    const Words half = __builtin_convertvector(x, Words), magnitude = (half & 0x7FFF) << 13;
+    const Words half = to_words(x), magnitude = (half & 0x7FFF) << 13;
     const Words finite = (Words)((Floats)magnitude * 0x1p112f);
     return (Floats)(((Integers)magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : finite) | (half & 0x8000) << 16);
   }
@@ -68,7 +77,7 @@ struct Memory<c10::Half> {
     Words half = (Integers)magnitude < 0x38800000 ? denormal : normal;
     half = (Integers)magnitude >= 0x477FF000 ? Words{} + 0x7C00 : half;
     half = (Integers)magnitude > 0x7F800000 ? Words{} + 0x7E00 : half;
-    return __builtin_convertvector(half | (bits >> 16 & 0x8000), Halves);
+    return to_halves(half | (bits >> 16 & 0x8000));
   }
 #endif
   TORCH_GDN_INLINE static Floats rounded(Floats x) { return upcast(downcast(x)); }
@@ -92,6 +101,15 @@ template <typename Element>
 TORCH_GDN_INLINE void store(Element* to, Floats x, int64_t count = kLanes) {
   const typename Memory<Element>::Lanes lanes = Memory<Element>::downcast(x);
   __builtin_memcpy(to, &lanes, count * sizeof(Element));
+}
+
+// f(first, count) for kLanes of `count` elements at a time, and then for what is left. Where f is always inlined, the
+// number of a whole vector is a constant in it.
+template <typename F>
+TORCH_GDN_INLINE void for_each_vector(int64_t count, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) f(i, kLanes);
+  if (i < count) f(i, count - i);
 }
 
 // exp(x) = 2^n exp(r), |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7: within 2 ulp. 0
