@@ -2,11 +2,11 @@
 #pragma once
 #ifdef __METAL__
 #include <metal_stdlib>
-#ifdef __FAST_MATH__
-#error "torch_gdn needs safe math: fast math drops infinities and NaN (csrc/metal/library.mm sets the mode)"
-#endif
 #else
 #include <cstdint>
+#endif
+#if defined(__METAL__) && defined(__FAST_MATH__)
+#error "torch_gdn needs safe math: fast math drops infinities and NaN (csrc/metal/library.mm sets the mode)"
 #endif
 
 // Metal keeps program-scope constants in the constant address space.
