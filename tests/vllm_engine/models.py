@@ -1,0 +1,112 @@
+"""Small models of each family for the engine's tests, and what transformers generates with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINED = ROOT / "examples" / "pycode"  # Qwen3-Next without experts
+TEXT = (TRAINED / "prompt.txt").read_bytes()
+
+COMMON = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+LINEAR = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}
+
+
+def config_of(family: str) -> Any:
+    import transformers
+
+    if family == "qwen3":
+        return transformers.Qwen3Config(**COMMON, head_dim=64, tie_word_embeddings=True)
+    if family == "qwen3_5":
+        return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, tie_word_embeddings=True)
+    if family == "olmo_hybrid":
+        return transformers.OlmoHybridConfig(**{**COMMON, "num_key_value_heads": 2}, **LINEAR, linear_allow_neg_eigval=True)
+    raise ValueError(family)
+
+
+def model_of(family: str, folder: Path) -> Path:
+    """The folder of a model of the family: trained, or with random weights, made in `folder`."""
+    if family == "qwen3_next":
+        return TRAINED
+    import transformers
+
+    path = folder / family
+    if not path.exists():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config_of(family))
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "conv" not in name:  # larger than the default: tokens that differ, and far apart
+                torch.nn.init.normal_(parameter, std=0.1)
+        model.save_pretrained(path)
+        if family == "olmo_hybrid":
+            rewrite_as_released(path)
+    return path
+
+
+def rewrite_as_released(path: Path) -> None:
+    """transformers 5.19 saves norms under names that vLLM does not take, and cuts the fused convolution in equal parts."""
+    from safetensors.torch import load_file, save_file
+
+    names = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    for old, new in names.items():
+        weights = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in weights.items()}
+    keys = LINEAR["linear_num_key_heads"] * LINEAR["linear_key_head_dim"]
+    values = LINEAR["linear_num_value_heads"] * LINEAR["linear_value_head_dim"]
+    for name in [name for name in weights if name.endswith(".q_conv1d.weight")]:
+        parts = [name.replace(".q_conv1d.", f".{part}_conv1d.") for part in "qkv"]
+        fused = torch.cat([weights[part] for part in parts])
+        for part, rows in zip(parts, fused.split([keys, keys, values]), strict=True):
+            weights[part] = rows.contiguous()
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def prompts(count: int, longest: int) -> list[list[int]]:
+    """Of 1 to `longest` tokens, cut from a text at different places; the first has one, the second the most."""
+    lengths = [1, longest, *((i * 37) % longest + 1 for i in range(2, count))]
+    return [list((TEXT * 4)[(i * 97) % len(TEXT) :][:length]) for i, length in enumerate(lengths[:count])]
+
+
+def generated(path: Path, texts: list[list[int]], tokens: int, dtype: str = "float32") -> tuple[list[Any], list[Any]]:
+    """By transformers' generate(), one prompt after the other: greedy tokens, and by how much each led the next best."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    all_tokens, all_margins = [], []
+    for text in texts:
+        ids = torch.tensor([text])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        best = torch.stack(out.logits)[:, 0].float().topk(2).values
+        all_tokens.append(out.sequences[0, len(text) :].tolist())
+        all_margins.append((best[:, 0] - best[:, 1]).tolist())
+    return all_tokens, all_margins

@@ -1,0 +1,113 @@
+"""Runs vLLM's engine in this process on what standard input says, as JSON; the last line of output is the result, as JSON.
+
+    {"model": folder, "options": arguments of vllm.LLM, "rounds": [round, ...]}
+
+A round is {"prompts": [tokens, ...], "tokens": how many to generate}, and may have
+    "accept": [n, ...]   drafts are made of "continuations", right up to the n-th; of a request the next n each step
+    "abort": [i, ...]    these prompts are aborted after "abort_after" steps of the engine
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def run(scenario: dict[str, Any]) -> dict[str, Any]:
+    from vllm import LLM
+
+    options = {
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "enable_prefix_caching": False,
+        "disable_log_stats": False,
+        "kv_cache_memory_bytes": 1 << 28,
+        "seed": 0,
+    }
+    llm = LLM(model=scenario["model"], **{**options, **scenario["options"]})
+    results = [run_round(llm, each) for each in scenario["rounds"]]
+    return {"rounds": results, "metrics": metrics(llm), "pool": pool(llm)}
+
+
+def run_round(llm: Any, each: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    if "accept" in each:
+        force_drafts(llm, each)
+    sampling = SamplingParams(**{"temperature": 0, "max_tokens": each["tokens"], "ignore_eos": True, "detokenize": False})
+    prompts = [{"prompt_token_ids": tokens} for tokens in each["prompts"]]
+    if "abort" in each:
+        return run_with_aborts(llm, each, prompts, sampling)
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    return {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "cached": [output.num_cached_tokens or 0 for output in outputs],
+    }
+
+
+def run_with_aborts(llm: Any, each: dict[str, Any], prompts: list[Any], sampling: Any) -> dict[str, Any]:
+    engine = llm.llm_engine
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, sampling)
+    tokens: dict[str, list[int]] = {}
+    step = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens[output.request_id.split("-")[0]] = list(output.outputs[0].token_ids)
+        step += 1
+        if step == each["abort_after"]:
+            engine.abort_request([str(i) for i in each["abort"]])
+    return {"tokens": [tokens.get(str(i), []) for i in range(len(prompts))], "cached": []}
+
+
+def force_drafts(llm: Any, each: dict[str, Any]) -> None:
+    """vLLM's n-gram proposer gives what was proposed here: the reference's next tokens, wrong from the n-th on."""
+    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    counts = iter(each["accept"] * 10_000)
+    texts = [prompt + tail for prompt, tail in zip(each["prompts"], each["continuations"], strict=True)]
+
+    def propose(
+        num_speculative_tokens: int, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, *args: Any, **kw: Any
+    ) -> list[list[int]]:
+        drafts = []
+        for i, sampled in enumerate(sampled_token_ids):
+            seen = token_ids_cpu[i, : num_tokens_no_spec[i]].tolist()
+            text = next((t for t in texts if t[: len(seen)] == seen and len(t) > len(seen)), None)
+            if not len(sampled) or text is None:
+                drafts.append([])
+                continue
+            right = next(counts)
+            draft = text[len(seen) : len(seen) + num_speculative_tokens]
+            drafts.append([token if at < right else (token + 1) % 200 for at, token in enumerate(draft)])
+        return drafts
+
+    runner.drafter.propose = propose
+
+
+def metrics(llm: Any) -> dict[str, float]:
+    return {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+
+
+def pool(llm: Any) -> dict[str, int]:
+    """Blocks of the pool, and those that no request holds, after the last round."""
+    blocks = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    return {"all": blocks.num_gpu_blocks, "free": blocks.get_num_free_blocks()}
+
+
+def main() -> None:
+    scenario = json.load(sys.stdin)
+    simulator = sys.modules.get("simulator")
+    if simulator is None:
+        result = run(scenario)
+    else:
+        with simulator.profile() as profile:
+            result = run(scenario)
+        result["kernels"] = {name: profile.launched(name) for name in sorted(profile.kernels)}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""On the path of an engine's processes. Where SIMULATED_MPS is set, device "mps" is the simulated one in each of them."""
+
+import importlib.util
+import os
+
+import torch
+
+
+def define_operators_of_torchvision() -> None:
+    """PyPI's torchvision for Linux is built for CUDA: beside a torch without CUDA its operators do not load, and it cannot
+    be imported, for want of the declarations of two. Nothing here calls them; vLLM's file of Qwen3.5 imports torchvision."""
+    if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    torch.torchvision_operators = library  # kept for as long as the process
+
+
+if os.environ.get("ENGINE_TESTS"):
+    define_operators_of_torchvision()
+if os.environ.get("SIMULATED_MPS"):
+    import simulator
+
+    simulator.activate()

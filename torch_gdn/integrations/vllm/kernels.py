@@ -1,0 +1,154 @@
+"""PyTorch in place of the Triton kernels that a V1 runner launches, by vLLM's registry for that (triton_utils.dispatcher).
+
+A function has the parameters of its kernel, in its order and by its names. None reads a tensor on the host.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def compute_slot_mapping(
+    num_tokens: int,
+    max_num_tokens: int,
+    query_start_loc: Tensor,
+    positions: Tensor,
+    block_table: Tensor,
+    block_table_stride: int,
+    slot_mapping: Tensor,
+    KV_CACHE_BLOCK_SIZE: int,
+    TOTAL_CP_WORLD_SIZE: int = 1,
+    TOTAL_CP_RANK: int = 0,
+    CP_KV_CACHE_INTERLEAVE_SIZE: int = 1,
+    PAD_ID: int = -1,
+    BLOCK_SIZE: int = 1024,
+) -> None:
+    """The slot of each token's key and value."""
+    if TOTAL_CP_WORLD_SIZE != 1:
+        raise NotImplementedError(f"context parallelism: expected 1 process, got {TOTAL_CP_WORLD_SIZE}")
+    tokens = torch.arange(num_tokens, device=positions.device, dtype=query_start_loc.dtype)
+    requests = torch.searchsorted(query_start_loc[1:].contiguous(), tokens, right=True)
+    at = positions[:num_tokens]
+    blocks = block_table[requests, at // KV_CACHE_BLOCK_SIZE].long()
+    slot_mapping[:num_tokens] = blocks * KV_CACHE_BLOCK_SIZE + at % KV_CACHE_BLOCK_SIZE
+    slot_mapping[num_tokens:max_num_tokens] = PAD_ID
+
+
+class Drafts:
+    """The drafts of each request in a row of their own: [requests, max_spec_len]."""
+
+    def __init__(self, cumulated: Tensor, columns: int, total: int) -> None:
+        self.counts = cumulated.diff(prepend=cumulated.new_zeros(1)).long()[:, None]
+        self.columns = torch.arange(columns, device=cumulated.device)
+        self.exist = self.columns < self.counts
+        starts = cumulated.long()[:, None] - self.counts
+        self.index = (starts + self.columns).clamp(max=max(total - 1, 0))
+
+    def rows(self, values: Tensor) -> Tensor:
+        return values[self.index] if values.shape[0] else values.new_zeros(self.index.shape)
+
+    def write(self, output: Tensor, takes: Tensor, accepted: Tensor, kept: Tensor, replaced: Tensor, bonus: Tensor) -> None:
+        """Of the requests that `takes`: the accepted drafts, then what replaces the first refused, or the bonus token."""
+        lengths = (accepted & self.exist).long().cumprod(1).sum(1, keepdim=True)
+        tokens = torch.where(self.columns < lengths, kept, replaced).to(output.dtype)
+        drafted = output[:, : tokens.shape[1]]
+        drafted.copy_(torch.where(takes & self.exist & (self.columns <= lengths), tokens, drafted))
+        everywhere = torch.arange(output.shape[1], device=output.device)
+        ends = takes & (lengths == self.counts) & (everywhere == self.counts)
+        output.copy_(torch.where(ends, bonus.view(-1, 1).to(output.dtype), output))
+
+
+def rejection_greedy_sample(
+    output_token_ids: Tensor,
+    cu_num_draft_tokens: Tensor,
+    draft_token_ids: Tensor,
+    target_argmax: Tensor,
+    bonus_token_ids: Tensor,
+    is_greedy: Tensor | None,
+    max_spec_len: int,
+    uniform_probs: Tensor | None,
+    synthetic_conditional_rates: Tensor | None,
+    SYNTHETIC_MODE: bool = False,
+) -> None:
+    drafts = Drafts(cu_num_draft_tokens, max_spec_len, draft_token_ids.shape[0])
+    drafted, wanted = drafts.rows(draft_token_ids).long(), drafts.rows(target_argmax).long()
+    accepted = drafted == wanted
+    if SYNTHETIC_MODE:
+        assert uniform_probs is not None and synthetic_conditional_rates is not None
+        accepted = (drafts.rows(uniform_probs) < synthetic_conditional_rates[:max_spec_len]) & (drafted >= 0)
+    takes = torch.ones_like(drafts.counts, dtype=torch.bool) if is_greedy is None else is_greedy[:, None]
+    drafts.write(output_token_ids, takes, accepted, drafted, wanted, bonus_token_ids)
+
+
+def rejection_random_sample(
+    output_token_ids: Tensor,
+    cu_num_draft_tokens: Tensor,
+    draft_token_ids: Tensor,
+    draft_probs: Tensor | None,
+    target_probs: Tensor,
+    bonus_token_ids: Tensor,
+    recovered_token_ids: Tensor,
+    uniform_probs: Tensor,
+    is_greedy: Tensor,
+    max_spec_len: int,
+    vocab_size: int,
+    synthetic_conditional_rates: Tensor | None,
+    NO_DRAFT_PROBS: bool = True,
+    SYNTHETIC_MODE: bool = False,
+) -> None:
+    drafts = Drafts(cu_num_draft_tokens, max_spec_len, draft_token_ids.shape[0])
+    drafted, uniform = drafts.rows(draft_token_ids).long(), drafts.rows(uniform_probs)
+    if SYNTHETIC_MODE:
+        assert synthetic_conditional_rates is not None
+        accepted = uniform < synthetic_conditional_rates[:max_spec_len]
+    else:
+        tokens = draft_token_ids.long().clamp(min=0)[:, None]
+        target = drafts.rows(target_probs.gather(1, tokens)[:, 0])
+        draft = torch.ones_like(target) if draft_probs is None else drafts.rows(draft_probs.gather(1, tokens)[:, 0])
+        accepted = (draft > 0) & (target / draft >= uniform)
+    replaced = drafts.rows(recovered_token_ids).long()
+    drafts.write(
+        output_token_ids, ~is_greedy[:, None], accepted & (drafted >= 0), drafted, replaced, bonus_token_ids
+    )
+
+
+def sample_recovered_tokens(
+    output_token_ids: Tensor,
+    cu_num_draft_tokens: Tensor,
+    draft_token_ids: Tensor,
+    draft_probs: Tensor | None,
+    target_probs: Tensor,
+    inv_q: Tensor,
+    vocab_size: int,
+    BLOCK_SIZE: int = 8192,
+    NO_DRAFT_PROBS: bool = True,
+    USE_FP64_GUMBEL: bool = False,
+) -> None:
+    """A token in place of each draft, as if it were refused: by the target's distribution without the draft's."""
+    total = draft_token_ids.shape[0]
+    counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1)).long()
+    requests = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts, output_size=total)
+    if draft_probs is None:
+        weights = target_probs.scatter(1, draft_token_ids.long().clamp(min=0)[:, None], 0.0)
+    else:
+        weights = (target_probs - draft_probs).clamp(min=0.0)
+    output_token_ids.copy_((weights * inv_q[requests]).argmax(dim=1))
+
+
+def expand(
+    output: Tensor, input: Tensor, cu_num_tokens: Tensor, replace_from: float, replace_to: float, MAX_NUM_TOKENS: int = 0
+) -> None:
+    """A request's value, for each of its tokens."""
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1)).long()
+    values = torch.where(input == replace_from, replace_to, input).to(output.dtype)
+    output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
+
+
+OVERRIDES = {
+    "vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping,
+    "vllm.v1.sample.rejection_sampler.rejection_greedy_sample_kernel": rejection_greedy_sample,
+    "vllm.v1.sample.rejection_sampler.rejection_random_sample_kernel": rejection_random_sample,
+    "vllm.v1.sample.rejection_sampler.sample_recovered_tokens_kernel": sample_recovered_tokens,
+    "vllm.v1.sample.rejection_sampler.expand_kernel": expand,
+}

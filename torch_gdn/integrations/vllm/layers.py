@@ -1,0 +1,118 @@
+"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, and its gated norm over `rms_norm_gated`.
+
+vLLM instantiates these in place of its own classes, by name: PluggableLayer.register_oot and CustomOp.register_oot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers.layernorm import RMSNormGated
+from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import OlmoHybridGatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.utils.torch_utils import (
+    LayerNameType,
+    _encode_layer_name,
+    _resolve_layer_name,
+    direct_register_custom_op,
+)
+
+import torch_gdn
+from torch_gdn.integrations.vllm import gated_delta_net
+
+
+def state_of(layer: Any) -> gated_delta_net.LayerState:
+    conv_pool, state_pool = layer.kv_cache[0], layer.kv_cache[1]
+    # vLLM's CPU loader packs the weight in place for its own kernel and keeps the original beside it.
+    packed = getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)
+    return gated_delta_net.LayerState(
+        key_heads=layer.num_k_heads // layer.tp_size,
+        value_heads=layer.num_v_heads // layer.tp_size,
+        key_size=layer.head_k_dim,
+        value_size=layer.head_v_dim,
+        conv_weight=layer.conv1d.weight.flatten(1) if packed is None else packed,
+        conv_bias=layer.conv1d.bias,
+        activation=layer.activation,
+        A_log=layer.A_log,
+        dt_bias=layer.dt_bias,
+        allow_neg_eigval=getattr(layer, "allow_neg_eigval", False),
+        conv_pool=conv_pool if is_conv_state_dim_first() else conv_pool.transpose(-1, -2),
+        state_pool=state_pool,
+    )
+
+
+def run(layer: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    metadata = get_forward_context().attn_metadata
+    metadata = metadata.get(layer.prefix) if isinstance(metadata, dict) else None
+    if metadata is None:  # a profiling run, before there are pools
+        out.zero_()
+        return
+    gated_delta_net.forward(state_of(layer), metadata, mixed_qkv, b, a, out)
+
+
+def gated_delta_net_core(mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor, layer_name: LayerNameType) -> None:
+    run(get_forward_context().no_compile_layers[_resolve_layer_name(layer_name)], mixed_qkv, b, a, out)
+
+
+def gated_delta_net_core_fake(mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor, layer_name: LayerNameType) -> None:
+    return None
+
+
+class TorchGdnQwenAttention(QwenGatedDeltaNetAttention):
+    """The layer of Qwen3-Next, whose projections come by key head, and of Qwen3.5, whose come one after the other."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        mixed_qkvz, _ = self.in_proj_qkvz(hidden_states)
+        ba, _ = self.in_proj_ba(hidden_states)
+        if self.gqa_interleaved_layout:
+            q, k, v, z, b, a = self.fix_query_key_value_ordering(mixed_qkvz, ba)
+            mixed_qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=-1)
+        else:
+            columns = [(2 * self.key_dim + self.value_dim) // self.tp_size, self.value_dim // self.tp_size]
+            mixed_qkv, z = mixed_qkvz.split(columns, dim=-1)
+            z = z.unflatten(-1, (-1, self.head_v_dim))
+            b, a = self.split_ba(ba)
+        out = hidden_states.new_empty(hidden_states.shape[0], self.num_v_heads // self.tp_size, self.head_v_dim)
+        torch.ops.vllm.torch_gdn_core(mixed_qkv, b, a, out, _encode_layer_name(self.prefix))
+        return self._output_projection(out, z)
+
+
+class TorchGdnOlmoHybridAttention(OlmoHybridGatedDeltaNetAttention):
+    """OLMo-Hybrid's layer: vLLM wraps the whole of it, projections included, in a custom op, which calls `_forward_core`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        load = self.conv1d.weight.weight_loader
+
+        def weight_loader(parameter: Tensor, loaded: Tensor, shard: int | None = None) -> None:
+            """vLLM 0.32 names the part of the fused weight, q, k or v, on the tensor, where its own loader does not look."""
+            load(parameter, loaded, getattr(loaded, "shard_id", shard))
+
+        self.conv1d.weight.weight_loader = weight_loader
+
+    def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
+        run(self, mixed_qkv, b, a, core_attn_out)
+
+
+class TorchGdnRMSNormGated(RMSNormGated):
+    def forward_native(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        if z is None or self.group_size is not None or not self.norm_before_gate:
+            return super().forward_native(x, z)
+        return torch.ops.gdn.rms_norm_gated(x, z, self.weight, self.eps, self.activation)
+
+    forward_cpu = forward_oot = forward_native
+
+
+def register() -> None:
+    if "QwenGatedDeltaNetAttention" in op_registry_oot:
+        return
+    assert torch_gdn  # defines torch.ops.gdn
+    direct_register_custom_op("torch_gdn_core", gated_delta_net_core, ["out"], gated_delta_net_core_fake)
+    QwenGatedDeltaNetAttention.register_oot(TorchGdnQwenAttention)
+    OlmoHybridGatedDeltaNetAttention.register_oot(TorchGdnOlmoHybridAttention)
+    RMSNormGated.register_oot(TorchGdnRMSNormGated)

@@ -1,0 +1,72 @@
+"""The model runner: vLLM's V1, with one stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader import get_model
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from torch_gdn.integrations.vllm.compat import one_stream
+
+
+class MpsModelRunner(GPUModelRunner):
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        with one_stream():
+            super().__init__(vllm_config, device)
+        self.use_cuda_graph = False
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        if load_dummy_weights:
+            raise NotImplementedError("load_dummy_weights: expected False on mps")
+        self.model = get_model(vllm_config=self.vllm_config)
+        if self.lora_config:
+            self.model = self.load_lora_model(self.model, self.vllm_config, self.device)
+        if hasattr(self, "drafter"):
+            self.drafter.load_model(self.model)
+        self.model_memory_usage = torch.mps.current_allocated_memory()
+
+    def get_model(self) -> torch.nn.Module:
+        return self.model
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        with one_stream():
+            return super().execute_model(*args, **kwargs)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        with one_stream():
+            return super().sample_tokens(*args, **kwargs)
+
+    # A part of a prompt samples a token that is thrown away, and vLLM winds the request's generator back by the offset of
+    # CUDA's generator, which mps has none of: here the state before is kept, and put back.
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        generators = self.input_batch.generators
+        self.states_before = {i: generators[i].get_state() for i in discarded if i in generators}
+        return super()._sample(*args, **kwargs)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        generators = self.input_batch.generators
+        kept = {i: generators.pop(i) for i in self.states_before if i in generators}
+        for i, generator in kept.items():
+            generator.set_state(self.states_before[i])
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            generators.update(kept)
+
+    def _sync_device(self) -> None:
+        torch.mps.synchronize()
+
+    def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
+        return sampled_token_ids.tolist()
+
+    # What a block held before is never read: attention stops at a sequence's length, a new state starts from zeros.
+
+    def _init_kv_zero_meta(self) -> None:
+        pass
+
+    def _zero_block_ids(self, block_ids: list[int]) -> None:
+        pass

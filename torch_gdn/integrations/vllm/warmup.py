@@ -1,0 +1,128 @@
+"""Compiles what the model's layers launch, before the first request does: recorded from calls, of which none runs."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from torch_gdn import _C
+from torch_gdn._recorder import recording
+from torch_gdn.warmup import powers_of_two
+
+
+def compile_kernels(runner: Any) -> float:
+    """In seconds, as they passed."""
+    begin = time.perf_counter()
+    scheduler = runner.vllm_config.scheduler_config
+    tokens = sorted({1, *powers_of_two(scheduler.max_num_batched_tokens), scheduler.max_num_batched_tokens})
+    sequences = sorted({1, *powers_of_two(scheduler.max_num_seqs), scheduler.max_num_seqs})
+    with recording() as recorded:
+        for layer in distinct_layers(runner.compilation_config.static_forward_context.values()):
+            if hasattr(layer, "impl"):
+                call_attention(runner, layer, tokens, sequences)
+            else:
+                call_delta_rule(runner, layer, tokens, sequences)
+    compiled = {facts["name"] for facts in _C.pipelines()}
+    missing = [each for each in recorded.variants if each.name not in compiled]
+    from tqdm.auto import tqdm
+
+    for each in tqdm(missing, desc="torch_gdn: compiling", unit="kernel"):
+        _C.compile(each.kernel, each.file, list(each.arguments))
+    return time.perf_counter() - begin
+
+
+def distinct_layers(layers: Any) -> list[Any]:
+    """One of each kind: by class, and the shapes and dtypes of its parameters and its pools."""
+    kinds: dict[Any, Any] = {}
+    for layer in layers:
+        pools = layer.kv_cache if isinstance(layer.kv_cache, (list, tuple)) else [layer.kv_cache]
+        shapes = tuple((tuple(x.shape), x.stride(), x.dtype) for x in [*layer.parameters(), *pools])
+        window = getattr(getattr(layer, "impl", None), "window", None)
+        kinds.setdefault((type(layer), window, shapes), layer)
+    return list(kinds.values())
+
+
+def call_delta_rule(runner: Any, layer: Any, tokens: list[int], sequences: list[int]) -> None:
+    from torch_gdn.integrations.vllm import gated_delta_net
+    from torch_gdn.integrations.vllm.layers import state_of
+
+    def run(metadata: SimpleNamespace) -> None:
+        heads = layer.num_v_heads // layer.tp_size
+        columns = (2 * layer.key_dim + layer.value_dim) // layer.tp_size
+        options = {"dtype": runner.dtype, "device": runner.device}
+        rows = metadata.num_actual_tokens
+        mixed, gate = torch.zeros(rows, columns, **options), torch.zeros(rows, heads, **options)
+        out = torch.empty(rows, heads, layer.head_v_dim, **options)
+        gated_delta_net.forward(state_of(layer), metadata, mixed, gate, gate, out)
+
+    for n in sequences:
+        run(batch_of_decodes(n, runner.device))
+        if layer.num_spec:
+            run(batch_of_drafts(n, 1 + layer.num_spec, runner.device))
+    for n in tokens:
+        run(batch_of_prefill(n, runner.device))
+
+
+def batch_of_decodes(n: int, device: torch.device) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_actual_tokens=n,
+        num_decodes=n,
+        num_prefills=0,
+        spec_sequence_masks=None,
+        non_spec_state_indices_tensor=torch.zeros(n, dtype=torch.int32, device=device),
+    )
+
+
+def batch_of_prefill(n: int, device: torch.device) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_actual_tokens=n,
+        num_decodes=0,
+        num_prefills=1,
+        spec_sequence_masks=None,
+        non_spec_state_indices_tensor=torch.zeros(1, dtype=torch.int32, device=device),
+        non_spec_query_start_loc=torch.tensor([0, n], dtype=torch.int32, device=device),
+        has_initial_state=torch.zeros(1, dtype=torch.bool, device=device),
+    )
+
+
+def batch_of_drafts(n: int, each: int, device: torch.device) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_actual_tokens=n * each,
+        num_decodes=0,
+        num_prefills=0,
+        num_spec_decodes=n,
+        spec_sequence_masks=torch.ones(n, dtype=torch.bool, device=device),
+        spec_state_indices_tensor=torch.zeros(n, each, dtype=torch.int32, device=device),
+        spec_query_start_loc=torch.arange(0, n * each + 1, each, dtype=torch.int32, device=device),
+        num_accepted_tokens=torch.ones(n, dtype=torch.int32, device=device),
+    )
+
+
+def call_attention(runner: Any, layer: Any, tokens: list[int], sequences: list[int]) -> None:
+    from torch_gdn.integrations.vllm.attention import PagedMetadata
+
+    options = {"dtype": torch.int32, "device": runner.device}
+    blocks = max(table.max_num_blocks_per_req for table in runner.input_batch.block_table.block_tables)
+    longest = runner.max_model_len
+    for n, each in [(n, 1) for n in sequences] + [(1, n) for n in tokens]:
+        rows = n * each
+        query = torch.zeros(rows, layer.num_heads, layer.head_size, dtype=runner.dtype, device=runner.device)
+        key = torch.zeros(rows, layer.num_kv_heads, layer.head_size, dtype=runner.dtype, device=runner.device)
+        slots = torch.full((rows,), -1, dtype=torch.int64, device=runner.device)
+        layer.impl.do_kv_cache_update(layer, key, key, layer.kv_cache, slots)
+        for seq_len in (each, longest):
+            metadata = PagedMetadata(
+                num_actual_tokens=rows,
+                slot_mapping=slots,
+                block_table=torch.zeros(n, blocks, **options),
+                cu_seqlens=torch.arange(0, rows + 1, each, **options),
+                seq_lens=torch.full((n,), seq_len, **options),
+                max_query_len=each,
+                max_seq_len=seq_len,
+                causal=True,
+            )
+            layer.impl.forward(layer, query, key, key, layer.kv_cache, metadata, torch.empty_like(query))
+

@@ -1,0 +1,69 @@
+"""The worker: vLLM's, without streams, memory pools and graphs; its pools are sized from Metal's recommendation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from torch_gdn.integrations.vllm import compat
+from torch_gdn.integrations.vllm.model_runner import MpsModelRunner
+from torch_gdn.integrations.vllm.warmup import compile_kernels
+
+logger = init_logger(__name__)
+
+
+class MpsWorker(Worker):
+    def _maybe_get_memory_pool_context(self, tag: str) -> Any:
+        return contextlib.nullcontext()
+
+    def init_device(self) -> None:
+        compat.replace_accelerator_functions()
+        compat.replace_uniform_probabilities()
+        self.device = torch.device("mps:0")
+        current_platform.check_if_supports_dtype(self.model_config.dtype)
+        os.environ["LOCAL_WORLD_SIZE"] = str(self.parallel_config.world_size)
+        init_worker_distributed_environment(
+            self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, current_platform.dist_backend
+        )
+        set_random_seed(self.model_config.seed)
+        self._init_workspace_and_model_runner()
+
+    def _make_model_runner(self) -> MpsModelRunner:
+        if self.use_v2_model_runner:
+            raise RuntimeError("VLLM_USE_V2_MODEL_RUNNER: expected 0 on mps, since model runner V2 is made of Triton kernels")
+        return MpsModelRunner(self.vllm_config, self.device)
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the pools: what Metal recommends, by gpu_memory_utilization, less what weights and a step take."""
+        asked: int | None = self.cache_config.kv_cache_memory_bytes
+        if asked is not None:
+            return asked
+        limit = torch.mps.recommended_max_memory() * self.cache_config.gpu_memory_utilization
+        with set_current_vllm_config(self.vllm_config):
+            self.model_runner.profile_run()
+        torch.mps.synchronize()
+        available = int(limit - torch.mps.driver_allocated_memory())
+        torch.mps.empty_cache()
+        logger.info("mps: %.2f GiB for the pools", available / 2**30)
+        return available
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Compiles what the model's layers launch, before the first request does."""
+        seconds = compile_kernels(self.model_runner)
+        set_random_seed(self.model_config.seed)
+        return CompilationTimes(language_model=seconds, encoder=0.0)
+
+    def sleep(self, level: int = 1) -> None:
+        raise NotImplementedError("sleep: there is no sleep mode on mps")
+
+    def wake_up(self, tags: Any = None) -> None:
+        raise NotImplementedError("wake_up: there is no sleep mode on mps")
