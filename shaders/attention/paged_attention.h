@@ -2,10 +2,7 @@
 #pragma once
 #include "attention/parameters.h"
 
-GDN_CONSTANT int kRowsOfSimdgroup = 8;  // query rows: a side of a fragment
-GDN_CONSTANT int kKeysAtOnce = 32;      // of a simdgroup
-GDN_CONSTANT int kDecodeSimdgroups = 4;
-GDN_CONSTANT int kMergeRows = 4;  // of a threadgroup: one a simdgroup
+GDN_CONSTANT int kKeysOfRound = 128;  // of a threadgroup of the decoding kernel: keys are divided into whole rounds
 
 // Row r of a KV head is query r / ratio of its head r % ratio, in a sequence.
 struct PagedParameters {
@@ -14,6 +11,7 @@ struct PagedParameters {
   int64_t table_sequence, table_block, boundary, length;  // strides of block_table, cu_seqlens, seq_lens
   int32_t sequences, tokens;                              // N, T
   int32_t kv_heads, ratio;                                // HK, HQ / HK
+  int32_t query_rows;                                     // T * HQ / HK
   int32_t blocks, block_size, table_blocks;
   int32_t max_query_len, max_seq_len;
   int32_t causal, window;  // window 0: none

@@ -1,10 +1,12 @@
 // For sequences of up to 8 query rows a KV head. One threadgroup owns the rows of one KV head and a split of the
 // sequence's keys; its 4 simdgroups take 32 keys each in turn, with a softmax of their own, and are put together at the
-// end. In registers: q, scores [32, 8], o [D, 8]; keys and values go from their pages into products, each byte once.
+// end. In registers: scores [32, 8], o [D, 8]; keys and values go from their pages into products, each byte once.
 // Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as output.h has them.
 #include "attention/output.h"
+#include "attention/paged_attention_decode.h"
 
-GDN_CONSTANT int kDecodeBlocks = kKeysAtOnce / 8;
+GDN_CONSTANT int kDecodeKeys = kKeysOfRound / kDecodeSimdgroups;
+GDN_CONSTANT int kDecodeBlocks = kDecodeKeys / 8;
 
 // Sums up what the simdgroups have, in simdgroup 0; every thread calls. A lane's part of a fragment is one of `shared`.
 template <int D>
@@ -63,8 +65,8 @@ template <typename T, typename C, int D>
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(D % 16 == 0 && D <= 256, "a vector is whole pairs of fragments");
-  threadgroup int64_t key_offsets[kDecodeSimdgroups * kKeysAtOnce];
-  threadgroup int64_t value_offsets[kDecodeSimdgroups * kKeysAtOnce];
+  threadgroup int64_t key_offsets[kKeysOfRound];
+  threadgroup int64_t value_offsets[kKeysOfRound];
   threadgroup float2 shared[D * 4];
   threadgroup float2 states[kDecodeSimdgroups * 8];
   const int split = int(group.x);
@@ -75,7 +77,7 @@ template <typename T, typename C, int D>
   RowTile tile;
   tile.sequence = paged_sequence(cu_seqlens, seq_lens, parameters, int(group.z), lane);
   tile.first_row = 0;
-  tile.rows = min(tile.sequence.queries * parameters.ratio, kRowsOfSimdgroup);
+  tile.rows = min(rows_of(parameters, tile.sequence.queries), kDecodeRows);
   if (tile.rows == 0) return;
   const KeyRange whole = seen_by_tile(parameters, tile);
   const int splits = splits_of(parameters, tile, whole);
@@ -83,29 +85,24 @@ template <typename T, typename C, int D>
   const KeyRange range = range_of_split(parameters, whole, splits, split);
 
   const LanePosition at = lane_position(lane);
-  const int2 rows = int2(min(at.column, tile.rows - 1), min(at.column + 1, tile.rows - 1));
-  const int64_t first_head = int64_t(kv_head) * parameters.ratio;
-  const int64_t first_token = tile.sequence.first + rows.x / parameters.ratio;
-  const int64_t second_token = tile.sequence.first + rows.y / parameters.ratio;
-  vec<T, 2> query[D / 8];
-  load_query<T, D>(
-      query, q + first_token * parameters.q.token + (first_head + rows.x % parameters.ratio) * parameters.q.head,
-      q + second_token * parameters.q.token + (first_head + rows.y % parameters.ratio) * parameters.q.head,
-      at.column < tile.rows, at.column + 1 < tile.rows, at.row);
-  const KeyRange first_seen = seen_by(parameters, tile.sequence, rows.x);
-  const KeyRange second_seen = seen_by(parameters, tile.sequence, rows.y);
-  const int2 seen_from = int2(first_seen.first, second_seen.first);
-  const int2 seen_to = int2(first_seen.last, second_seen.last);
+  const QueryRows<T> rows = query_rows(q, parameters, tile, kv_head, at.column, at.row);
+  for (int part = int(simdgroup); part < D / 8; part += kDecodeSimdgroups) {
+    shared[part * 32 + int(lane)] = float2(rows.elements(part));
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  StagedQuery query;
+  query.parts = shared;
+  query.lane = lane;
+  const SeenKeys seen = seen_by_lane(parameters, tile, at.column);
   const bool has_vectors = parameters.has_vectors != 0;
 
   RowState state = no_keys();
   float2 o[D / 8];
   UNROLL for (int part = 0; part < D / 8; ++part) o[part] = float2(0.0f);
-  threadgroup int64_t* own_keys = key_offsets + int(simdgroup) * kKeysAtOnce;
-  threadgroup int64_t* own_values = value_offsets + int(simdgroup) * kKeysAtOnce;
-  constexpr int kRound = kKeysAtOnce * kDecodeSimdgroups;
-  for (int round = range.first; round < range.last; round += kRound) {
-    const int first = round + int(simdgroup) * kKeysAtOnce;  // may lie beyond the last key, whose weight is then 0
+  threadgroup int64_t* own_keys = key_offsets + int(simdgroup) * kDecodeKeys;
+  threadgroup int64_t* own_values = value_offsets + int(simdgroup) * kDecodeKeys;
+  for (int round = range.first; round < range.last; round += kKeysOfRound) {
+    const int first = round + int(simdgroup) * kDecodeKeys;  // may lie beyond the last key, whose weight is then 0
     const KeyPlace place =
         key_place(block_table, parameters, tile.sequence.index, min(first + int(lane), range.last - 1), errors);
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -113,21 +110,21 @@ template <typename T, typename C, int D>
     own_values[lane] = offset_of(parameters.value, place, kv_head);
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
-    device const C* keys[kDecodeBlocks];
-    UNROLL for (int n = 0; n < kDecodeBlocks; ++n) keys[n] = key_cache + own_keys[n * 8 + at.row] + at.column * 2;
+    PagedRows<C> keys;
+    keys.cache = key_cache;
+    keys.offsets = own_keys;
+    keys.has_vectors = has_vectors;
     float2 scores[kDecodeBlocks];
-    multiply_keys<D, kDecodeBlocks>(scores, keys, query, has_vectors);
+    multiply_keys<D, kDecodeBlocks>(scores, keys, query, at);
     const float2 decay =
-        online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, range.last, seen_from, seen_to);
+        online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, range.last, seen);
     UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= decay;
 
-    device const C* left[kDecodeBlocks];
-    device const C* right[kDecodeBlocks];
-    UNROLL for (int n = 0; n < kDecodeBlocks; ++n) {
-      left[n] = value_cache + own_values[n * 8 + at.column];
-      right[n] = value_cache + own_values[n * 8 + at.column + 1];
-    }
-    multiply_values<D, kDecodeBlocks>(o, scores, left, right, at.row, has_vectors);
+    PagedRows<C> values;
+    values.cache = value_cache;
+    values.offsets = own_values;
+    values.has_vectors = has_vectors;
+    multiply_values<D, kDecodeBlocks>(o, scores, values, at);
   }
   put_together<D>(o, state, shared, states, at, simdgroup, lane);
   if (simdgroup == 0) {

@@ -2,6 +2,7 @@
 // other sequences are there already. Layout: partials [N, HK, rows of a tile, splits, D] and [.., splits] f32, out
 // [T, HQ, D] with strides.
 #include "attention/output.h"
+#include "attention/paged_attention_merge.h"
 
 template <typename T, int D>
 [[kernel]] void paged_attention_merge(
@@ -22,7 +23,7 @@ template <typename T, int D>
   RowTile tile;
   tile.sequence = paged_sequence(cu_seqlens, seq_lens, parameters, int(group.z), lane);
   tile.first_row = 0;
-  tile.rows = min(parameters.rows, tile.sequence.queries * parameters.ratio);
+  tile.rows = min(parameters.rows, rows_of(parameters, tile.sequence.queries));
   if (row >= tile.rows) return;
   const int splits = splits_of(parameters, tile, seen_by_tile(parameters, tile));
   if (splits == 1) return;

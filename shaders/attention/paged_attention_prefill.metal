@@ -3,6 +3,7 @@
 // than a tile may have its keys divided among threadgroups. In registers: q, scores [keys, 8], o [D, 8].
 // Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as output.h has them.
 #include "attention/output.h"
+#include "attention/paged_attention_prefill.h"
 #include "core/tile.h"
 
 // Keys of a tile, so that 8 of its rows more would still fit.
@@ -74,22 +75,14 @@ template <typename T, typename C, int D, int kSimdgroups>
   const KeyRange range = range_of_split(parameters, whole, splits, split);
 
   const LanePosition at = lane_position(lane);
-  const int own_row = int(simdgroup) * kRowsOfSimdgroup + at.column;
-  const int2 rows = tile.first_row + int2(min(own_row, tile.rows - 1), min(own_row + 1, tile.rows - 1));
-  const int64_t first_head = int64_t(kv_head) * parameters.ratio;
-  const int64_t first_token = tile.sequence.first + rows.x / parameters.ratio;
-  const int64_t second_token = tile.sequence.first + rows.y / parameters.ratio;
-  vec<T, 2> query[D / 8];
-  load_query<T, D>(
-      query, q + first_token * parameters.q.token + (first_head + rows.x % parameters.ratio) * parameters.q.head,
-      q + second_token * parameters.q.token + (first_head + rows.y % parameters.ratio) * parameters.q.head,
-      own_row < tile.rows, own_row + 1 < tile.rows, at.row);
-  const KeyRange first_seen = seen_by(parameters, tile.sequence, rows.x);
-  const KeyRange second_seen = seen_by(parameters, tile.sequence, rows.y);
-  const int2 seen_from = int2(first_seen.first, second_seen.first);
-  const int2 seen_to = int2(first_seen.last, second_seen.last);
+  const int own_row = int(simdgroup) * kPrefillRows + at.column;
+  HeldQuery<T, D> query;
+  query.load(query_rows(q, parameters, tile, kv_head, own_row, at.row));
+  const SeenKeys seen = seen_by_lane(parameters, tile, own_row);
   const bool has_vectors = parameters.has_vectors != 0;
 
+  StagedRows<C, kStride> staged;
+  staged.tile = tile_of_keys;
   RowState state = no_keys();
   float2 o[D / 8];
   UNROLL for (int part = 0; part < D / 8; ++part) o[part] = float2(0.0f);
@@ -105,24 +98,15 @@ template <typename T, typename C, int D, int kSimdgroups>
     stage_keys<D, kKeys, kThreads>(tile_of_keys, key_cache, key_offsets, has_vectors, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    threadgroup const C* keys[kBlocks];
-    UNROLL for (int n = 0; n < kBlocks; ++n) keys[n] = tile_of_keys + (n * 8 + at.row) * kStride + at.column * 2;
     float2 scores[kBlocks];
-    multiply_keys<D, kBlocks>(scores, keys, query, true);
-    const float2 decay =
-        online_softmax<kBlocks>(scores, state, parameters.scale, first + at.row, range.last, seen_from, seen_to);
+    multiply_keys<D, kBlocks>(scores, staged, query, at);
+    const float2 decay = online_softmax<kBlocks>(scores, state, parameters.scale, first + at.row, range.last, seen);
     UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= decay;
 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage_keys<D, kKeys, kThreads>(tile_of_keys, value_cache, value_offsets, has_vectors, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup const C* left[kBlocks];
-    threadgroup const C* right[kBlocks];
-    UNROLL for (int n = 0; n < kBlocks; ++n) {
-      left[n] = tile_of_keys + (n * 8 + at.column) * kStride;
-      right[n] = left[n] + kStride;
-    }
-    multiply_values<D, kBlocks>(o, scores, left, right, at.row, true);
+    multiply_values<D, kBlocks>(o, scores, staged, at);
   }
   store_rows<D>(
       o, state, out, o_partials, m_partials, l_partials, sinks, parameters, tile, kv_head, own_row, splits, split,

@@ -17,7 +17,7 @@ METAL_FUNC void copy_heads(
   const int vectors = size / Width;
   for (int item = int(thread_index); item < heads * vectors; item += kCacheThreads) {
     const int head = item / vectors;
-    const int column = item % vectors * Width;
+    const int64_t column = int64_t(item % vectors) * Width;
     store_values(target + head * target_head + column, load_values<Width>(source + head * source_head + column));
   }
 }

@@ -19,6 +19,10 @@ METAL_FUNC int capacity_of(constant PagedParameters& parameters) {
   return int(min(int64_t(parameters.table_blocks) * parameters.block_size, int64_t(1) << 30));
 }
 
+METAL_FUNC int rows_of(constant PagedParameters& parameters, int queries) {
+  return int(min(int64_t(queries) * parameters.ratio, int64_t(parameters.query_rows)));
+}
+
 METAL_FUNC int keys_of_sequence(device const int* seq_lens, constant PagedParameters& parameters, int index) {
   return clamp(seq_lens[index * parameters.length], 0, capacity_of(parameters));
 }
@@ -72,7 +76,7 @@ METAL_FUNC RowTile locate_tile(
     }
     const int previous = simd_shuffle_up(last, ushort(1));
     const int first = lane == 0 ? carried_boundary : previous;
-    const int rows = (last - first) * parameters.ratio;
+    const int rows = rows_of(parameters, last - first);
     const int tiles = (rows + parameters.rows - 1) / parameters.rows;
     const int tiles_before = carried_tiles + simd_prefix_exclusive_sum(tiles);
     const bool is_here = target >= tiles_before && target < tiles_before + tiles;
@@ -82,8 +86,9 @@ METAL_FUNC RowTile locate_tile(
       tile.sequence.first = simd_shuffle(first, owner);
       tile.sequence.queries = simd_shuffle(last, owner) - tile.sequence.first;
       tile.sequence.keys = keys_of_sequence(seq_lens, parameters, tile.sequence.index);
-      tile.first_row = (target - simd_shuffle(tiles_before, owner)) * parameters.rows;
-      tile.rows = min(parameters.rows, tile.sequence.queries * parameters.ratio - tile.first_row);
+      const int64_t first_row = int64_t(target - simd_shuffle(tiles_before, owner)) * parameters.rows;
+      tile.first_row = int(min(first_row, int64_t(parameters.query_rows)));
+      tile.rows = min(parameters.rows, rows_of(parameters, tile.sequence.queries) - tile.first_row);
       return tile;
     }
     carried_boundary = simd_shuffle(last, ushort(31));
@@ -144,12 +149,11 @@ METAL_FUNC KeyRange seen_by_tile(constant PagedParameters& parameters, RowTile t
 METAL_FUNC int keys_of_split(constant PagedParameters& parameters, KeyRange range) {
   const int keys = range.last - range.first;
   const int even = (keys + parameters.splits - 1) / parameters.splits;
-  constexpr int kRound = kKeysAtOnce * kDecodeSimdgroups;
-  return max(parameters.least_keys, (even + kRound - 1) / kRound * kRound);
+  return max(parameters.least_keys, even + (kKeysOfRound - even % kKeysOfRound) % kKeysOfRound);
 }
 
 METAL_FUNC int splits_of(constant PagedParameters& parameters, RowTile tile, KeyRange range) {
-  if (tile.sequence.queries * parameters.ratio > parameters.rows) return 1;
+  if (rows_of(parameters, tile.sequence.queries) > parameters.rows) return 1;
   const int keys = keys_of_split(parameters, range);
   return max(1, (range.last - range.first + keys - 1) / keys);
 }

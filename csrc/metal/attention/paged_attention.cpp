@@ -4,7 +4,9 @@
 
 #include "metal/attention/pages.h"
 #include "metal/implement.h"
-#include "shaders/attention/paged_attention.h"
+#include "shaders/attention/paged_attention_decode.h"
+#include "shaders/attention/paged_attention_merge.h"
+#include "shaders/attention/paged_attention_prefill.h"
 
 namespace torch_gdn {
 
@@ -30,8 +32,8 @@ Plan plan_of(const PagedAttention<int64_t>& op) {
   const int64_t ratio = s.HQ / s.HK;
   const int64_t rows_of_sequence = std::max<int64_t>(1, std::min(op.sequences.max_query_len, s.T)) * ratio;
   Plan plan{};
-  plan.is_decode = rows_of_sequence <= kRowsOfSimdgroup;
-  plan.rows = plan.is_decode ? kRowsOfSimdgroup : rows_of_sequence <= kFewRows ? kFewRows : kManyRows;
+  plan.is_decode = rows_of_sequence <= kDecodeRows;
+  plan.rows = plan.is_decode ? kDecodeRows : rows_of_sequence <= kFewRows ? kFewRows : kManyRows;
   plan.tiles = std::min(ceil_div(s.T * ratio, plan.rows) + s.N, s.N * ceil_div(rows_of_sequence, plan.rows));
   plan.least_keys = std::clamp(kKeysOfRow * std::min(rows_of_sequence, plan.rows), kFewestKeys, kMostLeastKeys);
   const int64_t most = ceil_div(std::min(op.sequences.max_seq_len, s.table_blocks * s.block_size), plan.least_keys);
@@ -61,6 +63,7 @@ PagedParameters parameters_of(const PagedAttention<int64_t>& op, const Tensor& q
   parameters.tokens = int32_t(s.T);
   parameters.kv_heads = int32_t(s.HK);
   parameters.ratio = int32_t(s.HQ / s.HK);
+  parameters.query_rows = int32_t(s.T * (s.HQ / s.HK));
   parameters.blocks = int32_t(std::min<int64_t>(s.blocks, INT32_MAX));
   parameters.block_size = int32_t(s.block_size);
   parameters.table_blocks = int32_t(s.table_blocks);
@@ -104,7 +107,7 @@ void run(const PagedAttention<int64_t>& op) {
   const std::string kernel = plan.is_decode ? "paged_attention_decode" : "paged_attention_prefill";
   const std::string type = metal_type(q.scalar_type()), size = std::to_string(s.D);
   std::vector<std::string> arguments = {type, metal_type(op.key_cache.scalar_type()), size};
-  if (!plan.is_decode) arguments.push_back(std::to_string(plan.rows / kRowsOfSimdgroup));
+  if (!plan.is_decode) arguments.push_back(std::to_string(plan.rows / kPrefillRows));
   const Tensor sinks = op.sinks.has_value() ? op.sinks->contiguous() : partials.m;
   std::vector<Launch> launches;
   launches.push_back(
@@ -114,7 +117,7 @@ void run(const PagedAttention<int64_t>& op) {
        {q, op.key_cache, op.value_cache, tensors.block_table, tensors.cu_seqlens, tensors.seq_lens, sinks, op.out,
         partials.o, partials.m, partials.l, Binding::error_log(), Binding::values(parameters)},
        {size_t(plan.is_decode ? plan.splits : plan.tiles), size_t(s.HK), size_t(plan.is_decode ? s.N : plan.splits)},
-       size_t(plan.is_decode ? kDecodeSimdgroups : plan.rows / kRowsOfSimdgroup) * 32});
+       size_t(plan.is_decode ? kDecodeSimdgroups : plan.rows / kPrefillRows) * 32});
   if (plan.splits > 1) {
     launches.push_back({"paged_attention_merge",
                         "attention/paged_attention_merge.metal",
