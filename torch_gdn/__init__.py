@@ -9,6 +9,8 @@ from torch_gdn import _library, aura, reference, tuning_cache
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
+from torch_gdn.ops.attention.paged_attention import paged_attention
+from torch_gdn.ops.attention.reshape_and_cache import reshape_and_cache
 from torch_gdn.ops.aura.aura_attention import aura_attention
 from torch_gdn.ops.aura.aura_decode import aura_decode
 from torch_gdn.ops.aura.aura_encode import aura_encode, aura_encode_
@@ -62,12 +64,14 @@ __all__ = [
     "gdn_gating",
     "l2norm",
     "l2norm_fwd",
+    "paged_attention",
     "prepare_chunk_indices",
     "prepare_chunk_offsets",
     "recompute_w_u",
     "recompute_w_u_fwd",
     "recording",
     "reference",
+    "reshape_and_cache",
     "rms_norm_gated",
     "solve_tril",
     "warmup",

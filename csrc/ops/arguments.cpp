@@ -85,6 +85,7 @@ std::vector<Argument> arguments_of(const std::string& schema) {
   std::istringstream list(schema.substr(open + 1, close - open - 1));
   for (std::string text; std::getline(list, text, ',');) {
     const std::string declared = text.substr(0, text.find('='));
+    if (declared == " *") continue;  // those after it are given by name
     arguments.push_back({declared.substr(declared.rfind(' ') + 1), declared.find("!)") != std::string::npos});
   }
   return arguments;

@@ -1,0 +1,44 @@
+#include "ops/attention/reshape_and_cache.h"
+
+#include "metal/attention/pages.h"
+#include "metal/implement.h"
+#include "shaders/attention/reshape_and_cache.h"
+
+namespace torch_gdn {
+
+namespace {
+
+void run(const ReshapeAndCache<int64_t>& op) {
+  const auto& s = op.shape;
+  TORCH_CHECK_VALUE(s.HK * std::max(s.D, op.DV) <= INT32_MAX && s.block_size <= INT32_MAX,
+                    "reshape_and_cache_: key: expected fewer than 2^31 elements of a token, got ", s.HK, " heads of ",
+                    std::max(s.D, op.DV));
+  if (op.key_cache.numel() + op.value_cache.numel() == 0) return;
+  const Tensor key = unit_last_stride(op.key, "key"), value = unit_last_stride(op.value, "value");
+  CacheParameters parameters{};
+  parameters.key = token_strides(key);
+  parameters.value = token_strides(value);
+  parameters.key_cache = page_strides(op.key_cache);
+  parameters.value_cache = page_strides(op.value_cache);
+  parameters.slot_stride = op.slot_mapping.stride(0);
+  parameters.capacity = s.blocks * s.block_size;
+  parameters.slot_bytes = int32_t(op.slot_mapping.element_size());
+  parameters.block_size = int32_t(s.block_size);
+  parameters.heads = int32_t(s.HK);
+  parameters.key_size = int32_t(s.D);
+  parameters.value_size = int32_t(op.DV);
+  launcher().run(
+      {{"reshape_and_cache",
+        "attention/reshape_and_cache.metal",
+        {metal_type(key.scalar_type()), metal_type(op.key_cache.scalar_type()),
+         vector_width({key, value, op.key_cache, op.value_cache})},
+        {key, value, op.key_cache, op.value_cache, op.slot_mapping, Binding::error_log(), Binding::values(parameters)},
+        {size_t(op.tokens), 1, 1},
+        kCacheThreads}});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<ReshapeAndCache, &run>(m); }
+
+}  // namespace torch_gdn

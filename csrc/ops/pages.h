@@ -1,0 +1,60 @@
+// A cache of pages: blocks of `block_size` tokens in any order, which a table of blocks puts in the order of a
+// sequence.
+#pragma once
+#include "ops/check.h"
+
+namespace torch_gdn {
+
+constexpr int64_t kMostKeys = INT32_MAX / 2;
+
+template <typename Int = int64_t>
+struct PagedShape {
+  Int T = 0, HQ = 0, HK = 0, D = 0;  // T: queries of all sequences, padding included
+  Int N = 0;                         // sequences
+  Int blocks = 0, block_size = 0;    // of the pool
+  Int table_blocks = 0;              // of a sequence, at most
+};
+
+// Sequence n has queries [cu_seqlens[n], cu_seqlens[n + 1]) and seq_lens[n] keys; its queries are the last of them.
+template <typename Int>
+struct PagedSequences {
+  Tensor block_table, cu_seqlens, seq_lens;  // [N, table_blocks], [N + 1], [N], int32
+  Int max_query_len, max_seq_len;            // of a sequence: what the host plans for
+  bool causal;
+  int64_t window;  // 0: all
+};
+
+// Pools are too large to be copied.
+template <typename Int>
+void check_rows_of_pages(const Check<Int>& check, const char* argument, const Tensor& pages) {
+  const auto stride = pages.sym_stride(-1);
+  check.value(holds(sym_le(size_of<Int>(pages, -1), Int(1))) || holds(sym_eq(stride, c10::SymInt(1))), argument,
+              "a last stride of 1", stride);
+}
+
+// The content of tensors on the CPU; the kernels check that of those on the device.
+void check_pages(const char* op, const PagedShape<>& shape, const PagedSequences<int64_t>& sequences);
+
+template <typename Int>
+void check_sequences_of_pages(const Check<Int>& check, PagedShape<Int>& s, const PagedSequences<Int>& sequences) {
+  const auto& [block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, causal, window] = sequences;
+  check.is_int32("block_table", block_table);
+  check.is_int32("cu_seqlens", cu_seqlens);
+  check.is_int32("seq_lens", seq_lens);
+  check.on_device_or_cpu("block_table", block_table);
+  check.on_device_or_cpu("cu_seqlens", cu_seqlens);
+  check.on_device_or_cpu("seq_lens", seq_lens);
+  check.value(seq_lens.dim() == 1, "seq_lens", "shape [N]", sizes_of<Int>(seq_lens));
+  s.N = size_of<Int>(seq_lens, 0);
+  check.value(cu_seqlens.dim() == 1 && holds(sym_eq(size_of<Int>(cu_seqlens, 0), s.N + 1)), "cu_seqlens",
+              "shape [N + 1]", sizes_of<Int>(cu_seqlens), " for ", s.N, " sequences");
+  check.value(block_table.dim() == 2 && holds(sym_eq(size_of<Int>(block_table, 0), s.N)), "block_table",
+              "shape [N, blocks of a sequence]", sizes_of<Int>(block_table), " for ", s.N, " sequences");
+  s.table_blocks = size_of<Int>(block_table, 1);
+  check.in_range("max_query_len", "a number from 0 to 2^30", max_query_len, 0, kMostKeys);
+  check.in_range("max_seq_len", "a number from 0 to 2^30", max_seq_len, 0, kMostKeys);
+  check.value(window >= 0 && window <= kMostKeys, "window", "a window from 0 (none) to 2^30", window);
+  check.value(window == 0 || causal, "window", "0 where causal is false", window);
+}
+
+}  // namespace torch_gdn

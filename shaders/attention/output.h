@@ -1,0 +1,69 @@
+// Where the result of a tile of rows goes: divided by its sum into `out`, or, of a sequence whose keys are divided, as
+// it is into the partials [N, HK, rows of a tile, splits, D] and [N, HK, rows of a tile, splits] f32.
+#pragma once
+#include "attention/sequences.h"
+#include "attention/softmax.h"
+
+METAL_FUNC int64_t partial_row(constant PagedParameters& parameters, int sequence, int kv_head, int row) {
+  return (int64_t(sequence) * parameters.kv_heads + kv_head) * parameters.rows + row;
+}
+
+// 1 / sum, with the sink's exponential in it, times what makes it relative to the larger of both.
+METAL_FUNC float normaliser(float m, float l, device const float* sinks, int has_sinks, int64_t head) {
+  float sum = l;
+  float factor = 1.0f;
+  if (has_sinks != 0) {
+    const float sink = sinks[head];
+    const float largest = fmax(m, sink);
+    factor = l == 0.0f ? 0.0f : exp(m - largest);
+    sum = l * factor + exp(sink - largest);
+  }
+  return sum == 0.0f ? 0.0f : factor / sum;  // no key was seen: 0
+}
+
+// Row `i` of a lane's two, whose columns are those of multiply_values().
+template <int D, typename T>
+METAL_FUNC void store_row(device T* target, thread const float2* o, int i, float factor, int row) {
+  UNROLL for (int part = 0; part < D / 8; ++part) {
+    const bool is_rest = D % 32 != 0 && part >= D / 32 * 4;
+    const int column = is_rest ? D / 32 * 32 + row * 2 + part % 4 : part / 4 * 32 + row * 4 + part % 4;
+    target[column] = T((i == 0 ? o[part].x : o[part].y) * factor);
+  }
+}
+
+// A lane's two rows of a tile, from `first` on, of one split of the keys.
+template <int D, typename T>
+METAL_FUNC void store_rows(
+    thread const float2* o,
+    RowState state,
+    device T* out,
+    device float* o_partials,
+    device float* m_partials,
+    device float* l_partials,
+    device const float* sinks,
+    constant PagedParameters& parameters,
+    RowTile tile,
+    int kv_head,
+    int first,
+    int splits,
+    int split,
+    int column_row) {
+  UNROLL for (int i = 0; i < 2; ++i) {
+    const int row = tile.first_row + first + i;
+    const float m = i == 0 ? state.m.x : state.m.y;
+    const float l = i == 0 ? state.l.x : state.l.y;
+    if (first + i < tile.rows && splits == 1) {
+      const int64_t token = tile.sequence.first + row / parameters.ratio;
+      const int64_t head = int64_t(kv_head) * parameters.ratio + row % parameters.ratio;
+      const float factor = normaliser(m, l, sinks, parameters.has_sinks, head);
+      store_row<D>(out + token * parameters.out.token + head * parameters.out.head, o, i, factor, column_row);
+    } else if (first + i < tile.rows) {
+      const int64_t target = partial_row(parameters, tile.sequence.index, kv_head, row) * parameters.splits + split;
+      store_row<D>(o_partials + target * D, o, i, 1.0f, column_row);
+      if (column_row == 0) {
+        m_partials[target] = m;
+        l_partials[target] = l;
+      }
+    }
+  }
+}

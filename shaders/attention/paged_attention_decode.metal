@@ -1,0 +1,135 @@
+// For sequences of up to 8 query rows a KV head. One threadgroup owns the rows of one KV head and a split of the
+// sequence's keys; its 4 simdgroups take 32 keys each in turn, with a softmax of their own, and are put together at the
+// end. In registers: scores [32, 8], o [D, 8]; keys and values go from their pages into products, each byte once.
+// Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as output.h has them.
+#include "attention/output.h"
+#include "attention/paged_attention_decode.h"
+
+GDN_CONSTANT int kDecodeKeys = kKeysOfRound / kDecodeSimdgroups;
+GDN_CONSTANT int kDecodeBlocks = kDecodeKeys / 8;
+
+// Sums up what the simdgroups have, in simdgroup 0; every thread calls. A lane's part of a fragment is one of `shared`.
+template <int D>
+METAL_FUNC void put_together(
+    thread float2* o,
+    thread RowState& state,
+    threadgroup float2* shared,
+    threadgroup float2* states,
+    LanePosition at,
+    uint simdgroup,
+    uint lane) {
+  if (at.row == 0) {
+    states[(int(simdgroup) * 2) * 4 + at.column / 2] = state.m;
+    states[(int(simdgroup) * 2 + 1) * 4 + at.column / 2] = state.l;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float2 own = state.m;
+  RowState whole = no_keys();
+  UNROLL for (int i = 0; i < kDecodeSimdgroups; ++i) whole.m = fmax(whole.m, states[i * 8 + at.column / 2]);
+  UNROLL for (int i = 0; i < kDecodeSimdgroups; ++i) {
+    const float2 m = states[i * 8 + at.column / 2];
+    whole.l += states[i * 8 + 4 + at.column / 2] * float2(shrinkage(m.x, whole.m.x), shrinkage(m.y, whole.m.y));
+  }
+  state = whole;
+  const float2 factor = float2(shrinkage(own.x, whole.m.x), shrinkage(own.y, whole.m.y));
+  UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= factor;
+  UNROLL for (int other = 1; other < kDecodeSimdgroups; ++other) {
+    if (int(simdgroup) == other) {
+      UNROLL for (int part = 0; part < D / 8; ++part) shared[part * 32 + int(lane)] = o[part];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (simdgroup == 0) {
+      UNROLL for (int part = 0; part < D / 8; ++part) o[part] += shared[part * 32 + int(lane)];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+template <typename T, typename C, int D>
+[[kernel]] void paged_attention_decode(
+    device const T* q [[buffer(0)]],
+    device const C* key_cache [[buffer(1)]],
+    device const C* value_cache [[buffer(2)]],
+    device const int* block_table [[buffer(3)]],
+    device const int* cu_seqlens [[buffer(4)]],
+    device const int* seq_lens [[buffer(5)]],
+    device const float* sinks [[buffer(6)]],
+    device T* out [[buffer(7)]],
+    device float* o_partials [[buffer(8)]],
+    device float* m_partials [[buffer(9)]],
+    device float* l_partials [[buffer(10)]],
+    device ErrorLog* errors [[buffer(11)]],
+    constant PagedParameters& parameters [[buffer(12)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(D % 16 == 0 && D <= 256, "a vector is whole pairs of fragments");
+  threadgroup int64_t key_offsets[kKeysOfRound];
+  threadgroup int64_t value_offsets[kKeysOfRound];
+  threadgroup float2 shared[D * 4];
+  threadgroup float2 states[kDecodeSimdgroups * 8];
+  const int split = int(group.x);
+  const int kv_head = int(group.y);
+  if (split == 0 && kv_head == 0 && thread_index == 0) {
+    report_sequence(cu_seqlens, seq_lens, parameters, int(group.z), errors);
+  }
+  RowTile tile;
+  tile.sequence = paged_sequence(cu_seqlens, seq_lens, parameters, int(group.z), lane);
+  tile.first_row = 0;
+  tile.rows = min(rows_of(parameters, tile.sequence.queries), kDecodeRows);
+  if (tile.rows == 0) return;
+  const KeyRange whole = seen_by_tile(parameters, tile);
+  const int splits = splits_of(parameters, tile, whole);
+  if (split >= splits) return;
+  const KeyRange range = range_of_split(parameters, whole, splits, split);
+
+  const LanePosition at = lane_position(lane);
+  const QueryRows<T> rows = query_rows(q, parameters, tile, kv_head, at.column, at.row);
+  for (int part = int(simdgroup); part < D / 8; part += kDecodeSimdgroups) {
+    shared[part * 32 + int(lane)] = float2(rows.elements(part));
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  StagedQuery query;
+  query.parts = shared;
+  query.lane = lane;
+  const SeenKeys seen = seen_by_lane(parameters, tile, at.column);
+  const bool has_vectors = parameters.has_vectors != 0;
+
+  RowState state = no_keys();
+  float2 o[D / 8];
+  UNROLL for (int part = 0; part < D / 8; ++part) o[part] = float2(0.0f);
+  threadgroup int64_t* own_keys = key_offsets + int(simdgroup) * kDecodeKeys;
+  threadgroup int64_t* own_values = value_offsets + int(simdgroup) * kDecodeKeys;
+  for (int round = range.first; round < range.last; round += kKeysOfRound) {
+    const int first = round + int(simdgroup) * kDecodeKeys;  // may lie beyond the last key, whose weight is then 0
+    const KeyPlace place =
+        key_place(block_table, parameters, tile.sequence.index, min(first + int(lane), range.last - 1), errors);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    own_keys[lane] = offset_of(parameters.key, place, kv_head);
+    own_values[lane] = offset_of(parameters.value, place, kv_head);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+
+    PagedRows<C> keys;
+    keys.cache = key_cache;
+    keys.offsets = own_keys;
+    keys.has_vectors = has_vectors;
+    float2 scores[kDecodeBlocks];
+    multiply_keys<D, kDecodeBlocks>(scores, keys, query, at);
+    const float2 decay =
+        online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, range.last, seen);
+    UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= decay;
+
+    PagedRows<C> values;
+    values.cache = value_cache;
+    values.offsets = own_values;
+    values.has_vectors = has_vectors;
+    multiply_values<D, kDecodeBlocks>(o, scores, values, at);
+  }
+  put_together<D>(o, state, shared, states, at, simdgroup, lane);
+  if (simdgroup == 0) {
+    store_rows<D>(
+        o, state, out, o_partials, m_partials, l_partials, sinks, parameters, tile, kv_head, at.column, splits, split,
+        at.row);
+  }
+}

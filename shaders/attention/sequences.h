@@ -1,0 +1,195 @@
+// Finds the queries and keys of a sequence, and its pages, in tensors on the device. Wrong numbers are clamped, so that
+// they lead nowhere, and reported.
+#pragma once
+#include "attention/paged_attention.h"
+#include "core/error.h"
+#include "core/fragment.h"
+
+struct PagedSequence {
+  int index;
+  int first, queries;  // rows of q
+  int keys;
+};
+
+METAL_FUNC int query_boundary(device const int* cu_seqlens, constant PagedParameters& parameters, int index) {
+  return clamp(cu_seqlens[index * parameters.boundary], 0, parameters.tokens);
+}
+
+METAL_FUNC int capacity_of(constant PagedParameters& parameters) {
+  return int(min(int64_t(parameters.table_blocks) * parameters.block_size, int64_t(1) << 30));
+}
+
+METAL_FUNC int rows_of(constant PagedParameters& parameters, int queries) {
+  return int(min(int64_t(queries) * parameters.ratio, int64_t(parameters.query_rows)));
+}
+
+METAL_FUNC int keys_of_sequence(device const int* seq_lens, constant PagedParameters& parameters, int index) {
+  return clamp(seq_lens[index * parameters.length], 0, capacity_of(parameters));
+}
+
+// Boundaries are made ascending, so that no row of q belongs to two sequences. Every lane of the simdgroup must call.
+METAL_FUNC PagedSequence paged_sequence(
+    device const int* cu_seqlens,
+    device const int* seq_lens,
+    constant PagedParameters& parameters,
+    int index,
+    uint lane) {
+  int first = 0;
+  for (int i = int(lane); i <= index; i += 32) first = max(first, query_boundary(cu_seqlens, parameters, i));
+  PagedSequence sequence;
+  sequence.index = index;
+  sequence.first = simd_max(first);
+  sequence.queries = max(0, query_boundary(cu_seqlens, parameters, index + 1) - sequence.first);
+  sequence.keys = keys_of_sequence(seq_lens, parameters, index);
+  return sequence;
+}
+
+// A tile of rows of one KV head.
+struct RowTile {
+  PagedSequence sequence;
+  int first_row, rows;  // rows 0: a surplus tile
+};
+
+// Tile `target` of those of all sequences. Every lane of the simdgroup must call.
+METAL_FUNC RowTile locate_tile(
+    device const int* cu_seqlens,
+    device const int* seq_lens,
+    constant PagedParameters& parameters,
+    int target,
+    uint lane) {
+  RowTile tile;
+  tile.sequence.index = 0;
+  tile.sequence.first = 0;
+  tile.sequence.queries = 0;
+  tile.sequence.keys = 0;
+  tile.first_row = 0;
+  tile.rows = 0;
+  int carried_boundary = query_boundary(cu_seqlens, parameters, 0);
+  int carried_tiles = 0;
+  for (int base = 0; base < parameters.sequences; base += 32) {
+    const int index = base + int(lane);
+    int last = index < parameters.sequences ? query_boundary(cu_seqlens, parameters, index + 1) : 0;
+    last = max(last, carried_boundary);
+    UNROLL for (ushort distance = 1; distance < 32; distance *= 2) {
+      const int earlier = simd_shuffle_up(last, distance);
+      if (ushort(lane) >= distance) last = max(last, earlier);
+    }
+    const int previous = simd_shuffle_up(last, ushort(1));
+    const int first = lane == 0 ? carried_boundary : previous;
+    const int rows = rows_of(parameters, last - first);
+    const int tiles = (rows + parameters.rows - 1) / parameters.rows;
+    const int tiles_before = carried_tiles + simd_prefix_exclusive_sum(tiles);
+    const bool is_here = target >= tiles_before && target < tiles_before + tiles;
+    const ushort owner = ushort(simd_min(is_here ? lane : 32u));
+    if (owner < 32) {
+      tile.sequence.index = base + int(owner);
+      tile.sequence.first = simd_shuffle(first, owner);
+      tile.sequence.queries = simd_shuffle(last, owner) - tile.sequence.first;
+      tile.sequence.keys = keys_of_sequence(seq_lens, parameters, tile.sequence.index);
+      const int64_t first_row = int64_t(target - simd_shuffle(tiles_before, owner)) * parameters.rows;
+      tile.first_row = int(min(first_row, int64_t(parameters.query_rows)));
+      tile.rows = min(parameters.rows, rows_of(parameters, tile.sequence.queries) - tile.first_row);
+      return tile;
+    }
+    carried_boundary = simd_shuffle(last, ushort(31));
+    carried_tiles = simd_shuffle(tiles_before + tiles, ushort(31));
+  }
+  return tile;
+}
+
+// Called by one thread for each sequence.
+METAL_FUNC void report_sequence(
+    device const int* cu_seqlens,
+    device const int* seq_lens,
+    constant PagedParameters& parameters,
+    int index,
+    device ErrorLog* errors) {
+  const int first = cu_seqlens[index * parameters.boundary];
+  const int last = cu_seqlens[(index + 1) * parameters.boundary];
+  if (first < 0 || first > last || last > parameters.tokens || (index == 0 && first != 0)) {
+    report_error(errors, "cu_seqlens", "expected boundaries that start at 0, ascend and end within q", __LINE__);
+    return;
+  }
+  if (first == last) return;
+  const int keys = seq_lens[index * parameters.length];
+  if (last - first > parameters.max_query_len) {
+    report_error(errors, "max_query_len", "expected at least the queries of a sequence", __LINE__);
+  }
+  if (keys < last - first || keys > capacity_of(parameters)) {
+    report_error(
+        errors, "seq_lens", "expected at least the queries of a sequence and at most the tokens of its blocks",
+        __LINE__);
+  } else if (keys > parameters.max_seq_len) {
+    report_error(errors, "max_seq_len", "expected at least the keys of a sequence", __LINE__);
+  }
+}
+
+struct KeyRange {
+  int first, last;  // keys [first, last)
+};
+
+// What a row of a sequence sees.
+METAL_FUNC KeyRange seen_by(constant PagedParameters& parameters, PagedSequence sequence, int row) {
+  const int position = sequence.keys - sequence.queries + row / parameters.ratio;
+  KeyRange range;
+  range.first = parameters.window > 0 ? max(0, position - parameters.window + 1) : 0;
+  range.last = parameters.causal != 0 ? clamp(position + 1, 0, sequence.keys) : sequence.keys;
+  return range;
+}
+
+// What the rows of a tile see together: later queries see later keys.
+METAL_FUNC KeyRange seen_by_tile(constant PagedParameters& parameters, RowTile tile) {
+  KeyRange range;
+  range.first = seen_by(parameters, tile.sequence, tile.first_row).first;
+  range.last = max(range.first, seen_by(parameters, tile.sequence, tile.first_row + tile.rows - 1).last);
+  return range;
+}
+
+// A sequence of one tile of rows has its keys divided: in whole rounds of a threadgroup of the decoding kernel.
+METAL_FUNC int keys_of_split(constant PagedParameters& parameters, KeyRange range) {
+  const int keys = range.last - range.first;
+  const int even = (keys + parameters.splits - 1) / parameters.splits;
+  return max(parameters.least_keys, even + (kKeysOfRound - even % kKeysOfRound) % kKeysOfRound);
+}
+
+METAL_FUNC int splits_of(constant PagedParameters& parameters, RowTile tile, KeyRange range) {
+  if (rows_of(parameters, tile.sequence.queries) > parameters.rows) return 1;
+  const int keys = keys_of_split(parameters, range);
+  return max(1, (range.last - range.first + keys - 1) / keys);
+}
+
+METAL_FUNC KeyRange range_of_split(constant PagedParameters& parameters, KeyRange range, int splits, int split) {
+  if (splits == 1) return range;
+  const int keys = keys_of_split(parameters, range);
+  KeyRange part;
+  part.first = int(min(int64_t(range.first) + int64_t(split) * keys, int64_t(range.last)));
+  part.last = min(range.last, part.first + keys);
+  return part;
+}
+
+// A key's place in the pool.
+struct KeyPlace {
+  int64_t block;
+  int offset;
+};
+
+METAL_FUNC KeyPlace key_place(
+    device const int* block_table,
+    constant PagedParameters& parameters,
+    int sequence,
+    int key,
+    device ErrorLog* errors) {
+  const int page = key / parameters.block_size;
+  const int block = block_table[sequence * parameters.table_sequence + page * parameters.table_block];
+  if (block < 0 || block >= parameters.blocks) {
+    report_error(errors, "block_table", "expected blocks of the cache", __LINE__);
+  }
+  KeyPlace place;
+  place.block = clamp(block, 0, parameters.blocks - 1);
+  place.offset = key - page * parameters.block_size;
+  return place;
+}
+
+METAL_FUNC int64_t offset_of(constant PageStrides& strides, KeyPlace place, int head) {
+  return place.block * strides.block + place.offset * strides.token + head * strides.head;
+}

@@ -1,0 +1,69 @@
+"""Device bytes of paged attention by the simulated device's counts, beside what has to be moved."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.paged import make_call, there
+
+pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+HK, D, SIZE = 1, 128, 2  # heads of Qwen3-Next's kind, of which it has twice as many; bytes of an element
+
+
+class Bytes(NamedTuple):
+    distinct: int  # of each dispatch: what a cache of any size has to be given
+    issued: int  # by simdgroups: what is asked of the caches
+    dispatches: int
+
+
+def bytes_of(queries: list[int], keys: list[int], ratio: int) -> Bytes:
+    import simulator
+
+    call = make_call(queries, keys, HQ=HK * ratio, HK=HK, D=D, dtype=torch.bfloat16, padding=0)
+    on_device = there(call, ready("mps"))
+    with simulator.profile(detailed=True) as profile:
+        torch_gdn.paged_attention(**on_device)
+    figures = list(profile.kernels.values())
+    distinct, issued = (
+        sum(getattr(each, f"device_bytes_{kind}_{way}") for each in figures for way in ("read", "written"))
+        for kind in ("distinct", "issued")
+    )
+    return Bytes(distinct, issued, sum(each.dispatches for each in figures))
+
+
+def compulsory(queries: list[int], keys: list[int], ratio: int) -> int:
+    """Keys and values once for each KV head, q and o once."""
+    return (2 * sum(keys) * HK + 2 * sum(queries) * HK * ratio) * D * SIZE
+
+
+def gathered(L: int, T: int, ratio: int) -> int:
+    """Of one sequence: its pages gathered, repeated for each query head, scores and weights in memory."""
+    of_keys, of_queries, scores = 2 * T * HK * D, L * HK * ratio * D, L * T * HK * ratio
+    gather = 2 * of_keys  # read and written
+    repeat = (1 + ratio) * of_keys
+    attention = ratio * of_keys + 2 * of_queries + 4 * scores  # scores written and read, weights written and read
+    return (gather + repeat + attention) * SIZE
+
+
+@pytest.mark.parametrize(
+    ("keys", "ratio", "dispatches"),
+    [([100], 8, 1), ([1000], 8, 2), ([700, 65, 513], 4, 2), ([2000], 1, 2), ([2050], 16, 2)],
+)
+def test_decoding_reads_each_key_once(keys: list[int], ratio: int, dispatches: int) -> None:
+    queries = [1] * len(keys)
+    found, least = bytes_of(queries, keys, ratio), compulsory(queries, keys, ratio)
+    print(keys, ratio, found.distinct / least, found.issued / least)
+    assert least <= found.distinct and found.issued <= 1.1 * least
+    assert found.dispatches == dispatches
+
+
+@pytest.mark.parametrize(("L", "T", "ratio"), [(128, 128, 8), (64, 512, 8), (256, 256, 2)])
+def test_a_prompt_moves_a_quarter_of_what_gathering_does(L: int, T: int, ratio: int) -> None:
+    found = bytes_of([L], [T], ratio)
+    print(L, T, ratio, found.distinct / gathered(L, T, ratio), found.issued / gathered(L, T, ratio), found.distinct/compulsory([L],[T],ratio))
+    assert compulsory([L], [T], ratio) <= found.distinct <= 0.25 * gathered(L, T, ratio)

@@ -1,0 +1,68 @@
+"""Attention to the pages of a KV cache, and what is written into them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_gdn.reference.common import compute_dtype, sequences
+
+__all__ = ["paged_attention", "reshape_and_cache"]
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Token t of key and value [T, H, D] to slot_mapping[t] of the caches [blocks, block_size, H, D], in place."""
+    block_size = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            key_cache[slot // block_size, slot % block_size] = key[token].to(key_cache.dtype)
+            value_cache[slot // block_size, slot % block_size] = value[token].to(value_cache.dtype)
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens: Tensor,
+    seq_lens: Tensor,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Sequence by sequence, its keys and values [HK, T, D] gathered from its blocks; padding of `out` stays."""
+    out = torch.zeros_like(q) if out is None else out
+    block_size, ratio = key_cache.shape[1], q.shape[1] // key_cache.shape[2]
+    for n, _, first, last, _ in sequences(1, 0, cu_seqlens):
+        if first == last:
+            continue
+        length = int(seq_lens[n])
+        blocks = block_table[n, : -(-length // block_size)].long()
+        keys, values = (
+            cache[blocks].flatten(0, 1)[:length].transpose(0, 1).repeat_interleave(ratio, 0)
+            for cache in (key_cache, value_cache)
+        )
+        out[first:last] = attend(q[first:last].transpose(0, 1), keys, values, scale, causal, window, sinks).transpose(
+            0, 1
+        )
+    return out
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: int, sinks: Tensor | None
+) -> Tensor:
+    """q [H, L, D], the last L positions, to k and v [H, T, D]."""
+    dtype, (H, L, D), T = compute_dtype(q), q.shape, k.shape[1]
+    scores = (D**-0.5 if scale is None else scale) * (q.to(dtype) @ k.to(dtype).transpose(-1, -2))
+    position, key = torch.arange(T - L, T, device=q.device)[:, None], torch.arange(T, device=q.device)
+    if causal:
+        scores = scores.masked_fill(key > position, -torch.inf)
+    if window > 0:
+        scores = scores.masked_fill(key <= position - window, -torch.inf)
+    if sinks is not None:  # a score whose value is zero
+        scores = torch.cat([scores, sinks.to(dtype)[:, None, None].expand(H, L, 1)], dim=-1)
+    return (scores.softmax(-1)[..., :T] @ v.to(dtype)).to(q.dtype)
