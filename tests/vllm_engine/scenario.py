@@ -5,6 +5,7 @@
 A round is {"prompts": [tokens, ...], "tokens": how many to generate}, and may have
     "accept": [n, ...]   drafts are made of "continuations", right up to the n-th; of a request the next n each step
     "abort": [i, ...]    these prompts are aborted after "abort_after" steps of the engine
+    "sampling": {...}    arguments of vllm.SamplingParams, over those of greedy sampling
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         "seed": 0,
     }
     llm = LLM(model=scenario["model"], **{**options, **scenario["options"]})
+    compiled = pipelines()
     results = [run_round(llm, each) for each in scenario["rounds"]]
-    return {"rounds": results, "metrics": metrics(llm), "pool": pool(llm)}
+    return {
+        "rounds": results,
+        "metrics": metrics(llm),
+        "pool": pool(llm),
+        "compiled late": sorted(pipelines() - compiled),
+    }
 
 
 def run_round(llm: Any, each: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +44,8 @@ def run_round(llm: Any, each: dict[str, Any]) -> dict[str, Any]:
 
     if "accept" in each:
         force_drafts(llm, each)
-    sampling = SamplingParams(**{"temperature": 0, "max_tokens": each["tokens"], "ignore_eos": True, "detokenize": False})
+    greedy = {"temperature": 0, "max_tokens": each["tokens"], "ignore_eos": True, "detokenize": False}
+    sampling = SamplingParams(**{**greedy, **each.get("sampling", {})})
     prompts = [{"prompt_token_ids": tokens} for tokens in each["prompts"]]
     if "abort" in each:
         return run_with_aborts(llm, each, prompts, sampling)
@@ -85,6 +93,12 @@ def force_drafts(llm: Any, each: dict[str, Any]) -> None:
         return drafts
 
     runner.drafter.propose = propose
+
+
+def pipelines() -> set[str]:
+    """Those of torch_gdn that are compiled: none without its plugin, none on the CPU."""
+    module = sys.modules.get("torch_gdn")
+    return {facts["name"] for facts in module._C.pipelines()} if module else set()
 
 
 def metrics(llm: Any) -> dict[str, float]:

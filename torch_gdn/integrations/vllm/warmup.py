@@ -13,6 +13,7 @@ from torch_gdn._recorder import recording
 from torch_gdn.warmup import powers_of_two
 
 
+@torch.no_grad()
 def compile_kernels(runner: Any) -> float:
     """In seconds, as they passed."""
     begin = time.perf_counter()

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(HERE / "site")]
+
+os.environ["ENGINE_TESTS"] = "1"
+import sitecustomize  # noqa: F401  what an engine's process starts with, for transformers in this one
+
+from tests.vllm_engine.models import generated, model_of, prompts
+
+GREEDY_TOKENS = 12
+
+
+def environment(device: str) -> dict[str, str]:
+    """Of a process that runs the engine: cpu, mps (simulated where there is none), or off, without the plugin."""
+    import torch
+
+    variables = {
+        **os.environ,
+        "TORCH_GDN_VLLM": device,
+        "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT)]),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1" if "PYTEST_XDIST_WORKER" in os.environ else str(os.cpu_count()),
+    }
+    if device == "mps" and not torch.backends.mps.is_available():
+        variables["SIMULATED_MPS"] = "1"
+    return variables
+
+
+def run_engine(device: str, scenario: dict[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "scenario.py")],
+        input=json.dumps(scenario),
+        env=environment(device),
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    if done.returncode:
+        raise EngineFailed(f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+class EngineFailed(Exception):
+    pass
+
+
+@pytest.fixture(params=["cpu", "mps"])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def reference(folder: Path) -> Callable[..., tuple[Path, list[Any], list[Any], list[Any]]]:
+    """(model's folder, prompts, transformers' tokens, their margins) of a family."""
+
+    @lru_cache(maxsize=None)
+    def of(family: str, count: int = 12, longest: int = 130, dtype: str = "float32") -> Any:
+        path = model_of(family, folder)
+        texts = prompts(count, longest)
+        return (path, texts, *generated(path, texts, GREEDY_TOKENS, dtype))
+
+    return of

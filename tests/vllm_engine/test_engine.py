@@ -1,0 +1,190 @@
+"""vLLM's engine with the plugin: its tokens are those of transformers' generate(), one prompt after the other.
+
+On mps each kernel of torch_gdn's runs on the simulated device, under its watch: an access outside a pool ends the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.vllm_engine.conftest import GREEDY_TOKENS, EngineFailed, run_engine
+from tests.vllm_engine.models import TEXT, TRAINED, generated
+
+CHUNKS = {"max_num_batched_tokens": 64}  # prompts come in parts, beside the decoding of others
+ALIGNED = {"enable_prefix_caching": True, "mamba_cache_mode": "align"}
+DRAFTS = 3
+NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+
+
+def holds_nothing(result: dict[str, Any]) -> bool:
+    return bool(result["pool"]["free"] == result["pool"]["all"] - 1)  # block 0 is the null block
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "olmo_hybrid", "qwen3"])
+def test_tokens_equal_generate(device: str, family: str, reference: Any) -> None:
+    count, longest = (32, 300) if family == "qwen3_next" else (12, 130)
+    path, texts, tokens, _ = reference(family, count, longest)
+    result = run_engine(
+        device,
+        {
+            "model": str(path),
+            "options": {"dtype": "float32", **CHUNKS},
+            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
+        },
+    )
+    assert result["rounds"][0]["tokens"] == tokens
+    assert holds_nothing(result)
+    assert result["compiled late"] == []
+    if device == "mps":
+        wanted = {"qwen3": {"paged_attention", "reshape_and_cache"}}.get(
+            family, {"fused_recurrent", "causal_conv1d", "rms_norm_gated", "paged_attention"}
+        )
+        assert all(any(name.startswith(each) for name in result["kernels"]) for each in wanted), result["kernels"]
+
+
+def test_bfloat16_differs_only_where_two_tokens_are_close(device: str, reference: Any) -> None:
+    path, texts, tokens, margins = reference("qwen3_next", 12, 130, "bfloat16")
+    result = run_engine(
+        device,
+        {
+            "model": str(path),
+            "options": {"dtype": "bfloat16", **CHUNKS},
+            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
+        },
+    )
+    for got, want, margin in zip(result["rounds"][0]["tokens"], tokens, margins, strict=True):
+        first = next((i for i, (x, y) in enumerate(zip(got, want, strict=True)) if x != y), None)
+        assert first is None or margin[first] < 0.15, (first, margin)
+
+
+def test_the_same_fails_without_the_plugin(reference: Any) -> None:
+    path, texts, _, _ = reference("qwen3_next")
+    scenario = {
+        "model": str(path),
+        "options": {"dtype": "float32", **CHUNKS},
+        "rounds": [{"prompts": texts[:2], "tokens": 2}],
+    }
+    with pytest.raises(EngineFailed):
+        run_engine("off", scenario)
+
+
+def test_a_conversation_reads_its_past_from_the_cache(device: str) -> None:
+    """Five turns; each prompt is all that was said before and something new."""
+    turns: list[list[int]] = []
+    replies: list[list[int]] = []
+    said: list[int] = []
+    for turn in range(5):
+        said = said + list(TEXT[turn * 211 : turn * 211 + 250])
+        tokens, _ = generated(TRAINED, [said], GREEDY_TOKENS)
+        turns.append(said)
+        replies.append(tokens[0])
+        said = said + tokens[0]
+    result = run_engine(
+        device,
+        {
+            "model": str(TRAINED),
+            "options": {"dtype": "float32", "max_model_len": 2048, "max_num_batched_tokens": 512, **ALIGNED},
+            "rounds": [{"prompts": [turn], "tokens": GREEDY_TOKENS} for turn in turns],
+        },
+    )
+    assert [each["tokens"][0] for each in result["rounds"]] == replies
+    cached = [each["cached"][0] for each in result["rounds"]]
+    assert cached[0] == 0 and cached == sorted(cached) and cached[-1] >= 512, cached
+    assert holds_nothing(result)
+
+
+@pytest.mark.parametrize("caching", [{}, ALIGNED], ids=["no cache", "aligned cache"])
+def test_drafts_accepted_and_refused(device: str, caching: dict[str, Any], reference: Any) -> None:
+    """In one step drafts of one request are taken and of another refused: none to all of them."""
+    path, texts, tokens, _ = reference("qwen3_next")
+    drafted = {"prompts": texts, "tokens": GREEDY_TOKENS, "accept": [0, 3, 1, 2], "continuations": tokens}
+    result = run_engine(
+        device,
+        {
+            "model": str(path),
+            "options": {"dtype": "float32", **CHUNKS, **caching, "speculative_config": NGRAM},
+            "rounds": [drafted, drafted],
+        },
+    )
+    assert [each["tokens"] for each in result["rounds"]] == [tokens, tokens]
+    proposed = result["metrics"]["vllm:spec_decode_num_draft_tokens"]
+    accepted = result["metrics"]["vllm:spec_decode_num_accepted_tokens"]
+    assert 0.2 * proposed < accepted < 0.8 * proposed
+    assert holds_nothing(result)
+    assert result["compiled late"] == []
+
+
+def test_drafts_across_the_ends_of_blocks(device: str) -> None:
+    """Aligned caching copies states when accepted tokens pass a block's end: more than one block of tokens is generated."""
+    text = list(TEXT[:200])
+    tokens, _ = generated(TRAINED, [text], 400)
+    turn = {"prompts": [text], "tokens": 400, "accept": [3, 1, 2, 0, 2], "continuations": tokens}
+    again = {"prompts": [text + tokens[0][:380]], "tokens": 20, "accept": [2], "continuations": [tokens[0][380:]]}
+    result = run_engine(
+        device,
+        {
+            "model": str(TRAINED),
+            "options": {"dtype": "float32", "max_num_batched_tokens": 512, **ALIGNED, "speculative_config": NGRAM},
+            "rounds": [turn, again],
+        },
+    )
+    assert result["rounds"][0]["tokens"] == tokens
+    assert result["rounds"][1]["tokens"] == [tokens[0][380:]]
+    assert result["rounds"][1]["cached"][0] >= 256
+
+
+def test_a_pool_that_is_too_small_preempts(device: str, reference: Any) -> None:
+    path, texts, tokens, _ = reference("qwen3_next")
+    result = run_engine(
+        device,
+        {
+            "model": str(path),
+            "options": {"dtype": "float32", **CHUNKS, "num_gpu_blocks_override": 12, "max_num_seqs": 6},
+            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
+        },
+    )
+    assert result["rounds"][0]["tokens"] == tokens
+    assert result["metrics"]["vllm:num_preemptions"] > 0
+    assert holds_nothing(result)
+
+
+def test_aborted_requests_leave_nothing(device: str, reference: Any) -> None:
+    path, texts, tokens, _ = reference("qwen3_next")
+    aborted = list(range(0, len(texts), 3))
+    result = run_engine(
+        device,
+        {
+            "model": str(path),
+            "options": {"dtype": "float32", **CHUNKS},
+            "rounds": [
+                {"prompts": texts, "tokens": GREEDY_TOKENS, "abort": aborted, "abort_after": 9},
+                {"prompts": texts, "tokens": GREEDY_TOKENS},
+            ],
+        },
+    )
+    first, second = (each["tokens"] for each in result["rounds"])
+    assert [first[i] for i in range(len(texts)) if i not in aborted] == [
+        tokens[i] for i in range(len(texts)) if i not in aborted
+    ]
+    assert any(len(first[i]) < GREEDY_TOKENS for i in aborted)
+    assert second == tokens
+    assert holds_nothing(result)
+
+
+def test_seeded_sampling_with_drafts_is_reproducible(reference: Any) -> None:
+    """On mps only: rejection sampling is the plugin's there. vLLM's own CPU runner fails at seeds with prompts in parts."""
+    path, texts, _, _ = reference("qwen3_next")
+    sampled = {"prompts": texts[:6], "tokens": GREEDY_TOKENS, "sampling": {"temperature": 1.0, "seed": 7}}
+    result = run_engine(
+        "mps",
+        {
+            "model": str(path),
+            "options": {"dtype": "float32", **CHUNKS, "speculative_config": NGRAM},
+            "rounds": [sampled, sampled],
+        },
+    )
+    first, second = (each["tokens"] for each in result["rounds"])
+    assert first == second
+    assert result["metrics"]["vllm:spec_decode_num_draft_tokens"] > 0
