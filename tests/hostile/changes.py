@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers import aura, calls
+from tests.helpers import aura, calls, paged
 
-OPS = (*calls.OPS, *aura.OPS)
+OPS = (*calls.OPS, *aura.OPS, *paged.OPS)
 Call = dict[str, Any]
 Change = Callable[[Call], Any]  # the new value, from the call
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -70,7 +70,7 @@ def type_of(op: str, argument: str) -> str:
 
 def bases_of(op: str) -> list[str]:
     """Names of valid calls: see base_call()."""
-    if op in aura.OPS:
+    if op in (*aura.OPS, *paged.OPS):
         return ["plain"]
     if op in calls.UNPACKED:
         return ["batch"]
@@ -89,6 +89,8 @@ def made_base(op: str, base: str, device: torch.device) -> Call:
     torch.manual_seed(0)
     if op in aura.OPS:
         return aura.valid_call(op, device)
+    if op in paged.OPS:
+        return paged.valid_call(op, device)
     if base == "packed":
         return calls.valid_call(op, device, packed=True)
     if base == "batch":

@@ -78,7 +78,7 @@ def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
         return True
     if hostile.op.startswith("causal_conv1d") and (hostile.argument, hostile.what) == ("x", "dimension 1 of 0"):
         return "cu_seqlens" in str(cpu.error)  # without tokens no kernel runs that could read the device's boundaries
-    if hostile.op == "aura_encode_" and hostile.argument == "slots":
+    if (hostile.op, hostile.argument) in (("aura_encode_", "slots"), ("reshape_and_cache_", "slot_mapping")):
         return "data race" in str(there.error)  # which of two tokens stays in a slot
     if hostile.op == "aura_flash_p1" and hostile.argument == "q_sums" and hostile.what.endswith("-inf"):
         return True  # m of a block without any weight: -inf, or the lowest number

@@ -66,7 +66,7 @@ PagedParameters parameters_of(const PagedAttention<int64_t>& op, const Tensor& q
   parameters.query_rows = int32_t(s.T * (s.HQ / s.HK));
   parameters.blocks = int32_t(std::min<int64_t>(s.blocks, INT32_MAX));
   parameters.block_size = int32_t(s.block_size);
-  parameters.table_blocks = int32_t(s.table_blocks);
+  parameters.table_blocks = s.blocks == 0 ? 0 : int32_t(s.table_blocks);  // then every key is reported, and none read
   parameters.max_query_len = int32_t(max_query_len);
   parameters.max_seq_len = int32_t(max_seq_len);
   parameters.causal = causal ? 1 : 0;
@@ -91,42 +91,76 @@ SplitPartials partials_of(const PagedShape<>& s, const Plan& plan, const at::Ten
   return {at::empty({plan.splits > 1 ? rows * s.D : 1}, f32), at::empty({rows}, f32), at::empty({rows}, f32)};
 }
 
+struct Call {
+  const PagedAttention<int64_t>& op;
+  Plan plan;
+  Tensor q;
+  IndexTensors tensors;
+  SplitPartials partials;
+  Tensor sinks;
+  PagedParameters parameters;
+
+  std::string q_type() const { return metal_type(q.scalar_type()); }
+  std::string head_size() const { return std::to_string(op.shape.D); }
+  // Metal has no buffer for a tensor without elements.
+  Tensor bound(const Tensor& x) const { return x.numel() > 0 ? x : or_dummy(std::nullopt, q); }
+};
+
+Call call_of(const PagedAttention<int64_t>& op) {
+  const Tensor q = unit_last_stride(op.q, "q");
+  const auto device = q.device();
+  const Plan plan = plan_of(op);
+  const IndexTensors tensors{op.sequences.block_table.to(device), op.sequences.cu_seqlens.to(device),
+                             op.sequences.seq_lens.to(device)};
+  const auto partials = partials_of(op.shape, plan, q.options());
+  return {.op = op,
+          .plan = plan,
+          .q = q,
+          .tensors = tensors,
+          .partials = partials,
+          .sinks = op.sinks.has_value() ? op.sinks->contiguous() : partials.m,
+          .parameters = parameters_of(op, q, tensors, plan)};
+}
+
+Launch launch_attention(const Call& call) {
+  const auto& [op, plan, q, tensors, partials, sinks, parameters] = call;
+  const auto heads = size_t(op.shape.HK), sequences = size_t(op.shape.N), splits = size_t(plan.splits);
+  const int64_t simdgroups = plan.is_decode ? kDecodeSimdgroups : plan.rows / kPrefillRows;
+  const std::string kernel = plan.is_decode ? "paged_attention_decode" : "paged_attention_prefill";
+  std::vector<std::string> arguments = {call.q_type(), metal_type(op.key_cache.scalar_type()), call.head_size()};
+  if (!plan.is_decode) arguments.push_back(std::to_string(simdgroups));
+  Launch launch{kernel,
+                "attention/" + kernel + ".metal",
+                arguments,
+                {q, call.bound(op.key_cache), call.bound(op.value_cache), call.bound(tensors.block_table),
+                 tensors.cu_seqlens, tensors.seq_lens, sinks, op.out, partials.o, partials.m, partials.l,
+                 Binding::error_log(), Binding::values(parameters)},
+                {splits, heads, sequences},
+                size_t(simdgroups * 32)};
+  if (!plan.is_decode) launch.threadgroups = {size_t(plan.tiles), heads, splits};
+  return launch;
+}
+
+Launch launch_merge(const Call& call) {
+  const auto& [op, plan, q, tensors, partials, sinks, parameters] = call;
+  return {"paged_attention_merge",
+          "attention/paged_attention_merge.metal",
+          {call.q_type(), call.head_size()},
+          {partials.o, partials.m, partials.l, tensors.cu_seqlens, tensors.seq_lens, sinks, op.out,
+           Binding::values(parameters)},
+          {size_t(ceil_div(plan.rows, kMergeRows)), size_t(op.shape.HK), size_t(op.shape.N)},
+          size_t(kMergeRows * 32)};
+}
+
 void run(const PagedAttention<int64_t>& op) {
   const auto& s = op.shape;
   TORCH_CHECK_VALUE(s.T * (s.HQ / s.HK) <= kMostKeys && s.N <= kMostKeys && s.table_blocks <= INT32_MAX,
                     "paged_attention_: q: expected fewer than 2^30 query rows of a KV head (T * HQ / HK), got ",
                     s.T * (s.HQ / s.HK));
-  if (s.T == 0 || s.N == 0 || s.blocks == 0 || s.table_blocks == 0) return;
-  const Tensor q = unit_last_stride(op.q, "q");
-  const auto device = q.device();
-  const IndexTensors tensors{op.sequences.block_table.to(device), op.sequences.cu_seqlens.to(device),
-                             op.sequences.seq_lens.to(device)};
-  const Plan plan = plan_of(op);
-  const auto partials = partials_of(s, plan, q.options());
-  const auto parameters = parameters_of(op, q, tensors, plan);
-  const std::string kernel = plan.is_decode ? "paged_attention_decode" : "paged_attention_prefill";
-  const std::string type = metal_type(q.scalar_type()), size = std::to_string(s.D);
-  std::vector<std::string> arguments = {type, metal_type(op.key_cache.scalar_type()), size};
-  if (!plan.is_decode) arguments.push_back(std::to_string(plan.rows / kPrefillRows));
-  const Tensor sinks = op.sinks.has_value() ? op.sinks->contiguous() : partials.m;
-  std::vector<Launch> launches;
-  launches.push_back(
-      {kernel,
-       "attention/" + kernel + ".metal",
-       arguments,
-       {q, op.key_cache, op.value_cache, tensors.block_table, tensors.cu_seqlens, tensors.seq_lens, sinks, op.out,
-        partials.o, partials.m, partials.l, Binding::error_log(), Binding::values(parameters)},
-       {size_t(plan.is_decode ? plan.splits : plan.tiles), size_t(s.HK), size_t(plan.is_decode ? s.N : plan.splits)},
-       size_t(plan.is_decode ? kDecodeSimdgroups : plan.rows / kPrefillRows) * 32});
-  if (plan.splits > 1) {
-    launches.push_back({"paged_attention_merge",
-                        "attention/paged_attention_merge.metal",
-                        {type, size},
-                        {partials.o, partials.m, partials.l, tensors.cu_seqlens, tensors.seq_lens, sinks, op.out,
-                         Binding::values(parameters)},
-                        {size_t(ceil_div(plan.rows, kMergeRows)), size_t(s.HK), size_t(s.N)},
-                        size_t(kMergeRows) * 32});
-  }
+  if (s.T == 0 || s.N == 0) return;
+  const Call call = call_of(op);
+  std::vector<Launch> launches = {launch_attention(call)};
+  if (call.plan.splits > 1) launches.push_back(launch_merge(call));
   launcher().run(launches);
 }
 
