@@ -12,6 +12,8 @@ from tests.helpers.devices import DEVICES, ready
 from tests.quick import is_quick
 from torch_gdn.tune import prefill_algorithm
 
+collect_ignore = ["vllm_engine"]  # `make test-vllm`, in an environment of its own
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
 

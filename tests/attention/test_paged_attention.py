@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import torch_gdn
-from tests.gdn.test_opcheck import opcheck
 from tests.helpers.devices import kernels_run
-from tests.helpers.errors import assert_close, assert_same_bits
-from tests.helpers.paged import Call, make_call, there, valid_call
+from tests.helpers.errors import assert_close
+from tests.helpers.paged import Call, make_call, there
 from tests.helpers.pairwise import pairwise
-from tests.helpers.prefill import on_mps
 from torch_gdn import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

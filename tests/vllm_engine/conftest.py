@@ -5,22 +5,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.vllm_engine.models import generated, model_of, prompts
+from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), str(HERE / "site")]
-
-os.environ["ENGINE_TESTS"] = "1"
-import sitecustomize  # noqa: F401  what an engine's process starts with, for transformers in this one
-
-from tests.vllm_engine.models import generated, model_of, prompts
-
 GREEDY_TOKENS = 12
+
+define_operators_of_torchvision()  # here for transformers
 
 
 def environment(device: str) -> dict[str, str]:
@@ -30,6 +28,7 @@ def environment(device: str) -> dict[str, str]:
     variables = {
         **os.environ,
         "TORCH_GDN_VLLM": device,
+        "ENGINE_TESTS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT)]),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -75,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(folder: Path) -> Callable[..., tuple[Path, list[Any], list[Any], list[Any]]]:
     """(model's folder, prompts, transformers' tokens, their margins) of a family."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def of(family: str, count: int = 12, longest: int = 130, dtype: str = "float32") -> Any:
         path = model_of(family, folder)
         texts = prompts(count, longest)

@@ -9,7 +9,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED = ROOT / "examples" / "pycode"  # Qwen3-Next without experts
-TEXT = (TRAINED / "prompt.txt").read_bytes()
+TEXT = (TRAINED / "prompt.txt").read_bytes() * 8
 
 COMMON = {
     "vocab_size": 256,
@@ -41,7 +41,9 @@ def config_of(family: str) -> Any:
     if family == "qwen3_5":
         return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, tie_word_embeddings=True)
     if family == "olmo_hybrid":
-        return transformers.OlmoHybridConfig(**{**COMMON, "num_key_value_heads": 2}, **LINEAR, linear_allow_neg_eigval=True)
+        return transformers.OlmoHybridConfig(
+            **{**COMMON, "num_key_value_heads": 2}, **LINEAR, linear_allow_neg_eigval=True
+        )
     raise ValueError(family)
 
 
@@ -65,7 +67,7 @@ def model_of(family: str, folder: Path) -> Path:
 
 
 def rewrite_as_released(path: Path) -> None:
-    """transformers 5.19 saves norms under names that vLLM does not take, and cuts the fused convolution in equal parts."""
+    """transformers 5.19 saves norms by names that vLLM does not take, and cuts the fused convolution in equal parts."""
     from safetensors.torch import load_file, save_file
 
     names = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
@@ -86,11 +88,11 @@ def rewrite_as_released(path: Path) -> None:
 def prompts(count: int, longest: int) -> list[list[int]]:
     """Of 1 to `longest` tokens, cut from a text at different places; the first has one, the second the most."""
     lengths = [1, longest, *((i * 37) % longest + 1 for i in range(2, count))]
-    return [list((TEXT * 4)[(i * 97) % len(TEXT) :][:length]) for i, length in enumerate(lengths[:count])]
+    return [list(TEXT[(i * 97) % 700 :][:length]) for i, length in enumerate(lengths[:count])]
 
 
 def generated(path: Path, texts: list[list[int]], tokens: int, dtype: str = "float32") -> tuple[list[Any], list[Any]]:
-    """By transformers' generate(), one prompt after the other: greedy tokens, and by how much each led the next best."""
+    """By transformers' generate(), prompt after prompt: greedy tokens, and by how much each led the next best."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()

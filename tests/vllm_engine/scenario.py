@@ -1,4 +1,4 @@
-"""Runs vLLM's engine in this process on what standard input says, as JSON; the last line of output is the result, as JSON.
+"""Runs vLLM's engine in this process on what standard input says; the last line of output is the result. Both are JSON.
 
     {"model": folder, "options": arguments of vllm.LLM, "rounds": [round, ...]}
 
@@ -78,7 +78,12 @@ def force_drafts(llm: Any, each: dict[str, Any]) -> None:
     texts = [prompt + tail for prompt, tail in zip(each["prompts"], each["continuations"], strict=True)]
 
     def propose(
-        num_speculative_tokens: int, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, *args: Any, **kw: Any
+        num_speculative_tokens: int,
+        sampled_token_ids: Any,
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        *args: Any,
+        **kw: Any,
     ) -> list[list[int]]:
         drafts = []
         for i, sampled in enumerate(sampled_token_ids):
@@ -96,9 +101,14 @@ def force_drafts(llm: Any, each: dict[str, Any]) -> None:
 
 
 def pipelines() -> set[str]:
-    """Those of torch_gdn that are compiled: none without its plugin, none on the CPU."""
-    module = sys.modules.get("torch_gdn")
-    return {facts["name"] for facts in module._C.pipelines()} if module else set()
+    """Those of torch_gdn that are compiled: none on the CPU."""
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return set()
+    from torch_gdn import _C
+
+    return {facts["name"] for facts in _C.pipelines()}
 
 
 def metrics(llm: Any) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """vLLM's engine with the plugin: its tokens are those of transformers' generate(), one prompt after the other.
 
-On mps each kernel of torch_gdn's runs on the simulated device, under its watch: an access outside a pool ends the engine.
+On mps torch_gdn's kernels run on the simulated device, under its watch: an access outside a pool ends the engine.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_drafts_accepted_and_refused(device: str, caching: dict[str, Any], refer
 
 
 def test_drafts_across_the_ends_of_blocks(device: str) -> None:
-    """Aligned caching copies states when accepted tokens pass a block's end: more than one block of tokens is generated."""
+    """Aligned caching copies states when accepted tokens pass a block's end: more than a block of them is generated."""
     text = list(TEXT[:200])
     tokens, _ = generated(TRAINED, [text], 400)
     turn = {"prompts": [text], "tokens": 400, "accept": [3, 1, 2, 0, 2], "continuations": tokens}
@@ -135,14 +135,21 @@ def test_drafts_across_the_ends_of_blocks(device: str) -> None:
     assert result["rounds"][1]["cached"][0] >= 256
 
 
-def test_a_pool_that_is_too_small_preempts(device: str, reference: Any) -> None:
-    path, texts, tokens, _ = reference("qwen3_next")
+def test_a_pool_that_is_too_small_preempts(device: str) -> None:
+    """Six requests fit into it as long as each has one block of keys and values, and all want a second."""
+    texts = [list(TEXT[first : first + 270]) for first in range(0, 600, 100)]
+    tokens, _ = generated(TRAINED, texts, 40)
     result = run_engine(
         device,
         {
-            "model": str(path),
-            "options": {"dtype": "float32", **CHUNKS, "num_gpu_blocks_override": 12, "max_num_seqs": 6},
-            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
+            "model": str(TRAINED),
+            "options": {
+                "dtype": "float32",
+                "max_num_batched_tokens": 512,
+                "block_size": 32,
+                "num_gpu_blocks_override": 26,
+            },
+            "rounds": [{"prompts": texts, "tokens": 40}],
         },
     )
     assert result["rounds"][0]["tokens"] == tokens
@@ -174,7 +181,7 @@ def test_aborted_requests_leave_nothing(device: str, reference: Any) -> None:
 
 
 def test_seeded_sampling_with_drafts_is_reproducible(reference: Any) -> None:
-    """On mps only: rejection sampling is the plugin's there. vLLM's own CPU runner fails at seeds with prompts in parts."""
+    """On mps, where rejection sampling is the plugin's; vLLM's own CPU runner fails at seeds with prompts in parts."""
     path, texts, _, _ = reference("qwen3_next")
     sampled = {"prompts": texts[:6], "tokens": GREEDY_TOKENS, "sampling": {"temperature": 1.0, "seed": 7}}
     result = run_engine(

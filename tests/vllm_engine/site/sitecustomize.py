@@ -1,4 +1,4 @@
-"""On the path of an engine's processes. Where SIMULATED_MPS is set, device "mps" is the simulated one in each of them."""
+"""On the path of an engine's processes: where SIMULATED_MPS is set, device "mps" is the simulated one in each."""
 
 import importlib.util
 import os
@@ -7,8 +7,8 @@ import torch
 
 
 def define_operators_of_torchvision() -> None:
-    """PyPI's torchvision for Linux is built for CUDA: beside a torch without CUDA its operators do not load, and it cannot
-    be imported, for want of the declarations of two. Nothing here calls them; vLLM's file of Qwen3.5 imports torchvision."""
+    """PyPI's torchvision for Linux is built for CUDA: beside a torch without it the operators do not load, and for
+    want of two declarations it cannot be imported. vLLM's file of Qwen3.5 imports it; nothing here calls them."""
     if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
         return
     library = torch.library.Library("torchvision", "FRAGMENT")

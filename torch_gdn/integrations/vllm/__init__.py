@@ -1,10 +1,10 @@
 """vLLM's engine over torch_gdn's kernels: on `mps`, which vLLM itself has no platform for, and on vLLM's CPU platform.
 
-Nothing is imported by hand: installed beside vLLM, torch_gdn is found by vLLM's entry points. What it does there is set by
-the environment variable TORCH_GDN_VLLM:
+Nothing is imported by hand: installed beside vLLM, torch_gdn is found by vLLM's entry points. What it does there the
+environment variable TORCH_GDN_VLLM says:
 
-    auto    (default) on a machine whose PyTorch has mps, the mps platform; elsewhere the Gated DeltaNet layers on vLLM's
-            CPU platform; nothing on any other platform of vLLM's
+    auto    (default) the mps platform where PyTorch has mps; elsewhere the Gated DeltaNet layers on vLLM's CPU
+            platform; nothing on any other platform of vLLM's
     mps     the mps platform, or an error that says why there is none
     cpu     vLLM's CPU platform, even on a Mac
     off     nothing at all

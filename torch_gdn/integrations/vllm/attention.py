@@ -7,7 +7,7 @@ additional_config={"aura": "8v4"} (or another scheme of torch_gdn.aura) their co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -142,8 +142,8 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
 
 
 class PagedBackend(AttentionBackend):
-    supported_dtypes = [torch.float32, torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
     forward_includes_kv_cache_update = False
 
     @staticmethod

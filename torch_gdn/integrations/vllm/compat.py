@@ -1,7 +1,7 @@
 """Everything of vLLM's, or of torch's for vLLM's sake, that is replaced at run time, in one place.
 
-Checked with vLLM 0.32.0 and 0.33.0, model runner V1. What is registered by vLLM's own means (platform, layers, attention
-backends, Triton kernels) is in the other modules.
+Checked with the versions below, model runner V1. What is registered by vLLM's own means (platform, layers, attention,
+Triton kernels) is in the other modules.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def require_checked_version() -> None:
     version = version_of_vllm()
     if ".".join(version.split(".")[:2]) not in CHECKED:
         raise RuntimeError(
-            f"torch_gdn's vLLM plugin was checked with vLLM {' and '.join(CHECKED)}, not with {version}: install one of "
-            "those, or set TORCH_GDN_VLLM=off"
+            f"torch_gdn's vLLM plugin was checked with vLLM {' and '.join(CHECKED)}, not with {version}: install one "
+            "of those, or set TORCH_GDN_VLLM=off"
         )
 
 

@@ -163,4 +163,3 @@ def drafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: T
         **layer.rule_options(),
     )
     out.copy_(o[0])
-

@@ -1,4 +1,4 @@
-"""PyTorch in place of the Triton kernels that a V1 runner launches, by vLLM's registry for that (triton_utils.dispatcher).
+"""PyTorch in place of the Triton kernels that a V1 runner launches, by vLLM's registry (triton_utils.dispatcher).
 
 A function has the parameters of its kernel, in its order and by its names. None reads a tensor on the host.
 """
@@ -48,8 +48,10 @@ class Drafts:
     def rows(self, values: Tensor) -> Tensor:
         return values[self.index] if values.shape[0] else values.new_zeros(self.index.shape)
 
-    def write(self, output: Tensor, takes: Tensor, accepted: Tensor, kept: Tensor, replaced: Tensor, bonus: Tensor) -> None:
-        """Of the requests that `takes`: the accepted drafts, then what replaces the first refused, or the bonus token."""
+    def write(
+        self, output: Tensor, takes: Tensor, accepted: Tensor, kept: Tensor, replaced: Tensor, bonus: Tensor
+    ) -> None:
+        """Of the requests in `takes`: the accepted drafts, then what replaces the first refused, or the bonus token."""
         lengths = (accepted & self.exist).long().cumprod(1).sum(1, keepdim=True)
         tokens = torch.where(self.columns < lengths, kept, replaced).to(output.dtype)
         drafted = output[:, : tokens.shape[1]]
@@ -108,9 +110,7 @@ def rejection_random_sample(
         draft = torch.ones_like(target) if draft_probs is None else drafts.rows(draft_probs.gather(1, tokens)[:, 0])
         accepted = (draft > 0) & (target / draft >= uniform)
     replaced = drafts.rows(recovered_token_ids).long()
-    drafts.write(
-        output_token_ids, ~is_greedy[:, None], accepted & (drafted >= 0), drafted, replaced, bonus_token_ids
-    )
+    drafts.write(output_token_ids, ~is_greedy[:, None], accepted & (drafted >= 0), drafted, replaced, bonus_token_ids)
 
 
 def sample_recovered_tokens(
@@ -137,7 +137,12 @@ def sample_recovered_tokens(
 
 
 def expand(
-    output: Tensor, input: Tensor, cu_num_tokens: Tensor, replace_from: float, replace_to: float, MAX_NUM_TOKENS: int = 0
+    output: Tensor,
+    input: Tensor,
+    cu_num_tokens: Tensor,
+    replace_from: float,
+    replace_to: float,
+    MAX_NUM_TOKENS: int = 0,
 ) -> None:
     """A request's value, for each of its tokens."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1)).long()

@@ -83,14 +83,14 @@ class TorchGdnQwenAttention(QwenGatedDeltaNetAttention):
 
 
 class TorchGdnOlmoHybridAttention(OlmoHybridGatedDeltaNetAttention):
-    """OLMo-Hybrid's layer: vLLM wraps the whole of it, projections included, in a custom op, which calls `_forward_core`."""
+    """OLMo-Hybrid's layer: vLLM has the whole of it, with projections, in a custom op, which calls `_forward_core`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         load = self.conv1d.weight.weight_loader
 
         def weight_loader(parameter: Tensor, loaded: Tensor, shard: int | None = None) -> None:
-            """vLLM 0.32 names the part of the fused weight, q, k or v, on the tensor, where its own loader does not look."""
+            """vLLM names the part of the fused weight, q, k or v, on the tensor, where its own loader does not look."""
             load(parameter, loaded, getattr(loaded, "shard_id", shard))
 
         self.conv1d.weight.weight_loader = weight_loader

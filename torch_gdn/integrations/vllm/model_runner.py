@@ -38,8 +38,8 @@ class MpsModelRunner(GPUModelRunner):
         with one_stream():
             return super().sample_tokens(*args, **kwargs)
 
-    # A part of a prompt samples a token that is thrown away, and vLLM winds the request's generator back by the offset of
-    # CUDA's generator, which mps has none of: here the state before is kept, and put back.
+    # A part of a prompt samples a token that is thrown away, and vLLM winds the request's generator back by an offset,
+    # which CUDA's generators alone have: here the state before is kept, and put back.
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
@@ -19,7 +19,7 @@ class MpsPlatform(Platform):
     dispatch_key = "MPS"
     dist_backend = "gloo"  # of a world of one process
     simple_compile_backend = "eager"
-    supported_quantization: list[str] = []
+    supported_quantization: ClassVar[list[str]] = []
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -120,8 +120,8 @@ class MpsPlatform(Platform):
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
             raise ValueError(
-                f"parallel_config: expected 1 process on mps, got {parallel.world_size}: torch.distributed has no collective "
-                "backend for mps (gloo takes cpu and cuda alone)"
+                f"parallel_config: expected 1 process on mps, got {parallel.world_size}: torch.distributed has no "
+                "collective backend for mps (gloo takes cpu and cuda alone)"
             )
         if parallel.worker_cls == "auto":
             parallel.worker_cls = f"{HERE}.worker.MpsWorker"

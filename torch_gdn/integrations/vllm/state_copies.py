@@ -1,7 +1,7 @@
 """Aligned prefix caching: states move from the block that a request ran in to the block that its tokens end in.
 
-Stands for four functions of vllm.v1.worker.mamba_utils. A state of a convolution moves without its first `bias` columns; of
-a recurrent state the one that belongs to `bias` accepted drafts moves, which has a block of its own.
+Stands for functions of vllm.v1.worker.mamba_utils. A state of a convolution moves without its first `bias` columns; of
+recurrent states the one after `bias` accepted drafts moves, which has a block of its own.
 """
 
 from __future__ import annotations

@@ -56,8 +56,10 @@ def call_delta_rule(runner: Any, layer: Any, tokens: list[int], sequences: list[
         options = {"dtype": runner.dtype, "device": runner.device}
         rows = metadata.num_actual_tokens
         mixed, gate = torch.zeros(rows, columns, **options), torch.zeros(rows, heads, **options)
-        out = torch.empty(rows, heads, layer.head_v_dim, **options)
+        out = torch.zeros(rows, heads, layer.head_v_dim, **options)
         gated_delta_net.forward(state_of(layer), metadata, mixed, gate, gate, out)
+        norm = layer.norm if hasattr(layer, "norm") else layer.o_norm
+        norm(out, out)
 
     for n in sequences:
         run(batch_of_decodes(n, runner.device))
@@ -126,4 +128,3 @@ def call_attention(runner: Any, layer: Any, tokens: list[int], sequences: list[i
                 causal=True,
             )
             layer.impl.forward(layer, query, key, key, layer.kv_cache, metadata, torch.empty_like(query))
-

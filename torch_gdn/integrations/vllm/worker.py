@@ -39,7 +39,9 @@ class MpsWorker(Worker):
 
     def _make_model_runner(self) -> MpsModelRunner:
         if self.use_v2_model_runner:
-            raise RuntimeError("VLLM_USE_V2_MODEL_RUNNER: expected 0 on mps, since model runner V2 is made of Triton kernels")
+            raise RuntimeError(
+                "VLLM_USE_V2_MODEL_RUNNER: expected 0 on mps, since model runner V2 is made of Triton kernels"
+            )
         return MpsModelRunner(self.vllm_config, self.device)
 
     def determine_available_memory(self) -> int:

@@ -1,0 +1,156 @@
+"""What one layer does with a batch of vLLM's: each sequence as the references have it, alone, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.errors import assert_close
+from torch_gdn import reference
+from torch_gdn.integrations.vllm import gated_delta_net
+
+H, HV, K, V, W, DRAFTS, SLOTS = 2, 4, 32, 48, 4, 3, 9
+D = 2 * H * K + HV * V
+
+
+def layer_on(device: torch.device) -> gated_delta_net.LayerState:
+    """Pools as vLLM lays them out: a page of each slot holds its columns and its state, and something more."""
+    columns, page = W - 1 + DRAFTS, (W - 1 + DRAFTS) * D + HV * V * K + 40
+    pages = torch.randn(SLOTS, page).to(device)
+    conv_pool = pages[:, : columns * D].view(SLOTS, columns, D).transpose(1, 2)
+    return gated_delta_net.LayerState(
+        key_heads=H,
+        value_heads=HV,
+        key_size=K,
+        value_size=V,
+        conv_weight=torch.randn(D, W).to(device),
+        conv_bias=None,
+        activation="silu",
+        A_log=torch.randn(HV).to(device),
+        dt_bias=torch.randn(HV).to(device),
+        allow_neg_eigval=True,
+        conv_pool=conv_pool,
+        state_pool=pages[:, columns * D : columns * D + HV * V * K].view(SLOTS, HV, V, K),
+    )
+
+
+@dataclass
+class Sequence:
+    tokens: int
+    slots: list[int]  # one, or one for each draft
+    resumes: bool = True
+    accepted: int = 1
+
+
+def wanted(layer: gated_delta_net.LayerState, sequence: Sequence, x: Tensor, b: Tensor, a: Tensor) -> Tensor:
+    """o [tokens, HV, V] of one sequence, from the pools as they are, in float64."""
+    first = sequence.accepted - 1
+    columns = layer.conv_pool[sequence.slots[0], :, first : first + W - 1].cpu().double()
+    state = layer.state_pool[sequence.slots[first]].cpu().double()
+    if not sequence.resumes:
+        columns, state = torch.zeros_like(columns), torch.zeros_like(state)
+    mixed, _ = reference.causal_conv1d(
+        x[None].cpu().double(), layer.conv_weight.cpu().double(), initial_state=columns[None], activation="silu"
+    )
+    q, k, v = layer.split_heads(mixed)
+    o, _ = reference.fused_recurrent_gated_delta_rule(
+        q,
+        k,
+        v,
+        a[None].cpu().double(),
+        beta=b[None].cpu().double(),
+        initial_state=state[None],
+        use_qk_l2norm_in_kernel=True,
+        use_gate_in_kernel=True,
+        A_log=layer.A_log.cpu().double(),
+        dt_bias=layer.dt_bias.cpu().double(),
+        use_beta_sigmoid_in_kernel=True,
+        allow_neg_eigval=True,
+        state_v_first=True,
+    )
+    return o[0]
+
+
+def batch_of(decodes: list[Sequence], prefills: list[Sequence], drafted: list[Sequence], device: torch.device) -> Any:
+    """vLLM's metadata. With drafts in the batch, its tokens come mixed: here each second row is a draft's."""
+    plain = decodes + prefills
+    tokens = sum(s.tokens for s in plain + drafted)
+    spec_tokens = sum(s.tokens for s in drafted)
+
+    def ints(values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def bounds(sequences: list[Sequence]) -> Tensor:
+        return ints([0, *torch.tensor([s.tokens for s in sequences]).cumsum(0).tolist()])
+
+    order = torch.arange(tokens).view(-1)
+    is_spec = torch.zeros(tokens, dtype=torch.bool)
+    is_spec[torch.linspace(0, tokens - 1, max(spec_tokens, 1)).long()[:spec_tokens]] = True
+    return SimpleNamespace(
+        num_actual_tokens=tokens,
+        num_decodes=len(decodes),
+        num_prefills=len(prefills),
+        num_spec_decodes=len(drafted),
+        spec_sequence_masks=torch.ones(1, dtype=torch.bool) if drafted else None,
+        spec_token_indx=order[is_spec].to(device),
+        non_spec_token_indx=order[~is_spec].to(device),
+        non_spec_state_indices_tensor=ints([s.slots[0] for s in plain]),
+        non_spec_query_start_loc=bounds(plain),
+        has_initial_state=torch.tensor([s.resumes for s in plain], device=device) if prefills else None,
+        spec_state_indices_tensor=ints([s.slots for s in drafted]),
+        spec_query_start_loc=bounds(drafted),
+        num_accepted_tokens=ints([s.accepted for s in drafted]),
+    )
+
+
+DECODES = [Sequence(1, [3]), Sequence(1, [7])]
+PREFILLS = [Sequence(5, [1], resumes=False), Sequence(70, [8])]
+DRAFTED = [Sequence(4, [2, 4, 5, 6], accepted=3)]
+
+
+@pytest.mark.parametrize(
+    "decodes, prefills, drafted",
+    [
+        (DECODES, [], []),
+        ([], PREFILLS, []),
+        (DECODES, PREFILLS, []),
+        ([], [], DRAFTED),
+        ([], PREFILLS, DRAFTED),
+    ],
+    ids=["decodes", "prefills", "decodes and prefills", "drafts", "prefills and drafts"],
+)
+def test_each_sequence_equals_the_references(
+    decodes: list[Sequence], prefills: list[Sequence], drafted: list[Sequence], device: torch.device
+) -> None:
+    layer, metadata = layer_on(device), batch_of(decodes, prefills, drafted, device)
+    tokens = metadata.num_actual_tokens
+    x, b, a = (torch.randn(tokens + 2, n).to(device) for n in (D, HV, HV))
+    out = torch.full((tokens + 2, HV, V), 7.0, device=device)
+    rows = torch.arange(tokens, device=device)
+    if drafted:
+        rows = torch.cat([metadata.non_spec_token_indx, metadata.spec_token_indx])
+    expected, first = [], 0
+    for sequence in decodes + prefills + drafted:
+        own = rows[first : first + sequence.tokens]
+        expected.append(wanted(layer, sequence, x[own], b[own], a[own]))
+        first += sequence.tokens
+    gated_delta_net.forward(layer, metadata, x, b, a, out)
+    assert (out[tokens:] == 7).all()  # rows of padding
+    first = 0
+    for sequence, want in zip(decodes + prefills + drafted, expected, strict=True):
+        own = rows[first : first + sequence.tokens]
+        assert_close("o", out[own], want, 1e-4, head_dim=1)
+        first += sequence.tokens
+
+
+def test_no_tokens_write_nothing(device: torch.device) -> None:
+    layer = layer_on(device)
+    out = torch.full((2, HV, V), 7.0, device=device)
+    nothing = torch.zeros(2, D, device=device)
+    gated_delta_net.forward(layer, SimpleNamespace(num_actual_tokens=0), nothing, nothing, nothing, out)
+    assert (out == 7).all()
