@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,18 @@ GREEDY_TOKENS = 12
 define_operators_of_torchvision()  # here for transformers
 
 
-def environment(device: str) -> dict[str, str]:
-    """Of a process that runs the engine: cpu, mps (simulated where there is none), or off, without the plugin."""
+def environment(device: str, first: Sequence[Path] = ()) -> dict[str, str]:
+    """Of a process that runs the engine: cpu, mps (simulated where there is none), or off, without the plugin.
+
+    first: folders that modules come from before any other.
+    """
     import torch
 
     variables = {
         **os.environ,
         "TORCH_GDN_VLLM": device,
         "ENGINE_TESTS": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join(map(str, [*first, HERE / "site", ROOT])),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -41,11 +44,11 @@ def environment(device: str) -> dict[str, str]:
     return variables
 
 
-def run_engine(device: str, scenario: dict[str, Any]) -> dict[str, Any]:
+def run_engine(device: str, scenario: dict[str, Any], first: Sequence[Path] = ()) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(HERE / "scenario.py")],
         input=json.dumps(scenario),
-        env=environment(device),
+        env=environment(device, first),
         capture_output=True,
         text=True,
         timeout=1500,

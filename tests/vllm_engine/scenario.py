@@ -36,6 +36,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         "metrics": metrics(llm),
         "pool": pool(llm),
         "compiled late": sorted(pipelines() - compiled),
+        "version": version(),
     }
 
 
@@ -109,6 +110,12 @@ def pipelines() -> set[str]:
     from torch_gdn import _C
 
     return {facts["name"] for facts in _C.pipelines()}
+
+
+def version() -> str:
+    import vllm
+
+    return vllm.__version__
 
 
 def metrics(llm: Any) -> dict[str, float]:

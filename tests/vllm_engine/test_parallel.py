@@ -1,0 +1,26 @@
+"""Two processes on the CPU, by vLLM's own launcher; on mps a sentence that says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.vllm_engine.conftest import GREEDY_TOKENS, EngineFailed, run_engine
+
+
+@pytest.mark.parametrize("kind", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_two_processes(kind: str, reference: Any) -> None:
+    path, texts, tokens, _ = reference("qwen3_next")
+    options = {"dtype": "float32", "max_num_batched_tokens": 64, kind: 2, "distributed_executor_backend": "mp"}
+    result = run_engine(
+        "cpu", {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
+    )
+    assert result["rounds"][0]["tokens"] == tokens
+
+
+def test_two_processes_on_mps_are_refused(reference: Any) -> None:
+    path, texts, _, _ = reference("qwen3_next")
+    options = {"dtype": "float32", "tensor_parallel_size": 2}
+    with pytest.raises(EngineFailed, match="expected 1 process on mps, got 2: torch.distributed has no collective"):
+        run_engine("mps", {"model": str(path), "options": options, "rounds": [{"prompts": texts[:1], "tokens": 1}]})

@@ -1,0 +1,114 @@
+"""`vllm serve` with the plugin, asked over HTTP by OpenAI's client: 32 streams at once, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.vllm_engine.conftest import GREEDY_TOKENS, environment
+
+STREAMS = 32
+
+
+def with_tokenizer(model: Path, folder: Path) -> Path:
+    """The model and a tokenizer whose tokens are bytes, which its weights were trained on."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    target = folder / "with_tokenizer"
+    shutil.copytree(model, target)
+    characters = bytes_to_characters()
+    tokenizer = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(target)
+    return target
+
+
+def bytes_to_characters() -> list[str]:
+    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Server:
+    def __init__(self, device: str, model: Path, log: Path) -> None:
+        self.port, self.log = free_port(), log
+        options = ["--dtype", "float32", "--max-model-len", "512", "--max-num-batched-tokens", "64", "--enforce-eager"]
+        pools = ["--kv-cache-memory-bytes", str(1 << 28), "--max-num-seqs", "16", "--no-enable-prefix-caching"]
+        variables = {**environment(device), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        command = [sys.executable, "-m", "torch_gdn.serve", str(model), "--port", str(self.port), *options, *pools]
+        with log.open("w") as file:
+            self.process = subprocess.Popen(command, env=variables, stdout=file, stderr=file)
+
+    def wait(self) -> None:
+        for _ in range(600):
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended\n{self.log.read_text()[-6000:]}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
+                return
+            except OSError:
+                time.sleep(1)
+        raise AssertionError(f"the server does not answer\n{self.log.read_text()[-6000:]}")
+
+    def stop(self) -> list[psutil.Process]:
+        """By a signal; the processes that are left."""
+        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        self.process.send_signal(signal.SIGTERM)
+        _, left = psutil.wait_procs(family, timeout=60)
+        for process in left:
+            process.kill()
+        return left
+
+
+async def ask(port: int, model: str, texts: list[list[int]]) -> list[str]:
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=900, max_retries=0)
+
+    async def one(text: list[int]) -> str:
+        stream = await client.completions.create(
+            model=model,
+            prompt=text,
+            max_tokens=GREEDY_TOKENS,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        return "".join([part.choices[0].text async for part in stream if part.choices])
+
+    return await asyncio.gather(*(one(text) for text in texts))
+
+
+def test_streams(device: str, reference: Any, tmp_path: Path) -> None:
+    path, texts, tokens, _ = reference("qwen3_next")
+    model = with_tokenizer(path, tmp_path)
+    server = Server(device, model, tmp_path / "log")
+    try:
+        server.wait()
+        asked = [texts[i % len(texts)] for i in range(STREAMS)]
+        answers = asyncio.run(ask(server.port, str(model), asked))
+    finally:
+        left = server.stop()
+    wanted = [bytes(each).decode() for each in tokens]
+    assert answers == [wanted[i % len(texts)] for i in range(STREAMS)]
+    assert left == []
+
