@@ -30,6 +30,7 @@ from torch_gdn.ops.gdn.prepare_chunk_indices import prepare_chunk_indices
 from torch_gdn.ops.gdn.prepare_chunk_offsets import prepare_chunk_offsets
 from torch_gdn.ops.gdn.recompute_w_u import recompute_w_u, recompute_w_u_fwd
 from torch_gdn.ops.gdn.solve_tril import solve_tril
+from torch_gdn.ops.layers.batch_copy import batch_copy_
 from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
 from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
 from torch_gdn.ops.layers.gdn_gating import gdn_gating
@@ -47,6 +48,7 @@ __all__ = [
     "aura_flash_p1",
     "aura_flash_p2",
     "aura_rotate",
+    "batch_copy_",
     "causal_conv1d",
     "causal_conv1d_fn",
     "causal_conv1d_update",

@@ -129,6 +129,10 @@ class Check {
     is_dtype(x.scalar_type() == at::kInt, argument, "dtype int32", x.scalar_type());
   }
 
+  void is_uint8(const char* argument, const Tensor& x) const {
+    is_dtype(x.scalar_type() == at::kByte, argument, "dtype uint8", x.scalar_type());
+  }
+
   void is_index(const char* argument, const Tensor& x) const {
     is_dtype(x.scalar_type() == at::kInt || x.scalar_type() == at::kLong, argument, "dtype int32 or int64",
              x.scalar_type());
@@ -138,9 +142,23 @@ class Check {
     is_dtype(x.scalar_type() == at::kBool, argument, "dtype bool", x.scalar_type());
   }
 
+  void is_of_dtype(const char* argument, const Tensor& x, at::ScalarType dtype) const {
+    TORCH_CHECK_TYPE(x.scalar_type() == dtype, op_, ": ", argument, ": expected dtype ", dtype_name(dtype), ", got ",
+                     dtype_name(x.scalar_type()));
+  }
+
   void same_dtype(const char* argument, const Tensor& x, const char* name, const Tensor& other) const {
     TORCH_CHECK_TYPE(x.scalar_type() == other.scalar_type(), op_, ": ", argument, ": expected dtype ",
                      dtype_name(other.scalar_type()), " like ", name, ", got ", dtype_name(x.scalar_type()));
+  }
+
+  // Where a result goes that the caller allocated.
+  void is_output(const char* argument, const Tensor& x, const char* pattern, std::initializer_list<Int> sizes,
+                 at::ScalarType dtype) const {
+    shape(argument, x, pattern, sizes);
+    is_of_dtype(argument, x, dtype);
+    const auto stride = x.sym_stride(-1);
+    value(sym_eq(stride, c10::SymInt(1)), argument, "a last stride of 1", stride);
   }
 
   const char* op() const { return op_; }

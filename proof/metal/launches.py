@@ -76,7 +76,7 @@ def all_launches() -> list[Launch]:
     for x, weight, other in itertools.product(DTYPES, repeat=3):  # the state, or the gate
         wanted += [partial(calls.convolution, x, weight, other, W) for W in (2, 3, 4)]
         wanted += [partial(calls.norm, x, other, weight, *row) for row in calls.NORM_ROWS]
-    return launches([*wanted, calls.gating, calls.many_slots])
+    return launches([*wanted, calls.gating, calls.many_slots, calls.copying])
 
 
 @cache

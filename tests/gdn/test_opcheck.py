@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.calls import OPS, tensors_of, valid_call
+from tests.helpers.calls import COPY, OPS, tensors_of, valid_call
 
 ALL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 # torch itself raises "NYI devices other than CPU/CUDA/XPU" on mps there.
@@ -25,6 +25,10 @@ def opcheck(op: str, call: dict[str, Any], device: torch.device) -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_opcheck(device: torch.device, op: str, packed: bool) -> None:
     opcheck(op, valid_call(op, device, packed=packed), device)
+
+
+def test_opcheck_of_a_copy(device: torch.device) -> None:
+    opcheck(COPY, valid_call(COPY, device), device)
 
 
 @pytest.mark.parametrize("op", ["chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])

@@ -31,6 +31,7 @@ OPS = (
 UNPACKED = ("l2norm", "rms_norm_gated", "gdn_gating")  # have no cu_seqlens
 CHUNKED = (*OPS[:6], "chunk_gated_delta_rule", "chunk_gated_delta_rule_")  # and chunk_indices
 IN_PLACE = tuple(op for op in OPS if op.endswith("_"))
+COPY = "batch_copy_"  # takes bytes, not activations: it is in none of the above
 T = 20
 CU_SEQLENS = [0, 5, 5, 20]
 
@@ -42,8 +43,8 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
 
     Of the convolution D 32, W 4; of a pool 5 slots, no slot for the last sequence.
     """
-    if op.startswith("causal_conv1d"):
-        call = convolution_call(op, packed, dtype)
+    if op.startswith("causal_conv1d") or op == COPY:
+        call = copy_call() if op == COPY else convolution_call(op, packed, dtype)
         return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in call.items()}
     case = make_case(T, 64, 32, B=1 if packed else 2, H=2, HV=4, dtype=dtype, cu_seqlens=CU_SEQLENS if packed else None)
     stages = stages_of(case, 16)
@@ -91,6 +92,12 @@ def convolution_call(op: str, packed: bool, dtype: torch.dtype) -> dict[str, Any
     else:
         call |= slots_call(tensors["state_pool"], N)
     return call | ({"cu_seqlens": torch.tensor(CU_SEQLENS)} if packed else {})
+
+
+def copy_call() -> dict[str, Any]:
+    """One range that slides, one that is copied, and an empty one."""
+    offsets = {"source_offsets": torch.tensor([20, 40, 3]), "destination_offsets": torch.tensor([10, 60, 9])}
+    return {"pool": torch.arange(80, dtype=torch.uint8)} | offsets | {"sizes": torch.tensor([16, 20, 0])}
 
 
 def slots_call(state_pool: Tensor, N: int) -> dict[str, Tensor]:

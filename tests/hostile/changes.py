@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.helpers import aura, calls, paged
 
-OPS = (*calls.OPS, *aura.OPS, *paged.OPS)
+OPS = (*calls.OPS, calls.COPY, *aura.OPS, *paged.OPS)
 Call = dict[str, Any]
 Change = Callable[[Call], Any]  # the new value, from the call
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -70,7 +70,7 @@ def type_of(op: str, argument: str) -> str:
 
 def bases_of(op: str) -> list[str]:
     """Names of valid calls: see base_call()."""
-    if op in (*aura.OPS, *paged.OPS):
+    if op in (*aura.OPS, *paged.OPS, calls.COPY):
         return ["plain"]
     if op in calls.UNPACKED:
         return ["batch"]
@@ -93,7 +93,7 @@ def made_base(op: str, base: str, device: torch.device) -> Call:
         return paged.valid_call(op, device)
     if base == "packed":
         return calls.valid_call(op, device, packed=True)
-    if base == "batch":
+    if base in ("batch", "plain"):
         return calls.valid_call(op, device)
     call = calls.valid_call(op, device, dtype=torch.bfloat16)
     call |= {"use_gate_in_kernel": True, "A_log": torch.randn(4), "dt_bias": torch.randn(4)}
@@ -147,7 +147,7 @@ def changes_of(op: str, argument: str, x: Tensor) -> Iterator[tuple[str, str, Ch
     for value in NO_TENSORS:
         yield "kinds", repr(value), lambda call, value=value: value
     for written in written_by(op):
-        if written != argument:
+        if written not in (argument, "out"):  # `out` with the memory of another is among its own changes
             yield "aliases", f"memory of {written}", lambda call, written=written: memory_of(call[written], x)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tests.helpers.calls import COPY
 from tests.hostile.changes import Hostile, arguments_of, base_call, written_by
 
 # PyTorch's own words for arguments that it refuses before an op is called.
@@ -42,7 +43,7 @@ def outcome(hostile: Hostile, device: torch.device) -> Outcome:
             warnings.simplefilter("ignore")
             found = getattr(torch.ops.gdn, hostile.op)(**call)
         results = [] if found is None else list(found) if isinstance(found, tuple) else [found]
-        results += [call[name] for name in written_by(hostile.op) if isinstance(call[name], Tensor)]
+        results += [call[name] for name in written_by(hostile.op) if isinstance(call.get(name), Tensor)]
         if device.type == "mps":
             torch.mps.synchronize()
         return Outcome([torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x.detach().cpu() for x in results])
@@ -80,6 +81,8 @@ def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
         return "cu_seqlens" in str(cpu.error)  # without tokens no kernel runs that could read the device's boundaries
     if (hostile.op, hostile.argument) in (("aura_encode_", "slots"), ("reshape_and_cache_", "slot_mapping")):
         return "data race" in str(there.error)  # which of two tokens stays in a slot
+    if hostile.op == COPY and "what another one reads or writes" in str(cpu.error):
+        return True  # of ranges on the device that meet nothing is reported: which bytes stay is open
     if hostile.op == "aura_flash_p1" and hostile.argument == "q_sums" and hostile.what.endswith("-inf"):
         return True  # m of a block without any weight: -inf, or the lowest number
     if hostile.op.startswith("aura_encode") and hostile.argument == "codebook":

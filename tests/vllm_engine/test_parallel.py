@@ -10,9 +10,10 @@ from tests.vllm_engine.conftest import GREEDY_TOKENS, EngineFailed, run_engine
 
 
 @pytest.mark.parametrize("kind", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_two_processes(kind: str, reference: Any) -> None:
+def test_two_processes(kind: str, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path, texts, tokens, _ = reference("qwen3_next")
     options = {"dtype": "float32", "max_num_batched_tokens": 64, kind: 2, "distributed_executor_backend": "mp"}
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # a core each: by itself vLLM wants a NUMA node each
     result = run_engine(
         "cpu", {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
     )

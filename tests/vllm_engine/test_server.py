@@ -71,6 +71,8 @@ class Server:
 
     def stop(self) -> list[psutil.Process]:
         """By a signal; the processes that are left."""
+        if self.process.poll() is not None:
+            return []
         family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
         self.process.send_signal(signal.SIGTERM)
         _, left = psutil.wait_procs(family, timeout=60)

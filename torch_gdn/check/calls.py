@@ -178,6 +178,11 @@ def many_slots() -> None:
     torch_gdn.causal_conv1d_update_(x, empty(8, 2), pool, torch.empty(sequences, dtype=torch.long, device="mps"))
 
 
+def copying() -> None:
+    numbers = torch.empty(1, dtype=torch.long, device="mps")
+    torch_gdn.batch_copy_(torch.empty(64, dtype=torch.uint8, device="mps"), numbers, numbers, numbers)
+
+
 def rule_calls(quick: bool = False) -> list[Call]:
     """What models call for, odd sizes, small chunks, unaligned rows, gates of channels, states of other dtypes.
 
@@ -219,7 +224,7 @@ def layer_calls(quick: bool = False) -> list[Thunk]:
     """The kernels beside the rule, all tensors of one dtype: W of 4, and rows of models' heads."""
     dtypes = DTYPES[:1] if quick else DTYPES
     norms = [partial(norm, dtype, dtype, dtype, *row) for dtype in dtypes for row in NORM_ROWS[:3]]
-    return [*(partial(convolution, dtype, dtype, dtype, 4) for dtype in dtypes), *norms, gating, many_slots]
+    return [*(partial(convolution, dtype, dtype, dtype, 4) for dtype in dtypes), *norms, gating, many_slots, copying]
 
 
 def table(quick: bool = False) -> list[Thunk]:

@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 
 from torch_gdn.reference.common import beta_of, compute_dtype, log_decay_of, sequences
 
-__all__ = ["causal_conv1d", "causal_conv1d_update_", "gdn_gating", "l2norm", "rms_norm_gated"]
+__all__ = ["batch_copy_", "causal_conv1d", "causal_conv1d_update_", "gdn_gating", "l2norm", "rms_norm_gated"]
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -46,6 +46,14 @@ def rms_norm_gated(
         y = weight * y if round_norm else weight.to(dtype) * y
     g = g.to(dtype)
     return (y * (g.sigmoid() if activation == "sigmoid" else g * g.sigmoid())).to(x.dtype)
+
+
+def batch_copy_(pool: Tensor, source_offsets: Tensor, destination_offsets: Tensor, sizes: Tensor) -> None:
+    """pool[destination : destination + size] = pool[source : source + size] of each range; all is read first."""
+    before = pool.clone()
+    ranges = (source_offsets.tolist(), destination_offsets.tolist(), sizes.tolist())
+    for source, destination, size in zip(*ranges, strict=True):
+        pool[destination : destination + size] = before[source : source + size]
 
 
 def causal_conv1d(
@@ -103,8 +111,13 @@ def causal_conv1d_update_(
     bias: Tensor | None = None,
     activation: str | None = None,
     cu_seqlens: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
 ) -> Tensor:
-    """`causal_conv1d` from the slots of a pool of states, which it updates; zeros for a sequence without a slot."""
+    """`causal_conv1d` from the slots of a pool of states, which it updates; zeros for a sequence without a slot.
+
+    The state after checkpoint_offsets tokens goes to another slot.
+    """
     count = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     indices = list(range(count)) if state_indices is None else state_indices.tolist()
     lowest = -1 if state_indices is None else null_index
@@ -118,5 +131,11 @@ def causal_conv1d_update_(
         here = x[b : b + 1, first:last]
         y[b, first:last], final_state = causal_conv1d(here, weight, bias, state[None], True, activation=activation)
         assert final_state is not None
+        if checkpoint_offsets is not None and checkpoint_indices is not None:
+            tokens, index = int(checkpoint_offsets[n]), int(checkpoint_indices[n])
+            if tokens > 0 and index > null_index:
+                _, kept = causal_conv1d(here[:, :tokens], weight, None, state[None], True)
+                assert kept is not None
+                state_pool[index] = kept[0]
         state_pool[indices[n]] = final_state[0]
     return y

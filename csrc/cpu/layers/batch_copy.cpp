@@ -1,0 +1,42 @@
+#include "ops/layers/batch_copy.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/define.h"
+
+namespace torch_gdn {
+
+namespace {
+
+constexpr int64_t kPiece = int64_t(256) << 10;  // bytes that one core copies at a time
+
+// A range that overlaps itself is one piece, whatever its size.
+std::vector<ByteRange> pieces_of(const std::vector<ByteRange>& ranges) {
+  std::vector<ByteRange> pieces;
+  for (const auto& range : ranges) {
+    const int64_t step = range.overlaps_itself() ? range.size : kPiece;
+    for (int64_t first = 0; first < range.size; first += step) {
+      pieces.push_back({range.source + first, range.destination + first, std::min(step, range.size - first)});
+    }
+  }
+  return pieces;
+}
+
+void run(const BatchCopy<int64_t>& op) {
+  const auto pieces = pieces_of(op.ranges.read());
+  char* bytes = static_cast<char*>(op.pool.mutable_data_ptr());
+  at::parallel_for(0, int64_t(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memmove(bytes + pieces[i].destination, bytes + pieces[i].source, pieces[i].size);
+    }
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<BatchCopy, &run>(m); }
+
+}  // namespace torch_gdn

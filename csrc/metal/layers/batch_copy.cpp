@@ -1,0 +1,54 @@
+#include "ops/layers/batch_copy.h"
+
+#include <algorithm>
+
+#include "metal/implement.h"
+#include "metal/prefill.h"
+#include "shaders/layers/batch_copy.h"
+
+namespace torch_gdn {
+
+namespace {
+
+// Threadgroups of a range: enough in all that a device is busy with a few ranges, and some for a large one among many.
+constexpr int64_t kThreadgroups = 4 * kTypicalCores * kThreadgroupsPerCore, kFewestParts = 4;
+
+// Of sizes on the device the host knows no more than the pool's.
+int64_t largest_size(const BatchCopy<int64_t>& op) {
+  if (!op.ranges.are_on_cpu()) return op.pool.size(0);
+  int64_t largest = 0;
+  for (const auto& range : op.ranges.read()) largest = std::max(largest, range.size);
+  return largest;
+}
+
+void run(const BatchCopy<int64_t>& op) {
+  const auto device = op.pool.device();
+  const Tensor source = op.ranges.source_offsets.to(device), destination = op.ranges.destination_offsets.to(device),
+               sizes = op.ranges.sizes.to(device);
+  const int64_t n = sizes.size(0);
+  TORCH_CHECK_VALUE(n <= INT32_MAX, "batch_copy_: sizes: expected fewer than 2^31 ranges, got ", n);
+  if (n == 0) return;
+  const int64_t wanted = std::max(kFewestParts, ceil_div(kThreadgroups, n));
+  const int64_t parts = std::min(wanted, std::max<int64_t>(1, ceil_div(largest_size(op), kCopyTileBytes)));
+  const BatchCopyParameters parameters{op.pool.size(0),
+                                       source.stride(0),
+                                       destination.stride(0),
+                                       sizes.stride(0),
+                                       int32_t(source.element_size()),
+                                       int32_t(destination.element_size()),
+                                       int32_t(sizes.element_size()),
+                                       int32_t(op.pool.storage_offset() % 16)};
+  launcher().run({{"batch_copy",
+                   "layers/batch_copy.metal",
+                   {std::to_string(kCopyThreads)},
+                   {op.pool.numel() > 0 ? op.pool : source, source, destination, sizes, Binding::error_log(),
+                    Binding::values(parameters)},
+                   {size_t(parts), size_t(n), 1},
+                   size_t(kCopyThreads)}});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<BatchCopy, &run>(m); }
+
+}  // namespace torch_gdn

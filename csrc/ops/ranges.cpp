@@ -1,0 +1,69 @@
+#include "ops/ranges.h"
+
+#include <algorithm>
+
+namespace torch_gdn {
+
+namespace {
+
+// Bytes [first, last) that range n writes.
+struct Written {
+  int64_t first, last, n;
+};
+
+void check_inside(const char* op, const char* argument, int64_t offset, int64_t size, int64_t n, int64_t bytes) {
+  TORCH_CHECK_VALUE(offset >= 0 && offset <= bytes && size <= bytes - offset, op, ": ", argument,
+                    ": expected ranges within the pool's ", bytes, " bytes, got ", size, " bytes from ", offset,
+                    " on at ", n);
+}
+
+void refuse_overlap(const char* op, int64_t n, int64_t other) {
+  TORCH_CHECK_VALUE(false, op, ": destination_offsets: expected no range to write what another one reads or writes, ",
+                    "got range ", n, " that meets range ", other);
+}
+
+std::vector<Written> written_by(const char* op, const std::vector<ByteRange>& ranges) {
+  std::vector<Written> written;
+  for (size_t n = 0; n < ranges.size(); ++n) {
+    const auto& [source, destination, size] = ranges[n];
+    if (size > 0) written.push_back({destination, destination + size, int64_t(n)});
+  }
+  std::sort(written.begin(), written.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (size_t i = 1; i < written.size(); ++i) {
+    if (written[i].first < written[i - 1].last) refuse_overlap(op, written[i].n, written[i - 1].n);
+  }
+  return written;
+}
+
+}  // namespace
+
+std::vector<ByteRange> ByteRanges::read() const {
+  const Tensor source = source_offsets.to(at::kLong), destination = destination_offsets.to(at::kLong),
+               size = sizes.to(at::kLong);
+  const auto from = source.accessor<int64_t, 1>(), to = destination.accessor<int64_t, 1>(),
+             bytes = size.accessor<int64_t, 1>();
+  std::vector<ByteRange> ranges(from.size(0));
+  for (int64_t n = 0; n < from.size(0); ++n) ranges[n] = {from[n], to[n], bytes[n]};
+  return ranges;
+}
+
+void check_ranges(const char* op, const ByteRanges& byte_ranges, int64_t bytes) {
+  const auto ranges = byte_ranges.read();
+  for (size_t n = 0; n < ranges.size(); ++n) {
+    const auto& [source, destination, size] = ranges[n];
+    TORCH_CHECK_VALUE(size >= 0, op, ": sizes: expected numbers of bytes from 0 on, got ", size, " at ", n);
+    check_inside(op, "source_offsets", source, size, n, bytes);
+    check_inside(op, "destination_offsets", destination, size, n, bytes);
+  }
+  const auto written = written_by(op, ranges);
+  for (size_t n = 0; n < ranges.size(); ++n) {
+    const int64_t first = ranges[n].source, last = first + ranges[n].size;
+    auto other = std::upper_bound(written.begin(), written.end(), first,
+                                  [](int64_t byte, const Written& each) { return byte < each.last; });
+    for (; other != written.end() && other->first < last; ++other) {
+      if (other->n != int64_t(n)) refuse_overlap(op, other->n, int64_t(n));
+    }
+  }
+}
+
+}  // namespace torch_gdn
