@@ -50,8 +50,9 @@ def test_slots_of_32_bits_with_a_stride(device: torch.device) -> None:
 
 
 def test_values_of_another_size(device: torch.device) -> None:
-    call = make_call(3, [1, 8, 3], "apart", torch.float32, torch.bfloat16)
-    check(device, call | {name: call[name][..., :10] for name in ("value", "value_cache")})
+    call = make_call(3, [1, 8, 3], "pages", torch.float32, torch.bfloat16)
+    call |= {"value": call["value"][..., :10], "value_cache": pool(4, 5, 3, 10, torch.bfloat16, "apart")[1]}
+    check(device, call)
 
 
 def test_no_tokens(device: torch.device) -> None:
