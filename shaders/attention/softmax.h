@@ -102,8 +102,8 @@ METAL_FUNC void multiply_keys(thread float2* scores, Rows keys, thread const Que
     const float2 second = query.elements(part + 1);
     UNROLL for (int n = 0; n < kBlocks; ++n) {
       const float4 key = keys.four(n * 8 + at.row, part * 8 + at.column * 2);
-      multiply_add(scores[n], key.xy, first);
-      multiply_add(scores[n], key.zw, second);
+      multiply_add(scores[n], float2(key[0], key[1]), first);
+      multiply_add(scores[n], float2(key[2], key[3]), second);
     }
   }
 }
