@@ -72,7 +72,7 @@ def all_launches() -> list[Launch]:
     rules = rule_calls()
     wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
     wanted += [*calls.all_stages(rules), *(partial(calls.longest_norm, dtype) for dtype in DTYPES)]
-    wanted += calls.aura_calls()
+    wanted += [*calls.aura_calls(), *calls.attention_calls()]
     for x, weight, other in itertools.product(DTYPES, repeat=3):  # the state, or the gate
         wanted += [partial(calls.convolution, x, weight, other, W) for W in (2, 3, 4)]
         wanted += [partial(calls.norm, x, other, weight, *row) for row in calls.NORM_ROWS]
@@ -89,7 +89,8 @@ def model_launches() -> list[Launch]:
         for state_v_first in BOTH
     ]
     wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
-    wanted += [*calls.all_stages(rules), *calls.aura_calls(quick=True), *calls.layer_calls()]
+    wanted += [*calls.all_stages(rules), *calls.aura_calls(quick=True)]
+    wanted += [*calls.attention_calls(quick=True), *calls.layer_calls()]
     # A length that is no power of two, codes that straddle words, and the longest vectors.
     awkward = launches(partial(calls.aura, (3, 3), D, DTYPES[0]) for D in (80, 512))
     kept = ("aura_encode_bfloat_3_80", "aura_flash_p1_3_3_80_8", "aura_flash_p1_matrix_3_3_512")

@@ -17,7 +17,7 @@ struct PagedParameters {
   int32_t causal, window;  // window 0: none
   int32_t rows;            // of a tile
   int32_t splits;          // of the keys of a sequence with one tile of rows, at most
-  int32_t least_keys;      // of a split
+  int32_t least_keys;      // of a split: whole rounds
   int32_t has_sinks;
   int32_t has_vectors;  // every row of the caches starts at a multiple of 4 elements
   float scale;

@@ -116,8 +116,7 @@ template <typename T, typename C, int D>
     keys.has_vectors = has_vectors;
     float2 scores[kDecodeBlocks];
     multiply_keys<D, kDecodeBlocks>(scores, keys, query, at);
-    const float2 decay =
-        online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, range.last, seen);
+    const float2 decay = online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, seen);
     UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= decay;
 
     PagedRows<C> values;

@@ -100,7 +100,7 @@ template <typename T, typename C, int D, int kSimdgroups>
 
     float2 scores[kBlocks];
     multiply_keys<D, kBlocks>(scores, staged, query, at);
-    const float2 decay = online_softmax<kBlocks>(scores, state, parameters.scale, first + at.row, range.last, seen);
+    const float2 decay = online_softmax<kBlocks>(scores, state, parameters.scale, first + at.row, seen);
     UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= decay;
 
     threadgroup_barrier(mem_flags::mem_threadgroup);

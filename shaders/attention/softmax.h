@@ -102,8 +102,8 @@ METAL_FUNC void multiply_keys(thread float2* scores, Rows keys, thread const Que
     const float2 second = query.elements(part + 1);
     UNROLL for (int n = 0; n < kBlocks; ++n) {
       const float4 key = keys.four(n * 8 + at.row, part * 8 + at.column * 2);
-      multiply_add(scores[n], key.xy, first);
-      multiply_add(scores[n], key.zw, second);
+      multiply_add(scores[n], float2(key[0], key[1]), first);
+      multiply_add(scores[n], float2(key[2], key[3]), second);
     }
   }
 }
@@ -170,16 +170,15 @@ METAL_FUNC SeenKeys seen_by_lane(constant PagedParameters& parameters, RowTile t
   return seen;
 }
 
-// Products -> weights; 0 for keys that a row does not see. `first`: the lane's key of block 0; keys from `last` on are
-// repeated ones. Returns what o so far is multiplied by. Every lane calls.
+// Products -> weights; 0 for keys that a row does not see, and so for those that are repeated to fill a tile, which lie
+// beyond the last key. `first`: the lane's key of block 0. Returns what o so far is multiplied by. Every lane calls.
 template <int kBlocks>
-METAL_FUNC float2
-online_softmax(thread float2* scores, thread RowState& state, float scale, int first, int last, SeenKeys seen) {
+METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, float scale, int first, SeenKeys seen) {
   float2 largest = state.m;
   UNROLL for (int n = 0; n < kBlocks; ++n) {
     const int key = first + n * 8;
     UNROLL for (int i = 0; i < 2; ++i) {
-      const bool is_seen = key < last && key >= seen.first[i] && key < seen.last[i];
+      const bool is_seen = key >= seen.first[i] && key < seen.last[i];
       scores[n][i] = is_seen ? scores[n][i] * scale : -INFINITY;
       if (scores[n][i] > largest[i]) largest[i] = scores[n][i];
     }

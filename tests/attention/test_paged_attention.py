@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import torch_gdn
-from tests.helpers.devices import kernels_run
-from tests.helpers.errors import assert_close
-from tests.helpers.paged import Call, make_call, there
+from tests.gdn.test_opcheck import opcheck
+from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.paged import Call, make_call, there, valid_call
 from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
 
@@ -98,3 +100,160 @@ def test_pytorchs_own_attention(device: torch.device, name: str) -> None:
         expected = scaled_dot_product_attention(q, k[None], v[None], attn_mask=mask, enable_gqa=True)
         if L:
             assert_close(f"sequence {n}", o[rows], expected[0].transpose(0, 1), BOUND[torch.float32], head_dim=1)
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_which_kernels_run(name: str) -> None:
+    """Few query rows of a KV head take the kernel that reads keys into products, others the one with tiles of them."""
+    if on_a_mac():
+        pytest.skip("a Mac does not report which kernels ran")
+    device = ready("mps")
+    check(device, make_call(*SEQUENCES[name]), f"paged_attention_{'decode' if name == 'decode' else 'prefill'}")
+    call = make_call([1, 1], [600, 3])
+    check(device, call, "paged_attention_decode", "paged_attention_merge")
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "ratio"),
+    [([1, 1, 1], [900, 513, 1030], 2), ([1], [2060], 1), ([1, 2], [2070, 1500], 12), ([3, 40], [2500, 70], 4)],
+)
+@pytest.mark.parametrize("window", [0, 777])
+def test_keys_divided_among_threadgroups(
+    device: torch.device, queries: list[int], keys: list[int], ratio: int, window: int
+) -> None:
+    """Of decoding, and of few queries beside a prompt; with sinks, that count once."""
+    call = make_call(queries, keys, HQ=ratio, HK=1, D=32, block_size=24) | {"window": window}
+    call["sinks"] = 2 * torch.randn(ratio)
+    check(device, call, "paged_attention_merge")
+
+
+def test_blocks_that_sequences_share(device: torch.device) -> None:
+    check(device, make_call([1, 5, 1, 30], [70, 90, 64, 94], shared_blocks=4))
+
+
+@pytest.mark.parametrize("which", ["key_cache", "value_cache"])
+@pytest.mark.parametrize("name", ["decode", "prompt"])
+def test_one_cache_without_alignment(device: torch.device, name: str, which: str) -> None:
+    call = make_call(*SEQUENCES[name], layout="apart")
+    aligned = call[which]
+    call[which] = torch.full((aligned.numel() + 1,), torch.nan)[1:].view(aligned.shape).copy_(aligned)
+    check(device, call)
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_blocks_before_the_window_are_not_read(device: torch.device, queries: int) -> None:
+    """Query 0 of 40 sees from key 51 on, the one query from key 90: in blocks 3 and 5."""
+    call = make_call([queries], [100]) | {"window": 10}
+    expected = exact(call)
+    call["block_table"][0, : (3 if queries == 40 else 5)] = -1
+    assert_close("o", attend(device, call), expected, BOUND[torch.float32], head_dim=1)
+
+
+@pytest.mark.parametrize("name", ["decode", "prompt"])
+def test_scale(device: torch.device, name: str) -> None:
+    check(device, make_call(*SEQUENCES[name]) | {"scale": 0.3})
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_the_bounds_may_be_left_out(device: torch.device, name: str) -> None:
+    """They are then those of the shapes: many tiles, and splits, that have nothing."""
+    check(device, make_call(*SEQUENCES[name]) | {"max_query_len": None, "max_seq_len": None})
+
+
+def test_a_new_output(device: torch.device) -> None:
+    call = make_call([5], [20], padding=0) | {"out": None}
+    o = torch_gdn.paged_attention(**there(call, device))
+    assert o.is_contiguous() and o.dtype == torch.float32
+    assert_close("o", o.cpu(), exact(call), BOUND[torch.float32], head_dim=1)
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_the_same_bits_each_time(device: torch.device, name: str) -> None:
+    call = make_call(*SEQUENCES[name])
+    assert_same_bits("o", attend(device, call), attend(device, call))
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    call, threads = make_call([1, 40, 3], [5000, 300, 2500]), torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(attend(torch.device("cpu"), call))
+    finally:
+        torch.set_num_threads(threads)
+    for o in found[1:]:
+        assert_same_bits("o", o, found[0])
+
+
+@pytest.mark.parametrize("which", ["key_cache", "value_cache"])
+@pytest.mark.parametrize("queries", [1, 12])
+def test_what_is_not_finite_stays_in_its_sequence_and_head(device: torch.device, queries: int, which: str) -> None:
+    """A key that all queries of a sequence see."""
+    call = make_call([queries] * 3, [40, 40, 40])
+    before = attend(device, call)
+    call[which][call["block_table"][1, 0], 3, 1] = torch.nan
+    after = attend(device, call)
+    spoilt = torch.zeros(3 * queries, 4, 1, dtype=torch.bool)
+    spoilt[queries : 2 * queries, 2:] = True
+    assert after.isnan().eq(spoilt).all()
+    assert torch.equal(after.masked_fill(spoilt, 0), before.masked_fill(spoilt, 0))
+
+
+def test_no_sequences_or_no_rows(device: torch.device) -> None:
+    for queries, keys, padding in (([], [], 2), ([0, 0], [5, 0], 2), ([0], [3], 0)):
+        assert attend(device, make_call(queries, keys, padding=padding)).shape == (0, 4, 64)
+
+
+class Wrong(NamedTuple):
+    """An argument that does not fit the others, and how its error begins."""
+
+    argument: str
+    change: Callable[[Tensor], Any]
+    words: str
+
+
+WRONG = {
+    "a block past the pool": Wrong("block_table", lambda x: with_one(x, (1, 1), 10_000), "expected blocks"),
+    "a negative block": Wrong("block_table", lambda x: with_one(x, (1, 1), -1), "expected blocks"),
+    "more keys than blocks": Wrong("seq_lens", lambda x: with_one(x, 1, 81), "expected at least the queries"),
+    "fewer keys than queries": Wrong("seq_lens", lambda x: with_one(x, 1, 0), "expected at least the queries"),
+    "negative keys": Wrong("seq_lens", lambda x: with_one(x, 1, -5), "expected at least the queries"),
+    "a boundary past q": Wrong("cu_seqlens", lambda x: with_one(x, 3, 2**30), "expected boundaries"),
+    "a descending boundary": Wrong("cu_seqlens", lambda x: with_one(x, 2, 0), "expected"),
+    "a first boundary": Wrong("cu_seqlens", lambda x: with_one(x, 0, 1), "expected"),
+    "a negative boundary": Wrong("cu_seqlens", lambda x: with_one(x, 0, -1), "expected"),
+    "too few queries": Wrong("max_query_len", lambda x: x - 1, "expected at least the queries"),
+    "too few keys": Wrong("max_seq_len", lambda x: x - 1, "expected at least the keys"),
+}
+
+
+def with_one(x: Tensor, at: Any, value: int) -> Tensor:
+    x = x.clone()
+    x[at] = value
+    return x
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("queries", [[1, 1, 1], [2, 40, 1]], ids=["decode", "mixed"])
+def test_wrong_indices(device: torch.device, queries: list[int], wrong: Wrong) -> None:
+    """They lead nowhere outside the tensors, which the simulated device would report, and sequence 0 is right."""
+    call = make_call(queries, [30, 60, 64], D=16, HK=1)
+    expected = exact(call)[: queries[0]]
+    call[wrong.argument] = wrong.change(call[wrong.argument])
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match=f"^paged_attention_: {wrong.argument}: {wrong.words}"):
+            torch_gdn.paged_attention(**call)
+        return
+    o = torch_gdn.paged_attention(**there(call, device))
+    with pytest.raises(RuntimeError, match=rf"{wrong.words}.*\(kernel {wrong.argument}\)"):
+        torch.mps.synchronize()
+    torch.mps.synchronize()  # reported once
+    if wrong.argument != "cu_seqlens" and queries[0] == 1:
+        assert_close("o", o[:1].cpu(), expected, BOUND[torch.float32], head_dim=1)
+
+
+def test_opcheck(device: torch.device) -> None:
+    call = valid_call("paged_attention_", device)
+    opcheck("paged_attention_", call, device)
+    opcheck("paged_attention_", call | {"sinks": None, "window": 0, "causal": False, "scale": 0.2}, device)

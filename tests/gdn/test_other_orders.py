@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import torch_gdn
+from tests.attention.test_paged_attention import attend as attend_to_pages
+from tests.attention.test_paged_attention import exact as exact_of_pages
 from tests.aura.test_aura_attention import attend, exact
 from tests.aura.test_aura_attention import make_call as aura_call
 from tests.aura.test_aura_encode import encode
@@ -18,6 +20,7 @@ from tests.helpers.cases import assert_exact, run
 from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.golden import NAMES, load
+from tests.helpers.paged import make_call as paged_call
 from tests.helpers.prefill import each_op, on_mps
 from torch_gdn.check import golden as recorded
 
@@ -92,6 +95,18 @@ def test_aura_attention(mps: torch.device, L: int) -> None:
     assert_same_bits("o", attend(mps, call), expected)
     unkind(seed=3, perturb=True)
     assert_close("o", attend(mps, call), exact(call), 2e-6, head_dim=1)
+
+
+@on_mps()
+@pytest.mark.parametrize(("queries", "keys"), [([1, 1], [300, 70]), ([3, 30], [150, 40])], ids=["decode", "prefill"])
+def test_paged_attention(mps: torch.device, queries: list[int], keys: list[int]) -> None:
+    call = paged_call(queries, keys, HQ=4, HK=1, D=80) | {"window": 200, "sinks": torch.randn(4)}
+    unkind(seed=0, perturb=False)
+    expected = attend_to_pages(mps, call)
+    unkind(seed=1, perturb=False)
+    assert_same_bits("o", attend_to_pages(mps, call), expected)
+    unkind(seed=3, perturb=True)
+    assert_close("o", attend_to_pages(mps, call), exact_of_pages(call), 2e-6, head_dim=1)
 
 
 @on_mps()

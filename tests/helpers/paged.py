@@ -91,7 +91,7 @@ def there(call: Call, device: torch.device) -> Call:
 
 
 def valid_call(op: str, device: torch.device) -> Call:
-    """Keyword arguments of torch.ops.gdn.<op>: a prompt, a sequence without queries and one token; 5 tokens to store."""
+    """Keyword arguments of torch.ops.gdn.<op>: a prompt, a sequence without queries, one token; 5 to store."""
     if op == "reshape_and_cache_":
         key_cache, value_cache = (x.nan_to_num(0.0) for x in pool(3, 8, 2, 32, torch.float32, "apart"))
         key, value = torch.randn(5, 2, 32), torch.randn(5, 2, 32)

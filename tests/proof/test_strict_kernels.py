@@ -43,7 +43,11 @@ MOST = {
     "gdn_gating": (0, 0, 52, 1),
     "l2norm": (0, 32, 31, 1),
     "locate_slots": (0, 0, 38, 1),
+    "paged_attention_decode": (6400, 184, 158, 1),
+    "paged_attention_merge": (0, 16, 52, 1),
+    "paged_attention_prefill": (9216, 184, 159, 2),
     "recompute_w_u": (18944, 96, 100, 4),
+    "reshape_and_cache": (0, 0, 51, 1),
     "rms_norm_gated": (0, 64, 66, 1),
     "solve_tril": (9216, 120, 79, 4),
 }

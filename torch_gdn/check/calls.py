@@ -40,6 +40,8 @@ AURA_ROWS = (1, 2, 4, 8, 17)  # queries x query heads of a KV head: each is a fo
 # D of the gated norm, and whether its rows start at a multiple of 4 elements: models' heads; no multiple of 4; longest.
 NORM_ROWS = ((128, True), (192, True), (512, True), (128, False), (33, False), (1023, False), (1024, True))
 TOKENS = 2
+ATTENTION_SIZES = (64, 80, 96, 128, 256)
+ATTENTION_ROWS = (8, 16, 64)  # queries x query heads of a KV head: each is a form of paged attention
 
 Thunk = Callable[[], object]
 
@@ -149,6 +151,18 @@ def aura(bits: tuple[int, int], D: int, dtype: torch.dtype) -> None:
     ops.aura_rotate(q, signs, 1.0, True)
 
 
+def pages(dtype: torch.dtype, cache_dtype: torch.dtype, D: int) -> None:
+    """Keys and values into pages, with and without gaps between them, and attention in every form, with a merge."""
+    x, slots = empty(1, 1, D, dtype=dtype), torch.empty(1, dtype=torch.int32, device="mps")
+    for gap in (1, 0):
+        keys, values = (empty(2, 16, 1, D + gap, dtype=cache_dtype)[..., :D] for _ in range(2))
+        torch_gdn.reshape_and_cache(x, x, keys, values, slots)
+    table, boundaries = (torch.empty(size, dtype=torch.int32, device="mps") for size in ((1, 1000), (2,)))
+    for heads in ATTENTION_ROWS:
+        q = empty(1, heads, D, dtype=dtype)
+        torch_gdn.paged_attention(q, keys, values, table, boundaries, boundaries[:1])
+
+
 def convolution(x: torch.dtype, weight: torch.dtype, state: torch.dtype, W: int) -> None:
     """Of few tokens and of more, of 8 channels and of 6, which are in no vectors of 4, and over tokens in columns."""
     for D, tokens in itertools.product((8, 6), (TOKENS, 17)):
@@ -220,6 +234,13 @@ def aura_calls(quick: bool = False) -> list[Thunk]:
     return [partial(aura, bits, D, dtype) for bits, D, dtype in itertools.product(AURA_SCHEMES, AURA_SIZES, DTYPES)]
 
 
+def attention_calls(quick: bool = False) -> list[Thunk]:
+    if quick:
+        return [partial(pages, torch.bfloat16, torch.bfloat16, 128)]
+    kinds = itertools.product(DTYPES, DTYPES, ATTENTION_SIZES)
+    return [partial(pages, *kind) for kind in kinds]
+
+
 def layer_calls(quick: bool = False) -> list[Thunk]:
     """The kernels beside the rule, all tensors of one dtype: W of 4, and rows of models' heads."""
     dtypes = DTYPES[:1] if quick else DTYPES
@@ -231,4 +252,4 @@ def table(quick: bool = False) -> list[Thunk]:
     """Every call whose kernels are compiled by the check."""
     calls = rule_calls(quick)
     rules: list[Thunk] = [partial(end_to_end, call) for call in calls]
-    return [*rules, *all_stages(calls), *aura_calls(quick), *layer_calls(quick)]
+    return [*rules, *all_stages(calls), *aura_calls(quick), *attention_calls(quick), *layer_calls(quick)]

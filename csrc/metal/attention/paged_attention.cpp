@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kThreadgroups = 256;  // wanted where keys are divided: 3 or more a GPU core
 // A split writes and reads 8 bytes of partials for each element of o, and a key has at least 4 bytes: with so many keys
 // a row partials are 1/32 of what is read.
-constexpr int64_t kKeysOfRow = 64, kFewestKeys = 128, kMostLeastKeys = 1024;
+constexpr int64_t kKeysOfRow = 64, kMostRounds = 8;
 constexpr int64_t kFewRows = 16, kManyRows = 64;  // of a tile of the prefill kernel
 
 // How the rows of all sequences are shared out; from bounds alone, since what the tensors hold is on the device.
@@ -35,7 +35,8 @@ Plan plan_of(const PagedAttention<int64_t>& op) {
   plan.is_decode = rows_of_sequence <= kDecodeRows;
   plan.rows = plan.is_decode ? kDecodeRows : rows_of_sequence <= kFewRows ? kFewRows : kManyRows;
   plan.tiles = std::min(ceil_div(s.T * ratio, plan.rows) + s.N, s.N * ceil_div(rows_of_sequence, plan.rows));
-  plan.least_keys = std::clamp(kKeysOfRow * std::min(rows_of_sequence, plan.rows), kFewestKeys, kMostLeastKeys);
+  const int64_t rounds = ceil_div(kKeysOfRow * std::min(rows_of_sequence, plan.rows), kKeysOfRound);
+  plan.least_keys = std::min(rounds, kMostRounds) * kKeysOfRound;
   const int64_t most = ceil_div(std::min(op.sequences.max_seq_len, s.table_blocks * s.block_size), plan.least_keys);
   plan.splits = std::clamp<int64_t>(kThreadgroups / (s.N * s.HK), 1, std::max<int64_t>(1, most));
   return plan;

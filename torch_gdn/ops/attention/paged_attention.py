@@ -19,7 +19,7 @@ def paged_attention(
     max_seq_len: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of packed sequences to the pages of a KV cache: prompts, parts of prompts and single tokens in one call.
+    """Attention of packed sequences to the pages of a KV cache: prompts, parts of them and single tokens at once.
 
     Keys and values are read where they lie. On `mps` a sequence with few queries has its keys divided among
     threadgroups, whose results a second kernel merges.

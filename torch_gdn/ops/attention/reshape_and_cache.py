@@ -31,7 +31,8 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         >>> import torch, torch_gdn
         >>> pages = torch.zeros(3, 16, 2, 128)  # keys and values of 64
         >>> keys, values = pages.chunk(2, dim=-1)
-        >>> torch_gdn.reshape_and_cache(torch.ones(2, 2, 64), torch.ones(2, 2, 64), keys, values, torch.tensor([20, -1]))
+        >>> x, slots = torch.ones(2, 2, 64), torch.tensor([20, -1])
+        >>> torch_gdn.reshape_and_cache(x, x, keys, values, slots)
         >>> pages.sum((2, 3)).nonzero()
         tensor([[1, 4]])
     """

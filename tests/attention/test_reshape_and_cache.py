@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.gdn.test_opcheck import opcheck
+from tests.helpers.devices import launched
+from tests.helpers.errors import assert_same_bits
+from tests.helpers.paged import Call, pool, there, valid_call
+from torch_gdn import reference
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def make_call(tokens: int, slots: list[int], layout: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> Call:
+    """3 heads of 64 in blocks of 5; key and value are parts of one projection, with more tokens than slots."""
+    projection = torch.randn(tokens, 9, 64).to(dtype)
+    caches = dict(zip(("key_cache", "value_cache"), pool(4, 5, 3, 64, cache_dtype, layout), strict=True))
+    return {"key": projection[:, 3:6], "value": projection[:, 6:]} | caches | {"slot_mapping": torch.tensor(slots)}
+
+
+def memory(x: Tensor) -> Tensor:
+    """All of the storage: what lies between the pages too."""
+    return x.as_strided((x.untyped_storage().size() // x.element_size(),), (1,), 0).cpu()
+
+
+def check(device: torch.device, call: Call) -> None:
+    moved = there(call, device)
+    launched(device, "reshape_and_cache", torch_gdn.reshape_and_cache, **moved)
+    reference.reshape_and_cache(**call)
+    for name in ("key_cache", "value_cache"):
+        assert call[name].isfinite().any()
+        assert_same_bits(name, memory(moved[name]), memory(call[name]))
+
+
+@pytest.mark.parametrize("layout", ["pages", "padded", "apart"])
+@pytest.mark.parametrize("cache_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tokens_go_to_their_slots_and_nowhere_else(
+    device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, layout: str
+) -> None:
+    check(device, make_call(8, [17, -1, 0, 4, 5, -7, 19], layout, dtype, cache_dtype))
+
+
+def test_slots_of_32_bits_with_a_stride(device: torch.device) -> None:
+    call = make_call(3, [], "pages", torch.float32, torch.float32)
+    check(device, call | {"slot_mapping": torch.tensor([[9, 99], [-1, 99], [2, 99]], dtype=torch.int32)[:, 0]})
+
+
+def test_values_of_another_size(device: torch.device) -> None:
+    call = make_call(3, [1, 8, 3], "pages", torch.float32, torch.bfloat16)
+    call |= {"value": call["value"][..., :10], "value_cache": pool(4, 5, 3, 10, torch.bfloat16, "apart")[1]}
+    check(device, call)
+
+
+def test_no_tokens(device: torch.device) -> None:
+    call = there(make_call(2, [], "pages", torch.float32, torch.float32), device)
+    torch_gdn.reshape_and_cache(**(call | {"slot_mapping": call["slot_mapping"].long()}))
+    assert call["key_cache"].isnan().all() and call["value_cache"].isnan().all()
+
+
+@pytest.mark.parametrize("bad", [20, 2**31, 2**32 + 1])
+def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
+    call = there(make_call(3, [1, bad, 3], "pages", torch.float32, torch.float32), device)
+    message = "slot_mapping: expected slots below the cache's size"
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match=f"reshape_and_cache_: {message}, got {bad} for a size of 20"):
+            torch_gdn.reshape_and_cache(**call)
+        assert call["key_cache"].isnan().all()
+        return
+    torch_gdn.reshape_and_cache(**call)
+    with pytest.raises(RuntimeError, match="expected slots below the cache's size"):
+        torch.mps.synchronize()
+    torch.mps.synchronize()  # reported once
+    for name in ("key_cache", "value_cache"):
+        stored = call[name].cpu().isfinite().flatten(2).all(-1).flatten()
+        assert stored.nonzero().flatten().tolist() == [1, 3]
+
+
+def test_pages_of_keys_and_values_that_overlap(device: torch.device) -> None:
+    call = there(make_call(3, [1, 2, 3], "pages", torch.float32, torch.float32), device)
+    shifted = call["key_cache"].as_strided(call["key_cache"].shape, call["key_cache"].stride(), 63)
+    with pytest.raises(ValueError, match="reshape_and_cache_: key_cache: expected memory of its own"):
+        torch_gdn.reshape_and_cache(**(call | {"value_cache": shifted}))
+
+
+def test_opcheck(device: torch.device) -> None:
+    opcheck("reshape_and_cache_", valid_call("reshape_and_cache_", device), device)
