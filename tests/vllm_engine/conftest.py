@@ -29,11 +29,11 @@ def environment(device: str, first: Sequence[Path] = ()) -> dict[str, str]:
     import torch
 
     variables = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         **os.environ,
         "TORCH_GDN_VLLM": device,
         "ENGINE_TESTS": "1",
         "PYTHONPATH": os.pathsep.join(map(str, [*first, HERE / "site", ROOT])),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -55,7 +55,8 @@ def run_engine(device: str, scenario: dict[str, Any], first: Sequence[Path] = ()
     )
     if done.returncode:
         raise EngineFailed(f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"rounds"')]  # others log beside it
+    result: dict[str, Any] = json.loads(line)
     return result
 
 

@@ -29,7 +29,7 @@ LINEAR = {
     "linear_value_head_dim": 64,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "layer_types": ["linear_attention", "full_attention"] * 2,
 }
 
 

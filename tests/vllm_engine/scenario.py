@@ -1,4 +1,4 @@
-"""Runs vLLM's engine in this process on what standard input says; the last line of output is the result. Both are JSON.
+"""Runs vLLM's engine in this process on what standard input says; a line of the output is the result. Both are JSON.
 
     {"model": folder, "options": arguments of vllm.LLM, "rounds": [round, ...]}
 
@@ -123,8 +123,11 @@ def metrics(llm: Any) -> dict[str, float]:
 
 
 def pool(llm: Any) -> dict[str, int]:
-    """Blocks of the pool, and those that no request holds, after the last round."""
-    blocks = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    """Blocks of the pool, and those that no request holds after the last round; {} of an engine in another process."""
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    if core is None:
+        return {}
+    blocks = core.scheduler.kv_cache_manager.block_pool
     return {"all": blocks.num_gpu_blocks, "free": blocks.get_num_free_blocks()}
 
 

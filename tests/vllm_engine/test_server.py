@@ -113,4 +113,3 @@ def test_streams(device: str, reference: Any, tmp_path: Path) -> None:
     wanted = [bytes(each).decode() for each in tokens]
     assert answers == [wanted[i % len(texts)] for i in range(STREAMS)]
     assert left == []
-

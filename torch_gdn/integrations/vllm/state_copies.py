@@ -129,10 +129,16 @@ def initialize(
         return
     groups = [kv_cache_config.kv_cache_groups[group_id] for group_id in context.mamba_group_ids]
     context.tables_and_states = [
-        (table, states_of(group, forward_context, mamba_state_copy_funcs))
+        (every_row(table), states_of(group, forward_context, mamba_state_copy_funcs))
         for table, group in zip(block_tables, groups, strict=True)
     ]
     context.is_initialized = True
+
+
+def every_row(table: Tensor) -> Tensor:
+    """Of the table whose first rows are `table`, as many as the first step had requests; it lives as long as vLLM."""
+    rows = (table.untyped_storage().nbytes() // table.element_size() - table.storage_offset()) // table.stride(0)
+    return table.as_strided((rows, table.shape[1]), table.stride())
 
 
 def copy_between_columns(context: Any, moves: Tensor, source: Tensor, destination: Tensor, bias: Tensor) -> None:
