@@ -152,13 +152,13 @@ void States::write(int64_t batch, int64_t row, int64_t head, int64_t first, int6
 
 StateIo StateIo::of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
                               bool v_first) {
-  StateIo state_io{initial_state, final_state, slots_of(s.N, {}), {}, v_first};
+  StateIo state_io{initial_state, final_state, slots_of(s.N, {}), {}, checkpoints_of(s.N, {}), v_first};
   if (initial_state) state_io.source = as_activation(*initial_state);
   return state_io;
 }
 
 StateIo StateIo::in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first) {
-  return {pool.states, pool.states, slots_of(s.N, pool), token_slots_of(s.N, pool), v_first};
+  return {pool.states, pool.states, slots_of(s.N, pool), token_slots_of(s.N, pool), checkpoints_of(s.N, pool), v_first};
 }
 
 bool StateIo::has_null() const {

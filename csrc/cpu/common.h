@@ -123,6 +123,7 @@ struct StateIo {
   Tensor target;            // of one dimension: not asked for
   std::vector<Slot> slots;  // where a sequence's state is read, and written but for:
   TokenSlots token_slots;   // where the state after each token is written
+  std::vector<Checkpoint> checkpoints;
   bool v_first;
 
   static StateIo of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,

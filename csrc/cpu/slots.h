@@ -41,6 +41,22 @@ inline TokenSlots token_slots_of(int64_t N, const StatePool& pool) {
   return slots;
 }
 
+// The state after so many tokens of a sequence goes to a slot of its own too.
+struct Checkpoint {
+  int64_t tokens, index;  // no tokens: there is none
+};
+
+inline std::vector<Checkpoint> checkpoints_of(int64_t N, const StatePool& pool) {
+  std::vector<Checkpoint> checkpoints(N, {0, -1});
+  if (!pool.checkpoint_offsets.has_value()) return checkpoints;
+  const Tensor offsets = pool.checkpoint_offsets->to(at::kLong), indices = pool.checkpoint_indices->to(at::kLong);
+  const auto offset = offsets.accessor<int64_t, 1>(), index = indices.accessor<int64_t, 1>();
+  for (int64_t n = 0; n < N; ++n) {
+    if (index[n] > pool.null_index) checkpoints[n] = {offset[n], index[n]};
+  }
+  return checkpoints;
+}
+
 // Where each sequence goes on from.
 inline std::vector<Slot> slots_of(int64_t N, const StatePool& pool) {
   std::vector<Slot> slots(N);

@@ -27,6 +27,16 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
 
 }  // namespace
 
+Checkpoints checkpoints_on(at::Device device, const StatePool& pool, int64_t multiple) {
+  if (!pool.checkpoint_offsets.has_value()) return {};
+  Checkpoints checkpoints{pool.checkpoint_offsets->to(device), pool.checkpoint_indices->to(device)};
+  const auto& [offsets, indices, _] = checkpoints;
+  checkpoints.parameters = {
+      offsets->stride(0),       indices->stride(0), int32_t(offsets->element_size()), int32_t(indices->element_size()),
+      int32_t(pool.null_index), int32_t(multiple)};
+  return checkpoints;
+}
+
 Slots slots_on(at::Device device, const StatePool& pool) {
   TORCH_CHECK_VALUE(pool.states.size(0) <= INT32_MAX, "torch_gdn: state_pool: expected fewer than 2^31 slots, got ",
                     pool.states.size(0));

@@ -10,6 +10,13 @@ struct Slots {
   SlotParameters parameters{};
 };
 
+struct Checkpoints {
+  optional<Tensor> offsets, indices;
+  CheckpointParameters parameters{};
+};
+
+Checkpoints checkpoints_on(at::Device device, const StatePool& pool, int64_t multiple);
+
 // Launches locate_slots for more than 32 indices on the device.
 Slots slots_on(at::Device device, const StatePool& pool);
 

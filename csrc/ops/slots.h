@@ -1,7 +1,7 @@
 // A pool of states, updated in place: one slot a sequence, or one for each of its tokens. Indices up to null_index mean
 // no slot; servers use -1 or 0.
 #pragma once
-#include "ops/check.h"
+#include "ops/chunk_shape.h"
 
 namespace torch_gdn {
 
@@ -12,12 +12,19 @@ struct StatePool {
   // Of the tokens of the step before: the state after the last of them is the one to go on from.
   optional<Tensor> num_accepted_tokens;
 
+  // After so many tokens of a sequence (0: none) its state goes to this slot too.
+  optional<Tensor> checkpoint_offsets, checkpoint_indices;
+
   bool has_slot_per_token() const { return indices.has_value() && indices->dim() == 2; }
 };
 
 // The content of tensors on the CPU; the kernels check that of those on the device.
 void check_state_indices(const char* op, const StatePool& pool);
 void check_accepted_counts(const char* op, const StatePool& pool, int64_t most);
+
+// Offsets are multiples of `multiple`.
+void check_checkpoint_contents(const char* op, const StatePool& pool, const ChunkShape<>& s,
+                               const optional<Tensor>& cu_seqlens, int64_t multiple);
 
 // most: the largest count that a state can be resumed after.
 template <typename Int>
@@ -59,6 +66,25 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool, b
               slot_per_token ? "shape [N] or [N, tokens]" : "shape [N], one for a sequence",
               sizes_of<Int>(*pool.indices), " for ", N, " sequences");
   if constexpr (is_run<Int>) check_state_indices(check.op(), pool);
+}
+
+template <typename Int>
+void check_checkpoints(const Check<Int>& check, const StatePool& pool, const ChunkShape<Int>& s,
+                       const optional<Tensor>& cu_seqlens, int64_t multiple) {
+  const auto& offsets = pool.checkpoint_offsets;
+  const auto& indices = pool.checkpoint_indices;
+  check.value(offsets.has_value() || !indices.has_value(), "checkpoint_offsets",
+              "a tensor where checkpoint_indices is one", "None");
+  check.value(indices.has_value() || !offsets.has_value(), "checkpoint_indices",
+              "a tensor where checkpoint_offsets is one", "None");
+  if (!offsets.has_value()) return;
+  for (const auto& [argument, x] : {std::pair("checkpoint_offsets", *offsets), {"checkpoint_indices", *indices}}) {
+    check.is_index(argument, x);
+    check.on_device_or_cpu(argument, x);
+    check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N], one for a sequence",
+                sizes_of<Int>(x), " for ", s.N, " sequences");
+  }
+  if constexpr (is_run<Int>) check_checkpoint_contents(check.op(), pool, s, cu_seqlens, multiple);
 }
 
 }  // namespace torch_gdn

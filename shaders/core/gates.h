@@ -3,16 +3,11 @@
 #pragma once
 #include <metal_stdlib>
 
+#include "core/elements.h"
 #include "core/exponential.h"
 #include "core/log_decay.h"
 #include "core/parameters.h"
 using namespace metal;
-
-METAL_FUNC float read_float(device const uchar* values, int64_t index, int type) {
-  if (type == kFloat32) return ((device const float*)values)[index];
-  if (type == kFloat16) return float(((device const half*)values)[index]);
-  return float(((device const bfloat*)values)[index]);
-}
 
 // log(1 + y) = 2 atanh(s), s = y / (2 + y), for 0 <= y <= 1; truncation error 1e-9.
 METAL_FUNC float log_of_one_plus(float y) {

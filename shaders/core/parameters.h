@@ -62,3 +62,11 @@ struct SlotParameters {
   int32_t accepted_bytes;             // of a number in num_accepted_tokens: 4 or 8; 0: there is none
   int64_t accepted_stride;
 };
+
+// The state after some tokens of a sequence goes to another slot too. All zero: of none.
+struct CheckpointParameters {
+  int64_t offset_stride, index_stride;
+  int32_t offset_bytes, index_bytes;  // of a number: 4 or 8
+  int32_t null_index;                 // indices up to this one: no slot
+  int32_t multiple;                   // of which offsets are multiples; 0: there are no checkpoints
+};

@@ -4,6 +4,7 @@
 struct ChunkFwdHParameters {
   SequenceParameters sequence;
   SlotParameters slots;
+  CheckpointParameters checkpoints;
   RowStrides k;
   StateStrides initial_state, final_state, h;  // h: the sequence stride is that of a chunk
   HeadGroups heads;

@@ -4,6 +4,7 @@
 // NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place both states are a pool of P. Intermediate
 // is T, or float where T is half: a state may leave half's range.
 // v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
+#include "core/checkpoints.h"
 #include "core/fragment.h"
 #include "core/sequences.h"
 #include "core/slots.h"
@@ -35,11 +36,13 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
     device const int64_t* cu_seqlens [[buffer(5)]],
     device const int* state_indices [[buffer(6)]],
     device const uchar* has_initial_state [[buffer(7)]],
-    device Intermediate* h [[buffer(8)]],
-    device Intermediate* v_new [[buffer(9)]],
-    device P* final_state [[buffer(10)]],
-    device ErrorLog* errors [[buffer(11)]],
-    constant ChunkFwdHParameters& parameters [[buffer(12)]],
+    device const int* checkpoint_offsets [[buffer(8)]],
+    device const int* checkpoint_indices [[buffer(9)]],
+    device Intermediate* h [[buffer(10)]],
+    device Intermediate* v_new [[buffer(11)]],
+    device P* final_state [[buffer(12)]],
+    device ErrorLog* errors [[buffer(13)]],
+    constant ChunkFwdHParameters& parameters [[buffer(14)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -65,9 +68,13 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, C, lane);
 
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
+  const Checkpoint checkpoint = locate_checkpoint(
+      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
+      parameters.sequence.sequences, target, sequence.last - sequence.first, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0) {
     if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
     if (lane == 0) report_slot(slot, errors);
+    if (lane == 0) report_checkpoint(checkpoint, errors);
   }
 
   float2 state[kDepths];
@@ -89,6 +96,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   const int64_t capacity = (last_row - chunk_row) * C;
   const int last_token = sequence.last - sequence.first > capacity ? sequence.first + int(capacity) : sequence.last;
   device Intermediate* chunk_state = h + head * parameters.h.head + first_column * parameters.h.value;
+  device P* kept_states =
+      final_state + head * parameters.final_state.head + first_column * parameters.final_state.value;
   const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
   for (int first = sequence.first; first < last_token; first += C) {
@@ -141,12 +150,15 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
+    if (first + C - sequence.first == checkpoint.tokens && slot.is_present) {
+      store_state<P, K>(
+          kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, columns, at, state);
+    }
   }
 
   if (parameters.has_final_state != 0 && slot.is_present) {
-    device P* last_state = final_state + slot.index * parameters.final_state.sequence +
-                           head * parameters.final_state.head + first_column * parameters.final_state.value;
-    store_state<P, K>(last_state, parameters.final_state, columns, at, state);
+    store_state<P, K>(
+        kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, columns, at, state);
   }
 
   // The last sequence's threadgroups write zeros to surplus rows of h.

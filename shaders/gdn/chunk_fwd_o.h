@@ -4,7 +4,7 @@
 struct ChunkFwdOParameters {
   SequenceParameters sequence;
   SlotParameters slots;
-  RowStrides q, k;
+  RowStrides q, k, o;
   StateStrides h;
   HeadGroups heads;
   int32_t value_heads;

@@ -1,10 +1,10 @@
 // A threadgroup owns one chunk of one value head: simdgroup s of C/16 owns block rows s and C/8-1-s of the masked q
 // k^T, then 16 columns of o at a time. In registers: o [C, 16]. In threadgroup memory: the masked q k^T [C, C], over
 // the slices of q and k that it is made of, and a slice of q.
-// Layout: q, k [B, T, H, K] with row strides, v_new and o [B, T, HV, V], h [B, NT, HV, ...] with any strides of K and
-// V, g_cumsum [B, T, HV] f32. o is T or f32. Intermediate is T, or float where T is half: a state may leave half's
-// range.
-// o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), c = g_cumsum; the diagonal is included.
+// Layout: q, k [B, T, H, K] with row strides, v_new [B, T, HV, V], h [B, NT, HV, ...] with any strides of K and V,
+// g_cumsum [B, T, HV] f32. o [B, T, HV, V] with row strides is T or f32. Intermediate is T, or float where T is half: a
+// state may leave half's range. o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), c = g_cumsum; the diagonal
+// is included.
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/chunk_fwd_o.h"
@@ -105,6 +105,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
       scores, (threadgroup T*)scores, chunk_g_cumsum, queries, parameters.q.token, keys, parameters.k.token, tokens,
       thread_index, simdgroup, at);
 
+  const int64_t first_output =
+      chunk.batch * parameters.o.batch + chunk.first * parameters.o.token + head * parameters.o.head;
   device const Intermediate* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
   for (int group_column = 0; group_column < V; group_column += C) {
     const int column = group_column + int(simdgroup) * 16;
@@ -153,14 +155,14 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     }
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       UNROLL for (int side = 0; side < 2; ++side) {
-        const int64_t corner = (row + block * 8 * value_heads) * V + column + side * 8;
+        const int64_t corner = first_output + block * 8 * parameters.o.token + column + side * 8;
         const float2 values = parameters.scale * sum[block][side];
         const int rows = chunk.tokens - block * 8;
         const int columns = V - column - side * 8;
         if (parameters.output_is_f32 != 0) {
-          store_fragment((device float*)o + corner, value_heads * V, 1, rows, columns, at, values);
+          store_fragment((device float*)o + corner, parameters.o.token, 1, rows, columns, at, values);
         } else {
-          store_fragment(o + corner, value_heads * V, 1, rows, columns, at, values);
+          store_fragment(o + corner, parameters.o.token, 1, rows, columns, at, values);
         }
       }
     }

@@ -4,7 +4,8 @@
 struct FusedChunkParameters {
   SequenceParameters sequence;
   SlotParameters slots;
-  RowStrides q, k, v;
+  CheckpointParameters checkpoints;
+  RowStrides q, k, v, o;
   StateStrides initial_state, final_state;
   GateParameters gates;
   HeadGroups heads;

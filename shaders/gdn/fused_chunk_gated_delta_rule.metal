@@ -3,11 +3,11 @@
 // next chunk, loaded ahead. In threadgroup memory: q, k, v and the two C x C matrices. No intermediate in device
 // memory.
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
-// raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
-// (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, by forward substitution
-// in blocks of 8 rows: no inverse, no w, no Neumann series.
-// o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new;
-// c = g_cumsum
+// raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any strides of K and V; in place both are a
+// pool of P. (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, by forward
+// substitution in blocks of 8 rows: no inverse, no w, no Neumann series. o = scale (exp(c) S^T q + tril(q k^T exp(c_i -
+// c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c = g_cumsum
+#include "core/checkpoints.h"
 #include "core/fragment.h"
 #include "core/gates.h"
 #include "core/norm_eps.h"
@@ -269,10 +269,12 @@ template <typename T, int K, int C, int Width, typename P>
     device const int64_t* cu_seqlens [[buffer(8)]],
     device const int* state_indices [[buffer(9)]],
     device const uchar* has_initial_state [[buffer(10)]],
-    device T* o [[buffer(11)]],
-    device P* final_state [[buffer(12)]],
-    device ErrorLog* errors [[buffer(13)]],
-    constant FusedChunkParameters& parameters [[buffer(14)]],
+    device const int* checkpoint_offsets [[buffer(11)]],
+    device const int* checkpoint_indices [[buffer(12)]],
+    device T* o [[buffer(13)]],
+    device P* final_state [[buffer(14)]],
+    device ErrorLog* errors [[buffer(15)]],
+    constant FusedChunkParameters& parameters [[buffer(16)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -306,9 +308,13 @@ template <typename T, int K, int C, int Width, typename P>
   const LanePosition at = lane_position(lane);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
+  const Checkpoint checkpoint = locate_checkpoint(
+      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
+      parameters.sequence.sequences, target, sequence.last - sequence.first, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0) {
     if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
     if (lane == 0) report_slot(slot, errors);
+    if (lane == 0) report_checkpoint(checkpoint, errors);
   }
 
   float2 state[kDepths];
@@ -335,6 +341,8 @@ template <typename T, int K, int C, int Width, typename P>
   Tokens<Vector, kRounds, kVectors> next;
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
 
+  device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
+  const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
   for (int first = sequence.first; first < sequence.last; first += C) {
     store_tokens<kPadded, Width>(
         next, query_tile, key_tile, value_tile, scalars, parameters.has_norm != 0, lane, simdgroup);
@@ -402,8 +410,7 @@ template <typename T, int K, int C, int Width, typename P>
     UNROLL for (int round = 0; round < kRounds; ++round) {
       const int row = round * kSimdgroups + int(simdgroup);
       if (first + row < sequence.last && int(lane) < values) {
-        const int64_t token = int64_t(sequence.batch) * parameters.sequence.tokens + first + row;
-        const int64_t element = (token * parameters.value_heads + head) * parameters.value_size + first_value + lane;
+        const int64_t element = first_output + (first + row) * parameters.o.token + int64_t(lane);
         const float output = value_tile[row * kValueStride + int(lane)];
         if (parameters.output_is_f32 != 0) {
           ((device float*)o)[element] = output;
@@ -412,13 +419,16 @@ template <typename T, int K, int C, int Width, typename P>
         }
       }
     }
+    if (first + C - sequence.first == checkpoint.tokens && slot.is_present) {
+      store_state<K, kKeys>(
+          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,
+          scratch, thread_index, simdgroup, at);
+    }
   }
 
   if (parameters.has_final_state != 0 && slot.is_present) {
     store_state<K, kKeys>(
-        state,
-        final_state + slot.index * parameters.final_state.sequence + head * parameters.final_state.head +
-            first_value * parameters.final_state.value,
-        parameters.final_state, values, scratch, thread_index, simdgroup, at);
+        state, kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, values, scratch,
+        thread_index, simdgroup, at);
   }
 }

@@ -11,7 +11,8 @@ struct ChannelParameters {
 struct FusedRecurrentParameters {
   SequenceParameters sequence;
   SlotParameters slots;
-  RowStrides q, k, v;
+  CheckpointParameters checkpoints;
+  RowStrides q, k, v, o;
   StateStrides initial_state, final_state;
   GateParameters gates;
   ChannelParameters channels;
@@ -19,7 +20,7 @@ struct FusedRecurrentParameters {
   int32_t value_heads, value_size;
   int32_t has_initial_state, has_final_state;
   int32_t initial_has_vectors, final_has_vectors;  // 1: 4 keys a load or store
-  int32_t output_is_f32;                           // 1: o is f32, else T
+  int32_t v_type, o_type;                          // ElementType
   int32_t counted_chunk_size;                      // that NT was computed with; 0: not checked
   float scale;
 };

@@ -1,11 +1,12 @@
 // A threadgroup owns 32 value rows of one head of one sequence; each of its 4 simdgroups owns 8 rows, 8 lanes a row.
 // In registers for the whole sequence: an eighth of two rows of S, 2 x K/8 floats, as float4. In threadgroup memory:
 // q, k, v, decay and beta of 8 tokens (4 with channels), so that no token needs a barrier.
-// Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
-// raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
+// Layout: q, k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, with row strides; g, beta [B, T, HV] of
+// any strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
 // Channels: decays gk [B, T, HV, K] and gv [B, T, HV, V], and beta [B, T, HV, V].
 // With state_indices [N, tokens] the state after each token goes to a slot of its own, one token at a time.
 // S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+#include "core/checkpoints.h"
 #include "core/fragment.h"
 #include "core/gates.h"
 #include "core/norm_eps.h"
@@ -208,7 +209,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
 [[kernel]] void fused_recurrent_gated_delta_rule(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
-    device const T* v [[buffer(2)]],
+    device const uchar* v [[buffer(2)]],
     device const uchar* g [[buffer(3)]],
     device const uchar* beta [[buffer(4)]],
     device const uchar* A_log [[buffer(5)]],
@@ -220,10 +221,12 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     device const int* state_indices [[buffer(11)]],
     device const uchar* has_initial_state [[buffer(12)]],
     device const int* num_accepted_tokens [[buffer(13)]],
-    device T* o [[buffer(14)]],
-    device P* final_state [[buffer(15)]],
-    device ErrorLog* errors [[buffer(16)]],
-    constant FusedRecurrentParameters& parameters [[buffer(17)]],
+    device const int* checkpoint_offsets [[buffer(14)]],
+    device const int* checkpoint_indices [[buffer(15)]],
+    device uchar* o [[buffer(16)]],
+    device P* final_state [[buffer(17)]],
+    device ErrorLog* errors [[buffer(18)]],
+    constant FusedRecurrentParameters& parameters [[buffer(19)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -259,6 +262,9 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, target, max(columns, 1));
   Slot slot = locate_entry(state_indices, parameters.slots, first_entry + accepted.tokens - 1, lane);
   slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
+  const Checkpoint checkpoint = locate_checkpoint(
+      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
+      parameters.sequence.sequences, target, sequence.last - sequence.first, lane);
   const bool is_reporter = group.x == 0 && group.y == 0 && thread_index == 0;
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
@@ -266,6 +272,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   if (is_reporter) {
     report_slot(slot, errors);
     report_accepted(accepted, errors);
+    report_checkpoint(checkpoint, errors);
     if (columns > 0 && sequence.last - sequence.first > columns) {
       report_error(errors, "state_indices", "expected a column for each token of a sequence", __LINE__);
     }
@@ -281,20 +288,21 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
         parameters.initial_state, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
   }
 
-  const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
   device const T* queries = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
-  device const T* v_rows = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
+  const int64_t first_input = sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
+  device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
+  const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
   int first = sequence.first;
   do {
     const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
-    const int64_t row = (batch_token + first) * parameters.value_heads + head;
     stage_floats<T, K>(q_tile, queries + first * parameters.q.token, parameters.q.token, tokens, thread_index);
     stage_floats<T, K>(k_tile, keys + first * parameters.k.token, parameters.k.token, tokens, thread_index);
     for (int item = int(thread_index); item < tokens * kStateColumns; item += kStateThreads) {
       const int token = item / kStateColumns;
       const int value = item % kStateColumns;
-      v_tile[item] = value < values ? float(v_rows[(first + token) * parameters.v.token + value]) : 0.0f;
+      const int64_t element = first_input + (first + token) * parameters.v.token + value;
+      v_tile[item] = value < values ? read_float(v, element, parameters.v_type) : 0.0f;
     }
     if (int(thread_index) < tokens) {
       decay[thread_index] = decay_from_log(
@@ -377,13 +385,8 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       const int token = item / kStateColumns;
       const int value = item % kStateColumns;
       if (value < values) {
-        const int64_t target_row = row + int64_t(token) * parameters.value_heads;
-        const int64_t element = target_row * parameters.value_size + first_value + value;
-        if (parameters.output_is_f32 != 0) {
-          ((device float*)o)[element] = o_tile[item];
-        } else {
-          o[element] = T(o_tile[item]);
-        }
+        const int64_t element = first_output + (first + token) * parameters.o.token + value;
+        write_float(o, element, parameters.o_type, o_tile[item]);
       }
     }
 
@@ -397,12 +400,16 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       round_state<2 * kParts, P>(state);
     }
     first += tokens;
+    if (first - sequence.first == checkpoint.tokens && slot.is_present) {
+      store_state<K, ValueInner, kScratch>(
+          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state,
+          parameters.final_has_vectors != 0, values, scratch, at, thread_index);
+      if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
+    }
     if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= sequence.last)) {
       store_state<K, ValueInner, kScratch>(
-          state,
-          final_state + kept.index * parameters.final_state.sequence + head * parameters.final_state.head +
-              first_value * parameters.final_state.value,
-          parameters.final_state, parameters.final_has_vectors != 0, values, scratch, at, thread_index);
+          state, kept_states + kept.index * parameters.final_state.sequence, parameters.final_state,
+          parameters.final_has_vectors != 0, values, scratch, at, thread_index);
       if (ValueInner && columns > 0) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
   } while (first < sequence.last);

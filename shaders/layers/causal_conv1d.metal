@@ -1,6 +1,6 @@
 // A threadgroup owns 32 tokens of one sequence and 128 vectors of channels, a thread one of the vectors.
 // Registers: the last W tokens and the weights of a thread's channels, in f32.
-// Layout: x [B, T, D] with any strides, y contiguous; weight [D, W]; states [N or slots, D, S] with any strides.
+// Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/causal_conv1d.h"
 #include "layers/convolution_window.h"
 
@@ -32,7 +32,7 @@ template <typename T, typename Weight, typename State, int W, int Width>
 
   device const T* tokens = x + chunk.batch * parameters.x.batch + channel * parameters.x.head;
   device const State* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
-  device T* output = y + (int64_t(chunk.batch) * parameters.sequence.tokens) * parameters.channels + channel;
+  device T* output = y + chunk.batch * parameters.y_batch + channel;
   const Filter<W, Width> filter = load_filter<W, Width>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
   Values<Width> window[W];
@@ -48,7 +48,7 @@ template <typename T, typename Weight, typename State, int W, int Width>
     window[W - 1] = load_values<Width>(tokens + token * parameters.x.token);
     const Values<Width> result =
         convolve_token<W, Width>(window, filter, slot.is_present, seq_idx, parameters, chunk, token);
-    store_values(output + int64_t(token) * parameters.channels, result);
+    store_values(output + token * parameters.y_token, result);
     move_window<W, Width>(window);
   }
 }

@@ -1,7 +1,7 @@
 // For x whose tokens are neighbours. A threadgroup owns 32 channels of 64 tokens of one sequence. A simdgroup loads
 // every fourth channel, a lane a token, and convolves 16 tokens, a lane a channel: both sides move whole cache lines.
 // Threadgroup memory: the tokens and the W - 1 before them, in f32. Registers: the last W tokens and the weights.
-// Layout: x [B, T, D] with any strides, y contiguous; weight [D, W]; states [N or slots, D, S] with any strides.
+// Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/causal_conv1d_channel_first.h"
 #include "layers/convolution_window.h"
 
@@ -64,15 +64,14 @@ template <typename T, typename Weight, typename State, int W>
   if (channel < parameters.channels && first < last) {
     const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, channel);
     threadgroup const float* own = tile + int(lane) * kTileStride;
-    device T* output =
-        y + (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * parameters.channels + channel;
+    device T* output = y + chunk.batch * parameters.y_batch + chunk.first * parameters.y_token + channel;
     Values<1> window[W];
     UNROLL for (int tap = 0; tap + 1 < W; ++tap) window[tap].at[0] = own[first + tap];
     for (int token = first; token < last; ++token) {
       window[W - 1].at[0] = own[token + W - 1];
       const Values<1> result =
           convolve_token<W, 1>(window, filter, slot.is_present, seq_idx, parameters, chunk, chunk.first + token);
-      store_values(output + int64_t(token) * parameters.channels, result);
+      store_values(output + token * parameters.y_token, result);
       move_window<W, 1>(window);
     }
   }

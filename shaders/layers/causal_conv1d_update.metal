@@ -2,7 +2,7 @@
 // A state that keeps each token is the W - 2 columns before the first and then the tokens: after `a` of them were
 // accepted the next step's history starts at column a - 1.
 // Registers: the last W tokens and the weights of a thread's channel, in f32.
-// Layout: x [B, T, D] with any strides, y contiguous; weight [D, W]; states [N or slots, D, S] with any strides.
+// Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/convolution_window.h"
 
 // The last W columns before the first token; the oldest, which no tap reads, only where all 4 are loaded at once.
@@ -63,7 +63,7 @@ template <typename T, typename Weight, typename State, int W>
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
   device const T* tokens = x + first + channel * parameters.x.head;
   device const State* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
-  device T* output = y + (int64_t(sequence.batch) * parameters.sequence.tokens + sequence.first) * parameters.channels;
+  device T* output = y + sequence.batch * parameters.y_batch + sequence.first * parameters.y_token + channel;
   const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
   const int end = parameters.keeps_each != 0 ? accepted.tokens + W - 2 : parameters.columns;
@@ -74,7 +74,7 @@ template <typename T, typename Weight, typename State, int W>
     window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
     Values<1> result = convolve<W, 1>(window, filter, parameters.has_silu != 0);
     if (!slot.is_present) result = no_values<1>();
-    store_values(output + int64_t(token) * parameters.channels + channel, result);
+    store_values(output + token * parameters.y_token, result);
   }
   if (slot.is_present) {
     device State* target = new_state + slot.index * parameters.new_state.slot + channel * parameters.new_state.channel;

@@ -12,7 +12,9 @@ struct ColumnStrides {
 struct ConvolutionParameters {
   SequenceParameters sequence;
   SlotParameters slots;
+  CheckpointParameters checkpoints;       // read by causal_conv1d_state
   RowStrides x;                           // the head is the channel
+  int64_t y_batch, y_token;               // strides; channels are neighbours
   int64_t weight_channel, weight_tap;     // strides
   ColumnStrides state, new_state;         // before the first token and after the last
   int64_t segment_batch, segment_token;   // strides of seq_idx

@@ -1,4 +1,4 @@
-"""vLLM 0.33, of which there is no CPU wheel: the Python files of the CUDA one, without compiled kernels, as on a Mac."""
+"""vLLM 0.33, of which there is no CPU wheel: the CUDA wheel's Python files, without compiled kernels, as on a Mac."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def fused_recurrent_gated_delta_rule(
     head_grouping: str = "block",
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule as defined, token by token: decay, read, write, output. In float64 it is the oracle."""
-    out_dtype, dtype = output_dtype or q.dtype, compute_dtype(q)
+    out_dtype, dtype = output_dtype or v.dtype, compute_dtype(q)
     batch, tokens, value_heads, V = v.shape
     K = q.shape[-1]
     scale = K**-0.5 if scale is None else scale

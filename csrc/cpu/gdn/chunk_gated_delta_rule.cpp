@@ -123,12 +123,10 @@ class Core {
                          out_.head(batch, token, head, column), columns_from(column), state(i), operand(i),
                          tiles_->panel);
       }
+      const auto& checkpoint = state_io_.checkpoints[n];
+      if (t + keys.tokens == checkpoint.tokens) write_states(checkpoint.index, key_head, first, last);
     }
-    for (int64_t panel = first; panel < last; ++panel) {
-      const int64_t column = column_of(panel);
-      state_io_.write(state_io_.slots[n].index, work_.value_head(key_head, panel), column, columns_from(column),
-                      state(panel - first), cpu::kColumns);
-    }
+    write_states(state_io_.slots[n].index, key_head, first, last);
   }
 
  private:
@@ -145,6 +143,15 @@ class Core {
   Operand* operand(int64_t i) const {
     if constexpr (!kHasOperands) return state(i);
     return reinterpret_cast<Operand*>(state(work_.panels_of_item + i));
+  }
+
+  // Those of panels first .. last.
+  void write_states(int64_t slot, int64_t key_head, int64_t first, int64_t last) const {
+    for (int64_t panel = first; panel < last; ++panel) {
+      const int64_t column = column_of(panel);
+      state_io_.write(slot, work_.value_head(key_head, panel), column, columns_from(column), state(panel - first),
+                      cpu::kColumns);
+    }
   }
 
   // Zeros past K and past V.
@@ -217,7 +224,7 @@ void run(const ChunkGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor
 
 void run_in_place(const ChunkGatedDeltaRuleInPlace<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [o, h] = outputs;
-  run_chunked(op, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), {o, h});
+  run_chunked(op, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), {op.out.value_or(o), h});
 }
 
 }  // namespace

@@ -244,7 +244,7 @@ void run(const FusedRecurrentGatedDeltaRule<int64_t>& op, const std::tuple<Tenso
 }
 
 void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const Tensor& o) {
-  cpu::run_recurrence(op, op.channels, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), o);
+  cpu::run_recurrence(op, op.channels, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), op.out.value_or(o));
 }
 
 }  // namespace

@@ -134,7 +134,8 @@ struct Call {
   optional<Columns> state, new_state;
   std::vector<cpu::Slot> slots;
   std::vector<int64_t> accepted;  // of each sequence; empty where states do not keep each token
-  Columns weight;                 // [1, D, W]
+  std::vector<cpu::Checkpoint> checkpoints;
+  Columns weight;  // [1, D, W]
   optional<Columns> bias;
   Segments segments;
 
@@ -270,7 +271,12 @@ struct Call {
       convolve_rows(scratch, sequence, channel, count);
     }
     if (new_state && accepted.empty()) {
-      write_state(scratch, sequence, slot, has_state, channel, count);
+      if (checkpoints[n].tokens > 0) {
+        const cpu::Sequence first_tokens{sequence.batch, sequence.first, checkpoints[n].tokens};
+        write_state(scratch, first_tokens, slot, checkpoints[n].index, has_state, channel, count);
+        if (has_state && op.S <= kFewColumns) state->read_all(slot.index, channel, count, scratch.columns);
+      }
+      write_state(scratch, sequence, slot, slot.index, has_state, channel, count);
     } else if (new_state && sequence.length > 0) {
       keep_each(scratch, sequence, slot, has_state, history_end(n), channel, count);
     }
@@ -283,8 +289,8 @@ struct Call {
   }
 
   // From left to right, so that it may overwrite the state before.
-  void write_state(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, bool has_state,
-                   int64_t channel, int64_t count) const {
+  void write_state(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t target,
+                   bool has_state, int64_t channel, int64_t count) const {
     const bool moves_whole = op.S <= kFewColumns;
     for (int64_t column = 0; column < op.S; ++column) {
       const int64_t position = sequence.length - op.S + column;
@@ -298,9 +304,9 @@ struct Call {
       } else {
         state->read(slot.index, channel, op.S + position, count, values);
       }
-      if (!moves_whole) new_state->write(slot.index, channel, column, count, values);
+      if (!moves_whole) new_state->write(target, channel, column, count, values);
     }
-    if (moves_whole) new_state->write_all(slot.index, channel, count, scratch.columns);
+    if (moves_whole) new_state->write_all(target, channel, count, scratch.columns);
   }
 
   // The last W - 2 columns of the history, then the tokens: the next step goes on after any of them.
@@ -333,7 +339,7 @@ struct Call {
         const int64_t count = std::min(channels, op.D - channel);
         if (slots[n].index < 0) {
           write_zeros(sequences[n], channel, count);
-        } else if (has_steps && accepted.empty() && sequences[n].length == 1) {
+        } else if (has_steps && accepted.empty() && sequences[n].length == 1 && checkpoints[n].tokens == 0) {
           step(sequences[n], slots[n], channel, count);
         } else {
           run(*scratch, sequences[n], n, channel, count);
@@ -355,6 +361,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const optional<Tensor>& seq_i
           .new_state = {},
           .slots = cpu::slots_of(op.shape.N, pool),
           .accepted = pool.num_accepted_tokens ? cpu::accepted_counts(op.shape.N, pool) : std::vector<int64_t>(),
+          .checkpoints = cpu::checkpoints_of(op.shape.N, pool),
           .weight = Columns(op.weight.unsqueeze(0)),
           .bias = op.bias.has_value() ? optional(Columns(op.bias->unsqueeze(0).unsqueeze(2))) : std::nullopt,
           .segments = Segments(seq_idx)};
@@ -369,7 +376,7 @@ void causal_conv1d(const CausalConv1d<int64_t>& op, const std::tuple<Tensor, Ten
 }
 
 void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& y) {
-  Call call = call_of(op, std::nullopt, op.pool, y);
+  Call call = call_of(op, std::nullopt, op.pool, op.out.value_or(y));
   call.state.emplace(op.pool.states);
   call.new_state.emplace(op.pool.states);
   call.run_all();

@@ -23,8 +23,9 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
           {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(s.K), std::to_string(s.V),
            std::to_string(s.C), vector_width({k, w}), metal_type(states.dtype())},
           {bound(k), bound(w), bound(u), bound(g_cumsum), or_bound(states.source), or_bound(cu_seqlens),
-           or_bound(states.slots.indices), or_bound(states.slots.flags), bound(h), bound(v_new),
-           states.target.defined() ? states.target : h, Binding::error_log(), Binding::values(parameters)},
+           or_bound(states.slots.indices), or_bound(states.slots.flags), or_bound(states.checkpoints.offsets),
+           or_bound(states.checkpoints.indices), bound(h), bound(v_new), states.target.defined() ? states.target : h,
+           Binding::error_log(), Binding::values(parameters)},
           state_threadgroups(s),
           kStateThreads};
 }

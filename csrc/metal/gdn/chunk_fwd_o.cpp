@@ -15,6 +15,7 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
   parameters.slots.has_flags = 0;  // h is read, never the pool
   parameters.q = row_strides(q);
   parameters.k = row_strides(k);
+  parameters.o = row_strides(o);
   parameters.h = state_strides(h, v_first);
   parameters.heads = head_groups(s);
   parameters.value_heads = int32_t(s.HV);

@@ -107,7 +107,8 @@ void run(const ChunkGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor
 }
 
 void run_in_place(const ChunkGatedDeltaRuleInPlace<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
-  const auto& [o, h] = outputs;
+  const auto& [new_o, h] = outputs;
+  const Tensor o = op.out.value_or(new_o);
   const auto states = state_io(op.q.device(), op.pool, op.state_v_first);
   if (op.shape.T == 0) {
     h.zero_();

@@ -45,6 +45,8 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
   auto parameters = in.parameters<FusedRecurrentParameters>(states, o);
   auto& channel = parameters.channels;
   channel = channel_parameters(channels, in.gates);
+  parameters.v_type = element_type(in.v);
+  parameters.o_type = element_type(o);
   if (states.source.has_value()) parameters.initial_has_vectors = has_key_vectors(*states.source, states.v_first);
   if (states.target.defined()) parameters.final_has_vectors = has_key_vectors(states.target, states.v_first);
   const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
@@ -56,11 +58,26 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
           "gdn/fused_recurrent_gated_delta_rule.metal",
           {metal_type(in.q.scalar_type()), std::to_string(in.shape.K), spelled(value_is_inner(states)),
            spelled(in.normalise), spelled(has_channels), metal_type(states.dtype())},
-          {bound(in.q), bound(in.k), bound(in.v), or_bound(in.gates.g), or_bound(in.gates.beta),
-           or_bound(in.gates.A_log), or_bound(in.gates.dt_bias), or_bound(channels.gk), or_bound(channels.gv),
-           or_bound(states.source), or_bound(in.cu_seqlens), or_bound(states.slots.indices),
-           or_bound(states.slots.flags), or_bound(states.slots.accepted), bound(o),
-           states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},
+          {bound(in.q),
+           bound(in.k),
+           bound(in.v),
+           or_bound(in.gates.g),
+           or_bound(in.gates.beta),
+           or_bound(in.gates.A_log),
+           or_bound(in.gates.dt_bias),
+           or_bound(channels.gk),
+           or_bound(channels.gv),
+           or_bound(states.source),
+           or_bound(in.cu_seqlens),
+           or_bound(states.slots.indices),
+           or_bound(states.slots.flags),
+           or_bound(states.slots.accepted),
+           or_bound(states.checkpoints.offsets),
+           or_bound(states.checkpoints.indices),
+           bound(o),
+           states.target.defined() ? states.target : o,
+           Binding::error_log(),
+           Binding::values(parameters)},
           state_threadgroups(in.shape),
           kStateThreads};
 }
@@ -75,8 +92,8 @@ void run(const FusedRecurrentGatedDeltaRule<int64_t>& op, const std::tuple<Tenso
 }
 
 void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const Tensor& o) {
-  launcher().run({launch_fused_recurrent_gated_delta_rule(rule_inputs(op), op.channels,
-                                                          state_io(op.q.device(), op.pool, op.state_v_first), o)});
+  launcher().run({launch_fused_recurrent_gated_delta_rule(
+      rule_inputs(op), op.channels, state_io(op.q.device(), op.pool, op.state_v_first), op.out.value_or(o))});
 }
 
 }  // namespace

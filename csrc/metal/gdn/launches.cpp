@@ -6,11 +6,16 @@ StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_stat
   return {.source = initial_state.has_value() ? optional(initial_state->to(at::kFloat)) : std::nullopt,
           .target = final_state.dim() > 1 ? final_state : Tensor(),
           .slots = {},
+          .checkpoints = {},
           .v_first = v_first};
 }
 
 StateIo state_io(at::Device device, const StatePool& pool, bool v_first) {
-  return {.source = pool.states, .target = pool.states, .slots = slots_on(device, pool), .v_first = v_first};
+  return {.source = pool.states,
+          .target = pool.states,
+          .slots = slots_on(device, pool),
+          .checkpoints = checkpoints_on(device, pool, kCheckpointMultiple),
+          .v_first = v_first};
 }
 
 void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state) {

@@ -12,6 +12,7 @@ struct StateIo {
   optional<Tensor> source;
   Tensor target;  // undefined: not asked for
   Slots slots;
+  Checkpoints checkpoints;
   bool v_first;
 
   at::ScalarType dtype() const {
@@ -21,6 +22,7 @@ struct StateIo {
   template <typename Parameters>
   void set(Parameters& parameters) const {
     parameters.slots = slots.parameters;
+    parameters.checkpoints = checkpoints.parameters;
     if (source.has_value()) {
       parameters.initial_state = state_strides(*source, v_first);
       parameters.has_initial_state = 1;
@@ -56,12 +58,12 @@ struct RuleInputs {
     parameters.q = row_strides(q);
     parameters.k = row_strides(k);
     parameters.v = row_strides(v);
+    parameters.o = row_strides(o);
     parameters.gates = gates.parameters;
     parameters.heads = head_groups(shape);
     parameters.value_heads = int32_t(shape.HV);
     parameters.value_size = int32_t(shape.V);
     parameters.counted_chunk_size = int32_t(shape.C);
-    parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
     parameters.scale = float(scale);
     states.set(parameters);
     return parameters;

@@ -20,6 +20,7 @@ struct Call {
   optional<Tensor> cu_seqlens;
   Tensor state, new_state;  // before the first token and after the last
   Slots slots;
+  Checkpoints checkpoints;
   Tensor y;
 };
 
@@ -37,7 +38,10 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   ConvolutionParameters parameters{};
   parameters.sequence = sequence_parameters(shape);
   parameters.slots = call.slots.parameters;
+  parameters.checkpoints = call.checkpoints.parameters;
   parameters.x = row_strides(op.x);
+  parameters.y_batch = call.y.stride(0);
+  parameters.y_token = call.y.stride(1);
   parameters.weight_channel = op.weight.stride(0);
   parameters.weight_tap = op.weight.stride(1);
   parameters.channels = int32_t(op.D);
@@ -79,7 +83,7 @@ std::vector<std::string> arguments_of(const Call& call) {
 
 std::string channel_vector_width(const Call& call) {
   const bool neighbours = call.op.x.stride(2) == 1 && call.op.D % 4 == 0;
-  return neighbours ? vector_width({call.op.x}) : "1";
+  return neighbours ? vector_width({call.op.x, call.y}) : "1";
 }
 
 std::vector<Binding> convolution_bindings(const Call& call, const ConvolutionParameters& parameters) {
@@ -147,7 +151,8 @@ Launch launch_causal_conv1d_state(const Call& call) {
           {metal_type(call.op.x.scalar_type()), state_type(call)},
           {or_weight(call.op.x.numel() > 0 ? call.op.x : Tensor(), call), or_weight(call.state, call),
            or_weight(call.slots.indices, call), or_weight(call.slots.flags, call), or_weight(call.cu_seqlens, call),
-           call.new_state, Binding::error_log(), Binding::values(parameters_of(call, 0))},
+           or_weight(call.checkpoints.offsets, call), or_weight(call.checkpoints.indices, call), call.new_state,
+           Binding::error_log(), Binding::values(parameters_of(call, 0))},
           sequence_threadgroups(call),
           kConvolutionThreads};
 }
@@ -155,8 +160,9 @@ Launch launch_causal_conv1d_state(const Call& call) {
 void launch(const Call& call) {
   const int64_t tokens = call.op.shape.T;
   std::vector<Launch> launches;
-  const bool keeps_each = call.slots.accepted.has_value();  // a few tokens a sequence, however many in all
-  if (call.new_state.defined() && tokens > 0 && (tokens <= kFewTokens || keeps_each)) {
+  const bool keeps_each = call.slots.accepted.has_value();            // a few tokens a sequence, however many in all
+  const bool has_checkpoints = call.checkpoints.offsets.has_value();  // causal_conv1d_state alone writes them
+  if (call.new_state.defined() && tokens > 0 && !has_checkpoints && (tokens <= kFewTokens || keeps_each)) {
     launches = {launch_causal_conv1d_update(call)};
   } else {
     if (tokens > 0) {
@@ -176,6 +182,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const Tensor& y) {
           .state = {},
           .new_state = {},
           .slots = {},
+          .checkpoints = {},
           .y = y};
 }
 
@@ -189,9 +196,10 @@ void causal_conv1d(const CausalConv1d<int64_t>& op, const std::tuple<Tensor, Ten
 }
 
 void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& y) {
-  Call call = call_of(op, y);
+  Call call = call_of(op, op.out.value_or(y));
   call.state = call.new_state = op.pool.states;
   call.slots = slots_on(op.x.device(), op.pool);
+  call.checkpoints = checkpoints_on(op.x.device(), op.pool, 1);
   launch(call);
 }
 

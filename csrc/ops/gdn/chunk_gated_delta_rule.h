@@ -17,6 +17,7 @@ struct ChunkedRule : GatedDeltaRule<Int> {
     this->beta = required_beta;
     check_chunk_size(check, chunk_size);
     this->check_inputs(check);
+    check.same_dtype("v", this->v, "q", this->q);
     auto& s = this->shape;
     s.C = chunk_size;
     check.shape("beta", required_beta, "[B, T, HV]", {s.B, s.T, s.HV});
@@ -79,8 +80,8 @@ struct ChunkGatedDeltaRuleInPlace : ChunkedRule<Int> {
       "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, "
       "Tensor? chunk_indices=None, int chunk_size=64, bool use_gate_in_kernel=False, Tensor? A_log=None, "
       "Tensor? dt_bias=None, bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, "
-      "ScalarType? output_dtype=None, str head_grouping='block', bool return_intermediate_states=False) -> "
-      "(Tensor o, Tensor h)";
+      "ScalarType? output_dtype=None, str head_grouping='block', bool return_intermediate_states=False, "
+      "Tensor? checkpoint_offsets=None, Tensor? checkpoint_indices=None, Tensor(b!)? out=None) -> (Tensor o, Tensor h)";
 
   StatePool pool;
 
@@ -89,13 +90,15 @@ struct ChunkGatedDeltaRuleInPlace : ChunkedRule<Int> {
                     pool.has_initial_state, pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first,
                     this->cu_seqlens, this->chunk_indices, this->chunk_size, this->gates.use_gate, this->gates.A_log,
                     this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
-                    this->head_grouping, this->return_intermediate_states);
+                    this->head_grouping, this->return_intermediate_states, pool.checkpoint_offsets,
+                    pool.checkpoint_indices, this->out);
   }
 
   void check() {
     const Check<Int> check("chunk_gated_delta_rule_", "q", this->q);
     this->check_chunked(check);
     this->check_pool(check, pool);
+    check_checkpoints(check, pool, this->shape, this->cu_seqlens, kCheckpointMultiple);
   }
 
   std::tuple<Tensor, Tensor> outputs() const { return {this->output(), this->chunk_states()}; }

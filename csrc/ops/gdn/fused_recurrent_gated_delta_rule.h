@@ -69,7 +69,7 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
       "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
       "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
       "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
-      "str head_grouping='block', Tensor? num_accepted_tokens=None) -> Tensor o";
+      "str head_grouping='block', Tensor? num_accepted_tokens=None, Tensor(b!)? out=None) -> Tensor o";
 
   StatePool pool;
 
@@ -78,7 +78,7 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
                     pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
                     this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
                     this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    pool.num_accepted_tokens);
+                    pool.num_accepted_tokens, this->out);
   }
 
   void check() {

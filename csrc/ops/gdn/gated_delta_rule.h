@@ -7,6 +7,9 @@
 
 namespace torch_gdn {
 
+// Offsets of checkpoints are multiples of it: every algorithm's chunk ends there.
+constexpr int64_t kCheckpointMultiple = 64;
+
 // Decays of each channel of K and of V, besides g.
 struct ChannelDecays {
   optional<Tensor> gk, gv;
@@ -45,6 +48,7 @@ struct GatedDeltaRule {
   GateOptions gates;
   optional<at::ScalarType> output_dtype;
   std::string_view head_grouping;
+  optional<Tensor> out;  // of the in-place forms: o, where the caller has it
 
   ChunkShape<Int> shape;
 
@@ -53,7 +57,7 @@ struct GatedDeltaRule {
     check.is_activation("q", q);
     check.dimensions("q", q, 4, "[B, T, H, K]");
     check.same_dtype("k", k, "q", q);
-    check.same_dtype("v", v, "q", q);
+    check.is_activation("v", v);
     check.dimensions("v", v, 4, "[B, T, HV, V]");
     auto& s = shape;
     s.B = size_of<Int>(q, 0), s.T = size_of<Int>(q, 1), s.H = size_of<Int>(q, 2), s.K = size_of<Int>(q, 3);
@@ -69,11 +73,14 @@ struct GatedDeltaRule {
     }
     if (beta.has_value()) check.is_floating("beta", *beta);
     check_gates(check, s.HV, g, beta, gates);
-    check.value(dtype_of_output() == q.scalar_type() || dtype_of_output() == at::kFloat, "output_dtype",
-                "float32 or the dtype of q", dtype_name(dtype_of_output()));
+    check.value(dtype_of_output() == v.scalar_type() || dtype_of_output() == at::kFloat, "output_dtype",
+                "float32 or the dtype of v", dtype_name(dtype_of_output()));
     check.value(head_grouping == "block" || head_grouping == "tiled", "head_grouping", "'block' or 'tiled'", "'",
                 head_grouping, "'");
     s.tiled = head_grouping == "tiled";
+    if (out.has_value()) {
+      check.is_output("out", *out, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V}, dtype_of_output());
+    }
   }
 
   void check_pool(const Check<Int>& check, const StatePool& pool, bool slot_per_token = false) const {
@@ -84,10 +91,11 @@ struct GatedDeltaRule {
     check_slots(check, shape.N, pool, slot_per_token);
   }
 
-  at::ScalarType dtype_of_output() const { return output_dtype.value_or(q.scalar_type()); }
+  at::ScalarType dtype_of_output() const { return output_dtype.value_or(v.scalar_type()); }
 
   Tensor output() const {
-    return empty<Int>({shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(dtype_of_output()));
+    const auto options = q.options().dtype(dtype_of_output());
+    return out.has_value() ? no_output(options) : empty<Int>({shape.B, shape.T, shape.HV, shape.V}, options);
   }
 };
 

@@ -15,6 +15,7 @@ struct CausalConvolution {
   optional<Tensor> bias;
   optional<std::string_view> activation;
   optional<Tensor> cu_seqlens;
+  optional<Tensor> out;  // of the in-place form: y, where the caller has it
 
   ChunkShape<Int> shape;    // B, T, N
   Int D = 0, W = 0, S = 0;  // S: columns of a state
@@ -37,6 +38,7 @@ struct CausalConvolution {
     check.value(!activation.has_value() || *activation == "silu" || *activation == "swish", "activation",
                 "None, 'silu' or 'swish'", "'", activation.value_or(""), "'");
     check_sequences(check, shape, cu_seqlens);
+    if (out.has_value()) check.is_output("out", *out, "[B, T, D]", {shape.B, shape.T, D}, x.scalar_type());
   }
 
   // A state of [N or slots, D, S], which gives S.
@@ -48,7 +50,9 @@ struct CausalConvolution {
     check.value(sym_ge(S, W - 1), argument, "a width of at least W - 1", S, " for W = ", W);
   }
 
-  Tensor output() const { return empty<Int>({shape.B, shape.T, D}, x.options()); }
+  Tensor output() const {
+    return out.has_value() ? no_output(x.options()) : empty<Int>({shape.B, shape.T, D}, x.options());
+  }
 };
 
 template <typename Int>
@@ -101,13 +105,15 @@ struct CausalConv1dUpdate : CausalConvolution<Int> {
   static constexpr const char* kSchema =
       "causal_conv1d_update_(Tensor x, Tensor weight, Tensor(a!) state_pool, Tensor? state_indices=None, "
       "Tensor? has_initial_state=None, int null_index=-1, Tensor? bias=None, str? activation=None, "
-      "Tensor? cu_seqlens=None, Tensor? num_accepted_tokens=None) -> Tensor y";
+      "Tensor? cu_seqlens=None, Tensor? num_accepted_tokens=None, Tensor? checkpoint_offsets=None, "
+      "Tensor? checkpoint_indices=None, Tensor(b!)? out=None) -> Tensor y";
 
   StatePool pool;
 
   auto arguments() {
     return std::tie(this->x, this->weight, pool.states, pool.indices, pool.has_initial_state, pool.null_index,
-                    this->bias, this->activation, this->cu_seqlens, pool.num_accepted_tokens);
+                    this->bias, this->activation, this->cu_seqlens, pool.num_accepted_tokens, pool.checkpoint_offsets,
+                    pool.checkpoint_indices, this->out);
   }
 
   void check() {
@@ -116,7 +122,10 @@ struct CausalConv1dUpdate : CausalConvolution<Int> {
     check.dimensions("state_pool", pool.states, 3, "[slots, D, S]");
     this->check_state(check, "state_pool", pool.states, "[slots, D, S]", size_of<Int>(pool.states, 0));
     check_slots(check, this->shape.N, pool);
+    check_checkpoints(check, pool, this->shape, this->cu_seqlens, 1);
     if (!pool.num_accepted_tokens.has_value()) return;
+    check.value(!pool.checkpoint_offsets.has_value(), "checkpoint_offsets", "None where there is a num_accepted_tokens",
+                "a tensor");
     const Int tokens = this->S - (this->W - 2);
     check_tokens_of_sequences(check, "state_pool", "W - 2 columns and one for each token of a sequence", this->shape,
                               this->cu_seqlens, tokens);

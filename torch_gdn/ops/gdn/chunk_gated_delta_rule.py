@@ -224,6 +224,9 @@ def chunk_gated_delta_rule_(
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     return_intermediate_states: bool = False,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`chunk_gated_delta_rule` on a server's pool of states, in place: for prefill.
 
@@ -242,6 +245,13 @@ def chunk_gated_delta_rule_(
         state_v_first, cu_seqlens, chunk_indices, chunk_size: as of `chunk_gated_delta_rule`.
         use_gate_in_kernel, A_log, dt_bias, output_dtype, head_grouping: as of `chunk_gated_delta_rule`.
         return_intermediate_states: as of `chunk_gated_delta_rule`; of a sequence without a slot, zeros.
+        checkpoint_offsets: [N] int32 or int64, on the CPU or on q's device: after so many tokens of each sequence, a
+            multiple of 64 up to all of them, its state goes to a second slot too, with the bits of a prefill that ends
+            there by the same algorithm. 0: of this one not. vLLM's prefill checkpoints. Default: of none.
+        checkpoint_indices: [N] int32 or int64, on the CPU or on q's device: that slot, which is no other's; up to
+            null_index none. Given with checkpoint_offsets. Default: None.
+        out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, as into a part of a buffer for
+            several calls, and is returned. Default: a new tensor.
 
     Returns:
         o [B, T, HV, V]; with return_intermediate_states o and h.
@@ -264,7 +274,9 @@ def chunk_gated_delta_rule_(
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_indices, chunk_size)
     gates = (use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (return_intermediate_states, checkpoint_offsets, checkpoint_indices, out)
     o, h = torch.ops.gdn.chunk_gated_delta_rule_(
-        q, k, v, g, beta, *slots, *options, *gates, output_dtype, head_grouping, return_intermediate_states
+        q, k, v, g, beta, *slots, *options, *gates, output_dtype, head_grouping, *more
     )
+    o = o if out is None else out
     return (o, h) if return_intermediate_states else o

@@ -91,7 +91,8 @@ def fused_recurrent_gated_delta_rule(
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
-        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
+        v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H. Its dtype may be another
+            than q's, as FLA's kernel takes it.
         g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
             use_gate_in_kernel, what it is made of. Default: zeros.
         gk: [B, T, HV, K], log decay of each row of S, on top of g; any floating dtype. Default: zeros.
@@ -110,8 +111,8 @@ def fused_recurrent_gated_delta_rule(
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
             device. A sequence may be empty. Default: None.
-        output_dtype: dtype of o, that of q or float32 (what a float16 model reads out can pass 65,504). Default: that
-            of q.
+        output_dtype: dtype of o, that of v or float32 (what a float16 model reads out can pass 65,504). Default: that
+            of v.
         head_grouping: "block": key head h serves the value heads from h * HV / H on. "tiled": it serves the value
             heads h, h + H, h + 2 H, as weights in GGUF files have it. Default: "block".
         transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
@@ -171,6 +172,7 @@ def fused_recurrent_gated_delta_rule_(
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     num_accepted_tokens: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`fused_recurrent_gated_delta_rule` on a server's pool of states, in place: for decoding, without a copy of them.
 
@@ -192,6 +194,8 @@ def fused_recurrent_gated_delta_rule_(
         state_v_first, cu_seqlens, output_dtype, head_grouping: as of `fused_recurrent_gated_delta_rule`.
         num_accepted_tokens: [N] int32 or int64, with state_indices [N, tokens]: how many tokens of the step before
             were accepted; a sequence goes on from the slot in column `num_accepted_tokens - 1`. Default: 1 of each.
+        out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, as into a part of a buffer for
+            several calls, and is returned. Default: a new tensor.
 
     Returns:
         o [B, T, HV, V].
@@ -214,6 +218,6 @@ def fused_recurrent_gated_delta_rule_(
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens)
     gates = (gk, gv, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     o: Tensor = torch.ops.gdn.fused_recurrent_gated_delta_rule_(
-        q, k, v, g, beta, *slots, *options, *gates, output_dtype, head_grouping, num_accepted_tokens
+        q, k, v, g, beta, *slots, *options, *gates, output_dtype, head_grouping, num_accepted_tokens, out
     )
-    return o
+    return o if out is None else out

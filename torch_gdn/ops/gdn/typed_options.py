@@ -42,3 +42,6 @@ class ChunkOptions(FlaOptions, total=False):
 class ChunkPoolOptions(RuleOptions, total=False):
     chunk_indices: Tensor | None
     chunk_size: int
+    checkpoint_offsets: Tensor | None
+    checkpoint_indices: Tensor | None
+    out: Tensor | None

@@ -61,6 +61,9 @@ def causal_conv1d_update_(
     activation: str | None = None,
     cu_seqlens: Tensor | None = None,
     num_accepted_tokens: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`causal_conv1d` from states in a pool, updated in place: for servers, prefill and decoding alike.
 
@@ -82,6 +85,13 @@ def causal_conv1d_update_(
             accepted. A slot's first W - 2 columns are then those before the step's first token, and its tokens follow,
             as in vLLM: with `a` of them accepted, the history of the next token is the W - 1 columns from a - 1 on. S
             is at least W - 2 and a sequence's tokens. Default: None; the slot's last columns are the last tokens.
+        checkpoint_offsets: [N] int32 or int64, on the CPU or on x's device: the columns as they are after so many
+            tokens of each sequence go to a second slot too, as of `chunk_gated_delta_rule_`; any number up to the
+            tokens of the sequence, 0: of this one not. Not with num_accepted_tokens. Default: of none.
+        checkpoint_indices: [N] int32 or int64, on the CPU or on x's device: that slot, which is no other's; up to
+            null_index none. Given with checkpoint_offsets. Default: None.
+        out: [B, T, D], dtype of x, any strides but a last one of 1: y goes there, as into a part of a buffer for
+            several calls, and is returned. Default: a new tensor.
 
     Returns:
         y [B, T, D], contiguous, dtype of x.
@@ -103,7 +113,7 @@ def causal_conv1d_update_(
         >>> pool[2, 0]
         tensor([0., 0., 1.])
     """
-    return torch.ops.gdn.causal_conv1d_update_(
+    y: Tensor = torch.ops.gdn.causal_conv1d_update_(
         x,
         weight,
         state_pool,
@@ -114,4 +124,8 @@ def causal_conv1d_update_(
         activation,
         cu_seqlens,
         num_accepted_tokens,
+        checkpoint_offsets,
+        checkpoint_indices,
+        out,
     )
+    return y if out is None else out
