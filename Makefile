@@ -41,7 +41,8 @@ quick: $(DEVICE)  ## each op on both devices, errors, torch.compile and a model,
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m quick
 
 proof: install  ## what can be shown of the Mac build and of the shaders without a Mac: one table
-	$(BIN)/python -m proof
+	@mkdir -p build
+	$(BIN)/python -m proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
 
 # A copy of the checkout with its own build: host code and CPU kernels by g++, the Metal half by the simulator's clang, both

@@ -1,4 +1,4 @@
-"""`python -m proof [--only NAME ...] [--json FILE] [--write]`: runs the checks, prints a table of what they found."""
+"""`python -m proof [--only NAME ...] [--json FILE] [--page FILE] [--write]`: runs the checks, prints a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from proof import checks
+from proof import checks, page
 
 UNPROVEN = """\
 Stays unproven until a Mac runs it: that Apple's own shader compiler takes the kernels, what registers it gives them,
@@ -38,7 +38,7 @@ class Bar:
 def table(results: Sequence[checks.Result]) -> str:
     rows = [("check", "what it shows", "cases", "result", "s")]
     for result in results:
-        cases = f"{result.finding.cases}" if result.finding else "-"
+        cases = result.finding.cases_in_words if result.finding else "-"
         rows.append((result.check.name, result.check.title, cases, result.word, f"{result.seconds:.0f}"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -68,6 +68,7 @@ def report(results: Sequence[checks.Result]) -> dict[str, object]:
                 "result": result.word,
                 "seconds": round(result.seconds, 1),
                 "cases": result.finding.cases if result.finding else None,
+                "kinds": result.finding.kinds if result.finding else {},
                 "problems": result.finding.problems if result.finding else [],
                 "notes": result.finding.notes if result.finding else [],
                 "not_run": result.not_run,
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [each.name for each in known]
     parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"of {', '.join(names)}")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON")
+    parser.add_argument("--page", metavar="FILE", type=Path, help="write the table into a page of the documentation")
     parser.add_argument("--write", action="store_true", help="write the tables that the checks generate")
     options = parser.parse_args(arguments)
 
@@ -94,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{details(results)}\n\n{UNPROVEN}")
     if options.json:
         options.json.write_text(json.dumps(report(results), indent=2) + "\n")
+    if options.page:
+        options.page.write_text(page.updated(options.page.read_text(), known, results))
     if any(result.finding and result.finding.problems for result in results):
         return 1
     return 2 if any(result.not_run for result in results) else 0  # 2: nothing wrong, but not everything was run

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from proof.mac.wheels import Unavailable
 
-SECTIONS = ("proof.mac.checks", "proof.metal.checks")
+SECTIONS = ("proof.mac.checks", "proof.metal.checks", "proof.mutate.checks")
 
 
 class Blocked(RuntimeError):
@@ -47,6 +47,12 @@ class Finding:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     tables: dict[Path, str] = field(default_factory=dict)  # generated files in the repository, as they should be
+    kinds: dict[str, int] = field(default_factory=dict)  # how many cases of each kind, where they show different things
+
+    @property
+    def cases_in_words(self) -> str:
+        """`348`, or `336 agreed, 8 by name only, 4 not covered` where the cases are of several kinds."""
+        return ", ".join(f"{count} {kind}" for kind, count in self.kinds.items()) or f"{self.cases}"
 
     def check_tables(self, command: str, write: bool) -> None:
         """Writes the tables, or adds a problem for each that is not what the sources give."""

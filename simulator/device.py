@@ -59,12 +59,13 @@ class Settings:
 
     watch: check every memory access. detailed: count the accesses of simdgroups too, as profile(detailed=True) does.
     seed: order of lanes and simdgroups, 0 is ascending. perturb: noise within the Metal specification's ULP table,
-    shuffled reductions, flushed denormals. workers: threads, 0 is one for each core. strict: shaders are C++14, as
+    shuffled reductions, flushed denormals. workers: threads, 0 is one for each core. parts: only the
+    last of so many equal parts of the threadgroups of each dispatch runs. strict: shaders are C++14, as
     Metal 3.1 is; off, features of C++17 pass, which Apple's compiler takes with a warning. run_at: "wait" (commands run
     when the host waits for them) or "commit".
     """
 
-    _names = ("watch", "detailed", "seed", "perturb", "workers", "strict")
+    _names = ("watch", "detailed", "seed", "perturb", "workers", "parts", "strict")
 
     def __getattr__(self, name: str) -> Any:
         if name == "run_at":

@@ -40,7 +40,7 @@ def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[No
     """Inside, each prefill on `mps` takes this algorithm, in every thread; None: the tuned or heuristic one.
 
     A call that returns its intermediate states is chunked in any case. chunk_size is the fused chunk's: 8, 16 or
-    32 tokens, where they fit threadgroup memory; 0: its own choice.
+    32 tokens, where they fit threadgroup memory; 0: 16, or 8 where a row of keys is over 256 bytes.
 
     Example:
         >>> import torch_gdn.tune

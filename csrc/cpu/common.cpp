@@ -1,15 +1,12 @@
 #include "cpu/common.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
 #include <functional>
 #include <numeric>
 
-#include "cpu/convert.h"
-
 namespace torch_gdn::cpu {
+
+static const RowKernels& kernels = row_kernels();  // Rows asks for them row by row
 
 std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
   std::vector<Sequence> sequences(s.N);
@@ -85,14 +82,6 @@ void copy_matrix(const In* in, int64_t in_row, int64_t in_column, Out* out, int6
   }
 }
 
-// f(a null pointer of the element's type), for the three dtypes of activations.
-template <typename F>
-void with_element(at::ScalarType dtype, const F& f) {
-  if (dtype == at::kFloat) return f(static_cast<float*>(nullptr));
-  if (dtype == at::kBFloat16) return f(static_cast<c10::BFloat16*>(nullptr));
-  f(static_cast<c10::Half*>(nullptr));
-}
-
 }  // namespace
 
 Rows::Rows(const Tensor& x)
@@ -105,11 +94,11 @@ Rows::Rows(const Tensor& x)
       width_(x.dim() == 4 ? x.size(3) : 1) {}
 
 void Rows::read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const {
-  widen(at(batch, token, head, first), dtype_, count, out);
+  kernels.upcast(at(batch, token, head, first), dtype_, count, out);
 }
 
 void Rows::write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const {
-  narrow(in, count, dtype_, at(batch, token, head, first));
+  kernels.downcast(in, count, dtype_, at(batch, token, head, first));
 }
 
 void Rows::read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {
@@ -163,13 +152,13 @@ void States::write(int64_t batch, int64_t row, int64_t head, int64_t first, int6
 
 StateIo StateIo::of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
                               bool v_first) {
-  StateIo state_io{initial_state, final_state, slots_of(s.N, {}), v_first};
+  StateIo state_io{initial_state, final_state, slots_of(s.N, {}), {}, v_first};
   if (initial_state) state_io.source = as_activation(*initial_state);
   return state_io;
 }
 
 StateIo StateIo::in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first) {
-  return {pool.states, pool.states, slots_of(s.N, pool), v_first};
+  return {pool.states, pool.states, slots_of(s.N, pool), token_slots_of(s.N, pool), v_first};
 }
 
 bool StateIo::has_null() const {
@@ -182,10 +171,10 @@ bool StateIo::has_vector_rows(const ChunkShape<>& s) const {
   return whole && (!source || fits(*source)) && (target.dim() == 1 || fits(target));
 }
 
-float* StateIo::rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const {
+float* StateIo::rows(const Tensor& states, int64_t slot, int64_t head, int64_t column, int64_t& stride) const {
   stride = states.stride(-2);
   auto* data = const_cast<float*>(states.const_data_ptr<float>());  // a pool or a new tensor is never copy-on-write
-  return data + slots[sequence].index * states.stride(0) + head * states.stride(1) + column * (v_first ? stride : 1);
+  return data + slot * states.stride(0) + head * states.stride(1) + column * (v_first ? stride : 1);
 }
 
 void StateIo::read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
@@ -198,11 +187,10 @@ void StateIo::read(int64_t sequence, int64_t head, int64_t first, int64_t column
   for (int64_t i = 0; i < K; ++i) std::fill(tile + i * tile_stride, tile + i * tile_stride + columns, 0.0f);
 }
 
-void StateIo::write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
+void StateIo::write(int64_t slot, int64_t head, int64_t first, int64_t columns, const float* tile,
                     int64_t tile_stride) const {
-  const int64_t index = slots[sequence].index;
-  if (target.dim() == 1 || index < 0) return;
-  States(target, v_first).write(0, index, head, first, columns, tile, tile_stride);
+  if (target.dim() == 1 || slot < 0) return;
+  States(target, v_first).write(0, slot, head, first, columns, tile, tile_stride);
 }
 
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io) {
@@ -221,47 +209,8 @@ Tensor as_activation(const Tensor& x) {
 
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io) {
   for_each_tile(block.sequences.size(), s.HV, [&](int64_t i, int64_t head) {
-    state_io.write(block.sequences[i], head, 0, s.V, tile(states, i * s.HV + head), s.V);
+    state_io.write(state_io.slots[block.sequences[i]].index, head, 0, s.V, tile(states, i * s.HV + head), s.V);
   });
-}
-
-TORCH_GDN_VECTORISED void normalise_rows(float* x, int64_t rows, int64_t width, float eps) {
-  for (int64_t i = 0; i < rows; ++i, x += width) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < width; ++j) sum += x[j] * x[j];
-    const float factor = 1.0f / std::sqrt(sum + eps);
-#pragma omp simd
-    for (int64_t j = 0; j < width; ++j) x[j] *= factor;
-  }
-}
-
-TORCH_GDN_VECTORISED void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t rows,
-                                            float* inverse, int64_t inverse_stride) {
-  // Row i of X = (I + A)^-1 is e_i - sum over j < i of A_ij X_j, and X_j ends at column j. The sum is in f64:
-  // with repeated keys and beta 1.9 the chunked op is then off by 6e-7, and by 2.2e-6 with f32 and no fused
-  // multiply-add.
-  for (int64_t i = 0; i < length; ++i) {
-    double row[64] = {};
-    row[i] = 1.0;
-    for (int64_t j = 0; j < i; ++j) {
-      const double factor = A[i * stride + j];
-      const float* solved = inverse + j * inverse_stride;
-#pragma omp simd
-      for (int64_t m = 0; m <= j; ++m) row[m] -= factor * solved[m];
-    }
-    std::copy(row, row + rows, inverse + i * inverse_stride);
-  }
-  for (int64_t i = length; i < rows; ++i)
-    std::fill(inverse + i * inverse_stride, inverse + i * inverse_stride + rows, 0.0f);
-}
-
-TORCH_GDN_VECTORISED void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const float f = factor[i];
-#pragma omp simd
-    for (int64_t j = 0; j < width; ++j) out[i * width + j] = f * x[i * width + j];
-  }
 }
 
 }  // namespace torch_gdn::cpu

@@ -13,17 +13,9 @@
 #include <vector>
 
 #include "cpu/simd/gdn_kernels.h"
+#include "cpu/simd/row_kernels.h"
 #include "cpu/slots.h"
 #include "ops/chunk_shape.h"
-#include "shaders/core/log_decay.h"
-#include "shaders/core/norm_eps.h"
-
-// Loops over floats are compiled for three generations of x86; elsewhere (arm64) the baseline has its vectors.
-#if defined(__x86_64__) && defined(__linux__)
-#define TORCH_GDN_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define TORCH_GDN_VECTORISED
-#endif
 
 namespace torch_gdn::cpu {
 
@@ -61,6 +53,14 @@ std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_s
 
 // Height of the tiles: no more than the longest chunk needs, in steps of 8 rows.
 int64_t tile_rows(std::span<const Chunk> chunks);
+
+// f(a null pointer of the element's type), for the three dtypes of activations.
+template <typename F>
+void with_element(at::ScalarType dtype, const F& f) {
+  if (dtype == at::kFloat) return f(static_cast<float*>(nullptr));
+  if (dtype == at::kBFloat16) return f(static_cast<c10::BFloat16*>(nullptr));
+  f(static_cast<c10::Half*>(nullptr));
+}
 
 // A tensor [B, T, heads, D] (or [B, T, heads], where D is 1) with any strides but a last one of 1.
 class Rows {
@@ -120,8 +120,9 @@ Tensor as_activation(const Tensor& x);
 // Where states are read and written: one tensor for each, a state a sequence; or a pool, which is both.
 struct StateIo {
   optional<Tensor> source;
-  Tensor target;  // of one dimension: not asked for
-  std::vector<Slot> slots;
+  Tensor target;            // of one dimension: not asked for
+  std::vector<Slot> slots;  // where a sequence's state is read, and written but for:
+  TokenSlots token_slots;   // where the state after each token is written
   bool v_first;
 
   static StateIo of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
@@ -131,30 +132,16 @@ struct StateIo {
   // Whether all states are f32 rows, of V or (v_first) K, that a vector goes over without a rest.
   bool has_vector_rows(const ChunkShape<>& s) const;
   // The first of a state's rows, from one column of V on, in one of the two tensors; and how far apart they are.
-  float* rows(const Tensor& states, int64_t sequence, int64_t head, int64_t column, int64_t& stride) const;
+  float* rows(const Tensor& states, int64_t slot, int64_t head, int64_t column, int64_t& stride) const;
   // Columns of V of one state, zeros where it has no past; and back, where it is kept.
   void read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
             int64_t tile_stride) const;
-  void write(int64_t sequence, int64_t head, int64_t first, int64_t columns, const float* tile,
-             int64_t tile_stride) const;
+  void write(int64_t slot, int64_t head, int64_t first, int64_t columns, const float* tile, int64_t tile_stride) const;
 };
 
 // The states [sequences * HV, K, V] of a block, and their way back.
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
-
-// x / sqrt(sum x^2 + eps) of each row.
-void normalise_rows(float* x, int64_t rows, int64_t width, float eps);
-
-// inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart. Rows and
-// columns of `inverse` from `length` up to `rows` become zero.
-void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t rows, float* inverse,
-                       int64_t inverse_stride);
-
-// out[i] = factor[i] * x[i] for each row i.
-void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
-
-inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // NaN stays NaN
 
 // What lies below the chunk in the tile of one value a token: the gate's cumulative sum goes on unchanged, beta is 0.
 enum class Below { kLast, kZero };

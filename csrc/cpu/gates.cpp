@@ -50,11 +50,11 @@ Tensor log_decays_of(const ChunkShape<>& s, const optional<Tensor>& g, const Gat
 Tensor betas_of(const ChunkShape<>& s, const optional<Tensor>& beta, const GateOptions& options) {
   if (!beta.has_value()) return at::ones({s.B, s.T, s.HV}, at::TensorOptions().dtype(at::kFloat));
   if (!options.use_beta_sigmoid) {
-    const Tensor steps = beta->to(at::kFloat);
-    return steps.dim() == 4 ? unit_last_stride(steps, "beta") : steps;
+    const Tensor betas = beta->to(at::kFloat);
+    return betas.dim() == 4 ? unit_last_stride(betas, "beta") : betas;
   }
-  const double largest = options.allow_neg_eigval ? 2.0 : 1.0;
-  return transformed(*beta, [&](int64_t, double x) { return largest / (1.0 + std::exp(-x)); });
+  const double beta_scale = options.allow_neg_eigval ? 2.0 : 1.0;
+  return transformed(*beta, [&](int64_t, double x) { return beta_scale / (1.0 + std::exp(-x)); });
 }
 
 }  // namespace torch_gdn::cpu

@@ -1,4 +1,4 @@
-// Log decays and steps as the CPU kernels read them: contiguous f32, made from what the caller has.
+// Log decays and betas as the CPU kernels read them: contiguous f32, made from what the caller has.
 #pragma once
 #include "cpu/common.h"
 #include "ops/gates.h"

@@ -1,4 +1,4 @@
-// The slots of a pool: which one each sequence has, once check_slots() has passed them.
+// The slots of a pool: which one each sequence has, or each of its tokens, once check_slots() has passed them.
 #pragma once
 #include <vector>
 
@@ -11,10 +11,45 @@ struct Slot {
   bool has_state;  // else it starts from zeros
 };
 
+// state_indices [N, tokens]: -1 where a token has no slot. Empty where a sequence has one slot.
+struct TokenSlots {
+  int64_t tokens = 0;
+  std::vector<int64_t> index;
+
+  int64_t of(int64_t n, int64_t token) const { return index[n * tokens + token]; }
+};
+
+// Counts of tokens, 1 where there are none.
+inline std::vector<int64_t> accepted_counts(int64_t N, const StatePool& pool) {
+  std::vector<int64_t> counts(N, 1);
+  if (!pool.num_accepted_tokens.has_value()) return counts;
+  const Tensor tensor = pool.num_accepted_tokens->to(at::kLong);
+  const auto at = tensor.accessor<int64_t, 1>();
+  for (int64_t n = 0; n < N; ++n) counts[n] = at[n];
+  return counts;
+}
+
+inline TokenSlots token_slots_of(int64_t N, const StatePool& pool) {
+  if (!pool.has_slot_per_token()) return {};
+  const Tensor indices = pool.indices->to(at::kLong);
+  const auto at = indices.accessor<int64_t, 2>();
+  TokenSlots slots{at.size(1), std::vector<int64_t>(N * at.size(1))};
+  for (int64_t i = 0; i < N * slots.tokens; ++i) {
+    const int64_t index = at[i / slots.tokens][i % slots.tokens];
+    slots.index[i] = index <= pool.null_index ? -1 : index;
+  }
+  return slots;
+}
+
+// Where each sequence goes on from.
 inline std::vector<Slot> slots_of(int64_t N, const StatePool& pool) {
   std::vector<Slot> slots(N);
   for (int64_t n = 0; n < N; ++n) slots[n] = {n, true};
-  if (pool.indices.has_value()) {
+  if (pool.has_slot_per_token()) {
+    const auto accepted = accepted_counts(N, pool);
+    const auto of_tokens = token_slots_of(N, pool);
+    for (int64_t n = 0; n < N; ++n) slots[n].index = of_tokens.of(n, accepted[n] - 1);
+  } else if (pool.indices.has_value()) {
     const Tensor indices = pool.indices->to(at::kLong);
     const auto at = indices.accessor<int64_t, 1>();
     for (int64_t n = 0; n < N; ++n) slots[n].index = at[n] <= pool.null_index ? -1 : at[n];

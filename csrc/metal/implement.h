@@ -12,7 +12,7 @@ inline void prepare_output(const Tensor& output) {
 
 template <template <typename> class Op, auto run>
 void implement(torch::Library& m) {
-  torch_gdn::implement<Op, run, &prepare_output>(m);
+  torch_gdn::implement<Op, run, &prepare_output>(m, c10::DispatchKey::MPS);
 }
 
 }  // namespace torch_gdn::metal

@@ -13,14 +13,14 @@ constexpr int64_t kSearchedByEach = 32;
 
 Tensor located(const Tensor& indices, const SlotParameters& parameters) {
   constexpr int64_t kSimdgroups = 4;
-  const int64_t sequences = indices.size(0);
-  const auto result = at::empty({sequences}, indices.options().dtype(at::kInt));
+  const int64_t count = indices.size(0);
+  const auto result = at::empty({count}, indices.options().dtype(at::kInt));
   launcher().run(
       {{"locate_slots",
         "core/locate_slots.metal",
         {std::to_string(kSimdgroups)},
-        {indices, result, Binding::error_log(), Binding::values(LocateSlotsParameters{parameters, int32_t(sequences)})},
-        {size_t(ceil_div(sequences, kSimdgroups)), 1, 1},
+        {indices, result, Binding::error_log(), Binding::values(LocateSlotsParameters{parameters, int32_t(count)})},
+        {size_t(ceil_div(count, kSimdgroups)), 1, 1},
         size_t(32 * kSimdgroups)}});
   return result;
 }
@@ -35,11 +35,12 @@ Slots slots_on(at::Device device, const StatePool& pool) {
   parameters.slots = int32_t(pool.states.size(0));
   parameters.null_index = int32_t(pool.null_index);
   if (pool.indices.has_value()) {
-    slots.indices = pool.indices->to(device);
+    if (pool.has_slot_per_token()) parameters.columns = int32_t(pool.indices->size(1));
+    slots.indices = pool.indices->to(device).flatten();
     parameters.index_stride = slots.indices->stride(0);
     parameters.index_bytes = int32_t(slots.indices->element_size());
     parameters.is_checked = pool.indices->is_cpu();  // by check_state_indices()
-    if (!parameters.is_checked && pool.indices->size(0) > kSearchedByEach) {
+    if (!parameters.is_checked && slots.indices->size(0) > kSearchedByEach) {
       slots.indices = located(*slots.indices, parameters);
       parameters.index_stride = 1;
       parameters.index_bytes = 4;
@@ -51,6 +52,11 @@ Slots slots_on(at::Device device, const StatePool& pool) {
     slots.flags = *pool.has_initial_state;
     parameters.flag_stride = slots.flags->stride(0);
     parameters.has_flags = 1;
+  }
+  if (pool.num_accepted_tokens.has_value()) {
+    slots.accepted = pool.num_accepted_tokens->to(device);
+    parameters.accepted_stride = slots.accepted->stride(0);
+    parameters.accepted_bytes = int32_t(slots.accepted->element_size());
   }
   return slots;
 }

@@ -6,7 +6,7 @@ namespace torch_gdn {
 
 // On the device. int32 indices, which servers keep, are not converted: that would cost a dispatch.
 struct Slots {
-  optional<Tensor> indices, flags;
+  optional<Tensor> indices, flags, accepted;
   SlotParameters parameters{};
 };
 

@@ -28,6 +28,18 @@ void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_se
   check_chunk_rows(op, s, chunks);
 }
 
+void check_sequence_lengths(const char* op, const char* argument, const char* expected, const ChunkShape<>& s,
+                            const optional<Tensor>& cu_seqlens, int64_t most) {
+  if (!cu_seqlens->is_cpu()) return;
+  const Tensor boundaries = cu_seqlens->to(at::kLong);
+  const auto at = boundaries.accessor<int64_t, 1>();
+  for (int64_t n = 0; n < s.N; ++n) {
+    const int64_t tokens = at[n + 1] - at[n];
+    TORCH_CHECK_VALUE(tokens <= most, op, ": ", argument, ": expected ", expected, ", got ", most, " for ", tokens,
+                      " tokens");
+  }
+}
+
 optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens) {
   if (!cu_seqlens.has_value()) return std::nullopt;
   return cu_seqlens->to(cu_seqlens->options().device(device).dtype(at::kLong)).contiguous();

@@ -80,6 +80,20 @@ void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional
   if constexpr (is_run<Int>) check_cu_seqlens(check.op(), s, *cu_seqlens);
 }
 
+// Sequences of at most `most` tokens; the kernels check those of a cu_seqlens on the device.
+void check_sequence_lengths(const char* op, const char* argument, const char* expected, const ChunkShape<>& s,
+                            const optional<Tensor>& cu_seqlens, int64_t most);
+
+template <typename Int>
+void check_tokens_of_sequences(const Check<Int>& check, const char* argument, const char* expected,
+                               const ChunkShape<Int>& s, const optional<Tensor>& cu_seqlens, const Int& most) {
+  if (!s.packed) {
+    check.value(sym_le(s.T, most), argument, expected, most, " for ", s.T, " tokens");
+  } else if constexpr (is_run<Int>) {
+    check_sequence_lengths(check.op(), argument, expected, s, cu_seqlens, most);
+  }
+}
+
 // Contiguous int64 on `device`, as the kernels read them.
 optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens);
 

@@ -4,7 +4,7 @@
 //   arguments()  a tie of its members in the schema's order
 //   check()      raises for wrong arguments and derives the sizes
 //   outputs()    allocates the results
-// A device adds void run(const Op<int64_t>&, const outputs&) and implement<Op, run>() in its own library block.
+// A device adds void run(const Op<int64_t>&, const outputs&): the CPU's file defines the op, Metal's implements it.
 #pragma once
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
@@ -82,15 +82,43 @@ struct Kernel<Op, run, prepare, std::tuple<Argument&...>> {
 template <template <typename> class Op, auto run, auto prepare>
 using KernelOf = Kernel<Op, run, prepare, decltype(std::declval<Op<int64_t>&>().arguments())>;
 
+template <typename... Argument>
+void read_stack(const torch::jit::Stack& stack, std::tuple<Argument&...> arguments) {
+  const auto values = torch::jit::last(stack, sizeof...(Argument));
+  std::apply([&, i = size_t(0)](Argument&... each) mutable { ((each = values[i++].to<Argument>()), ...); }, arguments);
+}
+
+template <template <typename> class Op>
+void infer(torch::jit::Stack& stack) {
+  Op<c10::SymInt> op;
+  read_stack(stack, op.arguments());
+  op.check();
+  stack.clear();
+  if constexpr (!std::is_void_v<decltype(op.outputs())>) {
+    for_each_output(op.outputs(), [&](const Tensor& output) { stack.emplace_back(output); });
+  }
+}
+
 }  // namespace detail
 
 template <template <typename> class Op, auto run, auto prepare>
-void implement(torch::Library& m) {
-  m.impl(name_of<Op>().c_str(), &detail::KernelOf<Op, run, prepare>::call);
+void implement(torch::Library& m, c10::DispatchKey device) {
+  m.impl(name_of<Op>().c_str(), torch::dispatch(device, &detail::KernelOf<Op, run, prepare>::call));
 }
 
 // By op name. Replaces the arguments on the stack by empty outputs; fake tensors give fake outputs.
 using Infer = void (*)(torch::jit::Stack&);
-const std::map<std::string, Infer>& inferences();
+std::map<std::string, Infer>& inferences();
+
+// Autograd and lazy views.
+void implement_on_every_device(torch::Library& m, const char* op);
+
+template <template <typename> class Op>
+void define(torch::Library& m) {
+  const auto name = name_of<Op>();
+  m.def(Op<int64_t>::kSchema, {at::Tag::pt2_compliant_tag});
+  implement_on_every_device(m, name.c_str());
+  inferences()[name] = &detail::infer<Op>;
+}
 
 }  // namespace torch_gdn

@@ -1,4 +1,5 @@
-// A pool of states, updated in place: one slot a sequence. Indices up to null_index mean no slot; servers use -1 or 0.
+// A pool of states, updated in place: one slot a sequence, or one for each of its tokens. Indices up to null_index mean
+// no slot; servers use -1 or 0.
 #pragma once
 #include "ops/check.h"
 
@@ -8,13 +9,30 @@ struct StatePool {
   Tensor states;  // [slots, ...]
   optional<Tensor> indices, has_initial_state;
   int64_t null_index = -1;
+  // Of the tokens of the step before: the state after the last of them is the one to go on from.
+  optional<Tensor> num_accepted_tokens;
+
+  bool has_slot_per_token() const { return indices.has_value() && indices->dim() == 2; }
 };
 
-// The content of indices on the CPU; the kernels check that of those on the device.
+// The content of tensors on the CPU; the kernels check that of those on the device.
 void check_state_indices(const char* op, const StatePool& pool);
+void check_accepted_counts(const char* op, const StatePool& pool, int64_t most);
+
+// most: the largest count that a state can be resumed after.
+template <typename Int>
+void check_num_accepted_tokens(const Check<Int>& check, const Int& N, const StatePool& pool, const Int& most) {
+  if (!pool.num_accepted_tokens.has_value()) return;
+  const Tensor& counts = *pool.num_accepted_tokens;
+  check.is_index("num_accepted_tokens", counts);
+  check.on_device_or_cpu("num_accepted_tokens", counts);
+  check.value(counts.dim() == 1 && holds(sym_eq(size_of<Int>(counts, 0), N)), "num_accepted_tokens",
+              "shape [N], one for a sequence", sizes_of<Int>(counts), " for ", N, " sequences");
+  if constexpr (is_run<Int>) check_accepted_counts(check.op(), pool, most);
+}
 
 template <typename Int>
-void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool) {
+void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool, bool slot_per_token = false) {
   const Int slots = size_of<Int>(pool.states, 0);
   for (int64_t d = 0; d < pool.states.dim(); ++d) {
     if constexpr (is_run<Int>) {
@@ -36,8 +54,10 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool) {
   }
   check.is_index("state_indices", *pool.indices);
   check.on_device_or_cpu("state_indices", *pool.indices);
-  check.value(pool.indices->dim() == 1 && holds(sym_eq(size_of<Int>(*pool.indices, 0), N)), "state_indices",
-              "shape [N], one for a sequence", sizes_of<Int>(*pool.indices), " for ", N, " sequences");
+  const bool fits = pool.indices->dim() == 1 || (slot_per_token && pool.indices->dim() == 2);
+  check.value(fits && holds(sym_eq(size_of<Int>(*pool.indices, 0), N)), "state_indices",
+              slot_per_token ? "shape [N] or [N, tokens]" : "shape [N], one for a sequence",
+              sizes_of<Int>(*pool.indices), " for ", N, " sequences");
   if constexpr (is_run<Int>) check_state_indices(check.op(), pool);
 }
 

@@ -143,13 +143,20 @@ def judge(comparison: Comparison) -> Finding:
     problems = list(comparison.wrong)
     problems += [f"{each.where}: {each}, which no description of Apple's API has" for each in unlisted.values()]
     problems += [f"not_covered.txt lists {each}, which is declared no more, or covered" for each in sorted(stale)]
+    kinds = {
+        "agreed": len(comparison.agreed),
+        "by name only": len(comparison.by_name),
+        "not covered": len(comparison.not_covered),
+    }
+    if comparison.wrong:
+        kinds["wrong"] = len(comparison.wrong)
     notes = [
-        f"{len(comparison.agreed)} agree with metal-cpp or Apple's runtime headers, types included",
-        f"{len(comparison.by_name)} are known by name alone, from what torch's macOS library calls",
-        f"{len(comparison.not_covered)} not covered: {'; '.join(str(each) for each in comparison.not_covered)}",
+        "agreed: with metal-cpp or Apple's runtime headers, types included",
+        "by name only: torch's macOS library calls it, its types are not known",
+        f"not covered: {'; '.join(str(each) for each in comparison.not_covered)}",
         f"not parsed: {', '.join(NOT_PARSED)}",
     ]
-    return Finding(comparison.cases, problems, notes)
+    return Finding(comparison.cases, problems, notes, kinds=kinds)
 
 
 def names_used_by(image: Image) -> frozenset[str]:

@@ -87,7 +87,7 @@ def mac_wheel_check(progress: Progress) -> Finding:
     return mac_wheel.check_wheel(mac_wheel.assemble(build, wheels.cache_directory() / "mac"), build.torch)
 
 
-@check("apple-headers", "each declaration in our stub headers of Metal and Foundation agrees with Apple's")
+@check("apple-headers", "declarations in our stub headers of Metal and Foundation, held against Apple's")
 def apple_headers_check(progress: Progress) -> Finding:
     names = apple_headers.names_used_by(torch_library())
     comparison = apple_headers.compare(apple_headers.stubs(), apple_reference(), names)
@@ -99,11 +99,13 @@ def apple_headers_faults_check(progress: Progress) -> Finding:
     return header_faults.check_faults(apple_reference(), apple_headers.names_used_by(torch_library()))
 
 
-@check("torch-versions", "which older torch releases the extension compiles and links with")
+OLDER = [version for version in wheels.TORCH_VERSIONS if version != wheels.TORCH_VERSION]
+
+
+@check("torch-versions", f"the extension without the CPU kernels compiles and links with torch {', '.join(OLDER)}")
 def torch_versions_check(progress: Progress) -> Finding:
     sources = torch_versions.linked_sources()
-    older = [version for version in wheels.TORCH_VERSIONS if version != wheels.TORCH_VERSION]
-    verdicts = [torch_versions.judge(version, sources, progress) for version in older]
+    verdicts = [torch_versions.judge(version, sources, progress) for version in OLDER]
     problems = [f"torch {verdict.version}: {each}" for verdict in verdicts for each in verdict.problems]
     cases = sum(verdict.sources for verdict in verdicts if not verdict.unavailable)
     return Finding(cases, problems, [str(verdict) for verdict in verdicts])

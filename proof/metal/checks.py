@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from proof.checks import Finding, Progress, check
+from proof.metal import caps as strict_caps
 from proof.metal import examples as strict_examples
 from proof.metal import kernels as strict_kernels
 from proof.metal import launches as strict_launches
 from proof.metal import others as strict_others
 from proof.metal import vocabulary
+from proof.metal.facts import ISA_REGISTERS
 
 
 @check("strict-rules", "each rule of Metal's refuses its example and takes the mended twin")
@@ -28,11 +30,19 @@ def strict_metal_check(progress: Progress) -> Finding:
     outcome = strict_kernels.check_variants(wanted, progress)
     problems = [*outcome.problems, *strict_kernels.not_seen(wanted, outcome), *strict_kernels.unlaunched_shaders()]
     problems += strict_kernels.unlike_the_host(launches, outcome.facts)
+    kernels = {variant.name: variant.kernel for variant in wanted}
+    problems += strict_caps.over_cap(outcome.facts, kernels, strict_caps.recorded())
     strict_kernels.write_table(outcome.facts)
-    notes = [f"the facts of each: {strict_kernels.TABLE}"]
+    caps = strict_caps.by_kernel(outcome.facts, kernels)
+    tables = {strict_caps.TABLE: strict_caps.text(caps)} if not outcome.problems else {}
+    over = sum(cap.over_isa for cap in caps.values())
+    notes = [
+        f"the facts of each: {strict_kernels.TABLE}; the most of each kernel, which caps it: {strict_caps.TABLE}",
+        f"by the model {over} variants take more than the {ISA_REGISTERS} registers that a thread has",
+    ]
     most = max(outcome.facts, key=lambda facts: facts.thread_bytes, default=None)
     notes += [f"most arrays and fragments: {most.thread_bytes} bytes a thread, {most.name}"] if most else []
-    return Finding(len(wanted), problems, notes)
+    return Finding(len(wanted), problems, notes, tables)
 
 
 @check("vocabulary", "every word of Metal's in the shaders is in Metal that Apple's compiler is known to take")
@@ -50,11 +60,12 @@ def vocabulary_check(progress: Progress) -> Finding:
 
 @check("metal-of-others", "the same front end takes the Metal that MLX and PyTorch ship, or there is a reason")
 def metal_of_others_check(progress: Progress) -> Finding:
-    problems, notes, cases = [], [], 0
+    problems, notes, cases, compiled = [], [], 0, 0
     for project, verdicts in strict_others.judge_all(progress).items():
         cases += len(verdicts)
         taken = sum(not verdict.messages for verdict in verdicts)
+        compiled += taken
         notes.append(f"{project.name} {project.version}: {taken} of {len(verdicts)} files compile")
         notes += strict_others.refusal_notes(verdicts)
         problems += strict_others.unexplained(verdicts)
-    return Finding(cases, problems, notes)
+    return Finding(cases, problems, notes, kinds={"compile": compiled, "refused": cases - compiled})

@@ -26,10 +26,15 @@ from proof.metal.tree import (
     type_of,
 )
 from proof.metal.values import (
+    DIFFERS,
     EITHER,
     EXACT,
+    LONG,
     OFFSET,
+    OVERFLOWED,
     RUN,
+    SIZE,
+    UNBOUNDED,
     ZEROS,
     Lanes,
     NotUnderstood,
@@ -42,6 +47,7 @@ from proof.metal.values import (
     either,
     merge,
     number,
+    size_of_result,
     union,
 )
 
@@ -80,6 +86,7 @@ class Evaluation(ABC):
     _declared: dict[str, int] = field(default_factory=dict, init=False)  # what decided over reaching the declaration
     _rounds_at: dict[str, int] = field(default_factory=dict, init=False)  # how many loops were open there
     _globals: dict[str, Node] = field(default_factory=dict, init=False)
+    _narrow: dict[str, int] = field(default_factory=dict, init=False)  # places of 32-bit products, numbered
     _rounds_open: int = field(default=0, init=False)  # loops around this that are not unrolled
     _control: int = field(default=0, init=False)
 
@@ -103,7 +110,7 @@ class Evaluation(ABC):
 
     def _each_branch(self, deciding: int, branches: Sequence[Callable[[], Value]]) -> list[Value]:
         """The value of each branch, from the same state; behind them, any may have been taken."""
-        control, self._control = self._control, self._control | deciding
+        control, self._control = self._control, self._control | deciding & DIFFERS
         before, ends, results = self._values, [], []
         for branch in branches:
             self._values = dict(before)
@@ -142,11 +149,16 @@ class Evaluation(ABC):
             return self._reference(inner)
         value = self._evaluate(inner)
         if kind == "IntegralCast":
-            return replace(value, lanes=self._fitted(value.lanes, node))
+            size = value.depends
+            if size & LONG and not self._is_wide(node):
+                size = size & ~LONG | self._overflowed(node)
+            return replace(value, depends=size, lanes=self._fitted(value.lanes, node))
         if kind == "LValueToRValue" or kind in KEEPING:
             return value
         if kind == "IntegralToBoolean":
             return replace(value, lanes=combine("!=", value.known(), number(0).lanes))
+        if kind == "FloatingToIntegral":
+            return Value(value.depends & DIFFERS | UNBOUNDED)
         if kind in ("ConstructorConversion", "UserDefinedConversion", "ToVoid") or "Float" in kind:
             return Value(value.depends)
         raise NotUnderstood(f"{self.tree.places.of(node)}: a cast of the kind {kind}")
@@ -215,8 +227,32 @@ class Evaluation(ABC):
             size = Lanes((self._pointee_size(text),) * 32, EXACT)
             a, b = (a, combine("*", b, size)) if pointer is one else (combine("*", a, size), b)
             target = replace(pointer.target, is_part=True) if pointer.target else None
-            return Value(union(one, other), combine(operator, a, b), target=target, space=pointer.space)
-        return Value(union(one, other), self._fitted(combine(operator, a, b), node))
+            self._check_index(node, pointer.space, other if pointer is one else one)
+            depends = union(one, other) & ~SIZE
+            return Value(depends, combine(operator, a, b), target=target, space=pointer.space)
+        if pointer is not None and operator == "-":
+            large = UNBOUNDED | LONG
+        else:
+            large = size_of_result(operator, one, other, 0 if self._is_wide(node) else self._overflowed(node))
+        return Value(union(one, other) & ~SIZE | large, self._fitted(combine(operator, a, b), node))
+
+    @staticmethod
+    def _is_wide(node: Node) -> bool:
+        """Whether an integer of the expression's type has 64 bits."""
+        return SCALAR_SIZES.get(canonical(element_and_count(type_of(node))[0])) == 8
+
+    def _overflowed(self, node: Node) -> int:
+        """The bit that stands for an integer which may not fit into 32 bits here."""
+        place = self.tree.places.of(node)
+        return -OVERFLOWED << self._narrow.setdefault(place, len(self._narrow))
+
+    def _check_index(self, node: Node, space: str, index: Value) -> None:
+        if space != "device" or not index.depends & OVERFLOWED:
+            return
+        words = f"may not fit into 32 bits, and is an index into device memory at {self.tree.places.of(node)}"
+        for place, which in self._narrow.items():
+            if index.depends & -OVERFLOWED << which:
+                self.problems.add(Problem(place, words))
 
     @staticmethod
     def _fitted(lanes: Lanes | None, node: Node) -> Lanes | None:
@@ -348,12 +384,13 @@ class Evaluation(ABC):
         whole = self._pointed(node, array)
         if isinstance(whole, Place):
             return self._indexed(node, whole, index)
+        self._check_index(node, array.space, index)
         size = Lanes((self._pointee_size(text),) * 32, EXACT)
         lanes = combine("+", array.known(), combine("*", index.known(), size))
         return Memory(Value(union(array, index), lanes, space=array.space))
 
     def _indexed(self, node: Node, whole: Place, index: Value) -> Place:
-        part = replace(whole, is_part=True, depends=whole.depends | index.depends)
+        part = replace(whole, is_part=True, depends=whole.depends | index.depends & DIFFERS)
         if part.depends & RUN:
             self._complain(node, RUN_TIME_INDEX)
         return part
@@ -398,7 +435,7 @@ class Evaluation(ABC):
     def _load(self, node: Node, place: Place | Memory) -> Value:
         if isinstance(place, Memory):
             self._note(node, place.address)
-            return Value(place.address.depends | RUN, space=self._space(type_of(node)))
+            return Value(place.address.depends & DIFFERS | RUN | UNBOUNDED, space=self._space(type_of(node)))
         value = self._values[place.variable]
         if place.is_part:
             return Value(value.depends | place.depends, target=value.target, space=value.space)

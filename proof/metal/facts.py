@@ -4,6 +4,10 @@ The model's constants: a variable in scope takes one 32-bit register for each 4 
 constant memory two, one to threadgroup memory one; references and compile-time constants take none; what an expression
 holds between its parts is not counted, nor does anything end before its scope does. Threadgroup memory has 32 banks of
 4 bytes; an access is served 128 bytes at a time, and once for each different word of one bank among them.
+
+A thread has at most 128 registers of 32 bits, each two of 16, in the G13 of the M1 (the reverse-engineered description
+at dougallj.github.io/applegpu/docs.html); of later GPUs none is published. The model is no bound either way: a compiler
+ends a variable with its last use and adds what expressions need, so a variant above 128 may fit and one below may not.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from proof.metal.tree import (
     walk,
 )
 
-MAX_THREAD_BYTES = 512  # of arrays and fragments: 128 of the 256 registers that a thread can have at most
+ISA_REGISTERS = 128
+MAX_THREAD_BYTES = 4 * ISA_REGISTERS  # of arrays and fragments: every register of a thread
 MAX_THREADGROUP_BYTES = 32768
 MAX_BUFFERS = 31
 

@@ -23,13 +23,17 @@ from proof.metal.tree import (
     type_of,
 )
 from proof.metal.values import (
+    DIFFERS,
     EXACT,
     LANE,
     OFFSET,
+    POSITION,
     RUN,
     SAMPLE,
     SIMDGROUP,
+    SIZE,
     THREAD,
+    UNBOUNDED,
     ZEROS,
     Lanes,
     NotUnderstood,
@@ -40,6 +44,7 @@ from proof.metal.values import (
     join,
     merge,
     sampled,
+    size_of_smaller,
     union,
 )
 
@@ -50,9 +55,9 @@ BUILTINS = {
     "thread_index_in_quadgroup": Value(LANE | RUN),
     "quadgroup_index_in_threadgroup": Value(THREAD | RUN),
     "thread_position_in_threadgroup": Value(THREAD | RUN),
-    "thread_position_in_grid": Value(THREAD | RUN),
+    "thread_position_in_grid": Value(THREAD | RUN | POSITION),
 }
-ALIKE = Value(RUN)  # positions of the threadgroup, sizes: the same for all threads of a threadgroup
+ALIKE = Value(RUN | POSITION)  # positions of the threadgroup, sizes: the same for all threads of a threadgroup
 
 # What all lanes get alike; shuffles and broadcasts do where all ask for the same lane.
 REDUCTIONS = ("sum", "product", "min", "max", "and", "or", "xor", "all", "any", "ballot", "broadcast_first")
@@ -90,7 +95,7 @@ class Flow(Evaluation):
         for parameter in parameters_of(self.kernel.function):
             value = BUILTINS.get(self.kernel.builtins.get(parameter["id"], ""), ALIKE)
             space = self._space(type_of(parameter))
-            self._values[parameter["id"]] = replace(value, space=space) if space else value
+            self._values[parameter["id"]] = Value(value.depends & DIFFERS, space=space) if space else value
         self._call_body(self.kernel.function)
 
     # ---- control --------------------------------------------------------------------------------------------------
@@ -253,7 +258,8 @@ class Flow(Evaluation):
             self._values, frame.broken, frame.continued = dict(head), [], []
             self._control = control | deciding
             if condition:
-                deciding |= self._evaluate(condition).depends
+                limit = self._evaluate(condition).depends
+                deciding |= limit & DIFFERS | (UNBOUNDED if limit & (UNBOUNDED | POSITION) else 0)
                 self._control |= deciding
             ends = [dict(self._values)] if condition else []
             self._statement(body)
@@ -347,8 +353,16 @@ class Flow(Evaluation):
         if name.startswith(("simd_", "quad_")):
             return self._collective(name, values, depends)
         if name.startswith("atomic_"):
-            return Value(depends | THREAD | RUN)
+            return Value(depends | THREAD | RUN | UNBOUNDED)
+        depends = depends & DIFFERS | self._size_of_function(name, values)
         return Value(depends, self._integer_function(name, values), space=self._space(type_of(node)))
+
+    @staticmethod
+    def _size_of_function(name: str, values: list[Value]) -> int:
+        """The bits that say how large the result may be."""
+        if name == "min" and len(values) == 2:
+            return size_of_smaller(values[0], values[1])
+        return UNBOUNDED if name == "as_type" else union(*values) & SIZE
 
     def _passed_by_reference(self, argument: Node) -> Place | None:
         is_variable = argument.get("valueCategory") == "lvalue" and self._is_place(argument)

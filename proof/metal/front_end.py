@@ -41,11 +41,13 @@ WARNINGS = (
     "-Werror",
     # Metal 3.1 is C++14, clang's C++ for OpenCL is C++17. The translation lets `if constexpr` alone through.
     "-Werror=pre-c++17-compat",
+    "-Wshorten-64-to-32",
     # The translation writes `constant` as `const __global`: `constant const char*` then has two.
     "-Wno-duplicate-decl-specifier",
     # In simulator/engine/compile/metal/library/vector.h, a macro of which does not use its typedef for every operator.
     "-Wno-unused-local-typedef",
 )
+MAX_THREADS = 1024  # of a threadgroup, of every GPU of Apple's that has Metal 3 (Metal Feature Set Tables)
 NAMESPACE = "program_metal"  # around the program, so that clang prints its tree and not the library's
 UNNAMED = "program"  # the file of a source that has no #line
 
@@ -187,6 +189,12 @@ def compile_strictly(source: str) -> tuple[str, str]:
     # The translation's own entry to a kernel, which may need neither buffers nor positions.
     for parameter in ("void* const* a", "const ::simulator_thread* t"):
         translated = translated.replace(parameter, f"{parameter} __attribute__((unused))")
+    # Section 5.1.3 of Metal's specification: no pipeline is made of a kernel that asks for more threads than there are.
+    translated = re.sub(
+        r"static constexpr ::uint (simulator_limit_\d+) = [^;]*;",
+        rf'\g<0> static_assert(\1 <= {MAX_THREADS}, "a threadgroup has at most {MAX_THREADS} threads");',
+        translated,
+    )
     command = [CLANG, "-x", "cl", *LANGUAGE, *WARNINGS, "-fsyntax-only", "-include-pch", str(tools().prelude)]
     command += ["-Xclang", "-ast-dump=json", "-Xclang", f"-ast-dump-filter={NAMESPACE}", "-"]
     return translated, _run(command, translated)

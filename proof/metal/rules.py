@@ -1,6 +1,9 @@
 """What Metal has not and C++ has, as far as clang's tree shows it. What clang or the translation refuse by themselves
 (virtual functions, exceptions, RTTI, globals, C++17, ...) needs no rule here; rule_examples/ has an
 example of each, which must be refused, beside one that must pass.
+
+Sections are those of the Metal Shading Language Specification of 2025-06-05. The rules are the specification's, also
+where Apple's compiler is known to take more.
 """
 
 from __future__ import annotations
@@ -10,7 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from proof.metal.front_end import metal_terms
-from proof.metal.tree import GENERATED, SCALAR_SIZES, Node, Tree, type_of, walk
+from proof.metal.tree import (
+    GENERATED,
+    SCALAR_SIZES,
+    VECTOR,
+    Kernel,
+    Node,
+    Tree,
+    callee_name,
+    canonical,
+    children,
+    element_and_count,
+    parameters_of,
+    type_of,
+    walk,
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -102,7 +119,90 @@ def no_recursion(tree: Tree) -> Iterator[Problem]:
             yield Problem(tree.places.of(function), f"'{function['name']}' calls itself: no recursion in Metal")
 
 
-RULES = (no_double, no_lambda, no_function_pointers, keywords_are_no_names, pointers_name_their_space, no_recursion)
+def no_derived_classes(tree: Tree) -> Iterator[Problem]:
+    """Section 1.5.4. Apple's compiler takes those of MLX, which derive from Metal's own type traits."""
+    for node in tree.everything():
+        if node.get("bases"):
+            yield Problem(
+                tree.places.of(node), f"'{node.get('name', 'unnamed')}' is derived: Metal has no derived classes"
+            )
+
+
+def spaces_are_disjoint(tree: Tree) -> Iterator[Problem]:
+    """Section 4. To clang, constant memory as the translation spells it holds threadgroup memory."""
+    for node in tree.everything():
+        if node.get("castKind") != "AddressSpaceConversion":
+            continue
+        before, after = metal_terms(type_of(children(node)[0])), metal_terms(type_of(node))
+        if "threadgroup" in before.split() and "constant" in after.split():
+            yield Problem(tree.places.of(node), f"'{before}' is made '{after}': they are different memory")
+
+
+def _library_calls(tree: Tree, prefix: str) -> Iterator[tuple[Node, str]]:
+    """Calls of Metal's functions whose names start so, with the function's type."""
+    for node in tree.everything():
+        if node["kind"] == "CallExpr" and callee_name(node).startswith(prefix):
+            yield node, type_of(children(node)[0])
+
+
+def atomics_of_64_bits_are_few(tree: Tree) -> Iterator[Problem]:
+    """Section 6.15.4.6: atomic_min_explicit and atomic_max_explicit, which return nothing, and no other."""
+    for node, signature in _library_calls(tree, "atomic_"):
+        name = callee_name(node)
+        if "atomic<unsigned long>" in signature and name not in ("atomic_min_explicit", "atomic_max_explicit"):
+            yield Problem(tree.places.of(node), f"{name} does not take an atomic_ulong: only min and max do")
+
+
+def products_have_one_type(tree: Tree) -> Iterator[Problem]:
+    """Section 6.7 declares them with one type of element. Apple's compiler takes half factors of a float sum, which
+    llama.cpp has.
+    """
+    for node, signature in _library_calls(tree, "simdgroup_multiply"):
+        elements = sorted(set(re.findall(r"simdgroup_matrix<(\w+), 8, 8>", signature)))
+        if len(elements) > 1:
+            yield Problem(
+                tree.places.of(node), f"{callee_name(node)} of {' and '.join(elements)}: one type is declared"
+            )
+
+
+IN_THREADGROUP = ("thread_position_in_threadgroup", "threads_per_threadgroup")
+IN_GRID = ("thread_position_in_grid", "threads_per_grid")
+POSITIONS = (*IN_GRID, *IN_THREADGROUP, "threadgroup_position_in_grid", "threadgroups_per_grid")
+SIMDGROUP_INDICES = (
+    *("thread_index_in_simdgroup", "threads_per_simdgroup", "simdgroup_index_in_threadgroup"),
+    *("simdgroups_per_threadgroup", "quadgroup_index_in_threadgroup"),
+)
+
+
+def positions_agree(tree: Tree) -> Iterator[Problem]:
+    """Section 5.2.3.6: of a kernel's parameters."""
+    for kernel in tree.kernels:
+        place, types = tree.places.of(kernel.function), _types_of_positions(kernel)
+        widths = {name: width for name, (_, width) in types.items() if name in POSITIONS}
+        if len(set(widths.values())) > 1:
+            listed = ", ".join(f"{name} has {width}" for name, width in sorted(widths.items()))
+            yield Problem(place, f"positions of a kernel must be all scalars or vectors of one width: {listed}")
+        for group in (IN_GRID, IN_THREADGROUP, SIMDGROUP_INDICES):
+            found = {name: types[name] for name in group if name in types}
+            if len(set(found.values())) > 1:
+                yield Problem(place, f"{', '.join(found)} must have one type")
+
+
+def _types_of_positions(kernel: Kernel) -> dict[str, tuple[str, int]]:
+    """Of each attribute: the element's type and how many."""
+    found = {}
+    for parameter in parameters_of(kernel.function):
+        if attribute := kernel.builtins.get(parameter["id"]):
+            name = canonical(element_and_count(type_of(parameter))[0])
+            vector = VECTOR.match(name)
+            found[attribute] = (canonical(vector[1]), int(vector[2])) if vector else (name, 1)
+    return found
+
+
+RULES = (
+    *(no_double, no_lambda, no_function_pointers, keywords_are_no_names, pointers_name_their_space, no_recursion),
+    *(no_derived_classes, spaces_are_disjoint, atomics_of_64_bits_are_few, products_have_one_type, positions_agree),
+)
 
 
 def check_rules(tree: Tree) -> list[Problem]:

@@ -8,6 +8,15 @@ from dataclasses import dataclass, field, replace
 # A value may differ between the lanes of a simdgroup, between simdgroups, or be known only when the kernel runs.
 LANE, SIMDGROUP, RUN = 1, 2, 4
 THREAD = LANE | SIMDGROUP
+DIFFERS = THREAD | RUN
+
+# How large an integer may be, in the same set of bits. Neither of the first two: no larger than a threadgroup's size
+# or what is known when it is compiled.
+UNBOUNDED = 8  # as large as its type: read from memory, or counted up to such a value
+POSITION = 16  # in the grid: times a constant it is what the host covers, a dimension of a tensor, which fits 32 bits
+LONG = 32  # of 64 bits, and may need them: a product or a difference of pointers
+OVERFLOWED = -64  # all higher bits, one for each place where an integer of 32 bits may have needed more
+SIZE = ~DIFFERS
 
 EXACT = 0  # each lane's value, always
 SAMPLE = 1  # each lane's value in the first simdgroup and the first round of each loop
@@ -170,12 +179,46 @@ def combine(operator: str, one: Lanes | None, other: Lanes | None) -> Lanes | No
     return Lanes(tuple(map(operation, one.values, other.values)), kind)
 
 
+def size_of_result(operator: str, one: Value, other: Value, overflowed: int) -> int:
+    """The bits that say how large the integer `one operator other` may be; `overflowed` is the place's own bit, 0 where
+    the result has 64 bits.
+    """
+    a, b = one.depends & SIZE, other.depends & SIZE
+    either_size = a | b
+    if operator in ("*", "<<"):
+        return _size_of_product(one, other, overflowed)
+    if operator in ("%", "&"):
+        return size_of_smaller(one, other)
+    if operator in ("/", ">>"):
+        return a & ~LONG | b & OVERFLOWED
+    if operator in ("<", ">", "<=", ">=", "==", "!=", "&&", "||"):
+        return either_size & (UNBOUNDED | POSITION)
+    return either_size
+
+
+def size_of_smaller(one: Value, other: Value) -> int:
+    """Of an integer that is no larger than either."""
+    sizes = (one.depends & (SIZE & ~OVERFLOWED), other.depends & (SIZE & ~OVERFLOWED))
+    return union(one, other) & OVERFLOWED | min(sizes, key=lambda size: (size & LONG, size & UNBOUNDED, size))
+
+
+def _size_of_product(one: Value, other: Value, overflowed: int) -> int:
+    sizes = (one.depends & SIZE, other.depends & SIZE)
+    size = sizes[0] | sizes[1]
+    if not size or any(value.constant() in (0, 1) for value in (one, other)):
+        return size
+    if not overflowed:
+        return size | UNBOUNDED | LONG
+    is_covered = POSITION in sizes and 0 in sizes
+    return size & OVERFLOWED | UNBOUNDED | (0 if is_covered else overflowed)
+
+
 def choose(condition: Value, one: Value, other: Value) -> Value:
     """`condition ? one : other`."""
     chosen = condition.constant()
     if chosen is not None:
         return one if chosen else other
-    result = join(one, other).with_depends(condition.depends)
+    result = join(one, other).with_depends(condition.depends & DIFFERS)
     test, a, b = condition.lanes, one.known(), other.known()
     if test is not None and test.kind != OFFSET and a is not None and b is not None and OFFSET not in (a.kind, b.kind):
         values = tuple(x if t else y for t, x, y in zip(test.values, a.values, b.values, strict=True))

@@ -33,7 +33,7 @@ CPLUSPLUS = """
 auto bool break case char const constexpr continue decltype default do else enum explicit false float for if inline int
 long namespace operator private public return short signed sizeof static static_assert struct switch template true
 typedef typename union unsigned using void volatile while
-define elif endif ifdef ifndef include line once pragma undef __LINE__ _Pragma clang
+define defined elif endif error ifdef ifndef include line once pragma undef __FAST_MATH__ __LINE__ _Pragma clang
 """
 COMPONENTS = "xyzw"  # of vectors
 # Metal's own qualifiers are words to be looked up like any other: device, constant, thread, threadgroup, kernel.

@@ -132,14 +132,14 @@ template <int key_bits, int value_bits, int D, int kRows>
   constexpr int kStep = kFlashKeys / kHalves;  // from a thread's column to its next
   constexpr int kColumns = (D + kStep - 1) / kStep;
   constexpr int kRowsOfSimdgroup = (kRows + 3) / 4;
-  threadgroup float q[kRows * D];
-  threadgroup float scores[kRows * kFlashKeys];
+  alignas(16) threadgroup float q[kRows * D];
+  alignas(16) threadgroup float scores[kRows * kFlashKeys];
   threadgroup float norms[2 * kFlashKeys];  // of the values, and their means
   threadgroup float key_table[1 << key_bits];
   threadgroup float value_table[1 << value_bits];
   threadgroup float decays[kRows];
 
-  const int rows = parameters.queries * parameters.ratio;
+  const int rows = parameters.rows;
   const int row_tiles = (rows + kRows - 1) / kRows;
   const int block = int(group.x);
   const int kv_head = int(group.y) / row_tiles;

@@ -129,13 +129,13 @@ template <int key_bits, int value_bits, int D>
   constexpr int kOwn = smaller(D, kMatrixColumns);  // columns of o
   constexpr int kStride = tile_stride<float>(kSlice);
   static_assert(D % kSlice == 0 && kSlice % 8 == 0 && D % kOwn == 0, "vectors are whole slices of whole blocks");
-  threadgroup float tile[kMatrixKeys * kStride];
+  alignas(16) threadgroup float tile[kMatrixKeys * kStride];
   threadgroup float key_factors[2 * kMatrixKeys];    // norms and means
   threadgroup float value_factors[2 * kMatrixKeys];  // norms and means
   threadgroup float key_table[1 << key_bits];
   threadgroup float value_table[1 << value_bits];
 
-  const int rows = parameters.queries * parameters.ratio;
+  const int rows = parameters.rows;
   const int row_tiles = (rows + kMatrixRows - 1) / kMatrixRows;
   const int block = int(group.x) / (D / kOwn);
   const int first_column = int(group.x) % (D / kOwn) * kOwn;

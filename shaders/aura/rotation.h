@@ -115,6 +115,6 @@ METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint gro
   return place;
 }
 
-METAL_FUNC int64_t offset_of(constant VectorStrides& strides, int batch, int head, int token) {
+METAL_FUNC int64_t offset_of(constant VectorStrides& strides, int batch, int64_t head, int token) {
   return batch * strides.batch + head * strides.head + token * strides.token;
 }

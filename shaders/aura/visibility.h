@@ -13,7 +13,7 @@ struct KeyRange {
 // The keys of a block.
 METAL_FUNC KeyRange block_range(constant FlashParameters& parameters, int block) {
   KeyRange range;
-  range.first = block * parameters.block_size;
+  range.first = int(min(int64_t(block) * parameters.block_size, int64_t(parameters.keys)));
   range.last = min(parameters.keys, range.first + parameters.block_size);
   return range;
 }
@@ -35,13 +35,14 @@ visible_range(constant FlashParameters& parameters, device const int* starts, in
 
 // A row's query head and query, and its index among [B, HQ, L].
 struct RowPlace {
-  int head, query;
+  int64_t head;
+  int query;
   int64_t index;
 };
 
 METAL_FUNC RowPlace row_place(constant FlashParameters& parameters, int batch, int kv_head, int row) {
   RowPlace place;
-  place.head = kv_head * parameters.ratio + row % parameters.ratio;
+  place.head = int64_t(kv_head) * parameters.ratio + row % parameters.ratio;
   place.query = row / parameters.ratio;
   place.index =
       (int64_t(batch) * parameters.kv_heads * parameters.ratio + place.head) * parameters.queries + place.query;
@@ -64,7 +65,7 @@ METAL_FUNC KeyRange range_of_rows(
 
 // A mean, or 0 where there are none.
 METAL_FUNC float mean_at(
-    device const float* means, constant VectorStrides& strides, int present, int batch, int head, int token) {
+    device const float* means, constant VectorStrides& strides, int present, int batch, int64_t head, int token) {
   return present != 0 ? means[offset_of(strides, batch, head, token)] : 0.0f;
 }
 

@@ -3,5 +3,5 @@
 
 struct LocateSlotsParameters {
   SlotParameters slots;
-  int32_t sequences;
+  int32_t indices;
 };

@@ -1,5 +1,5 @@
-// One simdgroup owns one sequence: writes its slot, or -1 for none, and reports wrong indices, so that the threadgroups
-// of later kernels need not search all earlier sequences for duplicates.
+// One simdgroup owns one index: writes the slot, or -1 for none, and reports wrong ones, so that the threadgroups of
+// later kernels need not search all earlier ones for duplicates.
 // Layout: indices [N] int32 or int64, any stride; located [N] int32.
 #include "core/locate_slots.h"
 #include "core/slots.h"
@@ -13,11 +13,11 @@ template <int Simdgroups>
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  const int sequence = min(int(group.x) * Simdgroups + int(simdgroup), parameters.sequences - 1);
-  const bool is_own = sequence == int(group.x) * Simdgroups + int(simdgroup);
-  const Slot slot = locate_slot(indices, (device const uchar*)indices, parameters.slots, sequence, lane);
+  const int entry = min(int(group.x) * Simdgroups + int(simdgroup), parameters.indices - 1);
+  const bool is_own = entry == int(group.x) * Simdgroups + int(simdgroup);
+  const Slot slot = locate_entry(indices, parameters.slots, entry, lane);
   if (is_own && lane == 0) {
-    located[sequence] = slot.is_present ? int(slot.index) : -1;
+    located[entry] = slot.is_present ? int(slot.index) : -1;
     report_slot(slot, errors);
   }
 }

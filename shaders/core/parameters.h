@@ -5,6 +5,9 @@
 #else
 #include <cstdint>
 #endif
+#if defined(__METAL__) && defined(__FAST_MATH__)
+#error "torch_gdn needs safe math: fast math drops infinities and NaN (csrc/metal/library.mm sets the mode)"
+#endif
 
 // Metal keeps program-scope constants in the constant address space.
 #ifdef __METAL__
@@ -47,7 +50,7 @@ struct SequenceParameters {
   int32_t chunks;     // NT: of a batch row, or of all packed sequences, with surplus ones at the end
 };
 
-// The slots of sequences in a pool of states. All zero: sequence n has state n.
+// The slots of sequences, or of their tokens, in a pool of states. All zero: sequence n has state n.
 struct SlotParameters {
   int64_t index_stride, flag_stride;  // in elements of state_indices and has_initial_state
   int32_t index_bytes;                // 4 or 8; 0: slot n for sequence n
@@ -55,4 +58,7 @@ struct SlotParameters {
   int32_t slots;                      // in the pool
   int32_t null_index;                 // indices up to this one: no slot
   int32_t is_checked;                 // 1: the host saw that indices are below `slots` and distinct
+  int32_t columns;                    // of state_indices [N, columns]: a slot for each token; 0: one a sequence
+  int32_t accepted_bytes;             // of a number in num_accepted_tokens: 4 or 8; 0: there is none
+  int64_t accepted_stride;
 };

@@ -86,7 +86,8 @@ METAL_FUNC Chunk locate_chunk(
     const ushort owner = ushort(simd_min(here ? lane : 32u));
     if (owner < 32) {
       chunk.sequence = base + int(owner);
-      chunk.offset = (target - simd_shuffle(window.chunks_before, owner)) * chunk_size;
+      chunk.offset =
+          int(min(int64_t(target - simd_shuffle(window.chunks_before, owner)) * chunk_size, int64_t(sequence.tokens)));
       chunk.first = simd_shuffle(window.first, owner) + chunk.offset;
       chunk.tokens = min(chunk_size, simd_shuffle(window.last, owner) - chunk.first);
       return chunk;

@@ -1,6 +1,6 @@
-// The slot of a sequence in a pool of states, from state_indices on the device. An index past the pool, or one that an
-// earlier sequence has, gives no slot: no write outside the pool, no two sequences on one state. report_slot() tells
-// the user. Beyond 32 sequences locate_slots.metal searches once for all threadgroups.
+// The slot of a sequence, or of a token of one, in a pool of states, from state_indices on the device. An index past
+// the pool, or one that is there before, gives no slot: no write outside the pool, no two sequences on one state.
+// report_slot() tells the user. Beyond 32 indices locate_slots.metal searches once for all threadgroups.
 #pragma once
 #include <metal_stdlib>
 
@@ -15,29 +15,33 @@ struct Slot {
   bool is_outside, is_taken;
 };
 
-METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int sequence) {
-  if (slots.index_bytes == 4) return indices[sequence * slots.index_stride];
-  return ((device const int64_t*)indices)[sequence * slots.index_stride];
+// 4 or 8 bytes each.
+METAL_FUNC int64_t read_index(device const int* indices, int64_t at, int bytes) {
+  if (bytes == 4) return indices[at];
+  return ((device const int64_t*)indices)[at];
+}
+
+METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
+  return read_index(indices, entry * slots.index_stride, slots.index_bytes);
 }
 
 // Every lane of the simdgroup must call.
-METAL_FUNC Slot locate_slot(
-    device const int* indices, device const uchar* flags, constant SlotParameters& slots, int sequence, uint lane) {
+METAL_FUNC Slot locate_entry(device const int* indices, constant SlotParameters& slots, int64_t entry, uint lane) {
   Slot slot;
-  slot.index = sequence;
+  slot.index = entry;
   slot.is_present = true;
   slot.is_outside = false;
   slot.is_taken = false;
-  slot.has_state = slots.has_flags == 0 || flags[sequence * slots.flag_stride] != 0;
+  slot.has_state = true;
   if (slots.index_bytes == 0) return slot;
 
-  slot.index = slot_index(indices, slots, sequence);
+  slot.index = slot_index(indices, slots, entry);
   const bool is_null = slot.index <= slots.null_index;
   slot.is_present = !is_null;
   if (slots.is_checked != 0) return slot;
 
   int earlier = 0;
-  for (int other = int(lane); other < sequence; other += 32) {
+  for (int64_t other = lane; other < entry; other += 32) {
     if (slot_index(indices, slots, other) == slot.index) earlier = 1;
   }
   earlier = simd_max(earlier);
@@ -47,8 +51,43 @@ METAL_FUNC Slot locate_slot(
   return slot;
 }
 
+METAL_FUNC bool has_initial_state_of(device const uchar* flags, constant SlotParameters& slots, int sequence) {
+  return slots.has_flags == 0 || flags[sequence * slots.flag_stride] != 0;
+}
+
+// The one slot of a sequence. Every lane of the simdgroup must call.
+METAL_FUNC Slot locate_slot(
+    device const int* indices, device const uchar* flags, constant SlotParameters& slots, int sequence, uint lane) {
+  Slot slot = locate_entry(indices, slots, sequence, lane);
+  slot.has_state = has_initial_state_of(flags, slots, sequence);
+  return slot;
+}
+
+struct AcceptedCount {
+  int tokens;       // from 1 to `most`; 1 where nothing is counted
+  bool is_outside;  // what was read is not
+};
+
+METAL_FUNC AcceptedCount
+accepted_count(device const int* num_accepted_tokens, constant SlotParameters& slots, int sequence, int most) {
+  AcceptedCount count;
+  count.tokens = 1;
+  count.is_outside = false;
+  if (slots.accepted_bytes == 0) return count;
+  const int64_t tokens = read_index(num_accepted_tokens, sequence * slots.accepted_stride, slots.accepted_bytes);
+  count.is_outside = tokens < 1 || tokens > most;
+  count.tokens = tokens < 1 ? 1 : tokens > most ? most : int(tokens);
+  return count;
+}
+
 // Called by one thread for each sequence.
 METAL_FUNC void report_slot(Slot slot, device ErrorLog* errors) {
   if (slot.is_outside) report_error(errors, "state_indices", "expected indices below the number of slots", __LINE__);
   if (slot.is_taken) report_error(errors, "state_indices", "expected each slot at most once", __LINE__);
+}
+
+METAL_FUNC void report_accepted(AcceptedCount count, device ErrorLog* errors) {
+  if (count.is_outside) {
+    report_error(errors, "num_accepted_tokens", "expected counts from 1 to those of a step", __LINE__);
+  }
 }

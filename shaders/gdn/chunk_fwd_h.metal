@@ -52,7 +52,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   constexpr int kColumns = kDepths * 8;
   constexpr int kStageStride = tile_stride<Intermediate>(kColumns);
   constexpr int kKeyStride = tile_stride<T>(kColumns);
-  threadgroup Intermediate stage_tile[kRows * kStageStride];  // of w, then of k
+  alignas(16) threadgroup Intermediate stage_tile[kRows * kStageStride];  // of w, then of k
   threadgroup T* key_tile = (threadgroup T*)stage_tile;
 
   const int target = int(group.z);

@@ -27,7 +27,7 @@ METAL_FUNC void scan_gates(
     int value_heads,
     constant GateParameters& gates,
     Chunk chunk,
-    int head,
+    int64_t head,
     uint lane) {
   float carried = 0.0f;
   UNROLL for (int base = 0; base < C; base += 32) {
@@ -95,9 +95,9 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
   constexpr bool kKeepsKeys = kKeySlices * kOperand * 2 * int(sizeof(T)) <= 256;
   static_assert(sizeof(Intermediate) >= sizeof(T), "an intermediate has at least the size of an input");
-  threadgroup Intermediate results[C * tile_stride<Intermediate>(kColumns)];
+  alignas(16) threadgroup Intermediate results[C * tile_stride<Intermediate>(kColumns)];
   threadgroup T* tile = (threadgroup T*)results;
-  threadgroup float triangle[triangle_floats<C>()];
+  alignas(16) threadgroup float triangle[triangle_floats<C>()];
   threadgroup float chunk_g_cumsum[C];
   threadgroup float value_scale[C];
   threadgroup float key_scale[C];
@@ -105,7 +105,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const LanePosition at = lane_position(lane);
   const int key_head = int(group.y) % parameters.heads.modulus;
-  const int first_member = int(group.y) / parameters.heads.modulus * parameters.members;
+  const int first_member = int(
+      min(int64_t(int(group.y) / parameters.heads.modulus) * parameters.members, int64_t(parameters.heads.members)));
   const int own_column = int(simdgroup) * kSides * 8;
   device const T* keys =
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
@@ -130,12 +131,13 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
 
   const int64_t value_heads = parameters.value_heads;
   for (int member = first_member; member < min(first_member + parameters.members, parameters.heads.members); ++member) {
-    const int64_t head = key_head * parameters.heads.divisor + member * parameters.heads.member_stride;
+    const int64_t head =
+        int64_t(key_head) * parameters.heads.divisor + int64_t(member) * parameters.heads.member_stride;
     const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
     if (simdgroup == 0) {
       scan_gates<C>(
           chunk_g_cumsum, value_scale, key_scale, g, beta, A_log, dt_bias, g_cumsum + row, parameters.value_heads,
-          parameters.gates, chunk, int(head), lane);
+          parameters.gates, chunk, head, lane);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     write_triangle<C>(triangle, products, chunk_g_cumsum, value_scale, chunk.tokens, simdgroup, at);

@@ -78,8 +78,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   constexpr int kScoreStride = C + 4;
   constexpr int kScoreFloats = C * kScoreStride;
   constexpr int kScratchFloats = 2 * C * kStride * int(sizeof(T)) / 4;
-  threadgroup float scores[kScoreFloats > kScratchFloats ? kScoreFloats : kScratchFloats];
-  threadgroup T query_tile[C * kStride];
+  alignas(16) threadgroup float scores[kScoreFloats > kScratchFloats ? kScoreFloats : kScratchFloats];
+  alignas(16) threadgroup T query_tile[C * kStride];
   threadgroup float chunk_g_cumsum[C];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);

@@ -44,7 +44,7 @@ template <typename T, int K, int C, int Width>
   static_assert(K >= 1 && K <= 256, "K is at most 256");
   constexpr int kBlocks = C / 8;
   constexpr int kSlice = 32;
-  threadgroup T tile[C * tile_stride<T>(kSlice)];
+  alignas(16) threadgroup T tile[C * tile_stride<T>(kSlice)];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const LanePosition at = lane_position(lane);
@@ -65,7 +65,7 @@ template <typename T, int K, int C, int Width>
 
   const int value_heads = parameters.value_heads;
   for (int member = 0; member < parameters.heads.members; ++member) {
-    const int head = int(group.y) * parameters.heads.divisor + member * parameters.heads.member_stride;
+    const int64_t head = int64_t(group.y) * parameters.heads.divisor + int64_t(member) * parameters.heads.member_stride;
     const int64_t first = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
     UNROLL for (int n = 0; n <= kBlocks; ++n) {
       const BlockPosition block = own_block<C>(simdgroup, n);

@@ -290,11 +290,11 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kTileFloats = 2 * C * kStride * int(sizeof(T)) / 4;
   constexpr int kScratchFloats = kTileFloats > 8 * kScratchStride ? kTileFloats : 8 * kScratchStride;
   constexpr int kKeys = staged_keys(kScratchFloats);
-  threadgroup float scratch[kScratchFloats];  // q and k of a chunk; before and after, S
+  alignas(16) threadgroup float scratch[kScratchFloats];  // q and k of a chunk; before and after, S
   threadgroup T* query_tile = (threadgroup T*)scratch;
   threadgroup T* key_tile = query_tile + C * kStride;
-  threadgroup float value_tile[C * kValueStride];  // v, then o
-  threadgroup float minus_A[2 * C * kMatrixStride];
+  alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o
+  alignas(16) threadgroup float minus_A[2 * C * kMatrixStride];
   threadgroup float* scores = minus_A + C * kMatrixStride;
   threadgroup TokenScalars scalars[C];
 

@@ -4,6 +4,7 @@
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
 // raw; o [B, T, HV, V], T or f32; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
 // Channels: decays gk [B, T, HV, K] and gv [B, T, HV, V], and beta [B, T, HV, V].
+// With state_indices [N, tokens] the state after each token goes to a slot of its own, one token at a time.
 // S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "core/fragment.h"
 #include "core/gates.h"
@@ -197,6 +198,12 @@ METAL_FUNC void stage_decays(
   }
 }
 
+// As a state is that was stored and loaded again.
+template <int Count, typename P>
+METAL_FUNC void round_state(thread float4* state) {
+  UNROLL for (int i = 0; i < Count; ++i) state[i] = float4(vec<P, 4>(state[i]));
+}
+
 template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typename P>
 [[kernel]] void fused_recurrent_gated_delta_rule(
     device const T* q [[buffer(0)]],
@@ -212,10 +219,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     device const int64_t* cu_seqlens [[buffer(10)]],
     device const int* state_indices [[buffer(11)]],
     device const uchar* has_initial_state [[buffer(12)]],
-    device T* o [[buffer(13)]],
-    device P* final_state [[buffer(14)]],
-    device ErrorLog* errors [[buffer(15)]],
-    constant FusedRecurrentParameters& parameters [[buffer(16)]],
+    device const int* num_accepted_tokens [[buffer(13)]],
+    device T* o [[buffer(14)]],
+    device P* final_state [[buffer(15)]],
+    device ErrorLog* errors [[buffer(16)]],
+    constant FusedRecurrentParameters& parameters [[buffer(17)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -227,15 +235,15 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta of each value row, or of all
   constexpr int kTileFloats = 2 * kChunked * kPadded;
   constexpr int kScratch = kTileFloats > kPart * kScratchStride ? kTileFloats : kPart * kScratchStride;
-  threadgroup float scratch[kScratch];  // q and k; before and after, S
+  alignas(16) threadgroup float scratch[kScratch];  // q and k; before and after, S
   threadgroup float* q_tile = scratch;
   threadgroup float* k_tile = scratch + kChunked * kPadded;
   threadgroup float v_tile[kChunked * kStateColumns];
   threadgroup float o_tile[kChunked * kStateColumns];
   threadgroup Decay decay[kChunked];
   threadgroup float beta_tile[kChunked * kBetaRows];
-  threadgroup float key_base[Channels ? kChunked * kPadded : 1];
-  threadgroup float key_change[Channels ? kChunked * kPadded : 1];
+  alignas(16) threadgroup float key_base[Channels ? kChunked * kPadded : 1];
+  alignas(16) threadgroup float key_change[Channels ? kChunked * kPadded : 1];
   threadgroup float value_base[Channels ? kChunked * kStateColumns : 1];
   threadgroup float value_change[Channels ? kChunked * kStateColumns : 1];
 
@@ -246,10 +254,21 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const int values = min(kStateColumns, parameters.value_size - first_value);
   const RowPosition at = row_position(simdgroup, lane);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
-  const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
-  if (group.x == 0 && group.y == 0 && simdgroup == 0) {
-    if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
-    if (lane == 0) report_slot(slot, errors);
+  const int columns = parameters.slots.columns;  // of state_indices; 0: one slot a sequence
+  const int64_t first_entry = int64_t(target) * max(columns, 1);
+  const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, target, max(columns, 1));
+  Slot slot = locate_entry(state_indices, parameters.slots, first_entry + accepted.tokens - 1, lane);
+  slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
+  const bool is_reporter = group.x == 0 && group.y == 0 && thread_index == 0;
+  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
+    report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
+  }
+  if (is_reporter) {
+    report_slot(slot, errors);
+    report_accepted(accepted, errors);
+    if (columns > 0 && sequence.last - sequence.first > columns) {
+      report_error(errors, "state_indices", "expected a column for each token of a sequence", __LINE__);
+    }
   }
 
   float4 state[2 * kParts];  // row r of part m is number 2 m + r
@@ -266,8 +285,9 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   device const T* queries = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
   device const T* v_rows = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
-  for (int first = sequence.first; first < sequence.last; first += kChunked) {
-    const int tokens = min(kChunked, sequence.last - first);
+  int first = sequence.first;
+  do {
+    const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
     const int64_t row = (batch_token + first) * parameters.value_heads + head;
     stage_floats<T, K>(q_tile, queries + first * parameters.q.token, parameters.q.token, tokens, thread_index);
     stage_floats<T, K>(k_tile, keys + first * parameters.k.token, parameters.k.token, tokens, thread_index);
@@ -366,13 +386,24 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
         }
       }
     }
-  }
 
-  if (parameters.has_final_state != 0 && slot.is_present) {
-    store_state<K, ValueInner, kScratch>(
-        state,
-        final_state + slot.index * parameters.final_state.sequence + head * parameters.final_state.head +
-            first_value * parameters.final_state.value,
-        parameters.final_state, parameters.final_has_vectors != 0, values, scratch, at, thread_index);
-  }
+    Slot kept = slot;
+    if (columns > 0) {
+      const int column = first - sequence.first;
+      const bool has_column = column < columns && tokens > 0;
+      kept = locate_entry(state_indices, parameters.slots, first_entry + min(column, columns - 1), lane);
+      if (is_reporter && has_column) report_slot(kept, errors);
+      kept.is_present = kept.is_present && has_column && slot.is_present;
+      round_state<2 * kParts, P>(state);
+    }
+    first += tokens;
+    if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= sequence.last)) {
+      store_state<K, ValueInner, kScratch>(
+          state,
+          final_state + kept.index * parameters.final_state.sequence + head * parameters.final_state.head +
+              first_value * parameters.final_state.value,
+          parameters.final_state, parameters.final_has_vectors != 0, values, scratch, at, thread_index);
+      if (ValueInner && columns > 0) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
+    }
+  } while (first < sequence.last);
 }

@@ -56,10 +56,10 @@ template <typename T, int K, int V, int C, int Width>
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
   constexpr int kThreads = chunk_threads(C);
-  threadgroup float inverse[triangle_floats<C>()];
+  alignas(16) threadgroup float inverse[triangle_floats<C>()];
   threadgroup float value_scale[C];
   threadgroup float key_scale[C];
-  threadgroup T tile[C * tile_stride<T>(C / 2)];
+  alignas(16) threadgroup T tile[C * tile_stride<T>(C / 2)];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const int64_t token = int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first;

@@ -19,7 +19,7 @@ template <int C>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
   constexpr int kThreads = chunk_threads(C);
-  threadgroup float triangle[triangle_floats<C>()];
+  alignas(16) threadgroup float triangle[triangle_floats<C>()];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
   const int64_t row_stride = int64_t(parameters.value_heads) * C;

@@ -27,7 +27,7 @@ template <typename T, typename Weight, typename State, int W, int Width>
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, kConvolutionTokens, errors, lane);
   }
-  const int channel = (int(group.x) * kConvolutionThreads + int(thread_index)) * Width;
+  const int channel = int(group.x) * (kConvolutionThreads * Width) + int(thread_index) * Width;
   if (channel >= parameters.channels || chunk.tokens == 0) return;
 
   device const T* tokens = x + chunk.batch * parameters.x.batch + channel * parameters.x.head;
@@ -39,7 +39,7 @@ template <typename T, typename Weight, typename State, int W, int Width>
   UNROLL for (int tap = 0; tap + 1 < W; ++tap) {
     const int position = chunk.offset - (W - 1) + tap;
     if (position < 0) {
-      window[tap] = load_history<Width>(columns, parameters, has_state, position);
+      window[tap] = load_history<Width>(columns, parameters, has_state, parameters.columns, position);
     } else {
       window[tap] = load_values<Width>(tokens + (chunk.first - (W - 1) + tap) * parameters.x.token);
     }

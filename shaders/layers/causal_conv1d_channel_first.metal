@@ -48,7 +48,7 @@ template <typename T, typename Weight, typename State, int W>
         Values<1> value;
         if (chunk.offset + token < 0) {
           device const State* own = columns + channel * parameters.state.channel;
-          value = load_history<1>(own, parameters, has_state, chunk.offset + token);
+          value = load_history<1>(own, parameters, has_state, parameters.columns, chunk.offset + token);
         } else {
           value = load_values<1>(tokens + (chunk.first + token) * parameters.x.token);
         }

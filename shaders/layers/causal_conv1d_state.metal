@@ -23,10 +23,11 @@ template <typename T, typename State>
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   if (channel >= parameters.channels || !slot.is_present) return;
 
+  const int tokens = sequence.last - sequence.first;
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
   write_state<1>(
       new_state + slot.index * parameters.new_state.slot + channel * parameters.new_state.channel,
       state + slot.index * parameters.state.slot + channel * parameters.state.channel,
       x + first + channel * parameters.x.head, parameters, parameters.has_state != 0 && slot.has_state,
-      sequence.last - sequence.first);
+      parameters.columns, tokens - parameters.columns, parameters.columns);
 }

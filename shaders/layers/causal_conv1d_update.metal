@@ -1,18 +1,26 @@
 // For few tokens. A threadgroup owns 128 channels of one sequence, a thread all tokens of one channel, then its state.
+// A state that keeps each token is the W - 2 columns before the first and then the tokens: after `a` of them were
+// accepted the next step's history starts at column a - 1.
 // Registers: the last W tokens and the weights of a thread's channel, in f32.
 // Layout: x [B, T, D] with any strides, y contiguous; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/convolution_window.h"
 
-// The last W columns of the state; the oldest, which no tap reads, only where all 4 are loaded at once.
+// The last W columns before the first token; the oldest, which no tap reads, only where all 4 are loaded at once.
 template <int W, typename State>
 METAL_FUNC void load_window(
-    thread Values<1>* window, device const State* columns, constant ConvolutionParameters& parameters, bool has_state) {
+    thread Values<1>* window,
+    device const State* columns,
+    constant ConvolutionParameters& parameters,
+    bool has_state,
+    int end) {
   window[0] = no_values<1>();
   if (W == 4 && parameters.has_column_vectors != 0) {
     const Values<4> together = has_state ? load_values<4>(columns) : no_values<4>();
     UNROLL for (int tap = 0; tap < W; ++tap) window[tap].at[0] = together.at[tap];
   } else {
-    UNROLL for (int tap = 1; tap < W; ++tap) { window[tap] = load_history<1>(columns, parameters, has_state, tap - W); }
+    UNROLL for (int tap = 1; tap < W; ++tap) {
+      window[tap] = load_history<1>(columns, parameters, has_state, end, tap - W);
+    }
   }
 }
 
@@ -24,20 +32,30 @@ template <typename T, typename Weight, typename State, int W>
     device const State* state [[buffer(3)]],
     device const int* state_indices [[buffer(4)]],
     device const uchar* has_initial_state [[buffer(5)]],
-    device const int64_t* cu_seqlens [[buffer(6)]],
-    device T* y [[buffer(7)]],
-    device State* new_state [[buffer(8)]],
-    device ErrorLog* errors [[buffer(9)]],
-    constant ConvolutionParameters& parameters [[buffer(10)]],
+    device const int* num_accepted_tokens [[buffer(6)]],
+    device const int64_t* cu_seqlens [[buffer(7)]],
+    device T* y [[buffer(8)]],
+    device State* new_state [[buffer(9)]],
+    device ErrorLog* errors [[buffer(10)]],
+    constant ConvolutionParameters& parameters [[buffer(11)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, int(group.z), 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, int(group.z), lane);
+  const int count = sequence.last - sequence.first;
+  const int most = parameters.columns - (W - 2);  // tokens that a state keeps each of
+  const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, int(group.z), most);
   if (group.x == 0 && simdgroup == 0) {
     if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
-    if (lane == 0) report_slot(slot, errors);
+    if (lane == 0) {
+      report_slot(slot, errors);
+      report_accepted(accepted, errors);
+      if (parameters.keeps_each != 0 && count > most) {
+        report_error(errors, "state_pool", "expected W - 2 columns and one for each token of a sequence", __LINE__);
+      }
+    }
   }
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   if (channel >= parameters.channels) return;
@@ -48,9 +66,9 @@ template <typename T, typename Weight, typename State, int W>
   device T* output = y + (int64_t(sequence.batch) * parameters.sequence.tokens + sequence.first) * parameters.channels;
   const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
-  const int count = sequence.last - sequence.first;
+  const int end = parameters.keeps_each != 0 ? accepted.tokens + W - 2 : parameters.columns;
   Values<1> window[W];
-  load_window<W>(window, columns, parameters, has_state);
+  load_window<W>(window, columns, parameters, has_state, end);
   for (int token = 0; token < count; ++token) {
     move_window<W, 1>(window);
     window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
@@ -64,8 +82,12 @@ template <typename T, typename Weight, typename State, int W>
       Values<4> together;
       UNROLL for (int tap = 0; tap < W; ++tap) together.at[tap] = window[tap].at[0];
       store_values(target, together);
+    } else if (parameters.keeps_each != 0) {
+      const int kept = count > 0 ? min(W - 2 + count, parameters.columns) : 0;
+      write_state<1>(target, columns, tokens, parameters, has_state, end, 2 - W, kept);
     } else {
-      write_state<1>(target, columns, tokens, parameters, has_state, count);
+      write_state<1>(
+          target, columns, tokens, parameters, has_state, end, count - parameters.columns, parameters.columns);
     }
   }
 }

@@ -1,5 +1,6 @@
 // What the convolution's kernels compute with. A thread owns `Width` neighbouring channels of one sequence. Position p
-// of the sequence is its token p or, where p is negative, column S + p of its state, or zero without one.
+// of the sequence is its token p or, where p is negative, column end + p of its state, or zero without one. The
+// history's end is S, or earlier where the last tokens of the step before were not accepted.
 #pragma once
 #include "core/sequences.h"
 #include "core/slots.h"
@@ -9,10 +10,10 @@
 // A negative position. `state` is that of the thread's first channel.
 template <int Width, typename State>
 METAL_FUNC Values<Width> load_history(
-    device const State* state, constant ConvolutionParameters& parameters, bool has_state, int position) {
+    device const State* state, constant ConvolutionParameters& parameters, bool has_state, int end, int position) {
   Values<Width> channels = no_values<Width>();
   if (!has_state) return channels;
-  device const State* column = state + (parameters.columns + position) * parameters.state.column;
+  device const State* column = state + (end + position) * parameters.state.column;
   UNROLL for (int i = 0; i < Width; ++i) channels.at[i] = float(column[i * parameters.state.channel]);
   return channels;
 }
@@ -103,8 +104,8 @@ METAL_FUNC void move_window(thread Values<Width>* window) {
   UNROLL for (int tap = 0; tap + 1 < W; ++tap) window[tap] = window[tap + 1];
 }
 
-// The state after `tokens` tokens. From left to right, so that it may overwrite the state before: each column is read
-// before it is written.
+// Columns of a state, which start at position `first`. From left to right, so that they may overwrite the state before:
+// each column is read before it is written.
 template <int Width, typename T, typename State>
 METAL_FUNC void write_state(
     device State* new_state,
@@ -112,14 +113,16 @@ METAL_FUNC void write_state(
     device const T* x,
     constant ConvolutionParameters& parameters,
     bool has_state,
-    int tokens) {
-  for (int column = 0; column < parameters.columns; ++column) {
-    const int position = tokens - parameters.columns + column;
+    int end,
+    int first,
+    int columns) {
+  for (int column = 0; column < columns; ++column) {
+    const int position = first + column;
     Values<Width> channels;
     if (position >= 0) {
       channels = load_values<Width>(x + position * parameters.x.token);
     } else {
-      channels = load_history<Width>(state, parameters, has_state, position);
+      channels = load_history<Width>(state, parameters, has_state, end, position);
     }
     device State* target = new_state + column * parameters.new_state.column;
     UNROLL for (int i = 0; i < Width; ++i) target[i * parameters.new_state.channel] = State(channels.at[i]);

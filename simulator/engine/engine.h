@@ -112,6 +112,7 @@ struct Settings {
   bool perturb = false;   // ULP noise on exp, log, rsqrt, ...; shuffled reductions; denormals flushed
   uint64_t seed = 0;      // order of lanes and simdgroups; 0: ascending
   unsigned workers = 0;   // operating-system threads; 0: one for each core
+  uint64_t parts = 1;     // of each dispatch, as many equal parts of its threadgroups: only the last one runs
   bool strict = true;     // refuse what C++14 lacks; Apple's compiler takes some of C++17 with a warning
 };
 Settings& settings();

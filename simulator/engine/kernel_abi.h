@@ -78,6 +78,12 @@ const uint8_t* simulator_reduction_order(void);
 // Threadgroup memory declared in a kernel's body. Same name, same address for all threads of a threadgroup.
 void* simulator_threadgroup_array(const char* name, size_t size, size_t alignment);
 
+// A component that a vector of `count` does not have.
+[[noreturn]] void simulator_vector_index(int index, uint32_t count);
+
+// A NaN that only an unwritten private variable has, where it would be passed over.
+[[noreturn]] void simulator_unwritten(void);
+
 // The perturbing mode: moves `value` by up to `ulps` float ULPs and flushes denormals. Identity otherwise.
 float simulator_perturb(float value, float ulps);
 
@@ -85,4 +91,5 @@ float simulator_perturb(float value, float ulps);
 void simulator_count_multiply(void);
 
 // Loads and stores arrive through the __tsan_* names that clang's -fsanitize=thread emits; see watch/tsan_hooks.cpp.
+// Private memory and the constants of a program are checked in the kernel's code; see watch/private_memory.cpp.
 }

@@ -1,9 +1,12 @@
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 
+#include "device.h"
 #include "objects.h"
 #include "simulated_mac.h"
+#include "simulator/engine/pages.h"
 
 namespace simulator {
 namespace {
@@ -22,12 +25,34 @@ uint64_t register_buffer(const void* object) {
   return live_buffers()[object] = ++last_serial;
 }
 
+// So large a buffer takes room for the pages that are used, and has no poison.
+bool is_sparse(size_t capacity) { return capacity >= size_t{1} << 30; }
+
+// Aligned to 256 bytes, as Metal aligns buffers. Null if there is none.
+std::byte* new_memory(size_t capacity) {
+  if (is_sparse(capacity)) return new_pages(capacity);
+  const size_t size = std::max<size_t>((capacity + 255) / 256 * 256, 256);
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(256, size));
+  if (data) forget_content(data, size);
+  return data;
+}
+
+void free_memory(std::byte* data, size_t capacity) {
+  if (is_sparse(capacity)) return free_pages(data, capacity);
+  std::free(data);
+}
+
 void forget_buffer(const void* object) {
   std::lock_guard lock(live_mutex);
   live_buffers().erase(object);
 }
 
 }  // namespace
+
+void forget_content(std::byte* data, size_t capacity) {
+  if (is_sparse(capacity)) return forget_pages(data, capacity);
+  memset(data, 0xFF, capacity);
+}
 
 bool is_live_buffer(const void* object, uint64_t* serial) {
   std::lock_guard lock(live_mutex);
@@ -52,11 +77,8 @@ using simulator::fault;
 @implementation SimBuffer
 @synthesize label = _label;
 - (instancetype)initWithLength:(size_t)length capacity:(size_t)capacity {
-  // 256 bytes: as Metal aligns buffers. Poison (NaN in every float type): new memory has no defined content.
-  const size_t size = (capacity + 255) / 256 * 256;
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(256, size ? size : 256));
+  std::byte* data = simulator::new_memory(capacity);
   if (!data) return nil;
-  memset(data, 0xFF, size);
   state = new simulator::BufferState{data, length, capacity, simulator::register_buffer(self)};
   simulator::memory_created(data, capacity);
   simulator::allocated_bytes += capacity;
@@ -100,7 +122,7 @@ using simulator::fault;
   if (state) {
     simulator::forget_buffer(self);
     simulator::memory_destroyed(state->data);
-    std::free(state->data);
+    simulator::free_memory(state->data, state->capacity);
     simulator::allocated_bytes -= state->capacity;
     delete state;
   }

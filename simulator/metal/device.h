@@ -14,6 +14,7 @@ void destroy_buffer(void* buffer);
 std::byte* buffer_data(const void* buffer);  // without the checks of -contents
 size_t buffer_length(const void* buffer);
 size_t buffer_capacity(const void* buffer);
+void forget_content(std::byte* data, size_t capacity);  // NaN in every float type, or zeros in a sparse buffer
 void set_buffer_length(void* buffer, size_t length);
 bool is_buffer_busy(const void* buffer);  // named by a command buffer that has not completed
 uint32_t buffer_retain_count(const void* buffer);

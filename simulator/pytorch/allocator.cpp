@@ -18,11 +18,11 @@ constexpr size_t kGranule = 512;  // PyTorch rounds sizes up to this
 size_t rounded(size_t size) { return (size + kGranule - 1) / kGranule * kGranule; }
 
 // In stream order: commands queued before still see the old content.
-void forget_content(void* buffer) {
+void forget_content_of(void* buffer) {
   std::byte* data = buffer_data(buffer);
   const size_t capacity = buffer_capacity(buffer);
   auto forget = [data, capacity] {
-    memset(data, 0xFF, capacity);
+    forget_content(data, capacity);
     memory_recycled(data, capacity);
   };
   if (is_buffer_busy(buffer))
@@ -69,7 +69,7 @@ c10::DataPtr Allocator::allocate(size_t size) {
   if (size == 0) return {nullptr, nullptr, raw_deleter(), device};
   void* buffer = take_from_pool(size);
   if (buffer) {
-    forget_content(buffer);  // may wait for the stream's queue: not under the lock
+    forget_content_of(buffer);  // may wait for the stream's queue: not under the lock
     set_buffer_length(buffer, size);
   } else {
     buffer = make(size);

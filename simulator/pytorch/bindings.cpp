@@ -61,6 +61,7 @@ void bind_engine(py::module_& module) {
       .def_readwrite("perturb", &Settings::perturb)
       .def_readwrite("seed", &Settings::seed)
       .def_readwrite("workers", &Settings::workers)
+      .def_readwrite("parts", &Settings::parts)
       .def_readwrite("strict", &Settings::strict);
   module.def("settings", &settings, py::return_value_policy::reference);
   module.def("set_directories", &set_directories);

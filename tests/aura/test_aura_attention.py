@@ -15,6 +15,7 @@ from tests.helpers.aura import BITS, DTYPES, HEAD_SIZES, Codec, make_cache, ther
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.pairwise import pairwise
+from tests.helpers.prefill import on_mps
 from torch_gdn import reference
 
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
@@ -72,20 +73,32 @@ def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> No
     assert_close("o", attend(device, call), exact(call), BOUND[case["dtype"]], head_dim=1)
 
 
-@pytest.mark.parametrize(
-    ("key_bits", "value_bits", "D", "ratio", "L"), [(8, 4, 128, 4, 1), (4, 2, 256, 2, 5), (3, 3, 80, 1, 40)]
-)
-def test_a_long_cache(key_bits: int, value_bits: int, D: int, ratio: int, L: int) -> None:
-    """8,192 tokens; PyTorch's own attention in float64 is the oracle."""
-    cache = make_cache(Codec(D, key_bits), Codec(D, value_bits, 4), 1, 2, 8192)
-    call: Call = {"q": torch.randn(1, 2 * ratio, L, D)} | cache.parts(True)
+def check_long_cache(device: torch.device, T: int, bits: tuple[int, int], D: int, HK: int, ratio: int, L: int) -> None:
+    """PyTorch's own attention in float64 is the oracle."""
+    cache = make_cache(Codec(D, bits[0]), Codec(D, bits[1], 4), 1, HK, T)
+    call: Call = {"q": torch.randn(1, HK * ratio, L, D)} | cache.parts(True)
     k, v = (
         reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
         for codec, (codes, norms, _) in ((cache.key, cache.keys), (cache.value, cache.values))
     )
-    mask = torch.ones(L, 8192, dtype=torch.bool).tril(8192 - L)
+    mask = torch.ones(L, T, dtype=torch.bool).tril(T - L)
     expected = scaled_dot_product_attention(call["q"].double(), k, v, attn_mask=mask, enable_gqa=True)
-    assert_close("o", attend(torch.device("cpu"), call), expected, BOUND[torch.float32], head_dim=1)
+    assert_close("o", attend(device, call), expected, BOUND[torch.float32], head_dim=1)
+
+
+@pytest.mark.parametrize(
+    ("key_bits", "value_bits", "D", "ratio", "L"), [(8, 4, 128, 4, 1), (4, 2, 256, 2, 5), (3, 3, 80, 1, 40)]
+)
+def test_a_long_cache(key_bits: int, value_bits: int, D: int, ratio: int, L: int) -> None:
+    check_long_cache(torch.device("cpu"), 8192, (key_bits, value_bits), D, 2, ratio, L)
+
+
+@on_mps()
+@pytest.mark.parametrize(
+    ("T", "D", "HK", "ratio", "L"), [(4096, 128, 2, 2, 1), (4096, 64, 1, 1, 8), (20_000, 64, 1, 2, 1)]
+)
+def test_a_long_cache_on_metal(device: torch.device, T: int, D: int, HK: int, ratio: int, L: int) -> None:
+    check_long_cache(device, T, (4, 3), D, HK, ratio, L)
 
 
 PLAIN: dict[str, Any] = {name: values[0] for name, values in FACTORS.items()} | {"D": 96, "T": 128, "L": 7, "ratio": 2}

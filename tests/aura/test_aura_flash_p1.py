@@ -40,7 +40,7 @@ def test_each_block_by_itself(device: torch.device, D: int, L: int, ratio: int, 
         assert_close(name, ours.nan_to_num(neginf=0), exact.nan_to_num(neginf=0), 1e-6, head_dim=None)
 
 
-@pytest.mark.parametrize("L", [1, 9])
+@pytest.mark.parametrize("L", [1, 5, 9])  # of L = 5, rows of one threadgroup where some see a block and some do not
 def test_a_block_without_a_visible_key(device: torch.device, L: int) -> None:
     call = make_call(64, L, 2, True, block_size=16, window=20, starts=torch.tensor([0, 60]))
     parts = {name: (ours, exact) for name, ours, exact in both(device, call)}
@@ -56,3 +56,15 @@ def test_opcheck(device: torch.device) -> None:
     call = valid_call("aura_flash_p1", device)
     opcheck("aura_flash_p1", call, device)
     opcheck("aura_flash_p1", call | {"key_means": None, "q_sums": None, "value_means": None}, device)
+
+
+def test_query_rows_past_30_bits_are_refused_on_the_device(device: torch.device) -> None:
+    call = there({name: x[:0] if x.dim() > 1 else x for name, x in make_call(64, 1, 2).items()}, device)
+    call["q_rot"] = torch.empty(0, 4, 2**30, 64, device=device)
+    if device.type == "cpu":
+        assert torch_gdn.aura_flash_p1(**call)[1].shape[:3] == (0, 4, 2**30)
+        return
+    with pytest.raises(
+        ValueError, match=r"q_rot: expected fewer than 2\^30 query rows of a KV head .*, got 2147483648"
+    ):
+        torch_gdn.aura_flash_p1(**call)

@@ -1,4 +1,4 @@
-"""The CPU kernels of every ISA variant that this machine has: convolution, gated norm, their exp, codes."""
+"""The CPU kernels of every ISA variant that this machine has: convolution, norms, gates, their exp, codes."""
 
 from __future__ import annotations
 
@@ -90,6 +90,9 @@ def calls() -> list[tuple[str, tuple[object, ...], dict[str, Any]]]:
     for each in norms().values():
         found += [("rms_norm_gated", (*each, 1e-6, "silu", rounds), {}) for rounds in (False, True)]
     found.append(("rms_norm_gated", (torch.ones_like(gates()), gates(), None, 0.0, "sigmoid"), {}))
+    found += [("l2norm", (x,), {}) for x, *_ in norms().values()]
+    heads = gates().T[None]  # [1, 1, HV]: whole vectors and a remainder
+    found.append(("gdn_gating", (torch.zeros(heads.size(2)), heads, heads), {}))
     found += [("aura_decode", (), {**each, "rotated": True}) for each in codes().values()]
     return [*found, ("aura_attention", (), attention())]
 
@@ -102,6 +105,8 @@ class Results:
     one_token_calls: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]]  # y, and the state afterwards
     norms: dict[torch.dtype, tuple[Tensor, Tensor]]  # with one rounding, and where transformers rounds
     sigmoid: Tensor
+    l2norms: dict[torch.dtype, Tensor]
+    gates: tuple[Tensor, Tensor]  # g and beta
     decoded: dict[tuple[int, int], Tensor]
     attention: Tensor
 
@@ -120,7 +125,9 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     convolutions = {dtype: (next(left)[0], next(left)[0]) for dtype in BOUND}
     of_one_token = {each: next(left) for each in one_token_calls()}
     of_norms = {dtype: (next(left), next(left)) for dtype in BOUND}
-    return Results(convolutions, of_one_token, of_norms, next(left), {each: next(left) for each in codes()}, next(left))
+    sigmoid, l2norms, of_gates = next(left), {dtype: next(left) for dtype in BOUND}, next(left)
+    decoded = {each: next(left) for each in codes()}
+    return Results(convolutions, of_one_token, of_norms, sigmoid, l2norms, of_gates, decoded, next(left))
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
@@ -154,6 +161,19 @@ def test_normalises(results: Results, dtype: torch.dtype) -> None:
     product = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).to(dtype) * weight.to(dtype)
     expected = (product.double() * torch.nn.functional.silu(g)).to(dtype)
     assert (thrice != expected).sum() < 0.002 * expected.numel(), "a sum of another order rounds another way"
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_l2norm(results: Results, dtype: torch.dtype) -> None:
+    x = norms()[dtype][0].double()
+    assert_close("y", results.l2norms[dtype], reference.l2norm(x), BOUND[dtype], head_dim=1)
+
+
+def test_gates(results: Results) -> None:
+    x = gates().T[None].double()
+    g, beta = (each.double() for each in results.gates)
+    torch.testing.assert_close(g, -torch.nn.functional.softplus(x), rtol=5e-7, atol=2**-125, equal_nan=True)
+    torch.testing.assert_close(beta, x.sigmoid(), rtol=4e-7, atol=2**-125, equal_nan=True)
 
 
 def test_exp_has_no_gaps(results: Results) -> None:

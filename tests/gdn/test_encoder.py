@@ -90,9 +90,12 @@ def test_wrong_cu_seqlens_on_the_device_are_reported_at_the_next_synchronisation
 
 
 @on_mps("chunked", "recurrent")
-def test_cu_seqlens_far_outside_the_tensor_lead_nowhere(mps: torch.device) -> None:
+@pytest.mark.parametrize(
+    "boundaries", [[-(2**40), 2**40, 2**33, 100], [-900, 40, 900, 100]], ids=["64 bits", "32 bits"]
+)
+def test_cu_seqlens_far_outside_the_tensor_lead_nowhere(mps: torch.device, boundaries: list[int]) -> None:
     case = make_case(100, state=False).to(mps)
-    cu_seqlens = torch.tensor([-(2**40), 2**40, 2**33, 100]).to(mps)
+    cu_seqlens = torch.tensor(boundaries).to(mps)
     torch_gdn.chunk_gated_delta_rule(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=cu_seqlens)
     with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
         torch.mps.synchronize()
@@ -122,3 +125,44 @@ def test_a_shader_that_does_not_compile_is_an_error_with_the_compilers_text(mps:
     finally:
         _C.set_shader_directory(str(shaders))
     assert torch.ops.gdn.solve_tril(torch.zeros(1, 64, 1, 64, device=mps)).cpu()[0, :, 0].equal(torch.eye(64))
+
+
+PROBE = """
+#include "core/parameters.h"
+#ifdef __FAST_MATH__
+#error "compiled with fast math"
+#endif
+#if __METAL_VERSION__ != 310
+#error "compiled for another version of Metal"
+#endif
+template <typename T>
+[[kernel]] void probe(device T* out [[buffer(0)]]) {
+  out[0] = T(0);
+}
+"""
+
+
+@on_mps()
+def test_shaders_are_compiled_for_metal_3_1_with_safe_math(mps: torch.device, tmp_path: Path) -> None:
+    shaders = Path(_C.shader_directory())
+    shutil.copytree(shaders / "core", tmp_path / "core")
+    (tmp_path / "probe.metal").write_text(PROBE)
+    _C.set_shader_directory(str(tmp_path))
+    try:
+        assert _C.compile("probe", "probe.metal", ["float"])["name"] == "probe_float"
+    finally:
+        _C.set_shader_directory(str(shaders))
+        _C.clear_pipelines()
+
+
+@on_mps()
+def test_no_shader_compiles_with_fast_math(mps: torch.device) -> None:
+    import simulator.metal
+
+    root = Path(_C.shader_directory())
+    files = sorted(str(path.relative_to(root)) for path in root.rglob("*.metal"))
+    assert "gdn/chunk_fwd_h.metal" in files
+    for file in files:
+        source = _C.shader_source("unused", file, ["float"]).rpartition("\ntemplate")[0]
+        with pytest.raises(RuntimeError, match=r"core/parameters\.h:\d+:\d+: error: .*needs safe math"):
+            simulator.metal.Library(source, fast_math=True)

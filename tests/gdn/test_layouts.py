@@ -113,7 +113,7 @@ def parameters_of_functions(text: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     "file",
-    [*SHADERS.glob("gdn/*.metal"), *SHADERS.glob("layers/*.metal"), *SHADERS.glob("core/*.h")],
+    sorted([*SHADERS.glob("*/*.metal"), *SHADERS.glob("*/*.h")]),
     ids=lambda file: file.name,
 )
 def test_strides_in_device_memory_are_64_bits_wide(file: Path) -> None:

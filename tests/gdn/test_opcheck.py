@@ -58,3 +58,17 @@ def test_opcheck_with_strided_inputs(device: torch.device, op: str) -> None:
         if call[name].dim() >= 3:
             call[name] = call[name].transpose(0, 1).contiguous().transpose(0, 1)
     opcheck(op, call, device)
+
+
+@pytest.mark.parametrize("op", ["fused_recurrent_gated_delta_rule_", "causal_conv1d_update_"])
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+def test_opcheck_with_accepted_tokens(device: torch.device, op: str, packed: bool) -> None:
+    call = valid_call(op, device, packed=packed)
+    count = len(call["state_indices"])
+    call["num_accepted_tokens"] = torch.full((count,), 2, device=device)
+    if op.startswith("causal"):
+        call["state_pool"] = torch.randn(5, 32, 22, device=device)  # W - 2 columns and 20 tokens
+    else:
+        call["state_indices"] = torch.arange(count * 20, device=device).view(count, 20)
+        call["state_pool"] = torch.randn(60, 4, 64, 32, device=device)
+    opcheck(op, call, device)

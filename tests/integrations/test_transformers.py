@@ -218,15 +218,15 @@ def test_packed_sequences_do_not_see_each_other() -> None:
     model = model_or_skip("qwen3_5")
     layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
     hidden = torch.randn(1, 75, 64)
-    bounds, numbers = torch.tensor([0, 66, 75], dtype=torch.int32), (torch.arange(75) >= 66).int()[None]
+    cu_seqlens, numbers = torch.tensor([0, 66, 75], dtype=torch.int32), (torch.arange(75) >= 66).int()[None]
     with torch_gdn_enabled() as transformers:
-        packed = layer(hidden, cu_seq_lens_q=bounds, seq_idx=numbers)
+        packed = layer(hidden, cu_seq_lens_q=cu_seqlens, seq_idx=numbers)
         apart = torch.cat([layer(hidden[:, :66]), layer(hidden[:, 66:])], 1)
         assert transformers.status().left == {}
     assert distance(packed, apart) < BAR
 
 
-def test_bounds_alone_keep_convolutions_apart() -> None:
+def test_cu_seqlens_alone_keep_convolutions_apart() -> None:
     columns, weight = torch.randn(1, 6, 9), torch.randn(6, 4)
     run = FUNCTIONS["causal_conv1d_fn"].run
     packed = run(columns, weight, activation="silu", cu_seq_lens_q=torch.tensor([0, 5, 9]))

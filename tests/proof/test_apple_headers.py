@@ -21,6 +21,21 @@ def test_every_declaration_agrees_or_is_listed_as_not_covered(comparison: apple_
     assert apple_headers.judge(comparison).problems == []
 
 
+def test_what_was_compared_is_counted_apart_from_what_was_not(comparison: apple_headers.Comparison) -> None:
+    finding = apple_headers.judge(comparison)
+    assert finding.kinds == {
+        "agreed": len(comparison.agreed),
+        "by name only": len(comparison.by_name),
+        "not covered": len(comparison.not_covered),
+    }
+    assert sum(finding.kinds.values()) == finding.cases and finding.kinds["not covered"] > 0
+
+
+def test_a_wrong_declaration_is_counted_too(comparison: apple_headers.Comparison) -> None:
+    wrong = apple_headers.Comparison(comparison.agreed, ["one"], comparison.by_name, comparison.not_covered)
+    assert apple_headers.judge(wrong).kinds["wrong"] == 1
+
+
 def test_metal_is_covered_with_its_types(comparison: apple_headers.Comparison) -> None:
     methods = [each for each in comparison.agreed if each.key[0] == "method" and each.key[1].startswith("MTL")]
     assert len(methods) > 80

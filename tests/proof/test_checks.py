@@ -64,6 +64,16 @@ def test_table_says_cases_and_result(registry: None, capsys: pytest.CaptureFixtu
     assert rows["impossible"][-4:-1] == ["-", "not", "run"]
 
 
+def test_table_says_how_many_cases_of_each_kind(
+    registry: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finding = checks.Finding(5, kinds={"agreed": 4, "not covered": 1})
+    several = checks.Check("several", "title", lambda progress: finding)
+    monkeypatch.setattr(checks, "REGISTRY", {"several": several})
+    command.main([])
+    assert "4 agreed, 1 not covered  pass" in capsys.readouterr().out
+
+
 def test_what_was_wrong_noted_and_not_run_is_below_the_table(
     registry: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

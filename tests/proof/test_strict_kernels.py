@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from proof.checks import Silent
+from proof.metal import caps as strict_caps
 from proof.metal import front_end as strict_front_end
 from proof.metal import kernels as strict_kernels
 from proof.metal.facts import Facts
@@ -25,26 +26,26 @@ MOST = {
     "aura_decode": (1024, 32, 48, 1),
     "aura_encode": (2752, 160, 99, 2),
     "aura_flash_p1": (10336, 120, 104, 1),
-    "aura_flash_p1_matrix": (18496, 312, 171, 2),
+    "aura_flash_p1_matrix": (18496, 312, 173, 2),
     "aura_flash_p2": (0, 16, 48, 1),
     "aura_rotate": (0, 16, 39, 1),
     "causal_conv1d": (0, 128, 135, 1),
     "causal_conv1d_channel_first": (8576, 32, 98, 1),
-    "causal_conv1d_state": (0, 0, 53, 1),
-    "causal_conv1d_update": (0, 16, 78, 1),
+    "causal_conv1d_state": (0, 0, 57, 1),
+    "causal_conv1d_update": (0, 16, 88, 1),
     "chunk_fwd_h": (16896, 344, 174, 2),
     "chunk_fwd_intra": (27392, 496, 196, 4),
-    "chunk_fwd_o": (27904, 168, 114, 2),
-    "chunk_local_cumsum": (0, 0, 46, 1),
-    "chunk_scaled_dot_kkt": (9216, 96, 77, 2),
+    "chunk_fwd_o": (27904, 168, 116, 2),
+    "chunk_local_cumsum": (0, 0, 57, 1),
+    "chunk_scaled_dot_kkt": (9216, 96, 79, 2),
     "fused_chunk_gated_delta_rule": (18688, 304, 224, 4),
-    "fused_recurrent_gated_delta_rule": (18592, 296, 171, 1),
+    "fused_recurrent_gated_delta_rule": (18592, 296, 179, 1),
     "gdn_gating": (0, 0, 52, 1),
     "l2norm": (0, 32, 31, 1),
     "locate_slots": (0, 0, 38, 1),
-    "recompute_w_u": (18944, 96, 98, 4),
+    "recompute_w_u": (18944, 96, 100, 4),
     "rms_norm_gated": (0, 64, 66, 1),
-    "solve_tril": (9216, 120, 77, 4),
+    "solve_tril": (9216, 120, 79, 4),
 }
 
 
@@ -77,6 +78,11 @@ def test_kernels_take_what_they_took(outcome: strict_kernels.Outcome) -> None:
             max(taken[3], before[3]),
         )
     assert found == MOST
+
+
+def test_no_variant_is_above_its_kernels_cap(outcome: strict_kernels.Outcome) -> None:
+    kernels = {launch.variant.name: launch.variant.kernel for launch in model_launches()}
+    assert strict_caps.over_cap(outcome.facts, kernels, strict_caps.recorded()) == []
 
 
 def test_the_table_has_a_row_for_each_variant(
@@ -134,6 +140,19 @@ def test_a_simdgroup_operation_for_some_lanes_is_found(spoil: Spoil) -> None:
 def test_a_loop_that_lost_its_unrolling_is_found(spoil: Spoil) -> None:
     found = spoil(SOLVE, COLUMN_LOOP, COLUMN_LOOP.replace("UNROLL ", ""))
     assert found and all("indexed by a value that is not known when it is compiled" in each for each in found)
+
+
+def test_an_array_over_the_kernels_cap_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
+    (shaders / SOLVE).write_text((shaders / SOLVE).read_text().replace("float x[8];", "float x[80];", 1))
+    monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
+    outcome = strict_kernels.check_batch([SOLVE_TRIL])
+    assert outcome.problems == []  # below what Metal allows
+    found = strict_caps.over_cap(outcome.facts, {SOLVE_TRIL.name: SOLVE_TRIL.kernel}, strict_caps.recorded())
+    assert [problem.split(", the cap")[0] for problem in found] == [
+        f"solve_tril_64: {outcome.facts[0].thread_bytes} thread bytes",
+        f"solve_tril_64: {outcome.facts[0].registers} registers",
+    ]
 
 
 def test_an_array_over_the_limit_is_found(spoil: Spoil) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import simulator
 from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import run
+from tests.helpers.large import resident_kb
+from tests.simulator.metal_programs import run, settings
 from tests.simulator.twins import THREAD, N, Twin, each, ramp, unwritten
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
@@ -184,6 +187,29 @@ BOUNDS = [
         [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
     ),
     Twin(
+        "float4 of a threadgroup array that is aligned for float",
+        """
+        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          threadgroup float tile[64];
+        #else
+          alignas(16) threadgroup float tile[64];
+        #endif
+          tile[i] = source[i];
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          const uint n = i % 4;
+          out[i] = dot(*(threadgroup const float4*)(tile + i - n), float4(n == 0, n == 1, n == 2, n == 3));
+        }
+        """,
+        [
+            r"misaligned read of 16 bytes",
+            r"threadgroup array 'tile', element \d+",
+            r"must be a multiple of 16",
+            THREAD,
+        ],
+    ),
+    Twin(
         "write to a const argument",
         """
         kernel void clear(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
@@ -340,6 +366,32 @@ def test_the_mended_twin_passes_and_is_right(twin: Twin, seed: int, workers: int
     twin.must_pass(seed, workers)
 
 
+def test_where_threadgroup_arrays_lie_is_left_to_the_seed() -> None:
+    source = """
+        kernel void apart(device int* out [[buffer(0)]]) {
+          threadgroup float first[5];
+          threadgroup half second[7];
+          threadgroup uchar third[3];
+          out[0] = int((threadgroup uchar*)second - (threadgroup uchar*)first);
+          out[1] = int(third - (threadgroup uchar*)second);
+          out[2] = int((ulong)first % 8);
+          out[3] = int((ulong)second % 4);
+          out[4] = int((ulong)third % 2);
+        }
+    """
+
+    def places(seed: int) -> tuple[int, ...]:
+        out = torch.zeros(5, dtype=torch.int32, device="mps")
+        with settings(seed=seed):
+            run(source, [out], threads=1)
+        return tuple(out.tolist())
+
+    seen = [places(seed) for seed in range(8)]
+    assert {place[2:] for place in seen} == {(4, 2, 1)}, "an array is aligned as its type asks, and no more"
+    assert {place[0] > 0 for place in seen} == {place[1] > 0 for place in seen} == {True, False}, "in any order"
+    assert [places(seed) for seed in range(8)] == seen
+
+
 def test_a_recycled_block_is_unwritten_again() -> None:
     copy = BOUNDS[0]
     first = ramp(4096)
@@ -354,6 +406,44 @@ def test_a_recycled_block_is_unwritten_again() -> None:
     out = unwritten()
     run(copy.source, [again, out])
     assert torch.equal(out.cpu(), torch.ones(N))
+
+
+def test_a_large_buffer_takes_room_where_it_is_used() -> None:
+    copy = BOUNDS[0]
+    torch.mps.empty_cache()
+    count = 2**32 // 4
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident_kb("VmRSS")
+    for _ in range(2):
+        large = unwritten(count)
+        with pytest.raises(simulator.Fault, match=r"element 0 .*nothing has written"):
+            run(copy.source, [(large, 4 * (count - N)), unwritten()])
+        large[-N:] = ramp()
+        out = unwritten()
+        run(copy.source, [(large, 4 * (count - N)), out])
+        run(copy.source, [out, (large, 2**31)])
+        assert torch.equal(large[2**29 : 2**29 + N].cpu(), torch.arange(N, dtype=torch.float32))
+        torch.mps.synchronize()
+        del large
+    torch.mps.empty_cache()
+    assert resident_kb("VmHWM") - before < 200_000
+
+
+def test_only_the_last_part_of_a_dispatch_runs() -> None:
+    source = """
+        kernel void mark(device float* out [[buffer(0)]], uint2 group [[threadgroup_position_in_grid]]) {
+          out[group.y * 2 + group.x] += 1;
+        }
+    """
+    out = torch.zeros(6).to("mps")
+    with settings(parts=3):
+        run(source, [out], threadgroups=(2, 3), threads=1)
+    assert out.tolist() == [0, 0, 0, 0, 1, 1]
+    with (
+        settings(parts=4),
+        pytest.raises(simulator.Fault, match="parts is 4, expected a divisor of its 6 threadgroups"),
+    ):
+        run(source, [out], threadgroups=(2, 3), threads=1)
 
 
 def test_what_one_dispatch_writes_the_next_may_read() -> None:

@@ -57,7 +57,7 @@ class Call:
     normalise: bool = False  # use_qk_l2norm_in_kernel
     channels: bool = False  # gk, gv or a beta with V columns; of the recurrent op
     pool: torch.dtype = torch.float32  # of the states: another where the op is called in place
-    fused_chunk_size: int = 0  # of the fused chunk algorithm: 8, 16 or 32; 0: its own choice
+    fused_chunk_size: int = 0  # of the fused chunk algorithm: 8, 16 or 32; 0: by K
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@
 #include "cpu/aura/aura_flash.h"
 #include "cpu/aura/rotation.h"
 #include "cpu/aura/vectors.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 #include "cpu/simd/aura_kernels.h"
 
 namespace torch_gdn {
@@ -57,6 +57,6 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<AuraAttention, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<AuraAttention, &run>(m); }
 
 }  // namespace torch_gdn

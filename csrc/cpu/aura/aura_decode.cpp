@@ -5,7 +5,7 @@
 #include "cpu/aura/codes.h"
 #include "cpu/aura/rotation.h"
 #include "cpu/aura/vectors.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -42,6 +42,6 @@ void run(const AuraDecode<int64_t>& op, const Tensor& x_any) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<AuraDecode, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<AuraDecode, &run>(m); }
 
 }  // namespace torch_gdn

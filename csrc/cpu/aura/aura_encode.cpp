@@ -5,20 +5,11 @@
 #include "cpu/aura/codes.h"
 #include "cpu/aura/rotation.h"
 #include "cpu/aura/vectors.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
 namespace {
-
-// A coordinate's code is the number of boundaries below it, found bit by bit; a NaN is above none.
-TORCH_GDN_VECTORISED void quantise(const float* y, const float* boundaries, int64_t D, int64_t bits, int32_t* codes) {
-  std::fill(codes, codes + D, 0);
-  for (int32_t step = 1 << (bits - 1); step > 0; step /= 2) {
-#pragma omp simd
-    for (int64_t d = 0; d < D; ++d) codes[d] += y[d] > boundaries[codes[d] + step - 1] ? step : 0;
-  }
-}
 
 float subtract_mean(float* x, int64_t D) {
   double sum = 0;
@@ -47,7 +38,7 @@ struct Encoder {
     cpu::rotate(x, signs, D, false);
     const auto rest = static_cast<float>(std::ldexp(factor, exponent));
     for (int64_t d = 0; d < D; ++d) x[d] *= rest;
-    quantise(x, boundaries, D, bits, codes);
+    cpu::aura_kernels().quantise(x, boundaries, D, bits, codes);
     double kept = 0;
     for (int64_t d = 0; d < D; ++d) kept += static_cast<double>(centroids[codes[d]]) * centroids[codes[d]];
     return static_cast<float>(norm / std::sqrt(kept));
@@ -92,9 +83,9 @@ void run_in_place(const AuraEncodeInPlace<int64_t>& op) { encode(op, op.slots, o
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  cpu::implement<AuraEncode, &run>(m);
-  cpu::implement<AuraEncodeInPlace, &run_in_place>(m);
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<AuraEncode, &run>(m);
+  cpu::define<AuraEncodeInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

@@ -4,7 +4,7 @@
 #include "cpu/aura/aura_flash.h"
 #include "cpu/aura/codes.h"
 #include "cpu/aura/vectors.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn::cpu {
 
@@ -158,6 +158,6 @@ void flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials) {
   if (std::get<1>(partials).numel() > 0) Pass1(op, partials).run();
 }
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { implement<AuraFlashP1, &flash_p1>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { define<AuraFlashP1, &flash_p1>(m); }
 
 }  // namespace torch_gdn::cpu

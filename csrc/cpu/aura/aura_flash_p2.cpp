@@ -4,7 +4,7 @@
 #include "cpu/aura/aura_flash.h"
 #include "cpu/aura/rotation.h"
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn::cpu {
 
@@ -66,6 +66,6 @@ void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
   });
 }
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { implement<AuraFlashP2, &flash_p2>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { define<AuraFlashP2, &flash_p2>(m); }
 
 }  // namespace torch_gdn::cpu

@@ -4,7 +4,7 @@
 
 #include "cpu/aura/rotation.h"
 #include "cpu/aura/vectors.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -26,6 +26,6 @@ void run(const AuraRotate<int64_t>& op, const Tensor& y_any) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<AuraRotate, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<AuraRotate, &run>(m); }
 
 }  // namespace torch_gdn

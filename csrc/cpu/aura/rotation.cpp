@@ -1,6 +1,6 @@
 #include "cpu/aura/rotation.h"
 
-#include "cpu/common.h"
+#include "cpu/simd/aura_kernels.h"
 
 namespace torch_gdn::cpu {
 
@@ -37,19 +37,6 @@ void multiply_by_paley(float* x, int64_t width, bool transposed) {
   }
 }
 
-TORCH_GDN_VECTORISED void multiply_by_sylvester(float* x, int64_t D, int64_t width) {
-  for (int64_t half = 1; half < width; half *= 2) {
-    for (int64_t first = 0; first < D; first += 2 * half) {
-#pragma omp simd
-      for (int64_t i = first; i < first + half; ++i) {
-        const float a = x[i], b = x[i + half];
-        x[i] = a + b;
-        x[i + half] = a - b;
-      }
-    }
-  }
-}
-
 void multiply_by_signs(float* x, const float* signs, int64_t D) {
   for (int64_t d = 0; d < D; ++d) x[d] *= signs[d];
 }
@@ -59,7 +46,7 @@ void multiply_by_signs(float* x, const float* signs, int64_t D) {
 void rotate(float* x, const float* signs, int64_t D, bool inverse) {
   if (!inverse) multiply_by_signs(x, signs, D);
   const int64_t width = D == 80 ? 4 : D == 96 ? 8 : D;
-  multiply_by_sylvester(x, D, width);
+  aura_kernels().multiply_by_sylvester(x, D, width);
   if (D == 80) multiply_by_paley<20>(x, width, inverse);
   if (D == 96) multiply_by_paley<12>(x, width, inverse);
   if (inverse) multiply_by_signs(x, signs, D);

@@ -3,7 +3,7 @@
 #include <ATen/ops/baddbmm.h>
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -33,7 +33,7 @@ void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>&
         for (int64_t r = 0; r < rows; ++r) remaining[r] = std::exp(g_cumsum[rows - 1] - g_cumsum[r]);
         *cpu::tile(decay, n) = std::exp(g_cumsum[rows - 1]);
         in_k.read_tile(chunks[i], head / (s.HV / s.H), rows, cpu::tile(keys, n));
-        cpu::scale_rows(cpu::tile(keys, n), remaining, rows, s.K, cpu::tile(keys, n));
+        cpu::row_kernels().scale(cpu::tile(keys, n), remaining, rows, s.K, cpu::tile(keys, n));
         in_w.read_tile(chunks[i], head, rows, cpu::tile(w_tiles, n));
         in_u.read_tile(chunks[i], head, rows, cpu::tile(u_tiles, n));
       });
@@ -58,6 +58,6 @@ void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>&
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<ChunkFwdH, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<ChunkFwdH, &run>(m); }
 
 }  // namespace torch_gdn

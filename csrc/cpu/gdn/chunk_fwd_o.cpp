@@ -3,7 +3,7 @@
 #include <ATen/ops/baddbmm.h>
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -32,7 +32,7 @@ void run(const ChunkFwdO<int64_t>& op, const Tensor& o) {
       float g_cumsum[64], weights[64];
       cpu::read_values(in_g, chunks[i], head, rows, cpu::Below::kLast, g_cumsum);
       for (int64_t r = 0; r < rows; ++r) weights[r] = factor * std::exp(g_cumsum[r]);
-      cpu::scale_rows(cpu::tile(queries, key_tile), weights, rows, s.K, cpu::tile(decayed, n));
+      cpu::row_kernels().scale(cpu::tile(queries, key_tile), weights, rows, s.K, cpu::tile(decayed, n));
       const float* product = cpu::tile(products, key_tile);
       float* score = cpu::tile(scores, n);
       for (int64_t r = 0; r < rows; ++r) {
@@ -53,6 +53,6 @@ void run(const ChunkFwdO<int64_t>& op, const Tensor& o) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<ChunkFwdO, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<ChunkFwdO, &run>(m); }
 
 }  // namespace torch_gdn

@@ -4,9 +4,9 @@
 #include <functional>
 #include <numeric>
 
+#include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/gdn/recurrence.h"
-#include "cpu/implement.h"
 
 namespace torch_gdn {
 
@@ -126,8 +126,8 @@ class Core {
     }
     for (int64_t panel = first; panel < last; ++panel) {
       const int64_t column = column_of(panel);
-      state_io_.write(n, work_.value_head(key_head, panel), column, columns_from(column), state(panel - first),
-                      cpu::kColumns);
+      state_io_.write(state_io_.slots[n].index, work_.value_head(key_head, panel), column, columns_from(column),
+                      state(panel - first), cpu::kColumns);
     }
   }
 
@@ -222,9 +222,9 @@ void run_in_place(const ChunkGatedDeltaRuleInPlace<int64_t>& op, const std::tupl
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  cpu::implement<ChunkGatedDeltaRule, &run>(m);
-  cpu::implement<ChunkGatedDeltaRuleInPlace, &run_in_place>(m);
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<ChunkGatedDeltaRule, &run>(m);
+  cpu::define<ChunkGatedDeltaRuleInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

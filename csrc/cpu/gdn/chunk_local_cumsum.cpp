@@ -1,7 +1,7 @@
 #include "ops/gdn/chunk_local_cumsum.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -24,6 +24,6 @@ void run(const ChunkLocalCumsum<int64_t>& op, const Tensor& g_cumsum) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<ChunkLocalCumsum, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<ChunkLocalCumsum, &run>(m); }
 
 }  // namespace torch_gdn

@@ -1,7 +1,7 @@
 #include "ops/gdn/chunk_scaled_dot_kkt.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -35,6 +35,6 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<ChunkScaledDotKkt, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<ChunkScaledDotKkt, &run>(m); }
 
 }  // namespace torch_gdn

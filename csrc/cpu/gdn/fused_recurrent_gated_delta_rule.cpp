@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/gdn/recurrence.h"
-#include "cpu/implement.h"
 
 namespace torch_gdn {
 
@@ -71,6 +71,8 @@ class Work {
         const auto work = in_.head(s_, sequences_[item.n], item.head, item.column, item.columns, out_);
         if (state_io_.slots[item.n].index < 0) {
           leave_zeros(work);
+        } else if (state_io_.token_slots.tokens > 0) {
+          run_tokens(work, item, scratch.get());
         } else if (in_rows_) {
           run_rows(work, item, i + 1 < end ? work_item_at(i + 1) : item, scratch.get());
         } else {
@@ -94,7 +96,7 @@ class Work {
   const float* old_rows(const WorkItem& item, int64_t& stride) const {
     const auto& [index, has_state] = state_io_.slots[item.n];
     if (!state_io_.source || index < 0 || !has_state) return nullptr;
-    return state_io_.rows(*state_io_.source, item.n, item.head, item.column, stride);
+    return state_io_.rows(*state_io_.source, index, item.head, item.column, stride);
   }
 
   // Where the states lie in rows that can be read as vectors: in place, or from the old place to the new one.
@@ -103,7 +105,8 @@ class Work {
     const int64_t rows = state_io_.v_first ? work.columns : s_.K, width = state_io_.v_first ? s_.K : work.columns;
     cpu::StateRows state{nullptr, scratch, 0, width, 0};
     if (state_io_.target.dim() > 1) {
-      state.to = state_io_.rows(state_io_.target, item.n, item.head, item.column, state.to_stride);
+      const int64_t slot = state_io_.slots[item.n].index;
+      state.to = state_io_.rows(state_io_.target, slot, item.head, item.column, state.to_stride);
     }
     state.from = old_rows(item, state.from_stride);
     if (!state.from || work.tokens == 0) {
@@ -134,7 +137,62 @@ class Work {
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
     state_io_.read(n, head, column, columns, s_.K, panel, cpu::kColumns);
     cpu::recurrent_kernels().run_key_rows(work, {panel, panel, cpu::kColumns, cpu::kColumns, 0});
-    state_io_.write(n, head, column, columns, panel, cpu::kColumns);
+    state_io_.write(state_io_.slots[n].index, head, column, columns, panel, cpu::kColumns);
+  }
+
+  // One token at a time, as decoding calls: the state after each in its slot, or in scratch where it has none.
+  void run_tokens(const cpu::RecurrentHead& work, const WorkItem& item, float* scratch) const {
+    if (in_rows_) {
+      run_tokens_in_rows(work, item, scratch);
+    } else {
+      run_tokens_in_panel(work, item, scratch);
+    }
+  }
+
+  void run_tokens_in_rows(const cpu::RecurrentHead& work, const WorkItem& item, float* scratch) const {
+    const auto run =
+        state_io_.v_first ? cpu::recurrent_kernels().run_value_rows : cpu::recurrent_kernels().run_key_rows;
+    const int64_t rows = state_io_.v_first ? work.columns : s_.K, width = state_io_.v_first ? s_.K : work.columns;
+    cpu::StateRows state{nullptr, scratch, 0, width, 0};
+    state.from = old_rows(item, state.from_stride);
+    if (!state.from) {
+      std::fill(scratch, scratch + rows * width, 0.0f);
+      state.from = scratch;
+      state.from_stride = width;
+    }
+    for (int64_t t = 0; t < work.tokens; ++t) {
+      const int64_t slot = state_io_.token_slots.of(item.n, t);
+      state.to = scratch;
+      state.to_stride = width;
+      if (slot >= 0) state.to = state_io_.rows(state_io_.target, slot, item.head, item.column, state.to_stride);
+      run(token_of(work, t), state);
+      state.from = state.to;
+      state.from_stride = state.to_stride;
+    }
+  }
+
+  // A state goes on as its slot's dtype holds it.
+  void run_tokens_in_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
+    const auto& [n, head, column, columns] = item;
+    if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
+    state_io_.read(n, head, column, columns, s_.K, panel, cpu::kColumns);
+    const cpu::States states(state_io_.target, state_io_.v_first);
+    for (int64_t t = 0; t < work.tokens; ++t) {
+      cpu::recurrent_kernels().run_key_rows(token_of(work, t), {panel, panel, cpu::kColumns, cpu::kColumns, 0});
+      const int64_t slot = state_io_.token_slots.of(n, t);
+      if (slot < 0) continue;
+      states.write(0, slot, head, column, columns, panel, cpu::kColumns);
+      states.read(0, slot, head, column, columns, panel, cpu::kColumns);
+    }
+  }
+
+  static cpu::RecurrentHead token_of(cpu::RecurrentHead work, int64_t t) {
+    for (auto* rows : {&work.q, &work.k, &work.v, &work.o, &work.beta, &work.gk, &work.gv}) {
+      if (rows->data) rows->data += t * rows->stride;
+    }
+    work.g += t * work.g_stride;
+    work.tokens = 1;
+    return work;
   }
 
   static void leave_zeros(const cpu::RecurrentHead& work) {
@@ -191,9 +249,9 @@ void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  cpu::implement<FusedRecurrentGatedDeltaRule, &run>(m);
-  cpu::implement<FusedRecurrentGatedDeltaRuleInPlace, &run_in_place>(m);
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<FusedRecurrentGatedDeltaRule, &run>(m);
+  cpu::define<FusedRecurrentGatedDeltaRuleInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

@@ -1,7 +1,7 @@
 #include "ops/gdn/recompute_w_u.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -26,9 +26,9 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
       cpu::read_values(in_beta, chunks[i], head, rows, cpu::Below::kZero, beta);
       for (int64_t r = 0; r < rows; ++r) weights[r] = beta[r] * std::exp(g_cumsum[r]);
       in_k.read_tile(chunks[i], head / (s.HV / s.H), rows, cpu::tile(keys, n));
-      cpu::scale_rows(cpu::tile(keys, n), weights, rows, s.K, cpu::tile(keys, n));
+      cpu::row_kernels().scale(cpu::tile(keys, n), weights, rows, s.K, cpu::tile(keys, n));
       in_v.read_tile(chunks[i], head, rows, cpu::tile(values, n));
-      cpu::scale_rows(cpu::tile(values, n), beta, rows, s.V, cpu::tile(values, n));
+      cpu::row_kernels().scale(cpu::tile(values, n), beta, rows, s.V, cpu::tile(values, n));
       in_A.read_lower(chunks[i], head, rows, cpu::tile(inverse, n));
     });
     const Tensor w_tiles = at::bmm(inverse, keys), u_tiles = at::bmm(inverse, values);
@@ -41,6 +41,6 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<RecomputeWU, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<RecomputeWU, &run>(m); }
 
 }  // namespace torch_gdn

@@ -1,7 +1,7 @@
 #include "ops/gdn/solve_tril.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -16,13 +16,13 @@ void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
     const float* in =
         A.const_data_ptr<float>() + chunk.batch * A.stride(0) + chunk.first * A.stride(1) + head * A.stride(2);
     float tile[64 * 64];
-    cpu::invert_unit_lower(in, A.stride(1), chunk.length, s.C, tile, s.C);
+    cpu::row_kernels().invert_unit_lower(in, A.stride(1), chunk.length, s.C, tile, s.C);
     cpu::Rows(A_inv).write_tile(chunk, head, tile);
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<SolveTril, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<SolveTril, &run>(m); }
 
 }  // namespace torch_gdn

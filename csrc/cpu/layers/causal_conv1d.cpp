@@ -4,8 +4,7 @@
 #include <memory>
 
 #include "cpu/common.h"
-#include "cpu/convert.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 #include "cpu/simd/layer_kernels.h"
 #include "cpu/slots.h"
 
@@ -25,45 +24,6 @@ struct Scratch {
   alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens, transposed or one by one
 };
 
-// [count, S] <-> S rows that are kChannels apart.
-template <int S>
-[[gnu::always_inline]] inline void split(const float* in, int64_t count, float* out) {
-#pragma omp simd
-  for (int64_t c = 0; c < count; ++c) {
-    for (int64_t column = 0; column < S; ++column) out[column * kChannels + c] = in[c * S + column];
-  }
-}
-
-template <int S>
-[[gnu::always_inline]] inline void join(const float* in, int64_t count, float* out) {
-#pragma omp simd
-  for (int64_t c = 0; c < count; ++c) {
-    for (int64_t column = 0; column < S; ++column) out[c * S + column] = in[column * kChannels + c];
-  }
-}
-
-TORCH_GDN_VECTORISED void split_columns(const float* in, int64_t count, int64_t S, float* out) {
-  if (S == 4) return split<4>(in, count, out);
-  if (S == 3) return split<3>(in, count, out);
-  split<2>(in, count, out);
-}
-
-TORCH_GDN_VECTORISED void join_columns(const float* in, int64_t count, int64_t S, float* out) {
-  if (S == 4) return join<4>(in, count, out);
-  if (S == 3) return join<3>(in, count, out);
-  join<2>(in, count, out);
-}
-
-template <typename Element>
-void read_column(const Element* in, int64_t stride, int64_t count, float* out) {
-  for (int64_t c = 0; c < count; ++c) out[c] = static_cast<float>(in[c * stride]);
-}
-
-template <typename Element>
-void write_column(const float* in, int64_t stride, int64_t count, Element* out) {
-  for (int64_t c = 0; c < count; ++c) out[c * stride] = static_cast<Element>(in[c]);
-}
-
 // [rows, D, columns] with any strides: states, weights, or x transposed. The tensor must outlive it.
 class Columns {
  public:
@@ -78,35 +38,33 @@ class Columns {
 
   void read(int64_t row, int64_t channel, int64_t column, int64_t count, float* out) const {
     const char* in = at(row, channel, column);
-    if (channel_ == 1) return cpu::widen(in, dtype_, count, out);
-    if (dtype_ == at::kFloat) return read_column(reinterpret_cast<const float*>(in), channel_, count, out);
-    if (dtype_ == at::kHalf) return read_column(reinterpret_cast<const c10::Half*>(in), channel_, count, out);
-    read_column(reinterpret_cast<const c10::BFloat16*>(in), channel_, count, out);
+    if (channel_ == 1) return cpu::row_kernels().upcast(in, dtype_, count, out);
+    cpu::with_element(dtype_, [&]<typename Element>(Element*) {
+      const auto* from = reinterpret_cast<const Element*>(in);
+      for (int64_t c = 0; c < count; ++c) out[c] = static_cast<float>(from[c * channel_]);
+    });
   }
 
   void write(int64_t row, int64_t channel, int64_t column, int64_t count, const float* in) const {
     char* out = at(row, channel, column);
-    if (channel_ == 1) return cpu::narrow(in, count, dtype_, out);
-    if (dtype_ == at::kFloat) return write_column(in, channel_, count, reinterpret_cast<float*>(out));
-    if (dtype_ == at::kHalf) return write_column(in, channel_, count, reinterpret_cast<c10::Half*>(out));
-    write_column(in, channel_, count, reinterpret_cast<c10::BFloat16*>(out));
+    if (channel_ == 1) return cpu::row_kernels().downcast(in, count, dtype_, out);
+    cpu::with_element(dtype_, [&]<typename Element>(Element*) {
+      auto* to = reinterpret_cast<Element*>(out);
+      for (int64_t c = 0; c < count; ++c) to[c * channel_] = static_cast<Element>(in[c]);
+    });
   }
 
   // All columns, into or out of rows that are kChannels apart.
   void read_all(int64_t row, int64_t channel, int64_t count, float* out) const {
     if (is_dense()) {
-      alignas(64) float whole[kChannels * kLargestW];
-      cpu::widen(at(row, channel, 0), dtype_, count * columns_, whole);
-      return split_columns(whole, count, columns_, out);
+      return cpu::convolution_kernels().read_columns(at(row, channel), dtype_, count, columns_, out);
     }
     for (int64_t column = 0; column < columns_; ++column) read(row, channel, column, count, out + column * kChannels);
   }
 
   void write_all(int64_t row, int64_t channel, int64_t count, const float* in) const {
     if (is_dense()) {
-      alignas(64) float whole[kChannels * kLargestW];
-      join_columns(in, count, columns_, whole);
-      return cpu::narrow(whole, count * columns_, dtype_, at(row, channel, 0));
+      return cpu::convolution_kernels().write_columns(in, count, columns_, dtype_, at(row, channel));
     }
     for (int64_t column = 0; column < columns_; ++column) write(row, channel, column, count, in + column * kChannels);
   }
@@ -175,13 +133,14 @@ struct Call {
   Columns columns;  // of x
   optional<Columns> state, new_state;
   std::vector<cpu::Slot> slots;
-  Columns weight;  // [1, D, W]
+  std::vector<int64_t> accepted;  // of each sequence; empty where states do not keep each token
+  Columns weight;                 // [1, D, W]
   optional<Columns> bias;
   Segments segments;
 
   bool is_channel_first() const { return in.channel_stride != 1; }
   cpu::Convolve kernel(bool from_f32) const {
-    return cpu::convolve_kernel(x.scalar_type(), from_f32, op.W, op.has_silu());
+    return cpu::convolution_kernels().convolve(x.scalar_type(), from_f32, op.W, op.has_silu());
   }
 
   void load_filter(Scratch& scratch, int64_t channel, int64_t count) const {
@@ -193,13 +152,18 @@ struct Call {
     }
   }
 
-  // The state's last W - 1 columns, or zeros.
-  void load_before(Scratch& scratch, const cpu::Slot& slot, bool has_state, int64_t channel, int64_t count) const {
+  // Columns of a sequence's state before its first token: all S, or fewer where tokens of the last step were not
+  // accepted.
+  int64_t history_end(int64_t n) const { return accepted.empty() ? op.S : accepted[n] + op.W - 2; }
+
+  // The last W - 1 columns of the history, or zeros.
+  void load_before(Scratch& scratch, const cpu::Slot& slot, bool has_state, int64_t end, int64_t channel,
+                   int64_t count) const {
     const bool moves_whole = has_state && op.S <= kFewColumns;
     if (moves_whole) state->read_all(slot.index, channel, count, scratch.columns);
     for (int64_t row = 0; row < op.W - 1; ++row) {
       float* before = scratch.before + row * kChannels;
-      const int64_t column = op.S - (op.W - 1) + row;
+      const int64_t column = end - (op.W - 1) + row;
       if (moves_whole) {
         std::copy_n(scratch.columns + column * kChannels, count, before);
       } else if (has_state) {
@@ -236,7 +200,7 @@ struct Call {
   // Of channel-first x.
   void convolve_columns(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
-    const auto read_transposed = cpu::read_transposed_kernel(x.scalar_type());
+    const auto read_transposed = cpu::convolution_kernels().read_transposed(x.scalar_type());
     auto rows = rows_of(scratch, count);
     rows.in = scratch.rows;
     rows.in_stride = kTransposedChannels;
@@ -289,15 +253,15 @@ struct Call {
                                     .after = new_state->at(slot.index, channel),
                                     .y = out.at(sequence.batch, sequence.first, channel),
                                     .channels = count};
-    cpu::convolve_step_kernel(x.scalar_type(), op.S, op.has_silu())(step);
+    cpu::convolution_kernels().convolve_step(x.scalar_type(), op.S, op.has_silu())(step);
   }
 
-  // Channels channel .. channel + count of one sequence.
-  void run(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel,
-           int64_t count) const {
+  // Channels channel .. channel + count of sequence n.
+  void run(Scratch& scratch, const cpu::Sequence& sequence, int64_t n, int64_t channel, int64_t count) const {
+    const auto& slot = slots[n];
     const bool has_state = state.has_value() && slot.has_state;
     load_filter(scratch, channel, count);
-    load_before(scratch, slot, has_state, channel, count);
+    load_before(scratch, slot, has_state, history_end(n), channel, count);
     if (segments.numbers.defined()) {
       convolve_segments(scratch, sequence, channel, count);
     } else if (is_channel_first()) {
@@ -305,7 +269,11 @@ struct Call {
     } else {
       convolve_rows(scratch, sequence, channel, count);
     }
-    if (new_state) write_state(scratch, sequence, slot, has_state, channel, count);
+    if (new_state && accepted.empty()) {
+      write_state(scratch, sequence, slot, has_state, channel, count);
+    } else if (new_state && sequence.length > 0) {
+      keep_each(scratch, sequence, slot, has_state, history_end(n), channel, count);
+    }
   }
 
   void write_zeros(const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
@@ -335,6 +303,22 @@ struct Call {
     if (moves_whole) new_state->write_all(slot.index, channel, count, scratch.columns);
   }
 
+  // The last W - 2 columns of the history, then the tokens: the next step goes on after any of them.
+  void keep_each(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, bool has_state, int64_t end,
+                 int64_t channel, int64_t count) const {
+    for (int64_t column = 0; column < op.W - 2 + sequence.length; ++column) {
+      const int64_t position = column - (op.W - 2);
+      if (position >= 0) {
+        columns.read(sequence.batch, channel, sequence.first + position, count, scratch.rows);
+      } else if (has_state) {
+        state->read(slot.index, channel, end + position, count, scratch.rows);
+      } else {
+        std::fill_n(scratch.rows, count, 0.0f);
+      }
+      new_state->write(slot.index, channel, column, count, scratch.rows);
+    }
+  }
+
   void run_all() const {
     const auto& [B, T, N] = std::tie(op.shape.B, op.shape.T, op.shape.N);
     const auto sequences = cpu::sequences_of(op.shape, op.cu_seqlens);
@@ -349,10 +333,10 @@ struct Call {
         const int64_t count = std::min(channels, op.D - channel);
         if (slots[n].index < 0) {
           write_zeros(sequences[n], channel, count);
-        } else if (has_steps && sequences[n].length == 1) {
+        } else if (has_steps && accepted.empty() && sequences[n].length == 1) {
           step(sequences[n], slots[n], channel, count);
         } else {
-          run(*scratch, sequences[n], slots[n], channel, count);
+          run(*scratch, sequences[n], n, channel, count);
         }
       }
     });
@@ -370,6 +354,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const optional<Tensor>& seq_i
           .state = {},
           .new_state = {},
           .slots = cpu::slots_of(op.shape.N, pool),
+          .accepted = pool.num_accepted_tokens ? cpu::accepted_counts(op.shape.N, pool) : std::vector<int64_t>(),
           .weight = Columns(op.weight.unsqueeze(0)),
           .bias = op.bias.has_value() ? optional(Columns(op.bias->unsqueeze(0).unsqueeze(2))) : std::nullopt,
           .segments = Segments(seq_idx)};
@@ -392,9 +377,9 @@ void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) {
-  cpu::implement<CausalConv1d, &causal_conv1d>(m);
-  cpu::implement<CausalConv1dUpdate, &causal_conv1d_update_>(m);
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<CausalConv1d, &causal_conv1d>(m);
+  cpu::define<CausalConv1dUpdate, &causal_conv1d_update_>(m);
 }
 
 }  // namespace torch_gdn

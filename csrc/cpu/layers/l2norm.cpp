@@ -1,7 +1,7 @@
 #include "ops/layers/l2norm.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 
 namespace torch_gdn {
 
@@ -12,18 +12,16 @@ void run(const L2Norm<int64_t>& op, const Tensor& y) {
   const int64_t width = y.size(-1);
   const Tensor x_rows = unit_last_stride(op.x, "x").reshape({1, -1, 1, width}), y_rows = y.view({1, -1, 1, width});
   const cpu::Rows in(x_rows), out(y_rows);
+  const auto normalise = cpu::row_kernels().normalise;
+  const float eps = static_cast<float>(op.eps);
   at::parallel_for(0, x_rows.size(1), 32768 / width + 1, [&](int64_t begin, int64_t end) {
     std::vector<float> row(width);
-    for (int64_t i = begin; i < end; ++i) {
-      in.read(0, i, 0, 0, width, row.data());
-      cpu::normalise_rows(row.data(), 1, width, static_cast<float>(op.eps));
-      out.write(0, i, 0, 0, width, row.data());
-    }
+    normalise(in.head(0, begin, 0, 0), out.head(0, begin, 0, 0), end - begin, width, eps, row.data());
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<L2Norm, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<L2Norm, &run>(m); }
 
 }  // namespace torch_gdn

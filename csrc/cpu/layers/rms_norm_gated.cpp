@@ -1,7 +1,7 @@
 #include "ops/layers/rms_norm_gated.h"
 
 #include "cpu/common.h"
-#include "cpu/implement.h"
+#include "cpu/define.h"
 #include "cpu/simd/layer_kernels.h"
 
 namespace torch_gdn {
@@ -54,7 +54,7 @@ void run(const RmsNormGated<int64_t>& op, const Tensor& y) {
   const RowsOf in(x), gates(g);
   auto* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t row_size = op.D * y.element_size();
-  const auto normalise = cpu::normalise_rows_kernel(x.scalar_type(), g.scalar_type());
+  const auto normalise = cpu::norm_kernels().normalise_rows(x.scalar_type(), g.scalar_type());
   at::parallel_for(0, y.numel() / op.D, ceil_div(kElements, op.D), [&](int64_t begin, int64_t end) {
     cpu::NormRows rows{.x = nullptr,
                        .gate = nullptr,
@@ -80,6 +80,6 @@ void run(const RmsNormGated<int64_t>& op, const Tensor& y) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(gdn, CPU, m) { cpu::implement<RmsNormGated, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<RmsNormGated, &run>(m); }
 
 }  // namespace torch_gdn

@@ -1,4 +1,4 @@
-// The inner loops of AURA's pass 1, on raw memory, as compiled for this machine's ISA (layer_kernels.cpp).
+// The inner loops of AURA's ops, on raw memory, in the best ISA variant that this machine runs.
 #pragma once
 #include <cstdint>
 
@@ -40,6 +40,10 @@ struct AuraKernels {
   void (*dot_products)(const AuraTile& tile);
   void (*online_softmax)(const AuraTile& tile, int64_t row, int64_t from, int64_t to);
   void (*add_weighted)(const AuraTile& tile);
+  // A coordinate's code is the number of boundaries below it; a NaN is above none.
+  void (*quantise)(const float* y, const float* boundaries, int64_t D, int64_t bits, int32_t* codes);
+  // Groups of `width` coordinates by Sylvester's Hadamard matrix.
+  void (*multiply_by_sylvester)(float* x, int64_t D, int64_t width);
 };
 const AuraKernels& aura_kernels();
 

@@ -1,5 +1,5 @@
-// The causal convolution for one ISA. kLanes channels go over all tokens; the last W tokens and the weights stay in
-// registers, so that an element is read and written once.
+// The causal convolution for one ISA variant. kLanes channels go over all tokens; the last W tokens and the weights
+// stay in registers, so that an element is read and written once.
 
 template <typename In, typename Out, int W, bool kSilu>
 TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channel, int64_t count) {
@@ -42,7 +42,7 @@ Convolve convolve_of(int64_t W, bool silu) {
   return silu ? &convolve<In, Out, 2, true> : &convolve<In, Out, 2, false>;
 }
 
-Convolve convolve_kernel(at::ScalarType dtype, bool from_f32, int64_t W, bool silu) {
+Convolve convolve_of(at::ScalarType dtype, bool from_f32, int64_t W, bool silu) {
   if (dtype == at::kFloat) return convolve_of<float, float>(W, silu);
   if (dtype == at::kHalf) {
     return from_f32 ? convolve_of<float, c10::Half>(W, silu) : convolve_of<c10::Half, c10::Half>(W, silu);
@@ -102,14 +102,14 @@ void convolve_step(const ConvolutionStep& step) {
 }
 
 template <typename Element>
-ConvolveStep step_kernel_of(int64_t S, bool silu) {
+ConvolveStep convolve_step_of(int64_t S, bool silu) {
   if (S == 4) return silu ? &convolve_step<Element, 4, 4, true> : &convolve_step<Element, 4, 4, false>;
   return silu ? &convolve_step<Element, 4, 3, true> : &convolve_step<Element, 4, 3, false>;
 }
 
-ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu) {
-  if (dtype == at::kFloat) return step_kernel_of<float>(S, silu);
-  return dtype == at::kHalf ? step_kernel_of<c10::Half>(S, silu) : step_kernel_of<c10::BFloat16>(S, silu);
+ConvolveStep convolve_step_of(at::ScalarType dtype, int64_t S, bool silu) {
+  if (dtype == at::kFloat) return convolve_step_of<float>(S, silu);
+  return dtype == at::kHalf ? convolve_step_of<c10::Half>(S, silu) : convolve_step_of<c10::BFloat16>(S, silu);
 }
 
 // Squares of kLanes channels and tokens are transposed in registers.
@@ -127,13 +127,55 @@ void read_transposed(const void* in, int64_t stride, int64_t tokens, int64_t cha
       } else {
         for (int64_t i = 0; i < width; ++i) square[i] = load(from + (channel + i) * stride + t, height);
       }
-      turn<kLaneBits>(square);
+      transpose<kLaneBits>(square);
       for (int64_t i = 0; i < height; ++i) store(out + (t + i) * kTransposedChannels + channel, square[i]);
     }
   }
 }
 
-ReadTransposed read_transposed_kernel(at::ScalarType dtype) {
+ReadTransposed read_transposed_of(at::ScalarType dtype) {
   if (dtype == at::kFloat) return &read_transposed<float>;
   return dtype == at::kHalf ? &read_transposed<c10::Half> : &read_transposed<c10::BFloat16>;
 }
+
+// f(a null pointer of the element's type, S as a constant)
+template <typename F>
+TORCH_GDN_INLINE void with_columns(at::ScalarType dtype, int64_t S, const F& f) {
+  const auto with_element = [&](auto* element) __attribute__((always_inline)) {
+    if (S == 4) return f(element, std::integral_constant<int, 4>());
+    if (S == 3) return f(element, std::integral_constant<int, 3>());
+    f(element, std::integral_constant<int, 2>());
+  };
+  if (dtype == at::kFloat) return with_element(static_cast<float*>(nullptr));
+  if (dtype == at::kHalf) return with_element(static_cast<c10::Half*>(nullptr));
+  with_element(static_cast<c10::BFloat16*>(nullptr));
+}
+
+void read_columns(const void* in, at::ScalarType dtype, int64_t channels, int64_t S, float* out) {
+  with_columns(dtype, S,
+               [&]<typename Element, int kColumns>(Element*, std::integral_constant<int, kColumns>)
+                   __attribute__((always_inline)) {
+                     for_each_vector(channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
+                       Floats columns[kColumns];
+                       load_columns(static_cast<const Element*>(in) + channel * kColumns, count, columns);
+#pragma GCC unroll 4
+                       for (int i = 0; i < kColumns; ++i) store(out + i * kChannels + channel, columns[i]);
+                     });
+                   });
+}
+
+void write_columns(const float* in, int64_t channels, int64_t S, at::ScalarType dtype, void* out) {
+  with_columns(dtype, S,
+               [&]<typename Element, int kColumns>(Element*, std::integral_constant<int, kColumns>)
+                   __attribute__((always_inline)) {
+                     for_each_vector(channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
+                       Floats columns[kColumns];
+#pragma GCC unroll 4
+                       for (int i = 0; i < kColumns; ++i) columns[i] = load(in + i * kChannels + channel);
+                       store_columns(static_cast<Element*>(out) + channel * kColumns, count, columns);
+                     });
+                   });
+}
+
+constexpr ConvolutionKernels kConvolutionKernels = {&convolve_of, &convolve_step_of, &read_transposed_of, &read_columns,
+                                                    &write_columns};

@@ -1,8 +1,101 @@
-// The kernels of ChunkKernels for one instruction set. One core has a chunk and a panel to itself: the panel of the
-// state, 16 KB, stays in its first-level cache while the chunk's rows go over it.
+// The kernels of ChunkKernels for one ISA variant. One core has a chunk and a panel to itself: the panel of the state,
+// 16 KB, stays in its first-level cache while the chunk's rows go over it.
+
+// A tile of kRows x (kVectors * kLanes) sums stays in registers: with 512-bit vectors 8 x 32 in 16 of 32 registers, so
+// that a multiplication needs 10 loads for its 16 multiply-adds.
+constexpr int64_t kRows = kRegisters / 4, kVectors = 2, kTileColumns = kVectors * kLanes;
+static_assert(kColumns % kTileColumns == 0 && kRowsAtOnce % kRows == 0);
+
+#if TORCH_GDN_ISA_HAS_BF16
+TORCH_GDN_INLINE Floats multiply_add(Pair a, Words b, Floats sum) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)b);
+}
+#endif
+
+struct Tile {
+  Floats at[kRows][kVectors];
+};
+
+// tile += a b, where a(i, p) is a[i * row + p * step], and b [count, 32].
+template <typename Operand>
+TORCH_GDN_INLINE void accumulate(Tile& tile, const Operand* a, int64_t row, int64_t step, const Operand* b,
+                                 int64_t count) {
+  Tile sums = tile;
+  for (int64_t p = 0; p < count; ++p, a += step, b += kColumns) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < kVectors; ++j) {
+        sums.at[i][j] = multiply_add(a[i * row], load(b + j * kLanes), sums.at[i][j]);
+      }
+    }
+  }
+  tile = sums;
+}
+
+TORCH_GDN_INLINE Tile scaled_rows(Tile tile, const float* factor) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kVectors; ++j) tile.at[i][j] *= factor[i];
+  }
+  return tile;
+}
+
+TORCH_GDN_INLINE void store_tile(const Tile& tile, float* out) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kVectors; ++j) store(out + i * kColumns + j * kLanes, tile.at[i][j]);
+  }
+}
+
+// A tile, or numbers of a row, as what a later product multiplies.
+TORCH_GDN_INLINE void store_operand(const Tile& tile, float* out) { store_tile(tile, out); }
+TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, float* out) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) out[i] = x[i];
+}
+
+#if TORCH_GDN_ISA_HAS_BF16
+TORCH_GDN_INLINE Words downcast(Floats x) { return to_words((Halves)_mm512_cvtneps_pbh((__m512)x)); }
+// Rows 2p and 2p + 1 of a tile as one row of pairs.
+TORCH_GDN_INLINE void store_operand(const Tile& tile, Pair* out) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kRows; i += 2) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kVectors; ++j) {
+      const Words low = downcast(tile.at[i][j]), high = downcast(tile.at[i + 1][j]);
+      store(out + i / 2 * kColumns + j * kLanes, low | high << 16);
+    }
+  }
+}
+TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, Pair* out) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const auto pairs = (__m256i)_mm512_cvtneps_pbh((__m512)load(x + i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i / 2), pairs);
+  }
+}
+#endif
+
+TORCH_GDN_INLINE void upcast_rows(const HeadRows& in, int64_t tokens, int64_t rows, int64_t count, float* out,
+                                  int64_t out_width) {
+  for (int64_t i = 0; i < tokens; ++i) {
+    upcast_row(in.data + i * in.stride, in.dtype, count, out + i * out_width);
+    for (int64_t j = count; j < out_width; ++j) out[i * out_width + j] = 0;
+  }
+  for (int64_t i = tokens * out_width; i < rows * out_width; ++i) out[i] = 0;
+}
+
+TORCH_GDN_INLINE void downcast_rows(const float* in, int64_t in_width, int64_t tokens, int64_t count,
+                                    const HeadRows& out) {
+  for (int64_t i = 0; i < tokens; ++i) {
+    downcast_row(in + i * in_width, count, out.dtype, out.data + i * out.stride);
+  }
+}
 
 TORCH_GDN_INLINE void read_rows(const HeadRows& in, int64_t width, const KeyTiles<float>& tiles, float* out) {
-  widen_rows(in, tiles.tokens, tiles.rows, width, out, tiles.K);
+  upcast_rows(in, tiles.tokens, tiles.rows, width, out, tiles.K);
 }
 
 // bf16 numbers that lie next to each other are pairs already.
@@ -14,13 +107,6 @@ TORCH_GDN_INLINE void read_rows(const HeadRows& in, int64_t width, const KeyTile
     __builtin_memcpy(out + i * length, in.data + i * in.stride, width * 2);
   }
   for (int64_t i = tiles.tokens * length; i < tiles.rows * length; ++i) out[i] = 0;
-}
-
-TORCH_GDN_INLINE float sum_of_squares(const float* x, int64_t count) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) sum += x[j] * x[j];
-  return sum;
 }
 
 TORCH_GDN_INLINE float sum_of_squares(const Pair* x, int64_t count) {
@@ -43,7 +129,7 @@ TORCH_GDN_INLINE void make_factors(const Operand* x, bool normalise, const KeyTi
 
 // [rows, length] -> [length, 32].
 template <typename Operand>
-TORCH_GDN_INLINE void turn(const Operand* in, int64_t rows, int64_t length, Operand* out) {
+TORCH_GDN_INLINE void transpose(const Operand* in, int64_t rows, int64_t length, Operand* out) {
   for (int64_t i = 0; i < rows; i += kRowsAtOnce) {
     for (int64_t j = 0; j < length; ++j) {
 #pragma GCC unroll 8
@@ -70,7 +156,7 @@ TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>
   const int64_t length = tiles.K / kTogether<Operand>;
   for (int64_t i = 0; i < tiles.rows; i += kRows) {
     for (int64_t j = 0; j < i + kRows; j += kTileColumns) {
-      Tile tile = zero_tile();
+      Tile tile{};
       accumulate(tile, a + i * length, length, 1, tiles.k_across + j, length);
       store_tile(tile, out + i * kTokens + j);
     }
@@ -95,7 +181,7 @@ void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normali
   read_rows(k, width, tiles, tiles.k);
   make_factors(tiles.q, normalise, tiles, tiles.q_factor);
   make_factors(tiles.k, normalise, tiles, tiles.k_factor);
-  turn(tiles.k, tiles.rows, length, tiles.k_across);
+  transpose(tiles.k, tiles.rows, length, tiles.k_across);
   if constexpr (kTogether<Operand> == 2) pair_rows(tiles.k, tiles.rows, length, tiles.k_down);
   multiply_by_keys(tiles.k, tiles, tiles.k_k);
   multiply_by_keys(tiles.q, tiles, tiles.q_k);
@@ -112,14 +198,22 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
     sums[i] = sum;
     head.beta[i] = inside ? gates.beta[i * gates.beta_stride] : 0.0f;
   }
-  for (int64_t i = keys.rows; i < kTokens; ++i) sums[i] = sum;  // read, but nothing depends on it
-  head.decay = exponential(static_cast<float>(sum));
+  for (int64_t i = keys.rows; i < kTokens; ++i) {  // read, but nothing depends on it
+    sums[i] = sum;
+    head.beta[i] = 0.0f;
+  }
+  head.decay = exponential(all_lanes(static_cast<float>(sum)))[0];
+  alignas(64) float passed[kTokens], left[kTokens];
 #pragma omp simd
-  for (int64_t i = 0; i < keys.rows; ++i) {
-    const float passed = exponential(static_cast<float>(sums[i]));
-    head.reading[i] = head.beta[i] * keys.k_factor[i] * passed;
-    head.querying[i] = gates.scale * keys.q_factor[i] * passed;
-    head.writing[i] = keys.k_factor[i] * exponential(static_cast<float>(sum - sums[i]));
+  for (int64_t i = 0; i < kTokens; ++i) {
+    passed[i] = static_cast<float>(sums[i]);
+    left[i] = static_cast<float>(sum - sums[i]);
+  }
+  for (int64_t i = 0; i < keys.rows; i += kLanes) {
+    const Floats decay = exponential(load(passed + i)), k_factor = load(keys.k_factor + i);
+    store(head.reading + i, load(head.beta + i) * k_factor * decay);
+    store(head.querying + i, gates.scale * load(keys.q_factor + i) * decay);
+    store(head.writing + i, k_factor * exponential(load(left + i)));
   }
   for (int64_t i = 0; i < keys.rows; ++i) {
     alignas(64) float decays[kTokens], scores[kTokens];
@@ -131,11 +225,10 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
 #pragma omp simd
     for (int64_t j = 0; j < columns; ++j) decays[j] = static_cast<float>(here - sums[j]);
     for (int64_t j = i; j < columns; ++j) decays[j] = 0.0f;
-#pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) {
-      const float decay = exponential(decays[j]) * keys.k_factor[j];
-      out[j] = update * k_k[j] * decay;
-      scores[j] = query * q_k[j] * decay;
+    for (int64_t j = 0; j < columns; j += kLanes) {
+      const Floats decay = exponential(load(decays + j)) * load(keys.k_factor + j);
+      store(out + j, update * load(k_k + j) * decay);
+      store(scores + j, query * load(q_k + j) * decay);
     }
     for (int64_t j = i; j < columns; ++j) out[j] = 0.0f;
     for (int64_t j = i + 1; j < columns; ++j) scores[j] = 0.0f;
@@ -148,13 +241,13 @@ template <typename Operand>
 TORCH_GDN_INLINE Tile solve_rows(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, int64_t i, int64_t j,
                                  const Operand* state, const PanelTiles<Operand>& tiles) {
   const int64_t length = keys.K / kTogether<Operand>;
-  Tile tile = zero_tile();
+  Tile tile{};
   accumulate(tile, keys.k + i * length, length, 1, state + j, length);
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int64_t c = 0; c < kVectors; ++c) {
-      const Vector v = load(tiles.v + (i + r) * kColumns + j + c * kLanes);
+      const Floats v = load(tiles.v + (i + r) * kColumns + j + c * kLanes);
       tile.at[r][c] = head.beta[i + r] * v - head.reading[i + r] * tile.at[r][c];
     }
   }
@@ -178,7 +271,7 @@ template <typename Operand>
 TORCH_GDN_INLINE Tile answer_rows(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, int64_t i, int64_t j,
                                   const Operand* state, const Operand* v_new) {
   const int64_t length = keys.K / kTogether<Operand>, width = kTokens / kTogether<Operand>;
-  Tile tile = zero_tile();
+  Tile tile{};
   accumulate(tile, keys.q + i * length, length, 1, state + j, length);
   tile = scaled_rows(tile, head.querying + i);
   accumulate(tile, head.scores + i * width, width, 1, v_new + j, (i + kRows) / kTogether<Operand>);
@@ -194,7 +287,7 @@ TORCH_GDN_INLINE void update_state(const KeyTiles<Operand>& keys, float decay, c
   for (int64_t i = 0; i < keys.K; i += kRows) {
     for (int64_t j = 0; j < kColumns; j += kTileColumns) {
       float* at = state + i * kColumns + j;
-      Tile tile = zero_tile();
+      Tile tile{};
       accumulate(tile, k + i, 1, keys.K, tiles.writing + j, keys.rows / kTogether<Operand>);
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kRows; ++r) {
@@ -212,7 +305,7 @@ void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, cons
              int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles) {
   prefetch_rows(o, 0, keys.tokens, columns);
   prefetch_rows(v, kTokens, keys.tokens, columns);
-  widen_rows(v, keys.tokens, keys.rows, columns, tiles.v, kColumns);
+  upcast_rows(v, keys.tokens, keys.rows, columns, tiles.v, kColumns);
   for (int64_t j = 0; j < kColumns; j += kTileColumns) {
     for (int64_t i = 0; i < keys.rows; i += kRows) {
       const Tile v_new = solve_rows(keys, head, i, j, operand, tiles);
@@ -230,7 +323,7 @@ void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, cons
     }
   }
   update_state(keys, head.decay, tiles, state, operand);
-  narrow_rows(tiles.o, kColumns, keys.tokens, columns, o);
+  downcast_rows(tiles.o, kColumns, keys.tokens, columns, o);
 }
 
 template <typename Operand>

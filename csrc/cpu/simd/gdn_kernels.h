@@ -1,17 +1,18 @@
-// The inner loops of the two end-to-end ops, on raw memory, as compiled for this machine's ISA. A panel is 32 columns
-// (of V) of one head's state, [K, 32] contiguous: 16 KB with K = 128, half a first-level cache.
+// The inner loops of the two end-to-end ops, on raw memory, in the best ISA variant that this machine runs. A
+// panel is 32 columns (of V) of one head's state, [K, 32] contiguous: 16 KB with K = 128, half a first-level cache.
 #pragma once
-#include <c10/core/ScalarType.h>
-
-#include <cstdint>
-
+#include "cpu/simd/row_kernels.h"
 #include "ops/chunk_shape.h"
+#include "shaders/core/log_decay.h"
+#include "shaders/core/norm_eps.h"
 
 namespace torch_gdn::cpu {
 
 constexpr int64_t kTokens = 32;     // of a chunk, at most
 constexpr int64_t kColumns = 32;    // of a panel
 constexpr int64_t kRowsAtOnce = 8;  // tiles have a multiple of so many rows, zero past the chunk and past K
+
+inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // NaN stays NaN
 
 inline int64_t padded(int64_t rows) { return ceil_div(rows, kRowsAtOnce) * kRowsAtOnce; }
 
@@ -22,13 +23,6 @@ template <typename Operand>
 constexpr int64_t kTogether = sizeof(float) / sizeof(Operand);
 template <>
 inline constexpr int64_t kTogether<Pair> = 2;
-
-// One head's rows of q, k, v or o, from the first token of a chunk on.
-struct HeadRows {
-  char* data;
-  int64_t stride;  // bytes from token to token
-  at::ScalarType dtype;
-};
 
 // One key head's tokens of a chunk, and their products.
 template <typename Operand>

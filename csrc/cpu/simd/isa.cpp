@@ -6,7 +6,9 @@
 
 namespace torch_gdn::cpu {
 
-Isa best_isa() {
+namespace {
+
+Isa find_best_isa() {
 #if TORCH_GDN_HAS_X86_ISAS
   const std::string capability = at::get_cpu_capability();
   if (capability == "AVX512") {
@@ -15,6 +17,13 @@ Isa best_isa() {
   if (capability == "AVX2") return Isa::kAvx2;
 #endif
   return Isa::kBaseline;
+}
+
+}  // namespace
+
+Isa best_isa() {
+  static const Isa best = find_best_isa();
+  return best;
 }
 
 }  // namespace torch_gdn::cpu

@@ -1,26 +1,11 @@
-// ISA variants: gdn_kernels.cpp and layer_kernels.cpp include the kernels once for each, into a namespace of its own.
-// at::vec would need a library for each. Include nothing else between BEGIN and END: its inline functions would be
-// compiled for that ISA too, and the linker may keep that copy for everybody.
+// The ISA variants that the kernels of this folder are compiled for, all in one library, and which of them to run.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__)
-#include <immintrin.h>
 #define TORCH_GDN_HAS_X86_ISAS 1
 #else
 #define TORCH_GDN_HAS_X86_ISAS 0
 #endif
-
-#define TORCH_GDN_PRAGMA(text) _Pragma(#text)
-#if defined(__clang__)
-#define TORCH_GDN_BEGIN_ISA(name) \
-  TORCH_GDN_PRAGMA(clang attribute push(__attribute__((target(name))), apply_to = function))
-#define TORCH_GDN_END_ISA TORCH_GDN_PRAGMA(clang attribute pop)
-#else
-#define TORCH_GDN_BEGIN_ISA(name) TORCH_GDN_PRAGMA(GCC push_options) TORCH_GDN_PRAGMA(GCC target(name))
-#define TORCH_GDN_END_ISA TORCH_GDN_PRAGMA(GCC pop_options)
-#endif
-
-#define TORCH_GDN_INLINE [[gnu::always_inline]] inline
 
 namespace torch_gdn::cpu {
 
@@ -29,4 +14,17 @@ enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // each has what tho
 // As torch chooses, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
 Isa best_isa();
 
+template <typename Kernels>
+const Kernels& best_variant(const Kernels& baseline, const Kernels& avx2, const Kernels& avx512) {
+  const Isa isa = best_isa();
+  return isa >= Isa::kAvx512 ? avx512 : isa == Isa::kAvx2 ? avx2 : baseline;
+}
+
 }  // namespace torch_gdn::cpu
+
+// A table of kernels, which each ISA variant has by this name, in the best variant that this machine runs.
+#if TORCH_GDN_HAS_X86_ISAS
+#define TORCH_GDN_BEST_VARIANT(kernels) best_variant(baseline::kernels, avx2::kernels, avx512::kernels)
+#else
+#define TORCH_GDN_BEST_VARIANT(kernels) (baseline::kernels)
+#endif

@@ -1,4 +1,4 @@
-// The inner loops of the layers' ops and of AURA, on raw memory, in the best ISA variant that this machine runs.
+// The inner loops of the layers' ops, on raw memory, in the best ISA variant that this machine runs.
 #pragma once
 #include <c10/core/ScalarType.h>
 
@@ -47,11 +47,30 @@ struct NormRows {
 };
 using NormaliseRows = void (*)(const NormRows&);
 
-// From rows of x, or of floats, to rows of x's dtype.
-Convolve convolve_kernel(at::ScalarType dtype, bool from_f32, int64_t W, bool silu);
-// S is 3 or 4.
-ConvolveStep convolve_step_kernel(at::ScalarType dtype, int64_t S, bool silu);
-ReadTransposed read_transposed_kernel(at::ScalarType dtype);
-NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate);
+struct ConvolutionKernels {
+  // From rows of x, or of floats, to rows of x's dtype.
+  Convolve (*convolve)(at::ScalarType dtype, bool from_f32, int64_t W, bool silu);
+  // S is 3 or 4.
+  ConvolveStep (*convolve_step)(at::ScalarType dtype, int64_t S, bool silu);
+  ReadTransposed (*read_transposed)(at::ScalarType dtype);
+  // A dense [channels, S], S from 2 to 4, as S rows of kChannels floats, and back.
+  void (*read_columns)(const void* in, at::ScalarType dtype, int64_t channels, int64_t S, float* out);
+  void (*write_columns)(const float* in, int64_t channels, int64_t S, at::ScalarType dtype, void* out);
+};
+const ConvolutionKernels& convolution_kernels();
+
+struct NormKernels {
+  NormaliseRows (*normalise_rows)(at::ScalarType x, at::ScalarType gate);
+};
+const NormKernels& norm_kernels();
+
+// In place.
+struct GatingKernels {
+  // Rows [tokens, HV]: factor softplus(a + bias), where factor is -exp(A_log).
+  void (*log_decays)(float* a, const float* factor, const float* bias, int64_t tokens, int64_t HV);
+  // scale sigmoid(b).
+  void (*betas)(float* b, int64_t count, float scale);
+};
+const GatingKernels& gating_kernels();
 
 }  // namespace torch_gdn::cpu

@@ -1,4 +1,4 @@
-// The recurrence token by token, for one instruction set. A state is read from memory once for each token and written
+// The recurrence token by token, for one ISA variant. A state is read from memory once for each token and written
 // once: one pass reads (S^T k), the next decays, writes and answers, from the caches of the core. A pass keeps its sums
 // in registers: 8 vectors, 128 columns of V with 512-bit vectors.
 
@@ -15,20 +15,14 @@ struct Decay {
   float base, change, whole;
 };
 
-TORCH_GDN_INLINE Decay decay_of(float g) {
+TORCH_GDN_INLINE Decay decay_from_log(float g) {
   const float whole = __builtin_expf(g);
   return whole > 0.5f ? Decay{1.0f, __builtin_expm1f(g), whole} : Decay{0.0f, whole, whole};
 }
 
-TORCH_GDN_INLINE void normalise(float* x, int64_t count) {
-  const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, count) + kNormEps);
-#pragma omp simd
-  for (int64_t j = 0; j < count; ++j) x[j] *= factor;
-}
-
 TORCH_GDN_INLINE void read_token(const RecurrentHead& head, int64_t t, TokenRows& token) {
   const auto read = [&](const HeadRows& rows, int64_t count, float* out) __attribute__((always_inline)) {
-    widen_row(rows.data + t * rows.stride, rows.dtype, count, out);
+    upcast_row(rows.data + t * rows.stride, rows.dtype, count, out);
   };
   read(head.q, head.K, token.q);
   read(head.k, head.K, token.k);
@@ -40,14 +34,14 @@ TORCH_GDN_INLINE void read_token(const RecurrentHead& head, int64_t t, TokenRows
     for (int64_t j = 0; j < head.columns; ++j) token.beta[j] = beta;
   }
   if (head.normalise) {
-    normalise(token.q, head.K);
-    normalise(token.k, head.K);
+    normalise_row(token.q, head.K, kNormEps);
+    normalise_row(token.k, head.K, kNormEps);
   }
 }
 
 template <int64_t kCount>
 struct Sums {
-  Vector at[kCount];
+  Floats at[kCount];
 };
 
 template <int64_t kCount>
@@ -91,9 +85,9 @@ TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column,
 #pragma GCC unroll 8
       for (int64_t c = 0; c < kCount; ++c) {
         prefetch(from + rows.to_next + c * kLanes);
-        const Vector before = load(from + c * kLanes);
-        const Vector decayed = kWeak ? before + change * before : change * before;
-        const Vector after = multiply_add(token.k[i], u.at[c], decayed);
+        const Floats before = load(from + c * kLanes);
+        const Floats decayed = kWeak ? before + change * before : change * before;
+        const Floats after = multiply_add(token.k[i], u.at[c], decayed);
         store(to + c * kLanes, after);
         part.at[c] = multiply_add(token.q[i], after, part.at[c]);
       }
@@ -123,16 +117,16 @@ TORCH_GDN_INLINE void step_columns(const StateRows& rows, int64_t column, const 
 TORCH_GDN_INLINE void decay_channels(const RecurrentHead& head, int64_t t, const StateRows& rows, TokenRows& token) {
   for (int64_t j = 0; j < kColumns; ++j) token.gv[j] = 0;
   for (int64_t i = 0; i < head.K; ++i) token.gk[i] = 0;
-  if (head.gk.data) widen_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.gk);
-  if (head.gv.data) widen_row(head.gv.data + t * head.gv.stride, head.gv.dtype, head.columns, token.gv);
+  if (head.gk.data) upcast_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.gk);
+  if (head.gv.data) upcast_row(head.gv.data + t * head.gv.stride, head.gv.dtype, head.columns, token.gv);
   alignas(64) float base[kColumns], change[kColumns];
   for (int64_t j = 0; j < kColumns; ++j) {
-    const Decay decay = decay_of(token.gv[j]);
+    const Decay decay = decay_from_log(token.gv[j]);
     base[j] = decay.base;
     change[j] = decay.change;
   }
   for (int64_t i = 0; i < head.K; ++i) {
-    const Decay key = decay_of(token.gk[i]);
+    const Decay key = decay_from_log(token.gk[i]);
     float* row = rows.to + i * rows.to_stride;
 #pragma omp simd
     for (int64_t j = 0; j < kColumns; ++j) {
@@ -151,7 +145,7 @@ void run_key_rows(const RecurrentHead& head, const StateRows& state) {
   for (int64_t t = 0; t < head.tokens; ++t) {
     read_token(head, t, token);
     if (head.gk.data || head.gv.data) decay_channels(head, t, rows, token);
-    const Decay decay = decay_of(head.g[t * head.g_stride]);
+    const Decay decay = decay_from_log(head.g[t * head.g_stride]);
     constexpr int64_t kWide = 8, kNarrow = kColumns / kLanes;
     int64_t column = 0;
     for (; column + kWide * kLanes <= columns; column += kWide * kLanes) {
@@ -160,7 +154,7 @@ void run_key_rows(const RecurrentHead& head, const StateRows& state) {
     for (; column < columns; column += kColumns) {
       step_columns<kNarrow>(rows, column, decay, token, head.K, head.scale);
     }
-    narrow_row(token.o, head.columns, head.o.dtype, head.o.data + t * head.o.stride);
+    downcast_row(token.o, head.columns, head.o.dtype, head.o.data + t * head.o.stride);
     rows.from = rows.to;
     rows.from_stride = rows.to_stride;
   }
@@ -174,7 +168,7 @@ TORCH_GDN_INLINE Four sums_of(const Sums<4>& x) {
   Four folded[4];
   for (int64_t i = 0; i < 4; ++i) {
     Four parts[kLanes / 4];
-    __builtin_memcpy(parts, &x.at[i], sizeof(Vector));
+    __builtin_memcpy(parts, &x.at[i], sizeof(Floats));
     if constexpr (kLanes == 16) {
       folded[i] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
     } else if constexpr (kLanes == 8) {
@@ -199,7 +193,7 @@ TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay&
   float* to = rows.to + row * rows.to_stride;
   Sums<4> read{}, answer{};
   for (int64_t i = 0; i < K; i += kLanes) {
-    const Vector k = load(token.k + i);
+    const Floats k = load(token.k + i);
 #pragma GCC unroll 4
     for (int64_t r = 0; r < 4; ++r) {
       prefetch(from + r * rows.from_stride + i + rows.to_next);
@@ -210,12 +204,12 @@ TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay&
   const Four beta = *reinterpret_cast<const FourInMemory*>(token.beta + row);
   const Four u = beta * (v - decay.whole * sums_of(read));
   for (int64_t i = 0; i < K; i += kLanes) {
-    const Vector k = load(token.k + i), q = load(token.q + i);
+    const Floats k = load(token.k + i), q = load(token.q + i);
 #pragma GCC unroll 4
     for (int64_t r = 0; r < 4; ++r) {
-      const Vector before = load(from + r * rows.from_stride + i);
-      const Vector decayed = kWeak ? before + decay.change * before : decay.change * before;
-      const Vector after = multiply_add(u[r], k, decayed);
+      const Floats before = load(from + r * rows.from_stride + i);
+      const Floats decayed = kWeak ? before + decay.change * before : decay.change * before;
+      const Floats after = multiply_add(u[r], k, decayed);
       store(to + r * rows.to_stride + i, after);
       answer.at[r] += q * after;
     }
@@ -229,7 +223,7 @@ void run_value_rows(const RecurrentHead& head, const StateRows& state) {
   StateRows rows = state;
   for (int64_t t = 0; t < head.tokens; ++t) {
     read_token(head, t, token);
-    const Decay decay = decay_of(head.g[t * head.g_stride]);
+    const Decay decay = decay_from_log(head.g[t * head.g_stride]);
     if (decay.base > 0) {
       for (int64_t row = 0; row < head.columns; row += 4) {
         step_rows<true>(rows, row, decay, token, head.K, head.scale);
@@ -239,7 +233,7 @@ void run_value_rows(const RecurrentHead& head, const StateRows& state) {
         step_rows<false>(rows, row, decay, token, head.K, head.scale);
       }
     }
-    narrow_row(token.o, head.columns, head.o.dtype, head.o.data + t * head.o.stride);
+    downcast_row(token.o, head.columns, head.o.dtype, head.o.data + t * head.o.stride);
     rows.from = rows.to;
     rows.from_stride = rows.to_stride;
   }

@@ -1,4 +1,5 @@
-// The gated norm for one ISA. A row is read twice, for its sum of squares and for its values; the second time from L1.
+// The gated norm for one ISA variant. A row is read twice, for its sum of squares and for its values; the second time
+// from L1.
 
 template <typename Element, typename Gate>
 TORCH_GDN_INLINE void gate_lanes(const NormRows& rows, const Element* x, const Gate* gate, Element* out, int64_t first,
@@ -34,7 +35,9 @@ NormaliseRows normalise_rows_of(at::ScalarType gate) {
   return gate == at::kHalf ? &normalise_rows<Element, c10::Half> : &normalise_rows<Element, c10::BFloat16>;
 }
 
-NormaliseRows normalise_rows_kernel(at::ScalarType x, at::ScalarType gate) {
+NormaliseRows normalise_rows_of(at::ScalarType x, at::ScalarType gate) {
   if (x == at::kFloat) return normalise_rows_of<float>(gate);
   return x == at::kHalf ? normalise_rows_of<c10::Half>(gate) : normalise_rows_of<c10::BFloat16>(gate);
 }
+
+constexpr NormKernels kNormKernels = {&normalise_rows_of};

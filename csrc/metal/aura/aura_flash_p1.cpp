@@ -23,6 +23,9 @@ namespace {
 FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   const auto& s = op.shape;
   const auto& [starts, causal, q_offset, window] = op.visibility;
+  const int64_t rows = s.L * (s.HQ / s.HK);
+  TORCH_CHECK_VALUE(rows <= kLargestPosition,
+                    "aura_flash_p1: q_rot: expected fewer than 2^30 query rows of a KV head (L * HQ / HK), got ", rows);
   FlashParameters parameters{};
   parameters.key_norms = vector_strides(op.key.norms);
   parameters.key_means = vector_strides(op.key.means);
@@ -33,6 +36,7 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   parameters.ratio = int32_t(s.HQ / s.HK);
   parameters.queries = int32_t(s.L);
   parameters.keys = int32_t(s.T);
+  parameters.rows = int32_t(rows);
   parameters.block_size = int32_t(std::min<int64_t>(op.block_size, INT32_MAX / 2));
   parameters.blocks = int32_t(s.NB);
   parameters.q_offset = int32_t(s.q_offset);
@@ -60,7 +64,7 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
   parameters.key_codes = vector_strides(key_codes);
   parameters.value_codes = vector_strides(value_codes);
 
-  const int64_t rows = rows_of_threadgroup(s), row_tiles = ceil_div(s.L * parameters.ratio, rows);
+  const int64_t rows = rows_of_threadgroup(s), row_tiles = ceil_div(int64_t(parameters.rows), rows);
   const bool is_matrix = rows == kMatrixRows;
   const std::string kernel = is_matrix ? "aura_flash_p1_matrix" : "aura_flash_p1";
   std::vector<std::string> arguments = {std::to_string(s.key_bits), std::to_string(s.value_bits), std::to_string(s.D)};

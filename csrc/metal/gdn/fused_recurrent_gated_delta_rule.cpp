@@ -52,17 +52,17 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
   const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, states.target); };
   const auto or_bound = [&](const optional<Tensor>& x) { return bound(x.value_or(o)); };
   const auto spelled = [](bool value) { return value ? "true" : "false"; };
-  return {
-      "fused_recurrent_gated_delta_rule",
-      "gdn/fused_recurrent_gated_delta_rule.metal",
-      {metal_type(in.q.scalar_type()), std::to_string(in.shape.K), spelled(value_is_inner(states)),
-       spelled(in.normalise), spelled(has_channels), metal_type(states.dtype())},
-      {bound(in.q), bound(in.k), bound(in.v), or_bound(in.gates.g), or_bound(in.gates.beta), or_bound(in.gates.A_log),
-       or_bound(in.gates.dt_bias), or_bound(channels.gk), or_bound(channels.gv), or_bound(states.source),
-       or_bound(in.cu_seqlens), or_bound(states.slots.indices), or_bound(states.slots.flags), bound(o),
-       states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},
-      state_threadgroups(in.shape),
-      kStateThreads};
+  return {"fused_recurrent_gated_delta_rule",
+          "gdn/fused_recurrent_gated_delta_rule.metal",
+          {metal_type(in.q.scalar_type()), std::to_string(in.shape.K), spelled(value_is_inner(states)),
+           spelled(in.normalise), spelled(has_channels), metal_type(states.dtype())},
+          {bound(in.q), bound(in.k), bound(in.v), or_bound(in.gates.g), or_bound(in.gates.beta),
+           or_bound(in.gates.A_log), or_bound(in.gates.dt_bias), or_bound(channels.gk), or_bound(channels.gv),
+           or_bound(states.source), or_bound(in.cu_seqlens), or_bound(states.slots.indices),
+           or_bound(states.slots.flags), or_bound(states.slots.accepted), bound(o),
+           states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},
+          state_threadgroups(in.shape),
+          kStateThreads};
 }
 
 namespace {

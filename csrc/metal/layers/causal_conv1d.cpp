@@ -46,8 +46,9 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   parameters.has_silu = op.has_silu();
   parameters.has_state = call.state.defined();
   parameters.has_tap_vectors = has_vector_rows(op.weight);
-  parameters.has_column_vectors =
-      has_vector_rows(call.new_state) && (!call.state.defined() || has_vector_rows(call.state));
+  parameters.keeps_each = call.slots.accepted.has_value();
+  parameters.has_column_vectors = !parameters.keeps_each && has_vector_rows(call.new_state) &&
+                                  (!call.state.defined() || has_vector_rows(call.state));
   if (call.state.defined()) parameters.state = column_strides(call.state);
   if (call.new_state.defined()) parameters.new_state = column_strides(call.new_state);
   if (call.seq_idx.defined()) {
@@ -133,8 +134,9 @@ Launch launch_causal_conv1d_update(const Call& call) {
           "layers/causal_conv1d_update.metal",
           arguments_of(call),
           {call.op.x, call.op.weight, or_weight(call.bias, call), or_weight(call.state, call),
-           or_weight(call.slots.indices, call), or_weight(call.slots.flags, call), or_weight(call.cu_seqlens, call),
-           call.y, call.new_state, Binding::error_log(), Binding::values(parameters_of(call, 0))},
+           or_weight(call.slots.indices, call), or_weight(call.slots.flags, call), or_weight(call.slots.accepted, call),
+           or_weight(call.cu_seqlens, call), call.y, call.new_state, Binding::error_log(),
+           Binding::values(parameters_of(call, 0))},
           sequence_threadgroups(call),
           kConvolutionThreads};
 }
@@ -153,7 +155,8 @@ Launch launch_causal_conv1d_state(const Call& call) {
 void launch(const Call& call) {
   const int64_t tokens = call.op.shape.T;
   std::vector<Launch> launches;
-  if (call.new_state.defined() && tokens > 0 && tokens <= kFewTokens) {
+  const bool keeps_each = call.slots.accepted.has_value();  // a few tokens a sequence, however many in all
+  if (call.new_state.defined() && tokens > 0 && (tokens <= kFewTokens || keeps_each)) {
     launches = {launch_causal_conv1d_update(call)};
   } else {
     if (tokens > 0) {

@@ -69,7 +69,7 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
       "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
       "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
       "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
-      "str head_grouping='block') -> Tensor o";
+      "str head_grouping='block', Tensor? num_accepted_tokens=None) -> Tensor o";
 
   StatePool pool;
 
@@ -77,14 +77,24 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
     return std::tie(this->q, this->k, this->v, this->g, this->beta, pool.states, pool.indices, pool.has_initial_state,
                     pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
                     this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
-                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
-                    this->head_grouping);
+                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
+                    pool.num_accepted_tokens);
   }
 
   void check() {
     const Check<Int> check("fused_recurrent_gated_delta_rule_", "q", this->q);
     this->check_recurrent(check);
-    this->check_pool(check, pool);
+    this->check_pool(check, pool, true);
+    if (!pool.has_slot_per_token()) {
+      check.value(!pool.num_accepted_tokens.has_value(), "num_accepted_tokens",
+                  "None where state_indices is not [N, tokens]", "a tensor");
+      return;
+    }
+    const Int columns = size_of<Int>(*pool.indices, 1);
+    check.value(sym_ge(columns, Int(1)), "state_indices", "at least one column", columns);
+    check_tokens_of_sequences(check, "state_indices", "a column for each token of a sequence", this->shape,
+                              this->cu_seqlens, columns);
+    check_num_accepted_tokens(check, this->shape.N, pool, columns);
   }
 
   Tensor outputs() const { return this->output(); }

@@ -76,12 +76,12 @@ struct GatedDeltaRule {
     s.tiled = head_grouping == "tiled";
   }
 
-  void check_pool(const Check<Int>& check, const StatePool& pool) const {
+  void check_pool(const Check<Int>& check, const StatePool& pool, bool slot_per_token = false) const {
     const char* pattern = state_v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";
     check.is_activation("state_pool", pool.states);
     check.dimensions("state_pool", pool.states, 4, pattern);
     check.shape("state_pool", pool.states, pattern, state_sizes({size_of<Int>(pool.states, 0)}, shape, state_v_first));
-    check_slots(check, shape.N, pool);
+    check_slots(check, shape.N, pool, slot_per_token);
   }
 
   at::ScalarType dtype_of_output() const { return output_dtype.value_or(q.scalar_type()); }

@@ -101,13 +101,13 @@ struct CausalConv1dUpdate : CausalConvolution<Int> {
   static constexpr const char* kSchema =
       "causal_conv1d_update_(Tensor x, Tensor weight, Tensor(a!) state_pool, Tensor? state_indices=None, "
       "Tensor? has_initial_state=None, int null_index=-1, Tensor? bias=None, str? activation=None, "
-      "Tensor? cu_seqlens=None) -> Tensor y";
+      "Tensor? cu_seqlens=None, Tensor? num_accepted_tokens=None) -> Tensor y";
 
   StatePool pool;
 
   auto arguments() {
     return std::tie(this->x, this->weight, pool.states, pool.indices, pool.has_initial_state, pool.null_index,
-                    this->bias, this->activation, this->cu_seqlens);
+                    this->bias, this->activation, this->cu_seqlens, pool.num_accepted_tokens);
   }
 
   void check() {
@@ -116,6 +116,11 @@ struct CausalConv1dUpdate : CausalConvolution<Int> {
     check.dimensions("state_pool", pool.states, 3, "[slots, D, S]");
     this->check_state(check, "state_pool", pool.states, "[slots, D, S]", size_of<Int>(pool.states, 0));
     check_slots(check, this->shape.N, pool);
+    if (!pool.num_accepted_tokens.has_value()) return;
+    const Int tokens = this->S - (this->W - 2);
+    check_tokens_of_sequences(check, "state_pool", "W - 2 columns and one for each token of a sequence", this->shape,
+                              this->cu_seqlens, tokens);
+    check_num_accepted_tokens(check, this->shape.N, pool, tokens);
   }
 
   Tensor outputs() const { return this->output(); }

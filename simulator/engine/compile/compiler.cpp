@@ -77,6 +77,12 @@ const std::vector<std::string>& common_flags() {
       // The sanitizer's pass misses accesses of more than 16 bytes, and vectorising would hide the shader's own.
       "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine", "-fsanitize=thread", "-mllvm",
       "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
+      // Private arrays and constant tables, by watch/private_memory.cpp: indices of arrays, then what a pointer reaches
+      // once loops are unrolled, then what is left to the run.
+      "-fsanitize=array-bounds,object-size,local-bounds", "-fno-sanitize-recover=object-size",
+      "-fsanitize-trap=local-bounds",
+      // A private variable that nothing has written is a NaN.
+      "-ftrivial-auto-var-init=pattern",
       // Else `x += 1` counts as a write alone.
       "-mllvm", "-tsan-instrument-read-before-write=1",
       // A thread's stack has 128 KB (fibers.cpp).

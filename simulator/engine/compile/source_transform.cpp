@@ -159,7 +159,21 @@ class Transformer {
     } else if (!d.is_class) {
       variable(d, path);
     }
-    if (d.body) refuse_static_variables(d.body);
+    if (!d.body) return;
+    refuse_static_variables(d.body);
+    choose_checks(d);
+  }
+
+  // The check of what pointers reach makes compiling twice as long: only where there is a pointer to private memory.
+  void choose_checks(const Declaration& d) {
+    for (size_t i = d.begin; i < d.end; ++i) {
+      if (!is(i, "thread")) continue;
+      for (++i; !is(i, ")") && !is(i, "(") && !is(i, ";") && !is(i, "=") && !is(i, "{"); ++i) {
+        if (is(i, "*")) return;
+      }
+    }
+    std::string& head = tokens_[skip_attributes(skip_template(d.begin))].output;
+    head = "__attribute__((no_sanitize(\"object-size\"))) " + head;
   }
 
   void define(const Declaration& d) {
@@ -338,6 +352,15 @@ class Transformer {
     return 0;
   }
 
+  // `alignas(n)` in front of `threadgroup`, as one more argument; erased, since the declaration becomes a typedef.
+  std::string take_alignment(size_t i) {
+    if (!is(i - 1, ")") || !is(tokens_[i - 1].match - 1, "alignas")) return "";
+    const size_t open = tokens_[i - 1].match;
+    const std::string alignment = tokens_.output(open + 1, i - 1);
+    tokens_.erase(open - 1, i);
+    return ", " + alignment;
+  }
+
   void threadgroup_variables(size_t begin, size_t end) {
     std::map<std::string, int> used;
     for (size_t i = begin; i < end; ++i) {
@@ -345,6 +368,7 @@ class Transformer {
       size_t name = threadgroup_declarator(i);
       if (!name) continue;
       const std::string type = tokens_.output(i + 1, name);
+      const std::string alignment = take_alignment(i);
       std::string code;
       size_t at = name;
       for (;;) {
@@ -358,7 +382,7 @@ class Transformer {
         const std::string alias = "simulator_type_" + std::to_string(++alias_count_);
         code += "typedef " + type + " " + alias + tokens_.output(at + 1, stop) +
                 "; __attribute__((opencl_global_device)) " + alias + "& " + spelled +
-                " = ::simulator::threadgroup_variable<" + alias + ">(SIMULATOR_NAME(\"" + key + "\"))";
+                " = ::simulator::threadgroup_variable<" + alias + ">(SIMULATOR_NAME(\"" + key + "\")" + alignment + ")";
         at = stop + 1;
         if (is(stop, ";")) break;
         code += "; ";
@@ -392,6 +416,7 @@ class Transformer {
       if (i >= end) return;
       const Declaration member = read_declaration(i, end);
       const size_t first = skip_attributes(skip_template(i));
+      if (member.body) choose_checks(member);
       if (member.class_body) {
         class_scope(member);
       } else if (member.open && is(member.open - 1, name.c_str())) {

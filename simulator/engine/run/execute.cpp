@@ -106,6 +106,15 @@ unsigned worker_count(const Settings& settings, uint64_t threadgroups) {
   return unsigned(std::min<uint64_t>(wanted, threadgroups));
 }
 
+uint64_t first_threadgroup(const Dispatch& dispatch, uint64_t parts) {
+  const uint64_t count = dispatch.threadgroups.count();
+  if (parts == 0 || count % parts != 0) {
+    throw Fault("kernel '" + std::string(dispatch.function->kernel->name) + "': settings.parts is " +
+                std::to_string(parts) + ", expected a divisor of its " + std::to_string(count) + " threadgroups");
+  }
+  return count - count / parts;
+}
+
 }  // namespace
 
 Job::Job(const Dispatch& dispatch)
@@ -116,6 +125,7 @@ Job::Job(const Dispatch& dispatch)
       threads(dispatch.threads),
       workers(worker_count(settings, threadgroups.count())) {
   const Size& group = dispatch.threads_per_threadgroup;
+  next = first_threadgroup(dispatch, settings.parts);
   if (threads.count() == 0) {
     threads = {threadgroups.width * group.width, threadgroups.height * group.height, threadgroups.depth * group.depth};
   }

@@ -16,7 +16,7 @@ struct Job {
   Size threadgroups, threads;  // threads: the whole grid
   unsigned workers = 1;
   const Layout* layout = nullptr;  // null when not watched
-  std::atomic<uint64_t> next{0};
+  std::atomic<uint64_t> next{0};   // threadgroup; see Settings::parts
   std::atomic<bool> stopped{false};
 
   explicit Job(const Dispatch& dispatch);

@@ -6,14 +6,16 @@
 #include <cstring>
 #include <new>
 
+#include "random.h"
 #include "simulator/engine/engine.h"
 
 namespace simulator {
 namespace {
 
 constexpr size_t kSlotSize = 3 * kMaxThreadgroupMemory;
-// Arrays at the same offset in their pages would share a few sets of the first-level cache.
-constexpr size_t kColourStride = 1088;
+static_assert((ThreadgroupMemory::kMaxArrays & (ThreadgroupMemory::kMaxArrays - 1)) == 0, "place() exchanges slots");
+// Arrays at the same offset in their pages would share a few sets of the first-level cache: spread over so many bytes.
+constexpr size_t kSpread = 4096;
 
 }  // namespace
 
@@ -30,12 +32,27 @@ void ThreadgroupMemory::poison() {
   for (size_t i = 0; i < count_; ++i) std::memset(arrays_[i].data, 0xFF, arrays_[i].size);
 }
 
+void ThreadgroupMemory::begin_dispatch(uint64_t seed) {
+  count_ = total_ = 0;
+  seed_ = seed;
+}
+
+// An odd multiple of the alignment in the array's slot.
+std::byte* ThreadgroupMemory::place(size_t alignment) {
+  const size_t slot = (count_ ^ mix(seed_)) % kMaxArrays;
+  const size_t multiples = std::max<size_t>(kSpread / (2 * alignment), 1);
+  const size_t multiple = 2 * (mix(seed_ ^ mix(count_)) % multiples) + 1;
+  return mapping_ + slot * kSlotSize + kMaxThreadgroupMemory + multiple * alignment;
+}
+
 const ThreadgroupArray& ThreadgroupMemory::add(const char* name, size_t size, size_t alignment, size_t element,
                                                int32_t index) {
-  std::byte* data = mapping_ + count_ * kSlotSize + kMaxThreadgroupMemory + count_ % 4 * kColourStride;
+  alignment = std::max<size_t>(alignment, 1);
+  // Metal gives memory whose length the host sets in units of 16 bytes.
+  std::byte* data = place(index < 0 ? alignment : std::max<size_t>(alignment, 16));
   std::memset(data, 0xFF, size);
   total_ += (size + 15) / 16 * 16;
-  return arrays_[count_++] = {name, data, size, std::max<size_t>(alignment, 1), std::max<size_t>(element, 1), index};
+  return arrays_[count_++] = {name, data, size, alignment, std::max<size_t>(element, 1), index};
 }
 
 const ThreadgroupArray* ThreadgroupMemory::find(const char* name, size_t size) const {

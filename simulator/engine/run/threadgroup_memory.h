@@ -1,5 +1,6 @@
-// The threadgroup memory of one worker. Arrays lie so far apart that an index out of bounds by less than 32 KB meets no
-// other array.
+// The threadgroup memory of one worker. A GPU packs a kernel's arrays in an order of its own, so that one array says
+// nothing of where another lies. Here each lies in a slot that the seed chooses, aligned as its type asks and no more,
+// and so far from the others that an index out of bounds by less than 32 KB meets none of them.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -23,7 +24,7 @@ class ThreadgroupMemory {
   ThreadgroupMemory(const ThreadgroupMemory&) = delete;
   ThreadgroupMemory& operator=(const ThreadgroupMemory&) = delete;
 
-  void begin_dispatch() { count_ = total_ = 0; }
+  void begin_dispatch(uint64_t seed);
   // Fills with NaN in every format: what the last threadgroup left has no value.
   void poison();
   const ThreadgroupArray& add(const char* name, size_t size, size_t alignment, size_t element, int32_t index);
@@ -32,7 +33,9 @@ class ThreadgroupMemory {
   bool is_full() const { return count_ == kMaxArrays; }
 
  private:
+  std::byte* place(size_t alignment);
   std::byte* mapping_;
+  uint64_t seed_ = 0;
   std::array<ThreadgroupArray, kMaxArrays> arrays_;
   size_t count_ = 0, total_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "denormals.h"
+#include "simulator/engine/watch/private_memory.h"
 
 namespace simulator {
 
@@ -15,7 +16,10 @@ uint32_t first_bits(uint32_t count) { return count >= 32 ? ~0u : (1u << count) -
 
 }  // namespace
 
-Worker::Worker() : watch_(*this) { static_assert(sizeof(Scratch) <= FiberPool::kScratchSize); }
+Worker::Worker() : watch_(*this) {
+  static_assert(sizeof(Scratch) <= FiberPool::kScratchSize);
+  handle_traps_of_kernels();
+}
 
 void Worker::run(Job& job) {
   try {
@@ -45,7 +49,7 @@ void Worker::begin_dispatch(Job& job) {
   figures_ = {};
   fault_.clear();
   fibers_.reserve(job.dispatch.threads_per_threadgroup.count());
-  memory_.begin_dispatch();
+  memory_.begin_dispatch(seed_);
   watch_.begin_dispatch(job, fibers_);
   const simulator_kernel& kernel = job.kernel;
   for (uint32_t i = 0; i < kernel.parameter_count; ++i) {

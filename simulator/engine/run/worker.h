@@ -51,6 +51,8 @@ class Worker {
 
   // Ends the threadgroup and abandons its fibers.
   [[noreturn]] void fail(std::string text);
+  // The same with the kernel and the thread that runs.
+  [[noreturn]] void fail_in_kernel(const std::string& what);
   // "thread (0, 0, 0) of threadgroup (0, 0, 0)"
   std::string name_thread(uint32_t index) const;
   simulator_uint3 position(uint32_t index) const { return thread_position(index, group_size_); }

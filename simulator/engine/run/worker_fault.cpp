@@ -28,6 +28,10 @@ std::string Worker::name_thread(uint32_t index) const {
   return "thread " + text(position(index)) + " of threadgroup " + text(group_position_);
 }
 
+void Worker::fail_in_kernel(const std::string& what) {
+  fail("kernel '" + std::string(job_->kernel.name) + "': " + what + "; " + name_thread(current_));
+}
+
 std::string Worker::diverged(const Wait& here, const Wait& there, uint32_t other) const {
   const bool is_same_name = wait_name(here) == wait_name(there);
   const char* group = here.kind == Wait::threadgroup_barrier ? "threadgroup" : "simdgroup";

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "simulator/engine/engine.h"
+#include "simulator/engine/pages.h"
 
 namespace simulator {
 namespace {
@@ -20,6 +21,8 @@ Registry& registry() {
   static Registry* instance = new Registry;  // outlives buffers that are freed while the process ends
   return *instance;
 }
+
+constexpr size_t kManyBytes = size_t{1} << 24;
 
 uintptr_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
@@ -58,6 +61,13 @@ size_t ByteBits::count_range(size_t first, size_t count) const {
 }
 
 void ByteBits::fill_range(size_t first, size_t count, bool value) {
+  if (!value && count > kManyBytes) {
+    // All but the words at the ends, which it may share.
+    const size_t begin = first / 32 + 1, end = (first + count) / 32;
+    forget_pages(reinterpret_cast<std::byte*>(&words_[begin]), (end - begin) * 4);
+    fill_range(first, begin * 32 - first, false);
+    return fill_range(end * 32, first + count - end * 32, false);
+  }
   while (count > 0) {
     const size_t here = std::min(count, 32 - first % 32);
     uint32_t* word = &words_[first / 32];

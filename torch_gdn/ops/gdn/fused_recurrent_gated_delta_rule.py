@@ -170,6 +170,7 @@ def fused_recurrent_gated_delta_rule_(
     cu_seqlens: Tensor | None = None,
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
+    num_accepted_tokens: Tensor | None = None,
 ) -> Tensor:
     """`fused_recurrent_gated_delta_rule` on a server's pool of states, in place: for decoding, without a copy of them.
 
@@ -180,7 +181,8 @@ def fused_recurrent_gated_delta_rule_(
         state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32, any strides:
             the state of each sequence, read and written in place. Computed in float32.
         state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
-            Default: sequence n has slot n.
+            Default: sequence n has slot n. For speculative decoding [N, tokens]: the slot for the state after each
+            token, as many columns as a sequence can have tokens.
         has_initial_state: [N] bool; a sequence with False starts from zeros whatever its slot holds. Default: all True.
         null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). The output of such a sequence is zeros.
             Default: -1.
@@ -188,6 +190,8 @@ def fused_recurrent_gated_delta_rule_(
         use_gate_in_kernel, A_log, dt_bias: as of `fused_recurrent_gated_delta_rule`.
         use_beta_sigmoid_in_kernel, allow_neg_eigval: as of `fused_recurrent_gated_delta_rule`.
         state_v_first, cu_seqlens, output_dtype, head_grouping: as of `fused_recurrent_gated_delta_rule`.
+        num_accepted_tokens: [N] int32 or int64, with state_indices [N, tokens]: how many tokens of the step before
+            were accepted; a sequence goes on from the slot in column `num_accepted_tokens - 1`. Default: 1 of each.
 
     Returns:
         o [B, T, HV, V].
@@ -210,6 +214,6 @@ def fused_recurrent_gated_delta_rule_(
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens)
     gates = (gk, gv, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     o: Tensor = torch.ops.gdn.fused_recurrent_gated_delta_rule_(
-        q, k, v, g, beta, *slots, *options, *gates, output_dtype, head_grouping
+        q, k, v, g, beta, *slots, *options, *gates, output_dtype, head_grouping, num_accepted_tokens
     )
     return o

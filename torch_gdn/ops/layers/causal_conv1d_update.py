@@ -60,6 +60,7 @@ def causal_conv1d_update_(
     bias: Tensor | None = None,
     activation: str | None = None,
     cu_seqlens: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
 ) -> Tensor:
     """`causal_conv1d` from states in a pool, updated in place: for servers, prefill and decoding alike.
 
@@ -77,6 +78,10 @@ def causal_conv1d_update_(
         bias: [D], dtype of weight. Default: None.
         activation: "silu" ("swish" is the same) or None. Default: None.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1). Default: None.
+        num_accepted_tokens: [N] int32 or int64, for speculative decoding: how many tokens of the step before were
+            accepted. A slot's first W - 2 columns are then those before the step's first token, and its tokens follow,
+            as in vLLM: with `a` of them accepted, the history of the next token is the W - 1 columns from a - 1 on. S
+            is at least W - 2 and a sequence's tokens. Default: None; the slot's last columns are the last tokens.
 
     Returns:
         y [B, T, D], contiguous, dtype of x.
@@ -99,5 +104,14 @@ def causal_conv1d_update_(
         tensor([0., 0., 1.])
     """
     return torch.ops.gdn.causal_conv1d_update_(
-        x, weight, state_pool, state_indices, has_initial_state, null_index, bias, activation, cu_seqlens
+        x,
+        weight,
+        state_pool,
+        state_indices,
+        has_initial_state,
+        null_index,
+        bias,
+        activation,
+        cu_seqlens,
+        num_accepted_tokens,
     )

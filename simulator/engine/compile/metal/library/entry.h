@@ -97,8 +97,8 @@ struct position<metal::vec<T, 3>> {
 };
 
 template <typename T>
-METAL_FUNC threadgroup T& threadgroup_variable(const char* name) {
-  return *(threadgroup T*)simulator_threadgroup_array(name, sizeof(T), alignof(T));
+METAL_FUNC threadgroup T& threadgroup_variable(const char* name, size_t alignment = alignof(T)) {
+  return *(threadgroup T*)simulator_threadgroup_array(name, sizeof(T), alignment);
 }
 
 // A string literal in the constant address space, as in Metal.

@@ -20,6 +20,13 @@ METAL_FUNC double half_turns(float x) {
 METAL_FUNC float sine_pi(float x) { return static_cast<float>(__builtin_sin(half_turns(x))); }
 METAL_FUNC float cosine_pi(float x) { return static_cast<float>(__builtin_cos(half_turns(x))); }
 METAL_FUNC float fraction(float x) { return __builtin_fminf(x - __builtin_floorf(x), 0x1.fffffep-1f); }
+// fmin and fmax pass over a NaN. All bits are set in one of an unwritten variable, of half or bfloat too.
+METAL_FUNC float written(float x) {
+  if (__builtin_bit_cast(uint, x) >= 0xffff0000u) simulator_unwritten();
+  return x;
+}
+METAL_FUNC float least_of(float x, float y) { return __builtin_fminf(written(x), written(y)); }
+METAL_FUNC float largest_of(float x, float y) { return __builtin_fmaxf(written(x), written(y)); }
 METAL_FUNC float exponential_bound(float x) { return 3.0f + __builtin_floorf(__builtin_fabsf(2.0f * x)); }
 
 }  // namespace simulator
@@ -153,12 +160,12 @@ SIMULATOR_EXACT_1(fract, simulator::fraction(x))
 SIMULATOR_EXACT_1(rint, __builtin_rintf(x))
 SIMULATOR_EXACT_1(round, __builtin_roundf(x))
 SIMULATOR_EXACT_1(trunc, __builtin_truncf(x))
-SIMULATOR_EXACT_1(saturate, __builtin_fminf(__builtin_fmaxf(x, 0.0f), 1.0f))
+SIMULATOR_EXACT_1(saturate, simulator::least_of(simulator::largest_of(x, 0.0f), 1.0f))
 SIMULATOR_EXACT_1(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? x : 0.0f)
 SIMULATOR_EXACT_2(copysign, __builtin_copysignf(x, y))
 SIMULATOR_EXACT_2(fdim, __builtin_fdimf(x, y))
-SIMULATOR_EXACT_2(fmax, __builtin_fmaxf(x, y))
-SIMULATOR_EXACT_2(fmin, __builtin_fminf(x, y))
+SIMULATOR_EXACT_2(fmax, simulator::largest_of(x, y))
+SIMULATOR_EXACT_2(fmin, simulator::least_of(x, y))
 SIMULATOR_EXACT_2(fmod, __builtin_fmodf(x, y))
 SIMULATOR_EXACT_2(step, y < x ? 0.0f : 1.0f)
 METAL_FUNC float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }

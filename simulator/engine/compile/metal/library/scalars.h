@@ -2,7 +2,7 @@
 #pragma once
 #include "../../../kernel_abi.h"
 
-#define METAL_FUNC inline __attribute__((always_inline))
+#define METAL_FUNC inline __attribute__((always_inline, no_sanitize("object-size")))
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -43,14 +43,15 @@ METAL_FUNC constexpr ushort round_to_bfloat(uint bits) {
 // Metal Shading Language 3.1: bfloat converts implicitly to float only; nothing converts implicitly to bfloat.
 // Each operation on two bfloats rounds to bfloat.
 struct bfloat {
-  ushort simulator_bits;
+  __bf16 simulator_value;  // clang's own: only such a variable is a NaN until it is written
 
   bfloat() = default;
   template <typename T, typename = typename simulator::when<__is_arithmetic(T)>::type>
   METAL_FUNC explicit constexpr bfloat(T value)
-      : simulator_bits(simulator::round_to_bfloat(__builtin_bit_cast(uint, static_cast<float>(value)))) {}
+      : simulator_value(__builtin_bit_cast(
+            __bf16, simulator::round_to_bfloat(__builtin_bit_cast(uint, static_cast<float>(value))))) {}
   METAL_FUNC constexpr operator float() const {
-    return __builtin_bit_cast(float, static_cast<uint>(simulator_bits) << 16);
+    return __builtin_bit_cast(float, static_cast<uint>(__builtin_bit_cast(ushort, simulator_value)) << 16);
   }
   METAL_FUNC constexpr bfloat operator-() const { return bfloat(-static_cast<float>(*this)); }
   METAL_FUNC constexpr bfloat operator+() const { return *this; }

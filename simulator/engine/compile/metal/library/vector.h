@@ -56,6 +56,11 @@ struct alignas(4 * sizeof(T)) members<T, 4> {
   };
 };
 
+METAL_FUNC int checked_index(int i, int count) {
+  if (static_cast<uint>(i) >= static_cast<uint>(count)) simulator_vector_index(i, count);
+  return i;
+}
+
 // A vector of up to 16 bytes is loaded and stored whole, so that the watch sees one access, as on a GPU.
 template <typename T>
 struct native_element {
@@ -73,7 +78,7 @@ template <>
 struct native_element<bfloat> {
   typedef ushort type;
   METAL_FUNC static bfloat from(ushort value) { return __builtin_bit_cast(bfloat, value); }
-  METAL_FUNC static ushort to(bfloat value) { return value.simulator_bits; }
+  METAL_FUNC static ushort to(bfloat value) { return __builtin_bit_cast(ushort, value); }
 };
 
 }  // namespace simulator
@@ -174,8 +179,10 @@ struct vec : simulator::members<T, N> {
     if constexpr (I == 2) return this->z;
     if constexpr (I == 3) return this->w;
   }
-  METAL_FUNC T& operator[](int i) { return reinterpret_cast<T*>(this)[i]; }
-  METAL_FUNC const T& operator[](int i) const { return reinterpret_cast<const T*>(this)[i]; }
+  METAL_FUNC T& operator[](int i) { return reinterpret_cast<T*>(this)[simulator::checked_index(i, N)]; }
+  METAL_FUNC const T& operator[](int i) const {
+    return reinterpret_cast<const T*>(this)[simulator::checked_index(i, N)];
+  }
 
   template <int... I>
   METAL_FUNC constexpr vec<T, sizeof...(I)> swizzle() const {

@@ -1,11 +1,25 @@
-// kLanes floats at once for one instruction set: into and out of the dtypes of activations, and exp.
+// Vectors of kLanes floats for one ISA variant: into and out of the dtypes of activations, arithmetic, and rows of
+// them.
+
+constexpr int kLanes = TORCH_GDN_LANES, kLaneBits = std::countr_zero(unsigned{kLanes});
+constexpr int kRegisters = TORCH_GDN_REGISTERS;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+typedef uint32_t WordsInMemory __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 TORCH_GDN_INLINE Floats all_lanes(float x) { return Floats{} + x; }
+
+// GCC splits a conversion of 16 lanes in two.
+#if TORCH_GDN_LANES == 16
+TORCH_GDN_INLINE Words to_words(Halves x) { return (Words)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)x); }
+TORCH_GDN_INLINE Halves to_halves(Words x) { return (Halves)_mm512_maskz_cvtepi32_epi16(0xFFFF, (__m512i)x); }
+#else
+TORCH_GDN_INLINE Words to_words(Halves x) { return __builtin_convertvector(x, Words); }
+TORCH_GDN_INLINE Halves to_halves(Words x) { return __builtin_convertvector(x, Halves); }
+#endif
 
 // What an element of a dtype is in memory, and what it is as f32.
 template <typename Element>
@@ -14,16 +28,16 @@ struct Memory;
 template <>
 struct Memory<float> {
   using Lanes = Floats;
-  TORCH_GDN_INLINE static Floats widened(Lanes x) { return x; }
-  TORCH_GDN_INLINE static Lanes narrowed(Floats x) { return x; }
+  TORCH_GDN_INLINE static Floats upcast(Lanes x) { return x; }
+  TORCH_GDN_INLINE static Lanes downcast(Floats x) { return x; }
   TORCH_GDN_INLINE static Floats rounded(Floats x) { return x; }
 };
 
 template <>
 struct Memory<c10::BFloat16> {
   using Lanes = Halves;
-  TORCH_GDN_INLINE static Floats widened(Lanes x) { return (Floats)(__builtin_convertvector(x, Words) << 16); }
-  TORCH_GDN_INLINE static Lanes narrowed(Floats x) { return __builtin_convertvector(rounded_bits(x) >> 16, Halves); }
+  TORCH_GDN_INLINE static Floats upcast(Lanes x) { return (Floats)(to_words(x) << 16); }
+  TORCH_GDN_INLINE static Lanes downcast(Floats x) { return to_halves(rounded_bits(x) >> 16); }
   TORCH_GDN_INLINE static Floats rounded(Floats x) { return (Floats)(rounded_bits(x) & 0xFFFF0000); }
 
  private:
@@ -34,56 +48,73 @@ struct Memory<c10::BFloat16> {
   }
 };
 
-// Where the set has no instruction for halves: as convert.cpp, which see.
+// Without an instruction for halves: exponent and digits of a half, moved into place, are those of a float but for a
+// factor of 2^112, denormals too. The way back rounds a denormal by an addition that leaves its digits at the end of
+// the sum; 2^-14 is the smallest normal half, and 65520 rounds to infinity.
 template <>
 struct Memory<c10::Half> {
   using Lanes = Halves;
-#if TORCH_GDN_SET_WIDTH == 512
-  TORCH_GDN_INLINE static Floats widened(Lanes x) { return (Floats)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)x); }
-  TORCH_GDN_INLINE static Lanes narrowed(Floats x) {
+#if TORCH_GDN_LANES == 16
+  TORCH_GDN_INLINE static Floats upcast(Lanes x) { return (Floats)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)x); }
+  TORCH_GDN_INLINE static Lanes downcast(Floats x) {
     return (Lanes)_mm512_maskz_cvtps_ph(0xFFFF, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-#elif TORCH_GDN_SET_WIDTH == 256
-  TORCH_GDN_INLINE static Floats widened(Lanes x) { return (Floats)_mm256_cvtph_ps((__m128i)x); }
-  TORCH_GDN_INLINE static Lanes narrowed(Floats x) {
+#elif TORCH_GDN_LANES == 8
+  TORCH_GDN_INLINE static Floats upcast(Lanes x) { return (Floats)_mm256_cvtph_ps((__m128i)x); }
+  TORCH_GDN_INLINE static Lanes downcast(Floats x) {
     return (Lanes)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
 #else
-  TORCH_GDN_INLINE static Floats widened(Lanes x) {
-    const Words half = __builtin_convertvector(x, Words), magnitude = (half & 0x7FFF) << 13;
+  TORCH_GDN_INLINE static Floats upcast(Lanes x) {
+    const Words half = to_words(x), magnitude = (half & 0x7FFF) << 13;
     const Words finite = (Words)((Floats)magnitude * 0x1p112f);
     return (Floats)(((Integers)magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : finite) | (half & 0x8000) << 16);
   }
-  TORCH_GDN_INLINE static Lanes narrowed(Floats x) {
+  TORCH_GDN_INLINE static Lanes downcast(Floats x) {
     const Words bits = (Words)x, magnitude = bits & 0x7FFFFFFF;
     const Words normal = (magnitude - (112u << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
     const Words denormal = (Words)((Floats)magnitude + 0.5f) - 0x3F000000;
     Words half = (Integers)magnitude < 0x38800000 ? denormal : normal;
     half = (Integers)magnitude >= 0x477FF000 ? Words{} + 0x7C00 : half;
     half = (Integers)magnitude > 0x7F800000 ? Words{} + 0x7E00 : half;
-    return __builtin_convertvector(half | (bits >> 16 & 0x8000), Halves);
+    return to_halves(half | (bits >> 16 & 0x8000));
   }
 #endif
-  TORCH_GDN_INLINE static Floats rounded(Floats x) { return widened(narrowed(x)); }
+  TORCH_GDN_INLINE static Floats rounded(Floats x) { return upcast(downcast(x)); }
 };
+
+// Anywhere in memory.
+TORCH_GDN_INLINE Words load(const uint32_t* from) { return *reinterpret_cast<const WordsInMemory*>(from); }
+TORCH_GDN_INLINE void store(uint32_t* to, Words x) { *reinterpret_cast<WordsInMemory*>(to) = x; }
+// Into the second-level cache; an address beyond the end does no harm.
+TORCH_GDN_INLINE void prefetch(const void* x) { __builtin_prefetch(x, 0, 2); }
 
 // `count` elements in the first lanes, zeros in the others.
 template <typename Element>
 TORCH_GDN_INLINE Floats load(const Element* from, int64_t count = kLanes) {
   typename Memory<Element>::Lanes lanes{};
   __builtin_memcpy(&lanes, from, count * sizeof(Element));
-  return Memory<Element>::widened(lanes);
+  return Memory<Element>::upcast(lanes);
 }
 
 template <typename Element>
 TORCH_GDN_INLINE void store(Element* to, Floats x, int64_t count = kLanes) {
-  const typename Memory<Element>::Lanes lanes = Memory<Element>::narrowed(x);
+  const typename Memory<Element>::Lanes lanes = Memory<Element>::downcast(x);
   __builtin_memcpy(to, &lanes, count * sizeof(Element));
 }
 
-// 2^n exp(r), |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7: within 2 ulp. 0 below -87
-// (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN. 2^n is put together as twice 2^(n-1),
-// since n may be 128.
+// f(first, count) for kLanes of `count` elements at a time, and then for what is left. Where f is always inlined, the
+// number of a whole vector is a constant in it.
+template <typename F>
+TORCH_GDN_INLINE void for_each_vector(int64_t count, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) f(i, kLanes);
+  if (i < count) f(i, count - i);
+}
+
+// exp(x) = 2^n exp(r), |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7: within 2 ulp. 0
+// below -86.98 (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN. 2^n is put together as
+// twice 2^(n-1), since n may be 128.
 TORCH_GDN_INLINE Floats exponential(Floats x) {
   Floats inside = x > 89.0f ? all_lanes(89.0f) : x;
   inside = inside < -87.0f ? all_lanes(-87.0f) : inside;
@@ -100,16 +131,29 @@ TORCH_GDN_INLINE Floats exponential(Floats x) {
   return half + half;
 }
 
-// Lanes of a and b in turn, from lane kFirst of each on.
+// log(1 + exp(x)). log(1 + y) for y from 0 to 1 is 2 atanh(s), s = y / (2 + y): the series up to s^15 leaves out 1e-9.
+TORCH_GDN_INLINE Floats softplus(Floats x) {
+  const Floats above = x > 0.0f ? x : Floats{}, y = exponential(x > 0.0f ? -x : x);
+  const Floats s = y / (2.0f + y), square = s * s;
+  Floats series = square * (1.0f / 15.0f) + 1.0f / 13.0f;
+  series = series * square + 1.0f / 11.0f;
+  series = series * square + 1.0f / 9.0f;
+  series = series * square + 1.0f / 7.0f;
+  series = series * square + 1.0f / 5.0f;
+  series = series * square + 1.0f / 3.0f;
+  return above + (series * square * (2.0f * s) + 2.0f * s);
+}
+
+// Lanes of a and b alternately, from lane kFirst of each on.
 template <int kFirst, int... kLane>
 TORCH_GDN_INLINE Floats interleave(Floats a, Floats b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + (kLane % 2) * int(kLanes))...);
 }
 
-// Takes the element at (vector, lane) to where its number, vector * kLanes + lane in bits, is transposed to the left by
+// Takes the element at (vector, lane) to where its number, vector * kLanes + lane in bits, is rotated to the left by
 // kBits: with log2(kLanes) bits, kLanes vectors become their transpose.
 template <int kBits, int kVectors>
-TORCH_GDN_INLINE void turn(Floats (&x)[kVectors]) {
+TORCH_GDN_INLINE void transpose(Floats (&x)[kVectors]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
 #pragma GCC unroll 6
   for (int bit = 0; bit < kBits; ++bit) {
@@ -150,7 +194,7 @@ TORCH_GDN_INLINE void split_columns(Floats (&x)[kColumns]) {
     x[0] = first;
     x[1] = second;
   } else {
-    turn<kLaneBits>(x);
+    transpose<kLaneBits>(x);
   }
 }
 
@@ -163,11 +207,11 @@ TORCH_GDN_INLINE void join_columns(Floats (&x)[kColumns]) {
     x[0] = first;
     x[1] = second;
   } else {
-    turn<kColumns / 2>(x);  // 2 bits for 4 columns, 1 for 2
+    transpose<kColumns / 2>(x);  // 2 bits for 4 columns, 1 for 2
   }
 }
 
-// Lane i: the sum of x[i]. Each step adds the halves of two vectors into one, whose lanes then take turns.
+// Lane i: the sum of x[i]. Each step adds the halves of two vectors into one, whose lanes then alternate.
 TORCH_GDN_INLINE Floats sums_of_lanes(Floats (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
 #pragma GCC unroll 4
@@ -189,4 +233,54 @@ TORCH_GDN_INLINE float sum_of_lanes(Floats x) {
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }
   return lanes[0];
+}
+
+TORCH_GDN_INLINE Floats multiply_add(float a, Floats b, Floats sum) { return sum + a * b; }
+
+template <typename Element>
+TORCH_GDN_INLINE void upcast_elements(const Element* in, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(out + i, load(in + i));
+  if (i < count) store(out + i, load(in + i, count - i), count - i);
+}
+
+template <typename Element>
+TORCH_GDN_INLINE void downcast_elements(const float* in, int64_t count, Element* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(out + i, load(in + i), kLanes);
+  if (i < count) store(out + i, load(in + i, count - i), count - i);
+}
+
+TORCH_GDN_INLINE void upcast_row(const void* in, at::ScalarType dtype, int64_t count, float* out) {
+  if (dtype == at::kFloat) {
+    __builtin_memcpy(out, in, count * sizeof(float));
+  } else if (dtype == at::kBFloat16) {
+    upcast_elements(static_cast<const c10::BFloat16*>(in), count, out);
+  } else {
+    upcast_elements(static_cast<const c10::Half*>(in), count, out);
+  }
+}
+
+TORCH_GDN_INLINE void downcast_row(const float* in, int64_t count, at::ScalarType dtype, void* out) {
+  if (dtype == at::kFloat) {
+    __builtin_memcpy(out, in, count * sizeof(float));
+  } else if (dtype == at::kBFloat16) {
+    downcast_elements(in, count, static_cast<c10::BFloat16*>(out));
+  } else {
+    downcast_elements(in, count, static_cast<c10::Half*>(out));
+  }
+}
+
+TORCH_GDN_INLINE float sum_of_squares(const float* x, int64_t count) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += x[i] * x[i];
+  return sum;
+}
+
+// x / sqrt(sum x^2 + eps).
+TORCH_GDN_INLINE void normalise_row(float* x, int64_t count, float eps) {
+  const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, count) + eps);
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
 }

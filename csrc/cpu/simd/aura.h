@@ -1,4 +1,5 @@
-// Pass 1 of attention to codes for one ISA: some query rows against a tile of dequantised keys and values.
+// The kernels of AuraKernels for one ISA variant. In pass 1 of attention to codes some query rows go over a tile of
+// dequantised keys and values.
 
 constexpr int kHeads = 4;  // query rows that share what is loaded of keys and values
 
@@ -111,7 +112,29 @@ void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to)
   }
 }
 
-#if TORCH_GDN_SET_WIDTH == 512
+// Bit by bit, from the highest.
+void quantise(const float* y, const float* boundaries, int64_t D, int64_t bits, int32_t* codes) {
+  for (int64_t d = 0; d < D; ++d) codes[d] = 0;
+  for (int32_t step = 1 << (bits - 1); step > 0; step /= 2) {
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) codes[d] += y[d] > boundaries[codes[d] + step - 1] ? step : 0;
+  }
+}
+
+void multiply_by_sylvester(float* x, int64_t D, int64_t width) {
+  for (int64_t half = 1; half < width; half *= 2) {
+    for (int64_t first = 0; first < D; first += 2 * half) {
+#pragma omp simd
+      for (int64_t i = first; i < first + half; ++i) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a + b;
+        x[i + half] = a - b;
+      }
+    }
+  }
+}
+
+#if TORCH_GDN_LANES == 16
 
 // 16 codes of 2, 3 or 4 bits: the two bytes that hold a code go into its lane and are shifted; the last 4 bits select
 // one of 16 centroids, which repeat with fewer bits.
@@ -182,10 +205,11 @@ void dequantise(const Dequantise& codes) {
   dequantise_bytes(codes);
 }
 
-constexpr AuraKernels kAuraKernels = {&dequantise, &dot_products, &online_softmax, &add_weighted};
-
 #else
 
-constexpr AuraKernels kAuraKernels = {nullptr, &dot_products, &online_softmax, &add_weighted};
+constexpr void (*dequantise)(const Dequantise&) = nullptr;
 
 #endif
+
+constexpr AuraKernels kAuraKernels = {dequantise,    &dot_products, &online_softmax,
+                                      &add_weighted, &quantise,     &multiply_by_sylvester};

@@ -1,0 +1,14 @@
+// An op and its kernel for the CPU, which every op has: define<Op, run>(m) in TORCH_LIBRARY_FRAGMENT(gdn, m).
+#pragma once
+#include "cpu/outputs.h"
+#include "ops/op.h"
+
+namespace torch_gdn::cpu {
+
+template <template <typename> class Op, auto run>
+void define(torch::Library& m) {
+  torch_gdn::define<Op>(m);
+  implement<Op, run, &prepare_output>(m, c10::DispatchKey::CPU);
+}
+
+}  // namespace torch_gdn::cpu

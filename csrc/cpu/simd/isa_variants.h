@@ -1,0 +1,87 @@
+// Compiles the file TORCH_GDN_PER_ISA once for each ISA variant, in a namespace of its own, after vectors.h. It has no
+// include guard, and neither has that file, which may include nothing: the inline functions of a header would be
+// compiled for that ISA, and the linker may keep that copy for everybody. The unnamed namespaces keep the variants of
+// one file apart from another file's. TORCH_GDN_HAS_BF16_VARIANT adds AVX-512 with products of bf16.
+#include <c10/core/ScalarType.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <bit>
+#include <cstdint>
+#include <utility>
+
+#include "cpu/simd/isa.h"
+
+#define TORCH_GDN_INLINE [[gnu::always_inline]] inline
+
+// Vectors are parameters of functions that are always inlined: no caller sees how they would be passed.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+#if TORCH_GDN_HAS_X86_ISAS
+#include <immintrin.h>
+
+#define TORCH_GDN_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TORCH_GDN_BEGIN_ISA(name) \
+  TORCH_GDN_PRAGMA(clang attribute push(__attribute__((target(name))), apply_to = function))
+#define TORCH_GDN_END_ISA TORCH_GDN_PRAGMA(clang attribute pop)
+#else
+#define TORCH_GDN_BEGIN_ISA(name) TORCH_GDN_PRAGMA(GCC push_options) TORCH_GDN_PRAGMA(GCC target(name))
+#define TORCH_GDN_END_ISA TORCH_GDN_PRAGMA(GCC pop_options)
+#endif
+
+#define TORCH_GDN_REGISTERS 32
+#define TORCH_GDN_LANES 16
+#ifdef TORCH_GDN_HAS_BF16_VARIANT
+TORCH_GDN_BEGIN_ISA("arch=x86-64-v4,avx512bf16")
+#define TORCH_GDN_ISA_HAS_BF16 1
+namespace torch_gdn::cpu::avx512_bf16 {
+namespace {
+#include "cpu/simd/vectors.h"
+#include TORCH_GDN_PER_ISA
+}  // namespace
+}  // namespace torch_gdn::cpu::avx512_bf16
+#undef TORCH_GDN_ISA_HAS_BF16
+TORCH_GDN_END_ISA
+#endif
+
+TORCH_GDN_BEGIN_ISA("arch=x86-64-v4")
+namespace torch_gdn::cpu::avx512 {
+namespace {
+#include "cpu/simd/vectors.h"
+#include TORCH_GDN_PER_ISA
+}  // namespace
+}  // namespace torch_gdn::cpu::avx512
+TORCH_GDN_END_ISA
+#undef TORCH_GDN_LANES
+#undef TORCH_GDN_REGISTERS
+
+#define TORCH_GDN_REGISTERS 16
+#define TORCH_GDN_LANES 8
+TORCH_GDN_BEGIN_ISA("arch=x86-64-v3")
+namespace torch_gdn::cpu::avx2 {
+namespace {
+#include "cpu/simd/vectors.h"
+#include TORCH_GDN_PER_ISA
+}  // namespace
+}  // namespace torch_gdn::cpu::avx2
+TORCH_GDN_END_ISA
+#undef TORCH_GDN_LANES
+#undef TORCH_GDN_REGISTERS
+#endif
+
+// What every processor of its kind has.
+#if defined(__x86_64__)
+#define TORCH_GDN_REGISTERS 16
+#else
+#define TORCH_GDN_REGISTERS 32
+#endif
+#define TORCH_GDN_LANES 4
+namespace torch_gdn::cpu::baseline {
+namespace {
+#include "cpu/simd/vectors.h"
+#include TORCH_GDN_PER_ISA
+}  // namespace
+}  // namespace torch_gdn::cpu::baseline

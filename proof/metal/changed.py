@@ -1,0 +1,142 @@
+"""`python -m proof.metal.changed [--base COMMIT]`: strict Metal of the kernels whose shaders changed, in two minutes.
+
+Changed since COMMIT, by default since the merge base with the main branch, or on it since the last commit. Without the
+history, or where what examines the shaders has changed itself, a fixed sample of every kernel is taken. Says what was
+taken and what was left to `make proof`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from proof.checks import Progress, Silent
+from proof.mac.wheels import Unavailable
+from proof.metal import caps as strict_caps
+from proof.metal import kernels as strict_kernels
+from proof.metal import launches as strict_launches
+from proof.metal.front_end import CHECKOUT, SHADERS
+from torch_gdn._recorder import KernelVariant, Launch
+
+MAIN = ("origin/main", "origin/HEAD", "main")
+EXAMINERS = ("proof/metal", "simulator/engine/compile", "torch_gdn/check")
+MOST = 480  # variants: two minutes of two cores
+SAMPLE = 6  # variants of each kernel
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def default_base() -> str | None:
+    """The commit that changes are counted from; None where git does not know one."""
+    head = _git("rev-parse", "HEAD")
+    for name in MAIN:
+        base = _git("merge-base", name, "HEAD")
+        if base and base != head:
+            return base
+    return _git("rev-parse", "HEAD~1")
+
+
+def changed_files(base: str) -> list[str] | None:
+    """Since the commit, those of the working tree included; None if it is not there."""
+    listed = _git("diff", "--name-only", base, "--")
+    added = _git("ls-files", "--others", "--exclude-standard")
+    return None if listed is None or added is None else sorted({*listed.split(), *added.split()})
+
+
+def included(file: str) -> set[str]:
+    """A shader's files, below shaders/: itself and what it includes, directly or not."""
+    found, open_ = {file}, [file]
+    while open_:
+        names = re.findall(r'^#include "([^"]+)"', (SHADERS / open_.pop()).read_text(), re.MULTILINE)
+        open_ += [name for name in names if name not in found]
+        found |= set(names)
+    return found
+
+
+def affected(shaders: Iterable[str], changed: Iterable[str]) -> set[str]:
+    """Shaders that a changed file is part of."""
+    names = {path.removeprefix("shaders/") for path in changed if path.startswith("shaders/")}
+    return {shader for shader in shaders if included(shader) & names}
+
+
+def evenly(variants: Sequence[KernelVariant], count: int) -> list[KernelVariant]:
+    """As many, spread over the whole list, its last included."""
+    if count >= len(variants):
+        return list(variants)
+    return [variants[(i + 1) * len(variants) // count - 1] for i in range(count)]
+
+
+def by_kernel(variants: Iterable[KernelVariant]) -> dict[str, list[KernelVariant]]:
+    groups: dict[str, list[KernelVariant]] = {}
+    for each in variants:
+        groups.setdefault(each.kernel, []).append(each)
+    return groups
+
+
+def selection(
+    groups: Mapping[str, Sequence[KernelVariant]], shaders: set[str] | None
+) -> dict[str, list[KernelVariant]]:
+    """What to take of each kernel: of those shaders all, as far as there is time; without shaders a sample of all."""
+    if shaders is None:
+        return {kernel: evenly(variants, SAMPLE) for kernel, variants in groups.items()}
+    wanted = {kernel: variants for kernel, variants in groups.items() if variants[0].file in shaders}
+    total = sum(len(variants) for variants in wanted.values())
+    share = min(1.0, MOST / total) if total else 1.0
+    return {kernel: evenly(variants, max(SAMPLE, int(len(variants) * share))) for kernel, variants in wanted.items()}
+
+
+def what_changed(base: str | None, shaders: set[str]) -> tuple[set[str] | None, str]:
+    """The affected shaders, None for a sample of all, and why in words."""
+    changed = changed_files(base) if base else None
+    if changed is None:
+        return None, "git knows no earlier commit: a sample of every kernel"
+    if any(path.startswith(EXAMINERS) for path in changed):
+        return None, f"what examines the shaders changed since {base}: a sample of every kernel"
+    found = affected(shaders, changed)
+    return found, f"since {base} {len(found)} of {len(shaders)} kernels changed"
+
+
+def examine(launches: Sequence[Launch], variants: Sequence[KernelVariant], progress: Progress) -> list[str]:
+    outcome = strict_kernels.check_variants(variants, progress)
+    kernels = {each.name: each.kernel for each in variants}
+    return [
+        *outcome.problems,
+        *strict_kernels.not_seen(variants, outcome),
+        *strict_kernels.unlike_the_host(launches, outcome.facts),
+        *strict_caps.over_cap(outcome.facts, kernels, strict_caps.recorded()),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m proof.metal.changed", description=__doc__)
+    parser.add_argument("--base", metavar="COMMIT", help="count changes from here")
+    options = parser.parse_args(arguments)
+    launches = strict_launches.all_launches()
+    groups = by_kernel(launch.variant for launch in launches)
+    shaders, why = what_changed(options.base or default_base(), {variants[0].file for variants in groups.values()})
+    taken = selection(groups, shaders)
+    print(f"Strict Metal: {why}")
+    for kernel, variants in groups.items():
+        print(f"  {kernel}: {len(taken.get(kernel, ()))} of {len(variants)} variants taken")
+    try:
+        problems = examine(launches, [each for variants in taken.values() for each in variants], Silent())
+    except Unavailable as reason:
+        print(f"not run: {reason}")
+        return 2
+    for problem in problems:
+        print(f"WRONG: {problem}")
+    print(f"{sum(map(len, taken.values()))} variants taken, {len(problems)} wrong; `make proof` takes all")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void count(device atomic_uint* total [[buffer(0)]]) {
+  atomic_fetch_add_explicit(total, 1u, memory_order_relaxed);
+}

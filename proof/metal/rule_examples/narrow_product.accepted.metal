@@ -1,0 +1,10 @@
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void copy(device float* out [[buffer(0)]], device const float* x [[buffer(1)]],
+                 device const int* rows [[buffer(2)]], constant int& row_stride [[buffer(3)]],
+                 uint column [[thread_position_in_grid]]) {
+  const int row = rows[0];
+  const long index = long(row) * row_stride + column;
+  out[index] = x[index];
+}

@@ -1,0 +1,8 @@
+// refused: may not fit into 32 bits, and is an index into device memory
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void clear(device float* out [[buffer(0)]], constant uint& columns [[buffer(1)]],
+                  uint2 at [[thread_position_in_grid]]) {
+  out[at.y * columns + at.x] = 0.0f;
+}

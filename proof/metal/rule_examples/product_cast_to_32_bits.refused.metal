@@ -1,0 +1,9 @@
+// refused: may not fit into 32 bits, and is an index into device memory
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void clear(device float* out [[buffer(0)]], constant long& columns [[buffer(1)]],
+                  uint row [[thread_position_in_grid]]) {
+  const int index = int(row * columns);
+  out[index] = 0.0f;
+}

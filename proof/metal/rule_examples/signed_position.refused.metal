@@ -1,0 +1,5 @@
+// refused: a position or index must be
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void clear(device float* values [[buffer(0)]], int index [[thread_position_in_grid]]) { values[index] = 0.0f; }

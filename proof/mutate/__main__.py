@@ -1,0 +1,109 @@
+"""`python -m proof.mutate`: plants faults, one at a time, and prints which test caught each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from proof.checks import Progress
+from proof.mutate.faults import CHECKOUT, Fault, all_faults, sample
+from proof.mutate.page import PAGE, page_text
+from proof.mutate.scratch import Scratch
+from proof.mutate.trial import CAUGHT, NOT_RUN, State, Verdict, confirm, try_fault
+
+FOLDER = CHECKOUT / "build" / "mutate"
+
+
+class Bar:
+    """A progress bar over faults."""
+
+    def __init__(self) -> None:
+        self._bar = tqdm(total=0, unit="fault", bar_format="{n_fmt}/{total_fmt} {bar} {elapsed} {postfix}")
+
+    def expect(self, steps: int) -> None:
+        self._bar.total += steps
+        self._bar.refresh()
+
+    def step(self, what: str) -> None:
+        self._bar.update()
+        self._bar.set_postfix_str("")
+        tqdm.write(what)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def line_of(fault: Fault, verdict: Verdict) -> str:
+    by = f" by {verdict.test}" if verdict.test else ""
+    reason = "" if verdict.word in (CAUGHT, "") or not verdict.reason else f"\n    {verdict.reason}"
+    return f"{verdict.word}: {fault.id}{by} ({verdict.seconds:.0f} s){reason}"
+
+
+def run_all(
+    faults: Sequence[Fault],
+    progress: Progress,
+    *,
+    again: bool = False,
+    folder: Path = FOLDER,
+    checkout: Path = CHECKOUT,
+) -> dict[str, Verdict]:
+    """Verdicts of these faults: kept ones, and those of the faults that are tried now."""
+    state = State(folder / "state.json", checkout)
+    kept = {} if again else {fault.id: found for fault in faults if (found := state.of(fault))}
+    left = [fault for fault in faults if fault.id not in kept]
+    progress.expect(len(left))
+    scratch = Scratch(folder, checkout)
+    if left or not all(verdict.is_confirmed for verdict in kept.values() if verdict.word == CAUGHT):
+        scratch.refresh()
+        scratch.build_clean()
+    for fault in left:
+        kept[fault.id] = state.verdicts[fault.id] = try_fault(scratch, fault)
+        state.save()
+        progress.step(line_of(fault, kept[fault.id]))
+    confirm(scratch, kept)
+    state.verdicts |= kept
+    state.save()
+    return kept
+
+
+def write_page(faults: Sequence[Fault]) -> None:
+    state = State(FOLDER / "state.json", CHECKOUT)
+    PAGE.write_text(page_text(faults, {fault.id: state.of(fault) or Verdict(NOT_RUN) for fault in faults}))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m proof.mutate", description=__doc__)
+    parser.add_argument("--only", metavar="PATTERN", action="append", default=[], help="in name, kind or file")
+    parser.add_argument("--sample", metavar="N", type=int, help="so many faults, of every kind and part in turn")
+    parser.add_argument("--list", action="store_true", help="list the faults and their tests, and plant none")
+    parser.add_argument("--again", action="store_true", help="those too that have a verdict")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}, and plant none")
+    options = parser.parse_args(arguments)
+
+    known = all_faults()
+    if options.write:
+        write_page(known)
+        return 0
+    wanted = sample(known, options.sample) if options.sample else known
+    for pattern in options.only:
+        wanted = [fault for fault in wanted if pattern in f"{fault.id}\n{fault.kind}\n{fault.file}"]
+    if options.list:
+        for fault in wanted:
+            print(f"{fault.kind:9} {fault.file}: {fault.id}\n{'':10}{' '.join(fault.tests)}")
+        return 0
+    bar = Bar()
+    verdicts = run_all(wanted, bar, again=options.again)
+    bar.close()
+    not_caught = [fault for fault in wanted if verdicts[fault.id].word != CAUGHT]
+    for fault in not_caught:
+        print(line_of(fault, verdicts[fault.id]))
+    print(f"{len(wanted)} faults, {len(wanted) - len(not_caught)} caught")
+    return 1 if not_caught else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

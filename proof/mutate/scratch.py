@@ -1,0 +1,168 @@
+"""A copy of the checkout in which faults are planted, so that the checkout itself never has one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from proof.mutate.faults import CHECKOUT, Fault, read_table
+
+# Built once for each path that it lies at, and not what is broken here: read where it lies.
+LINKED = "simulator"
+EXTENSION = "torch_gdn/_C*.so"
+SECONDS = 900  # of one run of the tests: a kernel may never end
+
+
+class NotBuilt(RuntimeError):
+    """The compiler's message."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    status: int
+    output: str
+
+
+class Scratch:
+    def __init__(self, folder: Path, checkout: Path = CHECKOUT) -> None:
+        self.checkout = checkout
+        self.tree = folder / "tree"
+        self._kept = folder / "extensions"
+        self._built = folder / "built"
+
+    def refresh(self) -> None:
+        """Makes the tree what the checkout is now. A file that changes is newer than what was built of it."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=self.checkout, capture_output=True, text=True, check=True,
+        ).stdout.split("\0")  # fmt: skip
+        files = {name for name in listed if name and (self.checkout / name).is_file()}
+        for name in files:
+            if not name.startswith(f"{LINKED}/"):
+                self._copy(name)
+        if self.tree.joinpath("csrc").exists():
+            self._remove_strangers(files)
+        if (self.checkout / LINKED).is_dir() and not (self.tree / LINKED).exists():
+            (self.tree / LINKED).symlink_to(self.checkout / LINKED)
+        self._take_extension()
+
+    def _copy(self, name: str) -> None:
+        source, target = self.checkout / name, self.tree / name
+        if target.exists() and target.read_bytes() == source.read_bytes():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+    def _remove_strangers(self, files: set[str]) -> None:
+        for folder in ("csrc", "shaders", "tests"):
+            for path in (self.tree / folder).rglob("*.*"):
+                if path.suffix != ".pyc" and path.is_file() and str(path.relative_to(self.tree)) not in files:
+                    path.unlink()
+
+    def _take_extension(self) -> None:
+        """The checkout's own extension, where it was built after its last change."""
+        built = next(self.checkout.glob(EXTENSION), None)
+        sources = [self.checkout / path.relative_to(self.tree) for path in self._extension_sources()]
+        if built and all(path.stat().st_mtime <= built.stat().st_mtime for path in sources):
+            self._keep(built)
+
+    @contextmanager
+    def planted(self, fault: Fault) -> Iterator[None]:
+        path = self.tree / fault.file
+        clean = path.read_text()
+        path.write_text(fault.plant(clean))
+        try:
+            yield
+        finally:
+            path.write_text(clean)
+
+    def build(self) -> None:
+        """torch_gdn._C of the tree as it is. Whatever else is compiled, the simulated device compiles at first use."""
+        if not (self.tree / "setup.py").exists() or self._built_of() == self._digest():
+            return
+        kept = self._kept / self._digest()
+        if kept.exists():
+            shutil.copyfile(kept, self._extension())
+        else:
+            finished = self.run("setup.py", "--quiet", "build_ext", "--inplace")
+            if finished.status != 0:
+                raise NotBuilt(finished.output)
+        self._built.write_text(self._digest())
+
+    def build_clean(self) -> None:
+        """Of a tree without a fault: kept, to be put back after one."""
+        self.build()
+        if built := next(self.tree.glob(EXTENSION), None):
+            self._keep(built)
+
+    def run(self, *arguments: str) -> Finished:
+        """Python in the tree, which sees the tree's packages and no others of these names."""
+        environment = os.environ | {"PYTHONPATH": str(self.tree), "COLUMNS": "1000"}
+        command = [sys.executable, *arguments]
+        try:
+            finished = subprocess.run(
+                command, cwd=self.tree, env=environment, text=True, timeout=SECONDS,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            output = late.stdout or b""
+            return Finished(-1, output.decode() if isinstance(output, bytes) else output)
+        return Finished(finished.returncode, finished.stdout)
+
+    def _keep(self, extension: Path) -> None:
+        self._kept.mkdir(parents=True, exist_ok=True)
+        kept = self._kept / self._digest()
+        if not kept.exists():
+            for old in self._kept.iterdir():
+                old.unlink()
+            shutil.copyfile(extension, kept)
+
+    def _extension(self) -> Path:
+        return self.tree / "torch_gdn" / next(self.checkout.glob(EXTENSION)).name
+
+    def _built_of(self) -> str:
+        return self._built.read_text() if self._built.exists() and any(self.tree.glob(EXTENSION)) else ""
+
+    def _extension_sources(self) -> list[Path]:
+        """What torch_gdn._C is made of: csrc/ without the simulated device's half, and headers of shaders."""
+        metal_half = sources_of_simulated_device(self.tree)
+        sources = [path for path in sorted((self.tree / "csrc").rglob("*.*")) if path not in metal_half]
+        return [*sources, *included_shaders(self.tree, sources)]
+
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for path in self._extension_sources():
+            digest.update(str(path.relative_to(self.tree)).encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()
+
+
+def sources_of_simulated_device(tree: Path) -> set[Path]:
+    """What pyproject.toml has it build: simulator/project.py."""
+    project = tree / "pyproject.toml"
+    tables = read_table(project)["tool"]["simulator"]["load"] if project.exists() else []
+    found: set[Path] = set()
+    for table in tables:
+        found |= {path for pattern in table["sources"] for path in tree.glob(pattern)}
+        found -= {tree / name for name in table["exclude"]}
+    return found
+
+
+def included_shaders(tree: Path, sources: Sequence[Path]) -> list[Path]:
+    """Headers under shaders/ that these files include, themselves or by one another."""
+    found: dict[Path, None] = {}
+    left = list(sources)
+    while left:
+        for name in re.findall(r'^#include "([^"]+)"', left.pop().read_text(), flags=re.MULTILINE):
+            path = tree / "shaders" / name.removeprefix("shaders/")
+            if path.is_file() and path not in found:
+                found[path] = None
+                left.append(path)
+    return sorted(found)

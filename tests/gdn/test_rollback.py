@@ -1,0 +1,193 @@
+"""Speculative decoding: the state after each drafted token in a slot of its own, bit for bit that of decoding one token
+at a time, and the next step goes on after the last accepted one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.cases import Case, make_case
+from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.errors import assert_same_bits
+
+K, V, HV, DRAFTS = 32, 32, 2, 4
+OPTIONS: dict[str, Any] = {"use_qk_l2norm_in_kernel": True}
+
+
+def random_pool(device: torch.device, slots: int, dtype: torch.dtype = torch.float32, v_first: bool = False) -> Tensor:
+    """Slots with room between them, as pages of a server have."""
+    generator = torch.Generator().manual_seed(3)
+    storage = torch.randn(slots, HV * K * V + 24, generator=generator).to(dtype).to(device)
+    return storage[:, : HV * K * V].view(slots, HV, *((V, K) if v_first else (K, V)))
+
+
+def tokens_of(case: Case, first: int, last: int) -> list[Tensor]:
+    return [x[:, first:last] for x in (*case.qkv, case.g, case.beta)]
+
+
+def one_by_one(case: Case, state: Tensor, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """o and the states [B, HV, ...] after each token of all sequences, decoded in place; the first is `state`."""
+    pool, outputs, states = state.clone(), [], [state]
+    for t in range(case.q.shape[1]):
+        outputs.append(torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, t, t + 1), pool, **options))
+        states.append(pool.clone())
+    return outputs, states
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_goes_on_after_what_was_accepted(
+    device: torch.device, dtype: torch.dtype, v_first: bool, index_dtype: torch.dtype
+) -> None:
+    """Sequence n accepts n + 1 of the first step's 4 tokens, and its next 4 follow those."""
+    options = OPTIONS | {"state_v_first": v_first}
+    case = make_case(2 * DRAFTS, K, V, B=DRAFTS, H=1, HV=HV).to(device)
+    pool = random_pool(device, 20, dtype, v_first)
+    indices = (torch.randperm(19)[: DRAFTS * DRAFTS] + 1).view(DRAFTS, DRAFTS).to(device, index_dtype)
+    outputs, states = one_by_one(case, pool[indices[:, 0]], **options)
+    before = pool.clone()
+    with kernels_run(device, "fused_recurrent_gated_delta_rule"):
+        o = torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, DRAFTS), pool, indices, **options)
+    for t in range(DRAFTS):
+        assert_same_bits(f"o of token {t}", o[:, t : t + 1], outputs[t])
+        assert_same_bits(f"state after token {t}", pool[indices[:, t]], states[t + 1])
+    others = [slot for slot in range(20) if slot not in indices.flatten().tolist()]
+    assert_same_bits("the other slots", pool[others], before[others])
+
+    accepted = torch.arange(1, DRAFTS + 1, device=device, dtype=index_dtype)
+    step = [x.clone() for x in tokens_of(case, 0, DRAFTS)]
+    for n in range(DRAFTS):
+        for mine, whole in zip(step, tokens_of(case, n + 1, n + 1 + DRAFTS), strict=True):
+            mine[n] = whole[n]
+    o = torch_gdn.fused_recurrent_gated_delta_rule_(*step, pool, indices, num_accepted_tokens=accepted, **options)
+    for n in range(DRAFTS):
+        for t in range(DRAFTS - 1 - n, DRAFTS):
+            if n + 1 + t < 2 * DRAFTS:
+                assert_same_bits(f"o of token {t} of {n}", o[n, t], outputs[n + 1 + t][n, 0])
+                assert_same_bits(f"state of {n} after token {t}", pool[indices[n, t]], states[n + 2 + t][n])
+
+
+@pytest.mark.parametrize("null_index", [-1, 0])
+def test_packed_sequences_with_padding(device: torch.device, null_index: int) -> None:
+    """0 to 3 tokens; a row without slots gives zeros and writes nothing, one without a state starts anew, and a token
+    without a slot is computed all the same."""
+    lengths, boundaries = [3, 1, 2, 0, 3], [0, 3, 4, 6, 6, 9]
+    case = make_case(9, K, V, H=1, HV=HV, cu_seqlens=boundaries).to(device)
+    pool = random_pool(device, 16)
+    null = [null_index] * 3
+    indices = torch.tensor([[1, 2, 3], null, [4, 5, 6], [7, 8, 9], [10, null_index, 12]], device=device)
+    flags = torch.tensor([True, True, False, True, True], device=device)
+    before, expected = pool.clone(), pool.clone()
+    outputs = torch.zeros(1, 9, HV, V, device=device)
+    for n, (first, tokens) in enumerate(zip(boundaries, lengths, strict=False)):
+        if n == 1:
+            continue
+        state = pool[indices[n, :1]] * flags[n]
+        for t in range(tokens):
+            token = tokens_of(case, first + t, first + t + 1)
+            outputs[:, first + t] = torch_gdn.fused_recurrent_gated_delta_rule_(*token, state, **OPTIONS)[:, 0]
+            if indices[n, t] > null_index:
+                expected[indices[n, t]] = state[0]
+    arguments = tokens_of(case, 0, 9)
+    for x in arguments:
+        x[:, 3] = torch.nan  # of the row without slots
+    o = torch_gdn.fused_recurrent_gated_delta_rule_(
+        *arguments, pool, indices, flags, null_index, cu_seqlens=case.cu_seqlens, **OPTIONS
+    )
+    assert (o[:, 3] == 0).all()
+    assert_same_bits("o", o, outputs)
+    assert_same_bits("pool", pool, expected)
+    assert not torch.equal(pool[4], before[4])
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_many_sequences(device: torch.device, on_cpu: bool) -> None:
+    """Over 32 indices are looked through by a kernel of their own."""
+    case = make_case(2, 16, 8, B=40, H=1, HV=1).to(device)
+    pool = torch.randn(90, 1, 16, 8, device=device)
+    indices = torch.randperm(90)[:80].view(40, 2)
+    outputs, states = one_by_one(case, pool[indices[:, 1].to(device)])
+    there = indices if on_cpu else indices.to(device)
+    accepted = torch.full((40,), 2, device=indices.device if on_cpu else device)
+    o = torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, 2), pool, there, num_accepted_tokens=accepted)
+    for t in range(2):
+        assert_same_bits(f"o of token {t}", o[:, t : t + 1], outputs[t])
+        assert_same_bits(f"state after token {t}", pool[indices[:, t].to(device)], states[t + 1])
+
+
+def refused_calls() -> list[tuple[str, str, dict[str, Any]]]:
+    square = torch.arange(4).view(2, 2)
+    return [
+        ("too many tokens", "state_indices: expected a column for each token", {"state_indices": square[:, :1]}),
+        ("no columns", "state_indices: expected at least one column", {"state_indices": square[:, :0]}),
+        ("a third dimension", r"state_indices: expected shape \[N\] or", {"state_indices": square[..., None]}),
+        ("a slot twice", "state_indices: expected each slot at most once", {"state_indices": square * 0 + 1}),
+        ("none accepted", "num_accepted_tokens: expected counts from 1 to 2", {"num_accepted_tokens": [0, 1]}),
+        ("more than a step", "num_accepted_tokens: expected counts from 1 to 2", {"num_accepted_tokens": [1, 3]}),
+        ("one count", r"num_accepted_tokens: expected shape \[N\]", {"num_accepted_tokens": [1]}),
+        (
+            "one slot a sequence",
+            r"num_accepted_tokens: expected None where state_indices is not",
+            {"state_indices": square[:, 0], "num_accepted_tokens": [1, 1]},
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("words", "change"), [pytest.param(*each[1:], id=each[0]) for each in refused_calls()])
+def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -> None:
+    case = make_case(2, K, V, B=2, H=1, HV=HV).to(device)
+    options = {"state_indices": torch.arange(4).view(2, 2)} | change
+    options = {name: torch.as_tensor(value) for name, value in options.items()}
+    with pytest.raises(ValueError, match=f"^fused_recurrent_gated_delta_rule_: {words}"):
+        torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, 2), random_pool(device, 5), **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("expected counts from 1 to those of a step", {"num_accepted_tokens": [3, 1]}),
+        ("expected counts from 1 to those of a step", {"num_accepted_tokens": [1, 0]}),
+        ("expected a column for each token of a sequence", {"cu_seqlens": [0, 3, 4]}),
+        ("expected each slot at most once", {"state_indices": [[1, 2], [2, 3]]}),
+        ("expected indices below the number of slots", {"state_indices": [[1, 2], [3, 9]]}),
+    ],
+)
+def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
+    """Reported at the next synchronisation; nothing outside the slots is written."""
+    device = ready("mps")
+    case = make_case(4, K, V, H=1, HV=HV, cu_seqlens=[0, 2, 4]).to(device)
+    pool = random_pool(device, 9)
+    before = pool.clone()
+    options: dict[str, Any] = {
+        "state_indices": [[1, 2], [3, 4]],
+        "num_accepted_tokens": [1, 1],
+        "cu_seqlens": [0, 2, 4],
+    }
+    options = {name: torch.tensor(value, device=device) for name, value in (options | change).items()}
+    torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, 4), pool, **options)
+    with pytest.raises(RuntimeError, match=words):
+        torch.mps.synchronize()
+    assert_same_bits("the other slots", pool[[0, 5, 6, 7, 8]], before[[0, 5, 6, 7, 8]])
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
+def test_is_one_dispatch() -> None:
+    """Of up to 32 indices: no gather, no scatter, no read on the host."""
+    import simulator
+
+    device = ready("mps")
+    case = make_case(DRAFTS, K, V, B=2, H=1, HV=HV).to(device)
+    pool = random_pool(device, 9)
+    indices = torch.arange(2 * DRAFTS, device=device, dtype=torch.int32).view(2, DRAFTS)
+    accepted = torch.tensor([2, 4], device=device, dtype=torch.int32)
+    with simulator.profile() as profile:
+        torch_gdn.fused_recurrent_gated_delta_rule_(
+            *tokens_of(case, 0, DRAFTS), pool, indices, num_accepted_tokens=accepted
+        )
+    (figures,) = profile.kernels.values()
+    assert figures.dispatches == 1 and not profile.fallbacks

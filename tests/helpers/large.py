@@ -1,0 +1,70 @@
+"""Tensors of more than 2**31 elements on the simulated device, whose memory is there for the pages that are used.
+
+Of 16 bits: a buffer has at most 8 GiB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.devices import on_a_mac, ready
+
+BEYOND = 2**31 + 24  # elements, so that 32 bits hold neither it nor what follows
+LIMIT_KB = 2 << 20
+
+needs_sparse_memory = pytest.mark.skipif(on_a_mac(), reason="a Mac's memory is not sparse: this would take gigabytes")
+
+
+@contextmanager
+def sparse_memory() -> Iterator[torch.device]:
+    """The device; asserts that the body takes less than 2 GiB, and gives the buffers back."""
+    device = ready("mps")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident_kb("VmRSS")
+    yield device
+    torch.mps.synchronize()
+    torch.mps.empty_cache()
+    taken = resident_kb("VmHWM") - before
+    assert taken < LIMIT_KB, f"{taken} KB more were resident"
+
+
+def resident_kb(name: str) -> int:
+    (kb,) = re.findall(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(kb)
+
+
+def far_apart(x: Tensor) -> Tensor:
+    """x [2, ...] on the device, x[1] lying more than 2**31 elements behind x[0], both with the strides they have."""
+    whole = torch.empty(BEYOND + x[0].numel(), dtype=x.dtype, device="mps")
+    there = whole.as_strided(x.shape, (BEYOND, *x.stride()[1:]))
+    return there.copy_(x)
+
+
+def rows_beyond(elements: int) -> int:
+    """So many rows of so many elements that the last begins behind 2**31."""
+    return 2**31 // elements + 2
+
+
+def repeated(x: Tensor, times: int) -> Tensor:
+    """x [1, ...] on the device as [times, ...], without memory for it."""
+    return x.to("mps").expand(times, *x.shape[1:])
+
+
+def last_row(op: Any, times: int, *args: Any, **options: Any) -> Tensor:
+    """The last of `times` rows of the op's first output: only the threadgroups of that row run."""
+    from tests.simulator.metal_programs import settings
+
+    torch.mps.synchronize()
+    with settings(parts=times):
+        result = op(*args, **options)
+        y = result if isinstance(result, Tensor) else result[0]
+        assert y.shape[0] == times and y[:-1].numel() > 2**31
+        return y[-1:].cpu()

@@ -1,0 +1,136 @@
+"""Planting faults: the table fits the tree, and the tool tells a fault that is found from one that is not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from proof.checks import Silent
+from proof.mutate.__main__ import run_all
+from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
+from proof.mutate.page import PAGE, page_text
+from proof.mutate.scratch import Finished
+from proof.mutate.trial import BROKEN, CAUGHT, FALSE, MISSED, PROOF, Verdict, failed_test
+
+FAULTS = all_faults()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_a_fault_fits_the_tree(fault: Fault) -> None:
+    source = (CHECKOUT / fault.file).read_text()
+    assert fault.plant(source) != source
+    assert fault.kind in KINDS
+    assert fault.tests
+    for test in fault.tests:
+        assert test.startswith(PROOF) or (CHECKOUT / test.partition("::")[0]).exists()
+
+
+def test_identifiers_are_different() -> None:
+    assert len({fault.id for fault in FAULTS}) == len(FAULTS) >= 60
+
+
+def test_the_sample_has_every_part_and_as_many_kinds_as_it_can() -> None:
+    taken = sample(FAULTS, 10)
+    assert len(set(taken)) == 10
+    assert {fault.part for fault in taken} == set(PARTS)
+    assert len({fault.kind for fault in taken}) == 10
+    assert {fault.kind for fault in sample(FAULTS, len(KINDS))} == set(KINDS)
+
+
+def test_a_text_that_is_not_there_once_is_an_error() -> None:
+    fault = Fault("doubled", "number", "cpu", "a.py", "x", "y", ())
+    for source in ("", "x x"):
+        with pytest.raises(ValueError, match="once"):
+            fault.plant(source)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    (root / "tests").mkdir(parents=True)
+    (root / "product.py").write_text("def product(a, b):\n    return a * b\n\n\ndef unused():\n    return 1\n")
+    test = "from product import product\n\n\ndef test_zero():\n    assert product(0, 5) == 0\n\n\n"
+    test += "def test_six():\n    assert product(2, 3) == 6\n"
+    (root / "tests" / "test_product.py").write_text(test)
+    (root / "tests" / "test_never.py").write_text("def test_never():\n    assert False\n")
+    subprocess.run(["git", "init", "--quiet", root], check=True)
+    return root
+
+
+def planted(text: str, replacement: str, test: str = "tests/test_product.py") -> Fault:
+    return Fault(f"{text} -> {replacement}", "number", "ops", "product.py", text, replacement, (test,))
+
+
+def verdict_of(project: Path, fault: Fault) -> Verdict:
+    return run_all([fault], Silent(), folder=project.parent / "mutate", checkout=project)[fault.id]
+
+
+def test_a_fault_that_a_test_sees_is_caught_by_it(project: Path) -> None:
+    before = (project / "product.py").read_text()
+    verdict = verdict_of(project, planted("a * b", "a + b"))
+    assert (verdict.word, verdict.test) == (CAUGHT, "tests/test_product.py::test_zero")
+    assert verdict.is_confirmed
+    assert (project / "product.py").read_text() == before
+    assert (project.parent / "mutate" / "tree" / "product.py").read_text() == before
+
+
+def test_the_test_that_sees_it_is_named(project: Path) -> None:
+    assert verdict_of(project, planted("a * b", "0")).test == "tests/test_product.py::test_six"
+
+
+def test_a_fault_that_no_test_sees_is_missed(project: Path) -> None:
+    assert verdict_of(project, planted("return 1", "return 2")).word == MISSED
+
+
+def test_a_test_that_always_fails_finds_nothing(project: Path) -> None:
+    assert verdict_of(project, planted("return 1", "return 2", "tests/test_never.py")).word == FALSE
+
+
+def test_a_process_that_ends_by_itself_names_the_test_it_was_in(project: Path) -> None:
+    verdict = verdict_of(project, planted("return a * b", "import os; os._exit(3)"))
+    assert (verdict.word, verdict.test) == (CAUGHT, "tests/test_product.py::test_zero")
+
+
+def test_a_verdict_is_kept_until_the_file_or_a_test_changes(project: Path) -> None:
+    fault = planted("a * b", "0")
+    first = verdict_of(project, fault)
+    state = project.parent / "mutate" / "state.json"
+    state.write_text(state.read_text().replace("test_six", "test_kept"))
+    assert verdict_of(project, fault).test == "tests/test_product.py::test_kept"
+    with (project / "tests" / "test_product.py").open("a") as tests:
+        tests.write("\n\ndef test_one():\n    assert product(1, 1) == 1\n")
+    assert verdict_of(project, fault).test == first.test
+
+
+def test_a_build_that_a_fault_breaks_is_no_catch(project: Path) -> None:
+    (project / "setup.py").write_text("import sys\nsys.exit(open('csrc/value.h').read() == 'two' and 'error: no')\n")
+    (project / "csrc").mkdir()
+    (project / "csrc" / "value.h").write_text("one")
+    fault = Fault("two", "number", "ops", "csrc/value.h", "one", "two", ("tests/test_never.py",))
+    verdict = verdict_of(project, fault)
+    assert (verdict.word, verdict.reason.strip()) == (BROKEN, "error: no")
+
+
+@pytest.mark.parametrize(
+    ("line", "test", "reason"),
+    [
+        ("FAILED tests/a.py::test_b[x - y] - assert 1 - 2", "tests/a.py::test_b[x - y]", "assert 1 - 2"),
+        ("ERROR tests/a.py::test_b[x - y]", "tests/a.py::test_b[x - y]", ""),
+    ],
+)
+def test_a_failed_test_with_spaces_in_its_name(line: str, test: str, reason: str) -> None:
+    finished = Finished(1, f"tests/a.py::test_b[x - y] FAILED  [ 50%]\n{line}\n")
+    assert failed_test(finished) == (test, reason)
+
+
+def test_the_page_has_every_fault() -> None:
+    page = PAGE.read_text()
+    missing = [fault.id for fault in FAULTS if f"| {fault.name} | {fault.kind} |" not in page]
+    assert not missing
+
+
+def test_the_page_says_what_is_missed() -> None:
+    fault = planted("a", "b")
+    assert "**MISSED**" in page_text([fault], {fault.id: Verdict(MISSED)})
