@@ -46,14 +46,15 @@ proof: install  ## what can be shown of the Mac build and of the shaders without
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
 
 # A copy of the checkout with its own build: host code and CPU kernels by g++, the Metal half by the simulator's clang, both
-# on g++'s run time. Leaks are Python's own; a kernel's fibres have stacks that the run time does not know.
+# on g++'s run time, which needs libstdc++ beside it. Leaks are Python's own; a kernel's fibres have stacks of their own.
 SANITIZED := build/sanitized
 RUN_TIMES = $(foreach name,asan ubsan stdc++,$(shell g++ -print-file-name=lib$(name).so))
 SANITIZE_TESTS := tests/gdn tests/layers tests/aura tests/hostile
 
 sanitize: $(DEVICE)  ## the tests of the ops under AddressSanitizer and UndefinedBehaviorSanitizer, on Linux
 	mkdir -p $(SANITIZED)
-	git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --update --preserve=timestamps -t $(SANITIZED)
+	find $(SANITIZED) -mindepth 1 -maxdepth 1 -not -name build -exec rm -rf {} +
+	git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --preserve=timestamps -t $(SANITIZED)
 	cd $(SANITIZED) && TORCH_GDN_SANITIZE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 	cd $(SANITIZED) && LD_PRELOAD='$(RUN_TIMES)' ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 \
