@@ -24,7 +24,7 @@ DEMO_DEVICE := simulated-mps
 DEVICE := $(VENV)/.simulator
 endif
 
-.PHONY: help demo test test-vllm quick proof docs lint format clean install
+.PHONY: help demo test test-vllm quick proof sanitize docs lint format clean install
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | column -t -s :
@@ -48,6 +48,22 @@ proof: install  ## what can be shown of the Mac build and of the shaders without
 	@mkdir -p build
 	$(BIN)/python -m proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
+
+# A copy of the checkout with its own build: host code and CPU kernels by g++, the Metal half by the simulator's clang, both
+# on g++'s run time, which needs libstdc++ beside it. Leaks are Python's own; a kernel's fibres have stacks of their own.
+SANITIZED := build/sanitized
+RUN_TIMES = $(foreach name,asan ubsan stdc++,$(shell g++ -print-file-name=lib$(name).so))
+SANITIZE_TESTS := tests/gdn tests/layers tests/aura tests/hostile
+
+sanitize: $(DEVICE)  ## the tests of the ops under AddressSanitizer and UndefinedBehaviorSanitizer, on Linux
+	mkdir -p $(SANITIZED)
+	find $(SANITIZED) -mindepth 1 -maxdepth 1 -not -name build -exec rm -rf {} +
+	git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --preserve=timestamps -t $(SANITIZED)
+	cd $(SANITIZED) && TORCH_GDN_SANITIZE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
+	cd $(SANITIZED) && LD_PRELOAD='$(RUN_TIMES)' ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 \
+	  SIMULATOR_FLAGS='-g1 -fsanitize=address,undefined -fno-sanitize=vptr,function -fno-sanitize-recover=all' \
+	  $(CURDIR)/$(BIN)/python -m pytest -n 2 --dist loadgroup --capture=sys $(SANITIZE_TESTS)
 
 docs: install  ## the documentation, warnings as errors, into build/docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs

@@ -21,7 +21,11 @@ if ON_MAC:
     os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # as torch's own wheel
 # OpenMP is only compiled against, never linked: at::parallel_for must meet torch's own libgomp, not a second one.
 # On a Mac there is none, and `omp simd`, which needs none, must be asked for.
-COMPILE_FLAGS = ["-std=c++20", "-O3", "-g0", "-Wall", *(["-fno-objc-arc", "-fopenmp-simd"] if ON_MAC else ["-fopenmp"])]
+# TORCH_GDN_SANITIZE=1: errors of memory and undefined behaviour end the process (make sanitize).
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
+SANITIZE = SANITIZERS if os.environ.get("TORCH_GDN_SANITIZE") == "1" else []
+OPTIMISE = ["-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer", *SANITIZERS] if SANITIZE else ["-O3", "-g0"]
+COMPILE_FLAGS = ["-std=c++20", *OPTIMISE, "-Wall", *(["-fno-objc-arc", "-fopenmp-simd"] if ON_MAC else ["-fopenmp"])]
 
 
 def sources(*patterns: str) -> list[str]:
@@ -40,7 +44,7 @@ def extension() -> Extension:
         everywhere + (metal_half if ON_MAC else []),
         depends=[*sources("**/*.h"), *map(str, (ROOT / "shaders").rglob("*.h"))],  # hosts include both
         include_dirs=[str(ROOT), str(ROOT / "csrc"), str(ROOT / "shaders")],
-        extra_link_args=["-framework", "Metal", "-framework", "Foundation"] if ON_MAC else [],
+        extra_link_args=SANITIZE + (["-framework", "Metal", "-framework", "Foundation"] if ON_MAC else []),
     )
 
 

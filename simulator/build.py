@@ -221,6 +221,7 @@ def build_library(
         "-DTORCH_API_INCLUDE_EXTENSION_H",
         *(f"-I{folder}" for folder in include),
         *flags,
+        *shlex.split(os.environ.get("SIMULATOR_FLAGS", "")),
     ]
     key = hashlib.sha256("\0".join([*map(str, sources), *map(str, libraries), *flags]).encode()).hexdigest()[:16]
     directory = device.parent / "libraries" / f"{name}-{key}"

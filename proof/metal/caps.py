@@ -5,13 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from proof.metal.facts import ISA_REGISTERS, Facts
 
 TABLE = Path(__file__).with_name("caps.tsv")
+
+
+class Taken(NamedTuple):
+    """The most of several variants."""
+
+    threadgroup_bytes: int
+    thread_bytes: int
+    registers: int
+    bank_passes: int
 
 
 class Caps(NamedTuple):
@@ -24,6 +33,7 @@ class Caps(NamedTuple):
     bank_passes: int
     over_isa: int  # variants above ISA_REGISTERS, by the model
     most_registers: str  # the variant
+    in_models: Taken  # of the variants that models call for
 
 
 COLUMNS = (
@@ -35,41 +45,46 @@ COLUMNS = (
     "bank passes (model)",
     f"variants above {ISA_REGISTERS} registers (model)",
     "most registers in",
+    *(f"{what}, in models" for what in ("threadgroup bytes", "array and fragment bytes", "registers", "bank passes")),
 )
-CAPPED = ("threadgroup_bytes", "thread_bytes", "registers", "bank_passes")
+CAPPED = Taken._fields
 
 
-def by_kernel(facts: Iterable[Facts], kernels: Mapping[str, str]) -> dict[str, Caps]:
-    """`kernels` has the kernel of each variant's name."""
+def by_kernel(facts: Iterable[Facts], kernels: Mapping[str, str], in_models: Collection[str]) -> dict[str, Caps]:
+    """`kernels` has the kernel of each variant's name, `in_models` the variants that models call for."""
     groups: dict[str, list[Facts]] = {}
     for each in facts:
         groups.setdefault(kernels[each.name], []).append(each)
-    return {kernel: _caps(groups[kernel]) for kernel in sorted(groups)}
+    return {kernel: _caps(groups[kernel], in_models) for kernel in sorted(groups)}
 
 
-def _caps(variants: Sequence[Facts]) -> Caps:
+def _caps(variants: Sequence[Facts], in_models: Collection[str]) -> Caps:
     most = max(variants, key=lambda each: (each.registers, each.name))
     return Caps(
-        variants=len(variants),
-        threadgroup_bytes=max(each.threadgroup_bytes for each in variants),
-        thread_bytes=max(each.thread_bytes for each in variants),
-        registers=most.registers,
-        bank_passes=max(each.bank_passes for each in variants),
+        len(variants),
+        *_taken(variants),
         over_isa=sum(each.registers > ISA_REGISTERS for each in variants),
         most_registers=most.name,
+        in_models=_taken([each for each in variants if each.name in in_models]),
     )
 
 
+def _taken(variants: Sequence[Facts]) -> Taken:
+    return Taken(*(max((getattr(each, name) for each in variants), default=0) for name in CAPPED))
+
+
 def text(caps: Mapping[str, Caps]) -> str:
-    rows = [COLUMNS, *((kernel, *map(str, row)) for kernel, row in caps.items())]
+    rows = [COLUMNS, *((kernel, *map(str, (*row[:-1], *row.in_models))) for kernel, row in caps.items())]
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
 def recorded() -> dict[str, Caps]:
     found = {}
     for line in TABLE.read_text().splitlines()[1:]:
-        kernel, variants, threadgroup, thread, registers, passes, over, most = line.split("\t")
-        found[kernel] = Caps(int(variants), int(threadgroup), int(thread), int(registers), int(passes), int(over), most)
+        kernel, *row = line.split("\t")
+        variants, threadgroup, thread, registers, passes, over = map(int, row[:6])
+        in_models = Taken(*map(int, row[7:]))
+        found[kernel] = Caps(variants, threadgroup, thread, registers, passes, over, row[6], in_models)
     return found
 
 

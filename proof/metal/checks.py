@@ -33,7 +33,8 @@ def strict_metal_check(progress: Progress) -> Finding:
     kernels = {variant.name: variant.kernel for variant in wanted}
     problems += strict_caps.over_cap(outcome.facts, kernels, strict_caps.recorded())
     strict_kernels.write_table(outcome.facts)
-    caps = strict_caps.by_kernel(outcome.facts, kernels)
+    in_models = {launch.variant.name for launch in strict_launches.model_launches()}
+    caps = strict_caps.by_kernel(outcome.facts, kernels, in_models)
     tables = {strict_caps.TABLE: strict_caps.text(caps)} if not outcome.problems else {}
     over = sum(cap.over_isa for cap in caps.values())
     notes = [

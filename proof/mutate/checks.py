@@ -7,7 +7,7 @@ from proof.mutate.__main__ import line_of, run_all
 from proof.mutate.faults import all_faults, sample
 from proof.mutate.trial import CAUGHT
 
-COUNT = 10  # of some eighty: those take most of an hour
+COUNT = 10  # all of them take hours
 
 
 @check("mutation-sample", "a fault that is planted in shaders, host code, contracts or CPU kernels fails a test")

@@ -18,11 +18,15 @@ from proof.mutate.faults import CHECKOUT, Fault, read_table
 # Built once for each path that it lies at, and not what is broken here: read where it lies.
 LINKED = "simulator"
 EXTENSION = "torch_gdn/_C*.so"
-SECONDS = 900  # of one run of the tests: a kernel may never end
+SECONDS = 1800  # of one run of the tests: a kernel may never end
 
 
 class NotBuilt(RuntimeError):
     """The compiler's message."""
+
+
+class Late(RuntimeError):
+    """What a program had printed when its time was over."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class Scratch:
             )  # fmt: skip
         except subprocess.TimeoutExpired as late:
             output = late.stdout or b""
-            return Finished(-1, output.decode() if isinstance(output, bytes) else output)
+            raise Late(output.decode() if isinstance(output, bytes) else output) from None
         return Finished(finished.returncode, finished.stdout)
 
     def _keep(self, extension: Path) -> None:

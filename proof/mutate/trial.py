@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from proof.mutate.faults import Fault
-from proof.mutate.scratch import Finished, NotBuilt, Scratch
+from proof.mutate.scratch import Finished, Late, NotBuilt, Scratch
 
 CAUGHT, MISSED, NOT_RUN = "caught", "MISSED", "not run"
-BROKEN, FALSE = "does not build", "fails without it too"
+BROKEN, FALSE, LATE = "does not build", "fails without it too", "took too long"
 PROOF = "proof "  # before the name of a check, in a fault's list of tests
 # A fault of a shader shows where the shader runs, and one of a CPU kernel on the CPU.
 SELECTION = {"shaders": "not cpu", "metal": "not cpu", "ops": "", "cpu": "not mps"}
@@ -60,7 +60,10 @@ def run_tests(scratch: Scratch, tests: Sequence[str], part: str, *options: str) 
 def try_fault(scratch: Scratch, fault: Fault) -> Verdict:
     start, key = time.monotonic(), key_of(fault, scratch.tree)
     with scratch.planted(fault):
-        verdict = find(scratch, fault)
+        try:
+            verdict = find(scratch, fault)
+        except Late as late:  # on a busy machine every test does: no catch
+            verdict = Verdict(LATE, reason=str(late)[-500:])
     return replace(verdict, seconds=round(time.monotonic() - start, 1), key=key)
 
 
@@ -93,14 +96,19 @@ def confirm(scratch: Scratch, verdicts: dict[str, Verdict]) -> None:
     open_ones = {name: verdict for name, verdict in verdicts.items() if verdict.word == CAUGHT}
     open_ones = {name: verdict for name, verdict in open_ones.items() if not verdict.is_confirmed}
     tests = sorted({verdict.test for verdict in open_ones.values() if not verdict.test.startswith(PROOF)})
-    output = run_tests(scratch, tests, "ops").output if tests else ""
+    output, has_ended = "", True
+    try:
+        output = run_tests(scratch, tests, "ops").output if tests else ""
+    except Late as late:
+        output, has_ended = str(late), False
     passed = set(re.findall(r"^(\S+::.*?) PASSED", output, flags=re.MULTILINE))
     for check in {verdict.test for verdict in open_ones.values() if verdict.test.startswith(PROOF)}:
         if scratch.run("-m", "proof", "--only", check.removeprefix(PROOF)).status == 0:
             passed.add(check)
     for name, verdict in open_ones.items():
         holds = verdict.test in passed
-        verdicts[name] = replace(verdict, word=CAUGHT if holds else FALSE, is_confirmed=holds)
+        if holds or has_ended:
+            verdicts[name] = replace(verdict, word=CAUGHT if holds else FALSE, is_confirmed=holds)
 
 
 class State:
@@ -115,7 +123,8 @@ class State:
     def of(self, fault: Fault) -> Verdict | None:
         """None where there is none, or where the fault, its file or its tests have changed since."""
         verdict = self.verdicts.get(fault.id)
-        return verdict if verdict and verdict.key == key_of(fault, self._checkout) else None
+        is_fresh = verdict and verdict.word != LATE and verdict.key == key_of(fault, self._checkout)
+        return verdict if is_fresh else None
 
     def save(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -59,14 +60,16 @@ def test_sigmoid_of_beta_in_the_kernel(device: torch.device, op: str, dtype: tor
 
 @each_op("chunked", "recurrent")
 def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> None:
-    """As two halves of one projection to [B, T, 2 HV], in packed sequences."""
+    """As two halves of one projection to [B, T, 2 HV], in packed sequences; A_log and dt_bias with a stride too."""
     case = make_case(70, HV=3, cu_seqlens=[0, 3, 3, 70])
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16)
+    of_heads = {name: torch.stack([options[name], options[name] + 1], -1) for name in ("A_log", "dt_bias")}
+    strided = {name: x.to(device)[:, 0] for name, x in of_heads.items()}
     there = case.to(device)
     fused = torch.cat([case.g, case.beta], -1).to(device)
     there.g, there.beta = fused.split(3, -1)
-    assert not there.g.is_contiguous()
-    assert_exact(op, case, run(op, there, device, **options), **options)
+    assert not there.g.is_contiguous() and not strided["A_log"].is_contiguous()
+    assert_exact(op, case, run(op, there, device, **(options | strided)), **options)
 
 
 def test_a_gate_is_within_2_ulp_of_float64(device: torch.device) -> None:
@@ -86,6 +89,23 @@ def test_a_gate_is_within_2_ulp_of_float64(device: torch.device) -> None:
     g = torch.nn.functional.softplus(x.double())
     error = ((o.cpu().double().flatten() - exact) / exact).abs()
     assert (error <= 2.4e-7 * (1 + g)).all(), error.max()  # an ulp of g is g ulps of its exp
+
+
+def test_a_large_raw_gate_does_not_overflow(device: torch.device) -> None:
+    """exp(x) does in f64: a slow head, exp(A_log) = e^-9, still remembers."""
+    x = torch.tensor([90.0, 800.0, 8000.0])
+    ones, zeros = torch.ones(1, 1, 3, 1, device=device), torch.zeros(1, 1, 3, 1, device=device)
+    o, _ = torch_gdn.fused_recurrent_gated_delta_rule(
+        ones,
+        zeros,
+        zeros,
+        x[None, None].to(device),
+        initial_state=torch.ones(1, 3, 1, 1, device=device),
+        use_gate_in_kernel=True,
+        A_log=torch.full((3,), -9.0, device=device),
+    )
+    exact = (-x.double() * math.exp(-9.0)).exp()
+    torch.testing.assert_close(o.cpu().double().flatten(), exact, rtol=2e-6, atol=0)
 
 
 @each_op("chunked")

@@ -27,7 +27,7 @@ SIZES = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
     "vocab_size": VOCABULARY,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 512,
     "pad_token_id": 0,
     "bos_token_id": None,
     "eos_token_id": None,

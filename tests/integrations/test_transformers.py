@@ -129,17 +129,6 @@ def test_on_mps_prefill_and_decode_run_the_kernels(kind: str) -> None:
     assert distance(found, expected) < BAR
 
 
-@each_kind
-def test_on_mps_in_bf16_and_padded(kind: str) -> None:
-    device, model = ready("mps"), model_or_skip(kind, torch.bfloat16)
-    exact = models.padded(random_model(kind), CPU)
-    fallback = distance(models.padded(model, CPU), exact)
-    model = copy.deepcopy(model).to(device)
-    with torch_gdn_enabled(), kernels_run(device, "fused_chunk_gated_delta_rule", "causal_conv1d", "rms_norm_gated"):
-        found = models.padded(model, device)
-    assert distance(found, exact) < 1.1 * fallback
-
-
 def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
     model, device = model_or_skip("qwen3_next"), ready("mps")
     expected = models.generated(model, CPU, 3, (17, 5))
@@ -149,8 +138,24 @@ def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
     assert tokens.tolist() == expected.tolist()
 
 
-PROMPTS = {"one": (PROMPT,), "padded": (PROMPT, 9), "short": (12,), "short and padded": (12, 5)}
-SHIPPED = {"one": "fused_chunk", "padded": "fused_chunk", "short": "recurrent", "short and padded": "recurrent"}
+SHORT, LONG = 12, 261
+SHIPPED = {SHORT: "recurrent", PROMPT: "fused_chunk", LONG: "chunked"}  # by the longest prompt
+PROMPTS = {
+    "one": (PROMPT,),
+    "two": (PROMPT, PROMPT),
+    "padded": (PROMPT, 9),
+    "short": (SHORT,),
+    "short and padded": (SHORT, 5),
+    "long": (LONG,),
+    "long and padded": (LONG, 70),
+}
+
+
+def shipped(kind: str, prompts: str) -> tuple[str, ...]:
+    """The kernels of the default algorithm."""
+    if (kind, prompts) == ("olmo_hybrid", "long and padded"):  # 12 threadgroups, and the simulated GPU has 8 cores
+        return ALGORITHMS["fused_chunk"]
+    return ALGORITHMS[SHIPPED[max(PROMPTS[prompts])]]
 
 
 @pytest.mark.parametrize("prompts", PROMPTS)
@@ -159,7 +164,7 @@ def test_on_mps_the_algorithm_as_shipped(kind: str, prompts: str) -> None:
     model, device = model_or_skip(kind), ready("mps")
     expected = models.padded(model, CPU, PROMPTS[prompts])
     model = copy.deepcopy(model).to(device)
-    with torch_gdn_enabled() as transformers, kernels_run(device, *ALGORITHMS[SHIPPED[prompts]], "rms_norm_gated"):
+    with torch_gdn_enabled() as transformers, kernels_run(device, *shipped(kind, prompts), "rms_norm_gated"):
         found = models.padded(model, device, PROMPTS[prompts])
         assert transformers.status().left == {}
     assert distance(found, expected) < BAR
@@ -176,29 +181,30 @@ def test_on_mps_other_algorithms(device: torch.device, prompts: str) -> None:
     assert distance(found, expected) < BAR
 
 
+@pytest.mark.parametrize("prompts", ["one", "padded", "short and padded", "long and padded"])
 @each_kind
-def test_on_mps_in_bf16_without_padding(kind: str) -> None:
+def test_on_mps_in_bf16(kind: str, prompts: str) -> None:
     device, model = ready("mps"), model_or_skip(kind, torch.bfloat16)
-    exact = models.prefill(random_model(kind), CPU)
-    fallback = distance(models.prefill(model, CPU), exact)
+    exact = models.padded(random_model(kind), CPU, PROMPTS[prompts])
+    fallback = distance(models.padded(model, CPU, PROMPTS[prompts]), exact)
     model = copy.deepcopy(model).to(device)
-    with torch_gdn_enabled(), kernels_run(device, *ALGORITHMS["fused_chunk"]):
-        found = models.prefill(model, device)
+    with torch_gdn_enabled(), kernels_run(device, *shipped(kind, prompts), "causal_conv1d", "rms_norm_gated"):
+        found = models.padded(model, device, PROMPTS[prompts])
     assert distance(found, exact) < 1.1 * fallback
 
 
-@pytest.mark.parametrize("lengths", [(PROMPT, PROMPT), (PROMPT, 9)], ids=["unpadded", "padded"])
+@pytest.mark.parametrize("prompts", ["two", "padded", "short and padded", "long and padded"])
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_compiled_layer(name: str, lengths: tuple[int, ...]) -> None:
+def test_a_compiled_layer(name: str, prompts: str) -> None:
     device, model = ready(name), model_or_skip("qwen3_5")
     layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
-    _, mask = models.padded_tokens(lengths)
-    hidden, seen = torch.randn(2, PROMPT, 64), mask.bool()
+    _, mask = models.padded_tokens(PROMPTS[prompts])
+    hidden, seen = torch.randn(*mask.shape, 64), mask.bool()
     expected = layer(hidden, attention_mask=mask)[seen]
     layer = copy.deepcopy(layer).to(device)
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    with torch_gdn_enabled(), kernels_run(device, *ALGORITHMS["fused_chunk"]):
+    with torch_gdn_enabled(), kernels_run(device, *shipped("qwen3_5", prompts)):
         found = compiled(hidden.to(device), attention_mask=mask.to(device))
     assert found.isfinite().all()
     assert distance(found[seen.to(device)], expected) < BAR

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from proof.checks import Silent
+from proof.mutate import scratch
 from proof.mutate.__main__ import run_all
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
 from proof.mutate.page import PAGE, page_text
 from proof.mutate.scratch import Finished
-from proof.mutate.trial import BROKEN, CAUGHT, FALSE, MISSED, PROOF, Verdict, failed_test
+from proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, PROOF, Verdict, failed_test
 
 FAULTS = all_faults()
 
@@ -91,6 +92,12 @@ def test_a_test_that_always_fails_finds_nothing(project: Path) -> None:
 def test_a_process_that_ends_by_itself_names_the_test_it_was_in(project: Path) -> None:
     verdict = verdict_of(project, planted("return a * b", "import os; os._exit(3)"))
     assert (verdict.word, verdict.test) == (CAUGHT, "tests/test_product.py::test_zero")
+
+
+def test_tests_that_do_not_end_in_time_catch_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "SECONDS", 5)
+    verdict = verdict_of(project, planted("return a * b", "import time; time.sleep(60)"))
+    assert (verdict.word, verdict.test) == (LATE, "")
 
 
 def test_a_verdict_is_kept_until_the_file_or_a_test_changes(project: Path) -> None:

@@ -18,13 +18,14 @@ KERNELS = {"probe_1": "probe", "probe_2": "probe"}
 
 
 def test_caps_are_the_most_of_a_kernels_variants() -> None:
-    caps = strict_caps.by_kernel([SMALL, LARGE], KERNELS)
-    assert caps == {"probe": strict_caps.Caps(2, 128, 96, ISA_REGISTERS + 1, 2, 1, "probe_2")}
+    caps = strict_caps.by_kernel([SMALL, LARGE], KERNELS, {"probe_1"})
+    in_models = strict_caps.Taken(64, 32, 40, 1)
+    assert caps == {"probe": strict_caps.Caps(2, 128, 96, ISA_REGISTERS + 1, 2, 1, "probe_2", in_models)}
 
 
 @pytest.mark.parametrize("name", strict_caps.CAPPED)
 def test_a_variant_above_its_cap_is_named(name: str) -> None:
-    caps = strict_caps.by_kernel([SMALL, LARGE], KERNELS)
+    caps = strict_caps.by_kernel([SMALL, LARGE], KERNELS, KERNELS)
     limit = getattr(caps["probe"], name)
     assert strict_caps.over_cap([SMALL, LARGE], KERNELS, caps) == []
     (problem,) = strict_caps.over_cap([replace(SMALL, **{name: limit + 1})], KERNELS, caps)

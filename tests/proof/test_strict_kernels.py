@@ -20,39 +20,6 @@ from torch_gdn._recorder import KernelVariant
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 
-# The most that a variant of each kernel takes, of those that models call for: bytes of threadgroup memory, bytes of
-# arrays and fragments a thread, registers a thread and passes of the banks (the last two by the model).
-MOST = {
-    "aura_decode": (1024, 32, 48, 1),
-    "aura_encode": (2752, 160, 99, 2),
-    "aura_flash_p1": (10336, 120, 104, 1),
-    "aura_flash_p1_matrix": (18496, 312, 173, 2),
-    "aura_flash_p2": (0, 16, 48, 1),
-    "aura_rotate": (0, 16, 39, 1),
-    "causal_conv1d": (0, 128, 135, 1),
-    "causal_conv1d_channel_first": (8576, 32, 98, 1),
-    "causal_conv1d_state": (0, 0, 57, 1),
-    "causal_conv1d_update": (0, 16, 88, 1),
-    "chunk_fwd_h": (16896, 344, 174, 2),
-    "chunk_fwd_intra": (27392, 496, 196, 4),
-    "chunk_fwd_o": (27904, 168, 116, 2),
-    "chunk_local_cumsum": (0, 0, 57, 1),
-    "chunk_scaled_dot_kkt": (9216, 96, 79, 2),
-    "fused_chunk_gated_delta_rule": (18688, 304, 224, 4),
-    "fused_recurrent_gated_delta_rule": (18592, 296, 179, 1),
-    "gdn_gating": (0, 0, 52, 1),
-    "l2norm": (0, 32, 31, 1),
-    "locate_slots": (0, 0, 38, 1),
-    "paged_attention_decode": (6400, 184, 158, 1),
-    "paged_attention_merge": (0, 16, 52, 1),
-    "paged_attention_prefill": (9216, 184, 159, 2),
-    "recompute_w_u": (18944, 96, 100, 4),
-    "reshape_and_cache": (0, 0, 51, 1),
-    "rms_norm_gated": (0, 64, 66, 1),
-    "solve_tril": (9216, 120, 79, 4),
-}
-
-
 @pytest.fixture(scope="module")
 def outcome() -> strict_kernels.Outcome:
     wanted = [launch.variant for launch in model_launches()]
@@ -71,17 +38,9 @@ def test_the_host_binds_what_the_kernels_take(outcome: strict_kernels.Outcome) -
 
 def test_kernels_take_what_they_took(outcome: strict_kernels.Outcome) -> None:
     kernels = {launch.variant.name: launch.variant.kernel for launch in model_launches()}
-    found: dict[str, tuple[int, int, int, int]] = {}
-    for facts in outcome.facts:
-        taken = (facts.threadgroup_bytes, facts.thread_bytes, facts.registers, facts.bank_passes)
-        before = found.get(kernels[facts.name], taken)
-        found[kernels[facts.name]] = (
-            max(taken[0], before[0]),
-            max(taken[1], before[1]),
-            max(taken[2], before[2]),
-            max(taken[3], before[3]),
-        )
-    assert found == MOST
+    found = strict_caps.by_kernel(outcome.facts, kernels, in_models=kernels)
+    recorded = {kernel: caps.in_models for kernel, caps in strict_caps.recorded().items()}
+    assert {kernel: caps.in_models for kernel, caps in found.items()} == recorded
 
 
 def test_no_variant_is_above_its_kernels_cap(outcome: strict_kernels.Outcome) -> None:
