@@ -92,7 +92,7 @@ def undrafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a:
         decode(layer, slots[:decodes], mixed[:decodes], b[:decodes], a[:decodes], out[:decodes])
         bounds = bounds[decodes:] - decodes
     q, k, v = layer.split_heads(mixed[None, decodes:])
-    o = torch_gdn.chunk_gated_delta_rule_(
+    torch_gdn.chunk_gated_delta_rule_(
         q,
         k,
         v,
@@ -102,9 +102,9 @@ def undrafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a:
         slots[decodes:],
         resumes[decodes:],
         cu_seqlens=bounds,
+        out=out[None, decodes:],
         **layer.rule_options(),
     )
-    out[decodes:] = o[0]
 
 
 def convolve(layer: LayerState, x: Tensor, slots: Tensor, resumes: Tensor | None, bounds: Tensor | None) -> Tensor:
@@ -124,10 +124,8 @@ def convolve(layer: LayerState, x: Tensor, slots: Tensor, resumes: Tensor | None
 
 def decode(layer: LayerState, slots: Tensor, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
     q, k, v = layer.split_heads(mixed[:, None])
-    out.copy_(
-        torch_gdn.fused_recurrent_gated_delta_rule_(
-            q, k, v, a[:, None], b[:, None], layer.state_pool, slots, **layer.rule_options()
-        )[:, 0]
+    torch_gdn.fused_recurrent_gated_delta_rule_(
+        q, k, v, a[:, None], b[:, None], layer.state_pool, slots, out=out[:, None], **layer.rule_options()
     )
 
 
@@ -150,7 +148,7 @@ def drafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: T
         num_accepted_tokens=accepted,
     )
     q, k, v = layer.split_heads(mixed)
-    o = torch_gdn.fused_recurrent_gated_delta_rule_(
+    torch_gdn.fused_recurrent_gated_delta_rule_(
         q,
         k,
         v,
@@ -160,6 +158,6 @@ def drafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: T
         slots,
         cu_seqlens=bounds,
         num_accepted_tokens=accepted,
+        out=out[None],
         **layer.rule_options(),
     )
-    out.copy_(o[0])

@@ -11,6 +11,8 @@ from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
 
 
 class DenseQwen3NextForCausalLM(Qwen3NextForCausalLM):
+    lm_head: Any
+
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         if self.config.tie_word_embeddings:
