@@ -68,13 +68,13 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, C, lane);
 
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
+  const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
   const Checkpoint checkpoint = locate_checkpoint(
       checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence.sequences, target, sequence.last - sequence.first, lane);
-  if (group.x == 0 && group.y == 0 && simdgroup == 0) {
-    if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
-    if (lane == 0) report_slot(slot, errors);
-    if (lane == 0) report_checkpoint(checkpoint, errors);
+      parameters.sequence.sequences, target, sequence.last - sequence.first, errors, is_reporter, lane);
+  if (is_reporter) report_slot(slot, errors);
+  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
+    report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
   }
 
   float2 state[kDepths];

@@ -262,17 +262,16 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, target, max(columns, 1));
   Slot slot = locate_entry(state_indices, parameters.slots, first_entry + accepted.tokens - 1, lane);
   slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
+  const bool is_reporter = group.x == 0 && group.y == 0 && thread_index == 0;
   const Checkpoint checkpoint = locate_checkpoint(
       checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence.sequences, target, sequence.last - sequence.first, lane);
-  const bool is_reporter = group.x == 0 && group.y == 0 && thread_index == 0;
+      parameters.sequence.sequences, target, sequence.last - sequence.first, errors, is_reporter, lane);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
   }
   if (is_reporter) {
     report_slot(slot, errors);
     report_accepted(accepted, errors);
-    report_checkpoint(checkpoint, errors);
     if (columns > 0 && sequence.last - sequence.first > columns) {
       report_error(errors, "state_indices", "expected a column for each token of a sequence", __LINE__);
     }

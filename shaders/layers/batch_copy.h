@@ -1,9 +1,8 @@
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kCopyThreads = 256;                               // of a threadgroup
-GDN_CONSTANT int kCopyUnits = 4;                                   // that a thread loads before it stores
-GDN_CONSTANT int kCopyTileBytes = 16 * kCopyThreads * kCopyUnits;  // of 16 bytes each
+GDN_CONSTANT int kCopyThreads = 256;  // of a threadgroup
+GDN_CONSTANT int kCopyUnits = 4;      // that a thread loads before it stores
 
 struct BatchCopyParameters {
   int64_t pool_bytes;

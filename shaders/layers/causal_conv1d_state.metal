@@ -23,13 +23,11 @@ template <typename T, typename State>
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, int(group.z), 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, int(group.z), lane);
   const int tokens = sequence.last - sequence.first;
+  const bool is_reporter = group.x == 0 && simdgroup == 0 && lane == 0;
   const Checkpoint checkpoint = locate_checkpoint(
       checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence.sequences, int(group.z), tokens, lane);
-  if (group.x == 0 && simdgroup == 0 && lane == 0) {
-    report_slot(slot, errors);
-    report_checkpoint(checkpoint, errors);
-  }
+      parameters.sequence.sequences, int(group.z), tokens, errors, is_reporter, lane);
+  if (is_reporter) report_slot(slot, errors);
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   if (channel >= parameters.channels || !slot.is_present) return;
 

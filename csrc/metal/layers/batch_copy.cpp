@@ -12,6 +12,7 @@ namespace {
 
 // Threadgroups of a range: enough in all that a device is busy with a few ranges, and some for a large one among many.
 constexpr int64_t kThreadgroups = 4 * kTypicalCores * kThreadgroupsPerCore, kFewestParts = 4;
+constexpr int64_t kTileBytes = 16 * kCopyThreads * kCopyUnits;
 
 // Of sizes on the device the host knows no more than the pool's.
 int64_t largest_size(const BatchCopy<int64_t>& op) {
@@ -29,7 +30,7 @@ void run(const BatchCopy<int64_t>& op) {
   TORCH_CHECK_VALUE(n <= INT32_MAX, "batch_copy_: sizes: expected fewer than 2^31 ranges, got ", n);
   if (n == 0) return;
   const int64_t wanted = std::max(kFewestParts, ceil_div(kThreadgroups, n));
-  const int64_t parts = std::min(wanted, std::max<int64_t>(1, ceil_div(largest_size(op), kCopyTileBytes)));
+  const int64_t parts = std::min(wanted, std::max<int64_t>(1, ceil_div(largest_size(op), kTileBytes)));
   const BatchCopyParameters parameters{op.pool.size(0),
                                        source.stride(0),
                                        destination.stride(0),
