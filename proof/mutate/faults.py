@@ -86,8 +86,8 @@ def all_faults(tables: Path = TABLES, checkout: Path = CHECKOUT) -> list[Fault]:
     claims = read_table(tables / "tests.toml")
     faults = []
     for part in PARTS:
-        path = tables / f"{part}.toml"
-        for entry in read_table(path)["fault"] if path.exists() else []:
+        entries = [entry for path in sorted(tables.glob(f"{part}*.toml")) for entry in read_table(path)["fault"]]
+        for entry in entries:
             tests = tuple(entry.pop("tests", ())) or tests_of(entry["file"], claims, checkout)
             faults.append(Fault(part=part, tests=tests, **entry))
     return faults
