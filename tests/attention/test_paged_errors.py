@@ -13,7 +13,7 @@ from tests.helpers.calls import run_op, tensors_of
 from tests.helpers.paged import OPS, valid_call
 
 CPU = torch.device("cpu")
-STORE, ATTEND = OPS
+STORE, ATTEND, CODED = OPS
 
 
 def rows_apart(x: Tensor) -> Tensor:
