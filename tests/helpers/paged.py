@@ -86,7 +86,8 @@ def there(call: Call, device: torch.device) -> Call:
             if memory.data_ptr() not in storages:
                 whole = x.as_strided((memory.size() // x.element_size(),), (1,), 0)
                 storages[memory.data_ptr()] = whole.to(device, copy=True)
-            x = storages[memory.data_ptr()].as_strided(x.shape, x.stride(), x.storage_offset())
+            whole = storages[memory.data_ptr()].view(x.dtype)
+            x = whole.as_strided(x.shape, x.stride(), x.storage_offset())
         found[name] = x
     return found
 
