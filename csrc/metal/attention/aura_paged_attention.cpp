@@ -1,6 +1,7 @@
 #include "ops/attention/aura_paged_attention.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "metal/attention/pages.h"
 #include "metal/aura/vectors.h"
@@ -44,14 +45,15 @@ void run(const AuraPagedAttention<int64_t>& op) {
   const auto& s = op.shape;
   if (s.T == 0 || s.N == 0) return;
   const Tensor q = unit_last_stride(op.q, "q");
-  // A row's result takes the place of its query, which no other threadgroup reads.
-  const Tensor rotated = at::empty({s.T, s.HQ, s.D}, q.options().dtype(at::kFloat));
-  const auto call = paged_call("aura_paged_attention_", s, op.sequences, rotated, rotated, op.key.codes, op.value.codes,
+  const auto f32 = q.options().dtype(at::kFloat);
+  const Tensor q_rot = at::empty({s.T, s.HQ, s.D}, f32);
+  const Tensor o_rot = at::zeros({s.T, s.HQ, s.D}, f32);  // what wrong boundaries leave out is not memory of others
+  const auto call = paged_call("aura_paged_attention_", s, op.sequences, q_rot, o_rot, op.key.codes, op.value.codes,
                                {op.scale, op.sinks, false});
-  std::vector<Launch> launches = {launch_paged_rotate(call, q, op.key_signs, rotated, false),
+  std::vector<Launch> launches = {launch_paged_rotate(call, q, op.key_signs, q_rot, false),
                                   launch_aura_paged_attention(op, call)};
   if (call.plan.splits > 1) launches.push_back(launch_paged_attention_merge(call));
-  launches.push_back(launch_paged_rotate(call, rotated, op.value_signs, op.out, true));
+  launches.push_back(launch_paged_rotate(call, o_rot, op.value_signs, op.out, true));
   launcher().run(launches);
 }
 
