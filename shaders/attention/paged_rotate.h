@@ -4,6 +4,6 @@
 
 struct PagedRotateParameters {
   TokenStrides in, out;
-  int64_t last_boundary;  // cu_seqlens[last_boundary]: rows of tokens from there on are padding
-  int32_t tokens, heads;
+  int64_t boundary;  // stride of cu_seqlens
+  int32_t sequences, tokens, heads;
 };

@@ -16,7 +16,9 @@ template <typename In, typename Out, int D, bool kInverse>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int kOwn = D / lanes_of(D);
   constexpr int kOfSimdgroup = 32 / lanes_of(D);
-  const int tokens = clamp(cu_seqlens[parameters.last_boundary], 0, parameters.tokens);
+  int last = 0;  // the largest boundary: wrong ones may not end with it
+  for (int i = int(lane); i <= parameters.sequences; i += 32) last = max(last, cu_seqlens[i * parameters.boundary]);
+  const int tokens = min(simd_max(last), parameters.tokens);
   const int64_t vector = (int64_t(group.x) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
   const bool is_present = vector < int64_t(tokens) * parameters.heads;
   const int64_t token = vector / parameters.heads;

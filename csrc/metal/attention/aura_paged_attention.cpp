@@ -17,8 +17,8 @@ namespace {
 Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor& signs, const Tensor& out,
                            bool inverse) {
   const auto& s = call.shape;
-  const PagedRotateParameters parameters{token_strides(in), token_strides(out), s.N * call.parameters.boundary,
-                                         int32_t(s.T), int32_t(s.HQ)};
+  const PagedRotateParameters parameters{token_strides(in), token_strides(out), call.parameters.boundary,
+                                         int32_t(s.N),      int32_t(s.T),       int32_t(s.HQ)};
   return {"paged_rotate",
           "attention/paged_rotate.metal",
           {metal_type(in.scalar_type()), metal_type(out.scalar_type()), call.head_size(), inverse ? "true" : "false"},
