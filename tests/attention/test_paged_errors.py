@@ -72,7 +72,7 @@ def bad_calls() -> list[Bad]:
 
 def bad_codes() -> list[Bad]:
     calls = [
-        Bad(CODED, "q", ValueError, "D of 48", change("q", lambda x: x.new_zeros(11, 4, 48))),
+        Bad(CODED, "q", ValueError, "D of 48", heads_of_48),
         Bad(CODED, "q", TypeError, "integers", change("q", torch.Tensor.int)),
         Bad(CODED, "window", ValueError, "negative", put("window", -1)),
         Bad(CODED, "sinks", ValueError, "too few", change("sinks", lambda x: x[1:])),
@@ -87,6 +87,10 @@ def bad_codes() -> list[Bad]:
         calls.append(Bad(CODED, codebook, ValueError, "32 centroids", put(codebook, torch.zeros(32))))
         calls.append(Bad(CODED, signs, ValueError, "too few", change(signs, lambda x: x[1:])))
     return calls
+
+
+def heads_of_48(call: dict) -> dict:
+    return call | {name: call[name].new_zeros(11, 4, 48) for name in ("q", "out")}
 
 
 def three_heads(call: dict) -> dict:

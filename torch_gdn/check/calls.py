@@ -165,13 +165,14 @@ def pages(dtype: torch.dtype, cache_dtype: torch.dtype, D: int) -> None:
 
 def coded_pages(bits: tuple[int, int], D: int, dtype: torch.dtype) -> None:
     """Attention to pages of codes, in both forms, with a merge."""
-    signs, cache = empty(D), []
-    for b in bits:
-        words = torch.empty(2, 16, 1, -(-D * b // 32), dtype=torch.int32, device="mps")
-        cache += [words, empty(2, 16, 1), empty(2**b), signs]
+    cache: dict[str, Any] = {}
+    for name, b in zip(("key", "value"), bits, strict=True):
+        cache[f"{name}_codes"] = torch.empty(2, 16, 1, -(-D * b // 32), dtype=torch.int32, device="mps")
+        cache |= {f"{name}_norms": empty(2, 16, 1), f"{name}_codebook": empty(2**b), f"{name}_signs": empty(D)}
     table, boundaries = (torch.empty(size, dtype=torch.int32, device="mps") for size in ((1, 1000), (2,)))
+    sequences = {"block_table": table, "cu_seqlens": boundaries, "seq_lens": boundaries[:1]}
     for heads in ATTENTION_ROWS[1:]:
-        torch_gdn.aura_paged_attention(empty(1, heads, D, dtype=dtype), *cache, table, boundaries, boundaries[:1])
+        torch_gdn.aura_paged_attention(empty(1, heads, D, dtype=dtype), **cache, **sequences)
 
 
 def convolution(x: torch.dtype, weight: torch.dtype, state: torch.dtype, W: int) -> None:
