@@ -170,7 +170,7 @@ def coded_pages(bits: tuple[int, int], D: int, dtype: torch.dtype) -> None:
         cache[f"{name}_codes"] = torch.empty(2, 16, 1, -(-D * b // 32), dtype=torch.int32, device="mps")
         cache |= {f"{name}_norms": empty(2, 16, 1), f"{name}_codebook": empty(2**b), f"{name}_signs": empty(D)}
     table, boundaries = (torch.empty(size, dtype=torch.int32, device="mps") for size in ((1, 1000), (2,)))
-    sequences = {"block_table": table, "cu_seqlens": boundaries, "seq_lens": boundaries[:1]}
+    sequences: dict[str, Any] = {"block_table": table, "cu_seqlens": boundaries, "seq_lens": boundaries[:1]}
     for heads in ATTENTION_ROWS[1:]:
         torch_gdn.aura_paged_attention(empty(1, heads, D, dtype=dtype), **cache, **sequences)
 
