@@ -26,6 +26,7 @@ QUICK = (
     "gdn/test_gated_delta_rule_options.py::test_tiled_heads",
     "gdn/test_gated_delta_rule_pool.py::test_slots",
     "layers/",
+    "attention/test_aura_paged_attention.py::test_keys_divided_among_threadgroups",
     "attention/test_paged_errors.py",
     "attention/test_reshape_and_cache.py",
     "attention/test_paged_attention.py::test_pytorchs_own_attention",

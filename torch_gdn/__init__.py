@@ -9,6 +9,7 @@ from torch_gdn import _library, aura, reference, tuning_cache
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
+from torch_gdn.ops.attention.aura_paged_attention import aura_paged_attention
 from torch_gdn.ops.attention.paged_attention import paged_attention
 from torch_gdn.ops.attention.reshape_and_cache import reshape_and_cache
 from torch_gdn.ops.aura.aura_attention import aura_attention
@@ -47,6 +48,7 @@ __all__ = [
     "aura_encode_",
     "aura_flash_p1",
     "aura_flash_p2",
+    "aura_paged_attention",
     "aura_rotate",
     "batch_copy_",
     "causal_conv1d",

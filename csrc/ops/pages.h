@@ -1,7 +1,7 @@
 // A cache of pages: blocks of `block_size` tokens in any order, which a table of blocks puts in the order of a
 // sequence.
 #pragma once
-#include "ops/check.h"
+#include "ops/chunk_shape.h"
 
 namespace torch_gdn {
 
@@ -30,6 +30,34 @@ void check_rows_of_pages(const Check<Int>& check, const char* argument, const Te
   const auto stride = pages.sym_stride(-1);
   check.value(holds(sym_le(size_of<Int>(pages, -1), Int(1))) || holds(sym_eq(stride, c10::SymInt(1))), argument,
               "a last stride of 1", stride);
+}
+
+template <typename Int>
+void check_queries(const Check<Int>& check, PagedShape<Int>& s, const Tensor& out, const Tensor& q) {
+  const char* expected = "a head size that is a multiple of 16, up to 256";
+  check.is_activation("q", q);
+  check.dimensions("q", q, 3, "[T, HQ, D]");
+  s.T = size_of<Int>(q, 0), s.HQ = size_of<Int>(q, 1), s.D = size_of<Int>(q, 2);
+  check.in_range("q", expected, s.D, 16, 256);
+  check.value(sym_eq(s.D % 16, Int(0)), "q", expected, s.D);
+  check.same_dtype("out", out, "q", q);
+  check.same_shape("out", out, "q", q);
+  check_rows_of_pages(check, "out", out);
+}
+
+// pages: [blocks, block_size, HK, ..].
+template <typename Int>
+void check_blocks(const Check<Int>& check, PagedShape<Int>& s, const char* argument, const Tensor& pages) {
+  s.blocks = size_of<Int>(pages, 0), s.block_size = size_of<Int>(pages, 1), s.HK = size_of<Int>(pages, 2);
+  check.in_range(argument, "blocks of 1 to 2^30 tokens", s.block_size, 1, kMostKeys);
+  check_heads(check, argument, s.HK, "q", s.HQ);
+}
+
+template <typename Int>
+void check_sinks(const Check<Int>& check, const PagedShape<Int>& s, const optional<Tensor>& sinks) {
+  if (!sinks.has_value()) return;
+  check.is_float32("sinks", *sinks);
+  check.shape("sinks", *sinks, "[HQ]", {s.HQ});
 }
 
 // The content of tensors on the CPU; the kernels check that of those on the device.

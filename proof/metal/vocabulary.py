@@ -95,6 +95,7 @@ def _trees() -> list[Tree]:
         *calls.layer_calls(quick=True),
         *(partial(calls.aura, (3, 3), D, float32) for D in (64, 80, 96)),
         *(partial(calls.pages, float32, bfloat16, D) for D in (80, 256)),
+        *(partial(calls.coded_pages, (3, 3), D, float32) for D in (80, 128)),
     ]
     return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(variants(wanted))]
 

@@ -186,7 +186,7 @@ METAL_FUNC KeyPlace key_place(
   }
   KeyPlace place;
   place.block = clamp(block, 0, parameters.blocks - 1);
-  place.offset = key - page * parameters.block_size;
+  place.offset = key % parameters.block_size;
   return place;
 }
 

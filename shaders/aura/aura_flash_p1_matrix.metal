@@ -24,24 +24,9 @@ METAL_FUNC void dequantise(
   for (int item = int(thread_index); item < kMatrixKeys * kEights; item += kAuraThreads) {
     const int key = item / kEights;
     const int column = item % kEights * 8;
-    device const uint* words = codes + min(key, count - 1) * token_stride;
-    const int bit = (first + column) * bits;
-    // 8 codes have 16, 24, 32 or 64 bits, from a multiple of 8 on.
-    const uint low = words[bit / 32];
-    uint high = 0;
-    if (bit % 32 + 8 * bits > 32) high = words[bit / 32 + 1];
-    const uint shift = uint(bit % 32);
-    const uint lowest = shift == 0 ? low : low >> shift | high << (32u - shift);
+    const EightCodes<bits> eight = eight_codes<bits>(codes + min(key, count - 1) * token_stride, first + column);
     threadgroup float* target = tile + key * tile_stride<float>(kSlice) + column;
-    UNROLL for (int i = 0; i < 8; i += 4) {
-      float4 centroids;
-      UNROLL for (int j = 0; j < 4; ++j) {
-        const int place = (i + j) * bits;
-        const uint held = place < 32 ? lowest >> uint(place % 32) : high >> uint(place % 32);
-        centroids[j] = table[held & ((1u << bits) - 1u)];
-      }
-      *(threadgroup float4*)(target + i) = centroids;
-    }
+    UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) = centroids_of(eight, i, table);
   }
 }
 

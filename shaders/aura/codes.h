@@ -16,6 +16,36 @@ METAL_FUNC uint code_at(device const uint* words, int d) {
   return value & ((1u << bits) - 1u);
 }
 
+// 8 codes from a multiple of 8 on: 16, 24, 32 or 64 bits, of which 32 may straddle two words.
+template <int bits>
+struct EightCodes {
+  uint low, high;
+};
+
+template <int bits>
+METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, int first) {
+  const int bit = first * bits;
+  EightCodes<bits> codes;
+  codes.low = words[bit / 32];
+  codes.high = 0;
+  if (bit % 32 + 8 * bits > 32) codes.high = words[bit / 32 + 1];
+  const uint shift = uint(bit % 32);
+  codes.low = shift == 0 ? codes.low : codes.low >> shift | codes.high << (32u - shift);
+  return codes;
+}
+
+// The centroids of codes i .. i + 3.
+template <int bits>
+METAL_FUNC float4 centroids_of(EightCodes<bits> codes, int i, threadgroup const float* table) {
+  float4 centroids;
+  UNROLL for (int j = 0; j < 4; ++j) {
+    const int place = (i + j) * bits;
+    const uint held = place < 32 ? codes.low >> uint(place % 32) : codes.high >> uint(place % 32);
+    centroids[j] = table[held & ((1u << bits) - 1u)];
+  }
+  return centroids;
+}
+
 // Centroids or boundaries into threadgroup memory: a thread array with run-time indices would spill.
 METAL_FUNC void stage_table(
     threadgroup float* table, device const float* source, int size, uint thread_index, int threads) {

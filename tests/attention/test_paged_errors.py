@@ -13,7 +13,7 @@ from tests.helpers.calls import run_op, tensors_of
 from tests.helpers.paged import OPS, valid_call
 
 CPU = torch.device("cpu")
-STORE, ATTEND = OPS
+STORE, ATTEND, CODED = OPS
 
 
 def rows_apart(x: Tensor) -> Tensor:
@@ -66,7 +66,31 @@ def bad_calls() -> list[Bad]:
     calls.append(Bad(ATTEND, "window", ValueError, "not causal", put("causal", False)))
     calls.append(Bad(ATTEND, "sinks", TypeError, "float16", change("sinks", torch.Tensor.half)))
     calls.append(Bad(ATTEND, "sinks", ValueError, "too few", change("sinks", lambda x: x[1:])))
+    calls += bad_codes()
     return calls
+
+
+def bad_codes() -> list[Bad]:
+    calls = [
+        Bad(CODED, "q", ValueError, "D of 48", heads_of_48),
+        Bad(CODED, "q", TypeError, "integers", change("q", torch.Tensor.int)),
+        Bad(CODED, "window", ValueError, "negative", put("window", -1)),
+        Bad(CODED, "sinks", ValueError, "too few", change("sinks", lambda x: x[1:])),
+    ]
+    for name in ("key", "value"):
+        codes, norms, codebook, signs = (f"{name}_{part}" for part in ("codes", "norms", "codebook", "signs"))
+        calls.append(Bad(CODED, codes, TypeError, "int64", change(codes, torch.Tensor.long)))
+        calls.append(Bad(CODED, codes, ValueError, "a word too few", change(codes, lambda x: x[..., 1:])))
+        calls.append(Bad(CODED, codes, ValueError, "words apart", change(codes, rows_apart)))
+        calls.append(Bad(CODED, norms, ValueError, "a head fewer", change(norms, lambda x: x[:, :, 1:])))
+        calls.append(Bad(CODED, norms, TypeError, "float16", change(norms, torch.Tensor.half)))
+        calls.append(Bad(CODED, codebook, ValueError, "32 centroids", put(codebook, torch.zeros(32))))
+        calls.append(Bad(CODED, signs, ValueError, "too few", change(signs, lambda x: x[1:])))
+    return calls
+
+
+def heads_of_48(call: dict) -> dict:
+    return call | {name: call[name].new_zeros(11, 4, 48) for name in ("q", "out")}
 
 
 def three_heads(call: dict) -> dict:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers.aura import moved
+from tests.helpers.aura import Codec, moved
+from torch_gdn import reference
 
-OPS = ("reshape_and_cache_", "paged_attention_")
+OPS = ("reshape_and_cache_", "paged_attention_", "aura_paged_attention_")
 Call = dict[str, Any]
 
 
@@ -85,9 +86,26 @@ def there(call: Call, device: torch.device) -> Call:
             if memory.data_ptr() not in storages:
                 whole = x.as_strided((memory.size() // x.element_size(),), (1,), 0)
                 storages[memory.data_ptr()] = whole.to(device, copy=True)
-            x = storages[memory.data_ptr()].as_strided(x.shape, x.stride(), x.storage_offset())
+            whole = storages[memory.data_ptr()].view(x.dtype)
+            x = whole.as_strided(x.shape, x.stride(), x.storage_offset())
         found[name] = x
     return found
+
+
+def aura_pages(codec: Codec, cache: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Codes and norms of a cache [blocks, block_size, H, D], in pages [H, block_size, words] with gaps; and the vectors
+    that they stand for, in float64. Where the cache has NaN norms are NaN.
+    """
+    blocks, size, H, _ = cache.shape
+    codes, norms, _ = reference.aura_encode(cache.double().nan_to_num(0.0), *codec.tables)
+    decoded = reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
+    norms = norms.masked_fill(cache.isnan().any(-1), torch.nan)
+    row = codec.words + 1
+    whole = torch.full((blocks, H * size * row + 3), 0x5A5A5A5A, dtype=torch.int32)
+    pages = whole[:, : H * size * row].view(blocks, H, size, row).transpose(1, 2)
+    pages[..., :-1] = codes
+    pages[..., -1] = norms.float().view(torch.int32)
+    return [pages[..., :-1], pages[..., -1].view(torch.float32)], decoded
 
 
 def valid_call(op: str, device: torch.device) -> Call:
@@ -98,10 +116,24 @@ def valid_call(op: str, device: torch.device) -> Call:
         call = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
         call["slot_mapping"] = torch.tensor([3, 23, -1, 8, 0])
     else:
-        call = make_call([9, 0, 1], [20, 4, 33], D=32, block_size=8, padding=1) | {"window": 30}
+        call = make_call([9, 0, 1], [20, 4, 33], D=64 if op.startswith("aura") else 32, block_size=8, padding=1) | {
+            "window": 30
+        }
         call["block_table"] = call["block_table"].clamp(max=0)
         call["q"], call["out"] = call["q"].nan_to_num(0.0).contiguous(), call["out"].contiguous()
         for name in ("key_cache", "value_cache"):
             call[name] = call[name].nan_to_num(0.0).contiguous()
         call["sinks"] = torch.randn(4)
+        if op.startswith("aura"):
+            call = coded_call(call)
     return {name: moved(x, device, True) if isinstance(x, Tensor) else x for name, x in call.items()}
+
+
+def coded_call(call: Call) -> Call:
+    """With 3 bits for keys and 4 for values."""
+    found = {name: x for name, x in call.items() if not name.endswith("_cache")}
+    for name, codec in (("key", Codec(64, 3)), ("value", Codec(64, 4, 4))):
+        codes, norms = (x.contiguous() for x in aura_pages(codec, call[f"{name}_cache"])[0])
+        found |= {f"{name}_codes": codes, f"{name}_norms": norms}
+        found |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
+    return found

@@ -163,6 +163,18 @@ def pages(dtype: torch.dtype, cache_dtype: torch.dtype, D: int) -> None:
         torch_gdn.paged_attention(q, keys, values, table, boundaries, boundaries[:1])
 
 
+def coded_pages(bits: tuple[int, int], D: int, dtype: torch.dtype) -> None:
+    """Attention to pages of codes, in both forms, with a merge."""
+    cache: dict[str, Any] = {}
+    for name, b in zip(("key", "value"), bits, strict=True):
+        cache[f"{name}_codes"] = torch.empty(2, 16, 1, -(-D * b // 32), dtype=torch.int32, device="mps")
+        cache |= {f"{name}_norms": empty(2, 16, 1), f"{name}_codebook": empty(2**b), f"{name}_signs": empty(D)}
+    table, boundaries = (torch.empty(size, dtype=torch.int32, device="mps") for size in ((1, 1000), (2,)))
+    sequences: dict[str, Any] = {"block_table": table, "cu_seqlens": boundaries, "seq_lens": boundaries[:1]}
+    for heads in ATTENTION_ROWS[1:]:
+        torch_gdn.aura_paged_attention(empty(1, heads, D, dtype=dtype), **cache, **sequences)
+
+
 def convolution(x: torch.dtype, weight: torch.dtype, state: torch.dtype, W: int) -> None:
     """Of few tokens and of more, of 8 channels and of 6, which are in no vectors of 4, and over tokens in columns."""
     for D, tokens in itertools.product((8, 6), (TOKENS, 17)):
@@ -236,9 +248,11 @@ def aura_calls(quick: bool = False) -> list[Thunk]:
 
 def attention_calls(quick: bool = False) -> list[Thunk]:
     if quick:
-        return [partial(pages, torch.bfloat16, torch.bfloat16, 128)]
-    kinds = itertools.product(DTYPES, DTYPES, ATTENTION_SIZES)
-    return [partial(pages, *kind) for kind in kinds]
+        of_models = partial(pages, torch.bfloat16, torch.bfloat16, 128)
+        return [of_models, partial(coded_pages, (8, 4), 128, torch.bfloat16)]
+    plain = [partial(pages, *kind) for kind in itertools.product(DTYPES, DTYPES, ATTENTION_SIZES)]
+    kinds = itertools.product(AURA_SCHEMES, ATTENTION_SIZES, DTYPES)
+    return [*plain, *(partial(coded_pages, *kind) for kind in kinds)]
 
 
 def layer_calls(quick: bool = False) -> list[Thunk]:

@@ -1,227 +1,46 @@
 #include "ops/attention/paged_attention.h"
 
-#include <algorithm>
-#include <limits>
-#include <vector>
-
+#include "cpu/attention/attention.h"
 #include "cpu/attention/pages.h"
 #include "cpu/define.h"
-#include "cpu/simd/aura_kernels.h"
 
 namespace torch_gdn::cpu {
 
 namespace {
 
-constexpr int64_t kRows = 32;           // query rows of one KV head that share keys and values in f32
-constexpr int64_t kKeysOfBlock = 2048;  // of a sequence of one tile of rows
-constexpr int64_t kColumns = 32;        // rows of f32 are whole ones of these
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-// Rows of a KV head: neighbours are heads of one query, then come those of the next.
-struct WorkItem {
-  int64_t sequence, kv_head;
-  int64_t first_row, rows;
-  int64_t first_key, last_key;
-  int64_t blocks;   // of keys, of this tile of rows
-  int64_t partial;  // where the result of one of several blocks goes
-};
-
-struct QueriesAndKeys {
-  int64_t first, queries, keys;
-};
-
-// What the rows of a work item carry from tile to tile of keys.
-struct Scratch {
-  std::vector<float> q, keys, values, o;
-  alignas(64) float scores[kRows * kTileKeys];
-  alignas(64) float scales[kTileKeys], ones[kTileKeys], zeros[kTileKeys];
-  AuraRow states[kRows];
-
-  Scratch(int64_t width, float scale)
-      : q(kRows * width), keys(kTileKeys * width), values(kTileKeys * width), o(kRows * width) {
-    std::fill_n(scales, kTileKeys, scale);
-    std::fill_n(ones, kTileKeys, 1.0f);
-    std::fill_n(zeros, kTileKeys, 0.0f);
-  }
-};
-
-class Attention {
+// Keys and values as they are.
+class PlainCache {
  public:
-  explicit Attention(const PagedAttention<int64_t>& op)
-      : op_(op),
-        s_(op.shape),
-        ratio_(s_.HQ / s_.HK),
-        width_(ceil_div(s_.D, kColumns) * kColumns),
+  explicit PlainCache(const PagedAttention<int64_t>& op)
+      : D_(op.shape.D),
         q_tensor_(unit_last_stride(op.q, "q")),
         q_(q_tensor_),
         out_(op.out),
         keys_(op.key_cache),
-        values_(op.value_cache),
-        table_(op.sequences.block_table.accessor<int32_t, 2>()) {
-    if (op.sinks.has_value()) sinks_ = op.sinks->contiguous();
-    const auto boundaries = op.sequences.cu_seqlens.accessor<int32_t, 1>();
-    const auto lengths = op.sequences.seq_lens.accessor<int32_t, 1>();
-    for (int64_t n = 0; n < s_.N; ++n) {
-      sequences_.push_back({boundaries[n], boundaries[n + 1] - boundaries[n], lengths[n]});
-    }
-  }
+        values_(op.value_cache) {}
 
-  void run() {
-    const auto items = work_items();
-    const auto scale = static_cast<float>(scale_or_default(op_.scale, s_.D));
-    share_work_items(static_cast<int64_t>(items.size()), at::get_num_threads(), [&](const auto& next) {
-      const auto scratch = std::make_unique<Scratch>(width_, scale);
-      for (int64_t i = next(); i < static_cast<int64_t>(items.size()); i = next()) run_item(*scratch, items[i]);
-    });
-    merge(items);
+  void read_query(int64_t token, int64_t head, float* row) const { q_.read(token, head, D_, row); }
+  float read_key(int64_t block, int64_t offset, int64_t head, float* row) const {
+    keys_.read(block, offset, head, D_, row);
+    return 1.0f;
   }
+  float read_value(int64_t block, int64_t offset, int64_t head, float* row) const {
+    values_.read(block, offset, head, D_, row);
+    return 1.0f;
+  }
+  void write_result(int64_t token, int64_t head, float* row) const { out_.write(token, head, D_, row); }
 
  private:
-  struct Range {
-    int64_t first, last;
-  };
-
-  // The keys that a row sees.
-  Range seen(const QueriesAndKeys& sequence, int64_t row) const {
-    const int64_t position = sequence.keys - sequence.queries + row / ratio_;
-    const auto& [table, boundaries, lengths, queries, keys, causal, window] = op_.sequences;
-    return {window > 0 ? std::max<int64_t>(0, position - window + 1) : 0, causal ? position + 1 : sequence.keys};
-  }
-
-  // Of a sequence with one tile of rows the keys are divided: there are few of these, and then many keys.
-  std::vector<WorkItem> work_items() {
-    std::vector<WorkItem> items;
-    int64_t partials = 0;
-    for (int64_t n = 0; n < s_.N; ++n) {
-      const int64_t rows = sequences_[n].queries * ratio_;
-      for (int64_t head = 0; head < s_.HK; ++head) {
-        for (int64_t row = 0; row < rows; row += kRows) {
-          const int64_t count = std::min(kRows, rows - row);
-          const int64_t first = seen(sequences_[n], row).first, last = seen(sequences_[n], row + count - 1).last;
-          const int64_t keys = rows <= kRows ? kKeysOfBlock : std::max<int64_t>(1, last - first);
-          const int64_t blocks = std::max<int64_t>(1, ceil_div(last - first, keys));
-          for (int64_t key = first; key < std::max(last, first + 1); key += keys) {
-            items.push_back({n, head, row, count, key, std::min(last, key + keys), blocks, partials});
-            if (blocks > 1) partials += count;
-          }
-        }
-      }
-    }
-    partial_o_.resize(partials * width_);
-    partial_states_.resize(partials);
-    return items;
-  }
-
-  void run_item(Scratch& scratch, const WorkItem& item) {
-    const auto& sequence = sequences_[item.sequence];
-    for (int64_t i = 0; i < item.rows; ++i) {
-      const int64_t row = item.first_row + i;
-      q_.read(sequence.first + row / ratio_, head_of(item, row), s_.D, scratch.q.data() + i * width_);
-      scratch.states[i] = {.m = kNone, .l = 0, .mean = 0, .q_sum = 0};
-    }
-    std::fill(scratch.o.begin(), scratch.o.end(), 0.0f);
-    for (int64_t key = item.first_key; key < item.last_key; key += kTileKeys) {
-      run_tile(scratch, item, key, std::min(kTileKeys, item.last_key - key));
-    }
-    for (int64_t i = 0; i < item.rows; ++i) {
-      float* o = scratch.o.data() + i * width_;
-      if (item.blocks == 1) {
-        write_row(item, item.first_row + i, scratch.states[i], o);
-      } else {
-        std::copy_n(o, width_, partial_o_.data() + (item.partial + i) * width_);
-        partial_states_[item.partial + i] = scratch.states[i];
-      }
-    }
-  }
-
-  void run_tile(Scratch& scratch, const WorkItem& item, int64_t first, int64_t count) const {
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t block = table_[item.sequence][(first + i) / s_.block_size], offset = (first + i) % s_.block_size;
-      keys_.read(block, offset, item.kv_head, s_.D, scratch.keys.data() + i * width_);
-      values_.read(block, offset, item.kv_head, s_.D, scratch.values.data() + i * width_);
-    }
-    const AuraTile tile{.q = scratch.q.data(),
-                        .keys = scratch.keys.data(),
-                        .values = scratch.values.data(),
-                        .rows = item.rows,
-                        .count = count,
-                        .width = width_,
-                        .key_norms = scratch.scales,
-                        .key_means = scratch.zeros,
-                        .value_norms = scratch.ones,
-                        .value_means = scratch.zeros,
-                        .scores = scratch.scores,
-                        .o = scratch.o.data(),
-                        .states = scratch.states};
-    kernels_.dot_products(tile);
-    for (int64_t i = 0; i < item.rows; ++i) {
-      const Range range = seen(sequences_[item.sequence], item.first_row + i);
-      const int64_t from = std::clamp<int64_t>(range.first - first, 0, count);
-      const int64_t to = std::clamp<int64_t>(range.last - first, from, count);
-      if (from < to) kernels_.online_softmax(tile, i, from, to);
-      if (from == to) std::fill_n(scratch.scores + i * kTileKeys, kTileKeys, 0.0f);
-    }
-    kernels_.add_weighted(tile);
-  }
-
-  // The blocks of a tile of rows follow one another.
-  void merge(const std::vector<WorkItem>& items) {
-    at::parallel_for(0, static_cast<int64_t>(items.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const auto& item = items[i];
-        if (item.blocks == 1 || item.first_key != seen(sequences_[item.sequence], item.first_row).first) continue;
-        for (int64_t row = 0; row < item.rows; ++row) merge_row(item, row);
-      }
-    });
-  }
-
-  void merge_row(const WorkItem& item, int64_t row) {
-    std::vector<float> o(width_);
-    AuraRow merged{.m = kNone, .l = 0, .mean = 0, .q_sum = 0};
-    for (int64_t i = 0; i < item.blocks; ++i) {
-      const int64_t at = item.partial + i * item.rows + row;
-      merged.m = std::max(merged.m, partial_states_[at].m);
-    }
-    for (int64_t i = 0; i < item.blocks; ++i) {
-      const int64_t at = item.partial + i * item.rows + row;
-      const auto& [m, l, mean, q_sum] = partial_states_[at];
-      const float factor = l == 0.0f ? 0.0f : std::exp(m - merged.m);
-      merged.l += factor * l;
-      for (int64_t d = 0; d < s_.D; ++d) o[d] += factor * partial_o_[at * width_ + d];
-    }
-    write_row(item, item.first_row + row, merged, o.data());
-  }
-
-  // A sink is a score without a value.
-  void write_row(const WorkItem& item, int64_t row, const AuraRow& state, float* o) const {
-    const int64_t head = head_of(item, row);
-    float factor = 1.0f, sum = state.l;
-    if (sinks_.defined()) {
-      const float sink = sinks_.const_data_ptr<float>()[head], largest = std::max(sink, state.m);
-      factor = state.l == 0.0f ? 0.0f : std::exp(state.m - largest);
-      sum = factor * state.l + std::exp(sink - largest);
-    }
-    const float inverse = sum == 0.0f ? 0.0f : factor / sum;  // no key was seen: 0
-    for (int64_t d = 0; d < s_.D; ++d) o[d] *= inverse;
-    out_.write(sequences_[item.sequence].first + row / ratio_, head, s_.D, o);
-  }
-
-  int64_t head_of(const WorkItem& item, int64_t row) const { return item.kv_head * ratio_ + row % ratio_; }
-
-  const PagedAttention<int64_t>& op_;
-  const PagedShape<>& s_;
-  int64_t ratio_, width_;
-  Tensor q_tensor_, sinks_;
+  int64_t D_;
+  Tensor q_tensor_;
   Tokens q_, out_;
   Pages keys_, values_;
-  at::TensorAccessor<int32_t, 2> table_;
-  std::vector<QueriesAndKeys> sequences_;
-  std::vector<float> partial_o_;
-  std::vector<AuraRow> partial_states_;
-  const AuraKernels& kernels_ = aura_kernels();
 };
 
-void run(const PagedAttention<int64_t>& op) { Attention(op).run(); }
+void run(const PagedAttention<int64_t>& op) {
+  const PlainCache cache(op);
+  paged::Attention(op.shape, op.sequences, op.scale, op.sinks, cache).run();
+}
 
 }  // namespace
 

@@ -122,9 +122,9 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
         if attn_metadata is None:  # a profiling run
             return output.zero_()
         m = attn_metadata
-        return self.attend(query[: m.num_actual_tokens], kv_cache, m, output[: m.num_actual_tokens])
+        return self.attend(layer, query[: m.num_actual_tokens], kv_cache, m, output[: m.num_actual_tokens])
 
-    def attend(self, query: Tensor, kv_cache: Tensor, m: PagedMetadata, output: Tensor) -> Tensor:
+    def attend(self, layer: Any, query: Tensor, kv_cache: Tensor, m: PagedMetadata, output: Tensor) -> Tensor:
         return torch_gdn.paged_attention(
             query,
             *self.keys_and_values(kv_cache),

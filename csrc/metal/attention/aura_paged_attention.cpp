@@ -1,0 +1,64 @@
+#include "ops/attention/aura_paged_attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "metal/attention/pages.h"
+#include "metal/aura/vectors.h"
+#include "metal/implement.h"
+#include "shaders/attention/aura_paged_attention.h"
+#include "shaders/attention/paged_rotate.h"
+
+namespace torch_gdn {
+
+namespace {
+
+// in to out, both [T, H, D], but for padding.
+Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor& signs, const Tensor& out,
+                           bool inverse) {
+  const auto& s = call.shape;
+  const PagedRotateParameters parameters{token_strides(in), token_strides(out), call.parameters.boundary,
+                                         int32_t(s.N),      int32_t(s.T),       int32_t(s.HQ)};
+  return {"paged_rotate",
+          "attention/paged_rotate.metal",
+          {metal_type(in.scalar_type()), metal_type(out.scalar_type()), call.head_size(), inverse ? "true" : "false"},
+          {in, signs.contiguous(), call.cu_seqlens, out, Binding::values(parameters)},
+          {rotation_groups(s.T * s.HQ, s.D), 1, 1},
+          kAuraThreads};
+}
+
+Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const PagedCall& call) {
+  const AuraPagedParameters parameters{call.parameters, page_strides(op.key.norms), page_strides(op.value.norms)};
+  const int64_t simdgroups = call.plan.rows / kPrefillRows;
+  return {"aura_paged_attention",
+          "attention/aura_paged_attention.metal",
+          {std::to_string(op.key_bits), std::to_string(op.value_bits), call.head_size(), std::to_string(simdgroups)},
+          {call.q, call.bound(op.key.codes), call.bound(op.key.norms), op.key.codebook.contiguous(),
+           call.bound(op.value.codes), call.bound(op.value.norms), op.value.codebook.contiguous(),
+           call.bound(call.block_table), call.cu_seqlens, call.seq_lens, call.sinks, call.out, call.o_partials,
+           call.m_partials, call.l_partials, Binding::error_log(), Binding::values(parameters)},
+          {size_t(call.plan.tiles), size_t(op.shape.HK), size_t(call.plan.splits)},
+          size_t(simdgroups * 32)};
+}
+
+void run(const AuraPagedAttention<int64_t>& op) {
+  const auto& s = op.shape;
+  if (s.T == 0 || s.N == 0) return;
+  const Tensor q = unit_last_stride(op.q, "q");
+  const auto f32 = q.options().dtype(at::kFloat);
+  const Tensor q_rot = at::empty({s.T, s.HQ, s.D}, f32);
+  const Tensor o_rot = at::zeros({s.T, s.HQ, s.D}, f32);  // what wrong boundaries leave out is not memory of others
+  const auto call = paged_call("aura_paged_attention_", s, op.sequences, q_rot, o_rot, op.key.codes, op.value.codes,
+                               {op.scale, op.sinks, false});
+  std::vector<Launch> launches = {launch_paged_rotate(call, q, op.key_signs, q_rot, false),
+                                  launch_aura_paged_attention(op, call)};
+  if (call.plan.splits > 1) launches.push_back(launch_paged_attention_merge(call));
+  launches.push_back(launch_paged_rotate(call, o_rot, op.value_signs, op.out, true));
+  launcher().run(launches);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<AuraPagedAttention, &run>(m); }
+
+}  // namespace torch_gdn

@@ -1,0 +1,104 @@
+#include "metal/attention/pages.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "shaders/attention/paged_attention_decode.h"
+#include "shaders/attention/paged_attention_merge.h"
+
+namespace torch_gdn {
+
+namespace {
+
+constexpr int64_t kThreadgroups = 256;  // wanted where keys are divided: 3 or more a GPU core
+// A split writes and reads 8 bytes of partials for each element of o, and a key has at least 4 bytes: with so many keys
+// a row partials are 1/32 of what is read.
+constexpr int64_t kKeysOfRow = 64, kMostRounds = 8;
+constexpr int64_t kFewRows = 16, kManyRows = 64;  // of a tile of the prefill kernel
+
+PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_t>& sequences, const Tensor& keys,
+                              const Tensor& values, const PagedOptions& options) {
+  const auto& s = call.shape;
+  PagedParameters parameters{};
+  parameters.key = page_strides(keys);
+  parameters.value = page_strides(values);
+  parameters.q = token_strides(call.q);
+  parameters.out = token_strides(call.out);
+  parameters.table_sequence = call.block_table.stride(0);
+  parameters.table_block = call.block_table.stride(1);
+  parameters.boundary = call.cu_seqlens.stride(0);
+  parameters.length = call.seq_lens.stride(0);
+  parameters.sequences = int32_t(s.N);
+  parameters.tokens = int32_t(s.T);
+  parameters.kv_heads = int32_t(s.HK);
+  parameters.ratio = int32_t(s.HQ / s.HK);
+  parameters.query_rows = int32_t(s.T * (s.HQ / s.HK));
+  parameters.blocks = int32_t(std::min<int64_t>(s.blocks, INT32_MAX));
+  parameters.block_size = int32_t(s.block_size);
+  parameters.table_blocks = s.blocks == 0 ? 0 : int32_t(s.table_blocks);  // then every key is reported, and none read
+  parameters.max_query_len = int32_t(sequences.max_query_len);
+  parameters.max_seq_len = int32_t(sequences.max_seq_len);
+  parameters.causal = sequences.causal ? 1 : 0;
+  parameters.window = int32_t(sequences.window);
+  parameters.rows = int32_t(call.plan.rows);
+  parameters.splits = int32_t(call.plan.splits);
+  parameters.least_keys = int32_t(call.plan.least_keys);
+  parameters.has_sinks = options.sinks.has_value() ? 1 : 0;
+  parameters.has_vectors = vector_width({keys, values}) == "4" ? 1 : 0;
+  parameters.scale = float(scale_or_default(options.scale, s.D));
+  return parameters;
+}
+
+}  // namespace
+
+Plan plan_of(const PagedShape<>& s, const PagedSequences<int64_t>& sequences, bool has_decode) {
+  const int64_t ratio = s.HQ / s.HK;
+  const int64_t rows_of_sequence = std::max<int64_t>(1, std::min(sequences.max_query_len, s.T)) * ratio;
+  Plan plan{};
+  plan.is_decode = has_decode && rows_of_sequence <= kDecodeRows;
+  plan.rows = plan.is_decode ? kDecodeRows : rows_of_sequence <= kFewRows ? kFewRows : kManyRows;
+  plan.tiles = std::min(ceil_div(s.T * ratio, plan.rows) + s.N, s.N * ceil_div(rows_of_sequence, plan.rows));
+  const int64_t rounds = ceil_div(kKeysOfRow * std::min(rows_of_sequence, plan.rows), kKeysOfRound);
+  plan.least_keys = std::min(rounds, kMostRounds) * kKeysOfRound;
+  const int64_t most = ceil_div(std::min(sequences.max_seq_len, s.table_blocks * s.block_size), plan.least_keys);
+  plan.splits = std::clamp<int64_t>(kThreadgroups / (s.N * s.HK), 1, std::max<int64_t>(1, most));
+  return plan;
+}
+
+PagedCall paged_call(const char* op, const PagedShape<>& s, const PagedSequences<int64_t>& sequences, const Tensor& q,
+                     const Tensor& out, const Tensor& keys, const Tensor& values, const PagedOptions& options) {
+  TORCH_CHECK_VALUE(s.T * (s.HQ / s.HK) <= kMostKeys && s.N <= kMostKeys && s.table_blocks <= INT32_MAX, op,
+                    ": q: expected fewer than 2^30 query rows of a KV head (T * HQ / HK), got ", s.T * (s.HQ / s.HK));
+  const auto device = q.device();
+  const auto f32 = q.options().dtype(at::kFloat);
+  const Plan plan = plan_of(s, sequences, options.has_decode);
+  const int64_t rows = plan.splits > 1 ? s.N * s.HK * plan.rows * plan.splits : 1;
+  PagedCall call{.shape = s,
+                 .plan = plan,
+                 .q = q,
+                 .out = out,
+                 .block_table = sequences.block_table.to(device),
+                 .cu_seqlens = sequences.cu_seqlens.to(device),
+                 .seq_lens = sequences.seq_lens.to(device),
+                 .sinks = {},
+                 .o_partials = at::empty({plan.splits > 1 ? rows * s.D : 1}, f32),
+                 .m_partials = at::empty({rows}, f32),
+                 .l_partials = at::empty({rows}, f32),
+                 .parameters = {}};
+  call.sinks = options.sinks.has_value() ? options.sinks->contiguous() : call.m_partials;
+  call.parameters = parameters_of(call, sequences, keys, values, options);
+  return call;
+}
+
+Launch launch_paged_attention_merge(const PagedCall& call) {
+  return {"paged_attention_merge",
+          "attention/paged_attention_merge.metal",
+          {call.q_type(), call.head_size()},
+          {call.o_partials, call.m_partials, call.l_partials, call.cu_seqlens, call.seq_lens, call.sinks, call.out,
+           Binding::values(call.parameters)},
+          {size_t(ceil_div(call.plan.rows, kMergeRows)), size_t(call.shape.HK), size_t(call.shape.N)},
+          size_t(kMergeRows * 32)};
+}
+
+}  // namespace torch_gdn

@@ -1,0 +1,65 @@
+// Attention to the pages of a cache that hold AURA's codes: rotates q, attends, rotates the result back.
+#pragma once
+#include "ops/aura/aura.h"
+#include "ops/pages.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct AuraPagedAttention {
+  static constexpr const char* kSchema =
+      "aura_paged_attention_(Tensor(a!) out, Tensor q, Tensor key_codes, Tensor key_norms, Tensor key_codebook, "
+      "Tensor key_signs, Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, "
+      "Tensor block_table, Tensor cu_seqlens, Tensor seq_lens, *, SymInt max_query_len, SymInt max_seq_len, "
+      "float? scale=None, bool causal=True, int window=0, Tensor? sinks=None) -> ()";
+
+  // Codes [blocks, block_size, HK, words], norms [blocks, block_size, HK]; no means.
+  Tensor out, q;
+  CodedTensor key, value;
+  Tensor key_signs, value_signs;
+  PagedSequences<Int> sequences;
+  optional<double> scale;
+  optional<Tensor> sinks;
+
+  PagedShape<Int> shape;
+  int64_t key_bits = 0, value_bits = 0;
+
+  auto arguments() {
+    auto& [block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, causal, window] = sequences;
+    return std::tie(out, q, key.codes, key.norms, key.codebook, key_signs, value.codes, value.norms, value.codebook,
+                    value_signs, block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, scale, causal, window,
+                    sinks);
+  }
+
+  void check() {
+    const Check<Int> check("aura_paged_attention_", "q", q);
+    check_queries(check, shape, out, q);
+    auto& s = shape;
+    check_head_size(check, "q", s.D);
+    check.is_int32("key_codes", key.codes);
+    check.dimensions("key_codes", key.codes, 4, "[blocks, block_size, HK, ceil(D * bits / 32)]");
+    check_blocks(check, shape, "key_codes", key.codes);
+    key_bits = check_coded(check, "key_codes", "key_norms", "key_codebook", "key_signs", key, key_signs);
+    value_bits = check_coded(check, "value_codes", "value_norms", "value_codebook", "value_signs", value, value_signs);
+    check_sequences_of_pages(check, s, sequences);
+    check_sinks(check, s, sinks);
+    if constexpr (is_run<Int>) check_pages(check.op(), s, sequences);
+  }
+
+  void outputs() const {}
+
+ private:
+  int64_t check_coded(const Check<Int>& check, const char* codes_name, const char* norms_name,
+                      const char* codebook_name, const char* signs_name, const CodedTensor& coded,
+                      const Tensor& signs) const {
+    const std::vector<Int> rows = {shape.blocks, shape.block_size, shape.HK};
+    const int64_t bits = check_codebook(check, codebook_name, coded.codebook);
+    check_codes(check, codes_name, coded.codes, rows, shape.D, bits);
+    check_rows_of_pages(check, codes_name, coded.codes);
+    check_norms(check, norms_name, coded.norms, rows);
+    check_table(check, signs_name, signs, "[D]", shape.D);
+    return bits;
+  }
+};
+
+}  // namespace torch_gdn

@@ -1,0 +1,8 @@
+#pragma once
+#include "attention/paged_attention_prefill.h"
+
+// Strides in elements of norms [blocks, block_size, H]; those of codes are PagedParameters'.
+struct AuraPagedParameters {
+  PagedParameters paged;
+  PageStrides key_norms, value_norms;
+};

@@ -1,0 +1,9 @@
+#pragma once
+#include "attention/parameters.h"
+#include "aura/parameters.h"
+
+struct PagedRotateParameters {
+  TokenStrides in, out;
+  int64_t boundary;  // stride of cu_seqlens
+  int32_t sequences, tokens, heads;
+};

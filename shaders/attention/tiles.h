@@ -1,0 +1,88 @@
+// Attention of a threadgroup's query rows, 8 a simdgroup, to the keys that any of them sees, a tile at a time in
+// threadgroup memory. What the pages hold is the concern of `Pages`, which finds a key's place and stages tiles:
+//   locate(place, kv_head, key)   by the thread of a key of the tile
+//   stage_keys(tile, thread), stage_values(tile, thread)   by all threads
+#pragma once
+#include "attention/output.h"
+#include "attention/paged_attention_prefill.h"
+#include "core/tile.h"
+
+// Keys of a tile of elements of E: up to 17 KB.
+template <typename E, int D>
+METAL_FUNC constexpr int keys_of_tile() {
+  return D * int(sizeof(E)) > 512 ? 16 : 32;
+}
+
+template <typename E, int D>
+METAL_FUNC constexpr int size_of_tile() {
+  return keys_of_tile<E, D>() * tile_stride<E>(D);
+}
+
+template <typename E, int D, typename T, typename Pages>
+METAL_FUNC void attend(
+    device const T* q,
+    device const int* block_table,
+    device const int* cu_seqlens,
+    device const int* seq_lens,
+    device const float* sinks,
+    device T* out,
+    device float* o_partials,
+    device float* m_partials,
+    device float* l_partials,
+    device ErrorLog* errors,
+    constant PagedParameters& parameters,
+    thread const Pages& pages,
+    threadgroup E* tile_of_keys,
+    uint3 group,
+    uint thread_index,
+    uint lane,
+    uint simdgroup) {
+  static_assert(D % 16 == 0 && D <= 256, "a vector is whole pairs of fragments");
+  constexpr int kKeys = keys_of_tile<E, D>();
+  constexpr int kBlocks = kKeys / 8;
+  const int kv_head = int(group.y);
+  const int split = int(group.z);
+  if (int(group.x) < parameters.sequences && split == 0 && kv_head == 0 && thread_index == 0) {
+    report_sequence(cu_seqlens, seq_lens, parameters, int(group.x), errors);
+  }
+  const RowTile tile = locate_tile(cu_seqlens, seq_lens, parameters, int(group.x), lane);
+  if (tile.rows == 0) return;
+  const KeyRange whole = seen_by_tile(parameters, tile);
+  const int splits = splits_of(parameters, tile, whole);
+  if (split >= splits) return;
+  const KeyRange range = range_of_split(parameters, whole, splits, split);
+
+  const LanePosition at = lane_position(lane);
+  const int own_row = int(simdgroup) * kPrefillRows + at.column;
+  HeldQuery<T, D> query;
+  query.load(query_rows(q, parameters, tile, kv_head, own_row, at.row));
+  const SeenKeys seen = seen_by_lane(parameters, tile, own_row);
+  StagedRows<E, tile_stride<E>(D)> staged;
+  staged.tile = tile_of_keys;
+  RowState state = no_keys();
+  float2 o[D / 8];
+  UNROLL for (int part = 0; part < D / 8; ++part) o[part] = float2(0.0f);
+  for (int first = range.first; first < range.last; first += kKeys) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (int(thread_index) < kKeys) {
+      const int key = min(first + int(thread_index), range.last - 1);
+      pages.locate(key_place(block_table, parameters, tile.sequence.index, key, errors), kv_head, int(thread_index));
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    pages.stage_keys(tile_of_keys, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    float2 scores[kBlocks];
+    multiply_keys<D, kBlocks>(scores, staged, query, at);
+    const float2 decay = online_softmax<kBlocks>(scores, state, parameters.scale, first + at.row, seen);
+    UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= decay;
+
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    pages.stage_values(tile_of_keys, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    multiply_values<D, kBlocks>(o, scores, staged, at);
+  }
+  store_rows<D>(
+      o, state, out, o_partials, m_partials, l_partials, sinks, parameters, tile, kv_head, own_row, splits, split,
+      at.row);
+}

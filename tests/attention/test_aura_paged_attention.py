@@ -1,0 +1,92 @@
+"""Attention to pages of codes against attention in float64 to the vectors that these stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.attention.test_paged_attention import BOUND, DTYPES, SEQUENCES, exact, name_of
+from tests.gdn.test_opcheck import opcheck
+from tests.helpers.aura import Codec
+from tests.helpers.devices import kernels_run
+from tests.helpers.errors import assert_close
+from tests.helpers.paged import Call, aura_pages, make_call, there, valid_call
+from tests.helpers.pairwise import pairwise
+from torch_gdn import reference
+
+KERNELS = ("paged_rotate", "aura_paged_attention")
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "sequences": tuple(SEQUENCES),
+    "scheme": ((8, 8), (8, 4), (4, 4), (3, 3), (2, 4)),
+    "D": (64, 80, 96, 128, 256),
+    "ratio": (1, 2, 8),
+    "block_size": (16, 7),
+    "dtype": DTYPES,
+    "mask": ("causal", "all", "window of 30"),
+    "sinks": (False, True),
+}
+
+
+def coded(call: Call, scheme: tuple[int, int]) -> tuple[Call, Call]:
+    """The call with codes for caches; and with what the codes stand for, in float64."""
+    D = call["q"].shape[-1]
+    codes: Call = {name: x for name, x in call.items() if not name.endswith("_cache")}
+    plain: Call = dict(call)
+    for name, bits, seed in (("key", scheme[0], 3), ("value", scheme[1], 4)):
+        codec = Codec(D, bits, seed)
+        pages, decoded = aura_pages(codec, call[f"{name}_cache"])
+        codes |= {f"{name}_codes": pages[0], f"{name}_norms": pages[1]}
+        codes |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
+        plain[f"{name}_cache"] = decoded
+    return codes, plain
+
+
+def check(device: torch.device, call: Call, scheme: tuple[int, int], *kernels: str) -> None:
+    codes, plain = coded(call, scheme)
+    moved = there(codes, device)
+    with kernels_run(device, *KERNELS, *kernels):
+        o = torch_gdn.aura_paged_attention(**moved)
+    rows = int(call["cu_seqlens"][-1])
+    assert (o[rows:] == 7).all()
+    assert_close("o", o[:rows].cpu(), exact(plain), BOUND[call["q"].dtype], head_dim=1)
+
+
+@pytest.mark.parametrize("case", pairwise(FACTORS), ids=name_of)
+def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> None:
+    queries, keys = SEQUENCES[case["sequences"]]
+    names = ("D", "block_size", "dtype")
+    call = make_call(queries, keys, HQ=2 * case["ratio"], HK=2, **{name: case[name] for name in names})
+    call |= {"causal": case["mask"] != "all", "window": 30 if case["mask"] == "window of 30" else 0}
+    check(device, call | {"sinks": torch.randn(2 * case["ratio"]) if case["sinks"] else None}, case["scheme"])
+
+
+@pytest.mark.parametrize(("queries", "keys"), [([1, 1], [600, 1030]), ([2, 40], [2100, 70])])
+def test_keys_divided_among_threadgroups(device: torch.device, queries: list[int], keys: list[int]) -> None:
+    call = make_call(queries, keys, HQ=2, HK=1, D=64) | {"scale": 0.2, "sinks": torch.randn(2)}
+    check(device, call, (8, 4), "paged_attention_merge")
+
+
+def test_what_was_encoded_into_slots(device: torch.device) -> None:
+    """aura_encode_ writes the pages of one layer, all heads of a token after one another, by slot_mapping."""
+    codec, (blocks, size, H, D) = Codec(64, 8), (5, 16, 2, 64)
+    x, slots = torch.randn(1, H, 20, D), torch.tensor([*range(48, 64), *range(16, 20)])
+    codes = torch.zeros(blocks * size, H, codec.words, dtype=torch.int32, device=device)
+    norms = torch.zeros(blocks * size, H, device=device)
+    tables = codec.to(device).tables
+    by_head = (codes.transpose(0, 1)[None], norms.transpose(0, 1)[None])
+    torch_gdn.aura_encode_(x.to(device), slots.to(device), *tables, *by_head)
+    pages = (codes.view(blocks, size, H, -1), norms.view(blocks, size, H), tables[2], tables[0])
+    indices = [torch.tensor(each, dtype=torch.int32, device=device) for each in ([[3, 1]], [0, 1], [20])]
+    q = torch.randn(1, 4, D)
+    o = torch_gdn.aura_paged_attention(q.to(device), *pages, *pages, *indices)
+    k = reference.aura_decode(*reference.aura_encode(x, *codec.tables)[:2], codec.codebook, codec.signs)
+    sdpa: Tensor = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1)[None], k, k, enable_gqa=True)
+    assert_close("o", o.cpu(), sdpa[0].transpose(0, 1), 3e-6, head_dim=1)
+
+
+def test_opcheck(device: torch.device) -> None:
+    opcheck("aura_paged_attention_", valid_call("aura_paged_attention_", device), device)

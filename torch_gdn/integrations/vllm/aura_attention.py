@@ -1,0 +1,115 @@
+"""Full attention over pages that hold AURA's codes and norms instead of keys and values: additional_config={"aura": "8v4"}.
+
+A cell of a page is Scheme.bytes_per_token(D) bytes: [key codes | value codes | key norm | value norm]. vLLM's pools are sized
+by it. A page is [block_size, KV heads, cell], so that a token's slot has one stride and `aura_encode_` writes where it lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+import torch_gdn
+from torch_gdn.aura import Scheme
+from torch_gdn.aura.codebooks import aura_signs, boundaries, codebook
+from torch_gdn.integrations.vllm.attention import PagedAttention, PagedBackend, PagedMetadata, aura_scheme
+
+
+def scheme() -> Scheme:
+    name = aura_scheme()
+    assert name is not None
+    return Scheme(name)
+
+
+class AuraPagedAttention(PagedAttention):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scheme = scheme()
+        self.tables: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def parts(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Key codes, key norms, value codes, value norms: [blocks, block_size, KV heads, ..], views of a pool's bytes."""
+        words = kv_cache.transpose(1, 2).view(torch.int32)
+        key, value = (self.head_size * bits // 32 for bits in (self.scheme.key_bits, self.scheme.value_bits))
+        norms = words[..., key + value :].view(torch.float32)
+        return words[..., :key], norms[..., 0], words[..., key : key + value], norms[..., 1]
+
+    def tables_of(self, layer: Any, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of keys and of values: signs, which differ between layers; boundaries; codebook."""
+        if not self.tables:
+            seed = next((int(part) for part in layer.layer_name.split(".") if part.isdigit()), 0)
+            for bits, own in ((self.scheme.key_bits, 2 * seed), (self.scheme.value_bits, 2 * seed + 1)):
+                table = codebook(bits, self.head_size, self.scheme.table)
+                made = (aura_signs(self.head_size, own), boundaries(table), table)
+                self.tables.append((made[0].to(device), made[1].to(device), made[2].to(device)))
+        return self.tables
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        slots = slot_mapping[: key.shape[0]]
+        parts = self.parts(kv_cache)
+        encoded = ((key, *parts[:2]), (value, *parts[2:]))
+        for (x, codes, norms), tables in zip(encoded, self.tables_of(layer, key.device), strict=True):
+            x = x[: slots.shape[0]].transpose(0, 1)[None]
+            torch.ops.gdn.aura_encode_(x, slots, *tables, slots_in_a_row(codes), slots_in_a_row(norms))
+
+    def attend(self, layer: Any, query: Tensor, kv_cache: Tensor, m: PagedMetadata, output: Tensor) -> Tensor:
+        key_codes, key_norms, value_codes, value_norms = self.parts(kv_cache)
+        (key_signs, _, key_table), (value_signs, _, value_table) = self.tables_of(layer, query.device)
+        return torch_gdn.aura_paged_attention(
+            query,
+            key_codes,
+            key_norms,
+            key_table,
+            key_signs,
+            value_codes,
+            value_norms,
+            value_table,
+            value_signs,
+            m.block_table,
+            m.cu_seqlens,
+            m.seq_lens,
+            scale=self.scale,
+            causal=m.causal,
+            window=self.window,
+            sinks=self.sinks,
+            max_query_len=m.max_query_len,
+            max_seq_len=m.max_seq_len,
+            out=output,
+        )
+
+
+def slots_in_a_row(part: Tensor) -> Tensor:
+    """[blocks, block_size, KV heads, ..] as the cache of one sequence that aura_encode_ takes, [1, KV heads, slots, ..]."""
+    blocks, block_size, heads, *rest = part.shape
+    strides = part.stride()
+    if strides[0] != block_size * strides[1]:
+        raise ValueError(f"kv_cache: expected blocks without room between them, got strides {strides}")
+    shape, order = (1, heads, blocks * block_size, *rest), (0, strides[2], strides[1], *strides[3:])
+    return part.as_strided(shape, order, part.storage_offset())
+
+
+class AuraPagedBackend(PagedBackend):
+    @staticmethod
+    def get_impl_cls() -> type[PagedAttention]:
+        return AuraPagedAttention
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        return (KVCacheLayout.LBNHC,)
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        if spec.state_content_bytes is not None:
+            return spec
+        return replace(spec, state_content_bytes=scheme().bytes_per_token(spec.head_size))

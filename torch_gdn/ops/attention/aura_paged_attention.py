@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def aura_paged_attention(
+    q: Tensor,
+    key_codes: Tensor,
+    key_norms: Tensor,
+    key_codebook: Tensor,
+    key_signs: Tensor,
+    value_codes: Tensor,
+    value_norms: Tensor,
+    value_codebook: Tensor,
+    value_signs: Tensor,
+    block_table: Tensor,
+    cu_seqlens: Tensor,
+    seq_lens: Tensor,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`paged_attention` to pages that hold AURA's codes (`aura_encode`), which are dequantised tile by tile.
+
+    Source: as `aura_attention` and `paged_attention`.
+
+    Args:
+        q: [T, HQ, D], bfloat16, float16 or float32; D is 64, 80, 96, 128 or 256. Any strides; a last stride other than
+            1 costs a copy.
+        key_codes: [blocks, block_size, HK, ceil(D * bits / 32)] int32, any strides but a last one of 1, and
+            key_norms: [blocks, block_size, HK] float32, any strides. No means.
+        key_codebook: [2^bits] float32; bits is 2, 3, 4 or 8.
+        key_signs: [D] float32, those that the keys were encoded with.
+        value_codes, value_norms, value_codebook, value_signs: as the keys', with bits and signs of their own.
+        block_table, cu_seqlens, seq_lens, scale, causal, window, sinks, max_query_len, max_seq_len, out: as for
+            `paged_attention`.
+
+    Returns:
+        out. Its padding is left as it is: undefined in a new tensor.
+
+    Raises:
+        ValueError, RuntimeError: as `paged_attention`.
+        TypeError: a dtype that is not as above.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> from torch_gdn.aura import codebooks
+        >>> codebook, signs = codebooks.codebook(8, 64), codebooks.aura_signs(64, 1)
+        >>> k, v, q = torch.randn(3, 16, 2, 64), torch.randn(3, 16, 2, 64), torch.randn(1, 4, 64)
+        >>> tables = (signs, codebooks.boundaries(codebook), codebook)
+        >>> cache = [part for x in (k, v) for part in (*torch_gdn.aura_encode(x, *tables)[:2], codebook, signs)]
+        >>> table, boundaries = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+        >>> of_sequence = (table, boundaries, torch.tensor([20], dtype=torch.int32))
+        >>> o = torch_gdn.aura_paged_attention(q, *cache, *of_sequence)
+        >>> exact = torch_gdn.paged_attention(q, k, v, *of_sequence)
+        >>> bool((o - exact).norm() < 0.03 * exact.norm())
+        True
+    """
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    torch.ops.gdn.aura_paged_attention_(
+        out,
+        q,
+        key_codes,
+        key_norms,
+        key_codebook,
+        key_signs,
+        value_codes,
+        value_norms,
+        value_codebook,
+        value_signs,
+        block_table,
+        cu_seqlens,
+        seq_lens,
+        max_query_len=q.size(0) if max_query_len is None else max_query_len,
+        max_seq_len=block_table.size(1) * key_codes.size(1) if max_seq_len is None else max_seq_len,
+        scale=scale,
+        causal=causal,
+        window=window,
+        sinks=sinks,
+    )
+    return out
