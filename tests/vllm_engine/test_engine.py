@@ -59,6 +59,25 @@ def test_bfloat16_differs_only_where_two_tokens_are_close(device: str, reference
         assert first is None or margin[first] < 0.15, (first, margin)
 
 
+@pytest.mark.parametrize("scheme", ["8v8", "8v4"])
+def test_pages_of_codes(device: str, scheme: str, reference: Any) -> None:
+    """Tokens differ only where two are close, and a pool of as many bytes holds more blocks."""
+    path, texts, tokens, margins = reference("qwen3")
+    given = {"prompts": texts, "tokens": GREEDY_TOKENS}
+    options = {"dtype": "float32", **CHUNKS, "block_size": 32}
+    coded = {**options, "additional_config": {"aura": scheme}}
+    result = run_engine(device, {"model": str(path), "options": coded, "rounds": [given]})
+    for got, want, margin in zip(result["rounds"][0]["tokens"], tokens, margins, strict=True):
+        first = next((i for i, (x, y) in enumerate(zip(got, want, strict=True)) if x != y), None)
+        assert first is None or margin[first] < {"8v8": 0.05, "8v4": 0.5}[scheme], (first, margin)
+    assert holds_nothing(result)
+    assert result["compiled late"] == []
+    if device == "mps":
+        assert any(name.startswith("aura_paged_attention") for name in result["kernels"])
+    plain = run_engine(device, {"model": str(path), "options": options, "rounds": []})
+    assert result["pool"]["all"] > 2.5 * plain["pool"]["all"]
+
+
 def test_the_same_fails_without_the_plugin(reference: Any) -> None:
     path, texts, _, _ = reference("qwen3_next")
     scenario = {

@@ -1,7 +1,7 @@
-"""Full attention over pages that hold AURA's codes and norms instead of keys and values: additional_config={"aura": "8v4"}.
+"""Full attention over pages that hold AURA's codes in place of keys and values: additional_config={"aura": "8v4"}.
 
-A cell of a page is Scheme.bytes_per_token(D) bytes: [key codes | value codes | key norm | value norm]. vLLM's pools are sized
-by it. A page is [block_size, KV heads, cell], so that a token's slot has one stride and `aura_encode_` writes where it lies.
+A cell of a page is Scheme.bytes_per_token(D) bytes, [key codes | value codes | key norm | value norm], and vLLM sizes its
+pools by it. A page is [block_size, KV heads, cell]: a token's slot has one stride, and `aura_encode_` writes in place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AuraPagedAttention(PagedAttention):
         self.tables: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def parts(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Key codes, key norms, value codes, value norms: [blocks, block_size, KV heads, ..], views of a pool's bytes."""
+        """Key codes, key norms, value codes, value norms: [blocks, block_size, KV heads, ..], views of the pool."""
         words = kv_cache.transpose(1, 2).view(torch.int32)
         key, value = (self.head_size * bits // 32 for bits in (self.scheme.key_bits, self.scheme.value_bits))
         norms = words[..., key + value :].view(torch.float32)
@@ -86,7 +86,7 @@ class AuraPagedAttention(PagedAttention):
 
 
 def slots_in_a_row(part: Tensor) -> Tensor:
-    """[blocks, block_size, KV heads, ..] as the cache of one sequence that aura_encode_ takes, [1, KV heads, slots, ..]."""
+    """[blocks, block_size, KV heads, ..] as aura_encode_ takes the cache of one sequence: [1, KV heads, slots, ..]."""
     blocks, block_size, heads, *rest = part.shape
     strides = part.stride()
     if strides[0] != block_size * strides[1]:
