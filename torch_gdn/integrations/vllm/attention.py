@@ -34,7 +34,14 @@ def aura_scheme() -> str | None:
 
 
 def backend_path() -> str:
-    return f"{HERE}.aura_attention.AuraPagedBackend" if aura_scheme() else f"{HERE}.attention.PagedBackend"
+    name = aura_scheme()
+    if name is None:
+        return f"{HERE}.attention.PagedBackend"
+    from torch_gdn.aura import Scheme
+    from torch_gdn.integrations.vllm.aura_attention import AuraPagedBackend
+
+    AuraPagedBackend.scheme = Scheme(name)
+    return f"{HERE}.aura_attention.AuraPagedBackend"
 
 
 def register() -> None:

@@ -1,13 +1,13 @@
 """Full attention over pages that hold AURA's codes in place of keys and values: additional_config={"aura": "8v4"}.
 
-A cell of a page is Scheme.bytes_per_token(D) bytes, [key codes | value codes | key norm | value norm], and vLLM sizes its
+A cell of a page is Scheme.bytes_per_token(D) bytes, [key codes | value codes | key norm | value norm]; vLLM sizes its
 pools by it. A page is [block_size, KV heads, cell]: a token's slot has one stride, and `aura_encode_` writes in place.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,19 +17,13 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 import torch_gdn
 from torch_gdn.aura import Scheme
 from torch_gdn.aura.codebooks import aura_signs, boundaries, codebook
-from torch_gdn.integrations.vllm.attention import PagedAttention, PagedBackend, PagedMetadata, aura_scheme
-
-
-def scheme() -> Scheme:
-    name = aura_scheme()
-    assert name is not None
-    return Scheme(name)
+from torch_gdn.integrations.vllm.attention import PagedAttention, PagedBackend, PagedMetadata
 
 
 class AuraPagedAttention(PagedAttention):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.scheme = scheme()
+        self.scheme = AuraPagedBackend.scheme
         self.tables: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def parts(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -96,6 +90,8 @@ def slots_in_a_row(part: Tensor) -> Tensor:
 
 
 class AuraPagedBackend(PagedBackend):
+    scheme: ClassVar[Scheme]  # of the engine, set when the backend is chosen: vLLM asks later without its configuration
+
     @staticmethod
     def get_impl_cls() -> type[PagedAttention]:
         return AuraPagedAttention
@@ -112,4 +108,4 @@ class AuraPagedBackend(PagedBackend):
     def customize_spec(cls, spec: Any) -> Any:
         if spec.state_content_bytes is not None:
             return spec
-        return replace(spec, state_content_bytes=scheme().bytes_per_token(spec.head_size))
+        return replace(spec, state_content_bytes=cls.scheme.bytes_per_token(spec.head_size))
