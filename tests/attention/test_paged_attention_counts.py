@@ -57,7 +57,6 @@ def gathered(L: int, T: int, ratio: int) -> int:
 def test_decoding_reads_each_key_once(keys: list[int], ratio: int, dispatches: int) -> None:
     queries = [1] * len(keys)
     found, least = bytes_of(queries, keys, ratio), compulsory(queries, keys, ratio)
-    print(keys, ratio, found.distinct / least, found.issued / least)
     assert least <= found.distinct and found.issued <= 1.1 * least
     assert found.dispatches == dispatches
 
@@ -65,12 +64,4 @@ def test_decoding_reads_each_key_once(keys: list[int], ratio: int, dispatches: i
 @pytest.mark.parametrize(("L", "T", "ratio"), [(128, 128, 8), (64, 512, 8), (256, 256, 2)])
 def test_a_prompt_moves_a_quarter_of_what_gathering_does(L: int, T: int, ratio: int) -> None:
     found = bytes_of([L], [T], ratio)
-    print(
-        L,
-        T,
-        ratio,
-        found.distinct / gathered(L, T, ratio),
-        found.issued / gathered(L, T, ratio),
-        found.distinct / compulsory([L], [T], ratio),
-    )
     assert compulsory([L], [T], ratio) <= found.distinct <= 0.25 * gathered(L, T, ratio)
