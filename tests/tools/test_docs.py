@@ -73,7 +73,17 @@ def test_the_readme_is_short_and_in_order() -> None:
     readme = (ROOT / "README.md").read_text()
     assert readme.count("\n") <= 180
     headings = re.findall(r"^## (.*)$", readme, flags=re.MULTILINE)
-    order = ["Status", "Install", "Use", "With transformers", "What it takes", "Speed", "Two commands", "More"]
+    order = [
+        "Status",
+        "Install",
+        "Use",
+        "With transformers",
+        "With vLLM",
+        "What it takes",
+        "Speed",
+        "Two commands",
+        "More",
+    ]
     assert headings == order
     assert readme.count("![") == 1
 
