@@ -108,6 +108,7 @@ $(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml
 	@echo 'Installing $(TORCH) and vLLM into $(VLLM_VENV): some minutes'
 	$(VLLM_VENV)/bin/python -m pip install --quiet '$(TORCH)' 'setuptools>=77.0.3' wheel ninja
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test-vllm]'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec  # PyPI's are for CUDA: torch cannot load them
 	@touch $@
 
 $(VENV)/.extension: $(VENV)/.packages $(EXTENSION_SOURCES)
