@@ -47,6 +47,11 @@ std::string vector_width(std::initializer_list<Tensor> tensors) {
   return "4";
 }
 
+int32_t int32_count(int64_t count, const char* argument, const char* what) {
+  TORCH_CHECK_VALUE(count <= INT32_MAX, argument, ": expected fewer than 2^31 ", what, ", got ", count);
+  return int32_t(count);
+}
+
 Tensor as_f32(const Tensor& x) { return x.to(at::kFloat).contiguous(); }
 
 Tensor as_contiguous(const Tensor& x, const char* name) {

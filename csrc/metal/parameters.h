@@ -24,6 +24,9 @@ HeadGroups head_groups(const ChunkShape<>& shape);
 // "4" where every row starts and ends on a multiple of 4 elements, else "1".
 std::string vector_width(std::initializer_list<Tensor> tensors);
 
+// What kernels count in 32 bits (shaders/core/rows.h); `argument` and `what` are for the error.
+int32_t int32_count(int64_t count, const char* argument, const char* what);
+
 // Contiguous f32, for g and beta, which are small.
 Tensor as_f32(const Tensor& x);
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 
 from tqdm import tqdm
 
@@ -48,6 +50,7 @@ def run_all(
     progress: Progress,
     *,
     again: bool = False,
+    jobs: int = 1,
     folder: Path = FOLDER,
     checkout: Path = CHECKOUT,
 ) -> dict[str, Verdict]:
@@ -56,18 +59,40 @@ def run_all(
     kept = {} if again else {fault.id: found for fault in faults if (found := state.of(fault))}
     left = [fault for fault in faults if fault.id not in kept]
     progress.expect(len(left))
-    scratch = Scratch(folder, checkout)
+    scratches = [Scratch(folder, checkout, f"tree-{job}" if job else "tree") for job in range(jobs)]
     if left or not all(verdict.is_confirmed for verdict in kept.values() if verdict.word == CAUGHT):
-        scratch.refresh()
-        scratch.build_clean()
-    for fault in left:
-        kept[fault.id] = state.verdicts[fault.id] = try_fault(scratch, fault)
+        for scratch in scratches:
+            scratch.refresh()
+            scratch.build_clean()
+    for fault, verdict in try_all(scratches, left):
+        kept[fault.id] = state.verdicts[fault.id] = verdict
         state.save()
-        progress.step(line_of(fault, kept[fault.id]))
-    confirm(scratch, kept)
+        progress.step(line_of(fault, verdict))
+    confirm(scratches, kept)
     state.verdicts |= kept
     state.save()
     return kept
+
+
+def try_all(scratches: Sequence[Scratch], faults: Sequence[Fault]) -> Iterator[tuple[Fault, Verdict]]:
+    """In the order in which they end, one at a time in each copy."""
+    free = SimpleQueue[Scratch]()
+    for scratch in scratches:
+        free.put(scratch)
+
+    def on_trial(fault: Fault) -> tuple[Fault, Verdict]:
+        scratch = free.get()
+        try:
+            return fault, try_fault(scratch, fault)
+        finally:
+            free.put(scratch)
+
+    pool = ThreadPoolExecutor(len(scratches))
+    try:
+        for trial in as_completed([pool.submit(on_trial, fault) for fault in faults]):
+            yield trial.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def write_page(faults: Sequence[Fault]) -> None:
@@ -79,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proof.mutate", description=__doc__)
     parser.add_argument("--only", metavar="PATTERN", action="append", default=[], help="in name, kind or file")
     parser.add_argument("--sample", metavar="N", type=int, help="so many faults, of every kind and part in turn")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="so many at a time, each in a copy of its own")
     parser.add_argument("--list", action="store_true", help="list the faults and their tests, and plant none")
     parser.add_argument("--again", action="store_true", help="those too that have a verdict")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}, and plant none")
@@ -96,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{fault.kind:9} {fault.file}: {fault.id}\n{'':10}{' '.join(fault.tests)}")
         return 0
     bar = Bar()
-    verdicts = run_all(wanted, bar, again=options.again)
+    verdicts = run_all(wanted, bar, again=options.again, jobs=options.jobs)
     bar.close()
     not_caught = [fault for fault in wanted if verdicts[fault.id].word != CAUGHT]
     for fault in not_caught:

@@ -20,6 +20,7 @@ claim the broken file until one fails. A test that also fails without the fault 
 
     python -m proof.mutate                  # all that have no verdict since their fault, file or tests changed
     python -m proof.mutate --only barrier   # those with this word in name, kind or file; --list only lists them
+    python -m proof.mutate --jobs 8         # eight at a time
     python -m proof.mutate --sample 10      # a fixed sample of every kind and part, which `make proof` takes
     python -m proof.mutate --write          # this page, from the verdicts there are
 

@@ -36,11 +36,11 @@ class Finished:
 
 
 class Scratch:
-    def __init__(self, folder: Path, checkout: Path = CHECKOUT) -> None:
+    def __init__(self, folder: Path, checkout: Path = CHECKOUT, name: str = "tree") -> None:
         self.checkout = checkout
-        self.tree = folder / "tree"
+        self.tree = folder / name
         self._kept = folder / "extensions"
-        self._built = folder / "built"
+        self._built = folder / f"{name}.built"
 
     def refresh(self) -> None:
         """Makes the tree what the checkout is now. A file that changes is newer than what was built of it."""

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -90,25 +91,38 @@ def find(scratch: Scratch, fault: Fault) -> Verdict:
     return Verdict(MISSED)
 
 
-def confirm(scratch: Scratch, verdicts: dict[str, Verdict]) -> None:
+def confirm(scratches: Sequence[Scratch], verdicts: dict[str, Verdict]) -> None:
     """Runs the tests that found a fault once more, without any: one that still fails found nothing."""
-    scratch.build_clean()
+    for scratch in scratches:
+        scratch.build_clean()
     open_ones = {name: verdict for name, verdict in verdicts.items() if verdict.word == CAUGHT}
     open_ones = {name: verdict for name, verdict in open_ones.items() if not verdict.is_confirmed}
     tests = sorted({verdict.test for verdict in open_ones.values() if not verdict.test.startswith(PROOF)})
-    output, has_ended = "", True
-    try:
-        output = run_tests(scratch, tests, "ops").output if tests else ""
-    except Late as late:
-        output, has_ended = str(late), False
-    passed = set(re.findall(r"^(\S+::.*?) PASSED", output, flags=re.MULTILINE))
+    with ThreadPoolExecutor(len(scratches)) as pool:
+        shares = [tests[job :: len(scratches)] for job in range(len(scratches))]
+        runs = list(pool.map(without_fault, scratches, shares))
+    passed = {name for run in runs for name in re.findall(r"^(\S+::.*?) PASSED", run.output, flags=re.MULTILINE)}
+    has_ended = all(run.has_ended for run in runs)
     for check in {verdict.test for verdict in open_ones.values() if verdict.test.startswith(PROOF)}:
-        if scratch.run("-m", "proof", "--only", check.removeprefix(PROOF)).status == 0:
+        if scratches[0].run("-m", "proof", "--only", check.removeprefix(PROOF)).status == 0:
             passed.add(check)
     for name, verdict in open_ones.items():
         holds = verdict.test in passed
         if holds or has_ended:
             verdicts[name] = replace(verdict, word=CAUGHT if holds else FALSE, is_confirmed=holds)
+
+
+@dataclass(frozen=True)
+class CleanRun:
+    output: str
+    has_ended: bool
+
+
+def without_fault(scratch: Scratch, tests: Sequence[str]) -> CleanRun:
+    try:
+        return CleanRun(run_tests(scratch, tests, "ops").output if tests else "", True)
+    except Late as late:
+        return CleanRun(str(late), False)
 
 
 class State:

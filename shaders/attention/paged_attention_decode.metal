@@ -10,7 +10,7 @@ GDN_CONSTANT int kDecodeBlocks = kDecodeKeys / 8;
 
 // Sums up what the simdgroups have, in simdgroup 0; every thread calls. A lane's part of a fragment is one of `shared`.
 template <int D>
-METAL_FUNC void put_together(
+METAL_FUNC void merge_simdgroups(
     thread float2* o,
     thread RowState& state,
     threadgroup float2* shared,
@@ -28,10 +28,11 @@ METAL_FUNC void put_together(
   UNROLL for (int i = 0; i < kDecodeSimdgroups; ++i) whole.m = fmax(whole.m, states[i * 8 + at.column / 2]);
   UNROLL for (int i = 0; i < kDecodeSimdgroups; ++i) {
     const float2 m = states[i * 8 + at.column / 2];
-    whole.l += states[i * 8 + 4 + at.column / 2] * float2(shrinkage(m.x, whole.m.x), shrinkage(m.y, whole.m.y));
+    whole.l +=
+        states[i * 8 + 4 + at.column / 2] * float2(rescale_factor(m.x, whole.m.x), rescale_factor(m.y, whole.m.y));
   }
   state = whole;
-  const float2 factor = float2(shrinkage(own.x, whole.m.x), shrinkage(own.y, whole.m.y));
+  const float2 factor = float2(rescale_factor(own.x, whole.m.x), rescale_factor(own.y, whole.m.y));
   UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= factor;
   UNROLL for (int other = 1; other < kDecodeSimdgroups; ++other) {
     if (int(simdgroup) == other) {
@@ -116,8 +117,8 @@ template <typename T, typename C, int D>
     keys.has_vectors = has_vectors;
     float2 scores[kDecodeBlocks];
     multiply_keys<D, kDecodeBlocks>(scores, keys, query, at);
-    const float2 decay = online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, seen);
-    UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= decay;
+    const float2 rescale = online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, seen);
+    UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= rescale;
 
     PagedRows<C> values;
     values.cache = value_cache;
@@ -125,7 +126,7 @@ template <typename T, typename C, int D>
     values.has_vectors = has_vectors;
     multiply_values<D, kDecodeBlocks>(o, scores, values, at);
   }
-  put_together<D>(o, state, shared, states, at, simdgroup, lane);
+  merge_simdgroups<D>(o, state, shared, states, at, simdgroup, lane);
   if (simdgroup == 0) {
     store_rows<D>(
         o, state, out, o_partials, m_partials, l_partials, sinks, parameters, tile, kv_head, at.column, splits, split,

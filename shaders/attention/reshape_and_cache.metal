@@ -40,8 +40,8 @@ template <typename T, typename C, int Width>
     report_error(errors, "slot_mapping", "expected slots below the cache's size", __LINE__);
   }
   if (slot < 0 || is_outside) return;
-  const int64_t block = slot / parameters.block_size;
-  const int64_t offset = slot % parameters.block_size;
+  const int block = int(slot) / parameters.block_size;
+  const int offset = int(slot) % parameters.block_size;
   copy_heads<Width>(
       key_cache + block * parameters.key_cache.block + offset * parameters.key_cache.token,
       key + token * parameters.key.token, parameters.key_cache.head, parameters.key.head, parameters.heads,

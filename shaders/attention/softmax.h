@@ -154,7 +154,9 @@ METAL_FUNC float2 sum_over_keys(float2 x) {
   return x + simd_shuffle_xor(x, ushort(16));
 }
 
-METAL_FUNC float shrinkage(float before, float largest) { return largest > -INFINITY ? exp(before - largest) : 1.0f; }
+METAL_FUNC float rescale_factor(float before, float largest) {
+  return largest > -INFINITY ? exp(before - largest) : 1.0f;
+}
 
 // What a lane's two rows see.
 struct SeenKeys {
@@ -184,7 +186,7 @@ METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, 
     }
   }
   largest = max_over_keys(largest);
-  const float2 decay = float2(shrinkage(state.m.x, largest.x), shrinkage(state.m.y, largest.y));
+  const float2 rescale = float2(rescale_factor(state.m.x, largest.x), rescale_factor(state.m.y, largest.y));
   float2 sum = float2(0.0f);
   UNROLL for (int n = 0; n < kBlocks; ++n) {
     UNROLL for (int i = 0; i < 2; ++i) {
@@ -194,6 +196,6 @@ METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, 
     }
   }
   state.m = largest;
-  state.l = state.l * decay + sum_over_keys(sum);
-  return decay;
+  state.l = state.l * rescale + sum_over_keys(sum);
+  return rescale;
 }

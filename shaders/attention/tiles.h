@@ -40,6 +40,7 @@ METAL_FUNC void attend(
   static_assert(D % 16 == 0 && D <= 256, "a vector is whole pairs of fragments");
   constexpr int kKeys = keys_of_tile<E, D>();
   constexpr int kBlocks = kKeys / 8;
+  static_assert(kKeys <= 32, "each key of a tile has a thread, of one simdgroup at least");
   const int kv_head = int(group.y);
   const int split = int(group.z);
   if (int(group.x) < parameters.sequences && split == 0 && kv_head == 0 && thread_index == 0) {
@@ -74,8 +75,8 @@ METAL_FUNC void attend(
 
     float2 scores[kBlocks];
     multiply_keys<D, kBlocks>(scores, staged, query, at);
-    const float2 decay = online_softmax<kBlocks>(scores, state, parameters.scale, first + at.row, seen);
-    UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= decay;
+    const float2 rescale = online_softmax<kBlocks>(scores, state, parameters.scale, first + at.row, seen);
+    UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= rescale;
 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     pages.stage_values(tile_of_keys, thread_index);

@@ -14,8 +14,7 @@ struct VectorStrides {
 
 // Vectors [B, H, T], one after another: vector i is token i % T of head i / T % H.
 struct VectorParameters {
-  int64_t count;
-  int32_t heads, tokens;
+  int32_t count, heads, tokens;
 };
 
 // Query rows against the keys of a KV head. Row r of a KV head is query r / ratio of its head r % ratio.

@@ -106,12 +106,13 @@ template <int D>
 METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint group, uint simdgroup, uint lane) {
   constexpr int kOfSimdgroup = 32 / lanes_of(D);
   VectorPlace place;
-  const int64_t index = (int64_t(group) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
-  place.present = index < vectors.count;
-  place.index = place.present ? index : vectors.count - 1;
-  place.token = int(place.index % vectors.tokens);
-  place.head = int(place.index / vectors.tokens % vectors.heads);
-  place.batch = int(place.index / vectors.tokens / vectors.heads);
+  const uint index = (group * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + lane / uint(lanes_of(D));
+  place.present = index < uint(vectors.count);
+  const int present = place.present ? int(index) : vectors.count - 1;
+  place.index = present;
+  place.token = present % vectors.tokens;
+  place.head = present / vectors.tokens % vectors.heads;
+  place.batch = present / vectors.tokens / vectors.heads;
   return place;
 }
 

@@ -54,7 +54,7 @@ METAL_FUNC Checkpoint locate_checkpoint(
       is_taken_slot(checkpoint.index, offsets, indices, parameters, state_indices, slots, sequences, sequence, lane);
   if (offset == 0 || checkpoint.index <= parameters.null_index) return checkpoint;
   const bool is_outside = checkpoint.index >= slots.slots;
-  const bool is_wrong_offset = offset < 0 || offset > tokens || offset % parameters.multiple != 0;
+  const bool is_wrong_offset = offset < 0 || offset > tokens || int(offset) % parameters.multiple != 0;
   if (is_reporter && is_wrong_offset) {
     report_error(
         errors, "checkpoint_offsets", "expected multiples of a chunk up to the tokens of a sequence", __LINE__);

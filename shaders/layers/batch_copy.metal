@@ -62,11 +62,11 @@ METAL_FUNC void copy_range(
     TileOrder order,
     uint thread_index) {
   const int64_t apart = destination - source;
-  const int bytes = apart % 16 == 0 ? 16 : apart % 2 == 0 ? 2 : 1;
-  const int64_t beyond = (misalignment + destination) % bytes;
-  const int64_t head = min(size, beyond == 0 ? 0 : bytes - beyond);
-  const int64_t units = (size - head) / bytes;
-  const int64_t tail = size - head - units * bytes;
+  const int shift = apart % 16 == 0 ? 4 : apart % 2 == 0 ? 1 : 0;
+  const int bytes = 1 << shift;
+  const int64_t head = min(size, -(misalignment + destination) & int64_t(bytes - 1));
+  const int64_t units = (size - head) >> shift;
+  const int64_t tail = size - head - (units << shift);
   for (int step = 0; step < 3; ++step) {
     const int stage = order.is_descending ? 2 - step : step;
     const int64_t offset = stage == 0 ? 0 : stage == 1 ? head : size - tail;

@@ -3,6 +3,5 @@
 
 struct GdnGatingParameters {
   GateParameters gates;
-  int32_t tokens, heads;
-  int64_t count;  // of values in g
+  int32_t count, tokens, heads;  // values [B, T, HV]
 };

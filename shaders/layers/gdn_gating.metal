@@ -1,6 +1,7 @@
 // g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or twice that. A thread owns one token and value head.
 // Layout: a, b [B, T, HV] of any strides and float dtype; A_log, dt_bias [HV]; g, beta [B, T, HV], f32.
 #include "core/gates.h"
+#include "core/rows.h"
 #include "layers/gdn_gating.h"
 
 template <int Threads>
@@ -15,11 +16,9 @@ template <int Threads>
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   static_assert(Threads % 32 == 0, "whole simdgroups");
-  const int64_t index = int64_t(group.x) * Threads + thread_index;
-  if (index >= parameters.count) return;
-  const int64_t head = index % parameters.heads;
-  const int64_t token = index / parameters.heads % parameters.tokens;
-  const int64_t batch = index / parameters.heads / parameters.tokens;
-  g[index] = log_decay_at(a, A_log, dt_bias, parameters.gates, batch, token, head);
-  beta[index] = beta_at(b, parameters.gates, batch, token, head, 0);
+  const uint index = group.x * Threads + thread_index;
+  if (index >= uint(parameters.count)) return;
+  const RowIndex at = row_index(index, parameters.tokens, parameters.heads);
+  g[index] = log_decay_at(a, A_log, dt_bias, parameters.gates, at.batch, at.token, at.head);
+  beta[index] = beta_at(b, parameters.gates, at.batch, at.token, at.head, 0);
 }

@@ -5,8 +5,7 @@ GDN_CONSTANT int kL2NormRows = 4;           // of a threadgroup, one a simdgroup
 GDN_CONSTANT int kL2NormLargestRow = 1024;  // a lane holds 32 elements in registers
 
 struct L2NormParameters {
-  int32_t tokens, heads;  // the rows are [B, T, H]
-  int64_t rows;
+  int32_t rows, tokens, heads;  // the rows are [B, T, H]
   RowStrides x;
   float eps;
 };

@@ -2,6 +2,7 @@
 // A simdgroup owns one row; its lanes cover the D elements in turn. Registers: a lane's elements, in f32.
 // Layout: x [B, T, H, D] with row strides, y contiguous.
 #include "core/fragment.h"
+#include "core/rows.h"
 #include "layers/l2norm.h"
 
 template <typename T, int D>
@@ -14,12 +15,10 @@ template <typename T, int D>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(D >= 1 && D <= kL2NormLargestRow, "D is at most 1024");
   constexpr int kOwn = (D + 31) / 32;
-  const int64_t row = int64_t(group.x) * kL2NormRows + simdgroup;
-  const bool present = row < parameters.rows;
-  const int64_t head = row % parameters.heads;
-  const int64_t token = row / parameters.heads;
-  device const T* source = x + token / parameters.tokens * parameters.x.batch +
-                           token % parameters.tokens * parameters.x.token + head * parameters.x.head;
+  const uint row = group.x * kL2NormRows + simdgroup;
+  const bool present = row < uint(parameters.rows);
+  device const T* source = x + offset_of(parameters.x, row_index(row, parameters.tokens, parameters.heads));
+  device T* target = y + int64_t(row) * D;
 
   float values[kOwn];
   float sum = 0.0f;
@@ -31,6 +30,6 @@ template <typename T, int D>
   const float scale = rsqrt(simd_sum(sum) + parameters.eps);
   UNROLL for (int own = 0; own < kOwn; ++own) {
     const int column = own * 32 + int(lane);
-    if (present && column < D) y[row * D + column] = T(values[own] * scale);
+    if (present && column < D) target[column] = T(values[own] * scale);
   }
 }

@@ -5,8 +5,7 @@ GDN_CONSTANT int kRmsNormRows = 4;           // of a threadgroup, one a simdgrou
 GDN_CONSTANT int kRmsNormLargestRow = 1024;  // a lane holds 32 elements in registers
 
 struct RmsNormGatedParameters {
-  int32_t tokens, heads;  // the rows are [B, T, H]
-  int64_t rows;
+  int32_t rows, tokens, heads;  // the rows are [B, T, H]
   RowStrides x, gate;
   float eps;
   int32_t has_weight, has_sigmoid;    // else silu

@@ -3,6 +3,7 @@
 // Registers: a lane's elements, in f32.
 // Layout: x, gate [B, T, H, D] with row strides, y contiguous; weight [D].
 #include "core/exponential.h"
+#include "core/rows.h"
 #include "core/vectors.h"
 #include "layers/rms_norm_gated.h"
 
@@ -24,14 +25,11 @@ template <typename T, typename Gate, typename Weight, int D, int Width>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(D >= 1 && D <= kRmsNormLargestRow && D % Width == 0, "D is at most 1024, in whole vectors");
   constexpr int kOwn = (D / Width + 31) / 32;
-  const int64_t row = int64_t(group.x) * kRmsNormRows + simdgroup;
-  const bool is_present = row < parameters.rows;
-  const int64_t head = row % parameters.heads;
-  const int64_t token = row / parameters.heads % parameters.tokens;
-  const int64_t batch = row / parameters.heads / parameters.tokens;
-  device const T* source = x + batch * parameters.x.batch + token * parameters.x.token + head * parameters.x.head;
-  device const Gate* gates =
-      gate + batch * parameters.gate.batch + token * parameters.gate.token + head * parameters.gate.head;
+  const uint row = group.x * kRmsNormRows + simdgroup;
+  const bool is_present = row < uint(parameters.rows);
+  const RowIndex at = row_index(row, parameters.tokens, parameters.heads);
+  device const T* source = x + offset_of(parameters.x, at);
+  device const Gate* gates = gate + offset_of(parameters.gate, at);
 
   Values<Width> values[kOwn];
   float sum = 0.0f;
@@ -57,7 +55,7 @@ template <typename T, typename Gate, typename Weight, int D, int Width>
         const float sigmoid = 1.0f / (1.0f + gate_exp(-logit.at[i]));
         result.at[i] *= parameters.has_sigmoid != 0 ? sigmoid : logit.at[i] * sigmoid;
       }
-      store_values(y + row * D + column, result);
+      store_values(y + int64_t(row) * D + column, result);
     }
   }
 }

@@ -85,6 +85,14 @@ def test_a_fault_that_no_test_sees_is_missed(project: Path) -> None:
     assert verdict_of(project, planted("return 1", "return 2")).word == MISSED
 
 
+def test_faults_at_the_same_time_do_not_meet(project: Path) -> None:
+    faults = [planted("a * b", "a + b"), planted("a * b", "0"), planted("return 1", "return 2")]
+    verdicts = run_all(faults, Silent(), jobs=3, folder=project.parent / "mutate", checkout=project)
+    tests = ["tests/test_product.py::test_zero", "tests/test_product.py::test_six", ""]
+    assert [verdicts[fault.id].test for fault in faults] == tests
+    assert [verdicts[fault.id].word for fault in faults] == [CAUGHT, CAUGHT, MISSED]
+
+
 def test_a_test_that_always_fails_finds_nothing(project: Path) -> None:
     assert verdict_of(project, planted("return 1", "return 2", "tests/test_never.py")).word == FALSE
 

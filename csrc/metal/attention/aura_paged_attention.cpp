@@ -17,13 +17,14 @@ namespace {
 Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor& signs, const Tensor& out,
                            bool inverse) {
   const auto& s = call.shape;
+  const int32_t vectors = int32_count(s.T * s.HQ, "aura_paged_attention_: q", "vectors");
   const PagedRotateParameters parameters{token_strides(in), token_strides(out), call.parameters.boundary,
                                          int32_t(s.N),      int32_t(s.T),       int32_t(s.HQ)};
   return {"paged_rotate",
           "attention/paged_rotate.metal",
           {metal_type(in.scalar_type()), metal_type(out.scalar_type()), call.head_size(), inverse ? "true" : "false"},
           {in, signs.contiguous(), call.cu_seqlens, out, Binding::values(parameters)},
-          {rotation_groups(s.T * s.HQ, s.D), 1, 1},
+          {rotation_groups(vectors, s.D), 1, 1},
           kAuraThreads};
 }
 

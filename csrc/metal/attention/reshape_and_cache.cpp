@@ -10,10 +10,8 @@ namespace {
 
 void run(const ReshapeAndCache<int64_t>& op) {
   const auto& s = op.shape;
-  TORCH_CHECK_VALUE(s.HK * std::max(s.D, op.DV) <= INT32_MAX && s.block_size <= INT32_MAX,
-                    "reshape_and_cache_: key: expected fewer than 2^31 elements of a token, got ", s.HK, " heads of ",
-                    std::max(s.D, op.DV));
   if (op.key_cache.numel() + op.value_cache.numel() == 0) return;
+  int32_count(s.HK * std::max(s.D, op.DV), "reshape_and_cache_: key", "elements of a token");
   const Tensor key = unit_last_stride(op.key, "key"), value = unit_last_stride(op.value, "value");
   CacheParameters parameters{};
   parameters.key = token_strides(key);
@@ -21,7 +19,7 @@ void run(const ReshapeAndCache<int64_t>& op) {
   parameters.key_cache = page_strides(op.key_cache);
   parameters.value_cache = page_strides(op.value_cache);
   parameters.slot_stride = op.slot_mapping.stride(0);
-  parameters.capacity = s.blocks * s.block_size;
+  parameters.capacity = int32_count(s.blocks * s.block_size, "reshape_and_cache_: key_cache", "slots");
   parameters.slot_bytes = int32_t(op.slot_mapping.element_size());
   parameters.block_size = int32_t(s.block_size);
   parameters.heads = int32_t(s.HK);

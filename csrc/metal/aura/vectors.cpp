@@ -18,9 +18,8 @@ VectorStrides vector_strides(const Tensor& x) { return {x.stride(0), x.stride(1)
 VectorStrides vector_strides(const optional<Tensor>& x) { return x.has_value() ? vector_strides(*x) : VectorStrides{}; }
 
 VectorParameters vector_parameters(const Tensor& x) {
-  TORCH_CHECK_VALUE(x.size(1) <= INT32_MAX && x.size(2) <= INT32_MAX,
-                    "torch_gdn: expected fewer than 2^31 heads and tokens, got shape ", x.sizes());
-  return {x.size(0) * x.size(1) * x.size(2), int32_t(x.size(1)), int32_t(x.size(2))};
+  const int64_t count = x.size(0) * x.size(1) * x.size(2);
+  return {int32_count(count, "torch_gdn: x", "vectors"), int32_t(x.size(1)), int32_t(x.size(2))};
 }
 
 size_t rotation_groups(int64_t vectors, int64_t D) {

@@ -29,7 +29,8 @@ void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
                                 .dt_bias = op.dt_bias,
                                 .use_beta_sigmoid = true,
                                 .allow_neg_eigval = op.allow_neg_eigval});
-  const GdnGatingParameters parameters{gates.parameters, int32_t(a.size(1)), int32_t(op.HV), count};
+  const GdnGatingParameters parameters{gates.parameters, int32_count(count, "gdn_gating: a", "elements"),
+                                       int32_t(a.size(1)), int32_t(op.HV)};
   launcher().run({{"gdn_gating",
                    "layers/gdn_gating.metal",
                    {std::to_string(kThreads)},

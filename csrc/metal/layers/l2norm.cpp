@@ -9,7 +9,8 @@ namespace torch_gdn {
 
 Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y) {
   const int64_t rows = x.size(0) * x.size(1) * x.size(2);
-  const L2NormParameters parameters{int32_t(x.size(1)), int32_t(x.size(2)), rows, row_strides(x), float(eps)};
+  const L2NormParameters parameters{int32_count(rows, "l2norm: x", "rows"), int32_t(x.size(1)), int32_t(x.size(2)),
+                                    row_strides(x), float(eps)};
   return {"l2norm",
           "layers/l2norm.metal",
           {metal_type(x.scalar_type()), std::to_string(x.size(3))},

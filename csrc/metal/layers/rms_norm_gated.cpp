@@ -14,9 +14,9 @@ Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, c
   const bool has_weight = op.weight.has_value();
   const int64_t rows = y.numel() / op.D;
   RmsNormGatedParameters parameters{};
+  parameters.rows = int32_count(rows, "rms_norm_gated: x", "rows");
   parameters.tokens = int32_t(x.size(1));
   parameters.heads = int32_t(x.size(2));
-  parameters.rows = rows;
   parameters.x = row_strides(x);
   parameters.gate = row_strides(g);
   parameters.eps = float(op.eps);
