@@ -19,10 +19,11 @@ template <typename In, typename Out, int D, bool kInverse>
   int last = 0;  // the largest boundary: wrong ones may not end with it
   for (int i = int(lane); i <= parameters.sequences; i += 32) last = max(last, cu_seqlens[i * parameters.boundary]);
   const int tokens = min(simd_max(last), parameters.tokens);
-  const uint vector = (group.x * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + lane / uint(lanes_of(D));
-  const uint token = vector / uint(parameters.heads);
-  const uint head = vector % uint(parameters.heads);
-  const bool is_present = int(token) < tokens;
+  const int64_t vector = (int64_t(group.x) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
+  const int present = int(min(vector, int64_t(tokens) * parameters.heads));
+  const int token = present / parameters.heads;
+  const int head = present % parameters.heads;
+  const bool is_present = token < tokens;
   device const In* source = in + token * parameters.in.token + head * parameters.in.head;
   float values[kOwn];
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] = is_present ? float(source[place_of<D>(i, lane)]) : 0.0f;

@@ -106,13 +106,13 @@ template <int D>
 METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint group, uint simdgroup, uint lane) {
   constexpr int kOfSimdgroup = 32 / lanes_of(D);
   VectorPlace place;
-  const uint index = (group * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + lane / uint(lanes_of(D));
-  place.present = index < uint(vectors.count);
-  const int present = place.present ? int(index) : vectors.count - 1;
-  place.index = present;
-  place.token = present % vectors.tokens;
-  place.head = present / vectors.tokens % vectors.heads;
-  place.batch = present / vectors.tokens / vectors.heads;
+  const int64_t vector = (int64_t(group) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
+  place.present = vector < vectors.count;
+  const int index = int(min(vector, int64_t(vectors.count - 1)));
+  place.index = index;
+  place.token = index % vectors.tokens;
+  place.head = index / vectors.tokens % vectors.heads;
+  place.batch = index / vectors.tokens / vectors.heads;
   return place;
 }
 

@@ -1,18 +1,24 @@
 // Rows [B, T, H], one after another. Their number is an int32: a division by a run-time number of 64 bits takes over a
 // thousand instructions.
 #pragma once
-#include "core/parameters.h"
+#include <metal_stdlib>
 
+#include "core/parameters.h"
+using namespace metal;
+
+// Rows past the last repeat it, with `is_present` false.
 struct RowIndex {
-  int batch, token, head;
+  int row, batch, token, head;
+  bool is_present;
 };
 
-METAL_FUNC RowIndex row_index(uint row, int tokens, int heads) {
-  const uint whole = row / uint(heads);
+METAL_FUNC RowIndex row_index(int64_t row, int rows, int tokens, int heads) {
   RowIndex index;
-  index.batch = int(whole / uint(tokens));
-  index.token = int(whole % uint(tokens));
-  index.head = int(row % uint(heads));
+  index.is_present = row < rows;
+  index.row = int(min(row, int64_t(rows - 1)));
+  index.batch = index.row / heads / tokens;
+  index.token = index.row / heads % tokens;
+  index.head = index.row % heads;
   return index;
 }
 

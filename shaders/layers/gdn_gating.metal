@@ -16,9 +16,9 @@ template <int Threads>
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   static_assert(Threads % 32 == 0, "whole simdgroups");
-  const uint index = group.x * Threads + thread_index;
-  if (index >= uint(parameters.count)) return;
-  const RowIndex at = row_index(index, parameters.tokens, parameters.heads);
-  g[index] = log_decay_at(a, A_log, dt_bias, parameters.gates, at.batch, at.token, at.head);
-  beta[index] = beta_at(b, parameters.gates, at.batch, at.token, at.head, 0);
+  const RowIndex at =
+      row_index(int64_t(group.x) * Threads + thread_index, parameters.count, parameters.tokens, parameters.heads);
+  if (!at.is_present) return;
+  g[at.row] = log_decay_at(a, A_log, dt_bias, parameters.gates, at.batch, at.token, at.head);
+  beta[at.row] = beta_at(b, parameters.gates, at.batch, at.token, at.head, 0);
 }

@@ -15,21 +15,21 @@ template <typename T, int D>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(D >= 1 && D <= kL2NormLargestRow, "D is at most 1024");
   constexpr int kOwn = (D + 31) / 32;
-  const uint row = group.x * kL2NormRows + simdgroup;
-  const bool present = row < uint(parameters.rows);
-  device const T* source = x + offset_of(parameters.x, row_index(row, parameters.tokens, parameters.heads));
-  device T* target = y + int64_t(row) * D;
+  const RowIndex at =
+      row_index(int64_t(group.x) * kL2NormRows + simdgroup, parameters.rows, parameters.tokens, parameters.heads);
+  device const T* source = x + offset_of(parameters.x, at);
+  device T* target = y + int64_t(at.row) * D;
 
   float values[kOwn];
   float sum = 0.0f;
   UNROLL for (int own = 0; own < kOwn; ++own) {
     const int column = own * 32 + int(lane);
-    values[own] = present && column < D ? float(source[column]) : 0.0f;
+    values[own] = column < D ? float(source[column]) : 0.0f;
     sum += values[own] * values[own];
   }
   const float scale = rsqrt(simd_sum(sum) + parameters.eps);
   UNROLL for (int own = 0; own < kOwn; ++own) {
     const int column = own * 32 + int(lane);
-    if (present && column < D) target[column] = T(values[own] * scale);
+    if (at.is_present && column < D) target[column] = T(values[own] * scale);
   }
 }

@@ -25,9 +25,8 @@ template <typename T, typename Gate, typename Weight, int D, int Width>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(D >= 1 && D <= kRmsNormLargestRow && D % Width == 0, "D is at most 1024, in whole vectors");
   constexpr int kOwn = (D / Width + 31) / 32;
-  const uint row = group.x * kRmsNormRows + simdgroup;
-  const bool is_present = row < uint(parameters.rows);
-  const RowIndex at = row_index(row, parameters.tokens, parameters.heads);
+  const RowIndex at =
+      row_index(int64_t(group.x) * kRmsNormRows + simdgroup, parameters.rows, parameters.tokens, parameters.heads);
   device const T* source = x + offset_of(parameters.x, at);
   device const Gate* gates = gate + offset_of(parameters.gate, at);
 
@@ -35,13 +34,13 @@ template <typename T, typename Gate, typename Weight, int D, int Width>
   float sum = 0.0f;
   UNROLL for (int own = 0; own < kOwn; ++own) {
     const int column = (own * 32 + int(lane)) * Width;
-    values[own] = is_present && column < D ? load_values<Width>(source + column) : no_values<Width>();
+    values[own] = column < D ? load_values<Width>(source + column) : no_values<Width>();
     UNROLL for (int i = 0; i < Width; ++i) sum += values[own].at[i] * values[own].at[i];
   }
   const float scale = rsqrt(simd_sum(sum) / float(D) + parameters.eps);
   UNROLL for (int own = 0; own < kOwn; ++own) {
     const int column = (own * 32 + int(lane)) * Width;
-    if (is_present && column < D) {
+    if (at.is_present && column < D) {
       Values<Width> result = values[own];
       UNROLL for (int i = 0; i < Width; ++i) result.at[i] *= scale;
       if (parameters.round_norm != 0) result = rounded<T, Width>(result);
@@ -55,7 +54,7 @@ template <typename T, typename Gate, typename Weight, int D, int Width>
         const float sigmoid = 1.0f / (1.0f + gate_exp(-logit.at[i]));
         result.at[i] *= parameters.has_sigmoid != 0 ? sigmoid : logit.at[i] * sigmoid;
       }
-      store_values(y + int64_t(row) * D + column, result);
+      store_values(y + int64_t(at.row) * D + column, result);
     }
   }
 }

@@ -31,7 +31,8 @@ def paged_attention(
             Any strides; a last stride other than 1 costs a copy.
         key_cache: [blocks, block_size, HK, D], bfloat16, float16 or float32, any strides but a last one of 1. HQ is a
             multiple of HK, and KV head h serves the query heads from h * HQ / HK on.
-        value_cache: [blocks, block_size, HK, D], dtype of key_cache.
+        value_cache: [blocks, block_size, HK, D], dtype of key_cache. A value that is not finite may reach queries of
+            its sequence that do not see it: they share tiles of keys.
         block_table: [N, M] int32: key i of sequence n is in block block_table[n, i // block_size]. Entries beyond a
             sequence's keys, or before what a window shows, are not read.
         cu_seqlens: [N + 1] int32: sequence n has the queries from cu_seqlens[n] up to cu_seqlens[n + 1]. Rows of q
