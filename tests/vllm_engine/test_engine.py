@@ -85,7 +85,7 @@ def test_the_same_fails_without_the_plugin(reference: Any) -> None:
         "options": {"dtype": "float32", **CHUNKS},
         "rounds": [{"prompts": texts[:2], "tokens": 2}],
     }
-    with pytest.raises(EngineFailed):
+    with pytest.raises(EngineFailed, match=r"No Qwen3Next layer found in the model\.layers"):
         run_engine("off", scenario)
 
 

@@ -38,26 +38,26 @@ def compute_slot_mapping(
 class Drafts:
     """The drafts of each request in a row of their own: [requests, max_spec_len]."""
 
-    def __init__(self, cumulated: Tensor, columns: int, total: int) -> None:
-        self.counts = cumulated.diff(prepend=cumulated.new_zeros(1)).long()[:, None]
-        self.columns = torch.arange(columns, device=cumulated.device)
-        self.exist = self.columns < self.counts
-        starts = cumulated.long()[:, None] - self.counts
+    def __init__(self, cu_num_draft_tokens: Tensor, columns: int, total: int) -> None:
+        self.counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1)).long()[:, None]
+        self.columns = torch.arange(columns, device=cu_num_draft_tokens.device)
+        self.mask = self.columns < self.counts
+        starts = cu_num_draft_tokens.long()[:, None] - self.counts
         self.index = (starts + self.columns).clamp(max=max(total - 1, 0))
 
     def rows(self, values: Tensor) -> Tensor:
         return values[self.index] if values.shape[0] else values.new_zeros(self.index.shape)
 
     def write(
-        self, output: Tensor, takes: Tensor, accepted: Tensor, kept: Tensor, replaced: Tensor, bonus: Tensor
+        self, output: Tensor, requests_mask: Tensor, accepted: Tensor, draft: Tensor, recovered: Tensor, bonus: Tensor
     ) -> None:
-        """Of the requests in `takes`: the accepted drafts, then what replaces the first refused, or the bonus token."""
-        lengths = (accepted & self.exist).long().cumprod(1).sum(1, keepdim=True)
-        tokens = torch.where(self.columns < lengths, kept, replaced).to(output.dtype)
-        drafted = output[:, : tokens.shape[1]]
-        drafted.copy_(torch.where(takes & self.exist & (self.columns <= lengths), tokens, drafted))
-        everywhere = torch.arange(output.shape[1], device=output.device)
-        ends = takes & (lengths == self.counts) & (everywhere == self.counts)
+        """Of the requests in the mask: accepted drafts, then what was recovered for the first refused, or the bonus."""
+        lengths = (accepted & self.mask).long().cumprod(1).sum(1, keepdim=True)
+        tokens = torch.where(self.columns < lengths, draft, recovered).to(output.dtype)
+        written = output[:, : tokens.shape[1]]
+        written.copy_(torch.where(requests_mask & self.mask & (self.columns <= lengths), tokens, written))
+        positions = torch.arange(output.shape[1], device=output.device)
+        ends = requests_mask & (lengths == self.counts) & (positions == self.counts)
         output.copy_(torch.where(ends, bonus.view(-1, 1).to(output.dtype), output))
 
 
@@ -74,13 +74,13 @@ def rejection_greedy_sample(
     SYNTHETIC_MODE: bool = False,
 ) -> None:
     drafts = Drafts(cu_num_draft_tokens, max_spec_len, draft_token_ids.shape[0])
-    drafted, wanted = drafts.rows(draft_token_ids).long(), drafts.rows(target_argmax).long()
-    accepted = drafted == wanted
+    draft, wanted = drafts.rows(draft_token_ids).long(), drafts.rows(target_argmax).long()
+    accepted = draft == wanted
     if SYNTHETIC_MODE:
         assert uniform_probs is not None and synthetic_conditional_rates is not None
-        accepted = (drafts.rows(uniform_probs) < synthetic_conditional_rates[:max_spec_len]) & (drafted >= 0)
-    takes = torch.ones_like(drafts.counts, dtype=torch.bool) if is_greedy is None else is_greedy[:, None]
-    drafts.write(output_token_ids, takes, accepted, drafted, wanted, bonus_token_ids)
+        accepted = (drafts.rows(uniform_probs) < synthetic_conditional_rates[:max_spec_len]) & (draft >= 0)
+    requests_mask = torch.ones_like(drafts.counts, dtype=torch.bool) if is_greedy is None else is_greedy[:, None]
+    drafts.write(output_token_ids, requests_mask, accepted, draft, wanted, bonus_token_ids)
 
 
 def rejection_random_sample(
@@ -100,17 +100,17 @@ def rejection_random_sample(
     SYNTHETIC_MODE: bool = False,
 ) -> None:
     drafts = Drafts(cu_num_draft_tokens, max_spec_len, draft_token_ids.shape[0])
-    drafted, uniform = drafts.rows(draft_token_ids).long(), drafts.rows(uniform_probs)
+    draft, uniform = drafts.rows(draft_token_ids).long(), drafts.rows(uniform_probs)
     if SYNTHETIC_MODE:
         assert synthetic_conditional_rates is not None
         accepted = uniform < synthetic_conditional_rates[:max_spec_len]
     else:
         tokens = draft_token_ids.long().clamp(min=0)[:, None]
-        target = drafts.rows(target_probs.gather(1, tokens)[:, 0])
-        draft = torch.ones_like(target) if draft_probs is None else drafts.rows(draft_probs.gather(1, tokens)[:, 0])
-        accepted = (draft > 0) & (target / draft >= uniform)
-    replaced = drafts.rows(recovered_token_ids).long()
-    drafts.write(output_token_ids, ~is_greedy[:, None], accepted & (drafted >= 0), drafted, replaced, bonus_token_ids)
+        p = drafts.rows(target_probs.gather(1, tokens)[:, 0])
+        q = torch.ones_like(p) if draft_probs is None else drafts.rows(draft_probs.gather(1, tokens)[:, 0])
+        accepted = (q > 0) & (p / q >= uniform)
+    recovered = drafts.rows(recovered_token_ids).long()
+    drafts.write(output_token_ids, ~is_greedy[:, None], accepted & (draft >= 0), draft, recovered, bonus_token_ids)
 
 
 def sample_recovered_tokens(

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.layernorm import RMSNormGated
 from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import OlmoHybridGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
@@ -109,8 +108,6 @@ class TorchGdnRMSNormGated(RMSNormGated):
 
 
 def register() -> None:
-    if "QwenGatedDeltaNetAttention" in op_registry_oot:
-        return
     assert torch_gdn  # defines torch.ops.gdn
     direct_register_custom_op("torch_gdn_core", gated_delta_net_core, ["out"], gated_delta_net_core_fake)
     QwenGatedDeltaNetAttention.register_oot(TorchGdnQwenAttention)

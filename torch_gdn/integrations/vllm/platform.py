@@ -34,7 +34,7 @@ class MpsPlatform(Platform):
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
-        return torch.backends.mps.get_name() if hasattr(torch.backends.mps, "get_name") else "mps"
+        return torch.backends.mps.get_name()
 
     @classmethod
     def current_device(cls) -> torch.device:
