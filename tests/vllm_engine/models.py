@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ LINEAR = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
 }
 
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+
 
 def config_of(family: str) -> Any:
     import transformers
@@ -40,6 +48,10 @@ def config_of(family: str) -> Any:
         return transformers.Qwen3Config(**COMMON, head_dim=64, tie_word_embeddings=True)
     if family == "qwen3_5":
         return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, tie_word_embeddings=True)
+    if family == "qwen3_next_moe":
+        return transformers.Qwen3NextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64)
+    if family == "qwen3_5_moe":
+        return transformers.Qwen3_5MoeTextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64)
     if family == "olmo_hybrid":
         return transformers.OlmoHybridConfig(
             **{**COMMON, "num_key_value_heads": 2}, **LINEAR, linear_allow_neg_eigval=True
@@ -83,6 +95,28 @@ def rewrite_as_released(path: Path) -> None:
         for part, rows in zip(parts, fused.split([keys, keys, values]), strict=True):
             weights[part] = rows.contiguous()
     save_file(weights, file, metadata={"format": "pt"})
+
+
+def with_tokenizer(model: Path, folder: Path) -> Path:
+    """The model and a tokenizer whose tokens are bytes, which its weights were trained on."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    target = folder / "with_tokenizer"
+    shutil.copytree(model, target)
+    characters = bytes_to_characters()
+    tokenizer = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(target)
+    return target
+
+
+def bytes_to_characters() -> list[str]:
+    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def prompts(count: int, longest: int) -> list[list[int]]:

@@ -22,7 +22,7 @@ def holds_nothing(result: dict[str, Any]) -> bool:
     return bool(result["pool"]["free"] == result["pool"]["all"] - 1)  # block 0 is the null block
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "olmo_hybrid", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_next_moe", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "qwen3"])
 def test_tokens_equal_generate(device: str, family: str, reference: Any) -> None:
     count, longest = (32, 300) if family == "qwen3_next" else (12, 130)
     path, texts, tokens, _ = reference(family, count, longest)

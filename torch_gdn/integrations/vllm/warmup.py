@@ -21,7 +21,8 @@ def compile_kernels(runner: Any) -> float:
     tokens = sorted({1, *powers_of_two(scheduler.max_num_batched_tokens), scheduler.max_num_batched_tokens})
     sequences = sorted({1, *powers_of_two(scheduler.max_num_seqs), scheduler.max_num_seqs})
     with recording() as recorded:
-        for layer in distinct_layers(runner.compilation_config.static_forward_context.values()):
+        layers = runner.compilation_config.static_forward_context.values()
+        for layer in distinct_layers(layer for layer in layers if hasattr(layer, "kv_cache")):
             if hasattr(layer, "impl"):
                 call_attention(runner, layer, tokens, sequences)
             else:
