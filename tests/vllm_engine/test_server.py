@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,30 +15,9 @@ from typing import Any
 import psutil
 
 from tests.vllm_engine.conftest import GREEDY_TOKENS, environment
+from tests.vllm_engine.models import with_tokenizer
 
 STREAMS = 32
-
-
-def with_tokenizer(model: Path, folder: Path) -> Path:
-    """The model and a tokenizer whose tokens are bytes, which its weights were trained on."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    target = folder / "with_tokenizer"
-    shutil.copytree(model, target)
-    characters = bytes_to_characters()
-    tokenizer = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(target)
-    return target
-
-
-def bytes_to_characters() -> list[str]:
-    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def free_port() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -145,6 +146,18 @@ def replace_expert_routing() -> None:
         return weights, indices.to(topk_indices.dtype)
 
     fused_topk_router.vllm_topk_softmax = topk_softmax
+
+
+def replace_grammar_masks() -> None:
+    """On mps xgrammar compiles the mask's application by Inductor at the first request; it has PyTorch's own beside."""
+    from vllm.v1.structured_output import utils
+
+    def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Any = None) -> None:
+        from xgrammar import apply_token_bitmask_inplace  # takes a while to import
+
+        apply_token_bitmask_inplace(logits, bitmask, indices=indices, backend="torch_native")
+
+    utils.xgr = SimpleNamespace(apply_token_bitmask_inplace=apply_token_bitmask_inplace)
 
 
 def replace_triton_allocator() -> None:
