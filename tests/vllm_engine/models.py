@@ -52,6 +52,10 @@ def config_of(family: str) -> Any:
         return transformers.Qwen3NextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64)
     if family == "qwen3_5_moe":
         return transformers.Qwen3_5MoeTextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64)
+    if family == "qwen3_next_mtp":
+        return transformers.Qwen3NextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64, num_nextn_predict_layers=1)
+    if family == "qwen3_5_mtp":
+        return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, mtp_num_hidden_layers=1)
     if family == "olmo_hybrid":
         return transformers.OlmoHybridConfig(
             **{**COMMON, "num_key_value_heads": 2}, **LINEAR, linear_allow_neg_eigval=True
@@ -72,10 +76,33 @@ def model_of(family: str, folder: Path) -> Path:
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "conv" not in name:  # larger than the default: tokens that differ, and far apart
                 torch.nn.init.normal_(parameter, std=0.1)
+        if family.endswith("_mtp"):
+            torch.nn.init.normal_(model.get_input_embeddings().weight)
         model.save_pretrained(path)
+        if family.endswith("_mtp"):
+            add_token_predictor(path)
         if family == "olmo_hybrid":
             rewrite_as_released(path)
     return path
+
+
+def add_token_predictor(path: Path) -> None:
+    """Weights of a multi-token prediction layer, which transformers does not have: those of a layer of the model.
+
+    The model's next token follows mostly from the last one's embedding, which is much larger than what the layers add;
+    the predictor sees the same embedding, so that some of its tokens are the model's and some are not.
+    """
+    from safetensors.torch import load_file, save_file
+
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    size, layer = COMMON["hidden_size"], "model.layers.1."
+    predictor = {name.replace(layer, "layers.0."): weights[name] for name in weights if name.startswith(layer)}
+    predictor["fc.weight"] = torch.cat([torch.eye(size), 0.1 * torch.randn(size, size)], dim=1)
+    for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"):
+        predictor[f"{name}.weight"] = torch.zeros(size)
+    copies = {f"mtp.{name}": tensor.clone() for name, tensor in predictor.items()}
+    save_file({**weights, **copies}, file, metadata={"format": "pt"})
 
 
 def rewrite_as_released(path: Path) -> None:

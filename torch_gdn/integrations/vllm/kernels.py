@@ -150,10 +150,76 @@ def expand(
     output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
 
 
+def eagle_step_slot_mapping_metadata(
+    positions: Tensor,
+    block_table: Tensor,
+    block_table_stride: int,
+    seq_lens: Tensor,
+    out_clamped_positions: Tensor,
+    out_slot_mapping: Tensor,
+    block_size: int,
+    max_model_len: int,
+    n_blocks_per_req: int,
+    PAD_ID: int,
+    batch_size: int,
+) -> None:
+    """One token further, as a model that drafts goes; past the longest sequence a token has no slot."""
+    following = positions[:batch_size] + 1
+    exceeds = following >= max_model_len
+    clamped = torch.where(exceeds, 0, following)
+    columns = (clamped // block_size).clamp(max=n_blocks_per_req - 1).long()
+    blocks = block_table[:batch_size].gather(1, columns[:, None])[:, 0].long()
+    out_slot_mapping[:batch_size] = torch.where(exceeds, PAD_ID, blocks * block_size + clamped % block_size)
+    out_slot_mapping[batch_size:] = PAD_ID
+    out_clamped_positions[:batch_size] = clamped
+    lengths = torch.where(exceeds, 1, seq_lens[:batch_size] + 1)
+    seq_lens[:batch_size] = lengths.clamp(max=max_model_len)
+
+
+def eagle_prepare_inputs_padded(
+    cu_num_draft_tokens: Tensor,
+    valid_sampled_tokens_count: Tensor,
+    query_start_loc: Tensor,
+    token_indices_to_sample: Tensor,
+    num_rejected_tokens: Tensor,
+    num_reqs: int,
+) -> None:
+    """The last accepted token of each request in the batch, and how many drafts after it were refused."""
+    counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1))[:num_reqs]
+    rejected = torch.where(counts > 0, counts + 1 - valid_sampled_tokens_count[:num_reqs], 0)
+    num_rejected_tokens[:num_reqs] = rejected
+    token_indices_to_sample[:num_reqs] = query_start_loc[1 : num_reqs + 1] - 1 - rejected
+
+
+def eagle_prepare_next_token_padded(
+    sampled_token_ids: Tensor,
+    discard_request_mask: Tensor,
+    backup_next_token_ids: Tensor,
+    next_token_ids: Tensor,
+    valid_sampled_tokens_count: Tensor,
+    vocab_size: int,
+    num_sampled_tokens_per_req: int,
+    num_reqs: int,
+    stride_sampled_token_ids: int,
+    BLOCK_SIZE_TOKENS: int = 0,
+) -> None:
+    """The last sampled token of each request, or its backup where none was sampled, and how many were."""
+    tokens = sampled_token_ids[:num_reqs, :num_sampled_tokens_per_req]
+    valid = (tokens != -1) & (tokens < vocab_size) & ~discard_request_mask[:num_reqs, None]
+    last = torch.where(valid, torch.arange(tokens.shape[1], device=tokens.device), -1).amax(1)
+    sampled = tokens.gather(1, last.clamp(min=0)[:, None])[:, 0]
+    backup = backup_next_token_ids[:num_reqs].to(sampled.dtype)
+    next_token_ids[:num_reqs] = torch.where(last >= 0, sampled, backup)
+    valid_sampled_tokens_count[:num_reqs] = valid.sum(1)
+
+
 OVERRIDES = {
     "vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping,
     "vllm.v1.sample.rejection_sampler.rejection_greedy_sample_kernel": rejection_greedy_sample,
     "vllm.v1.sample.rejection_sampler.rejection_random_sample_kernel": rejection_random_sample,
     "vllm.v1.sample.rejection_sampler.sample_recovered_tokens_kernel": sample_recovered_tokens,
     "vllm.v1.sample.rejection_sampler.expand_kernel": expand,
+    "vllm.v1.spec_decode.utils.eagle_step_slot_mapping_metadata_kernel": eagle_step_slot_mapping_metadata,
+    "vllm.v1.spec_decode.utils.eagle_prepare_inputs_padded_kernel": eagle_prepare_inputs_padded,
+    "vllm.v1.spec_decode.utils.eagle_prepare_next_token_padded_kernel": eagle_prepare_next_token_padded,
 }
