@@ -63,7 +63,7 @@ def test_registering_twice_registers_once(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setitem(sys.modules, f"torch_gdn.integrations.vllm.{module}", made)
         monkeypatch.setattr(vllm, module, made, raising=False)
 
-    changes = ["replace_state_copies", "replace_triton_allocator", "replace_cpu_attention"]
+    changes = ["replace_state_copies", "replace_triton_allocator", "replace_cpu_attention", "replace_cpu_lora"]
     stub("compat", "require_checked_version", *changes)
     for module in ("attention", "layers", "models"):
         stub(module, "register")

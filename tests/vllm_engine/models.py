@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,35 @@ def rewrite_as_released(path: Path) -> None:
         for part, rows in zip(parts, fused.split([keys, keys, values]), strict=True):
             weights[part] = rows.contiguous()
     save_file(weights, file, metadata={"format": "pt"})
+
+
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "out_proj")
+
+
+def adapter_of(path: Path, folder: Path, seed: int) -> tuple[Path, Path]:
+    """A LoRA adapter with random weights, and the model with the adapter's products added to its weights."""
+    from safetensors.torch import load_file, save_file
+
+    rank, alpha = 4, 8
+    generator = torch.Generator().manual_seed(seed)
+    weights, adapter = load_file(path / "model.safetensors"), {}
+    for name, weight in list(weights.items()):
+        module = name.removesuffix(".weight")
+        if module.rsplit(".")[-1] not in ADAPTED:
+            continue
+        a = 0.05 * torch.randn(rank, weight.shape[1], generator=generator)
+        b = 0.05 * torch.randn(weight.shape[0], rank, generator=generator)
+        adapter[f"base_model.model.{module}.lora_A.weight"] = a
+        adapter[f"base_model.model.{module}.lora_B.weight"] = b
+        weights[name] = weight.float() + alpha / rank * b @ a
+    merged, own = folder / f"merged_{seed}", folder / f"adapter_{seed}"
+    shutil.copytree(path, merged)
+    save_file(weights, merged / "model.safetensors", metadata={"format": "pt"})
+    own.mkdir()
+    save_file(adapter, own / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings = {"r": rank, "lora_alpha": alpha, "target_modules": list(ADAPTED), "peft_type": "LORA"}
+    (own / "adapter_config.json").write_text(json.dumps(settings))
+    return own, merged
 
 
 def with_tokenizer(model: Path, folder: Path) -> Path:

@@ -57,6 +57,7 @@ def register() -> None:
     compat.replace_triton_allocator()
     if current_platform.is_cpu():
         compat.replace_cpu_attention()
+        compat.replace_cpu_lora()
     models.register()
     layers.register()
     attention.register()

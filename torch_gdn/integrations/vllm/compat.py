@@ -187,6 +187,16 @@ def replace_state_copies() -> None:
     context.run_fused_postprocess = state_copies.copy_after_step
 
 
+def replace_cpu_lora() -> None:
+    """vLLM 0.32 gives requests without an adapter, beside others in a batch, the last adapter's on its CPU platform."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    def get_punica_wrapper(cls: Any) -> str:
+        return "torch_gdn.integrations.vllm.lora.TorchGdnPunicaWrapper"
+
+    CpuPlatform.get_punica_wrapper = classmethod(get_punica_wrapper)
+
+
 def replace_cpu_attention() -> None:
     """vLLM's CPU platform names one attention backend; with codes it is ours, else it stays vLLM's."""
     from vllm.platforms.cpu import CpuPlatform

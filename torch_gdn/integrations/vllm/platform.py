@@ -94,6 +94,10 @@ class MpsPlatform(Platform):
     def opaque_attention_op(cls) -> bool:
         return False
 
+    @classmethod
+    def get_punica_wrapper(cls) -> str:
+        return f"{HERE}.lora.TorchGdnPunicaWrapper"
+
     # What the engine may do
 
     @classmethod
