@@ -71,6 +71,11 @@ def warmup(
         variants = variants_of_model(model_or_shapes, longest_prompt, cache)
     else:
         variants = variants_of_shapes(list(model_or_shapes), torch.device(device), list(dtypes))
+    return compile_missing(variants, progress)
+
+
+def compile_missing(variants: list[KernelVariant], progress: bool = True) -> list[str]:
+    """Those of the variants that have no pipeline yet; their names."""
     if not variants:
         return []
     compiled = {facts["name"] for facts in _C.pipelines()}

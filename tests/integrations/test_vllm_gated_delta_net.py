@@ -42,17 +42,17 @@ def layer_on(device: torch.device) -> gated_delta_net.LayerState:
 @dataclass
 class Sequence:
     tokens: int
-    slots: list[int]  # one, or one for each draft
-    resumes: bool = True
+    state_indices: list[int]  # one, or one for each draft
+    has_initial_state: bool = True
     accepted: int = 1
 
 
 def wanted(layer: gated_delta_net.LayerState, sequence: Sequence, x: Tensor, b: Tensor, a: Tensor) -> Tensor:
     """o [tokens, HV, V] of one sequence, from the pools as they are, in float64."""
     first = sequence.accepted - 1
-    columns = layer.conv_pool[sequence.slots[0], :, first : first + W - 1].cpu().double()
-    state = layer.state_pool[sequence.slots[first]].cpu().double()
-    if not sequence.resumes:
+    columns = layer.conv_pool[sequence.state_indices[0], :, first : first + W - 1].cpu().double()
+    state = layer.state_pool[sequence.state_indices[first]].cpu().double()
+    if not sequence.has_initial_state:
         columns, state = torch.zeros_like(columns), torch.zeros_like(state)
     mixed, _ = reference.causal_conv1d(
         x[None].cpu().double(), layer.conv_weight.cpu().double(), initial_state=columns[None], activation="silu"
@@ -76,16 +76,18 @@ def wanted(layer: gated_delta_net.LayerState, sequence: Sequence, x: Tensor, b: 
     return o[0]
 
 
-def batch_of(decodes: list[Sequence], prefills: list[Sequence], drafted: list[Sequence], device: torch.device) -> Any:
+def batch_of(
+    decodes: list[Sequence], prefills: list[Sequence], spec_decodes: list[Sequence], device: torch.device
+) -> Any:
     """vLLM's metadata. With drafts in the batch, its tokens come mixed: here each second row is a draft's."""
-    plain = decodes + prefills
-    tokens = sum(s.tokens for s in plain + drafted)
-    spec_tokens = sum(s.tokens for s in drafted)
+    non_spec = decodes + prefills
+    tokens = sum(s.tokens for s in non_spec + spec_decodes)
+    spec_tokens = sum(s.tokens for s in spec_decodes)
 
     def ints(values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    def bounds(sequences: list[Sequence]) -> Tensor:
+    def cu_seqlens(sequences: list[Sequence]) -> Tensor:
         return ints([0, *torch.tensor([s.tokens for s in sequences]).cumsum(0).tolist()])
 
     order = torch.arange(tokens).view(-1)
@@ -95,57 +97,72 @@ def batch_of(decodes: list[Sequence], prefills: list[Sequence], drafted: list[Se
         num_actual_tokens=tokens,
         num_decodes=len(decodes),
         num_prefills=len(prefills),
-        num_spec_decodes=len(drafted),
-        spec_sequence_masks=torch.ones(1, dtype=torch.bool) if drafted else None,
+        num_spec_decodes=len(spec_decodes),
+        spec_sequence_masks=torch.ones(1, dtype=torch.bool) if spec_decodes else None,
         spec_token_indx=order[is_spec].to(device),
         non_spec_token_indx=order[~is_spec].to(device),
-        non_spec_state_indices_tensor=ints([s.slots[0] for s in plain]),
-        non_spec_query_start_loc=bounds(plain),
-        has_initial_state=torch.tensor([s.resumes for s in plain], device=device) if prefills else None,
-        spec_state_indices_tensor=ints([s.slots for s in drafted]),
-        spec_query_start_loc=bounds(drafted),
-        num_accepted_tokens=ints([s.accepted for s in drafted]),
+        non_spec_state_indices_tensor=ints([s.state_indices[0] for s in non_spec]),
+        non_spec_query_start_loc=cu_seqlens(non_spec),
+        has_initial_state=torch.tensor([s.has_initial_state for s in non_spec], device=device) if prefills else None,
+        spec_state_indices_tensor=ints([s.state_indices for s in spec_decodes]),
+        spec_query_start_loc=cu_seqlens(spec_decodes),
+        num_accepted_tokens=ints([s.accepted for s in spec_decodes]),
     )
 
 
 DECODES = [Sequence(1, [3]), Sequence(1, [7])]
-PREFILLS = [Sequence(5, [1], resumes=False), Sequence(70, [8])]
-DRAFTED = [Sequence(4, [2, 4, 5, 6], accepted=3)]
+PREFILLS = [Sequence(5, [1], has_initial_state=False), Sequence(70, [8])]
+SPEC_DECODES = [Sequence(4, [2, 4, 5, 6], accepted=3)]
 
 
 @pytest.mark.parametrize(
-    "decodes, prefills, drafted",
+    "decodes, prefills, spec_decodes",
     [
         (DECODES, [], []),
         ([], PREFILLS, []),
         (DECODES, PREFILLS, []),
-        ([], [], DRAFTED),
-        ([], PREFILLS, DRAFTED),
+        ([], [], SPEC_DECODES),
+        ([], PREFILLS, SPEC_DECODES),
     ],
     ids=["decodes", "prefills", "decodes and prefills", "drafts", "prefills and drafts"],
 )
 def test_each_sequence_equals_the_references(
-    decodes: list[Sequence], prefills: list[Sequence], drafted: list[Sequence], device: torch.device
+    decodes: list[Sequence], prefills: list[Sequence], spec_decodes: list[Sequence], device: torch.device
 ) -> None:
-    layer, metadata = layer_on(device), batch_of(decodes, prefills, drafted, device)
+    layer, metadata = layer_on(device), batch_of(decodes, prefills, spec_decodes, device)
     tokens = metadata.num_actual_tokens
     x, b, a = (torch.randn(tokens + 2, n).to(device) for n in (D, HV, HV))
     out = torch.full((tokens + 2, HV, V), 7.0, device=device)
     rows = torch.arange(tokens, device=device)
-    if drafted:
+    if spec_decodes:
         rows = torch.cat([metadata.non_spec_token_indx, metadata.spec_token_indx])
     expected, first = [], 0
-    for sequence in decodes + prefills + drafted:
+    for sequence in decodes + prefills + spec_decodes:
         own = rows[first : first + sequence.tokens]
         expected.append(wanted(layer, sequence, x[own], b[own], a[own]))
         first += sequence.tokens
     gated_delta_net.forward(layer, metadata, x, b, a, out)
     assert (out[tokens:] == 7).all()  # rows of padding
     first = 0
-    for sequence, want in zip(decodes + prefills + drafted, expected, strict=True):
+    for sequence, want in zip(decodes + prefills + spec_decodes, expected, strict=True):
         own = rows[first : first + sequence.tokens]
         assert_close("o", out[own], want, 1e-4, head_dim=1)
         first += sequence.tokens
+
+
+def test_rows_beyond_the_decodes_are_padding(device: torch.device) -> None:
+    """num_actual_tokens counts padded rows where the engine pads a batch of decodes."""
+    layer, metadata = layer_on(device), batch_of(DECODES, [], [], device)
+    metadata.num_actual_tokens = 5
+    x, b, a = (torch.randn(5, n).to(device) for n in (D, HV, HV))
+    expected = [wanted(layer, s, x[i : i + 1], b[i : i + 1], a[i : i + 1]) for i, s in enumerate(DECODES)]
+    x[2:], b[2:], a[2:] = torch.nan, torch.nan, torch.nan
+    before, out = layer.state_pool.clone(), torch.full((5, HV, V), 7.0, device=device)
+    gated_delta_net.forward(layer, metadata, x, b, a, out)
+    assert_close("o", out[:2], torch.cat(expected), 1e-4, head_dim=1)
+    assert (out[2:] == 7).all()
+    others = [slot for slot in range(SLOTS) if slot not in (3, 7)]
+    assert torch.equal(layer.state_pool[others], before[others])
 
 
 def test_no_tokens_write_nothing(device: torch.device) -> None:

@@ -168,6 +168,42 @@ def test_slot_mapping(device: torch.device) -> None:
     assert slots.tolist() == want + [-1] * 4 + [-7] * 2
 
 
+def test_a_step_of_a_drafting_model(device: torch.device) -> None:
+    block_size, longest, table = 4, 20, torch.randperm(30)[:15].view(3, 5).int()
+    positions, seq_lens = [6, 19, 3], [8, 20, 5]  # the second is at the end
+    given = [torch.tensor(positions), table, 5, torch.tensor(seq_lens, dtype=torch.int32), torch.full((3,), -7)]
+    given = [x.to(device) if isinstance(x, Tensor) else x for x in given]
+    slots = torch.full((5,), -7, device=device)
+    kernels.eagle_step_slot_mapping_metadata(*given, slots, block_size, longest, 5, -1, 3)
+    assert given[4].tolist() == [7, 0, 4]
+    assert given[3].tolist() == [9, 1, 6]
+    assert slots.tolist() == [int(table[0, 1]) * 4 + 3, -1, int(table[2, 1]) * 4, -1, -1]
+
+
+def test_where_a_drafting_model_goes_on(device: torch.device) -> None:
+    """Of requests with drafts after the accepted ones; without drafts from the last token."""
+    starts = torch.tensor([0, 3, 10, 15, 17, 21], dtype=torch.int32, device=device)
+    valid = [2, 0, 5, 1, 1]
+    indices, rejected = (torch.full((6,), -7, dtype=torch.int32, device=device) for _ in range(2))
+    cumulated = torch.tensor(COUNTS, device=device).cumsum(0).int()
+    kernels.eagle_prepare_inputs_padded(
+        cumulated, torch.tensor(valid, dtype=torch.int32, device=device), starts, indices, rejected, len(COUNTS)
+    )
+    want = [count + 1 - n if count else 0 for count, n in zip(COUNTS, valid, strict=True)]
+    assert rejected.tolist() == [*want, -7]
+    assert indices.tolist() == [*(int(end) - 1 - n for end, n in zip(starts[1:], want, strict=True)), -7]
+
+
+def test_the_token_that_a_drafting_model_goes_on_with(device: torch.device) -> None:
+    sampled = torch.tensor([[5, 6, -1], [7, 8, 9], [-1, -1, -1], [3, 4, VOCABULARY]], dtype=torch.int32, device=device)
+    discarded = torch.tensor([False, True, False, False], device=device)
+    backup = torch.tensor([100, 101, 102, 103], dtype=torch.int32, device=device)
+    following, counts = (torch.full((5,), -7, dtype=torch.int32, device=device) for _ in range(2))
+    kernels.eagle_prepare_next_token_padded(sampled, discarded, backup, following, counts, VOCABULARY, 3, 4, 3)
+    assert following.tolist() == [6, 101, 102, 4, -7]
+    assert counts.tolist() == [2, 0, 0, 2, -7]
+
+
 def test_context_parallelism_is_refused() -> None:
     nothing = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="context parallelism: expected 1 process, got 2"):

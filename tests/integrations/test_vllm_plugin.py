@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,36 @@ def test_the_platform_of_a_checked_version(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(compat, "version_of_vllm", lambda: f"{compat.CHECKED[0]}.1")
     assert vllm.platform() == "torch_gdn.integrations.vllm.platform.MpsPlatform"
+
+
+def test_registering_twice_registers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM may load its plugins again in a process; what wraps a function of vLLM's must not wrap itself."""
+    calls: list[str] = []
+
+    def stub(module: str, *functions: str) -> None:
+        made = types.ModuleType(module)
+        for function in functions:
+            setattr(made, function, lambda name=f"{module}.{function}": calls.append(name))
+        monkeypatch.setitem(sys.modules, f"torch_gdn.integrations.vllm.{module}", made)
+        monkeypatch.setattr(vllm, module, made, raising=False)
+
+    changes = ["replace_state_copies", "replace_triton_allocator", "replace_cpu_attention", "replace_cpu_lora"]
+    stub("compat", "require_checked_version", *changes)
+    for module in ("attention", "layers", "models"):
+        stub(module, "register")
+    platforms = types.ModuleType("vllm.platforms")
+    setattr(platforms, "current_platform", types.SimpleNamespace(device_type="cpu", is_cpu=lambda: True))  # noqa: B010
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setenv("TORCH_GDN_VLLM", "cpu")
+    vllm.register.cache_clear()
+    try:
+        vllm.register()
+        vllm.register()
+    finally:
+        vllm.register.cache_clear()
+    wanted = ["compat.require_checked_version", *(f"compat.{change}" for change in changes)]
+    assert sorted(calls) == sorted([*wanted, "attention.register", "layers.register", "models.register"])
 
 
 def test_without_mps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,13 @@ LINEAR = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
 }
 
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+
 
 def config_of(family: str) -> Any:
     import transformers
@@ -40,6 +49,14 @@ def config_of(family: str) -> Any:
         return transformers.Qwen3Config(**COMMON, head_dim=64, tie_word_embeddings=True)
     if family == "qwen3_5":
         return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, tie_word_embeddings=True)
+    if family == "qwen3_next_moe":
+        return transformers.Qwen3NextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64)
+    if family == "qwen3_5_moe":
+        return transformers.Qwen3_5MoeTextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64)
+    if family == "qwen3_next_mtp":
+        return transformers.Qwen3NextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64, num_nextn_predict_layers=1)
+    if family == "qwen3_5_mtp":
+        return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, mtp_num_hidden_layers=1)
     if family == "olmo_hybrid":
         return transformers.OlmoHybridConfig(
             **{**COMMON, "num_key_value_heads": 2}, **LINEAR, linear_allow_neg_eigval=True
@@ -60,10 +77,33 @@ def model_of(family: str, folder: Path) -> Path:
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "conv" not in name:  # larger than the default: tokens that differ, and far apart
                 torch.nn.init.normal_(parameter, std=0.1)
+        if family.endswith("_mtp"):
+            torch.nn.init.normal_(model.get_input_embeddings().weight)
         model.save_pretrained(path)
+        if family.endswith("_mtp"):
+            add_token_predictor(path)
         if family == "olmo_hybrid":
             rewrite_as_released(path)
     return path
+
+
+def add_token_predictor(path: Path) -> None:
+    """Weights of a multi-token prediction layer, which transformers does not have: those of a layer of the model.
+
+    The model's next token follows mostly from the last one's embedding, which is much larger than what the layers add;
+    the predictor sees the same embedding, so that some of its tokens are the model's and some are not.
+    """
+    from safetensors.torch import load_file, save_file
+
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    size, layer = COMMON["hidden_size"], "model.layers.1."
+    predictor = {name.replace(layer, "layers.0."): weights[name] for name in weights if name.startswith(layer)}
+    predictor["fc.weight"] = torch.cat([torch.eye(size), 0.1 * torch.randn(size, size)], dim=1)
+    for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"):
+        predictor[f"{name}.weight"] = torch.zeros(size)
+    copies = {f"mtp.{name}": tensor.clone() for name, tensor in predictor.items()}
+    save_file({**weights, **copies}, file, metadata={"format": "pt"})
 
 
 def rewrite_as_released(path: Path) -> None:
@@ -83,6 +123,57 @@ def rewrite_as_released(path: Path) -> None:
         for part, rows in zip(parts, fused.split([keys, keys, values]), strict=True):
             weights[part] = rows.contiguous()
     save_file(weights, file, metadata={"format": "pt"})
+
+
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "out_proj")
+
+
+def adapter_of(path: Path, folder: Path, seed: int) -> tuple[Path, Path]:
+    """A LoRA adapter with random weights, and the model with the adapter's products added to its weights."""
+    from safetensors.torch import load_file, save_file
+
+    rank, alpha = 4, 8
+    generator = torch.Generator().manual_seed(seed)
+    weights, adapter = load_file(path / "model.safetensors"), {}
+    for name, weight in list(weights.items()):
+        module = name.removesuffix(".weight")
+        if module.rsplit(".")[-1] not in ADAPTED:
+            continue
+        a = 0.05 * torch.randn(rank, weight.shape[1], generator=generator)
+        b = 0.05 * torch.randn(weight.shape[0], rank, generator=generator)
+        adapter[f"base_model.model.{module}.lora_A.weight"] = a
+        adapter[f"base_model.model.{module}.lora_B.weight"] = b
+        weights[name] = weight.float() + alpha / rank * b @ a
+    merged, own = folder / f"merged_{seed}", folder / f"adapter_{seed}"
+    shutil.copytree(path, merged)
+    save_file(weights, merged / "model.safetensors", metadata={"format": "pt"})
+    own.mkdir()
+    save_file(adapter, own / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings = {"r": rank, "lora_alpha": alpha, "target_modules": list(ADAPTED), "peft_type": "LORA"}
+    (own / "adapter_config.json").write_text(json.dumps(settings))
+    return own, merged
+
+
+def with_tokenizer(model: Path, folder: Path) -> Path:
+    """The model and a tokenizer whose tokens are bytes, which its weights were trained on."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    target = folder / "with_tokenizer"
+    shutil.copytree(model, target)
+    characters = bytes_to_characters()
+    tokenizer = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(target)
+    return target
+
+
+def bytes_to_characters() -> list[str]:
+    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def prompts(count: int, longest: int) -> list[list[int]]:

@@ -4,8 +4,9 @@
 
 A round is {"prompts": [tokens, ...], "tokens": how many to generate}, and may have
     "accept": [n, ...]   drafts are made of "continuations", right up to the n-th; of a request the next n each step
+    "adapters": [folder or null, ...]   the LoRA adapter of each prompt
     "abort": [i, ...]    these prompts are aborted after "abort_after" steps of the engine
-    "sampling": {...}    arguments of vllm.SamplingParams, over those of greedy sampling
+    "sampling": {...}    arguments of vllm.SamplingParams, over those of greedy sampling; a list has one for each prompt
 """
 
 from __future__ import annotations
@@ -41,20 +42,40 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_round(llm: Any, each: dict[str, Any]) -> dict[str, Any]:
-    from vllm import SamplingParams
-
     if "accept" in each:
         force_drafts(llm, each)
-    greedy = {"temperature": 0, "max_tokens": each["tokens"], "ignore_eos": True, "detokenize": False}
-    sampling = SamplingParams(**{**greedy, **each.get("sampling", {})})
+    given = each.get("sampling", {})
+    sampling: Any = (
+        sampling_params(each, given) if isinstance(given, dict) else [sampling_params(each, x) for x in given]
+    )
     prompts = [{"prompt_token_ids": tokens} for tokens in each["prompts"]]
     if "abort" in each:
         return run_with_aborts(llm, each, prompts, sampling)
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=adapters(each))
     return {
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "cached": [output.num_cached_tokens or 0 for output in outputs],
     }
+
+
+def sampling_params(each: dict[str, Any], given: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    greedy = {"temperature": 0, "max_tokens": each["tokens"], "ignore_eos": True, "detokenize": False}
+    if "structured_outputs" in given:
+        given = {**given, "structured_outputs": StructuredOutputsParams(**given["structured_outputs"])}
+    return SamplingParams(**{**greedy, **given})
+
+
+def adapters(each: dict[str, Any]) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    folders = each.get("adapters")
+    if folders is None:
+        return None
+    numbers = {folder: number for number, folder in enumerate(dict.fromkeys(folders), 1)}
+    return [folder and LoRARequest(folder, numbers[folder], folder) for folder in folders]
 
 
 def run_with_aborts(llm: Any, each: dict[str, Any], prompts: list[Any], sampling: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import os
 import signal
 import socket
 import subprocess
@@ -14,32 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.vllm_engine.conftest import GREEDY_TOKENS, environment
+from tests.vllm_engine.models import with_tokenizer
 
 STREAMS = 32
-
-
-def with_tokenizer(model: Path, folder: Path) -> Path:
-    """The model and a tokenizer whose tokens are bytes, which its weights were trained on."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    target = folder / "with_tokenizer"
-    shutil.copytree(model, target)
-    characters = bytes_to_characters()
-    tokenizer = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(target)
-    return target
-
-
-def bytes_to_characters() -> list[str]:
-    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def free_port() -> int:
@@ -56,7 +36,7 @@ class Server:
         variables = {**environment(device), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         command = [sys.executable, "-m", "torch_gdn.serve", str(model), "--port", str(self.port), *options, *pools]
         with log.open("w") as file:
-            self.process = subprocess.Popen(command, env=variables, stdout=file, stderr=file)
+            self.process = subprocess.Popen(command, env=variables, stdout=file, stderr=file, start_new_session=True)
 
     def wait(self) -> None:
         for _ in range(600):
@@ -69,12 +49,15 @@ class Server:
                 time.sleep(1)
         raise AssertionError(f"the server does not answer\n{self.log.read_text()[-6000:]}")
 
-    def stop(self) -> list[psutil.Process]:
-        """By a signal; the processes that are left."""
+    def stop(self, by: signal.Signals) -> list[psutil.Process]:
+        """SIGINT comes to all of its processes, as from a terminal; the processes that are left."""
         if self.process.poll() is not None:
             return []
         family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        self.process.send_signal(signal.SIGTERM)
+        if by == signal.SIGINT:
+            os.killpg(self.process.pid, by)
+        else:
+            self.process.send_signal(by)
         _, left = psutil.wait_procs(family, timeout=60)
         for process in left:
             process.kill()
@@ -100,7 +83,8 @@ async def ask(port: int, model: str, texts: list[list[int]]) -> list[str]:
     return await asyncio.gather(*(one(text) for text in texts))
 
 
-def test_streams(device: str, reference: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_streams(device: str, by: signal.Signals, reference: Any, tmp_path: Path) -> None:
     path, texts, tokens, _ = reference("qwen3_next")
     model = with_tokenizer(path, tmp_path)
     server = Server(device, model, tmp_path / "log")
@@ -109,7 +93,7 @@ def test_streams(device: str, reference: Any, tmp_path: Path) -> None:
         asked = [texts[i % len(texts)] for i in range(STREAMS)]
         answers = asyncio.run(ask(server.port, str(model), asked))
     finally:
-        left = server.stop()
+        left = server.stop(by)
     wanted = [bytes(each).decode() for each in tokens]
     assert answers == [wanted[i % len(texts)] for i in range(STREAMS)]
     assert left == []

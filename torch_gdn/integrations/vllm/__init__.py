@@ -13,6 +13,7 @@ environment variable TORCH_GDN_VLLM says:
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 
@@ -40,8 +41,9 @@ def platform() -> str | None:
     return "torch_gdn.integrations.vllm.platform.MpsPlatform"
 
 
+@cache
 def register() -> None:
-    """The entry point of vllm.general_plugins: runs in every process of the engine, and may run twice in one."""
+    """The entry point of vllm.general_plugins: called in every process of the engine, in one perhaps more than once."""
     if mode() == "off":
         return
     from vllm.platforms import current_platform
@@ -55,6 +57,7 @@ def register() -> None:
     compat.replace_triton_allocator()
     if current_platform.is_cpu():
         compat.replace_cpu_attention()
+        compat.replace_cpu_lora()
     models.register()
     layers.register()
     attention.register()

@@ -51,7 +51,7 @@ class AuraPagedAttention(PagedAttention):
         encoded = ((key, *parts[:2]), (value, *parts[2:]))
         for (x, codes, norms), tables in zip(encoded, self.tables_of(layer, key.device), strict=True):
             x = x[: slots.shape[0]].transpose(0, 1)[None]
-            torch.ops.gdn.aura_encode_(x, slots, *tables, slots_in_a_row(codes), slots_in_a_row(norms))
+            torch.ops.gdn.aura_encode_(x, slots, *tables, flat_slots(codes), flat_slots(norms))
 
     def attend(self, layer: Any, query: Tensor, kv_cache: Tensor, m: PagedMetadata, output: Tensor) -> Tensor:
         key_codes, key_norms, value_codes, value_norms = self.parts(kv_cache)
@@ -79,7 +79,7 @@ class AuraPagedAttention(PagedAttention):
         )
 
 
-def slots_in_a_row(part: Tensor) -> Tensor:
+def flat_slots(part: Tensor) -> Tensor:
     """[blocks, block_size, KV heads, ..] as aura_encode_ takes the cache of one sequence: [1, KV heads, slots, ..]."""
     blocks, block_size, heads, *rest = part.shape
     strides = part.stride()

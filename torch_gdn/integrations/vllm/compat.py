@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -132,6 +133,33 @@ def replace_uniform_probabilities() -> None:
     rejection_sampler.generate_uniform_probs = generate_uniform_probs
 
 
+def replace_expert_routing() -> None:
+    """The default router takes the best experts by a CUDA kernel, whatever the platform."""
+    from vllm.model_executor.layers.fused_moe.router import fused_topk_router
+
+    def topk_softmax(
+        topk_weights: Tensor, topk_indices: Tensor, unused: Tensor, gating_output: Tensor, renormalize: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        weights, indices = gating_output.float().softmax(-1).topk(topk_indices.shape[1], dim=-1)
+        if renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights, indices.to(topk_indices.dtype)
+
+    fused_topk_router.vllm_topk_softmax = topk_softmax
+
+
+def replace_grammar_masks() -> None:
+    """On mps xgrammar compiles the mask's application by Inductor at the first request; it has PyTorch's own beside."""
+    from vllm.v1.structured_output import utils
+
+    def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Any = None) -> None:
+        from xgrammar import apply_token_bitmask_inplace  # takes a while to import
+
+        apply_token_bitmask_inplace(logits, bitmask, indices=indices, backend="torch_native")
+
+    utils.xgr = SimpleNamespace(apply_token_bitmask_inplace=apply_token_bitmask_inplace)
+
+
 def replace_triton_allocator() -> None:
     """OLMo-Hybrid's layer gives Triton an allocator when it is made, whether or not there is Triton."""
     from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn
@@ -157,6 +185,16 @@ def replace_state_copies() -> None:
     context.initialize_from_forward_context = state_copies.initialize
     context.run_fused_precopy = state_copies.copy_before_step
     context.run_fused_postprocess = state_copies.copy_after_step
+
+
+def replace_cpu_lora() -> None:
+    """vLLM 0.32 gives requests without an adapter, beside others in a batch, the last adapter's on its CPU platform."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    def get_punica_wrapper(cls: Any) -> str:
+        return "torch_gdn.integrations.vllm.lora.TorchGdnPunicaWrapper"
+
+    CpuPlatform.get_punica_wrapper = classmethod(get_punica_wrapper)
 
 
 def replace_cpu_attention() -> None:

@@ -2,10 +2,11 @@
 
 What the engine's metadata (vLLM's GDNAttentionMetadata) says, and which argument takes it:
 
-    convolution pool [slots, D, S], S = W - 1 + drafts; state pool [slots, HV, V, K]    strided by the page
+    convolution pool [slots, D, S], S = W - 1 + draft tokens
+    state pool [slots, HV, V, K]; both                                                  strided by the page
     block 0, the null block                                                             null_index=0
     blocks are not cleared for a new request                                            has_initial_state
-    the state after each draft has a block of its own                                   state_indices [N, 1 + drafts]
+    the state after each draft token has a block of its own                             state_indices [N, 1 + drafts]
 """
 
 from __future__ import annotations
@@ -67,30 +68,31 @@ def forward(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: T
         return
     mixed_qkv, b, a, out = mixed_qkv[:tokens], b[:tokens], a[:tokens], out[:tokens]
     if metadata.spec_sequence_masks is None:
-        undrafted(layer, metadata, mixed_qkv, b, a, out)
+        forward_non_spec(layer, metadata, mixed_qkv, b, a, out)
     elif metadata.num_prefills == 0 and metadata.num_decodes == 0:
-        drafted(layer, metadata, mixed_qkv, b, a, out)
+        forward_spec_decode(layer, metadata, mixed_qkv, b, a, out)
     else:
-        for rows, compute in ((metadata.spec_token_indx, drafted), (metadata.non_spec_token_indx, undrafted)):
+        spec_decodes, others = metadata.spec_token_indx, metadata.non_spec_token_indx
+        for rows, compute in ((spec_decodes, forward_spec_decode), (others, forward_non_spec)):
             part = out.new_empty(rows.shape[0], *out.shape[1:])
             compute(layer, metadata, mixed_qkv[rows], b[rows], a[rows], part)
             out[rows] = part
 
 
-def undrafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+def forward_non_spec(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
     """Decodes, one token each and first in the batch, then prefills."""
     decodes, sequences = metadata.num_decodes, metadata.num_decodes + metadata.num_prefills
-    slots = metadata.non_spec_state_indices_tensor[:sequences]
+    state_indices = metadata.non_spec_state_indices_tensor[:sequences]
     if metadata.num_prefills == 0:
-        mixed = convolve(layer, mixed_qkv[:decodes, None], slots, None, None)[:, 0]
-        decode(layer, slots, mixed, b, a, out)
+        mixed = convolve(layer, mixed_qkv[:decodes, None], state_indices, None, None)[:, 0]
+        forward_decode(layer, state_indices, mixed, b[:decodes], a[:decodes], out[:decodes])
         return
-    bounds = metadata.non_spec_query_start_loc[: sequences + 1]
-    resumes = metadata.has_initial_state[:sequences]
-    mixed = convolve(layer, mixed_qkv[None], slots, resumes, bounds)[0]
+    cu_seqlens = metadata.non_spec_query_start_loc[: sequences + 1]
+    has_initial_state = metadata.has_initial_state[:sequences]
+    mixed = convolve(layer, mixed_qkv[None], state_indices, has_initial_state, cu_seqlens)[0]
     if decodes:
-        decode(layer, slots[:decodes], mixed[:decodes], b[:decodes], a[:decodes], out[:decodes])
-        bounds = bounds[decodes:] - decodes
+        forward_decode(layer, state_indices[:decodes], mixed[:decodes], b[:decodes], a[:decodes], out[:decodes])
+        cu_seqlens = cu_seqlens[decodes:] - decodes
     q, k, v = layer.split_heads(mixed[None, decodes:])
     torch_gdn.chunk_gated_delta_rule_(
         q,
@@ -99,52 +101,54 @@ def undrafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a:
         a[None, decodes:],
         b[None, decodes:],
         layer.state_pool,
-        slots[decodes:],
-        resumes[decodes:],
-        cu_seqlens=bounds,
+        state_indices[decodes:],
+        has_initial_state[decodes:],
+        cu_seqlens=cu_seqlens,
         out=out[None, decodes:],
         **layer.rule_options(),
     )
 
 
-def convolve(layer: LayerState, x: Tensor, slots: Tensor, resumes: Tensor | None, bounds: Tensor | None) -> Tensor:
+def convolve(
+    layer: LayerState, x: Tensor, state_indices: Tensor, has_initial_state: Tensor | None, cu_seqlens: Tensor | None
+) -> Tensor:
     width = layer.conv_weight.shape[1]
     return torch_gdn.causal_conv1d_update_(
         x,
         layer.conv_weight,
-        layer.conv_pool[:, :, : width - 1],  # the columns after these are for drafts
-        slots,
-        resumes,
+        layer.conv_pool[:, :, : width - 1],  # the columns after these are of speculative decoding
+        state_indices,
+        has_initial_state,
         NULL_BLOCK,
         layer.conv_bias,
         layer.activation,
-        bounds,
+        cu_seqlens,
     )
 
 
-def decode(layer: LayerState, slots: Tensor, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+def forward_decode(layer: LayerState, state_indices: Tensor, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
     q, k, v = layer.split_heads(mixed[:, None])
     torch_gdn.fused_recurrent_gated_delta_rule_(
-        q, k, v, a[:, None], b[:, None], layer.state_pool, slots, out=out[:, None], **layer.rule_options()
+        q, k, v, a[:, None], b[:, None], layer.state_pool, state_indices, out=out[:, None], **layer.rule_options()
     )
 
 
-def drafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-    """A token and its drafts of each sequence, from the state after the last token that was accepted."""
+def forward_spec_decode(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    """Of each sequence a token and its draft tokens, from the state after the last token that was accepted."""
     sequences = metadata.num_spec_decodes
-    slots = metadata.spec_state_indices_tensor[:sequences]
-    bounds = metadata.spec_query_start_loc[: sequences + 1]
+    state_indices = metadata.spec_state_indices_tensor[:sequences]
+    cu_seqlens = metadata.spec_query_start_loc[: sequences + 1]
     accepted = metadata.num_accepted_tokens[:sequences]
     mixed = torch_gdn.causal_conv1d_update_(
         mixed_qkv[None],
         layer.conv_weight,
         layer.conv_pool,
-        slots[:, 0],
+        state_indices[:, 0],
         None,
         NULL_BLOCK,
         layer.conv_bias,
         layer.activation,
-        bounds,
+        cu_seqlens,
         num_accepted_tokens=accepted,
     )
     q, k, v = layer.split_heads(mixed)
@@ -155,8 +159,8 @@ def drafted(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: T
         a[None],
         b[None],
         layer.state_pool,
-        slots,
-        cu_seqlens=bounds,
+        state_indices,
+        cu_seqlens=cu_seqlens,
         num_accepted_tokens=accepted,
         out=out[None],
         **layer.rule_options(),

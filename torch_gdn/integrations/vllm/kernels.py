@@ -38,26 +38,26 @@ def compute_slot_mapping(
 class Drafts:
     """The drafts of each request in a row of their own: [requests, max_spec_len]."""
 
-    def __init__(self, cumulated: Tensor, columns: int, total: int) -> None:
-        self.counts = cumulated.diff(prepend=cumulated.new_zeros(1)).long()[:, None]
-        self.columns = torch.arange(columns, device=cumulated.device)
-        self.exist = self.columns < self.counts
-        starts = cumulated.long()[:, None] - self.counts
+    def __init__(self, cu_num_draft_tokens: Tensor, columns: int, total: int) -> None:
+        self.counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1)).long()[:, None]
+        self.columns = torch.arange(columns, device=cu_num_draft_tokens.device)
+        self.mask = self.columns < self.counts
+        starts = cu_num_draft_tokens.long()[:, None] - self.counts
         self.index = (starts + self.columns).clamp(max=max(total - 1, 0))
 
     def rows(self, values: Tensor) -> Tensor:
         return values[self.index] if values.shape[0] else values.new_zeros(self.index.shape)
 
     def write(
-        self, output: Tensor, takes: Tensor, accepted: Tensor, kept: Tensor, replaced: Tensor, bonus: Tensor
+        self, output: Tensor, requests_mask: Tensor, accepted: Tensor, draft: Tensor, recovered: Tensor, bonus: Tensor
     ) -> None:
-        """Of the requests in `takes`: the accepted drafts, then what replaces the first refused, or the bonus token."""
-        lengths = (accepted & self.exist).long().cumprod(1).sum(1, keepdim=True)
-        tokens = torch.where(self.columns < lengths, kept, replaced).to(output.dtype)
-        drafted = output[:, : tokens.shape[1]]
-        drafted.copy_(torch.where(takes & self.exist & (self.columns <= lengths), tokens, drafted))
-        everywhere = torch.arange(output.shape[1], device=output.device)
-        ends = takes & (lengths == self.counts) & (everywhere == self.counts)
+        """Of the requests in the mask: accepted drafts, then what was recovered for the first refused, or the bonus."""
+        lengths = (accepted & self.mask).long().cumprod(1).sum(1, keepdim=True)
+        tokens = torch.where(self.columns < lengths, draft, recovered).to(output.dtype)
+        written = output[:, : tokens.shape[1]]
+        written.copy_(torch.where(requests_mask & self.mask & (self.columns <= lengths), tokens, written))
+        positions = torch.arange(output.shape[1], device=output.device)
+        ends = requests_mask & (lengths == self.counts) & (positions == self.counts)
         output.copy_(torch.where(ends, bonus.view(-1, 1).to(output.dtype), output))
 
 
@@ -74,13 +74,13 @@ def rejection_greedy_sample(
     SYNTHETIC_MODE: bool = False,
 ) -> None:
     drafts = Drafts(cu_num_draft_tokens, max_spec_len, draft_token_ids.shape[0])
-    drafted, wanted = drafts.rows(draft_token_ids).long(), drafts.rows(target_argmax).long()
-    accepted = drafted == wanted
+    draft, wanted = drafts.rows(draft_token_ids).long(), drafts.rows(target_argmax).long()
+    accepted = draft == wanted
     if SYNTHETIC_MODE:
         assert uniform_probs is not None and synthetic_conditional_rates is not None
-        accepted = (drafts.rows(uniform_probs) < synthetic_conditional_rates[:max_spec_len]) & (drafted >= 0)
-    takes = torch.ones_like(drafts.counts, dtype=torch.bool) if is_greedy is None else is_greedy[:, None]
-    drafts.write(output_token_ids, takes, accepted, drafted, wanted, bonus_token_ids)
+        accepted = (drafts.rows(uniform_probs) < synthetic_conditional_rates[:max_spec_len]) & (draft >= 0)
+    requests_mask = torch.ones_like(drafts.counts, dtype=torch.bool) if is_greedy is None else is_greedy[:, None]
+    drafts.write(output_token_ids, requests_mask, accepted, draft, wanted, bonus_token_ids)
 
 
 def rejection_random_sample(
@@ -100,17 +100,17 @@ def rejection_random_sample(
     SYNTHETIC_MODE: bool = False,
 ) -> None:
     drafts = Drafts(cu_num_draft_tokens, max_spec_len, draft_token_ids.shape[0])
-    drafted, uniform = drafts.rows(draft_token_ids).long(), drafts.rows(uniform_probs)
+    draft, uniform = drafts.rows(draft_token_ids).long(), drafts.rows(uniform_probs)
     if SYNTHETIC_MODE:
         assert synthetic_conditional_rates is not None
         accepted = uniform < synthetic_conditional_rates[:max_spec_len]
     else:
         tokens = draft_token_ids.long().clamp(min=0)[:, None]
-        target = drafts.rows(target_probs.gather(1, tokens)[:, 0])
-        draft = torch.ones_like(target) if draft_probs is None else drafts.rows(draft_probs.gather(1, tokens)[:, 0])
-        accepted = (draft > 0) & (target / draft >= uniform)
-    replaced = drafts.rows(recovered_token_ids).long()
-    drafts.write(output_token_ids, ~is_greedy[:, None], accepted & (drafted >= 0), drafted, replaced, bonus_token_ids)
+        p = drafts.rows(target_probs.gather(1, tokens)[:, 0])
+        q = torch.ones_like(p) if draft_probs is None else drafts.rows(draft_probs.gather(1, tokens)[:, 0])
+        accepted = (q > 0) & (p / q >= uniform)
+    recovered = drafts.rows(recovered_token_ids).long()
+    drafts.write(output_token_ids, ~is_greedy[:, None], accepted & (draft >= 0), draft, recovered, bonus_token_ids)
 
 
 def sample_recovered_tokens(
@@ -150,10 +150,76 @@ def expand(
     output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
 
 
+def eagle_step_slot_mapping_metadata(
+    positions: Tensor,
+    block_table: Tensor,
+    block_table_stride: int,
+    seq_lens: Tensor,
+    out_clamped_positions: Tensor,
+    out_slot_mapping: Tensor,
+    block_size: int,
+    max_model_len: int,
+    n_blocks_per_req: int,
+    PAD_ID: int,
+    batch_size: int,
+) -> None:
+    """One token further, as a model that drafts goes; past the longest sequence a token has no slot."""
+    following = positions[:batch_size] + 1
+    exceeds = following >= max_model_len
+    clamped = torch.where(exceeds, 0, following)
+    columns = (clamped // block_size).clamp(max=n_blocks_per_req - 1).long()
+    blocks = block_table[:batch_size].gather(1, columns[:, None])[:, 0].long()
+    out_slot_mapping[:batch_size] = torch.where(exceeds, PAD_ID, blocks * block_size + clamped % block_size)
+    out_slot_mapping[batch_size:] = PAD_ID
+    out_clamped_positions[:batch_size] = clamped
+    lengths = torch.where(exceeds, 1, seq_lens[:batch_size] + 1)
+    seq_lens[:batch_size] = lengths.clamp(max=max_model_len)
+
+
+def eagle_prepare_inputs_padded(
+    cu_num_draft_tokens: Tensor,
+    valid_sampled_tokens_count: Tensor,
+    query_start_loc: Tensor,
+    token_indices_to_sample: Tensor,
+    num_rejected_tokens: Tensor,
+    num_reqs: int,
+) -> None:
+    """The last accepted token of each request in the batch, and how many drafts after it were refused."""
+    counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1))[:num_reqs]
+    rejected = torch.where(counts > 0, counts + 1 - valid_sampled_tokens_count[:num_reqs], 0)
+    num_rejected_tokens[:num_reqs] = rejected
+    token_indices_to_sample[:num_reqs] = query_start_loc[1 : num_reqs + 1] - 1 - rejected
+
+
+def eagle_prepare_next_token_padded(
+    sampled_token_ids: Tensor,
+    discard_request_mask: Tensor,
+    backup_next_token_ids: Tensor,
+    next_token_ids: Tensor,
+    valid_sampled_tokens_count: Tensor,
+    vocab_size: int,
+    num_sampled_tokens_per_req: int,
+    num_reqs: int,
+    stride_sampled_token_ids: int,
+    BLOCK_SIZE_TOKENS: int = 0,
+) -> None:
+    """The last sampled token of each request, or its backup where none was sampled, and how many were."""
+    tokens = sampled_token_ids[:num_reqs, :num_sampled_tokens_per_req]
+    valid = (tokens != -1) & (tokens < vocab_size) & ~discard_request_mask[:num_reqs, None]
+    last = torch.where(valid, torch.arange(tokens.shape[1], device=tokens.device), -1).amax(1)
+    sampled = tokens.gather(1, last.clamp(min=0)[:, None])[:, 0]
+    backup = backup_next_token_ids[:num_reqs].to(sampled.dtype)
+    next_token_ids[:num_reqs] = torch.where(last >= 0, sampled, backup)
+    valid_sampled_tokens_count[:num_reqs] = valid.sum(1)
+
+
 OVERRIDES = {
     "vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping,
     "vllm.v1.sample.rejection_sampler.rejection_greedy_sample_kernel": rejection_greedy_sample,
     "vllm.v1.sample.rejection_sampler.rejection_random_sample_kernel": rejection_random_sample,
     "vllm.v1.sample.rejection_sampler.sample_recovered_tokens_kernel": sample_recovered_tokens,
     "vllm.v1.sample.rejection_sampler.expand_kernel": expand,
+    "vllm.v1.spec_decode.utils.eagle_step_slot_mapping_metadata_kernel": eagle_step_slot_mapping_metadata,
+    "vllm.v1.spec_decode.utils.eagle_prepare_inputs_padded_kernel": eagle_prepare_inputs_padded,
+    "vllm.v1.spec_decode.utils.eagle_prepare_next_token_padded_kernel": eagle_prepare_next_token_padded,
 }

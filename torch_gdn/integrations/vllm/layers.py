@@ -1,4 +1,4 @@
-"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, and its gated norm over `rms_norm_gated`.
+"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, its norm over `rms_norm_gated`, its experts on mps.
 
 vLLM instantiates these in place of its own classes, by name: PluggableLayer.register_oot and CustomOp.register_oot.
 """
@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.layernorm import RMSNormGated
 from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import OlmoHybridGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.platforms import current_platform
 from vllm.utils.torch_utils import (
     LayerNameType,
     _encode_layer_name,
@@ -23,7 +25,7 @@ from vllm.utils.torch_utils import (
 )
 
 import torch_gdn
-from torch_gdn.integrations.vllm import gated_delta_net
+from torch_gdn.integrations.vllm import gated_delta_net, moe
 
 
 def state_of(layer: Any) -> gated_delta_net.LayerState:
@@ -108,11 +110,35 @@ class TorchGdnRMSNormGated(RMSNormGated):
     forward_cpu = forward_oot = forward_native
 
 
+class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
+    """The experts of a layer. vLLM leaves the computation to the platform where it is not one of its own."""
+
+    is_monolithic = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.activation != MoEActivation.SILU or config.has_bias:
+            got = f"{config.activation.value}, has_bias={config.has_bias}"
+            raise NotImplementedError(f"experts on mps: expected silu without biases, got {got}")
+
+    def forward_oot(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any = None,
+        shared_experts_input: Tensor | None = None,
+    ) -> Tensor:
+        """vLLM adds the shared experts itself."""
+        return moe.fused_experts(x, layer.w13_weight, layer.w2_weight, topk_weights, topk_ids)
+
+
 def register() -> None:
-    if "QwenGatedDeltaNetAttention" in op_registry_oot:
-        return
     assert torch_gdn  # defines torch.ops.gdn
     direct_register_custom_op("torch_gdn_core", gated_delta_net_core, ["out"], gated_delta_net_core_fake)
     QwenGatedDeltaNetAttention.register_oot(TorchGdnQwenAttention)
     OlmoHybridGatedDeltaNetAttention.register_oot(TorchGdnOlmoHybridAttention)
     RMSNormGated.register_oot(TorchGdnRMSNormGated)
+    if current_platform.is_out_of_tree():
+        UnquantizedFusedMoEMethod.register_oot(TorchGdnFusedMoEMethod)

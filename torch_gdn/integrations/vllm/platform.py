@@ -34,7 +34,7 @@ class MpsPlatform(Platform):
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
-        return torch.backends.mps.get_name() if hasattr(torch.backends.mps, "get_name") else "mps"
+        return torch.backends.mps.get_name()
 
     @classmethod
     def current_device(cls) -> torch.device:
@@ -93,6 +93,10 @@ class MpsPlatform(Platform):
     @classmethod
     def opaque_attention_op(cls) -> bool:
         return False
+
+    @classmethod
+    def get_punica_wrapper(cls) -> str:
+        return f"{HERE}.lora.TorchGdnPunicaWrapper"
 
     # What the engine may do
 

@@ -63,7 +63,8 @@ def copy(copies: list[tuple[State, Any, Any, Any]]) -> None:
     parts: dict[int, list[tuple[Any, Any, Any]]] = defaultdict(list)
     for state, *part in copies:
         storage = state.rows.untyped_storage()
-        storages.setdefault(storage._cdata, state.storage)
+        if storage._cdata not in storages:
+            storages[storage._cdata] = state.storage
         parts[storage._cdata].append(tuple(part))
     for key, pool in storages.items():
         sources, destinations, sizes = (joined(column, pool.device) for column in zip(*parts[key], strict=True))
@@ -129,27 +130,27 @@ def initialize(
         return
     groups = [kv_cache_config.kv_cache_groups[group_id] for group_id in context.mamba_group_ids]
     context.tables_and_states = [
-        (every_row(table), states_of(group, forward_context, mamba_state_copy_funcs))
+        (whole_table(table), states_of(group, forward_context, mamba_state_copy_funcs))
         for table, group in zip(block_tables, groups, strict=True)
     ]
     context.is_initialized = True
 
 
-def every_row(table: Tensor) -> Tensor:
+def whole_table(table: Tensor) -> Tensor:
     """Of the table whose first rows are `table`, as many as the first step had requests; it lives as long as vLLM."""
     rows = (table.untyped_storage().nbytes() // table.element_size() - table.storage_offset()) // table.stride(0)
     return table.as_strided((rows, table.shape[1]), table.stride())
 
 
-def copy_between_columns(context: Any, moves: Tensor, source: Tensor, destination: Tensor, bias: Tensor) -> None:
-    """moves [n] bool; the others [n], columns of the block tables; rows that do not move are not read."""
-    source, destination, bias = (torch.where(moves, x.long(), 0)[:, None] for x in (source, destination, bias))
-    n, copies = moves.shape[0], []
+def copy_between_columns(context: Any, mask: Tensor, source: Tensor, destination: Tensor, bias: Tensor) -> None:
+    """mask [n] bool; the others [n], columns of the block tables; rows that do not move are not read."""
+    source, destination, bias = (torch.where(mask, x.long(), 0)[:, None] for x in (source, destination, bias))
+    n, copies = mask.shape[0], []
     for table, states in context.tables_and_states:
         blocks = [table[:n].gather(1, column)[:, 0].long() for column in (source, source + bias, destination)]
         for state in states:
             first = state.offset(blocks[0] if state.is_convolution else blocks[1], bias[:, 0])
-            size = torch.where(moves, state.size(bias[:, 0]), 0)
+            size = torch.where(mask, state.size(bias[:, 0]), 0)
             copies.append((state, first, state.offset(blocks[2], 0), size))
     copy(copies)
 
@@ -194,10 +195,10 @@ def copy_after_step(
             num_draft_tokens_gpu,
         )
     )
-    running = computed + scheduled - drafts  # tokens that the state in the source's block has seen
-    ends = (running + accepted - 1) // context.block_size * context.block_size
-    passes, bias = ends >= running, ends - running
-    destination = ends // context.block_size - 1
-    stays = passes & (source == destination)
-    context.num_accepted_tokens_out[:num_reqs] = torch.where(stays, 1, accepted)
-    copy_between_columns(context, passes & ~(stays & (bias == 0)), source, destination, bias)
+    num_tokens_seen = computed + scheduled - drafts  # tokens that the state in the source's block has seen
+    block_ends = (num_tokens_seen + accepted - 1) // context.block_size * context.block_size
+    crosses, bias = block_ends >= num_tokens_seen, block_ends - num_tokens_seen
+    destination = block_ends // context.block_size - 1
+    same_block = crosses & (source == destination)
+    context.num_accepted_tokens_out[:num_reqs] = torch.where(same_block, 1, accepted)
+    copy_between_columns(context, crosses & ~(same_block & (bias == 0)), source, destination, bias)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 import torch_gdn
-from torch_gdn import _C
 from torch_gdn._recorder import recording
-from torch_gdn.warmup import powers_of_two
+from torch_gdn.warmup import compile_missing, powers_of_two
 
 
 @torch.no_grad()
@@ -22,7 +21,8 @@ def compile_kernels(runner: Any) -> float:
     tokens = sorted({1, *powers_of_two(scheduler.max_num_batched_tokens), scheduler.max_num_batched_tokens})
     sequences = sorted({1, *powers_of_two(scheduler.max_num_seqs), scheduler.max_num_seqs})
     with recording() as recorded:
-        for layer in distinct_layers(runner.compilation_config.static_forward_context.values()):
+        layers = runner.compilation_config.static_forward_context.values()
+        for layer in distinct_layers(layer for layer in layers if hasattr(layer, "kv_cache")):
             if hasattr(layer, "impl"):
                 call_attention(runner, layer, tokens, sequences)
             else:
@@ -30,12 +30,7 @@ def compile_kernels(runner: Any) -> float:
         if runner.cache_config.mamba_cache_mode == "align":  # states move between blocks
             pool, first = torch.zeros(16, dtype=torch.uint8, device=runner.device), torch.zeros(1, dtype=torch.int64)
             torch_gdn.batch_copy_(pool, first, first + 8, first + 4)
-    compiled = {facts["name"] for facts in _C.pipelines()}
-    missing = [each for each in recorded.variants if each.name not in compiled]
-    from tqdm.auto import tqdm
-
-    for each in tqdm(missing, desc="torch_gdn: compiling", unit="kernel"):
-        _C.compile(each.kernel, each.file, list(each.arguments))
+    compile_missing(recorded.variants)
     return time.perf_counter() - begin
 
 
@@ -68,7 +63,7 @@ def call_delta_rule(runner: Any, layer: Any, tokens: list[int], sequences: list[
     for n in sequences:
         run(batch_of_decodes(n, runner.device))
         if layer.num_spec:
-            run(batch_of_drafts(n, 1 + layer.num_spec, runner.device))
+            run(batch_of_spec_decodes(n, 1 + layer.num_spec, runner.device))
     for n in tokens:
         run(batch_of_prefill(n, runner.device))
 
@@ -95,7 +90,7 @@ def batch_of_prefill(n: int, device: torch.device) -> SimpleNamespace:
     )
 
 
-def batch_of_drafts(n: int, each: int, device: torch.device) -> SimpleNamespace:
+def batch_of_spec_decodes(n: int, each: int, device: torch.device) -> SimpleNamespace:
     return SimpleNamespace(
         num_actual_tokens=n * each,
         num_decodes=0,
