@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bench import aura, gdn, metal, modules, overhead, plots, results
+from bench import aura, gdn, metal, modules, overhead, plots, results, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import QWEN3_NEXT, Layer
@@ -71,6 +71,9 @@ SECTIONS = {
     "prefill": Section("Prefill: from a state over T tokens to the next", "T", gdn.prefill_jobs, gdn.prefill),
     "decode": Section("Decode: one token of B sequences, the state in place", "B", gdn.decode_jobs, gdn.decode),
     "modules": Section("The small ops beside a copy and exponentials", "T", modules.jobs, modules.run),
+    "vllm": Section(
+        "vLLM's kernels for the CPU, as an engine calls them", "T or B", vllm_kernels.jobs, vllm_kernels.run
+    ),
     "aura": Section("AURA: one token's attention to a cache of T tokens", "T", aura.jobs, aura.run),
     "overhead": Section("Host overhead of tiny shapes", "T", overhead.jobs, overhead.run),
     "scaling": Section("From one core to all", "size", scaling_jobs, scaling),
