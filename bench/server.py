@@ -1,8 +1,9 @@
-"""One server of the serving section, in a process of its own: requests of closed-loop clients, and when each token came.
+"""One server of the serving section, in a process of its own: requests of clients, and when each token came.
 
     python -m bench.server make FOLDER            a model with random weights
     python -m bench.server vllm FOLDER            vLLM's engine; TORCH_GDN_VLLM says whether with torch_gdn
-    python -m bench.server transformers FOLDER [enable]    generate(), one request after another; with torch_gdn's kernels
+    python -m bench.server transformers FOLDER    generate(), one request after another
+    python -m bench.server transformers FOLDER enable    the same with torch_gdn's kernels
 
 A line of standard input is a job, {"prompts": [tokens, ...], "clients": n, "tokens": how many to generate}. Each client
 has one request in flight and sends its next when that is finished. The answer is a line {"submitted": [seconds, ...],
