@@ -2,6 +2,7 @@
 
     python -m bench                       everything; a quarter of an hour on two cores
     python -m bench --only decode aura    some of it
+    python -m bench --only serving        whole servers, which are in nothing else; a quarter of an hour more
     python -m bench --quick               tiny shapes: does it run?
     python -m simulator -m bench --device mps --quick    the same on the simulated device, whose times mean nothing
 
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bench import aura, gdn, metal, modules, overhead, plots, results
+from bench import aura, gdn, metal, modules, overhead, plots, results, serving, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import QWEN3_NEXT, Layer
@@ -71,10 +72,14 @@ SECTIONS = {
     "prefill": Section("Prefill: from a state over T tokens to the next", "T", gdn.prefill_jobs, gdn.prefill),
     "decode": Section("Decode: one token of B sequences, the state in place", "B", gdn.decode_jobs, gdn.decode),
     "modules": Section("The small ops beside a copy and exponentials", "T", modules.jobs, modules.run),
+    "vllm": Section(
+        "vLLM's kernels for the CPU, as an engine calls them", "T or B", vllm_kernels.jobs, vllm_kernels.run
+    ),
     "aura": Section("AURA: one token's attention to a cache of T tokens", "T", aura.jobs, aura.run),
     "overhead": Section("Host overhead of tiny shapes", "T", overhead.jobs, overhead.run),
     "scaling": Section("From one core to all", "size", scaling_jobs, scaling),
     "sweep": Section("Every length and number of heads, beside the fallback", "T", gdn.sweep_jobs, sweep),
+    "serving": Section("Servers: requests of clients that each wait for their answer", "", serving.jobs, serving.run),
     "metal": Section("The Metal kernels as the simulated device counts them", "T", metal.jobs, metal.run),
 }
 
@@ -83,7 +88,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to run")
+    usual = [name for name in SECTIONS if name != "serving"]
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=usual, help="sections to run; default: all but serving"
+    )
     parser.add_argument("--device", choices=("cpu", "mps"), help="default: mps where there is one, else cpu")
     parser.add_argument("--threads", type=int, help="of the CPU; default: PyTorch's")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contender and size; default: %(default)s")
@@ -140,6 +148,8 @@ def report(rows: list[Row], rates: dict[str, float]) -> str:
                 "\nA model, no measurement:\n",
                 metal.model_table(found),
             ]
+        elif found and name == "serving":
+            parts += [f"\n## {section.title}\n", *serving.tables(found)]
         elif found:
             tables = [results.table(found, section.size_name), "", results.summary(found, section.size_name)]
             parts += [f"\n## {section.title}\n", *tables]
@@ -165,6 +175,7 @@ def main() -> None:
         options.plots.mkdir(parents=True, exist_ok=True)
         plots.prefill_times(rows, options.plots / "prefill.png")
         plots.roofline(rows, rates, options.plots / "roofline.png")
+        plots.serving(rows, options.plots / "serving.png")
         plots.metal_bytes(rows, options.plots / "metal_bytes.png")
 
 

@@ -1,6 +1,6 @@
 """What AURA's schemes cost in accuracy and save in memory: a table and a plot.
 
-    python -m bench.aura_quality [--plot docs/aura_quality.png]
+    python -m bench.aura_quality [--plot bench/aura_quality.png]
 
 Accuracy: attention of random queries to random keys and values (D = 128, T = 4,096, normal), the queries scaled so that
 the scores have a standard deviation, the spread, of 1 to 8: from a mean over many keys to a choice of few. The error is
@@ -12,6 +12,8 @@ the relative error of its logits, and bits per byte.
 
 Memory: bytes per token of a cache that was made, beside float16, and a layer of Qwen3-Next (2 KV heads, D = 256) filled
 with 32,768 tokens.
+
+Beside other formats: bench.aura_beside, with a plot of its own, aura_formats.png in the same folder.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bench import aura_beside
 from examples.pycode import corpus
 from torch_gdn.aura import KVCache, Scheme
 
@@ -164,15 +167,22 @@ def plot(found: dict[tuple[str, str], list[float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="AURA: accuracy and memory by scheme, as a table and a plot")
+    parser = argparse.ArgumentParser(
+        description="AURA: accuracy and memory by scheme and beside other formats, as tables and plots"
+    )
     parser.add_argument(
         "--plot", type=Path, default=PLOT, help=f"where the plot goes (default: {PLOT.name} beside this)"
     )
     arguments = parser.parse_args()
     found = errors(Sizes())
-    print(error_table(found), memory_table(), model_table(held_back_pieces(8, 1024)), sep="\n\n")
+    pieces = held_back_pieces(8, 1024)
+    print(error_table(found), memory_table(), model_table(pieces), sep="\n\n")
+    beside = aura_beside.compare_all(aura_beside.sources(pieces[:, :-1]))
+    print("", aura_beside.table(beside), aura_beside.norms_table(beside), sep="\n\n")
+    formats_plot = arguments.plot.with_name("aura_formats.png")
     plot(found, arguments.plot)
-    print(f"\nThe plot: {arguments.plot}")
+    aura_beside.plot(beside, formats_plot)
+    print(f"\nThe plots: {arguments.plot}, {formats_plot}")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,36 @@ def roofline(rows: Sequence[Row], rates: dict[str, float], path: Path) -> None:
     save(figure, "prefill and decode under the ceilings of the machine", path)
 
 
+SERVERS = {  # by contender of the serving section
+    "vLLM, torch_gdn": ("C0", "o-"),
+    "vLLM": ("C0", "o:"),
+    "transformers, torch_gdn": ("C1", "s-"),
+    "transformers": ("C1", "s:"),
+}
+
+
+def serving(rows: Sequence[Row], path: Path) -> None:
+    """Over clients: requests a second, time to the first token and between tokens (medians; the 95 % point above)."""
+    found = timed(rows, "serving")
+    if not found:
+        return
+    figure, (throughput, first, between) = plt.subplots(1, 3, figsize=(14, 4))
+    for name, (colour, style) in SERVERS.items():
+        of_name = sorted((row for row in found if row.contender == name), key=lambda row: row.size)
+        clients = [row.size for row in of_name]
+        throughput.plot(clients, [1 / row.seconds for row in of_name if row.seconds], style, color=colour, label=name)
+        for axis, what in ((first, "first token"), (between, "between tokens")):
+            median = [1e3 * row.latencies[what] for row in of_name]
+            above = [1e3 * (row.latencies[f"{what}, p95"] - row.latencies[what]) for row in of_name]
+            axis.errorbar(clients, median, [[0] * len(above), above], fmt=style, color=colour, capsize=3, label=name)
+    for axis, title in ((throughput, "requests a second"), (first, "to the first token, ms"), (between, "between, ms")):
+        axis.set(title=title, xlabel="clients", yscale="log")
+        axis.set_xscale("log", base=2)
+        axis.grid(alpha=0.3)
+    throughput.legend(fontsize=8)
+    save(figure, f"{found[0].case}, bfloat16, {found[0].threads} threads; bars reach the 95 % point", path)
+
+
 def metal_bytes(rows: Sequence[Row], path: Path) -> None:
     """Device bytes of each workload on Metal, distinct and issued, over those that have to be moved."""
     found = [row for row in rows if row.counts]

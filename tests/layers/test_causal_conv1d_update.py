@@ -98,10 +98,15 @@ def test_packed_prefill(device: torch.device, tokens: int) -> None:
     )
 
 
-def test_transposed_slots(device: torch.device) -> None:
-    """vLLM's [slots, S, D], transposed."""
-    pool = torch.randn(3, 3, D).transpose(1, 2)
-    check(device, torch.randn(2, 1, D), torch.randn(D, 4), pool, state_indices=torch.tensor([2, 1]))
+@pytest.mark.parametrize("S", [3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_transposed_slots(device: torch.device, S: int, dtype: torch.dtype) -> None:
+    """vLLM's [slots, S, D], transposed; the last sequence starts anew."""
+    channels = 40  # whole vectors and a part of one
+    pool = torch.randn(4, S, channels).to(dtype).transpose(1, 2)
+    x, weight = torch.randn(3, 1, channels).to(dtype), torch.randn(channels, 4).to(dtype)
+    flags = torch.tensor([True, True, False])
+    check(device, x, weight, pool, state_indices=torch.tensor([2, 1, 3]), has_initial_state=flags)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

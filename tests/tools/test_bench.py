@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import contenders, counting, gdn, ggml, modules, overhead, results
+from bench import contenders, counting, gdn, ggml, modules, overhead, results, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.contenders import Prepared, Unavailable
 from bench.results import OURS, Row
@@ -119,6 +119,53 @@ def test_ggml_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ggml.load()
 
 
+SERVED = {
+    "prefill": (vllm_kernels.PREFILL, vllm_kernels.case_of(Layer("served", 2, 4, 64, 64), 70, 2)),
+    "decode": (vllm_kernels.DECODE, vllm_kernels.case_of(Layer("served", 2, 4, 64, 64), 1, 3)),
+}
+
+
+@pytest.mark.parametrize("what", SERVED)
+@pytest.mark.parametrize("name", vllm_kernels.PREFILL)
+def test_each_side_of_vllms_section_gives_the_exact_answer(what: str, name: str) -> None:
+    """From raw gates and in pools, several sequences in one row; each call starts from the same states."""
+    prepares, case = SERVED[what]
+    try:
+        output = prepares[name](case, CPU).output
+    except Unavailable as reason:
+        pytest.skip(f"{name}: {reason}")
+    (exact_o, exact_state), _ = case.exact(), output()
+    o, state = output()
+    for x, exact in ((o, exact_o), (state.transpose(-1, -2) if name == OURS else state, exact_state)):
+        assert (x.double() - exact).norm() <= 1e-2 * exact.norm()
+
+
+def test_gates_of_vllms_section_are_those_of_the_projections() -> None:
+    case = SERVED["decode"][1]
+    a, b = (x.double() for x in case.raw_gates)
+    assert (case.g[0].double() + (1 + a.exp()).log()).abs().max() <= 1e-6
+    assert (case.beta[0].double() - 1 / (1 + (-b).exp())).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["ours", "vllm"])
+def test_each_convolution_of_vllms_section_gives_the_exact_answer(name: str) -> None:
+    case = vllm_kernels.Convolution(96, 3)
+    try:
+        y = getattr(case, name)()()
+    except Unavailable as reason:
+        pytest.skip(f"{name}: {reason}")
+    assert (y.double() - case.exact()).norm() <= 5e-3 * case.exact().norm()
+
+
+def test_vllm_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(vllm_kernels, "ops", vllm_kernels.ops.__wrapped__)
+    monkeypatch.setenv(vllm_kernels.FOLDER, str(tmp_path))
+    for what in ("decode", "convolution"):
+        ours, theirs = vllm_kernels.run(what, 1, Ceilings(CPU), 1e-3, SMALL)
+        assert ours.seconds is not None and theirs.seconds is None
+        assert theirs.note.startswith("not run: no _C") and str(tmp_path) in theirs.note
+
+
 def test_the_table_holds_ratios_to_ours() -> None:
     rows = [
         Row("prefill", "layer", "float32", 64, OURS, 1, seconds=2.0),
@@ -137,13 +184,13 @@ def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:
 
 
 def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench", "--quick", "--only", "decode", "modules", "aura", "overhead"]
+    command = [sys.executable, "-m", "bench", "--quick", "--only", "decode", "modules", "aura", "overhead", "vllm"]
     files = ["--json", str(tmp_path / "bench.json"), "--plots", str(tmp_path)]
     finished = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600)
     assert "Host overhead" in finished.stdout
     content = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     ours = [row for row in content["rows"] if row["contender"] == OURS]
-    assert {row["section"] for row in ours} == {"decode", "modules", "aura", "overhead"}
+    assert {row["section"] for row in ours} == {"decode", "modules", "aura", "overhead", "vllm"}
     assert all(row["seconds"] > 0 for row in ours)
     assert content["system"]["ceilings"]["products float32"] > 0
     assert (tmp_path / "roofline.png").stat().st_size > 10_000

@@ -13,8 +13,10 @@ namespace {
 
 using cpu::kChannels, cpu::kLargestW, cpu::kTransposedChannels, cpu::kTransposedTokens;
 
-constexpr int64_t kTokens = 4;      // at a time: as many streams in and out of memory
-constexpr int64_t kFewColumns = 8;  // of a state that is moved as a whole
+constexpr int64_t kTokens = 4;  // at a time: as many streams in and out of memory
+constexpr int64_t kTokenGrain = 32768,
+                  kStepGrain = 4096;  // elements that are worth a thread, a step's with their states
+constexpr int64_t kFewColumns = 8;    // of a state that is moved as a whole
 
 // What a work item, some channels of one sequence, keeps in f32.
 struct Scratch {
@@ -74,9 +76,10 @@ class Columns {
   }
 
   // Whether a row is a dense [D, columns] of this dtype.
-  bool is_dense_of(at::ScalarType dtype, int64_t columns) const {
-    return dtype_ == dtype && columns_ == columns && (columns == 1 || column_ == 1) && channel_ == columns;
-  }
+  bool is_dense_of(at::ScalarType dtype) const { return dtype_ == dtype && is_dense(); }
+  // Whether each of its columns is dense.
+  bool has_dense_channels_of(at::ScalarType dtype) const { return dtype_ == dtype && channel_ == 1 && !is_dense(); }
+  int64_t column_stride() const { return column_; }
 
  private:
   bool is_dense() const { return column_ == 1 && channel_ == columns_ && columns_ >= 2 && columns_ <= kLargestW; }
@@ -238,30 +241,35 @@ struct Call {
     }
   }
 
-  // Whether one token and its states go through registers alone: all of one dtype, and dense.
+  // Whether one token and its states go through registers alone: all of one dtype, the states in one dense order.
   bool has_step_kernel() const {
     const auto dtype = x.scalar_type();
-    return op.W == 4 && (op.S == 3 || op.S == 4) && !is_channel_first() && !segments.numbers.defined() &&
-           weight.is_dense_of(dtype, 4) && (!bias || bias->is_dense_of(dtype, 1)) &&
-           (!state || state->is_dense_of(dtype, op.S)) && new_state && new_state->is_dense_of(dtype, op.S);
+    const auto both = [&](auto has) { return has(*new_state) && (!state || has(*state)); };
+    return op.W == 4 && (op.S == 3 || op.S == 4) && !is_channel_first() && !segments.numbers.defined() && new_state &&
+           (both([&](const Columns& x) { return x.is_dense_of(dtype); }) ||
+            (both([&](const Columns& x) { return x.has_dense_channels_of(dtype); }) &&
+             (!state || state->column_stride() == new_state->column_stride())));
   }
 
-  void step(const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel, int64_t count) const {
+  void step(const Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t channel,
+            int64_t count) const {
+    const auto dtype = x.scalar_type();
     const cpu::ConvolutionStep step{.x = in.at(sequence.batch, sequence.first, channel),
-                                    .weight = weight.at(0, channel),
-                                    .bias = bias ? bias->at(0, channel) : nullptr,
+                                    .weight = scratch.weight,
+                                    .bias = scratch.bias,
                                     .before = state && slot.has_state ? state->at(slot.index, channel) : nullptr,
                                     .after = new_state->at(slot.index, channel),
                                     .y = out.at(sequence.batch, sequence.first, channel),
+                                    .column_stride = new_state->column_stride(),
                                     .channels = count};
-    cpu::convolution_kernels().convolve_step(x.scalar_type(), op.S, op.has_silu())(step);
+    const bool dense_channels = new_state->has_dense_channels_of(dtype);
+    cpu::convolution_kernels().convolve_step(dtype, op.S, op.has_silu(), dense_channels)(step);
   }
 
-  // Channels channel .. channel + count of sequence n.
+  // Channels channel .. channel + count of sequence n, whose filter is loaded.
   void run(Scratch& scratch, const cpu::Sequence& sequence, int64_t n, int64_t channel, int64_t count) const {
     const auto& slot = slots[n];
     const bool has_state = state.has_value() && slot.has_state;
-    load_filter(scratch, channel, count);
     load_before(scratch, slot, has_state, history_end(n), channel, count);
     if (segments.numbers.defined()) {
       convolve_segments(scratch, sequence, channel, count);
@@ -330,17 +338,19 @@ struct Call {
     const auto sequences = cpu::sequences_of(op.shape, op.cu_seqlens);
     const int64_t channels = is_channel_first() ? kTransposedChannels : kChannels, groups = ceil_div(op.D, channels);
     const int64_t tokens = ceil_div(B * T, std::max<int64_t>(1, N));
-    const int64_t at_least = 32768 / (channels * std::max<int64_t>(1, tokens)) + 1;
     const bool has_steps = has_step_kernel();
+    const int64_t grain = has_steps && tokens <= 1 ? kStepGrain : kTokenGrain;
+    const int64_t at_least = grain / (channels * std::max<int64_t>(1, tokens)) + 1;
     at::parallel_for(0, N * groups, at_least, [&](int64_t begin, int64_t end) {
       const auto scratch = std::make_unique_for_overwrite<Scratch>();
       for (int64_t item = begin; item < end; ++item) {
-        const int64_t n = item / groups, channel = item % groups * channels;
+        const int64_t n = item % N, channel = item / N * channels;
         const int64_t count = std::min(channels, op.D - channel);
+        if (item == begin || n == 0) load_filter(*scratch, channel, count);
         if (slots[n].index < 0) {
           write_zeros(sequences[n], channel, count);
         } else if (has_steps && accepted.empty() && sequences[n].length == 1 && checkpoints[n].tokens == 0) {
-          step(sequences[n], slots[n], channel, count);
+          step(*scratch, sequences[n], slots[n], channel, count);
         } else {
           run(*scratch, sequences[n], n, channel, count);
         }

@@ -74,42 +74,85 @@ TORCH_GDN_INLINE void store_columns(Element* to, int64_t count, Floats (&columns
   }
 }
 
+template <int W, int S, bool kSilu>
+TORCH_GDN_INLINE Floats step_output(const ConvolutionStep& step, int64_t channel, Floats x, const Floats (&state)[S]) {
+  Floats sum = load(step.bias + channel);
+#pragma GCC unroll 4
+  for (int tap = 0; tap + 1 < W; ++tap) {
+    sum += load(step.weight + tap * kChannels + channel) * state[S - (W - 1) + tap];
+  }
+  sum += load(step.weight + (W - 1) * kChannels + channel) * x;
+  if constexpr (kSilu) sum = sum / (1.0f + exponential(-sum));
+  return sum;
+}
+
+// The columns of a channel are neighbours.
 template <typename Element, int W, int S, bool kSilu>
 TORCH_GDN_INLINE void step_lanes(const ConvolutionStep& step, int64_t channel, int64_t count) {
-  Floats weight[W], state[S] = {};
-  load_columns(static_cast<const Element*>(step.weight) + channel * W, count, weight);
+  Floats state[S] = {};
   if (step.before != nullptr) load_columns(static_cast<const Element*>(step.before) + channel * S, count, state);
   const Floats x = load(static_cast<const Element*>(step.x) + channel, count);
-  Floats sum = step.bias == nullptr ? Floats{} : load(static_cast<const Element*>(step.bias) + channel, count);
-#pragma GCC unroll 4
-  for (int tap = 0; tap + 1 < W; ++tap) sum += weight[tap] * state[S - (W - 1) + tap];
-  sum += weight[W - 1] * x;
-  if constexpr (kSilu) sum = sum / (1.0f + exponential(-sum));
-  store(static_cast<Element*>(step.y) + channel, sum, count);
+  store(static_cast<Element*>(step.y) + channel, step_output<W, S, kSilu>(step, channel, x, state), count);
 #pragma GCC unroll 4
   for (int column = 0; column + 1 < S; ++column) state[column] = state[column + 1];
   state[S - 1] = x;
   store_columns(static_cast<Element*>(step.after) + channel * S, count, state);
 }
 
+// The channels of a column are neighbours: elements move as they are.
 template <typename Element, int W, int S, bool kSilu>
-void convolve_step(const ConvolutionStep& step) {
-  int64_t channel = 0;
-  for (; channel + kLanes <= step.channels; channel += kLanes) {
-    step_lanes<Element, W, S, kSilu>(step, channel, kLanes);
+TORCH_GDN_INLINE void step_dense_lanes(const ConvolutionStep& step, int64_t channel, int64_t count) {
+  using Lanes = typename Memory<Element>::Lanes;
+  Lanes elements[S + 1] = {};
+  const auto size = count * sizeof(Element);
+  const auto* before = static_cast<const Element*>(step.before) + channel;
+  if (step.before != nullptr) {
+#pragma GCC unroll 4
+    for (int column = 0; column < S; ++column) {
+      __builtin_memcpy(&elements[column], before + column * step.column_stride, size);
+    }
   }
-  if (channel < step.channels) step_lanes<Element, W, S, kSilu>(step, channel, step.channels - channel);
+  __builtin_memcpy(&elements[S], static_cast<const Element*>(step.x) + channel, size);
+  Floats state[S];
+#pragma GCC unroll 4
+  for (int column = 0; column < S; ++column) state[column] = Memory<Element>::upcast(elements[column]);
+  const Floats x = Memory<Element>::upcast(elements[S]);
+  store(static_cast<Element*>(step.y) + channel, step_output<W, S, kSilu>(step, channel, x, state), count);
+  auto* after = static_cast<Element*>(step.after) + channel;
+#pragma GCC unroll 4
+  for (int column = 0; column < S; ++column) {
+    __builtin_memcpy(after + column * step.column_stride, &elements[column + 1], size);
+  }
+}
+
+template <typename Element, int W, int S, bool kSilu, bool kDenseChannels>
+void convolve_step(const ConvolutionStep& step) {
+  for_each_vector(step.channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
+    if constexpr (kDenseChannels) {
+      step_dense_lanes<Element, W, S, kSilu>(step, channel, count);
+    } else {
+      step_lanes<Element, W, S, kSilu>(step, channel, count);
+    }
+  });
+}
+
+template <typename Element, int S, bool kDenseChannels>
+ConvolveStep convolve_step_of(bool silu) {
+  return silu ? &convolve_step<Element, 4, S, true, kDenseChannels>
+              : &convolve_step<Element, 4, S, false, kDenseChannels>;
 }
 
 template <typename Element>
-ConvolveStep convolve_step_of(int64_t S, bool silu) {
-  if (S == 4) return silu ? &convolve_step<Element, 4, 4, true> : &convolve_step<Element, 4, 4, false>;
-  return silu ? &convolve_step<Element, 4, 3, true> : &convolve_step<Element, 4, 3, false>;
+ConvolveStep convolve_step_of(int64_t S, bool silu, bool dense_channels) {
+  if (dense_channels)
+    return S == 4 ? convolve_step_of<Element, 4, true>(silu) : convolve_step_of<Element, 3, true>(silu);
+  return S == 4 ? convolve_step_of<Element, 4, false>(silu) : convolve_step_of<Element, 3, false>(silu);
 }
 
-ConvolveStep convolve_step_of(at::ScalarType dtype, int64_t S, bool silu) {
-  if (dtype == at::kFloat) return convolve_step_of<float>(S, silu);
-  return dtype == at::kHalf ? convolve_step_of<c10::Half>(S, silu) : convolve_step_of<c10::BFloat16>(S, silu);
+ConvolveStep convolve_step_of(at::ScalarType dtype, int64_t S, bool silu, bool dense_channels) {
+  if (dtype == at::kFloat) return convolve_step_of<float>(S, silu, dense_channels);
+  if (dtype == at::kHalf) return convolve_step_of<c10::Half>(S, silu, dense_channels);
+  return convolve_step_of<c10::BFloat16>(S, silu, dense_channels);
 }
 
 // Squares of kLanes channels and tokens are transposed in registers.

@@ -23,11 +23,13 @@ struct ConvolutionRows {
 };
 using Convolve = void (*)(const ConvolutionRows&);
 
-// One token of some channels, all tensors dense and of one dtype, W = 4. The state moves on by one column in registers.
+// One token of some channels; x, states and y of one dtype, W = 4. The state moves on by one column in registers.
 struct ConvolutionStep {
-  const void *x, *weight, *bias;  // [channels], [channels, 4], [channels] or nullptr
-  const void* before;             // [channels, S], or nullptr: zeros
-  void *after, *y;                // `after` may be `before`
+  const void* x;
+  const float *weight, *bias;  // [W, kChannels], [kChannels]
+  const void* before;          // [channels, S], or nullptr: zeros
+  void *after, *y;             // `after` may be `before`
+  int64_t column_stride;       // of the states: elements from column to column of dense channels, or 1: the reverse
   int64_t channels;
 };
 using ConvolveStep = void (*)(const ConvolutionStep&);
@@ -50,8 +52,8 @@ using NormaliseRows = void (*)(const NormRows&);
 struct ConvolutionKernels {
   // From rows of x, or of floats, to rows of x's dtype.
   Convolve (*convolve)(at::ScalarType dtype, bool from_f32, int64_t W, bool silu);
-  // S is 3 or 4.
-  ConvolveStep (*convolve_step)(at::ScalarType dtype, int64_t S, bool silu);
+  // S is 3 or 4. dense_channels: of each column of the states.
+  ConvolveStep (*convolve_step)(at::ScalarType dtype, int64_t S, bool silu, bool dense_channels);
   ReadTransposed (*read_transposed)(at::ScalarType dtype);
   // A dense [channels, S], S from 2 to 4, as S rows of kChannels floats, and back.
   void (*read_columns)(const void* in, at::ScalarType dtype, int64_t channels, int64_t S, float* out);

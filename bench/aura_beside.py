@@ -1,0 +1,194 @@
+"""AURA beside the formats that other systems keep keys and values in (bench.cache_formats), by bits a value.
+
+Each codes the same keys and values; attention to what comes back, in float64, is compared with attention to what went
+in: ||o - exact|| / ||exact||, and the same of the keys and of the values themselves. Three sources, D = 128:
+
+    normal      random keys and values, scores with a standard deviation of 1
+    outliers    the same, but four channels of the keys are ten times as large and have a mean, as models' keys do
+    model       what the attention layer of examples/pycode computes on modules that it never saw
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from tqdm import tqdm
+
+import torch_gdn
+from bench.cache_formats import FORMATS, Stored
+from examples.pycode import corpus
+from torch_gdn.aura import KVCache, codebooks
+
+SCHEMES = ("8v8", "8v4", "4v4", "4v3", "4v2", "3v3", "3v2", "2v2")
+SIGNS = {"keys": 0, "values": 1}  # seeds, as KVCache's
+OUTLIERS = {3: 10.0, 40: -10.0, 77: 10.0, 100: -10.0}  # channel -> factor, and its mean
+FAMILIES = ("AURA", "AURA, norms in float16", "as they are", "after AURA's rotation")
+
+
+class Source(NamedTuple):
+    """Queries [B, HQ, L, D] of the last L positions, keys and values [B, HK, T, D], float32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    def attention(self, k: Tensor, v: Tensor) -> Tensor:
+        queries, keys = self.q.shape[2], k.shape[2]
+        seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        q, k, v = self.q.double(), k.double(), v.double()
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+
+class Result(NamedTuple):
+    name: str
+    family: str
+    bits: float  # of a value, the mean of keys and values
+    errors: tuple[float, float, float]  # of keys, values and attention's output
+
+
+def normal(outliers: bool, tokens: int = 4096, heads: int = 4, queries: int = 16, D: int = 128) -> Source:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, count, D) for count in (queries, tokens, tokens))
+    if outliers:
+        for channel, factor in OUTLIERS.items():
+            k[..., channel] = factor * (1 + k[..., channel])
+            q[..., channel] /= abs(factor)
+    return Source(q, k, v)
+
+
+@torch.no_grad()
+def of_the_model(pieces: Tensor) -> Source:
+    """What its layer of attention is given, of these tokens [count, length]."""
+    from transformers import AttentionInterface, Qwen3NextForCausalLM
+
+    found: list[Source] = []
+    attend = AttentionInterface()["sdpa"]
+
+    def watched(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Any:
+        found.append(Source(q, k, v))
+        return attend(module, q, k, v, *args, **options)
+
+    AttentionInterface.register("watched", watched)
+    model = Qwen3NextForCausalLM.from_pretrained(Path(corpus.__file__).parent, dtype=torch.float32).eval()
+    model.set_attn_implementation("watched")
+    model(input_ids=pieces)
+    (source,) = found
+    return source
+
+
+def of_aura(source: Source, scheme: str, half_norms: bool = False) -> tuple[Tensor, Tensor, float]:
+    """Keys and values as a cache gives them back, and bits a value. half_norms: as if norms were kept in float16."""
+    B, heads, tokens, D = source.k.shape
+    cache = KVCache(scheme, B, heads, D, tokens, dtype=torch.float32)
+    cache.append(source.k, source.v)
+    bytes_used = cache.bytes_used
+    if half_norms:
+        for coded in (cache.keys, cache.values):
+            coded.norms.copy_(coded.norms.half())
+            bytes_used -= coded.norms.nbytes // 2
+    k, v = cache.decoded()
+    return k, v, 8 * bytes_used / (k.numel() + v.numel())
+
+
+def of_format(source: Source, name: str, rotated: bool) -> tuple[Tensor, Tensor, float]:
+    stored = [
+        through(FORMATS[name], x, SIGNS[what] if rotated else None) for what, x in zip(SIGNS, source[1:], strict=True)
+    ]
+    k, v = stored
+    return k.decoded, v.decoded, (k.bits + v.bits) / 2
+
+
+def through(form: Callable[[Tensor], Stored], x: Tensor, seed: int | None) -> Stored:
+    """x coded and decoded; with a seed, rotated before by those signs and back afterwards."""
+    if seed is None:
+        return form(x)
+    signs = codebooks.aura_signs(x.shape[-1], seed)
+    stored = form(torch_gdn.aura_rotate(x, signs))
+    return stored._replace(decoded=torch_gdn.aura_rotate(stored.decoded, signs, inverse=True))
+
+
+def relative_error(x: Tensor, exact: Tensor) -> float:
+    return ((x.double() - exact).norm() / exact.norm()).item()
+
+
+def compare(source: Source) -> list[Result]:
+    """Every scheme and every format of one source."""
+    exact = source.attention(source.k, source.v)
+
+    def result(name: str, family: str, k: Tensor, v: Tensor, bits: float) -> Result:
+        pairs = ((k, source.k.double()), (v, source.v.double()), (source.attention(k, v), exact))
+        of_k, of_v, of_o = (relative_error(x, right) for x, right in pairs)
+        return Result(name, family, bits, (of_k, of_v, of_o))
+
+    found = []
+    for scheme in SCHEMES:
+        for family, half_norms in zip(FAMILIES[:2], (False, True), strict=True):
+            found.append(result(f"AURA {scheme}", family, *of_aura(source, scheme, half_norms)))
+    for name in FORMATS:
+        for family, rotated in zip(FAMILIES[2:], (False, True), strict=True):
+            found.append(result(name, family, *of_format(source, name, rotated)))
+    return found
+
+
+def sources(pieces: Tensor) -> dict[str, Source]:
+    return {"normal": normal(outliers=False), "outliers": normal(outliers=True), "model": of_the_model(pieces)}
+
+
+def compare_all(by_name: dict[str, Source]) -> dict[str, list[Result]]:
+    return {name: compare(source) for name, source in tqdm(by_name.items(), desc="other formats", unit="source")}
+
+
+def table(found: dict[str, list[Result]]) -> str:
+    """A row for each way to store, by bits; AURA's with float16 norms are in `norms_table`."""
+    columns = [f"{name}: {what}" for name in found for what in ("keys", "values", "attention")]
+    rows = ["| | bits a value | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
+    for results in sorted(zip(*found.values(), strict=True), key=lambda of: -of[0].bits):
+        first = results[0]
+        if first.family != FAMILIES[1]:
+            name = first.name + (", rotated" if first.family == FAMILIES[3] else "")
+            errors = " | ".join(f"{error:.3g}" for result in results for error in result.errors)
+            rows.append(f"| {name} | {first.bits:.2f} | {errors} |")
+    return "\n".join(rows)
+
+
+def norms_table(found: dict[str, list[Result]]) -> str:
+    """What it would save to keep AURA's norms in float16, and what attention's error would be."""
+    rows = ["| scheme | bits a value | with float16 norms | " + " | ".join(f"{name}: error" for name in found) + " |"]
+    rows += ["|---|---|---|" + "---|" * len(found)]
+    for scheme in SCHEMES:
+        pairs = [[r for r in results if r.name == f"AURA {scheme}"] for results in found.values()]
+        errors = " | ".join(f"{now.errors[2]:.5f}, {then.errors[2]:.5f}" for now, then in pairs)
+        now, then = pairs[0]
+        rows.append(f"| {scheme} | {now.bits:.3f} | {then.bits:.3f} | {errors} |")
+    return "\n".join(rows)
+
+
+def plot(found: dict[str, list[Result]], path: Path) -> None:
+    """Attention's error over bits a value, a panel for each source, a marker for each family."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(found), figsize=(5 * len(found), 4.2), sharey=True, layout="constrained")
+    markers = {FAMILIES[0]: ("o-", "C0"), FAMILIES[2]: ("s", "C1"), FAMILIES[3]: ("^", "C2")}
+    for axes, (name, results) in zip(panels, found.items(), strict=True):
+        for family, (marker, colour) in markers.items():
+            points = sorted((r.bits, r.errors[2], r.name) for r in results if r.family == family)
+            bits, errors, _ = zip(*points, strict=True)
+            axes.plot(bits, errors, marker, color=colour, label=family, markersize=5, linewidth=0.8)
+            for at, error, label in points if family != FAMILIES[3] else ():
+                text = label.removeprefix("AURA ")
+                offset = (-4, -11) if family == FAMILIES[0] else (4, 12 if "4 bits" in text else 3)
+                axes.annotate(text, (at, error), xytext=offset, textcoords="offset points", fontsize=7, color=colour)
+        axes.set(title=name, xlabel="bits a value, with scales", yscale="log")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("relative error of attention's output")
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
