@@ -5,6 +5,7 @@
 A round is {"prompts": [tokens, ...], "tokens": how many to generate}, and may have
     "accept": [n, ...]   drafts are made of "continuations", right up to the n-th; of a request the next n each step
     "adapters": [folder or null, ...]   the LoRA adapter of each prompt
+    "images": [pixels or null, ...]     of each prompt, which is a text then
     "abort": [i, ...]    these prompts are aborted after "abort_after" steps of the engine
     "sampling": {...}    arguments of vllm.SamplingParams, over those of greedy sampling; a list has one for each prompt
 """
@@ -48,7 +49,7 @@ def run_round(llm: Any, each: dict[str, Any]) -> dict[str, Any]:
     sampling: Any = (
         sampling_params(each, given) if isinstance(given, dict) else [sampling_params(each, x) for x in given]
     )
-    prompts = [{"prompt_token_ids": tokens} for tokens in each["prompts"]]
+    prompts = with_images(each) if "images" in each else [{"prompt_token_ids": tokens} for tokens in each["prompts"]]
     if "abort" in each:
         return run_with_aborts(llm, each, prompts, sampling)
     outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=adapters(each))
@@ -66,6 +67,16 @@ def sampling_params(each: dict[str, Any], given: dict[str, Any]) -> Any:
     if "structured_outputs" in given:
         given = {**given, "structured_outputs": StructuredOutputsParams(**given["structured_outputs"])}
     return SamplingParams(**{**greedy, **given})
+
+
+def with_images(each: dict[str, Any]) -> list[Any]:
+    import numpy as np
+    from PIL import Image
+
+    def data(pixels: Any) -> dict[str, Any]:
+        return {"multi_modal_data": {"image": Image.fromarray(np.array(pixels, dtype=np.uint8))}} if pixels else {}
+
+    return [{"prompt": text, **data(pixels)} for text, pixels in zip(each["prompts"], each["images"], strict=True)]
 
 
 def adapters(each: dict[str, Any]) -> Any:
