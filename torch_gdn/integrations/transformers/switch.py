@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from torch_gdn.integrations.transformers import dispatch
 from torch_gdn.integrations.transformers.patches import MODELS, Patch, modeling_module, patches_of
 
-applied: dict[str, list[Patch]] = {}  # by model; empty while disabled
+applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
+CONTINUOUS_BATCHING = "continuous batching"
+SERVED_VERSION = "5.23"  # whose generation loop the patches of continuous batching know
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Status:
 
     enabled: bool
     transformers: str  # its version
-    replaced: dict[str, tuple[str, ...]]  # by model: the names that are torch_gdn's
+    replaced: dict[str, tuple[str, ...]]  # by model or feature: the names that are torch_gdn's
     taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
 
@@ -34,10 +36,15 @@ class Status:
         return "\n".join(lines)
 
 
-def enable() -> Status:
+def enable(*, continuous_batching: bool = False) -> Status:
     """transformers' Gated DeltaNet models call torch_gdn from now on, those already built included.
 
     Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two functions.
+
+    Args:
+        continuous_batching: `generate_batch` and `transformers serve` take these models too, their states in a pool.
+            For transformers 5.23; with another version there is a warning, and the models are enabled without it.
+            Default: False.
 
     Returns:
         What `status()` returns.
@@ -52,21 +59,43 @@ def enable() -> Status:
         >>> transformers.disable().enabled
         False
     """
-    if applied:
-        return status()
     version = transformers_version()
+    if not applied:
+        enable_models(version)
+    if continuous_batching and CONTINUOUS_BATCHING not in applied:
+        enable_continuous_batching(version)
+    return status()
+
+
+def enable_models(version: str) -> None:
     modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
     found = {model: list(patches_of(module)) for model, module in modules.items()}
     for model, of_model in found.items():
         if not any("gated_delta_rule" in patch.name for patch in of_model):
-            warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=2)
+            warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=3)
     dispatch.reset_counts()
+    apply(found)
+
+
+def enable_continuous_batching(version: str) -> None:
+    if not version.startswith(f"{SERVED_VERSION}."):
+        warnings.warn(
+            f"torch_gdn's continuous batching is for transformers {SERVED_VERSION}, got {version}: left out",
+            stacklevel=3,
+        )
+        return
+    from torch_gdn.integrations.transformers.continuous_batching import serving_patches
+
+    modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
+    apply({CONTINUOUS_BATCHING: list(serving_patches(modules))})
+
+
+def apply(found: dict[str, list[Patch]]) -> None:
     applied.update(found)
     for patch in (patch for of_model in found.values() for patch in of_model):
         patch.apply()
-    return status()
 
 
 def disable() -> Status:
