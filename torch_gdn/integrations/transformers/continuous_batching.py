@@ -8,7 +8,6 @@ request that is being served. The cache admits a request where both have room, a
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from transformers.generation.continuous_batching import cache as paged_cache
 from transformers.generation.continuous_batching import continuous_api, initialization, input_outputs
 from transformers.generation.continuous_batching.utils import get_device_and_memory_breakdown
 
-from torch_gdn.integrations.transformers.patches import MODELS, Patch, classes_named
+from torch_gdn.integrations.transformers.patches import MODELS, Patch, classes_named, rebound
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
 LINEAR = "linear_attention"
@@ -42,11 +41,6 @@ def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     for module in modules.values():
         for layer in classes_named(module, "GatedDeltaNet"):
             yield rebound(layer, "forward", forward_with_states)
-
-
-def rebound(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
-    original = vars(owner)[name]
-    return Patch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
 
 
 def linear_layers(config: Any) -> list[int]:

@@ -82,7 +82,11 @@ def run_rule(
 ) -> tuple[Tensor, Tensor | None]:
     if (states := given.get("layer_states")) is not None:
         norm = given.get("use_qk_l2norm_in_kernel", False)
-        return states.delta_rule(query, key, value, g, beta, use_qk_l2norm_in_kernel=norm), None
+        start: Tensor | None = given.get("initial_state")
+        kept: tuple[Tensor, Tensor | None] = states.delta_rule(
+            query, key, value, g, beta, start, use_qk_l2norm_in_kernel=norm
+        )
+        return kept
     options = {name: given[name] for name in RULE_OPTIONS[op] if name in given}
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, op)
     return rule(query, key, value, g=g, beta=beta, **options)

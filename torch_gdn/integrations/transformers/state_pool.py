@@ -104,7 +104,9 @@ class LayerStates:
             x, weight, self.columns, step.slots, step.resumes, -1, bias, activation, step.boundaries
         )
 
-    def delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Tensor:
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: None, **options: Any
+    ) -> tuple[Tensor, None]:
         """[1, T, heads, size]; decodes are one call, the rest another, and both write one buffer."""
         step = self.pool.current()
         inputs, decodes = (q, k, v, g, beta), step.decodes
@@ -129,7 +131,7 @@ class LayerStates:
                 out=out[:, decodes:],
                 **options,
             )
-        return out
+        return out, None
 
 
 class StatePool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import warnings
 from dataclasses import dataclass
@@ -10,8 +11,11 @@ from torch_gdn.integrations.transformers import dispatch
 from torch_gdn.integrations.transformers.patches import MODELS, Patch, modeling_module, patches_of
 
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
-CONTINUOUS_BATCHING = "continuous batching"
-SERVED_VERSION = "5.23"  # whose generation loop the patches of continuous batching know
+SERVED_VERSION = "5.23"  # whose generation and caches the features below know
+FEATURES = {  # and the function of a module here that yields their patches, imported when one is asked for
+    "continuous batching": ("continuous_batching", "serving_patches"),
+    "rollback": ("rollback", "rollback_patches"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Status:
         return "\n".join(lines)
 
 
-def enable(*, continuous_batching: bool = False) -> Status:
+def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Status:
     """transformers' Gated DeltaNet models call torch_gdn from now on, those already built included.
 
     Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two functions.
@@ -45,6 +49,8 @@ def enable(*, continuous_batching: bool = False) -> Status:
         continuous_batching: `generate_batch` and `transformers serve` take these models too, their states in a pool.
             For transformers 5.23; with another version there is a warning, and the models are enabled without it.
             Default: False.
+        rollback: assisted generation (prompt lookup, a draft model) takes these models too. For transformers 5.23, as
+            above. Default: False.
 
     Returns:
         What `status()` returns.
@@ -62,8 +68,9 @@ def enable(*, continuous_batching: bool = False) -> Status:
     version = transformers_version()
     if not applied:
         enable_models(version)
-    if continuous_batching and CONTINUOUS_BATCHING not in applied:
-        enable_continuous_batching(version)
+    for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
+        if wanted and feature not in applied:
+            enable_feature(feature, version)
     return status()
 
 
@@ -79,17 +86,16 @@ def enable_models(version: str) -> None:
     apply(found)
 
 
-def enable_continuous_batching(version: str) -> None:
+def enable_feature(feature: str, version: str) -> None:
     if not version.startswith(f"{SERVED_VERSION}."):
         warnings.warn(
-            f"torch_gdn's continuous batching is for transformers {SERVED_VERSION}, got {version}: left out",
-            stacklevel=3,
+            f"torch_gdn's {feature} is for transformers {SERVED_VERSION}, got {version}: left out", stacklevel=3
         )
         return
-    from torch_gdn.integrations.transformers.continuous_batching import serving_patches
-
+    name, patches = FEATURES[feature]
+    found = getattr(importlib.import_module(f"torch_gdn.integrations.transformers.{name}"), patches)
     modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
-    apply({CONTINUOUS_BATCHING: list(serving_patches(modules))})
+    apply({feature: list(found(modules))})
 
 
 def apply(found: dict[str, list[Patch]]) -> None:
@@ -104,8 +110,8 @@ def disable() -> Status:
     Returns:
         What `status()` returns; the counts stay until the next `enable()`.
     """
-    for found in applied.values():
-        for patch in found:
+    for found in reversed(applied.values()):  # a feature may wrap what another one put there
+        for patch in reversed(found):
             if not patch.revert():
                 warnings.warn(f"torch_gdn leaves {patch} as it is: it was rebound since", stacklevel=2)
     applied.clear()
