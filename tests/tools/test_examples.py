@@ -132,3 +132,23 @@ def test_the_use_in_the_readme_runs() -> None:
     exec(program, names)
     assert names["o"].shape == (1, 1, 2, 64)
     assert names["state"].shape == (1, 2, 64, 64)
+
+
+def test_chat_reuses_the_conversation(tmp_path: Path) -> None:
+    def chat(typed: str) -> list[str]:
+        command = [sys.executable, "examples/chat.py", "--device", "cpu", "--new-tokens", "8"]
+        process = subprocess.run(
+            [*command, "--file", str(tmp_path / "conversations.safetensors")],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            input=typed,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        assert process.returncode == 0, process.stderr
+        return [line.partition(" prefilled")[0] for line in process.stdout.split("\n") if line.startswith("[")]
+
+    told = ["[0 of 9 tokens reused, 9", "[16 of 21 tokens reused, 5"]
+    assert chat("def f():\nabc\n") == told
+    assert chat("def f():\n") == ["[8 of 9 tokens reused, 1"]  # read from the file

@@ -53,6 +53,8 @@ def dispatcher(function: str, original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original, updated=())
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         reason = reason_of(*args, **kwargs)
+        if reason and "layer_states" in kwargs:  # the original would leave them behind
+            raise ValueError(f"{function} with states in torch_gdn's keeping: {reason}")
         if not torch.compiler.is_compiling():  # a graph that counts would be compiled anew for each count
             count(function, reason)
         return original(*args, **kwargs) if reason else run(*args, **kwargs)

@@ -80,6 +80,13 @@ def rule_reason(
 def run_rule(
     op: str, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
+    if (states := given.get("layer_states")) is not None:
+        norm = given.get("use_qk_l2norm_in_kernel", False)
+        start: Tensor | None = given.get("initial_state")
+        kept: tuple[Tensor, Tensor | None] = states.delta_rule(
+            query, key, value, g, beta, start, use_qk_l2norm_in_kernel=norm
+        )
+        return kept
     options = {name: given[name] for name in RULE_OPTIONS[op] if name in given}
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, op)
     return rule(query, key, value, g=g, beta=beta, **options)
@@ -142,8 +149,11 @@ def run_convolution(
     """[B, D, T], channel-last: q, k and v are then views that the delta rule takes without a copy."""
     columns = hidden_states if x is None else x
     assert columns is not None and weight is not None
-    boundaries = cu_seq_lens_q if seq_idx is None else None
     rows = columns.transpose(1, 2)
+    if (states := others.get("layer_states")) is not None:
+        convolved: Tensor = states.convolve(rows, weight, bias, activation)
+        return convolved.transpose(1, 2)
+    boundaries = cu_seq_lens_q if seq_idx is None else None
     y, _ = torch.ops.gdn.causal_conv1d(rows, weight, bias, None, False, None, activation, boundaries, seq_idx)
     return y.transpose(1, 2)
 

@@ -99,6 +99,12 @@ def patch(owner: Any, name: str, function: str) -> Patch:
     return Patch(owner, name, original, dispatcher(function, original))
 
 
+def rebound(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
+    """`wrap` is given what the name meant, and returns what takes its place."""
+    original = vars(owner)[name]
+    return Patch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
+
+
 def attribute(name: str, function: str) -> property:
     """Shadows the layers' own attribute of that name."""
 

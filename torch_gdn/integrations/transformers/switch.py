@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import warnings
 from dataclasses import dataclass
@@ -9,7 +10,12 @@ from dataclasses import dataclass
 from torch_gdn.integrations.transformers import dispatch
 from torch_gdn.integrations.transformers.patches import MODELS, Patch, modeling_module, patches_of
 
-applied: dict[str, list[Patch]] = {}  # by model; empty while disabled
+applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
+SERVED_VERSION = "5.23"  # whose generation and caches the features below know
+FEATURES = {  # and the function of a module here that yields their patches, imported when one is asked for
+    "continuous batching": ("continuous_batching", "serving_patches"),
+    "rollback": ("rollback", "rollback_patches"),
+}
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,7 @@ class Status:
 
     enabled: bool
     transformers: str  # its version
-    replaced: dict[str, tuple[str, ...]]  # by model: the names that are torch_gdn's
+    replaced: dict[str, tuple[str, ...]]  # by model or feature: the names that are torch_gdn's
     taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
 
@@ -34,10 +40,17 @@ class Status:
         return "\n".join(lines)
 
 
-def enable() -> Status:
+def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Status:
     """transformers' Gated DeltaNet models call torch_gdn from now on, those already built included.
 
     Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two functions.
+
+    Args:
+        continuous_batching: `generate_batch` and `transformers serve` take these models too, their states in a pool.
+            For transformers 5.23; with another version there is a warning, and the models are enabled without it.
+            Default: False.
+        rollback: assisted generation (prompt lookup, a draft model) takes these models too. For transformers 5.23, as
+            above. Default: False.
 
     Returns:
         What `status()` returns.
@@ -52,21 +65,43 @@ def enable() -> Status:
         >>> transformers.disable().enabled
         False
     """
-    if applied:
-        return status()
     version = transformers_version()
+    if not applied:
+        enable_models(version)
+    for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
+        if wanted and feature not in applied:
+            enable_feature(feature, version)
+    return status()
+
+
+def enable_models(version: str) -> None:
     modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
     found = {model: list(patches_of(module)) for model, module in modules.items()}
     for model, of_model in found.items():
         if not any("gated_delta_rule" in patch.name for patch in of_model):
-            warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=2)
+            warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=3)
     dispatch.reset_counts()
+    apply(found)
+
+
+def enable_feature(feature: str, version: str) -> None:
+    if not version.startswith(f"{SERVED_VERSION}."):
+        warnings.warn(
+            f"torch_gdn's {feature} is for transformers {SERVED_VERSION}, got {version}: left out", stacklevel=3
+        )
+        return
+    name, patches = FEATURES[feature]
+    found = getattr(importlib.import_module(f"torch_gdn.integrations.transformers.{name}"), patches)
+    modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
+    apply({feature: list(found(modules))})
+
+
+def apply(found: dict[str, list[Patch]]) -> None:
     applied.update(found)
     for patch in (patch for of_model in found.values() for patch in of_model):
         patch.apply()
-    return status()
 
 
 def disable() -> Status:
@@ -75,8 +110,8 @@ def disable() -> Status:
     Returns:
         What `status()` returns; the counts stay until the next `enable()`.
     """
-    for found in applied.values():
-        for patch in found:
+    for found in reversed(applied.values()):  # a feature may wrap what another one put there
+        for patch in reversed(found):
             if not patch.revert():
                 warnings.warn(f"torch_gdn leaves {patch} as it is: it was rebound since", stacklevel=2)
     applied.clear()

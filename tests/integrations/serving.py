@@ -1,0 +1,74 @@
+"""Requests through transformers' continuous batching, and the same ones by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.integrations.models import random_tokens
+
+NEW_TOKENS = 8
+OPTIONS = {"page_size": 16, "num_blocks": 128, "max_batch_tokens": 64}
+
+
+@dataclass
+class Served:
+    tokens: dict[str, list[int]]  # by request, of those that finished
+    cache: Any  # as it is when all are done
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    return [random_tokens(length, seed=length).tolist() for length in lengths]
+
+
+def alone(model: Any, prompts: Sequence[list[int]], new_tokens: int = NEW_TOKENS) -> list[list[int]]:
+    """What `generate()` gives each prompt by itself."""
+    found = []
+    for prompt in prompts:
+        tokens = model.generate(torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+        found.append(tokens[0, len(prompt) :].tolist())
+    return found
+
+
+def served(
+    model: Any,
+    prompts: Sequence[list[int]],
+    cancelled: Sequence[int] = (),
+    sequences: int = 1,
+    **options: Any,
+) -> Served:
+    """All prompts at once; those whose numbers are in `cancelled` are given up after their first token."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    generation = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
+    generation.num_return_sequences = sequences  # refused above, as several greedy sequences are the same one
+    configuration = ContinuousBatchingConfig(**{**OPTIONS, **options})
+    given_up = {f"request {n}" for n in cancelled}
+    expected = len(prompts) * sequences - len(given_up)
+    found: dict[str, list[int]] = {}
+    with model.continuous_batching_context_manager(generation, continuous_batching_config=configuration) as manager:
+        cache = manager.batch_processor.cache
+        for number, prompt in enumerate(prompts):
+            manager.add_request(prompt, f"request {number}", streaming=number in cancelled)
+        while len(found) < expected or given_up:
+            result = manager.get_result(timeout=1)
+            if result is None:
+                assert manager.is_running(), "the generation loop ended"
+                continue
+            assert result.error is None, result.error
+            if result.request_id in given_up:
+                manager.cancel_request(result.request_id)
+                given_up.remove(result.request_id)
+            elif result.is_finished():
+                found[result.request_id] = result.generated_tokens
+    return Served(found, cache)
+
+
+def assert_nothing_is_held(cache: Any) -> None:
+    assert sorted(cache.states.free) == list(range(cache.states.slots))
+    assert cache.states.slot_of == {}
+    assert all(allocator.block_table == {} for allocator in cache.cache_allocators.values())

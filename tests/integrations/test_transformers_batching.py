@@ -1,0 +1,272 @@
+"""Continuous batching of hybrid models: the tokens are those of `generate()`, and every slot is given back."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.devices import kernels_run, ready
+from tests.integrations import models
+from tests.integrations.models import KINDS, random_model
+from tests.integrations.serving import alone, assert_nothing_is_held, prompts_of, served
+from torch_gdn.integrations import transformers
+from torch_gdn.integrations.transformers import switch
+from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
+
+if not importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}."):
+    pytest.skip(f"continuous batching is for transformers {switch.SERVED_VERSION}", allow_module_level=True)
+
+CPU = torch.device("cpu")
+LENGTHS = (5, 70, 1, 300, 33, 3, 130, 64)  # of prompts: within a batch of 64 tokens, and in up to 5 parts
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def _batching() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+    transformers.disable()
+
+
+def expected_of(kind: str, prompts: list[list[int]]) -> dict[str, list[int]]:
+    """By transformers alone."""
+    return {f"request {n}": tokens for n, tokens in enumerate(alone(random_model(kind), prompts))}
+
+
+def batching() -> Any:
+    from torch_gdn.integrations.transformers import continuous_batching
+
+    return continuous_batching
+
+
+def assert_all_taken() -> None:
+    status = transformers.status()
+    assert status.taken["causal_conv1d_fn"] == status.taken["chunk_gated_delta_rule"] > 0
+    assert status.left == {}
+
+
+@each_kind
+def test_tokens_are_those_of_generate(kind: str) -> None:
+    prompts = prompts_of(*LENGTHS)
+    expected = expected_of(kind, prompts)
+    transformers.enable(continuous_batching=True)
+    found = served(random_model(kind), prompts)
+    assert found.tokens == expected
+    assert_nothing_is_held(found.cache)
+    assert_all_taken()
+
+
+def test_requests_wait_for_a_slot_and_start_from_zeros_in_a_used_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = prompts_of(*LENGTHS)
+    expected = expected_of("qwen3_5", prompts)
+    transformers.enable(continuous_batching=True)
+    monkeypatch.setattr(batching(), "slots_and_share", lambda *_: (2, 0.0))  # what the memory has room for
+    found = served(random_model("qwen3_5"), prompts)
+    assert found.cache.states.slots == 2
+    assert found.tokens == expected
+    assert_nothing_is_held(found.cache)
+
+
+def test_prompts_first() -> None:
+    """The other scheduler: prompts come before the single tokens in a batch."""
+    prompts = prompts_of(*LENGTHS)
+    expected = expected_of("qwen3_5", prompts)
+    transformers.enable(continuous_batching=True)
+    found = served(random_model("qwen3_5"), prompts, scheduler_type="prefill_first")
+    assert found.tokens == expected
+    assert_nothing_is_held(found.cache)
+
+
+def test_a_request_that_lost_its_pages_starts_again() -> None:
+    prompts = prompts_of(60, 61, 62, 63)
+    expected = expected_of("qwen3_5", prompts)
+    transformers.enable(continuous_batching=True)
+    # Room for three prompts, and not for what follows them.
+    found = served(random_model("qwen3_5"), prompts, num_blocks=6, page_size=16, safety_margin=0.0)
+    assert found.tokens == expected
+    assert_nothing_is_held(found.cache)
+
+
+def test_cancelled_requests_give_their_slots_back() -> None:
+    prompts = prompts_of(*LENGTHS)
+    expected = expected_of("qwen3_5", prompts)
+    transformers.enable(continuous_batching=True)
+    found = served(random_model("qwen3_5"), prompts, cancelled=(1, 3, 6))
+    assert found.tokens == {f"request {n}": expected[f"request {n}"] for n in (0, 2, 4, 5, 7)}
+    assert_nothing_is_held(found.cache)
+
+
+@pytest.mark.parametrize("slots", [16, 3])
+def test_forked_sequences_have_states_of_their_own(slots: int) -> None:
+    """With few slots, some children find none and are prefilled by themselves."""
+    prompts = prompts_of(70, 33)
+    expected = expected_of("qwen3_5", prompts)
+    transformers.enable(continuous_batching=True)
+    found = served(random_model("qwen3_5"), prompts, sequences=3, max_requests_per_batch=slots)
+    names = [f"request {n}{child}" for n in (0, 1) for child in ("", "__child#0", "__child#1")]
+    assert found.tokens == {name: expected[name[: len("request 0")]] for name in names}
+    assert_nothing_is_held(found.cache)
+
+
+def test_a_reset_cache_holds_nothing() -> None:
+    transformers.enable(continuous_batching=True)
+    cache = served(random_model("qwen3_5"), prompts_of(5)).cache
+    cache.states.hold("left behind by a hard stop")
+    cache.reset()
+    assert_nothing_is_held(cache)
+
+
+def test_a_question_whether_there_is_room_takes_none() -> None:
+    from transformers.generation.continuous_batching.requests import RequestState
+
+    transformers.enable(continuous_batching=True)
+    cache = served(random_model("qwen3_5"), prompts_of(5)).cache
+    assert cache.can_store_request_tokens(RequestState("a", [1, 2]), 2, dry_run=True)
+    assert_nothing_is_held(cache)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "slots", "share"),
+    [
+        (200 * GIB, 16, 0.08),  # as many as requests in a batch
+        (40 * GIB, 5, 0.125),  # a quarter of half of it
+        (GIB, 1, 1.0),  # never none
+        (0, 16, 0.0),  # not known
+    ],
+)
+def test_states_take_a_part_of_the_memory(free: int, slots: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching(), "get_device_and_memory_breakdown", lambda: (CPU, 2 * GIB + free, 2 * GIB, GIB))
+    configuration = SimpleNamespace(max_requests_per_batch=16, max_memory_percent=0.5)
+    assert batching().slots_and_share(configuration, GIB) == (slots, share)
+
+
+def test_on_mps() -> None:
+    prompts = prompts_of(5, 70, 1, 20)
+    expected = expected_of("qwen3_next", prompts)
+    model, device = copy.deepcopy(random_model("qwen3_next")), ready("mps")
+    transformers.enable(continuous_batching=True)
+    kernels = ("causal_conv1d", "causal_conv1d_update", "fused_recurrent_gated_delta_rule", "rms_norm_gated")
+    with kernels_run(device, *kernels):
+        found = served(model.to(device), prompts, cancelled=(3,), num_blocks=32)
+    assert found.tokens == {f"request {n}": expected[f"request {n}"] for n in (0, 1, 2)}
+    assert_nothing_is_held(found.cache)
+    assert_all_taken()
+
+
+def test_models_of_attention_alone_are_transformers_own() -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    sizes = {name: models.SIZES[name] for name in ("hidden_size", "intermediate_size", "head_dim", "vocab_size")}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, initializer_range=0.1)).eval()
+    prompts = prompts_of(5, 70)
+    expected = alone(model, prompts)
+    transformers.enable(continuous_batching=True)
+    found = served(model, prompts)
+    assert type(found.cache) is PagedAttentionCache
+    assert [found.tokens[f"request {n}"] for n in (0, 1)] == expected
+
+
+def patched_places() -> dict[str, Any]:
+    from transformers.generation.continuous_batching import cache, continuous_api, initialization
+
+    found = {f"{x.__name__}.{name}": y for x in (cache, continuous_api, initialization) for name, y in vars(x).items()}
+    for kind in KINDS:
+        layers = [x for name, x in vars(models.modeling_module(kind)).items() if name.endswith("DeltaNet")]
+        found |= {f"{layer.__name__}.{name}": value for layer in layers for name, value in vars(layer).items()}
+    return found
+
+
+def test_disable_restores_continuous_batching() -> None:
+    before = patched_places()
+    transformers.enable()
+    assert patched_places() == before
+    status = transformers.enable(continuous_batching=True)
+    assert "PagedAttentionCache" in status.replaced["continuous batching"]
+    assert patched_places() != before
+    transformers.disable()
+    assert patched_places() == before
+    with pytest.raises(ValueError, match="Invalid layer type: linear_attention"):
+        served(random_model("qwen3_5"), prompts_of(5))
+
+
+def test_another_version_is_enabled_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "transformers_version", lambda: "5.16.0")
+    with pytest.warns(UserWarning, match=r"continuous batching is for transformers 5.23, got 5.16.0"):
+        status = transformers.enable(continuous_batching=True)
+    assert status.enabled
+    assert "continuous batching" not in status.replaced
+
+
+def test_a_manager_that_outlives_enable_says_so() -> None:
+    from transformers import GenerationConfig
+
+    model = random_model("qwen3_5")
+    transformers.enable(continuous_batching=True)
+    generation = GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1)
+    with model.continuous_batching_context_manager(generation) as manager:
+        transformers.disable()
+        manager.add_request([1, 2, 3])
+        assert "torch_gdn was disabled" in manager.get_result(timeout=60).error
+
+
+@pytest.mark.parametrize("option", [{"use_async_batching": True}, {"cpu_offload_space": 1.0}])
+def test_what_states_could_not_follow_is_refused(option: dict[str, Any]) -> None:
+    transformers.enable(continuous_batching=True)
+    with pytest.raises(ValueError, match=f"{next(iter(option))}: expected it off"):
+        served(random_model("qwen3_5"), prompts_of(5), **option)
+
+
+SIZES = StateSizes(value_heads=2, key_size=4, value_size=3, channels=22, columns=3, dtype=torch.bfloat16)
+
+
+def test_the_layers_of_a_slot_do_not_overlap() -> None:
+    pool = StatePool([1, 4], SIZES, 3, CPU)
+    views = [tensor for layer in pool.layers.values() for tensor in (layer.states, layer.columns)]
+    for number, tensor in enumerate(views, 1):
+        tensor.fill_(number)
+    assert [set(x.flatten().tolist()) for x in views] == [{1.0}, {2.0}, {3.0}, {4.0}]
+    assert views[0].shape == (3, 2, 4, 3)
+    assert views[1].shape == (3, 22, 3)
+
+
+def test_a_copy_is_of_all_layers() -> None:
+    pool = StatePool([1, 4], SIZES, 3, CPU)
+    for layer in pool.layers.values():
+        layer.states[1], layer.columns[1] = torch.randn(2, 4, 3), torch.randn(22, 3)
+    pool.copy([1], [2])
+    for layer in pool.layers.values():
+        assert torch.equal(layer.states[2], layer.states[1])
+        assert torch.equal(layer.columns[2], layer.columns[1])
+        assert not layer.states[0].any()
+
+
+def test_single_tokens_behind_a_past_come_first() -> None:
+    pool = StatePool([0], SIZES, 8, CPU)
+    parts = [Part("a", 7, 1), Part("b", 1, 1), Part("c", 0, 1), Part("d", 5, 3)]
+    for part in parts:
+        pool.hold(part.request)
+    pool.begin(parts)
+    step = pool.current()
+    assert step.decodes == 2
+    assert step.state_indices.tolist() == [0, 1, 2, 3]
+    assert step.has_initial_state.tolist() == [True, True, False, True]
+    assert step.cu_seqlens.tolist() == [0, 1, 2, 3, 6]
+    assert step.prefill_cu_seqlens.tolist() == [0, 1, 4]
+
+
+def test_a_layer_before_any_step_says_so() -> None:
+    pool = StatePool([0], SIZES, 1, CPU)
+    with pytest.raises(RuntimeError, match="before begin"):
+        pool.layers[0].convolve(torch.zeros(1, 1, 22), torch.zeros(22, 4), None, "silu")

@@ -1,0 +1,55 @@
+"""What one layer of a transformers cache holds, taken out and put back: keys of some tokens, or states after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+
+Piece = dict[str, Tensor]
+
+
+def taken(layer: Any, start: int, end: int) -> Piece:
+    """Copies, on the layer's device: of the tokens from start to end, or what it is after them.
+
+    The layer holds `end` tokens.
+
+    Raises:
+        ValueError: a kind of layer that is none of full attention, sliding windows and linear attention.
+    """
+    if type(layer) is DynamicLayer:
+        return {"keys": layer.keys[:, :, start:end].clone(), "values": layer.values[:, :, start:end].clone()}
+    if type(layer) is LinearAttentionLayer:
+        columns = layer.conv_states[0]
+        return {
+            "columns": columns[..., max(0, columns.shape[-1] - layer.conv_kernel_size[0]) :].clone(),
+            "state": layer.recurrent_states[0].clone(),
+        }
+    if type(layer) is DynamicSlidingWindowLayer:
+        window = layer.sliding_window - 1
+        return {"keys": layer.keys[:, :, -window:].clone(), "values": layer.values[:, :, -window:].clone()}
+    raise ValueError(
+        f"cache: expected layers of full attention, sliding windows or linear attention, got {type(layer).__name__}"
+    )
+
+
+def given(layer: Any, pieces: Sequence[Piece], tokens: int) -> None:
+    """Makes a new layer what `taken` saw: `pieces` are those of consecutive tokens, `tokens` in all."""
+    last = pieces[-1]
+    if type(layer) is LinearAttentionLayer:
+        columns, state = last["columns"], last["state"]
+        layer.lazy_initialization(conv_states=columns, conv_kernel_size=columns.shape[-1])
+        layer.lazy_initialization(recurrent_states=state)
+        layer.conv_states[0].copy_(columns)
+        layer.recurrent_states[0].copy_(state)
+        layer.has_previous_state[0] = True
+        return
+    sliding = type(layer) is DynamicSlidingWindowLayer
+    parts = pieces[-1:] if sliding else pieces
+    keys, values = (torch.cat([piece[name] for piece in parts], 2) for name in ("keys", "values"))
+    layer.update(keys, values)
+    if sliding:
+        layer.cumulative_length = tokens

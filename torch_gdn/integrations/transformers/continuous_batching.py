@@ -1,0 +1,181 @@
+"""transformers' continuous batching for models with Gated DeltaNet layers: `generate_batch`, `transformers serve`.
+
+transformers gives each layer type an allocator of its own, in pages of keys and values, and knows none for
+`linear_attention`. Here these layers are left out of the pages; their states are in a pool of slots, one for each
+request that is being served. The cache admits a request where both have room, and frees both.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from transformers.generation.continuous_batching import cache as paged_cache
+from transformers.generation.continuous_batching import continuous_api, initialization, input_outputs
+from transformers.generation.continuous_batching.utils import get_device_and_memory_breakdown
+
+from torch_gdn.integrations.transformers.patches import MODELS, Patch, classes_named, rebound
+from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
+
+LINEAR = "linear_attention"
+SHARE_OF_STATES = 0.25  # at most, of the memory that continuous batching may take
+REFUSED_OPTIONS = {  # of ContinuousBatchingConfig: what would leave the states behind
+    "use_async_batching": "a batch would be prepared while the one before it runs",
+    "varlen_compile_config": "a compiled batch is padded with sequences that have no request",
+    "decode_compile_config": "a compiled batch is padded with sequences that have no request",
+    "cpu_offload_space": "a request's pages would be swapped out without its states",
+}
+Groups = dict[str, list[int]]
+
+
+def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
+    """`modules`: those of the models."""
+    for owner in (paged_cache, initialization):
+        yield rebound(owner, "group_layers_by_attn_type", groups_without_linear)
+    yield rebound(continuous_api, "resolve_continuous_batching_config", resolver)
+    yield rebound(continuous_api, "PagedAttentionCache", cache_for)
+    yield rebound(continuous_api, "ContinuousBatchingIOs", inputs_for)
+    for module in modules.values():
+        for layer in classes_named(module, "GatedDeltaNet"):
+            yield rebound(layer, "forward", forward_with_states)
+
+
+def linear_layers(config: Any) -> list[int]:
+    """Those whose states are ours to keep: none of models that torch_gdn does not know."""
+    package = type(config).__module__.split(".")
+    if package[:2] != ["transformers", "models"] or package[2] not in MODELS:
+        return []
+    return [n for n, layer_type in enumerate(config.layer_types) if layer_type == LINEAR]
+
+
+def groups_without_linear(original: Callable[[Any], Groups]) -> Callable[[Any], Groups]:
+    def group(config: Any) -> Groups:
+        linear = set(linear_layers(config))
+        if not linear:
+            return original(config)
+        others = [n for n in range(len(config.layer_types)) if n not in linear]
+        found = original(SimpleNamespace(layer_types=[config.layer_types[n] for n in others]))
+        return {layer_type: [others[n] for n in layers] for layer_type, layers in found.items()}
+
+    return group
+
+
+def resolver(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses, in the caller's thread, what the states could not follow."""
+
+    def resolve(config: Any, cb_config: Any, *args: Any, **kwargs: Any) -> Any:
+        resolved = original(config, cb_config, *args, **kwargs)
+        layers = linear_layers(config)
+        if not layers:
+            return resolved
+        if len(layers) == len(config.layer_types):
+            raise ValueError("continuous batching: layer_types: expected a layer of attention, got none")
+        for name, why in REFUSED_OPTIONS.items():
+            if value := getattr(resolved, name, None):
+                raise ValueError(
+                    f"continuous batching of Gated DeltaNet models: {name}: expected it off, got {value}: {why}"
+                )
+        return resolved
+
+    return resolve
+
+
+def cache_for(original: Callable[..., Any]) -> Callable[..., Any]:
+    def construct(config: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = HybridCache if linear_layers(config) else original
+        return kind(config, *args, **kwargs)
+
+    return construct
+
+
+def inputs_for(original: Callable[..., Any]) -> Callable[..., Any]:
+    def construct(cache: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = HybridInputs if isinstance(cache, HybridCache) else original
+        return kind(cache, *args, **kwargs)
+
+    return construct
+
+
+def forward_with_states(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Hands the layer's states on to its convolution and its delta rule, which are given all other arguments too."""
+
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(pages := kwargs.get("cache"), HybridCache):
+            kwargs["layer_states"] = pages.states.layers[layer.layer_idx]
+        return original(layer, *args, **kwargs)
+
+    return forward
+
+
+class HybridCache(paged_cache.PagedAttentionCache):
+    """Pages of the attention layers, and a pool with the states of the others."""
+
+    def __init__(
+        self,
+        config: Any,
+        continuous_batching_config: Any,
+        device: torch.device | str,
+        distributed_helper: Any,
+        dtype: torch.dtype = torch.float16,
+        **options: Any,
+    ) -> None:
+        if distributed_helper.tp_size > 1:
+            raise ValueError(
+                "continuous batching of Gated DeltaNet models: tensor parallel size: expected 1, "
+                f"got {distributed_helper.tp_size}"
+            )
+        layers, sizes = linear_layers(config), StateSizes.of(config, dtype)
+        slot_bytes = StatePool.bytes_per_slot(len(layers), sizes)
+        slots, share = slots_and_share(continuous_batching_config, slot_bytes)
+        for_pages = copy.copy(continuous_batching_config)
+        for_pages.max_memory_percent -= share
+        super().__init__(config, for_pages, device, distributed_helper, dtype, **options)
+        self.use_prefix_sharing = False
+        self.states = StatePool(layers, sizes, slots, torch.device(device))
+
+    def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
+        if not self.states.has_room_for(state.request_id):
+            return False
+        stored: bool = super().can_store_request_tokens(state, request_len, dry_run)
+        if stored and not dry_run:
+            self.states.hold(state.request_id)
+        return stored
+
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        super().free_blocks(request_id, no_cache)
+        self.states.release(request_id)
+
+    def free_all_requests(self, clear_ledgers: bool = False) -> None:
+        super().free_all_requests(clear_ledgers)
+        self.states.release_all()
+
+    def prepare_fork_request(self, src_state: Any, dst_req_ids: list[str], copies: Any) -> list[str]:
+        """Children beyond the free slots are prefilled by themselves, as those beyond the free pages are."""
+        with_slots = dst_req_ids[: len(self.states.free)]
+        forked: list[str] = super().prepare_fork_request(src_state, with_slots, copies)
+        source = self.states.slot_of[src_state.request_id]
+        self.states.copy([source] * len(forked), [self.states.hold(request) for request in forked])
+        return forked
+
+
+def slots_and_share(cb_config: Any, slot_bytes: int) -> tuple[int, float]:
+    """How many requests there are states for, and the part of the memory that they take."""
+    _, total, reserved, allocated = get_device_and_memory_breakdown()
+    slots, available = cb_config.max_requests_per_batch, total - max(reserved, allocated)
+    if available <= 0:  # not known
+        return slots, 0.0
+    affordable = int(available * cb_config.max_memory_percent * SHARE_OF_STATES) // slot_bytes
+    slots = max(1, min(slots, affordable))
+    return slots, slots * slot_bytes / available
+
+
+class HybridInputs(input_outputs.ContinuousBatchingIOs):
+    def prepare_batch_tensors(self, requests_in_batch: list[Any], *args: Any, **kwargs: Any) -> None:
+        if continuous_api.ContinuousBatchingIOs is input_outputs.ContinuousBatchingIOs:
+            raise RuntimeError("continuous batching: torch_gdn was disabled while a manager still served a model")
+        parts = [Part(x.state.request_id, x.state.position_offset, x.query_length) for x in requests_in_batch]
+        super().prepare_batch_tensors(requests_in_batch, *args, **kwargs)  # moves the requests' positions
+        self.cache.states.begin(parts)

@@ -1,0 +1,258 @@
+"""Conversations whose earlier turns are not prefilled again.
+
+A tree of prefixes: a node is some tokens behind its parent's, with their keys and values and the states after them.
+Keys can be cut anywhere, states cannot: a prompt goes on from the longest node that it starts with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from torch_gdn.integrations.transformers.cache_pieces import Piece, given, taken
+
+FORMAT = "torch_gdn conversations 1"
+CHUNK = 64  # tokens: in parts of its multiples the delta rule's chunks are those of the whole prompt
+
+
+@dataclass(eq=False)
+class Node:
+    parent: Node | None
+    tokens: list[int]  # behind the parent's
+    pieces: dict[int, Piece]  # by layer
+    length: int  # tokens from the start on
+    children: list[Node] = field(default_factory=list)
+    used: int = 0
+    held: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for piece in self.pieces.values() for tensor in piece.values())
+
+    def path(self) -> list[Node]:
+        """From the root's child on."""
+        nodes: list[Node] = []
+        node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the last `generate` found and did."""
+
+    prompt: int  # tokens
+    reused: int
+    prefilled: int
+
+
+class ConversationCache:
+    """Keys, values and states of what a model has read and written, for the turns to come.
+
+    States are kept at the end of each prompt and each answer, and every so many tokens in between, so that a turn that
+    repeats the conversation prefills its own tokens alone, and one that departs from it goes on from the last state
+    before. What was used least recently is dropped first.
+
+    Args:
+        model: a transformers model for generation, of full attention, sliding windows and linear attention.
+        max_bytes: what all keys, values and states may take.
+        every: tokens between states within a prompt, a multiple of 64. Default: 512.
+
+    Raises:
+        ValueError: an argument that is not as above.
+
+    Example:
+        >>> conversations = ConversationCache(model, max_bytes=2**30)  # doctest: +SKIP
+        >>> tokens = conversations.generate(prompt, max_new_tokens=100)  # doctest: +SKIP
+        >>> conversations.last.reused  # doctest: +SKIP
+        0
+    """
+
+    def __init__(self, model: Any, max_bytes: int, every: int = 512) -> None:
+        if max_bytes < 1:
+            raise ValueError(f"ConversationCache: max_bytes: expected at least 1, got {max_bytes}")
+        if every < CHUNK or every % CHUNK:
+            raise ValueError(f"ConversationCache: every: expected a multiple of {CHUNK}, got {every}")
+        self.model, self.max_bytes, self.every = model, max_bytes, every
+        self.root = Node(None, [], {}, 0)
+        self.nbytes = 0
+        self.clock = 0
+        self.last = Turn(0, 0, 0)
+
+    @torch.no_grad()
+    def generate(self, input_ids: Tensor, **options: Any) -> Any:
+        """`model.generate` of a whole conversation, of which only what is new is prefilled.
+
+        Args:
+            input_ids: [1, T], from the conversation's first token on.
+            options: of `model.generate`, without `past_key_values` and without assisted generation, which in
+                transformers 5.23 does not go on from a cache that holds something.
+
+        Returns:
+            What `model.generate` returns.
+
+        Raises:
+            ValueError: more than one row, another cache, assisted generation, or padding.
+        """
+        if input_ids.dim() != 2 or input_ids.shape[0] != 1:
+            raise ValueError(f"generate: input_ids: expected shape [1, T], got {list(input_ids.shape)}")
+        if "past_key_values" in options:
+            raise ValueError("generate: past_key_values: expected none, the conversation has its own")
+        for name in ("prompt_lookup_num_tokens", "assistant_model"):
+            if options.get(name) is not None:
+                raise ValueError(f"generate: {name}: expected None, since transformers would prefill the cache again")
+        mask = options.setdefault("attention_mask", torch.ones_like(input_ids))
+        if not bool(mask.all()):
+            raise ValueError("generate: attention_mask: expected ones, got padding")
+        prompt = input_ids[0].tolist()
+        node = self.longest(prompt[:-1])  # the last token's logits are wanted
+        cache, reused = self.restored(node), node.length
+        node = self.prefilled(node, input_ids, prompt, cache)
+        found = self.model.generate(input_ids, past_key_values=cache, **options)
+        self.last = Turn(len(prompt), reused, len(prompt) - reused)
+        text = (found if isinstance(found, Tensor) else found.sequences)[0].tolist()
+        if node.length < (seen := cache.get_seq_length()) <= len(text):
+            self.add(node, text[node.length : seen], cache)
+        return found
+
+    def prefilled(self, node: Node, input_ids: Tensor, prompt: list[int], cache: DynamicCache) -> Node:
+        """All but the prompt's last token, with a state kept at each multiple of `every` and at the end."""
+        start, last = node.length, len(prompt) - 1
+        while start < last:
+            end = min(last, (start // self.every + 1) * self.every)
+            self.model.base_model(input_ids=input_ids[:, start:end], past_key_values=cache, use_cache=True)
+            node = self.add(node, prompt[start:end], cache)
+            start = end
+        return node
+
+    def longest(self, tokens: list[int]) -> Node:
+        """The longest node that these tokens start with."""
+        best, pending = self.root, [self.root]
+        while pending:
+            node = pending.pop()
+            best = max(best, node, key=lambda x: x.length)
+            pending += [x for x in node.children if tokens[node.length : x.length] == x.tokens]
+        self.touch(best)
+        return best
+
+    def restored(self, node: Node) -> DynamicCache:
+        """A cache of its own that holds the node's tokens."""
+        cache = DynamicCache(config=self.model.config)
+        if path := node.path():
+            for index, layer in enumerate(cache.layers):
+                given(layer, [x.pieces[index] for x in path], node.length)
+        return cache
+
+    def add(self, parent: Node, tokens: list[int], cache: DynamicCache) -> Node:
+        """The node behind `parent` with what `cache` holds; where there is no room for it, one that is not held."""
+        for child in parent.children:
+            if child.tokens == tokens:
+                self.touch(child)
+                return child
+        end = parent.length + len(tokens)
+        if not parent.held:
+            return Node(parent, tokens, {}, end, held=False)
+        pieces = {n: taken(layer, parent.length, end) for n, layer in enumerate(cache.layers)}
+        node = Node(parent, tokens, pieces, end)
+        parent.children.append(node)
+        self.nbytes += node.nbytes
+        self.touch(node)
+        self.shrink()
+        return node
+
+    def touch(self, node: Node) -> None:
+        """A node is as recent as the most recent one behind it."""
+        self.clock += 1
+        for x in node.path():
+            x.used = self.clock
+
+    def shrink(self) -> None:
+        while self.nbytes > self.max_bytes:
+            oldest = min((x for x in self.nodes() if not x.children), key=lambda x: x.used)
+            assert oldest.parent is not None
+            oldest.parent.children.remove(oldest)
+            oldest.held = False
+            self.nbytes -= oldest.nbytes
+            oldest.pieces = {}
+
+    def nodes(self) -> Iterator[Node]:
+        """All but the root, parents first."""
+        pending = list(self.root.children)
+        while pending:
+            node = pending.pop()
+            yield node
+            pending += node.children
+
+    def clear(self) -> None:
+        self.root = Node(None, [], {}, 0)
+        self.nbytes = 0
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything that is held to a safetensors file (which wants `safetensors`)."""
+        from safetensors.torch import save_file
+
+        nodes = list(self.nodes())
+        number = {id(node): n for n, node in enumerate(nodes)}
+        tensors = {
+            f"{n}.{layer}.{name}": tensor.cpu().contiguous()
+            for n, node in enumerate(nodes)
+            for layer, piece in node.pieces.items()
+            for name, tensor in piece.items()
+        }
+        tree = [{"parent": number.get(id(x.parent)), "tokens": x.tokens, "used": x.used} for x in nodes]
+        about = {"format": FORMAT, "model": identity(self.model), "nodes": json.dumps(tree)}
+        save_file(tensors, os.fspath(path), metadata=about)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Reads what `save` wrote, in place of what is held; beyond `max_bytes`, the most recently used.
+
+        Raises:
+            ValueError: not such a file, or one of another model.
+        """
+        from safetensors import safe_open
+
+        self.clear()
+        device = str(self.model.device)
+        with safe_open(os.fspath(path), "pt", device=device) as file:
+            about = file.metadata() or {}
+            if about.get("format") != FORMAT:
+                raise ValueError(f"load: path: expected a file of {FORMAT!r}, got {about.get('format')!r}")
+            if about["model"] != (expected := identity(self.model)):
+                raise ValueError(f"load: path: expected conversations of model {expected}, got {about['model']}")
+            names: dict[int, list[tuple[int, str]]] = {}
+            for name in file.keys():  # noqa: SIM118
+                n, layer, part = name.split(".")
+                names.setdefault(int(n), []).append((int(layer), part))
+            nodes: list[Node] = []
+            for n, entry in enumerate(json.loads(about["nodes"])):
+                pieces: dict[int, Piece] = {}
+                for layer_number, part in names[n]:
+                    pieces.setdefault(layer_number, {})[part] = file.get_tensor(f"{n}.{layer_number}.{part}")
+                parent = self.root if entry["parent"] is None else nodes[entry["parent"]]
+                node = Node(parent, entry["tokens"], pieces, parent.length + len(entry["tokens"]), used=entry["used"])
+                parent.children.append(node)
+                nodes.append(node)
+        self.nbytes = sum(node.nbytes for node in nodes)
+        self.clock = max((node.used for node in nodes), default=0)
+        self.shrink()
+
+
+def identity(model: Any) -> str:
+    """Of configuration and weights: some numbers of each, which a model trained further does not share."""
+    config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+    found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, parameter in model.named_parameters():
+        sample = parameter.detach().flatten()
+        sample = torch.cat([sample[:4], sample[-4:]]).float().cpu()
+        found.update(f"{name} {list(parameter.shape)} {parameter.dtype} {sample.tolist()}".encode())
+    return found.hexdigest()[:16]

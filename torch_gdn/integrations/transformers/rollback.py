@@ -1,0 +1,127 @@
+"""Assisted generation with Gated DeltaNet layers: `crop` takes their states back too.
+
+transformers' caches can record: `crop` then removes tokens from keys, values and convolutions' columns, but the states
+have taken them in for good. Here a recording layer keeps its state of the last `crop` and what its rule was given
+since, and a `crop` runs the rule, without the model, over the tokens that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+import torch_gdn
+from torch_gdn.integrations.transformers.patches import Patch, classes_named, rebound
+
+KEPT = 64  # tokens at the end of a prompt that can be taken back
+CHUNK = 64
+HISTORY = "torch_gdn_history"  # attribute of a cache's layer
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # k, v, g and beta of the same tokens
+
+
+def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
+    """`modules`: those of the models."""
+    yield rebound(LinearAttentionCacheLayerMixin, "crop", crop_with_state)
+    for module in modules.values():
+        for model in classes_named(module, "PreTrainedModel"):
+            yield Patch(model, "_is_stateful", vars(model)["_is_stateful"], False)
+        for layer in classes_named(module, "GatedDeltaNet"):
+            yield rebound(layer, "forward", forward_with_history)
+
+
+@dataclass
+class History:
+    """What one layer's state was at the last `crop`, and what its rule was given since."""
+
+    state: Tensor | None  # None: zeros
+    since: list[Inputs]
+    options: dict[str, Any]
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        state: Tensor | None,
+        chunked: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Few tokens as in decoding, whose bits are then those of one token at a time."""
+        rule: Callable[..., tuple[Tensor, Tensor]] = (
+            torch_gdn.chunk_gated_delta_rule if chunked else torch_gdn.fused_recurrent_gated_delta_rule
+        )
+        return rule(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, **self.options)
+
+    def before(self, tokens: int, latest: Tensor) -> Tensor:
+        """The state without the last tokens; `latest` is the one with them."""
+        if not tokens or not self.since:
+            return latest
+        k, v, g, beta = (torch.cat(x, 1) for x in zip(*self.since, strict=True))
+        stay = k.shape[1] - tokens
+        if stay < 0:
+            raise ValueError(f"crop: tokens_to_remove: expected at least -{k.shape[1]}, got -{tokens}")
+        if stay:
+            return self.run(k[:, :stay], k[:, :stay], v[:, :stay], g[:, :stay], beta[:, :stay], self.state)[1]
+        return torch.zeros_like(latest) if self.state is None else self.state
+
+
+class Recorder:
+    """Stands for a recording layer of a cache in one call of the model's layer."""
+
+    def __init__(self, layer: LinearAttentionCacheLayerMixin) -> None:
+        self.layer = layer
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+        """As ever: the cache takes columns back by itself."""
+        y, _ = torch.ops.gdn.causal_conv1d(x, weight, bias, None, False, None, activation, None, None)
+        return y
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        history = vars(self.layer).get(HISTORY)
+        if history is None or initial_state is None or not history.since:
+            history = History(initial_state, [], options)
+            setattr(self.layer, HISTORY, history)
+        inputs = (q, k, v, g, beta)
+        head = (q.shape[1] - KEPT) // CHUNK * CHUNK
+        if head <= 0:
+            history.since.append(inputs[1:])
+            o, state = history.run(*inputs, initial_state)
+        else:  # all of a prompt but its end goes into the state that is kept
+            first, history.state = history.run(*(x[:, :head] for x in inputs), initial_state, chunked=True)
+            q, k, v, g, beta = (x[:, head:] for x in inputs)
+            history.since = [(k, v, g, beta)]
+            second, state = history.run(q, k, v, g, beta, history.state)
+            o = torch.cat([first, second], 1)
+        if self.layer.is_recurrent_states_initialized[0]:
+            # What the cache would otherwise copy the new state into is the tensor that is kept.
+            self.layer.recurrent_states[0] = state
+        return o, state
+
+
+def forward_with_history(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("cache_params")
+        if cache is not None and cache.is_recording_past(layer.layer_idx):
+            kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
+        return original(layer, *args, **kwargs)
+
+    return forward
+
+
+def crop_with_state(original: Callable[..., None]) -> Callable[..., None]:
+    def crop(layer: Any, tokens_to_remove: int) -> None:
+        original(layer, tokens_to_remove)
+        if (history := vars(layer).get(HISTORY)) is not None:
+            layer.recurrent_states[0] = history.before(-tokens_to_remove, layer.recurrent_states[0])
+            history.since = []
+
+    return crop

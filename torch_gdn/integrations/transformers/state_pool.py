@@ -1,0 +1,221 @@
+"""The states of a server's requests, a slot each, and what one step of a layer does with them.
+
+A slot holds the states and the convolution's columns of all layers, one after another, so that a copy of a request is
+one range of bytes. A step's slots and boundaries go to the device once, for all layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_gdn
+
+ALIGNMENT = 16  # bytes: what `batch_copy_` moves at a time
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """Of one layer and request."""
+
+    value_heads: int
+    key_size: int
+    value_size: int
+    channels: int  # of the convolution
+    columns: int  # that it looks back
+    dtype: torch.dtype  # of the columns; states are float32
+
+    @classmethod
+    def of(cls, config: Any, dtype: torch.dtype) -> StateSizes:
+        """`config`: a model's, by the names that all Gated DeltaNet models of transformers share."""
+        keys = config.linear_num_key_heads * config.linear_key_head_dim
+        values = config.linear_num_value_heads * config.linear_value_head_dim
+        return cls(
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+            2 * keys + values,
+            config.linear_conv_kernel_dim - 1,
+            dtype,
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        return aligned(self.value_heads * self.key_size * self.value_size * torch.float32.itemsize)
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.state_bytes + aligned(self.channels * self.columns * self.dtype.itemsize)
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Part:
+    """A request's part in a step."""
+
+    request: str
+    past: int  # tokens before this step
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the layers of a step are given, on the device."""
+
+    state_indices: Tensor  # [N] int64
+    has_initial_state: Tensor  # [N] bool
+    cu_seqlens: Tensor  # [N + 1] int64
+    prefill_cu_seqlens: Tensor  # of the sequences behind the decodes, from 0 on
+    sequences: int
+    decodes: int  # so many sequences are one token behind a past, and come first
+
+
+class LayerStates:
+    """One layer's view of the pool."""
+
+    def __init__(self, pool: StatePool, first_byte: int) -> None:
+        sizes = pool.sizes
+        self.pool = pool
+        self.states = view(
+            pool, first_byte, torch.float32, (sizes.value_heads, sizes.key_size, sizes.value_size)
+        )  # [slots, HV, K, V]
+        self.columns = view(
+            pool, first_byte + sizes.state_bytes, sizes.dtype, (sizes.channels, sizes.columns)
+        )  # [slots, D, W - 1]
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+        """x [1, T, D], the step's tokens."""
+        step = self.pool.current()
+        if step.decodes == step.sequences:
+            rows = torch_gdn.causal_conv1d_update_(
+                x.transpose(0, 1), weight, self.columns, step.state_indices, bias=bias, activation=activation
+            )
+            return rows.transpose(0, 1)
+        return torch_gdn.causal_conv1d_update_(
+            x, weight, self.columns, step.state_indices, step.has_initial_state, -1, bias, activation, step.cu_seqlens
+        )
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: None, **options: Any
+    ) -> tuple[Tensor, None]:
+        """[1, T, heads, size]; decodes are one call, the rest another, and both write one buffer."""
+        step = self.pool.current()
+        inputs, decodes = (q, k, v, g, beta), step.decodes
+        out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        if decodes:
+            q, k, v, g, beta = (x[:, :decodes].transpose(0, 1) for x in inputs)
+            torch_gdn.fused_recurrent_gated_delta_rule_(
+                q,
+                k,
+                v,
+                g,
+                beta,
+                self.states,
+                step.state_indices[:decodes],
+                out=out[:, :decodes].transpose(0, 1),
+                **options,
+            )
+        if decodes < step.sequences:
+            q, k, v, g, beta = (x[:, decodes:] for x in inputs)
+            torch_gdn.chunk_gated_delta_rule_(
+                q,
+                k,
+                v,
+                g,
+                beta,
+                self.states,
+                step.state_indices[decodes:],
+                step.has_initial_state[decodes:],
+                cu_seqlens=step.prefill_cu_seqlens,
+                out=out[:, decodes:],
+                **options,
+            )
+        return out, None
+
+
+class StatePool:
+    """Slots of requests. The host keeps which is whose; nothing here waits for the device.
+
+    Args:
+        layers: the indices of the model's layers that have states.
+        sizes: of each of them.
+        slots: how many requests there can be at once.
+        device: where the states are.
+    """
+
+    def __init__(self, layers: Sequence[int], sizes: StateSizes, slots: int, device: torch.device) -> None:
+        self.sizes, self.device, self.slots = sizes, device, slots
+        self.slot_bytes = self.bytes_per_slot(len(layers), sizes)
+        self.storage = torch.zeros(slots * self.slot_bytes, dtype=torch.uint8, device=device)
+        self.layers = {layer: LayerStates(self, n * sizes.layer_bytes) for n, layer in enumerate(layers)}
+        self.free = list(range(slots))[::-1]
+        self.slot_of: dict[str, int] = {}
+        self.step: Step | None = None
+
+    @staticmethod
+    def bytes_per_slot(layers: int, sizes: StateSizes) -> int:
+        return layers * sizes.layer_bytes
+
+    def has_room_for(self, request: str) -> bool:
+        return request in self.slot_of or bool(self.free)
+
+    def hold(self, request: str) -> int:
+        """The request's slot; a free one where it has none."""
+        if request not in self.slot_of:
+            self.slot_of[request] = self.free.pop()
+        return self.slot_of[request]
+
+    def release(self, request: str) -> None:
+        if request in self.slot_of:
+            self.free.append(self.slot_of.pop(request))
+
+    def release_all(self) -> None:
+        for request in list(self.slot_of):
+            self.release(request)
+
+    def begin(self, sequences: Iterable[Part]) -> None:
+        """The step that the layers compute next."""
+        batch = list(sequences)
+        decodes = 0
+        while decodes < len(batch) and batch[decodes].tokens == 1 and batch[decodes].past:
+            decodes += 1
+        cu_seqlens = [0, *itertools.accumulate(sequence.tokens for sequence in batch)]
+        lists = (
+            [self.slot_of[sequence.request] for sequence in batch],
+            [int(sequence.past > 0) for sequence in batch],
+            cu_seqlens,
+            [boundary - decodes for boundary in cu_seqlens[decodes:]],
+        )
+        numbers = torch.tensor(list(itertools.chain(*lists))).to(self.device, non_blocking=True)
+        state_indices, has_past, boundaries, of_prefills = numbers.split([len(x) for x in lists])
+        self.step = Step(state_indices, has_past.bool(), boundaries, of_prefills, len(batch), decodes)
+
+    def current(self) -> Step:
+        if self.step is None:
+            raise RuntimeError("StatePool: a layer ran before begin() said which requests its tokens belong to")
+        return self.step
+
+    def copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Whole slots, in one dispatch; no slot that is written is also read."""
+        if not sources:
+            return
+        offsets = torch.tensor([sources, destinations]) * self.slot_bytes
+        sizes = torch.full((len(sources),), self.slot_bytes)
+        torch_gdn.batch_copy_(self.storage, offsets[0], offsets[1], sizes)
+
+
+def view(pool: StatePool, first_byte: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """[slots, *shape]"""
+    elements = pool.storage.view(dtype)
+    strides = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
+    size = dtype.itemsize
+    return elements.as_strided((pool.slots, *shape), (pool.slot_bytes // size, *strides), first_byte // size)
