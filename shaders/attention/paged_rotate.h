@@ -5,5 +5,5 @@
 struct PagedRotateParameters {
   TokenStrides in, out;
   int64_t boundary;  // stride of cu_seqlens
-  int32_t sequences, tokens, heads;
+  int32_t sequences, vectors, tokens, heads;
 };

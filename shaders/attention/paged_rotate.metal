@@ -20,10 +20,10 @@ template <typename In, typename Out, int D, bool kInverse>
   for (int i = int(lane); i <= parameters.sequences; i += 32) last = max(last, cu_seqlens[i * parameters.boundary]);
   const int tokens = min(simd_max(last), parameters.tokens);
   const int64_t vector = (int64_t(group.x) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
-  const int present = int(min(vector, int64_t(tokens) * parameters.heads));
-  const int token = present / parameters.heads;
-  const int head = present % parameters.heads;
-  const bool is_present = token < tokens;
+  const int index = int(min(vector, int64_t(parameters.vectors - 1)));
+  const int token = index / parameters.heads;
+  const int head = index % parameters.heads;
+  const bool is_present = vector < parameters.vectors && token < tokens;
   device const In* source = in + token * parameters.in.token + head * parameters.in.head;
   float values[kOwn];
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] = is_present ? float(source[place_of<D>(i, lane)]) : 0.0f;
