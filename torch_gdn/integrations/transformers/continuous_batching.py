@@ -1,4 +1,4 @@
-"""transformers' continuous batching for models with Gated DeltaNet layers: `generate_batch`, `transformers serve`.
+"""transformers' continuous batching for models with Gated DeltaNet layers: `generate_batch` and its manager.
 
 transformers gives each layer type an allocator of its own, in pages of keys and values, and knows none for
 `linear_attention`. Here these layers are left out of the pages; their states are in a pool of slots, one for each

@@ -46,7 +46,7 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two functions.
 
     Args:
-        continuous_batching: `generate_batch` and `transformers serve` take these models too, their states in a pool.
+        continuous_batching: `generate_batch` and the manager behind it take these models too, their states in a pool.
             For transformers 5.23; with another version there is a warning, and the models are enabled without it.
             Default: False.
         rollback: assisted generation (prompt lookup, a draft model) takes these models too. For transformers 5.23, as
