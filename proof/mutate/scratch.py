@@ -109,7 +109,8 @@ class Scratch:
 
     def run(self, *arguments: str) -> Finished:
         """Python in the tree, which sees the tree's packages and no others of these names."""
-        environment = os.environ | {"PYTHONPATH": str(self.tree), "COLUMNS": "1000"}
+        # Of two versions within a second, alike in size, Python would take the bytecode of one for the other.
+        environment = os.environ | {"PYTHONPATH": str(self.tree), "COLUMNS": "1000", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, *arguments]
         try:
             finished = subprocess.run(
