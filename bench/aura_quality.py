@@ -13,7 +13,7 @@ the relative error of its logits, and bits per byte.
 Memory: bytes per token of a cache that was made, beside float16, and a layer of Qwen3-Next (2 KV heads, D = 256) filled
 with 32,768 tokens.
 
-Beside other formats: bench.aura_beside, with a plot of its own, aura_formats.png in the same folder.
+Beside other formats: bench.format_quality, with a plot of its own, aura_formats.png in the same folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bench import aura_beside
+from bench import format_quality
 from examples.pycode import corpus
 from torch_gdn.aura import KVCache, Scheme
 
@@ -177,11 +177,11 @@ def main() -> None:
     found = errors(Sizes())
     pieces = held_back_pieces(8, 1024)
     print(error_table(found), memory_table(), model_table(pieces), sep="\n\n")
-    beside = aura_beside.compare_all(aura_beside.sources(pieces[:, :-1]))
-    print("", aura_beside.table(beside), aura_beside.norms_table(beside), sep="\n\n")
+    beside = format_quality.compare_all(format_quality.sources(pieces[:, :-1]))
+    print("", format_quality.table(beside), format_quality.norms_table(beside), sep="\n\n")
     formats_plot = arguments.plot.with_name("aura_formats.png")
     plot(found, arguments.plot)
-    aura_beside.plot(beside, formats_plot)
+    format_quality.plot(beside, formats_plot)
     print(f"\nThe plots: {arguments.plot}, {formats_plot}")
 
 

@@ -37,13 +37,13 @@ class Stored(NamedTuple):
 Format = Callable[[Tensor], Stored]
 
 
-def packed(codes: Tensor, bits: int) -> Tensor:
+def pack(codes: Tensor, bits: int) -> Tensor:
     """Integers [.., n] of `bits` bits each as bytes [.., bits, n / 8]."""
     planes = codes.long().unsqueeze(-2) >> torch.arange(bits)[:, None] & 1
     return (planes.unflatten(-1, (-1, 8)) * PLACES).sum(-1).to(torch.uint8)
 
 
-def unpacked(planes: Tensor) -> Tensor:
+def unpack(planes: Tensor) -> Tensor:
     """[.., bits, n / 8] bytes as integers [.., n]."""
     ones = (planes.long()[..., None] >> torch.arange(8) & 1).flatten(-2)
     return (ones << torch.arange(ones.shape[-2])[:, None]).sum(-2)
@@ -59,7 +59,7 @@ def symmetric_8(x: Tensor) -> Stored:
     """q8_0: from -127 to 127 times a scale."""
     blocks = x.unflatten(-1, (-1, BLOCK))
     scale = blocks.abs().amax(-1, keepdim=True) / 127
-    codes = (blocks * inverse(scale)).round().to(torch.int8)
+    codes = (blocks * reciprocal(scale)).round().to(torch.int8)
     kept = scale.half()
     return Stored((codes, kept), (codes * kept.float()).flatten(-2))
 
@@ -69,8 +69,8 @@ def symmetric(x: Tensor, bits: int) -> Stored:
     blocks, half = x.unflatten(-1, (-1, BLOCK)), 1 << (bits - 1)
     largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
     scale = largest / -half
-    codes = (blocks * inverse(scale) + half + 0.5).floor().clamp(0, 2 * half - 1)
-    return blocks_stored(codes, bits, scale.half(), zero=-half)
+    codes = (blocks * reciprocal(scale) + half + 0.5).floor().clamp(0, 2 * half - 1)
+    return store_blocks(codes, bits, scale.half(), zero=-half)
 
 
 def affine(x: Tensor, bits: int, size: int) -> Stored:
@@ -78,19 +78,19 @@ def affine(x: Tensor, bits: int, size: int) -> Stored:
     blocks, top = x.unflatten(-1, (-1, size)), 2**bits - 1
     low = blocks.amin(-1, keepdim=True)
     scale = (blocks.amax(-1, keepdim=True) - low) / top
-    codes = ((blocks - low) * inverse(scale) + 0.5).floor().clamp(0, top)
-    return blocks_stored(codes, bits, scale.half(), low=low.half())
+    codes = ((blocks - low) * reciprocal(scale) + 0.5).floor().clamp(0, top)
+    return store_blocks(codes, bits, scale.half(), low=low.half())
 
 
-def inverse(scale: Tensor) -> Tensor:
+def reciprocal(scale: Tensor) -> Tensor:
     """0 of 0: a block of equal values has the code of zero."""
     return torch.where(scale == 0, 0.0, 1 / scale)
 
 
-def blocks_stored(codes: Tensor, bits: int, scale: Tensor, zero: int = 0, low: Tensor | None = None) -> Stored:
+def store_blocks(codes: Tensor, bits: int, scale: Tensor, zero: int = 0, low: Tensor | None = None) -> Stored:
     """Codes [.., blocks, size] with a scale and perhaps a minimum [.., blocks, 1]: decoded from what is kept."""
-    planes = packed(codes, bits)
-    decoded = (unpacked(planes) + zero) * scale.float()
+    planes = pack(codes, bits)
+    decoded = (unpack(planes) + zero) * scale.float()
     if low is None:
         return Stored((planes, scale), decoded.flatten(-2))
     return Stored((planes, scale, low), (decoded + low.float()).flatten(-2))

@@ -7,14 +7,13 @@ key head i % H, and returns the output and the new state in one tensor.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import os
 from ctypes import POINTER, Structure, byref, c_bool, c_float, c_int, c_int64, c_size_t, c_uint8, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bench.installed import library_folder
 from torch_gdn.check.cases import Case
 
 FOLDER = "TORCH_GDN_GGML"  # environment: the folder of libggml-base and libggml-cpu, if llama-cpp-python is not there
@@ -50,12 +49,10 @@ class ThreadpoolParams(Structure):
 
 def folder() -> Path:
     """Raises ImportError, saying what is missing."""
-    if FOLDER in os.environ:
-        return Path(os.environ[FOLDER])
-    found = importlib.util.find_spec("llama_cpp")
-    if found is None or found.origin is None:
+    found = library_folder("llama_cpp", FOLDER, "lib")
+    if found is None:
         raise ImportError(f"llama-cpp-python is not installed, and {FOLDER} does not name ggml's folder")
-    return Path(found.origin).parent / "lib"
+    return found
 
 
 def load() -> tuple[ctypes.CDLL, ctypes.CDLL]:

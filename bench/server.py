@@ -66,7 +66,7 @@ class Clock:
         return {"submitted": self.submitted, "arrived": self.arrived, "seconds": self.now()}
 
 
-def one_after_another(job: Job, generate: Callable[[list[int], int, Callable[[], None]], None]) -> dict[str, Any]:
+def serve_sequentially(job: Job, generate: Callable[[list[int], int, Callable[[], None]], None]) -> dict[str, Any]:
     """Requests in the order of their submission; `generate` calls its last argument at each token."""
     clock = Clock(job)
     queue = deque(clock.next_request() for _ in range(min(job["clients"], len(job["prompts"]))))
@@ -78,7 +78,7 @@ def one_after_another(job: Job, generate: Callable[[list[int], int, Callable[[],
     return clock.answer()
 
 
-def together(job: Job, engine: Any, params: Any, name: str) -> dict[str, Any]:
+def serve_batched(job: Job, engine: Any, params: Any, name: str) -> dict[str, Any]:
     """An engine that batches: add_request, step, has_unfinished_requests, as vLLM's."""
     clock = Clock(job)
 
@@ -118,7 +118,7 @@ def serve_vllm(folder: str) -> Serve:
 
     def serve(job: Job) -> dict[str, Any]:
         params = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
-        return together(job, llm.llm_engine, params, f"job{next(jobs)}")
+        return serve_batched(job, llm.llm_engine, params, f"job{next(jobs)}")
 
     return serve
 
@@ -154,7 +154,7 @@ def serve_transformers(folder: str, enable: bool) -> Serve:
         with torch.inference_mode():
             model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
 
-    return lambda job: one_after_another(job, generate)
+    return lambda job: serve_sequentially(job, generate)
 
 
 def make(folder: str) -> None:

@@ -8,8 +8,6 @@ them out on this machine.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +23,7 @@ from bench import counting, gdn
 from bench.ceilings import Ceilings
 from bench.contenders import Prepare, Prepared, Unavailable
 from bench.counting import Work
+from bench.installed import library_folder
 from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT, Layer
 from bench.timing import measure
@@ -56,12 +55,10 @@ def ops() -> Any:
 
 
 def folder() -> Path:
-    if FOLDER in os.environ:
-        return Path(os.environ[FOLDER])
-    found = importlib.util.find_spec("vllm")
-    if found is None or found.origin is None:
+    found = library_folder("vllm", FOLDER)
+    if found is None:
         raise Unavailable(f"vLLM is not installed, and {FOLDER} does not name the folder of its libraries")
-    return Path(found.origin).parent
+    return found
 
 
 def has_bf16_products() -> bool:

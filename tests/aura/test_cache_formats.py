@@ -1,4 +1,4 @@
-"""bench/cache_formats.py, bench/aura_beside.py: each format against its definition in float64, one block at a time."""
+"""bench/cache_formats.py and format_quality.py: each format against its definition in float64, one block at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import aura_beside, cache_formats
-from bench.aura_beside import FAMILIES, Source
+from bench import cache_formats, format_quality
 from bench.cache_formats import FORMATS, Stored
+from bench.format_quality import FAMILIES, Source
 
 ROOT = Path(__file__).resolve().parents[2]
 Definition = Callable[[list[float]], list[float]]
@@ -89,15 +89,15 @@ def test_a_block_of_one_value_comes_back(name: str, value: float) -> None:
 @pytest.mark.parametrize(("name", "code"), [("q5_0", 16), ("q4_0", 8), ("q4_1", 0), ("4 bits by 64", 0)])
 def test_a_block_of_zeros_has_the_code_of_zero(name: str, code: int) -> None:
     planes = FORMATS[name](torch.zeros(1, 64)).tensors[0]
-    assert (cache_formats.unpacked(planes) == code).all()
+    assert (cache_formats.unpack(planes) == code).all()
 
 
 @pytest.mark.parametrize("bits", [2, 4, 5])
 def test_planes_of_bits_unpack(bits: int) -> None:
     codes = torch.randint(0, 1 << bits, (3, 64), generator=torch.Generator().manual_seed(0))
-    planes = cache_formats.packed(codes, bits)
+    planes = cache_formats.pack(codes, bits)
     assert planes.nbytes == 3 * 64 * bits // 8
-    assert torch.equal(cache_formats.unpacked(planes), codes)
+    assert torch.equal(cache_formats.unpack(planes), codes)
 
 
 def test_rotated_before_and_back_after() -> None:
@@ -108,7 +108,7 @@ def test_rotated_before_and_back_after() -> None:
         seen.append(rotated)
         return Stored((rotated,), rotated)
 
-    back = aura_beside.through(keep, x, seed=0).decoded
+    back = format_quality.store_rotated(keep, x, seed=0).decoded
     assert torch.allclose(seen[0].abs(), torch.full_like(x, 128**-0.5), atol=1e-6)
     assert (back - x).abs().max() <= 1e-6
 
@@ -126,13 +126,13 @@ def test_attention_is_causal_and_of_the_last_positions() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, list[aura_beside.Result]]:
+def found() -> dict[str, list[format_quality.Result]]:
     sizes = {"tokens": 256, "heads": 2}
-    by_name = {str(outliers): aura_beside.normal(outliers, **sizes) for outliers in (False, True)}
-    return aura_beside.compare_all(by_name)
+    by_name = {str(outliers): format_quality.random_source(outliers, **sizes) for outliers in (False, True)}
+    return format_quality.compare_all(by_name)
 
 
-def one(results: list[aura_beside.Result], name: str, family: str) -> aura_beside.Result:
+def one(results: list[format_quality.Result], name: str, family: str) -> format_quality.Result:
     (result,) = (r for r in results if (r.name, r.family) == (name, family))
     return result
 
@@ -152,19 +152,19 @@ def test_outliers_cost_blocks_of_neighbours_twice_as_much_but_not_after_the_rota
 
 
 def test_tables_and_plot(found: dict, tmp_path: Path) -> None:
-    rows = aura_beside.table(found).split("\n")
-    assert len(rows) == 2 + len(aura_beside.SCHEMES) + 2 * len(FORMATS)
+    rows = format_quality.table(found).split("\n")
+    assert len(rows) == 2 + len(format_quality.SCHEMES) + 2 * len(FORMATS)
     assert {row.count("|") for row in rows} == {9}
-    assert [row.count("|") for row in aura_beside.norms_table(found).split("\n")] == [6] * (
-        2 + len(aura_beside.SCHEMES)
+    assert [row.count("|") for row in format_quality.norms_table(found).split("\n")] == [6] * (
+        2 + len(format_quality.SCHEMES)
     )
-    aura_beside.plot(found, tmp_path / "plot.png")
+    format_quality.plot(found, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_documentation_has_a_row_of_each(found: dict) -> None:
     page = (ROOT / "docs/aura.md").read_text()
-    for row in aura_beside.table(found).split("\n")[2:]:
+    for row in format_quality.table(found).split("\n")[2:]:
         name, bits = row.split("|")[1:3]
         expected = "8.00" if name.startswith(" fp8") else bits.strip()
         assert f"|{name}| {expected} |" in page

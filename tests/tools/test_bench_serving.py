@@ -53,7 +53,7 @@ def job(requests: int, clients: int, tokens: int) -> server.Job:
 
 def test_a_client_of_an_engine_has_one_request_in_flight() -> None:
     engine = StubEngine()
-    answer = server.together(job(requests=5, clients=2, tokens=3), engine, 3, "job0")
+    answer = server.serve_batched(job(requests=5, clients=2, tokens=3), engine, 3, "job0")
     assert engine.at_once == [2] * 6 + [1] * 3
     assert [len(times) for times in answer["arrived"]] == [3] * 5
     for submitted, arrived in zip(answer["submitted"], answer["arrived"], strict=True):
@@ -63,7 +63,7 @@ def test_a_client_of_an_engine_has_one_request_in_flight() -> None:
 
 def test_more_clients_than_requests() -> None:
     engine = StubEngine()
-    answer = server.together(job(requests=2, clients=8, tokens=1), engine, 1, "job0")
+    answer = server.serve_batched(job(requests=2, clients=8, tokens=1), engine, 1, "job0")
     assert engine.at_once == [2] and len(answer["arrived"]) == 2
 
 
@@ -72,7 +72,7 @@ def test_generate_takes_requests_in_the_order_of_their_submission() -> None:
         for _ in range(tokens):
             arrive()
 
-    answer = server.one_after_another(job(requests=4, clients=2, tokens=2), generate)
+    answer = server.serve_sequentially(job(requests=4, clients=2, tokens=2), generate)
     submitted, arrived = answer["submitted"], answer["arrived"]
     assert [len(times) for times in arrived] == [2] * 4
     assert submitted[1] < arrived[0][0] < arrived[0][1] < arrived[1][0]  # the second waits for the first

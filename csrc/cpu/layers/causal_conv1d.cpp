@@ -14,9 +14,9 @@ namespace {
 using cpu::kChannels, cpu::kLargestW, cpu::kTransposedChannels, cpu::kTransposedTokens;
 
 constexpr int64_t kTokens = 4;  // at a time: as many streams in and out of memory
-constexpr int64_t kTokenGrain = 32768,
-                  kStepGrain = 4096;  // elements that are worth a thread, a step's with their states
-constexpr int64_t kFewColumns = 8;    // of a state that is moved as a whole
+// Elements that are worth a thread; a step's come with their states.
+constexpr int64_t kTokenGrain = 32768, kStepGrain = 4096;
+constexpr int64_t kFewColumns = 8;  // of a state that is moved as a whole
 
 // What a work item, some channels of one sequence, keeps in f32.
 struct Scratch {

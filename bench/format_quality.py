@@ -51,7 +51,7 @@ class Result(NamedTuple):
     errors: tuple[float, float, float]  # of keys, values and attention's output
 
 
-def normal(outliers: bool, tokens: int = 4096, heads: int = 4, queries: int = 16, D: int = 128) -> Source:
+def random_source(outliers: bool, tokens: int = 4096, heads: int = 4, queries: int = 16, D: int = 128) -> Source:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, heads, count, D) for count in (queries, tokens, tokens))
     if outliers:
@@ -62,7 +62,7 @@ def normal(outliers: bool, tokens: int = 4096, heads: int = 4, queries: int = 16
 
 
 @torch.no_grad()
-def of_the_model(pieces: Tensor) -> Source:
+def model_source(pieces: Tensor) -> Source:
     """What its layer of attention is given, of these tokens [count, length]."""
     from transformers import AttentionInterface, Qwen3NextForCausalLM
 
@@ -81,7 +81,7 @@ def of_the_model(pieces: Tensor) -> Source:
     return source
 
 
-def of_aura(source: Source, scheme: str, half_norms: bool = False) -> tuple[Tensor, Tensor, float]:
+def store_as_aura(source: Source, scheme: str, half_norms: bool = False) -> tuple[Tensor, Tensor, float]:
     """Keys and values as a cache gives them back, and bits a value. half_norms: as if norms were kept in float16."""
     B, heads, tokens, D = source.k.shape
     cache = KVCache(scheme, B, heads, D, tokens, dtype=torch.float32)
@@ -95,15 +95,16 @@ def of_aura(source: Source, scheme: str, half_norms: bool = False) -> tuple[Tens
     return k, v, 8 * bytes_used / (k.numel() + v.numel())
 
 
-def of_format(source: Source, name: str, rotated: bool) -> tuple[Tensor, Tensor, float]:
+def store_as_format(source: Source, name: str, rotated: bool) -> tuple[Tensor, Tensor, float]:
     stored = [
-        through(FORMATS[name], x, SIGNS[what] if rotated else None) for what, x in zip(SIGNS, source[1:], strict=True)
+        store_rotated(FORMATS[name], x, SIGNS[what] if rotated else None)
+        for what, x in zip(SIGNS, source[1:], strict=True)
     ]
     k, v = stored
     return k.decoded, v.decoded, (k.bits + v.bits) / 2
 
 
-def through(form: Callable[[Tensor], Stored], x: Tensor, seed: int | None) -> Stored:
+def store_rotated(form: Callable[[Tensor], Stored], x: Tensor, seed: int | None) -> Stored:
     """x coded and decoded; with a seed, rotated before by those signs and back afterwards."""
     if seed is None:
         return form(x)
@@ -128,15 +129,19 @@ def compare(source: Source) -> list[Result]:
     found = []
     for scheme in SCHEMES:
         for family, half_norms in zip(FAMILIES[:2], (False, True), strict=True):
-            found.append(result(f"AURA {scheme}", family, *of_aura(source, scheme, half_norms)))
+            found.append(result(f"AURA {scheme}", family, *store_as_aura(source, scheme, half_norms)))
     for name in FORMATS:
         for family, rotated in zip(FAMILIES[2:], (False, True), strict=True):
-            found.append(result(name, family, *of_format(source, name, rotated)))
+            found.append(result(name, family, *store_as_format(source, name, rotated)))
     return found
 
 
 def sources(pieces: Tensor) -> dict[str, Source]:
-    return {"normal": normal(outliers=False), "outliers": normal(outliers=True), "model": of_the_model(pieces)}
+    return {
+        "normal": random_source(outliers=False),
+        "outliers": random_source(outliers=True),
+        "model": model_source(pieces),
+    }
 
 
 def compare_all(by_name: dict[str, Source]) -> dict[str, list[Result]]:

@@ -1,0 +1,15 @@
+"""Where a library is that bench takes from another package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+
+def library_folder(package: str, variable: str, inside: str = "") -> Path | None:
+    """What the environment's `variable` names, else the folder `inside` an installed package; None without either."""
+    if variable in os.environ:
+        return Path(os.environ[variable])
+    found = importlib.util.find_spec(package)
+    return None if found is None or found.origin is None else Path(found.origin).parent / inside
