@@ -36,6 +36,7 @@ from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
 from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
 from torch_gdn.ops.layers.gdn_gating import gdn_gating
 from torch_gdn.ops.layers.l2norm import l2norm, l2norm_fwd
+from torch_gdn.ops.layers.rms_norm import rms_norm
 from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
 from torch_gdn.warmup import warmup
 
@@ -76,6 +77,7 @@ __all__ = [
     "recording",
     "reference",
     "reshape_and_cache",
+    "rms_norm",
     "rms_norm_gated",
     "solve_tril",
     "warmup",

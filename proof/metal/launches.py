@@ -68,14 +68,16 @@ def rule_calls() -> list[Call]:
 
 @cache
 def all_launches() -> list[Launch]:
-    """Of everything that is proved; the rows of the gated norm, whose length is free, are those of NORM_ROWS."""
+    """Of everything that is proved; the rows of norms, whose length is free, are those of the table."""
     rules = rule_calls()
     wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
     wanted += [*calls.all_stages(rules), *(partial(calls.longest_norm, dtype) for dtype in DTYPES)]
     wanted += [*calls.aura_calls(), *calls.attention_calls()]
     for x, weight, other in itertools.product(DTYPES, repeat=3):  # the state, or the gate
         wanted += [partial(calls.convolution, x, weight, other, W) for W in (2, 3, 4)]
-        wanted += [partial(calls.norm, x, other, weight, *row) for row in calls.NORM_ROWS]
+        wanted += [partial(calls.gated_norm, x, other, weight, *row) for row in calls.NORM_ROWS]
+    for x, weight in itertools.product(DTYPES, repeat=2):
+        wanted += [partial(calls.hidden_norm, x, weight, *row) for row in calls.HIDDEN_ROWS]
     return launches([*wanted, calls.gating, calls.many_slots, calls.copying])
 
 

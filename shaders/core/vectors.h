@@ -27,6 +27,13 @@ METAL_FUNC Values<Width> no_values() {
   return values;
 }
 
+// To T and back.
+template <typename T, int Width>
+METAL_FUNC Values<Width> rounded(Values<Width> values) {
+  UNROLL for (int i = 0; i < Width; ++i) values.at[i] = float(T(values.at[i]));
+  return values;
+}
+
 template <int Width, typename T>
 METAL_FUNC Values<Width> load_values(device const T* source) {
   Values<Width> values;

@@ -1,8 +1,8 @@
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kRmsNormRows = 4;           // of a threadgroup, one a simdgroup
-GDN_CONSTANT int kRmsNormLargestRow = 1024;  // a lane holds 32 elements in registers
+GDN_CONSTANT int kRmsNormGatedRows = 4;           // of a threadgroup, one a simdgroup
+GDN_CONSTANT int kRmsNormGatedLargestRow = 1024;  // a lane holds 32 elements in registers
 
 struct RmsNormGatedParameters {
   int32_t rows, tokens, heads;  // the rows are [B, T, H]

@@ -7,12 +7,6 @@
 #include "core/vectors.h"
 #include "layers/rms_norm_gated.h"
 
-template <typename T, int Width>
-METAL_FUNC Values<Width> rounded(Values<Width> values) {
-  UNROLL for (int i = 0; i < Width; ++i) values.at[i] = float(T(values.at[i]));
-  return values;
-}
-
 template <typename T, typename Gate, typename Weight, int D, int Width>
 [[kernel]] void rms_norm_gated(
     device const T* x [[buffer(0)]],
@@ -23,10 +17,10 @@ template <typename T, typename Gate, typename Weight, int D, int Width>
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  static_assert(D >= 1 && D <= kRmsNormLargestRow && D % Width == 0, "D is at most 1024, in whole vectors");
+  static_assert(D >= 1 && D <= kRmsNormGatedLargestRow && D % Width == 0, "D is at most 1024, in whole vectors");
   constexpr int kOwn = (D / Width + 31) / 32;
   const RowIndex at =
-      row_index(int64_t(group.x) * kRmsNormRows + simdgroup, parameters.rows, parameters.tokens, parameters.heads);
+      row_index(int64_t(group.x) * kRmsNormGatedRows + simdgroup, parameters.rows, parameters.tokens, parameters.heads);
   device const T* source = x + offset_of(parameters.x, at);
   device const Gate* gates = gate + offset_of(parameters.gate, at);
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.aura import BITS, Codec, make_cache
-from tests.helpers.errors import assert_close
+from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512") if sys.platform == "linux" else ("DEFAULT",)
@@ -89,6 +89,8 @@ def calls() -> list[tuple[str, tuple[object, ...], dict[str, Any]]]:
         found.append(("causal_conv1d", (x, weight, None, state, True, None, "silu"), {}))
     for each in norms().values():
         found += [("rms_norm_gated", (*each, 1e-6, "silu", rounds), {}) for rounds in (False, True)]
+    for x, g, weight in norms().values():
+        found += [("rms_norm", (x, weight, each, 1e-6, True), {}) for each in (None, g)]
     found.append(("rms_norm_gated", (torch.ones_like(gates()), gates(), None, 0.0, "sigmoid"), {}))
     found += [("l2norm", (x,), {}) for x, *_ in norms().values()]
     heads = gates().T[None]  # [1, 1, HV]: whole vectors and a remainder
@@ -104,6 +106,7 @@ class Results:
     convolutions: dict[torch.dtype, tuple[Tensor, Tensor]]  # of rows and of columns
     one_token_calls: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]]  # y, and the state afterwards
     norms: dict[torch.dtype, tuple[Tensor, Tensor]]  # with one rounding, and where transformers rounds
+    hidden_norms: dict[torch.dtype, tuple[tuple[Tensor, Tensor], ...]]  # without a residual, and with one
     sigmoid: Tensor
     l2norms: dict[torch.dtype, Tensor]
     gates: tuple[Tensor, Tensor]  # g and beta
@@ -125,9 +128,10 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     convolutions = {dtype: (next(left)[0], next(left)[0]) for dtype in BOUND}
     of_one_token = {each: next(left) for each in one_token_calls()}
     of_norms = {dtype: (next(left), next(left)) for dtype in BOUND}
+    hidden_norms = {dtype: (next(left), next(left)) for dtype in BOUND}
     sigmoid, l2norms, of_gates = next(left), {dtype: next(left) for dtype in BOUND}, next(left)
     decoded = {each: next(left) for each in codes()}
-    return Results(convolutions, of_one_token, of_norms, sigmoid, l2norms, of_gates, decoded, next(left))
+    return Results(convolutions, of_one_token, of_norms, hidden_norms, sigmoid, l2norms, of_gates, decoded, next(left))
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
@@ -161,6 +165,15 @@ def test_normalises(results: Results, dtype: torch.dtype) -> None:
     product = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).to(dtype) * weight.to(dtype)
     expected = (product.double() * torch.nn.functional.silu(g)).to(dtype)
     assert (thrice != expected).sum() < 0.002 * expected.numel(), "a sum of another order rounds another way"
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_normalises_sums(results: Results, dtype: torch.dtype) -> None:
+    x, g, weight = (each.double() for each in norms()[dtype])
+    (y, _), (of_sum, h) = results.hidden_norms[dtype]
+    assert_close("y", y, reference.rms_norm(x, weight, None, 1e-6, True)[0], BOUND[dtype], head_dim=1)
+    assert_close("y of the sum", of_sum, reference.rms_norm(x, weight, g, 1e-6, True)[0], BOUND[dtype], head_dim=1)
+    assert_same_bits("h", h, (x.float() + g.float()).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)

@@ -23,12 +23,13 @@ OPS = (
     "fused_recurrent_gated_delta_rule",
     "causal_conv1d",
     "causal_conv1d_update_",
+    "rms_norm",
     "rms_norm_gated",
     "gdn_gating",
     "chunk_gated_delta_rule_",
     "fused_recurrent_gated_delta_rule_",
 )
-UNPACKED = ("l2norm", "rms_norm_gated", "gdn_gating")  # have no cu_seqlens
+UNPACKED = ("l2norm", "rms_norm", "rms_norm_gated", "gdn_gating")  # have no cu_seqlens
 CHUNKED = (*OPS[:6], "chunk_gated_delta_rule", "chunk_gated_delta_rule_")  # and chunk_indices
 IN_PLACE = tuple(op for op in OPS if op.endswith("_"))
 COPY = "batch_copy_"  # takes bytes, not activations: it is in none of the above
@@ -66,6 +67,7 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
         },
         "l2norm": {"x": case.q},
         "gdn_gating": {"A_log": case.g[0, 0].clone(), "a": case.g, "b": case.beta, "dt_bias": case.beta[0, 0].clone()},
+        "rms_norm": {"x": case.v, "weight": case.v[0, 0, 0].clone(), "residual": case.v.flip(0), "zero_centered": True},
         "rms_norm_gated": {"x": case.v, "g": case.v.flip(0), "weight": case.v[0, 0, 0].clone()},
         "chunk_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta, "chunk_size": 16} | state,
         "fused_recurrent_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta} | state,
@@ -137,6 +139,17 @@ def refused_by_layers(bad: Callable[..., None]) -> None:
 
 
 def bad_norms(bad: Callable[..., None]) -> None:
+    op = "rms_norm"
+    for size in (0, 16385):
+        long_rows = {name: torch.zeros(2, size) for name in ("x", "residual")}
+        bad(op, "x", ValueError, f"D of {size}", lambda call, long_rows=long_rows: call | long_rows)
+    bad(op, "x", TypeError, "float64", change("x", torch.Tensor.double))
+    bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
+    bad(op, "weight", ValueError, "too short", change("weight", lambda w: w[1:]))
+    bad(op, "residual", TypeError, "another dtype", change("residual", torch.Tensor.half))
+    bad(op, "residual", ValueError, "three dimensions", change("residual", flat))
+    bad(op, "eps", ValueError, "negative", put("eps", -1e-6))
+    bad(op, "zero_centered", ValueError, "no weight", put("weight", None))
     op = "rms_norm_gated"
     for size in (0, 1025):
         long_rows = {name: torch.zeros(2, size) for name in ("x", "g")}

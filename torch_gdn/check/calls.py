@@ -39,6 +39,8 @@ AURA_SCHEMES = ((8, 8), (8, 4), (4, 4), (4, 2), (3, 3), (2, 2))  # bits of keys 
 AURA_ROWS = (1, 2, 4, 8, 17)  # queries x query heads of a KV head: each is a form of pass 1
 # D of the gated norm, and whether its rows start at a multiple of 4 elements: models' heads; no multiple of 4; longest.
 NORM_ROWS = ((128, True), (192, True), (512, True), (128, False), (33, False), (1023, False), (1024, True))
+# The same of a decoder layer's norm: heads, hidden sizes of models; no multiple of 4; longest.
+HIDDEN_ROWS = ((256, True), (2048, True), (4096, True), (1023, False), (16384, True))
 TOKENS = 2
 ATTENTION_SIZES = (64, 80, 96, 128, 256)
 ATTENTION_ROWS = (8, 16, 64)  # queries x query heads of a KV head: each is a form of paged attention
@@ -188,9 +190,14 @@ def convolution(x: torch.dtype, weight: torch.dtype, state: torch.dtype, W: int)
     torch_gdn.causal_conv1d(columns, empty(8, W, dtype=weight), initial_state=empty(1, 8, W, dtype=state))
 
 
-def norm(x: torch.dtype, gate: torch.dtype, weight: torch.dtype, D: int, aligned: bool) -> None:
+def gated_norm(x: torch.dtype, gate: torch.dtype, weight: torch.dtype, D: int, aligned: bool) -> None:
     y, z, factor = (empty(D, dtype=dtype, aligned=aligned) for dtype in (x, gate, weight))
     torch_gdn.rms_norm_gated(y, z, factor)
+
+
+def hidden_norm(x: torch.dtype, weight: torch.dtype, D: int, aligned: bool) -> None:
+    y, factor = (empty(D, dtype=dtype, aligned=aligned) for dtype in (x, weight))
+    torch_gdn.rms_norm(y, factor, residual=y)
 
 
 def gating() -> None:
@@ -258,7 +265,8 @@ def attention_calls(quick: bool = False) -> list[Thunk]:
 def layer_calls(quick: bool = False) -> list[Thunk]:
     """The kernels beside the rule, all tensors of one dtype: W of 4, and rows of models' heads."""
     dtypes = DTYPES[:1] if quick else DTYPES
-    norms = [partial(norm, dtype, dtype, dtype, *row) for dtype in dtypes for row in NORM_ROWS[:3]]
+    norms = [partial(gated_norm, dtype, dtype, dtype, *row) for dtype in dtypes for row in NORM_ROWS[:3]]
+    norms += [partial(hidden_norm, dtype, dtype, *row) for dtype in dtypes for row in HIDDEN_ROWS[: 1 if quick else 5]]
     return [*(partial(convolution, dtype, dtype, dtype, 4) for dtype in dtypes), *norms, gating, many_slots, copying]
 
 

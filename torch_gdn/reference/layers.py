@@ -8,7 +8,15 @@ from torch.nn.functional import silu
 
 from torch_gdn.reference.common import beta_of, compute_dtype, log_decay_of, sequences
 
-__all__ = ["batch_copy_", "causal_conv1d", "causal_conv1d_update_", "gdn_gating", "l2norm", "rms_norm_gated"]
+__all__ = [
+    "batch_copy_",
+    "causal_conv1d",
+    "causal_conv1d_update_",
+    "gdn_gating",
+    "l2norm",
+    "rms_norm",
+    "rms_norm_gated",
+]
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -23,6 +31,28 @@ def gdn_gating(
     """g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), or twice that."""
     dtype = compute_dtype(a)
     return log_decay_of(a.to(dtype), True, A_log, dt_bias), beta_of(b.to(dtype), True, allow_neg_eigval)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    eps: float = 1e-6,
+    zero_centered: bool = False,
+    round_norm: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """h * rsqrt(mean h^2 + eps) * weight over the last dimension, and h = x + residual where there is one.
+
+    `zero_centered`: 1 + weight in its place. `round_norm`: the normalised h is rounded to x's dtype before.
+    """
+    dtype = compute_dtype(x)
+    h = x.to(dtype) if residual is None else x.to(dtype) + residual.to(dtype)
+    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
+    if round_norm:
+        y = y.to(x.dtype).to(dtype)
+    if weight is not None:
+        y = y * (weight.to(dtype) + zero_centered)
+    return y.to(x.dtype), None if residual is None else h.to(x.dtype)
 
 
 def rms_norm_gated(

@@ -37,8 +37,21 @@ using ConvolveStep = void (*)(const ConvolutionStep&);
 // Channel-first x, `stride` elements from channel to channel, as rows of kTransposedChannels floats.
 using ReadTransposed = void (*)(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out);
 
-// Rows of x, of the gate and of the output.
+// Rows of x, of what is added to it before, and of the outputs, all of one dtype.
 struct NormRows {
+  const void *x, *residual;           // residual may be nullptr
+  void *out, *sum;                    // contiguous; sum = x + residual
+  int64_t x_stride, residual_stride;  // elements from row to row
+  int64_t rows, D;
+  const float* weight;  // [D], or nullptr: ones
+  float weight_offset;  // added to it
+  float eps;
+  bool round_norm;
+};
+using NormaliseRows = void (*)(const NormRows&);
+
+// Rows of x, of the gate and of the output.
+struct GatedNormRows {
   const void *x, *gate;
   void* out;
   int64_t x_stride, gate_stride;  // elements from row to row; `out` is contiguous
@@ -47,7 +60,7 @@ struct NormRows {
   float eps;
   bool sigmoid, round_norm, round_product;
 };
-using NormaliseRows = void (*)(const NormRows&);
+using NormaliseGatedRows = void (*)(const GatedNormRows&);
 
 struct ConvolutionKernels {
   // From rows of x, or of floats, to rows of x's dtype.
@@ -62,9 +75,14 @@ struct ConvolutionKernels {
 const ConvolutionKernels& convolution_kernels();
 
 struct NormKernels {
-  NormaliseRows (*normalise_rows)(at::ScalarType x, at::ScalarType gate);
+  NormaliseRows (*normalise_rows)(at::ScalarType dtype, bool has_residual);
 };
 const NormKernels& norm_kernels();
+
+struct GatedNormKernels {
+  NormaliseGatedRows (*normalise_rows)(at::ScalarType x, at::ScalarType gate);
+};
+const GatedNormKernels& gated_norm_kernels();
 
 // In place.
 struct GatingKernels {

@@ -5,6 +5,6 @@
 
 namespace torch_gdn::cpu {
 
-const NormKernels& norm_kernels() { return TORCH_GDN_BEST_VARIANT(kNormKernels); }
+const GatedNormKernels& gated_norm_kernels() { return TORCH_GDN_BEST_VARIANT(kGatedNormKernels); }
 
 }  // namespace torch_gdn::cpu

@@ -2,8 +2,8 @@
 // from L1.
 
 template <typename Element, typename Gate>
-TORCH_GDN_INLINE void gate_lanes(const NormRows& rows, const Element* x, const Gate* gate, Element* out, int64_t first,
-                                 int64_t count, Floats factor) {
+TORCH_GDN_INLINE void gate_lanes(const GatedNormRows& rows, const Element* x, const Gate* gate, Element* out,
+                                 int64_t first, int64_t count, Floats factor) {
   Floats value = load(x + first, count) * factor;
   if (rows.round_norm) value = Memory<Element>::rounded(value);
   if (rows.weight != nullptr) value *= load(rows.weight + first, count);
@@ -14,7 +14,7 @@ TORCH_GDN_INLINE void gate_lanes(const NormRows& rows, const Element* x, const G
 }
 
 template <typename Element, typename Gate>
-void normalise_rows(const NormRows& rows) {
+void normalise_gated_rows(const GatedNormRows& rows) {
   const auto* x = static_cast<const Element*>(rows.x);
   const auto* gate = static_cast<const Gate*>(rows.gate);
   auto* out = static_cast<Element*>(rows.out);
@@ -30,14 +30,14 @@ void normalise_rows(const NormRows& rows) {
 }
 
 template <typename Element>
-NormaliseRows normalise_rows_of(at::ScalarType gate) {
-  if (gate == at::kFloat) return &normalise_rows<Element, float>;
-  return gate == at::kHalf ? &normalise_rows<Element, c10::Half> : &normalise_rows<Element, c10::BFloat16>;
+NormaliseGatedRows normalise_gated_rows_of(at::ScalarType gate) {
+  if (gate == at::kFloat) return &normalise_gated_rows<Element, float>;
+  return gate == at::kHalf ? &normalise_gated_rows<Element, c10::Half> : &normalise_gated_rows<Element, c10::BFloat16>;
 }
 
-NormaliseRows normalise_rows_of(at::ScalarType x, at::ScalarType gate) {
-  if (x == at::kFloat) return normalise_rows_of<float>(gate);
-  return x == at::kHalf ? normalise_rows_of<c10::Half>(gate) : normalise_rows_of<c10::BFloat16>(gate);
+NormaliseGatedRows normalise_gated_rows_of(at::ScalarType x, at::ScalarType gate) {
+  if (x == at::kFloat) return normalise_gated_rows_of<float>(gate);
+  return x == at::kHalf ? normalise_gated_rows_of<c10::Half>(gate) : normalise_gated_rows_of<c10::BFloat16>(gate);
 }
 
-constexpr NormKernels kNormKernels = {&normalise_rows_of};
+constexpr GatedNormKernels kGatedNormKernels = {&normalise_gated_rows_of};

@@ -8,7 +8,7 @@ namespace torch_gdn {
 
 namespace {
 
-static_assert(RmsNormGated<int64_t>::kLargestRow == kRmsNormLargestRow);
+static_assert(RmsNormGated<int64_t>::kLargestRow == kRmsNormGatedLargestRow);
 
 Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, const Tensor& g, const Tensor& y) {
   const bool has_weight = op.weight.has_value();
@@ -31,8 +31,8 @@ Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, c
           {metal_type(x.scalar_type()), metal_type(g.scalar_type()), metal_type(weight.scalar_type()),
            std::to_string(op.D), aligned ? vector_width({x, g}) : "1"},
           {x, g, weight, y, Binding::values(parameters)},
-          {size_t(ceil_div(rows, kRmsNormRows)), 1, 1},
-          32 * kRmsNormRows};
+          {size_t(ceil_div(rows, kRmsNormGatedRows)), 1, 1},
+          32 * kRmsNormGatedRows};
 }
 
 void run(const RmsNormGated<int64_t>& op, const Tensor& y) {

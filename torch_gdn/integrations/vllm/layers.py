@@ -1,4 +1,4 @@
-"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, its norm over `rms_norm_gated`, its experts on mps.
+"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, its norms over ours, its experts on mps.
 
 vLLM instantiates these in place of its own classes, by name: PluggableLayer.register_oot and CustomOp.register_oot.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-from vllm.model_executor.layers.layernorm import RMSNormGated
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm, RMSNormGated
 from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import OlmoHybridGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
@@ -110,6 +110,33 @@ class TorchGdnRMSNormGated(RMSNormGated):
     forward_cpu = forward_oot = forward_native
 
 
+def normalise(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, **options: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    y, h = torch.ops.gdn.rms_norm(x, weight, residual, eps, **options)
+    return y if residual is None else (y, h)
+
+
+class TorchGdnRMSNorm(RMSNorm):
+    """Without compilation, where vLLM's own is PyTorch's operations one by one; Inductor fuses those."""
+
+    def forward_oot(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        has_other_dtype = self.weight.dtype not in (x.dtype, torch.float32)
+        if self.variance_size_override is not None or has_other_dtype:
+            return self.forward_native(x, residual)
+        weight = self.weight if self.has_weight else None
+        return normalise(x, residual, weight, self.variance_epsilon, round_norm=self.weight.dtype == x.dtype)
+
+    forward_cpu = forward_oot
+
+
+class TorchGdnGemmaRMSNorm(GemmaRMSNorm):
+    def forward_oot(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        return normalise(x, residual, self.weight, self.variance_epsilon, zero_centered=True)
+
+    forward_cpu = forward_oot
+
+
 class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
     """The experts of a layer. vLLM leaves the computation to the platform where it is not one of its own."""
 
@@ -140,5 +167,7 @@ def register() -> None:
     QwenGatedDeltaNetAttention.register_oot(TorchGdnQwenAttention)
     OlmoHybridGatedDeltaNetAttention.register_oot(TorchGdnOlmoHybridAttention)
     RMSNormGated.register_oot(TorchGdnRMSNormGated)
+    RMSNorm.register_oot(TorchGdnRMSNorm)
+    GemmaRMSNorm.register_oot(TorchGdnGemmaRMSNorm)
     if current_platform.is_out_of_tree():
         UnquantizedFusedMoEMethod.register_oot(TorchGdnFusedMoEMethod)

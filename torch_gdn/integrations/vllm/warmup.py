@@ -27,6 +27,7 @@ def compile_kernels(runner: Any) -> float:
                 call_attention(runner, layer, tokens, sequences)
             else:
                 call_delta_rule(runner, layer, tokens, sequences)
+        call_norms(runner)
         if runner.cache_config.mamba_cache_mode == "align":  # states move between blocks
             pool, first = torch.zeros(16, dtype=torch.uint8, device=runner.device), torch.zeros(1, dtype=torch.int64)
             torch_gdn.batch_copy_(pool, first, first + 8, first + 4)
@@ -43,6 +44,15 @@ def distinct_layers(layers: Any) -> list[Any]:
         window = getattr(getattr(layer, "impl", None), "window", None)
         kinds.setdefault((type(layer), window, shapes), layer)
     return list(kinds.values())
+
+
+def call_norms(runner: Any) -> None:
+    from torch_gdn.integrations.vllm.layers import TorchGdnGemmaRMSNorm, TorchGdnRMSNorm
+
+    for module in runner.model.modules():
+        if isinstance(module, (TorchGdnRMSNorm, TorchGdnGemmaRMSNorm)):
+            x = torch.zeros(1, module.weight.shape[0], dtype=runner.dtype, device=runner.device)
+            module(x, x)
 
 
 def call_delta_rule(runner: Any, layer: Any, tokens: list[int], sequences: list[int]) -> None:

@@ -1,0 +1,10 @@
+#include "cpu/simd/layer_kernels.h"
+
+#define TORCH_GDN_PER_ISA "cpu/simd/rms_norm.h"
+#include "cpu/simd/isa_variants.h"
+
+namespace torch_gdn::cpu {
+
+const NormKernels& norm_kernels() { return TORCH_GDN_BEST_VARIANT(kNormKernels); }
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.devices import launched, on_a_mac
+from tests.helpers.errors import assert_close, assert_same_bits, relative_error
+from torch_gdn import reference
+
+BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
+
+
+def normalise(
+    device: torch.device, x: Tensor, weight: Tensor | None, residual: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    there = [None if each is None else each.to(device) for each in (x, weight, residual)]
+    y, h = launched(device, "rms_norm", torch.ops.gdn.rms_norm, *there, **options)
+    return y.cpu(), h.cpu()
+
+
+def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """x, weight and residual."""
+    return torch.randn(shape).to(dtype), torch.rand(shape[-1]).to(dtype), 3 * torch.randn(shape).to(dtype)
+
+
+def exact(x: Tensor, weight: Tensor | None, residual: Tensor | None, *options: Any) -> Tensor:
+    doubles = [None if each is None else each.double() for each in (x, weight, residual)]
+    return reference.rms_norm(*doubles, *options)[0]
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("D", [33, 256, 1024, 2050, 5120])
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, zero_centered: bool) -> None:
+    x, weight, residual = inputs(3, 2, D, dtype=dtype)
+    y, h = normalise(device, x, weight, residual, eps=1e-5, zero_centered=zero_centered)
+    assert y.dtype == h.dtype == dtype and y.is_contiguous() and h.is_contiguous()
+    assert_close("y", y, exact(x, weight, residual, 1e-5, zero_centered), BOUND[dtype])
+    assert_same_bits("h", h, (x.float() + residual.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_without_a_residual(device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, _ = inputs(3, 320, dtype=dtype)
+    y, h = normalise(device, x, weight)
+    assert_close("y", y, exact(x, weight, None), BOUND[dtype], head_dim=None)
+    assert h.numel() == 0
+
+
+def test_without_a_weight(device: torch.device) -> None:
+    x, _, residual = inputs(7, 60)
+    y, _ = normalise(device, x, None, residual)
+    assert_close("y", y, exact(x, None, residual), 3e-7, head_dim=None)
+
+
+def test_the_sum_is_not_rounded_before_the_norm(device: torch.device) -> None:
+    x, weight, residual = inputs(50, 128, dtype=torch.bfloat16)
+    y, h = normalise(device, x, weight, residual)
+    of_the_rounded, _ = normalise(device, h, weight)
+    right = exact(x, weight, residual)
+    assert relative_error(y.double(), right) < 0.8 * relative_error(of_the_rounded.double(), right)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounds_where_transformers_does(device: torch.device, dtype: torch.dtype) -> None:
+    """Qwen3-Next's layer rounds once, OLMo-Hybrid's twice; equal but for a few values one ulp away."""
+    models = "transformers.models"
+    zero_centered = pytest.importorskip(f"{models}.qwen3_next.modeling_qwen3_next").Qwen3NextRMSNorm(256)
+    plain = pytest.importorskip(f"{models}.qwen3.modeling_qwen3").Qwen3RMSNorm(256)
+    x, weight, _ = inputs(50, 256, dtype=dtype)
+    for norm, options in ((zero_centered, {"zero_centered": True}), (plain, {"round_norm": True})):
+        norm.weight.data = weight
+        with torch.no_grad():
+            expected = norm(x)
+        y, _ = normalise(device, x, weight, **options)
+        assert (y != expected).sum() < 0.002 * y.numel()
+        other, _ = normalise(device, x, weight, **(options | {"round_norm": "round_norm" not in options}))
+        assert (other != expected).sum() > 0.05 * y.numel(), "the other order gives other bits"
+
+
+def test_a_weight_of_another_dtype(device: torch.device) -> None:
+    x, weight, residual = inputs(3, 64, dtype=torch.bfloat16)
+    y, _ = normalise(device, x, weight.float() / 3, residual)
+    assert_close("y", y, exact(x, weight.float() / 3, residual), BOUND[torch.bfloat16], head_dim=None)
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 1, 2, 3, 64)], ids=str)
+def test_any_number_of_dimensions(device: torch.device, shape: tuple[int, ...]) -> None:
+    x, weight, residual = inputs(*shape)
+    y, h = normalise(device, x, weight, residual)
+    assert y.shape == h.shape == x.shape
+    assert_close("y", y, exact(x, weight, residual), 3e-7, head_dim=None)
+
+
+def test_no_rows(device: torch.device) -> None:
+    empty = torch.zeros(2, 0, 64, device=device)
+    y, h = torch.ops.gdn.rms_norm(empty, None, empty)
+    assert y.shape == h.shape == (2, 0, 64)
+
+
+@pytest.mark.parametrize("layout", ["part of a projection", "odd offset", "heads first", "last stride 2"])
+def test_any_strides(device: torch.device, layout: str) -> None:
+    x, weight, residual = inputs(2, 5, 3, 64)
+    y, h = normalise(device, x, weight, residual)
+    there = residual.to(device)
+    if layout == "part of a projection":
+        view = torch.cat([there, there, there], dim=3)[..., 64:128]
+    elif layout == "odd offset":
+        view = torch.cat([there.new_zeros(1), there.flatten()])[1:].view(there.shape)
+    elif layout == "heads first":
+        view = there.transpose(1, 2).contiguous().transpose(1, 2)
+    else:
+        view = there.repeat_interleave(2, dim=3)[..., ::2]
+    for pair in ((x.to(device), view), (view, x.to(device))):
+        found, sums = torch.ops.gdn.rms_norm(pair[0], weight.to(device), pair[1])
+        assert_same_bits("h", sums.cpu(), h)
+        if device.type == "cpu":
+            assert_same_bits(layout, found.cpu(), y)
+        else:  # rows that are not aligned are summed in another order
+            assert_close(layout, found.cpu(), y.double(), 3e-7)
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
+def test_one_dispatch_and_no_copy() -> None:
+    import simulator
+
+    simulator.activate()
+    whole, weight = torch.randn(2, 4, 2, 192).to("mps"), torch.ones(64).to("mps")
+    with simulator.profile() as profile:
+        y, h = torch_gdn.rms_norm(whole[..., :64], weight, residual=whole[..., 64:128], prenorm=True)
+    assert {name: profile.launched(name) for name in profile.kernels} == {"rms_norm_float_float_64_4": 1}
+    assert y.nbytes + h.nbytes <= profile.allocated_bytes < y.nbytes + h.nbytes + 512
+
+
+def test_nan_stays_in_its_row(device: torch.device) -> None:
+    x, weight, residual = inputs(4, 1024)
+    x[1, 3], residual[2, 5] = torch.nan, torch.nan
+    y, h = normalise(device, x, weight, residual)
+    assert y[[0, 3]].isfinite().all() and y[[1, 2]].isnan().all()
+    assert h.isnan().nonzero().tolist() == [[1, 3], [2, 5]]
+
+
+def test_a_row_of_zeros_stays_zero(device: torch.device) -> None:
+    zeros = torch.zeros(2, 512)
+    y, h = normalise(device, zeros, torch.ones(512), zeros)
+    assert not y.any() and not h.any()
+
+
+def test_the_function_has_fla_s_arguments(device: torch.device) -> None:
+    x, weight, residual = (each.to(device) for each in inputs(3, 64))
+    y, h = torch.ops.gdn.rms_norm(x, weight, residual, 1e-5)
+    found = torch_gdn.rms_norm(x, weight, None, residual, 1e-5, True)
+    assert torch.equal(found[0], y) and torch.equal(found[1], h)
+    assert torch.equal(torch_gdn.rms_norm(x, weight, None, residual, 1e-5), y)
+    assert torch_gdn.rms_norm(x, weight, prenorm=True)[1] is x
+    with pytest.raises(ValueError, match=r"bias: expected None"):
+        torch_gdn.rms_norm(x, weight, weight)
