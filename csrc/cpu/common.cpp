@@ -4,6 +4,8 @@
 #include <functional>
 #include <numeric>
 
+#include "ops/indices.h"
+
 namespace torch_gdn::cpu {
 
 static const RowKernels& kernels = row_kernels();  // Rows asks for them row by row
@@ -14,8 +16,8 @@ std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>
     for (int64_t n = 0; n < s.N; ++n) sequences[n] = {n, 0, s.T};
     return sequences;
   }
-  const Tensor boundaries = *cu_seqlens_on(at::kCPU, cu_seqlens);
-  const auto at = boundaries.accessor<int64_t, 1>();
+  const Tensor boundaries = cu_seqlens->cpu();
+  const Indices at(boundaries);
   for (int64_t n = 0; n < s.N; ++n) sequences[n] = {0, at[n], at[n + 1] - at[n]};
   return sequences;
 }

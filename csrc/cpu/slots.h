@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "ops/indices.h"
 #include "ops/slots.h"
 
 namespace torch_gdn::cpu {
@@ -23,19 +24,18 @@ struct TokenSlots {
 inline std::vector<int64_t> accepted_counts(int64_t N, const StatePool& pool) {
   std::vector<int64_t> counts(N, 1);
   if (!pool.num_accepted_tokens.has_value()) return counts;
-  const Tensor tensor = pool.num_accepted_tokens->to(at::kLong);
-  const auto at = tensor.accessor<int64_t, 1>();
+  const Indices at(*pool.num_accepted_tokens);
   for (int64_t n = 0; n < N; ++n) counts[n] = at[n];
   return counts;
 }
 
 inline TokenSlots token_slots_of(int64_t N, const StatePool& pool) {
   if (!pool.has_slot_per_token()) return {};
-  const Tensor indices = pool.indices->to(at::kLong);
-  const auto at = indices.accessor<int64_t, 2>();
-  TokenSlots slots{at.size(1), std::vector<int64_t>(N * at.size(1))};
-  for (int64_t i = 0; i < N * slots.tokens; ++i) {
-    const int64_t index = at[i / slots.tokens][i % slots.tokens];
+  const Indices at(*pool.indices);
+  const int64_t tokens = pool.indices->size(1);
+  TokenSlots slots{tokens, std::vector<int64_t>(N * tokens)};
+  for (int64_t i = 0; i < N * tokens; ++i) {
+    const int64_t index = at.at(i / tokens, i % tokens);
     slots.index[i] = index <= pool.null_index ? -1 : index;
   }
   return slots;
@@ -49,8 +49,7 @@ struct Checkpoint {
 inline std::vector<Checkpoint> checkpoints_of(int64_t N, const StatePool& pool) {
   std::vector<Checkpoint> checkpoints(N, {0, -1});
   if (!pool.checkpoint_offsets.has_value()) return checkpoints;
-  const Tensor offsets = pool.checkpoint_offsets->to(at::kLong), indices = pool.checkpoint_indices->to(at::kLong);
-  const auto offset = offsets.accessor<int64_t, 1>(), index = indices.accessor<int64_t, 1>();
+  const Indices offset(*pool.checkpoint_offsets), index(*pool.checkpoint_indices);
   for (int64_t n = 0; n < N; ++n) {
     if (index[n] > pool.null_index) checkpoints[n] = {offset[n], index[n]};
   }
@@ -66,8 +65,7 @@ inline std::vector<Slot> slots_of(int64_t N, const StatePool& pool) {
     const auto of_tokens = token_slots_of(N, pool);
     for (int64_t n = 0; n < N; ++n) slots[n].index = of_tokens.of(n, accepted[n] - 1);
   } else if (pool.indices.has_value()) {
-    const Tensor indices = pool.indices->to(at::kLong);
-    const auto at = indices.accessor<int64_t, 1>();
+    const Indices at(*pool.indices);
     for (int64_t n = 0; n < N; ++n) slots[n].index = at[n] <= pool.null_index ? -1 : at[n];
   }
   if (pool.has_initial_state.has_value()) {

@@ -1,5 +1,7 @@
 #include "ops/chunk_shape.h"
 
+#include "ops/indices.h"
+
 namespace torch_gdn {
 
 namespace {
@@ -14,8 +16,7 @@ void check_chunk_rows(const char* op, const ChunkShape<>& s, int64_t chunks) {
 void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_seqlens) {
   if (s.C > 0) check_chunk_rows(op, s, ceil_div(s.T, s.C));  // without a row no kernel runs that could report it
   if (!cu_seqlens.is_cpu()) return;
-  const Tensor boundaries = cu_seqlens.to(at::kLong);
-  const auto at = boundaries.accessor<int64_t, 1>();
+  const Indices at(cu_seqlens);
   TORCH_CHECK_VALUE(at[0] == 0, op, ": cu_seqlens: expected the first boundary to be 0, got ", at[0]);
   TORCH_CHECK_VALUE(at[s.N] == s.T, op, ": cu_seqlens: expected the last boundary to be T = ", s.T, ", got ", at[s.N]);
   for (int64_t n = 0; n < s.N; ++n) {
@@ -31,8 +32,7 @@ void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_se
 void check_sequence_lengths(const char* op, const char* argument, const char* expected, const ChunkShape<>& s,
                             const optional<Tensor>& cu_seqlens, int64_t most) {
   if (!cu_seqlens->is_cpu()) return;
-  const Tensor boundaries = cu_seqlens->to(at::kLong);
-  const auto at = boundaries.accessor<int64_t, 1>();
+  const Indices at(*cu_seqlens);
   for (int64_t n = 0; n < s.N; ++n) {
     const int64_t tokens = at[n + 1] - at[n];
     TORCH_CHECK_VALUE(tokens <= most, op, ": ", argument, ": expected ", expected, ", got ", most, " for ", tokens,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/indices.h"
+
 namespace torch_gdn {
 
 namespace {
@@ -38,12 +40,9 @@ std::vector<Written> written_by(const char* op, const std::vector<ByteRange>& ra
 }  // namespace
 
 std::vector<ByteRange> ByteRanges::read() const {
-  const Tensor source = source_offsets.to(at::kLong), destination = destination_offsets.to(at::kLong),
-               size = sizes.to(at::kLong);
-  const auto from = source.accessor<int64_t, 1>(), to = destination.accessor<int64_t, 1>(),
-             bytes = size.accessor<int64_t, 1>();
-  std::vector<ByteRange> ranges(from.size(0));
-  for (int64_t n = 0; n < from.size(0); ++n) ranges[n] = {from[n], to[n], bytes[n]};
+  const Indices from(source_offsets), to(destination_offsets), bytes(sizes);
+  std::vector<ByteRange> ranges(from.size());
+  for (int64_t n = 0; n < from.size(); ++n) ranges[n] = {from[n], to[n], bytes[n]};
   return ranges;
 }
 

@@ -1,6 +1,12 @@
 #include "ops/slots.h"
 
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
 #include <unordered_set>
+#include <utility>
+
+#include "ops/indices.h"
 
 namespace torch_gdn {
 
@@ -12,9 +18,7 @@ std::unordered_set<int64_t> slots_on_cpu(const StatePool& pool, int64_t N) {
   if (!pool.indices.has_value()) {
     for (int64_t n = 0; n < N; ++n) taken.insert(n);
   } else if (pool.indices->is_cpu()) {
-    const Tensor indices = pool.indices->to(at::kLong).flatten();
-    const auto at = indices.accessor<int64_t, 1>();
-    for (int64_t n = 0; n < at.size(0); ++n) taken.insert(at[n]);
+    for_each_index(*pool.indices, [&](int64_t slot, int64_t) { taken.insert(slot); });
   }
   return taken;
 }
@@ -23,30 +27,28 @@ std::unordered_set<int64_t> slots_on_cpu(const StatePool& pool, int64_t N) {
 
 void check_state_indices(const char* op, const StatePool& pool) {
   if (!pool.indices->is_cpu()) return;
-  const Tensor indices = pool.indices->to(at::kLong).flatten();
-  const auto at = indices.accessor<int64_t, 1>();
   const int64_t slots = pool.states.size(0);
-  std::unordered_set<int64_t> taken;
-  for (int64_t n = 0; n < at.size(0); ++n) {
-    TORCH_CHECK_VALUE(at[n] < slots, op, ": state_indices: expected indices below the number of slots, got ", at[n],
+  c10::SmallVector<std::pair<int64_t, int64_t>, 32> taken;  // slots, and where they are asked for
+  for_each_index(*pool.indices, [&](int64_t slot, int64_t i) {
+    TORCH_CHECK_VALUE(slot < slots, op, ": state_indices: expected indices below the number of slots, got ", slot,
                       " for ", slots, " slots");
-    TORCH_CHECK_VALUE(at[n] <= pool.null_index || taken.insert(at[n]).second, op,
-                      ": state_indices: expected each slot at most once, got ", at[n], " again at ", n);
-  }
+    if (slot > pool.null_index) taken.emplace_back(slot, i);
+  });
+  std::ranges::sort(taken);
+  const auto twice = std::ranges::adjacent_find(taken, {}, &std::pair<int64_t, int64_t>::first);
+  TORCH_CHECK_VALUE(twice == taken.end(), op, ": state_indices: expected each slot at most once, got ", twice->first,
+                    " again at ", (twice + 1)->second);
 }
 
 void check_checkpoint_contents(const char* op, const StatePool& pool, const ChunkShape<>& s,
                                const optional<Tensor>& cu_seqlens, int64_t multiple) {
   if (!pool.checkpoint_offsets->is_cpu() || !pool.checkpoint_indices->is_cpu()) return;
-  const Tensor offsets = pool.checkpoint_offsets->to(at::kLong), indices = pool.checkpoint_indices->to(at::kLong);
-  const auto offset = offsets.accessor<int64_t, 1>(), index = indices.accessor<int64_t, 1>();
-  const bool has_lengths = !s.packed || cu_seqlens->is_cpu();
-  const Tensor boundaries = s.packed && has_lengths ? cu_seqlens->to(at::kLong) : Tensor();
+  const Indices offset(*pool.checkpoint_offsets), index(*pool.checkpoint_indices);
+  const auto boundaries = s.packed && cu_seqlens->is_cpu() ? optional<Indices>(*cu_seqlens) : std::nullopt;
   auto taken = slots_on_cpu(pool, s.N);
   for (int64_t n = 0; n < s.N; ++n) {
     if (offset[n] == 0 || index[n] <= pool.null_index) continue;
-    const int64_t tokens =
-        boundaries.defined() ? boundaries[n + 1].item<int64_t>() - boundaries[n].item<int64_t>() : s.T;
+    const int64_t tokens = boundaries ? (*boundaries)[n + 1] - (*boundaries)[n] : s.T;
     TORCH_CHECK_VALUE(offset[n] > 0 && offset[n] % multiple == 0 && offset[n] <= tokens, op,
                       ": checkpoint_offsets: expected multiples of ", multiple, " up to the tokens of a sequence, got ",
                       offset[n], " for ", tokens, " tokens at ", n);
@@ -60,9 +62,8 @@ void check_checkpoint_contents(const char* op, const StatePool& pool, const Chun
 
 void check_accepted_counts(const char* op, const StatePool& pool, int64_t most) {
   if (!pool.num_accepted_tokens->is_cpu()) return;
-  const Tensor counts = pool.num_accepted_tokens->to(at::kLong);
-  const auto at = counts.accessor<int64_t, 1>();
-  for (int64_t n = 0; n < at.size(0); ++n) {
+  const Indices at(*pool.num_accepted_tokens);
+  for (int64_t n = 0; n < at.size(); ++n) {
     TORCH_CHECK_VALUE(at[n] >= 1 && at[n] <= most, op, ": num_accepted_tokens: expected counts from 1 to ", most,
                       ", got ", at[n], " at ", n);
   }

@@ -26,17 +26,18 @@ struct Scratch {
   alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens, transposed or one by one
 };
 
-// [rows, D, columns] with any strides: states, weights, or x transposed. The tensor must outlive it.
+// Rows of channels of columns, with any strides: states, weights, or x. The tensor must outlive it.
 class Columns {
  public:
-  explicit Columns(const Tensor& x)
+  // The dimensions that are rows, channels and columns; nullopt: there is one row, or one column.
+  Columns(const Tensor& x, optional<int64_t> row, int64_t channel, optional<int64_t> column)
       : data_(static_cast<char*>(const_cast<void*>(x.const_data_ptr()))),  // an output is never copy-on-write
         dtype_(x.scalar_type()),
         item_size_(x.element_size()),
-        columns_(x.size(2)),
-        row_(x.stride(0)),
-        channel_(x.stride(1)),
-        column_(x.stride(2)) {}
+        columns_(column ? x.size(*column) : 1),
+        row_(row ? x.stride(*row) : 0),
+        channel_(x.stride(channel)),
+        column_(column ? x.stride(*column) : 1) {}
 
   void read(int64_t row, int64_t channel, int64_t column, int64_t count, float* out) const {
     const char* in = at(row, channel, column);
@@ -342,7 +343,7 @@ struct Call {
     const int64_t grain = has_steps && tokens <= 1 ? kStepGrain : kTokenGrain;
     const int64_t at_least = grain / (channels * std::max<int64_t>(1, tokens)) + 1;
     at::parallel_for(0, N * groups, at_least, [&](int64_t begin, int64_t end) {
-      const auto scratch = std::make_unique_for_overwrite<Scratch>();
+      thread_local const auto scratch = std::make_unique_for_overwrite<Scratch>();
       for (int64_t item = begin; item < end; ++item) {
         const int64_t n = item % N, channel = item / N * channels;
         const int64_t count = std::min(channels, op.D - channel);
@@ -366,29 +367,29 @@ Call call_of(const CausalConvolution<int64_t>& op, const optional<Tensor>& seq_i
           .x = x,
           .in = Elements(x),
           .out = Elements(y),
-          .columns = Columns(x.transpose(1, 2)),
+          .columns = Columns(x, 0, 2, 1),
           .state = {},
           .new_state = {},
           .slots = cpu::slots_of(op.shape.N, pool),
           .accepted = pool.num_accepted_tokens ? cpu::accepted_counts(op.shape.N, pool) : std::vector<int64_t>(),
           .checkpoints = cpu::checkpoints_of(op.shape.N, pool),
-          .weight = Columns(op.weight.unsqueeze(0)),
-          .bias = op.bias.has_value() ? optional(Columns(op.bias->unsqueeze(0).unsqueeze(2))) : std::nullopt,
+          .weight = Columns(op.weight, std::nullopt, 0, 1),
+          .bias = op.bias.has_value() ? optional(Columns(*op.bias, std::nullopt, 0, std::nullopt)) : std::nullopt,
           .segments = Segments(seq_idx)};
 }
 
 void causal_conv1d(const CausalConv1d<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, final_state] = outputs;
   Call call = call_of(op, op.seq_idx, {}, y);
-  if (op.initial_state.has_value()) call.state.emplace(*op.initial_state);
-  if (op.output_final_state) call.new_state.emplace(final_state);
+  if (op.initial_state.has_value()) call.state.emplace(*op.initial_state, 0, 1, 2);
+  if (op.output_final_state) call.new_state.emplace(final_state, 0, 1, 2);
   call.run_all();
 }
 
 void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& y) {
   Call call = call_of(op, std::nullopt, op.pool, op.out.value_or(y));
-  call.state.emplace(op.pool.states);
-  call.new_state.emplace(op.pool.states);
+  call.state.emplace(op.pool.states, 0, 1, 2);
+  call.new_state = call.state;
   call.run_all();
 }
 

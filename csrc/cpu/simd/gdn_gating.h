@@ -13,7 +13,7 @@ void log_decays(float* a, const float* factor, const float* bias, int64_t tokens
 }
 
 TORCH_GDN_INLINE void beta_lanes(float* b, float scale, int64_t count) {
-  store(b, scale / (1.0f + exponential(-load(b, count))), count);
+  store(b, scale * sigmoid(load(b, count)), count);
 }
 
 void betas(float* b, int64_t count, float scale) {

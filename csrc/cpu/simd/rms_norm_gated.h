@@ -9,7 +9,8 @@ TORCH_GDN_INLINE void gate_lanes(const GatedNormRows& rows, const Element* x, co
   if (rows.weight != nullptr) value *= load(rows.weight + first, count);
   if (rows.round_product) value = Memory<Element>::rounded(value);
   const Floats logit = load(gate + first, count);
-  value *= (rows.sigmoid ? all_lanes(1.0f) : logit) / (1.0f + exponential(-logit));
+  value *= sigmoid(logit);
+  if (!rows.sigmoid) value *= logit;
   store(out + first, value, count);
 }
 

@@ -112,23 +112,69 @@ TORCH_GDN_INLINE void for_each_vector(int64_t count, const F& f) {
   if (i < count) f(i, count - i);
 }
 
+// For exp: what its series can take, NaN as it is; and x 2^n, but 0 for an n of -126 or less.
+#if TORCH_GDN_LANES == 16
+TORCH_GDN_INLINE Floats exponent_in_range(Floats x) {
+  return (Floats)_mm512_maskz_min_ps(0xFFFF, _mm512_set1_ps(89.0f), (__m512)x);
+}
+TORCH_GDN_INLINE Floats times_power_of_two(Floats x, Floats n) {
+  const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)n, _mm512_set1_ps(-126.0f), _CMP_NLE_UQ);
+  return (Floats)_mm512_maskz_scalef_ps(is_normal, (__m512)x, (__m512)n);
+}
+#else
+TORCH_GDN_INLINE Floats exponent_in_range(Floats x) {
+  const Floats below = x > 89.0f ? all_lanes(89.0f) : x;
+  return below < -87.0f ? all_lanes(-87.0f) : below;
+}
+// 2^n is put together as twice 2^(n-1), since n may be 128.
+TORCH_GDN_INLINE Floats times_power_of_two(Floats x, Floats n) {
+  const Floats half = x * (Floats)(((Words)(n + 12582912.0f) + 126u) << 23);
+  return half + half;
+}
+#endif
+
+// 1 / x within 2 ulp, 0 for an x of 2^126 or more. A division takes half as long as all of silu's exp.
+TORCH_GDN_INLINE Floats reciprocal(Floats x) {
+#if TORCH_GDN_LANES == 16
+  const Floats guess = (Floats)_mm512_maskz_rcp14_ps(0xFFFF, (__m512)x);
+  return x >= 0x1p126f ? Floats{} : guess + guess * (1.0f - x * guess);
+#else
+  return 1.0f / x;
+#endif
+}
+
 // exp(x) = 2^n exp(r), |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7: within 2 ulp. 0
-// below -86.98 (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN. 2^n is put together as
-// twice 2^(n-1), since n may be 128.
+// below -86.98 (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN.
+// kShort: up to r^4, within 2^-14, for what is rounded to bf16.
+template <bool kShort = false>
 TORCH_GDN_INLINE Floats exponential(Floats x) {
-  Floats inside = x > 89.0f ? all_lanes(89.0f) : x;
-  inside = inside < -87.0f ? all_lanes(-87.0f) : inside;
+  const Floats inside = exponent_in_range(x);
   const Floats shifted = inside * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: its last bits are the rounded number
   const Floats n = shifted - 12582912.0f;
   const Floats r = (inside - n * 0.693145752f) - n * 1.42860677e-6f;
-  Floats series = r * (1.0f / 5040.0f) + 1.0f / 720.0f;
-  series = series * r + 1.0f / 120.0f;
-  series = series * r + 1.0f / 24.0f;
+  Floats series = all_lanes(1.0f / 24.0f);
+  if constexpr (!kShort) {
+    series = r * (1.0f / 5040.0f) + 1.0f / 720.0f;
+    series = series * r + 1.0f / 120.0f;
+    series = series * r + 1.0f / 24.0f;
+  }
   series = series * r + 1.0f / 6.0f;
   series = series * r + 0.5f;
   series = (series * r) * r + r + 1.0f;
-  const Floats half = series * (Floats)(((Words)shifted + 126u) << 23);
-  return half + half;
+  return times_power_of_two(series, n);
+}
+
+TORCH_GDN_INLINE Floats sigmoid(Floats x) { return reciprocal(1.0f + exponential(-x)); }
+
+// For a result that is rounded to Element.
+template <typename Element>
+TORCH_GDN_INLINE Floats silu(Floats x) {
+#if TORCH_GDN_LANES == 16
+  if constexpr (std::is_same_v<Element, c10::BFloat16>) {
+    return x * (Floats)_mm512_maskz_rcp14_ps(0xFFFF, (__m512)(1.0f + exponential<true>(-x)));
+  }
+#endif
+  return x * sigmoid(x);
 }
 
 // log(1 + exp(x)). log(1 + y) for y from 0 to 1 is 2 atanh(s), s = y / (2 + y): the series up to s^15 leaves out 1e-9.

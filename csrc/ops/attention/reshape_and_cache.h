@@ -1,5 +1,6 @@
 // Keys and values of new tokens into the pages of a cache.
 #pragma once
+#include "ops/indices.h"
 #include "ops/op.h"
 #include "ops/pages.h"
 
@@ -51,8 +52,7 @@ struct ReshapeAndCache {
   // The kernel checks slots on the device.
   void check_cpu_slots(const Check<Int>& check) const {
     if (!slot_mapping.is_cpu()) return;
-    const Tensor slots = slot_mapping.to(at::kLong);
-    const auto at = slots.accessor<int64_t, 1>();
+    const Indices at(slot_mapping);
     const int64_t capacity = shape.blocks * shape.block_size;
     for (int64_t i = 0; i < tokens; ++i) {
       check.value(at[i] < capacity, "slot_mapping", "slots below the cache's size", at[i], " for a size of ", capacity);

@@ -1,6 +1,7 @@
 // Vectors to codes: the index of the nearest centroid of each rotated coordinate. In place: into slots of a cache.
 #pragma once
 #include "ops/aura/aura.h"
+#include "ops/indices.h"
 
 namespace torch_gdn {
 
@@ -89,12 +90,10 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
   // The kernel checks slots on the device.
   void check_cpu_slots(const Check<Int>& check) const {
     if (!slots.is_cpu()) return;
-    const Tensor indices = slots.to(at::kLong).contiguous();
-    const auto* slot = indices.const_data_ptr<int64_t>();
     const int64_t S = cache.codes.size(2);
-    for (int64_t i = 0; i < indices.numel(); ++i) {
-      check.value(slot[i] < S, "slots", "slots below the cache's size", slot[i], " for a size of ", S);
-    }
+    for_each_index(slots, [&](int64_t slot, int64_t) {
+      check.value(slot < S, "slots", "slots below the cache's size", slot, " for a size of ", S);
+    });
   }
 
   void outputs() const {}
