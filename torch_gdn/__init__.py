@@ -34,7 +34,7 @@ from torch_gdn.ops.gdn.solve_tril import solve_tril
 from torch_gdn.ops.layers.batch_copy import batch_copy_
 from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
 from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
-from torch_gdn.ops.layers.gdn_gating import gdn_gating
+from torch_gdn.ops.layers.gdn_gating import fused_gdn_gate, gdn_gating
 from torch_gdn.ops.layers.l2norm import l2norm, l2norm_fwd
 from torch_gdn.ops.layers.rms_norm import rms_norm
 from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
@@ -64,6 +64,7 @@ __all__ = [
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt",
     "chunk_scaled_dot_kkt_fwd",
+    "fused_gdn_gate",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gated_delta_rule_",
     "gdn_gating",

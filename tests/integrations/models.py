@@ -40,10 +40,20 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+# Attention of Qwen4-Exp chooses blocks of keys: here all of them.
+INDEXER = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 32,
+    "indexer_budget": 512,
+    "indexer_compress_ratio": 4,
+    "hc_lowrank": 8,
+}
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, model, and what is special
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
+    "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", EXPERTS | INDEXER),
     "olmo_hybrid": (
         "OlmoHybridConfig",
         "OlmoHybridForCausalLM",

@@ -95,3 +95,18 @@ def test_one_dispatch_whatever_the_dtypes() -> None:
         g, beta = torch_gdn.gdn_gating(A_log, a.transpose(0, 1), b.transpose(0, 1), dt_bias)
     assert {name: profile.launched(name) for name in profile.kernels} == {"gdn_gating_256": 1}
     assert g.nbytes + beta.nbytes <= profile.allocated_bytes < g.nbytes + beta.nbytes + 512
+
+
+@pytest.mark.parametrize("output_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_fused_gdn_gate(device: torch.device, output_dtype: torch.dtype) -> None:
+    A_log, a, _, dt_bias = inputs(2, 37, 6, dtype=torch.bfloat16)
+    g = torch_gdn.fused_gdn_gate(a.to(device), A_log.to(device), dt_bias.to(device), output_dtype).cpu()
+    exact, _ = reference.gdn_gating(A_log.double(), a.double(), a.double(), dt_bias.double())
+    assert g.dtype == output_dtype
+    bound = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}[output_dtype]
+    assert_close("g", g, exact, bound, head_dim=2)
+
+
+def test_fused_gdn_gate_refuses_a_dtype() -> None:
+    with pytest.raises(TypeError, match=r"output_dtype: expected bfloat16, float16 or float32, got float64"):
+        torch_gdn.fused_gdn_gate(torch.zeros(2), torch.zeros(2), output_dtype=torch.float64)

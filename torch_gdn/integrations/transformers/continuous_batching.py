@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching import cache as paged_cache
 from transformers.generation.continuous_batching import continuous_api, initialization, input_outputs
 from transformers.generation.continuous_batching.utils import get_device_and_memory_breakdown
 
-from torch_gdn.integrations.transformers.patches import MODELS, Patch, classes_named, rebound
+from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, classes_named, rebound
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
 LINEAR = "linear_attention"
@@ -46,7 +46,7 @@ def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
 def linear_layers(config: Any) -> list[int]:
     """Those whose states are ours to keep: none of models that torch_gdn does not know."""
     package = type(config).__module__.split(".")
-    if package[:2] != ["transformers", "models"] or package[2] not in MODELS:
+    if package[:2] != ["transformers", "models"] or package[2] not in SERVED_MODELS:
         return []
     return [n for n, layer_type in enumerate(config.layer_types) if layer_type == LINEAR]
 

@@ -20,7 +20,28 @@ from torch.nn import functional
 
 from torch_gdn.integrations.transformers.dispatch import dispatcher
 
-MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
+MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
+SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # by continuous batching, with rollback
+# Models of other rules, whose short convolutions are of the same form; since 5.16.
+CONVOLVING_MODELS = (
+    "bailing_hybrid",
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "glm5_next",
+    "granitemoehybrid",
+    "inkling",
+    "inkling2",
+    "jamba",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+    "zamba",
+    "zamba2",
+)
 # The name in the model's module, or of the layer's attribute, and the function that it means.
 IN_THE_MODULE = {
     "torch_chunk_gated_delta_rule": "chunk_gated_delta_rule",
@@ -86,6 +107,13 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
     for layer in classes_named(module, "GatedDeltaNet"):
         for name, function in IN_THE_LAYER.items():
             yield Patch(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
+
+
+def convolution_patches(module: ModuleType) -> Iterator[Patch]:
+    """Of a model whose rule is another: nothing else of it is replaced."""
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+        if not hasattr(module, "is_fast_path_available") and callable(vars(module).get(name)):
+            yield patch(module, name, IN_THE_MODULE[name])
 
 
 def classes_named(module: ModuleType, ending: str) -> list[Any]:

@@ -6,9 +6,18 @@ import importlib
 import importlib.metadata
 import warnings
 from dataclasses import dataclass
+from types import ModuleType
 
 from torch_gdn.integrations.transformers import dispatch
-from torch_gdn.integrations.transformers.patches import MODELS, Patch, modeling_module, patches_of
+from torch_gdn.integrations.transformers.patches import (
+    CONVOLVING_MODELS,
+    MODELS,
+    SERVED_MODELS,
+    Patch,
+    convolution_patches,
+    modeling_module,
+    patches_of,
+)
 
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 SERVED_VERSION = "5.23"  # whose generation and caches the features below know
@@ -75,13 +84,15 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
 
 
 def enable_models(version: str) -> None:
-    modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
+    modules = modules_of(MODELS)
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
     found = {model: list(patches_of(module)) for model, module in modules.items()}
     for model, of_model in found.items():
         if not any("gated_delta_rule" in patch.name for patch in of_model):
             warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=3)
+    others = {model: list(convolution_patches(module)) for model, module in modules_of(CONVOLVING_MODELS).items()}
+    found |= {model: patches for model, patches in others.items() if patches}
     dispatch.reset_counts()
     apply(found)
 
@@ -94,8 +105,13 @@ def enable_feature(feature: str, version: str) -> None:
         return
     name, patches = FEATURES[feature]
     found = getattr(importlib.import_module(f"torch_gdn.integrations.transformers.{name}"), patches)
-    modules = {model: module for model in MODELS if (module := modeling_module(model)) is not None}
+    modules = modules_of(SERVED_MODELS)
     apply({feature: list(found(modules))})
+
+
+def modules_of(models: tuple[str, ...]) -> dict[str, ModuleType]:
+    """Those that this version of transformers has."""
+    return {model: module for model in models if (module := modeling_module(model)) is not None}
 
 
 def apply(found: dict[str, list[Patch]]) -> None:
