@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,28 @@ def alone(model: Any, prompts: Sequence[list[int]], new_tokens: int = NEW_TOKENS
     return found
 
 
+@contextmanager
+def managed(model: Any, sequences: int = 1, new_tokens: int = NEW_TOKENS, **options: Any) -> Iterator[Any]:
+    """transformers' manager, as it serves the model."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    generation = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1)
+    generation.num_return_sequences = sequences  # refused above, as several greedy sequences are the same one
+    configuration = ContinuousBatchingConfig(**{**OPTIONS, **options})
+    with model.continuous_batching_context_manager(generation, continuous_batching_config=configuration) as manager:
+        yield manager
+
+
+def results(manager: Any) -> Iterator[Any]:
+    while True:
+        if (result := manager.get_result(timeout=1)) is None:
+            assert manager.is_running(), "the generation loop ended"
+            continue
+        assert result.error is None, result.error
+        yield result
+
+
 def served(
     model: Any,
     prompts: Sequence[list[int]],
@@ -41,31 +64,41 @@ def served(
     **options: Any,
 ) -> Served:
     """All prompts at once; those whose numbers are in `cancelled` are given up after their first token."""
-    from transformers import GenerationConfig
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
-    generation = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
-    generation.num_return_sequences = sequences  # refused above, as several greedy sequences are the same one
-    configuration = ContinuousBatchingConfig(**{**OPTIONS, **options})
     given_up = {f"request {n}" for n in cancelled}
     expected = len(prompts) * sequences - len(given_up)
     found: dict[str, list[int]] = {}
-    with model.continuous_batching_context_manager(generation, continuous_batching_config=configuration) as manager:
+    with managed(model, sequences, **options) as manager:
         cache = manager.batch_processor.cache
         for number, prompt in enumerate(prompts):
             manager.add_request(prompt, f"request {number}", streaming=number in cancelled)
-        while len(found) < expected or given_up:
-            result = manager.get_result(timeout=1)
-            if result is None:
-                assert manager.is_running(), "the generation loop ended"
-                continue
-            assert result.error is None, result.error
+        for result in results(manager):
             if result.request_id in given_up:
                 manager.cancel_request(result.request_id)
                 given_up.remove(result.request_id)
             elif result.is_finished():
                 found[result.request_id] = result.generated_tokens
+            if len(found) == expected and not given_up:
+                break
     return Served(found, cache)
+
+
+class Passed:
+    """Counts the tokens that pass through a model, and keeps the logits."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokens = 0
+        self.logits: list[torch.Tensor] = []
+        model.get_input_embeddings().register_forward_hook(self.count)
+        model.register_forward_hook(self.keep)
+
+    def count(self, _: Any, inputs: tuple[torch.Tensor], __: Any) -> None:
+        self.tokens += inputs[0].numel()
+
+    def keep(self, _: Any, __: Any, output: Any) -> None:
+        self.logits.append(output.logits[0].float().cpu())
+
+    def forget(self) -> None:
+        self.tokens, self.logits = 0, []
 
 
 def assert_nothing_is_held(cache: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from tests.helpers.devices import ready
 from tests.integrations.models import KINDS, SIZES, distance, random_model, random_tokens
+from tests.integrations.serving import Passed
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import switch
 
@@ -37,17 +38,6 @@ def _enabled() -> Iterator[None]:
 def from_scratch(model: Any, prompt: torch.Tensor) -> torch.Tensor:
     """With a mask, since an answer may have the token that is padding elsewhere."""
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), **OPTIONS)
-
-
-class Passed:
-    """Counts the tokens that pass through a model."""
-
-    def __init__(self, model: Any) -> None:
-        self.tokens = 0
-        model.get_input_embeddings().register_forward_hook(self.count)
-
-    def count(self, _: Any, inputs: tuple[torch.Tensor], __: Any) -> None:
-        self.tokens += inputs[0].numel()
 
 
 def sliding_model() -> Any:

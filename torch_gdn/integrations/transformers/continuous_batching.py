@@ -2,7 +2,8 @@
 
 transformers gives each layer type an allocator of its own, in pages of keys and values, and knows none for
 `linear_attention`. Here these layers are left out of the pages; their states are in a pool of slots, one for each
-request that is being served. The cache admits a request where both have room, and frees both.
+request that is being served. The cache admits a request where both have room, and frees both. A prompt goes on from the
+pages and states of a prefix that another one had.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import Any
 
 import torch
 from transformers.generation.continuous_batching import cache as paged_cache
-from transformers.generation.continuous_batching import continuous_api, initialization, input_outputs
+from transformers.generation.continuous_batching import continuous_api, initialization, input_outputs, scheduler
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
+from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.utils import get_device_and_memory_breakdown
 
 from torch_gdn.integrations.transformers.patches import MODELS, Patch, classes_named, rebound
+from torch_gdn.integrations.transformers.prefix_states import PrefixStates
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
 LINEAR = "linear_attention"
@@ -38,6 +42,7 @@ def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     yield rebound(continuous_api, "resolve_continuous_batching_config", resolver)
     yield rebound(continuous_api, "PagedAttentionCache", cache_for)
     yield rebound(continuous_api, "ContinuousBatchingIOs", inputs_for)
+    yield rebound(scheduler.Scheduler, "_schedule_request", part_of_prompt)
     for module in modules.values():
         for layer in classes_named(module, "GatedDeltaNet"):
             yield rebound(layer, "forward", forward_with_states)
@@ -99,6 +104,18 @@ def inputs_for(original: Callable[..., Any]) -> Callable[..., Any]:
     return construct
 
 
+def part_of_prompt(original: Callable[..., None]) -> Callable[..., None]:
+    """Prompts are cut where a state is wanted."""
+
+    def schedule(self: Any, state: Any, request_tokens: list[int], token_budget: int, *args: Any) -> None:
+        prompt = state.status < RequestStatus.DECODING
+        if prompt and isinstance(self.cache, HybridCache) and self.cache.use_prefix_sharing:
+            token_budget = self.cache.prefixes.part(state, len(request_tokens), token_budget)
+        original(self, state, request_tokens, token_budget, *args)
+
+    return schedule
+
+
 def forward_with_states(original: Callable[..., Any]) -> Callable[..., Any]:
     """Hands the layer's states on to its convolution and its delta rule, which are given all other arguments too."""
 
@@ -133,8 +150,9 @@ class HybridCache(paged_cache.PagedAttentionCache):
         for_pages = copy.copy(continuous_batching_config)
         for_pages.max_memory_percent -= share
         super().__init__(config, for_pages, device, distributed_helper, dtype, **options)
-        self.use_prefix_sharing = False
         self.states = StatePool(layers, sizes, slots, torch.device(device))
+        self.prefixes = PrefixStates(self.states, self.cache_allocators[FULL_ATTENTION])
+        self.use_prefix_sharing &= set(self.cache_allocators) == {FULL_ATTENTION}
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
         if not self.states.has_room_for(state.request_id):
@@ -144,13 +162,30 @@ class HybridCache(paged_cache.PagedAttentionCache):
             self.states.hold(state.request_id)
         return stored
 
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """Of the pages that are known, those that states are known behind."""
+        tokens, name = self.prefixes.longest(request_id, prompt_ids) if self.use_prefix_sharing else (0, None)
+        if name is None:
+            return 0
+        found: int = super().search_prefix_match(request_id, prompt_ids[: tokens + 1])  # never its last token
+        self.states.hold_copy(request_id, name)
+        return found
+
+    def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
+        super().mark_complete_blocks(state, complete_blocks)
+        self.prefixes.after(state.request_id)
+
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         super().free_blocks(request_id, no_cache)
+        self.prefixes.drop(request_id)
         self.states.release(request_id)
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
         super().free_all_requests(clear_ledgers)
+        self.prefixes.drop_all()
         self.states.release_all()
+        if clear_ledgers:
+            self.states.forget_names()
 
     def prepare_fork_request(self, src_state: Any, dst_req_ids: list[str], copies: Any) -> list[str]:
         """Children beyond the free slots are prefilled by themselves, as those beyond the free pages are."""
@@ -177,5 +212,7 @@ class HybridInputs(input_outputs.ContinuousBatchingIOs):
         if continuous_api.ContinuousBatchingIOs is input_outputs.ContinuousBatchingIOs:
             raise RuntimeError("continuous batching: torch_gdn was disabled while a manager still served a model")
         parts = [Part(x.state.request_id, x.state.position_offset, x.query_length) for x in requests_in_batch]
+        sharing = self.cache.use_prefix_sharing
+        checkpoints = self.cache.prefixes.begin(requests_in_batch) if sharing else {}
         super().prepare_batch_tensors(requests_in_batch, *args, **kwargs)  # moves the requests' positions
-        self.cache.states.begin(parts)
+        self.cache.states.begin(parts, checkpoints)
