@@ -57,6 +57,20 @@ def test_drafts_are_taken_back() -> None:
     assert cache.layers[1].cache.capacity <= WINDOW + 1 + 3 + WINDOW
 
 
+def test_a_recording_window_keeps_what_several_calls_brought() -> None:
+    """As of a draft model, all of whose tokens may be taken back at once."""
+    model, rest = model_of("window"), [(8, 9), (9, 10), (10, 11)]
+    cache = aura_cache(model, "8v4")
+    with torch.no_grad():
+        model(PROMPT[:, :8], past_key_values=cache)
+        cache.layers[1].activate_past_recording()
+        expected = [model(PROMPT[:, a:b], past_key_values=cache).logits for a, b in rest]
+        cache.crop(-3)
+        assert cache.layers[1].get_seq_length() == 8
+        found = [model(PROMPT[:, a:b], past_key_values=cache).logits for a, b in rest]
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
 def test_what_is_gone_is_not_brought_back() -> None:
     model = model_of("window")
     cache = aura_cache(model, "8v4")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import importlib.metadata
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +12,22 @@ import torch
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
 from tests.integrations.models import KINDS, random_model
-from tests.integrations.serving import alone, assert_nothing_is_held, prompts_of, served
+from tests.integrations.serving import (
+    alone,
+    assert_nothing_is_held,
+    assert_served_as_alone,
+    other_version,
+    prompts_of,
+    served,
+)
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import switch
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
-if not importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}."):
-    pytest.skip(f"continuous batching is for transformers {switch.SERVED_VERSION}", allow_module_level=True)
+if reason := other_version("continuous batching"):
+    pytest.skip(reason, allow_module_level=True)
+
+from torch_gdn.integrations.transformers import continuous_batching
 
 CPU = torch.device("cpu")
 LENGTHS = (5, 70, 1, 300, 33, 3, 130, 64)  # of prompts: within a batch of 64 tokens, and in up to 5 parts
@@ -34,17 +41,6 @@ def _batching() -> Iterator[None]:
     transformers.disable()
 
 
-def expected_of(kind: str, prompts: list[list[int]]) -> dict[str, list[int]]:
-    """By transformers alone."""
-    return {f"request {n}": tokens for n, tokens in enumerate(alone(random_model(kind), prompts))}
-
-
-def batching() -> Any:
-    from torch_gdn.integrations.transformers import continuous_batching
-
-    return continuous_batching
-
-
 def assert_all_taken() -> None:
     status = transformers.status()
     assert status.taken["causal_conv1d_fn"] == status.taken["chunk_gated_delta_rule"] > 0
@@ -53,64 +49,40 @@ def assert_all_taken() -> None:
 
 @each_kind
 def test_tokens_are_those_of_generate(kind: str) -> None:
-    prompts = prompts_of(*LENGTHS)
-    expected = expected_of(kind, prompts)
-    transformers.enable(continuous_batching=True)
-    found = served(random_model(kind), prompts)
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
+    assert_served_as_alone(kind, prompts_of(*LENGTHS))
     assert_all_taken()
 
 
 def test_requests_wait_for_a_slot_and_start_from_zeros_in_a_used_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = prompts_of(*LENGTHS)
-    expected = expected_of("qwen3_5", prompts)
-    transformers.enable(continuous_batching=True)
-    monkeypatch.setattr(batching(), "slots_and_share", lambda *_: (2, 0.0))  # what the memory has room for
-    found = served(random_model("qwen3_5"), prompts)
+    monkeypatch.setattr(continuous_batching, "slots_and_share", lambda *_: (2, 0.0))  # what the memory has room for
+    found = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
     assert found.cache.states.slots == 2
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
 
 
 def test_prompts_first() -> None:
     """The other scheduler: prompts come before the single tokens in a batch."""
-    prompts = prompts_of(*LENGTHS)
-    expected = expected_of("qwen3_5", prompts)
-    transformers.enable(continuous_batching=True)
-    found = served(random_model("qwen3_5"), prompts, scheduler_type="prefill_first")
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
+    assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS), scheduler_type="prefill_first")
 
 
 def test_a_request_that_lost_its_pages_starts_again() -> None:
-    prompts = prompts_of(60, 61, 62, 63)
-    expected = expected_of("qwen3_5", prompts)
-    transformers.enable(continuous_batching=True)
-    # Room for three prompts, and not for what follows them.
-    found = served(random_model("qwen3_5"), prompts, num_blocks=6, page_size=16, safety_margin=0.0)
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
+    """Room for three prompts, and not for what follows them."""
+    options = {"num_blocks": 6, "page_size": 16, "safety_margin": 0.0}
+    assert_served_as_alone("qwen3_5", prompts_of(60, 61, 62, 63), **options)
 
 
 def test_cancelled_requests_give_their_slots_back() -> None:
-    prompts = prompts_of(*LENGTHS)
-    expected = expected_of("qwen3_5", prompts)
-    transformers.enable(continuous_batching=True)
-    found = served(random_model("qwen3_5"), prompts, cancelled=(1, 3, 6))
-    assert found.tokens == {f"request {n}": expected[f"request {n}"] for n in (0, 2, 4, 5, 7)}
-    assert_nothing_is_held(found.cache)
+    assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS), cancelled=(1, 3, 6))
 
 
 @pytest.mark.parametrize("slots", [16, 3])
 def test_forked_sequences_have_states_of_their_own(slots: int) -> None:
     """With few slots, some children find none and are prefilled by themselves."""
     prompts = prompts_of(70, 33)
-    expected = expected_of("qwen3_5", prompts)
+    expected = alone(random_model("qwen3_5"), prompts)
     transformers.enable(continuous_batching=True)
     found = served(random_model("qwen3_5"), prompts, sequences=3, max_requests_per_batch=slots)
-    names = [f"request {n}{child}" for n in (0, 1) for child in ("", "__child#0", "__child#1")]
-    assert found.tokens == {name: expected[name[: len("request 0")]] for name in names}
+    children = ("", "__child#0", "__child#1")
+    assert found.tokens == {f"request {n}{child}": expected[n] for n in (0, 1) for child in children}
     assert_nothing_is_held(found.cache)
 
 
@@ -144,21 +116,18 @@ GIB = 2**30
     ],
 )
 def test_states_take_a_part_of_the_memory(free: int, slots: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching(), "get_device_and_memory_breakdown", lambda: (CPU, 2 * GIB + free, 2 * GIB, GIB))
+    memory = (CPU, 2 * GIB + free, 2 * GIB, GIB)
+    monkeypatch.setattr(continuous_batching, "get_device_and_memory_breakdown", lambda: memory)
     configuration = SimpleNamespace(max_requests_per_batch=16, max_memory_percent=0.5)
-    assert batching().slots_and_share(configuration, GIB) == (slots, share)
+    assert continuous_batching.slots_and_share(configuration, GIB) == (slots, share)
 
 
-def test_on_mps() -> None:
-    prompts = prompts_of(5, 70, 1, 20)
-    expected = expected_of("qwen3_next", prompts)
-    model, device = copy.deepcopy(random_model("qwen3_next")), ready("mps")
-    transformers.enable(continuous_batching=True)
+@each_kind
+def test_on_mps(kind: str) -> None:
+    device = ready("mps")
     kernels = ("causal_conv1d", "causal_conv1d_update", "fused_recurrent_gated_delta_rule", "rms_norm_gated")
     with kernels_run(device, *kernels):
-        found = served(model.to(device), prompts, cancelled=(3,), num_blocks=32)
-    assert found.tokens == {f"request {n}": expected[f"request {n}"] for n in (0, 1, 2)}
-    assert_nothing_is_held(found.cache)
+        assert_served_as_alone(kind, prompts_of(5, 70, 1, 20), cancelled=(3,), device="mps", num_blocks=32)
     assert_all_taken()
 
 

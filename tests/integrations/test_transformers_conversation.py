@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +11,11 @@ import torch
 
 from tests.helpers.devices import ready
 from tests.integrations.models import KINDS, SIZES, distance, random_model, random_tokens
-from tests.integrations.serving import Passed
+from tests.integrations.serving import Passed, other_version
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import switch
 
-if not importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}."):
-    pytest.skip(f"ConversationCache is for transformers {switch.SERVED_VERSION}", allow_module_level=True)
+if reason := other_version("ConversationCache"):
+    pytest.skip(reason, allow_module_level=True)
 
 from torch_gdn.integrations.transformers.conversation import ConversationCache
 

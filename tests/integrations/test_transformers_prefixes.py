@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,20 @@ import torch
 
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations.models import KINDS, distance, random_model, random_tokens
-from tests.integrations.serving import NEW_TOKENS, Passed, alone, assert_nothing_is_held, managed, results, served
+from tests.integrations.serving import (
+    NEW_TOKENS,
+    Passed,
+    alone,
+    assert_nothing_is_held,
+    managed,
+    other_version,
+    results,
+    served,
+)
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import switch
 
-if not importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}."):
-    pytest.skip(f"continuous batching is for transformers {switch.SERVED_VERSION}", allow_module_level=True)
+if reason := other_version("continuous batching"):
+    pytest.skip(reason, allow_module_level=True)
 
 from torch_gdn.integrations.transformers import continuous_batching
 from torch_gdn.integrations.transformers.prefix_states import PrefixStates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,11 @@ import torch
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations.http_serving import all_at_once, save, serving
 from tests.integrations.models import random_model
-from tests.integrations.serving import alone, assert_nothing_is_held, prompts_of
+from tests.integrations.serving import alone, assert_nothing_is_held, other_version, prompts_of
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import switch
 
-if not importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}."):
-    pytest.skip(f"continuous batching is for transformers {switch.SERVED_VERSION}", allow_module_level=True)
+if reason := other_version("continuous batching"):
+    pytest.skip(reason, allow_module_level=True)
 
 CLIENTS, GIVEN_UP, NEW_TOKENS = 32, 8, 6
 KERNELS = ("causal_conv1d", "fused_recurrent_gated_delta_rule", "rms_norm_gated")
