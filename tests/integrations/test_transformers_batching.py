@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import torch_gdn
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
 from tests.integrations.models import KINDS, random_model
@@ -27,7 +28,7 @@ from torch_gdn.integrations.transformers.state_pool import Part, StatePool, Stat
 if reason := other_version("continuous batching"):
     pytest.skip(reason, allow_module_level=True)
 
-from torch_gdn.integrations.transformers import continuous_batching
+from torch_gdn.integrations.transformers import continuous_batching, paged_attention
 
 CPU = torch.device("cpu")
 LENGTHS = (5, 70, 1, 300, 33, 3, 130, 64)  # of prompts: within a batch of 64 tokens, and in up to 5 parts
@@ -131,6 +132,54 @@ def test_on_mps(kind: str) -> None:
     assert_all_taken()
 
 
+@pytest.mark.parametrize("ours", [True, False], ids=["to the pages", "over gathered keys"])
+def test_attention(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op where it takes the heads; else transformers' own, with its mask and its copies."""
+    if not ours:
+        monkeypatch.setattr(paged_attention, "takes", lambda _: False)
+    calls = []
+    op = torch_gdn.paged_attention
+    monkeypatch.setattr(torch_gdn, "paged_attention", lambda *args, **options: calls.append(1) or op(*args, **options))
+    found = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
+    assert bool(calls) == ours
+    assert found.cache.attends == ours
+
+
+@pytest.mark.parametrize(
+    ("implementation", "size", "expected"),
+    [("sdpa", 32, True), ("sdpa", 256, True), ("paged|eager", 32, False), ("sdpa", 24, False), ("sdpa", 512, False)],
+)
+def test_which_attention_is_ours(implementation: str, size: int, expected: bool) -> None:
+    config = random_model("qwen3_5").config
+    config._attn_implementation, config.head_dim = implementation, size
+    assert paged_attention.takes(config) == expected
+
+
+def test_eager_attention_is_transformers_own() -> None:
+    prompts = prompts_of(5, 70)
+    expected = alone(random_model("qwen3_5"), prompts)
+    transformers.enable(continuous_batching=True)
+    model = random_model("qwen3_5")
+    model.set_attn_implementation("eager")
+    found = served(model, prompts)
+    assert not found.cache.attends
+    assert [found.tokens[f"request {n}"] for n in (0, 1)] == expected
+
+
+def test_what_attention_does_not_copy_is_left_to_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same memory; and nothing of the size of batch by cache is allocated."""
+    options = {"num_blocks": None, "max_memory_percent": 0.5}
+    memory = (CPU, 2**27, 0, 0)
+    for place in ("cache", "initialization"):
+        name = f"transformers.generation.continuous_batching.{place}.get_device_and_memory_breakdown"
+        monkeypatch.setattr(name, lambda: memory, raising=False)
+    transformers.enable(continuous_batching=True)
+    ours = served(random_model("qwen3_5"), prompts_of(5), **options).cache
+    monkeypatch.setattr(paged_attention, "takes", lambda _: False)
+    theirs = served(random_model("qwen3_5"), prompts_of(5), **options).cache
+    assert ours.num_sectors > 2 * theirs.num_sectors
+
+
 def test_models_of_attention_alone_are_transformers_own() -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
@@ -148,9 +197,13 @@ def test_models_of_attention_alone_are_transformers_own() -> None:
 
 
 def patched_places() -> dict[str, Any]:
-    from transformers.generation.continuous_batching import cache, continuous_api, initialization
+    from transformers.generation.continuous_batching import cache, continuous_api, initialization, input_outputs
+    from transformers.generation.continuous_batching.scheduler import Scheduler
+    from transformers.modeling_utils import AttentionInterface
 
-    found = {f"{x.__name__}.{name}": y for x in (cache, continuous_api, initialization) for name, y in vars(x).items()}
+    places = (cache, continuous_api, initialization, input_outputs, Scheduler)
+    found = {f"{x.__name__}.{name}": y for x in places for name, y in vars(x).items()}
+    found |= {f"attention {name}": y for name, y in AttentionInterface._global_mapping.items()}
     for kind in KINDS:
         layers = [x for name, x in vars(models.modeling_module(kind)).items() if name.endswith("DeltaNet")]
         found |= {f"{layer.__name__}.{name}": value for layer in layers for name, value in vars(layer).items()}
@@ -162,7 +215,7 @@ def test_disable_restores_continuous_batching() -> None:
     transformers.enable()
     assert patched_places() == before
     status = transformers.enable(continuous_batching=True)
-    assert "PagedAttentionCache" in status.replaced["continuous batching"]
+    assert {"PagedAttentionCache", "sdpa"} < set(status.replaced["continuous batching"])
     assert patched_places() != before
     transformers.disable()
     assert patched_places() == before

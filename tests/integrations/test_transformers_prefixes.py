@@ -133,12 +133,28 @@ def test_where_prompts_part_a_state_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     """A long prompt's checkpoints are far apart; the third prompt finds the one that the second left."""
     monkeypatch.setattr("torch_gdn.integrations.transformers.prefix_states.MOST", 1)
     model = random_model("qwen3_5")
-    first, third = ([*PREFIX, *random_tokens(n, seed=n).tolist()] for n in (130, 20))
-    expected = alone(random_model("qwen3_5"), [first, SECOND, third])
+    prompts = [[*PREFIX, *random_tokens(n, seed=n).tolist()] for n in (130, 100, 20)]
+    expected = alone(random_model("qwen3_5"), prompts)
     transformers.enable(continuous_batching=True)
-    turns, _ = in_turn(model, [first, SECOND, third])
+    turns, _ = in_turn(model, prompts)
     assert [turn.tokens for turn in turns] == expected
-    assert [turn.prefilled for turn in turns] == [len(first), len(SECOND), len(third) - 192]
+    assert [turn.prefilled for turn in turns] == [330, 300, 220 - 192]
+
+
+def test_a_step_that_fails_gives_its_checkpoints_back() -> None:
+    """transformers ends its loop then, and fails all requests."""
+    model = random_model("qwen3_5")
+    transformers.enable(continuous_batching=True)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a step that fails")
+
+    with managed(model, max_batch_tokens=512) as manager:
+        cache = manager.batch_processor.cache
+        model.lm_head.register_forward_pre_hook(fail)
+        manager.add_request(FIRST)
+        assert manager.get_result(timeout=60).error == "a step that fails"
+    assert_nothing_is_held(cache)
 
 
 def test_pages_that_are_gone_are_not_shared() -> None:
