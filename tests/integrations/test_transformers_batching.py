@@ -250,6 +250,28 @@ def test_what_states_could_not_follow_is_refused(option: dict[str, Any]) -> None
         served(random_model("qwen3_5"), prompts_of(5), **option)
 
 
+@pytest.mark.parametrize("option", ["use_async_batching", "varlen_compile_config", "decode_compile_config"])
+def test_what_transformers_turns_on_by_itself_is_refused(option: str) -> None:
+    """As it does for some devices and attentions."""
+    resolve = continuous_batching.resolver(lambda *_: SimpleNamespace(**{option: 1}))
+    with pytest.raises(ValueError, match=f"{option}: expected it off, got 1"):
+        resolve(random_model("qwen3_5").config, None)
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    """transformers has no cache without pages."""
+    transformers.enable(continuous_batching=True)
+    model = random_model("qwen3_5", layer_types=["linear_attention"] * 2)
+    with pytest.raises(ValueError, match="layer_types: expected a layer of attention, got none"):
+        served(model, prompts_of(5))
+
+
+def test_tensor_parallelism_is_refused() -> None:
+    transformers.enable(continuous_batching=True)
+    with pytest.raises(ValueError, match="tensor parallel size: expected 1, got 2"):
+        continuous_batching.HybridCache(None, None, CPU, SimpleNamespace(tp_size=2))
+
+
 SIZES = StateSizes(value_heads=2, key_size=4, value_size=3, channels=22, columns=3, dtype=torch.bfloat16)
 
 
