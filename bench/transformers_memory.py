@@ -76,7 +76,8 @@ def over_requests(requests: int) -> dict[str, list[int]]:
     """Bytes held after every fifth request, by what serves it."""
     from torch_gdn.integrations.transformers.conversation import ConversationCache
 
-    model, found = small_model(), {}
+    model = small_model()
+    found: dict[str, list[int]] = {}
     before = held()
     with manager_of(model, new_tokens=4) as manager:
         taken = found["continuous batching"] = []
@@ -117,7 +118,7 @@ def asked_for(to_pages: bool, requests: int, tokens: int) -> dict[str, int]:
 
     ours = continuous_batching.attends_to_pages
     if not to_pages:
-        continuous_batching.attends_to_pages = lambda _: False
+        continuous_batching.attends_to_pages = lambda config: False
     blocks = 2 * requests * (tokens // 16 + 1)
     try:
         model = small_model(head_size=64).to("mps")

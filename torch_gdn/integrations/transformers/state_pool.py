@@ -88,12 +88,11 @@ class Step:
     checkpoint_offsets: Tensor | None = None  # [N] int64; of none 0
     checkpoint_indices: Tensor | None = None  # [N] int64; of none -1
 
-    def checkpoints(self, first: int) -> dict[str, Tensor]:
-        """As options, of the sequences from the first one on."""
+    def checkpoints(self, first: int) -> tuple[Tensor | None, Tensor | None]:
+        """Of the sequences from the first one on."""
         if self.checkpoint_offsets is None or self.checkpoint_indices is None:
-            return {}
-        offsets, indices = self.checkpoint_offsets[first:], self.checkpoint_indices[first:]
-        return {"checkpoint_offsets": offsets, "checkpoint_indices": indices}
+            return None, None
+        return self.checkpoint_offsets[first:], self.checkpoint_indices[first:]
 
 
 class LayerStates:
@@ -117,6 +116,7 @@ class LayerStates:
                 x.transpose(0, 1), weight, self.columns, step.state_indices, bias=bias, activation=activation
             )
             return rows.transpose(0, 1)
+        offsets, indices = step.checkpoints(0)
         return torch_gdn.causal_conv1d_update_(
             x,
             weight,
@@ -127,7 +127,8 @@ class LayerStates:
             bias,
             activation,
             step.cu_seqlens,
-            **step.checkpoints(0),
+            checkpoint_offsets=offsets,
+            checkpoint_indices=indices,
         )
 
     def delta_rule(
@@ -152,6 +153,7 @@ class LayerStates:
             )
         if decodes < step.sequences:
             q, k, v, g, beta = (x[:, decodes:] for x in inputs)
+            offsets, indices = step.checkpoints(decodes)
             torch_gdn.chunk_gated_delta_rule_(
                 q,
                 k,
@@ -163,7 +165,8 @@ class LayerStates:
                 step.has_initial_state[decodes:],
                 cu_seqlens=step.prefill_cu_seqlens,
                 out=out[:, decodes:],
-                **step.checkpoints(decodes),
+                checkpoint_offsets=offsets,
+                checkpoint_indices=indices,
                 **options,
             )
         return out, None
