@@ -41,7 +41,7 @@ def small_model(head_size: int = 32) -> Any:
 
 
 def prompt_of(number: int) -> list[int]:
-    """From 20 to 299 tokens; every other one begins as the one before."""
+    """From 20 to 290 tokens; every other one begins as the one before."""
     generator = torch.Generator().manual_seed(number // 2)
     shared = torch.randint(1, 64, (20 + 13 * number % 200,), generator=generator)
     own = torch.randint(1, 64, (5 * number % 80,), generator=torch.Generator().manual_seed(number))
