@@ -76,8 +76,8 @@ def model_of(kind: str) -> PreTrainedModel:
 class Decoded:
     """A layer whose keys and values have gone through the references' codes."""
 
-    def __init__(self, scheme: Scheme, index: int, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, scheme: Scheme, index: int, **options: Any) -> None:
+        super().__init__(**options)
         self.scheme, self.index = scheme, index
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def decoded_cache(model: PreTrainedModel, scheme: str) -> DynamicCache:
         if type(layer) is DynamicLayer:
             cache.layers[i] = DecodedLayer(Scheme(scheme), i)
         if type(layer) is DynamicSlidingWindowLayer:
-            cache.layers[i] = DecodedWindow(Scheme(scheme), i, layer.sliding_window)
+            cache.layers[i] = DecodedWindow(Scheme(scheme), i, sliding_window=layer.sliding_window)
     return cache
 
 

@@ -17,6 +17,7 @@ from tests.integrations.serving import (
     alone,
     assert_nothing_is_held,
     assert_served_as_alone,
+    managed,
     other_version,
     prompts_of,
     served,
@@ -143,6 +144,8 @@ def test_attention(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
     assert bool(calls) == ours
     assert found.cache.attends == ours
+    with managed(random_model("qwen3_5")) as manager:
+        assert (manager.batch_processor.inputs_and_outputs.attention_mask is None) == ours
 
 
 @pytest.mark.parametrize(

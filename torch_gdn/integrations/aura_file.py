@@ -104,7 +104,7 @@ def tokens_of(layer: Any) -> int:
     if not hasattr(layer, "conv_states"):
         return int(layer.get_seq_length())
     if not isinstance(layer.has_previous_state, dict):
-        raise ValueError("save: layers: expected states as transformers 5.23 keeps them, got an older version's")
+        raise ValueError("save: layers: expected states as transformers keeps them since 5.16, got an older one's")
     return int(any(layer.has_previous_state.values()))
 
 
