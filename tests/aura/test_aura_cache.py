@@ -20,7 +20,7 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
-from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 import torch_gdn.integrations.aura
 import torch_gdn.integrations.transformers
@@ -73,11 +73,11 @@ def model_of(kind: str) -> PreTrainedModel:
     return model.eval()
 
 
-class DecodedLayer(DynamicLayer):
+class Decoded:
     """A layer whose keys and values have gone through the references' codes."""
 
-    def __init__(self, scheme: Scheme, index: int) -> None:
-        super().__init__()
+    def __init__(self, scheme: Scheme, index: int, **options: Any) -> None:
+        super().__init__(**options)
         self.scheme, self.index = scheme, index
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -90,11 +90,19 @@ class DecodedLayer(DynamicLayer):
         return reference.aura_decode(codes, norms, centroids, signs, dtype=torch.float32).to(x.dtype)
 
 
+class DecodedLayer(Decoded, DynamicLayer): ...
+
+
+class DecodedWindow(Decoded, DynamicSlidingWindowLayer): ...
+
+
 def decoded_cache(model: PreTrainedModel, scheme: str) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
             cache.layers[i] = DecodedLayer(Scheme(scheme), i)
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[i] = DecodedWindow(Scheme(scheme), i, sliding_window=layer.sliding_window)
     return cache
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn.integrations.transformers.patches import MODELS, modeling_module
+from torch_gdn.integrations.transformers.patches import MODELS, SERVED_MODELS, modeling_module
 
 VOCABULARY = 64
 PROMPT = 70  # a whole chunk and a part
@@ -67,6 +67,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, model, a
     ),
 }
 assert tuple(KINDS) == MODELS
+SERVED_KINDS = {kind: KINDS[kind] for kind in SERVED_MODELS}
 
 
 def there(kind: str) -> bool:

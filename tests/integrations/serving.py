@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tests.integrations.models import random_tokens
+from tests.integrations.models import VOCABULARY, distance, random_model, random_tokens
+from tests.integrations.test_transformers import BAR
+from torch_gdn.integrations import transformers
+from torch_gdn.integrations.transformers import switch
 
 NEW_TOKENS = 8
+GREEDY_TOKENS, DRAFTS = 20, 8
 OPTIONS = {"page_size": 16, "num_blocks": 128, "max_batch_tokens": 64}
+
+
+def other_version(what: str) -> str:
+    """Why tests of it are skipped with this version of transformers, or nothing."""
+    served = importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}.")
+    return "" if served else f"{what} is for transformers {switch.SERVED_VERSION}"
 
 
 @dataclass
@@ -33,6 +46,28 @@ def alone(model: Any, prompts: Sequence[list[int]], new_tokens: int = NEW_TOKENS
     return found
 
 
+@contextmanager
+def managed(model: Any, sequences: int = 1, new_tokens: int = NEW_TOKENS, **options: Any) -> Iterator[Any]:
+    """transformers' manager, as it serves the model."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    generation = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1)
+    generation.num_return_sequences = sequences  # refused above, as several greedy sequences are the same one
+    configuration = ContinuousBatchingConfig(**{**OPTIONS, **options})
+    with model.continuous_batching_context_manager(generation, continuous_batching_config=configuration) as manager:
+        yield manager
+
+
+def results(manager: Any) -> Iterator[Any]:
+    while True:
+        if (result := manager.get_result(timeout=1)) is None:
+            assert manager.is_running(), "the generation loop ended"
+            continue
+        assert result.error is None, result.error
+        yield result
+
+
 def served(
     model: Any,
     prompts: Sequence[list[int]],
@@ -41,31 +76,100 @@ def served(
     **options: Any,
 ) -> Served:
     """All prompts at once; those whose numbers are in `cancelled` are given up after their first token."""
-    from transformers import GenerationConfig
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
-    generation = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
-    generation.num_return_sequences = sequences  # refused above, as several greedy sequences are the same one
-    configuration = ContinuousBatchingConfig(**{**OPTIONS, **options})
     given_up = {f"request {n}" for n in cancelled}
     expected = len(prompts) * sequences - len(given_up)
     found: dict[str, list[int]] = {}
-    with model.continuous_batching_context_manager(generation, continuous_batching_config=configuration) as manager:
+    with managed(model, sequences, **options) as manager:
         cache = manager.batch_processor.cache
         for number, prompt in enumerate(prompts):
             manager.add_request(prompt, f"request {number}", streaming=number in cancelled)
-        while len(found) < expected or given_up:
-            result = manager.get_result(timeout=1)
-            if result is None:
-                assert manager.is_running(), "the generation loop ended"
-                continue
-            assert result.error is None, result.error
+        for result in results(manager):
             if result.request_id in given_up:
                 manager.cancel_request(result.request_id)
                 given_up.remove(result.request_id)
             elif result.is_finished():
                 found[result.request_id] = result.generated_tokens
+            if len(found) == expected and not given_up:
+                break
     return Served(found, cache)
+
+
+class Passed:
+    """Counts the tokens that pass through a model, and keeps the logits."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokens = 0
+        self.logits: list[Tensor] = []
+        model.get_input_embeddings().register_forward_hook(self.count)
+        model.register_forward_hook(self.keep)
+
+    def count(self, _: Any, inputs: tuple[Tensor], __: Any) -> None:
+        self.tokens += inputs[0].numel()
+
+    def keep(self, _: Any, __: Any, output: Any) -> None:
+        self.logits.append(output.logits[0].float().cpu())
+
+    def forget(self) -> None:
+        self.tokens, self.logits = 0, []
+
+
+def assert_served_as_alone(
+    kind: str, prompts: Sequence[list[int]], cancelled: Sequence[int] = (), device: str = "cpu", **options: Any
+) -> Served:
+    """All prompts at once: each that is not cancelled gets the tokens of `generate()` by transformers alone."""
+    expected = {f"request {n}": x for n, x in enumerate(alone(random_model(kind), prompts)) if n not in cancelled}
+    transformers.enable(continuous_batching=True)
+    found = served(random_model(kind).to(device), prompts, cancelled, **options)
+    assert found.tokens == expected
+    assert_nothing_is_held(found.cache)
+    return found
+
+
+def greedy(model: Any, prompt: Tensor, **options: Any) -> tuple[list[int], Tensor]:
+    """The new tokens, and the logits that they were chosen by."""
+    given = {"max_new_tokens": GREEDY_TOKENS, "do_sample": False, "pad_token_id": 0}
+    found = model.generate(
+        prompt.to(model.device), return_dict_in_generate=True, output_logits=True, **given, **options
+    )
+    return found.sequences[0, prompt.shape[1] :].tolist(), torch.cat(found.logits).cpu()
+
+
+class Drafter:
+    """Proposes so many tokens that greedy decoding takes, and then wrong ones."""
+
+    requires_model_outputs = False
+
+    def __init__(self, right: list[int], prompt: int, accepted: list[int]) -> None:
+        self.right, self.prompt, self.accepted = right, prompt, accepted
+        self.calls = 0
+
+    def get_candidates(self, tokens: Tensor) -> tuple[Tensor, None]:
+        start, accepted = tokens.shape[1] - self.prompt, self.accepted[self.calls % len(self.accepted)]
+        self.calls += 1
+        following = self.right[start : start + DRAFTS]
+        drafts = [token if n < accepted else token % (VOCABULARY - 1) + 1 for n, token in enumerate(following)]
+        return torch.cat([tokens, torch.tensor([drafts], dtype=tokens.dtype, device=tokens.device)], 1), None
+
+    def update_candidate_strategy(self, *_: Any) -> None: ...
+
+
+def assert_drafts_change_nothing(
+    model: Any, prompt: Tensor, accepted: list[int] | None = None, device: str | torch.device = "cpu", **options: Any
+) -> int:
+    """Assisted generation gives the tokens and logits of greedy decoding by transformers alone; with `accepted`, of so
+    many drafts that are taken in turn, and how many steps that was."""
+    tokens, logits = greedy(model, prompt)
+    transformers.enable(rollback=True)
+    drafter = Drafter(tokens, prompt.shape[1], accepted or [])
+    model = model.to(device)
+    if accepted is not None:
+        model._get_candidate_generator = lambda **_: drafter
+        options["prompt_lookup_num_tokens"] = DRAFTS
+    found, found_logits = greedy(model, prompt, **options)
+    assert found == tokens
+    assert distance(found_logits, logits) < BAR
+    assert transformers.status().left == {}
+    return drafter.calls
 
 
 def assert_nothing_is_held(cache: Any) -> None:

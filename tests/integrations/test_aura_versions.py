@@ -18,5 +18,10 @@ def test_with_transformers(version: str) -> None:
         pytest.skip(str(reason))
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not mps")
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    finished = versions.run(version, "-m", "pytest", *options, "tests/aura/test_aura_cache.py", **output)
+    files = (
+        "tests/aura/test_aura_cache.py",
+        "tests/aura/test_aura_cache_windows.py",
+        "tests/aura/test_aura_cache_file.py",
+    )
+    finished = versions.run(version, "-m", "pytest", *options, *files, **output)
     assert finished.returncode == 0, finished.stdout

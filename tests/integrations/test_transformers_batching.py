@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import importlib.metadata
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +9,31 @@ from typing import Any
 import pytest
 import torch
 
+import torch_gdn
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
-from tests.integrations.models import KINDS, random_model
-from tests.integrations.serving import alone, assert_nothing_is_held, prompts_of, served
+from tests.integrations.models import SERVED_KINDS, random_model
+from tests.integrations.serving import (
+    alone,
+    assert_nothing_is_held,
+    assert_served_as_alone,
+    managed,
+    other_version,
+    prompts_of,
+    served,
+)
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import switch
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
-if not importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}."):
-    pytest.skip(f"continuous batching is for transformers {switch.SERVED_VERSION}", allow_module_level=True)
+if reason := other_version("continuous batching"):
+    pytest.skip(reason, allow_module_level=True)
+
+from torch_gdn.integrations.transformers import continuous_batching, paged_attention
 
 CPU = torch.device("cpu")
 LENGTHS = (5, 70, 1, 300, 33, 3, 130, 64)  # of prompts: within a batch of 64 tokens, and in up to 5 parts
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
 
 
 @pytest.fixture(autouse=True)
@@ -32,17 +41,6 @@ def _batching() -> Iterator[None]:
     with torch.no_grad():
         yield
     transformers.disable()
-
-
-def expected_of(kind: str, prompts: list[list[int]]) -> dict[str, list[int]]:
-    """By transformers alone."""
-    return {f"request {n}": tokens for n, tokens in enumerate(alone(random_model(kind), prompts))}
-
-
-def batching() -> Any:
-    from torch_gdn.integrations.transformers import continuous_batching
-
-    return continuous_batching
 
 
 def assert_all_taken() -> None:
@@ -53,64 +51,40 @@ def assert_all_taken() -> None:
 
 @each_kind
 def test_tokens_are_those_of_generate(kind: str) -> None:
-    prompts = prompts_of(*LENGTHS)
-    expected = expected_of(kind, prompts)
-    transformers.enable(continuous_batching=True)
-    found = served(random_model(kind), prompts)
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
+    assert_served_as_alone(kind, prompts_of(*LENGTHS))
     assert_all_taken()
 
 
 def test_requests_wait_for_a_slot_and_start_from_zeros_in_a_used_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = prompts_of(*LENGTHS)
-    expected = expected_of("qwen3_5", prompts)
-    transformers.enable(continuous_batching=True)
-    monkeypatch.setattr(batching(), "slots_and_share", lambda *_: (2, 0.0))  # what the memory has room for
-    found = served(random_model("qwen3_5"), prompts)
+    monkeypatch.setattr(continuous_batching, "slots_and_share", lambda *_: (2, 0.0))  # what the memory has room for
+    found = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
     assert found.cache.states.slots == 2
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
 
 
 def test_prompts_first() -> None:
     """The other scheduler: prompts come before the single tokens in a batch."""
-    prompts = prompts_of(*LENGTHS)
-    expected = expected_of("qwen3_5", prompts)
-    transformers.enable(continuous_batching=True)
-    found = served(random_model("qwen3_5"), prompts, scheduler_type="prefill_first")
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
+    assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS), scheduler_type="prefill_first")
 
 
 def test_a_request_that_lost_its_pages_starts_again() -> None:
-    prompts = prompts_of(60, 61, 62, 63)
-    expected = expected_of("qwen3_5", prompts)
-    transformers.enable(continuous_batching=True)
-    # Room for three prompts, and not for what follows them.
-    found = served(random_model("qwen3_5"), prompts, num_blocks=6, page_size=16, safety_margin=0.0)
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
+    """Room for three prompts, and not for what follows them."""
+    options = {"num_blocks": 6, "page_size": 16, "safety_margin": 0.0}
+    assert_served_as_alone("qwen3_5", prompts_of(60, 61, 62, 63), **options)
 
 
 def test_cancelled_requests_give_their_slots_back() -> None:
-    prompts = prompts_of(*LENGTHS)
-    expected = expected_of("qwen3_5", prompts)
-    transformers.enable(continuous_batching=True)
-    found = served(random_model("qwen3_5"), prompts, cancelled=(1, 3, 6))
-    assert found.tokens == {f"request {n}": expected[f"request {n}"] for n in (0, 2, 4, 5, 7)}
-    assert_nothing_is_held(found.cache)
+    assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS), cancelled=(1, 3, 6))
 
 
 @pytest.mark.parametrize("slots", [16, 3])
 def test_forked_sequences_have_states_of_their_own(slots: int) -> None:
     """With few slots, some children find none and are prefilled by themselves."""
     prompts = prompts_of(70, 33)
-    expected = expected_of("qwen3_5", prompts)
+    expected = alone(random_model("qwen3_5"), prompts)
     transformers.enable(continuous_batching=True)
     found = served(random_model("qwen3_5"), prompts, sequences=3, max_requests_per_batch=slots)
-    names = [f"request {n}{child}" for n in (0, 1) for child in ("", "__child#0", "__child#1")]
-    assert found.tokens == {name: expected[name[: len("request 0")]] for name in names}
+    children = ("", "__child#0", "__child#1")
+    assert found.tokens == {f"request {n}{child}": expected[n] for n in (0, 1) for child in children}
     assert_nothing_is_held(found.cache)
 
 
@@ -144,22 +118,69 @@ GIB = 2**30
     ],
 )
 def test_states_take_a_part_of_the_memory(free: int, slots: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching(), "get_device_and_memory_breakdown", lambda: (CPU, 2 * GIB + free, 2 * GIB, GIB))
+    memory = (CPU, 2 * GIB + free, 2 * GIB, GIB)
+    monkeypatch.setattr(continuous_batching, "get_device_and_memory_breakdown", lambda: memory)
     configuration = SimpleNamespace(max_requests_per_batch=16, max_memory_percent=0.5)
-    assert batching().slots_and_share(configuration, GIB) == (slots, share)
+    assert continuous_batching.slots_and_share(configuration, GIB) == (slots, share)
 
 
-def test_on_mps() -> None:
-    prompts = prompts_of(5, 70, 1, 20)
-    expected = expected_of("qwen3_next", prompts)
-    model, device = copy.deepcopy(random_model("qwen3_next")), ready("mps")
-    transformers.enable(continuous_batching=True)
+@each_kind
+def test_on_mps(kind: str) -> None:
+    device = ready("mps")
     kernels = ("causal_conv1d", "causal_conv1d_update", "fused_recurrent_gated_delta_rule", "rms_norm_gated")
     with kernels_run(device, *kernels):
-        found = served(model.to(device), prompts, cancelled=(3,), num_blocks=32)
-    assert found.tokens == {f"request {n}": expected[f"request {n}"] for n in (0, 1, 2)}
-    assert_nothing_is_held(found.cache)
+        assert_served_as_alone(kind, prompts_of(5, 70, 1, 20), cancelled=(3,), device="mps", num_blocks=32)
     assert_all_taken()
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["to the pages", "over gathered keys"])
+def test_attention(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op where it takes the heads; else transformers' own, with its mask and its copies."""
+    if not ours:
+        monkeypatch.setattr(paged_attention, "takes", lambda _: False)
+    calls = []
+    op = torch_gdn.paged_attention
+    monkeypatch.setattr(torch_gdn, "paged_attention", lambda *args, **options: calls.append(1) or op(*args, **options))
+    found = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
+    assert bool(calls) == ours
+    assert found.cache.attends == ours
+    with managed(random_model("qwen3_5")) as manager:
+        assert (manager.batch_processor.inputs_and_outputs.attention_mask is None) == ours
+
+
+@pytest.mark.parametrize(
+    ("implementation", "size", "expected"),
+    [("sdpa", 32, True), ("sdpa", 256, True), ("paged|eager", 32, False), ("sdpa", 24, False), ("sdpa", 512, False)],
+)
+def test_which_attention_is_ours(implementation: str, size: int, expected: bool) -> None:
+    config = random_model("qwen3_5").config
+    config._attn_implementation, config.head_dim = implementation, size
+    assert paged_attention.takes(config) == expected
+
+
+def test_eager_attention_is_transformers_own() -> None:
+    prompts = prompts_of(5, 70)
+    expected = alone(random_model("qwen3_5"), prompts)
+    transformers.enable(continuous_batching=True)
+    model = random_model("qwen3_5")
+    model.set_attn_implementation("eager")
+    found = served(model, prompts)
+    assert not found.cache.attends
+    assert [found.tokens[f"request {n}"] for n in (0, 1)] == expected
+
+
+def test_what_attention_does_not_copy_is_left_to_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same memory; and nothing of the size of batch by cache is allocated."""
+    options = {"num_blocks": None, "max_memory_percent": 0.5}
+    memory = (CPU, 2**27, 0, 0)
+    for place in ("cache", "initialization"):
+        name = f"transformers.generation.continuous_batching.{place}.get_device_and_memory_breakdown"
+        monkeypatch.setattr(name, lambda: memory, raising=False)
+    transformers.enable(continuous_batching=True)
+    ours = served(random_model("qwen3_5"), prompts_of(5), **options).cache
+    monkeypatch.setattr(paged_attention, "takes", lambda _: False)
+    theirs = served(random_model("qwen3_5"), prompts_of(5), **options).cache
+    assert ours.num_sectors > 2 * theirs.num_sectors
 
 
 def test_models_of_attention_alone_are_transformers_own() -> None:
@@ -179,10 +200,14 @@ def test_models_of_attention_alone_are_transformers_own() -> None:
 
 
 def patched_places() -> dict[str, Any]:
-    from transformers.generation.continuous_batching import cache, continuous_api, initialization
+    from transformers.generation.continuous_batching import cache, continuous_api, initialization, input_outputs
+    from transformers.generation.continuous_batching.scheduler import Scheduler
+    from transformers.modeling_utils import AttentionInterface
 
-    found = {f"{x.__name__}.{name}": y for x in (cache, continuous_api, initialization) for name, y in vars(x).items()}
-    for kind in KINDS:
+    places = (cache, continuous_api, initialization, input_outputs, Scheduler)
+    found = {f"{x.__name__}.{name}": y for x in places for name, y in vars(x).items()}
+    found |= {f"attention {name}": y for name, y in AttentionInterface._global_mapping.items()}
+    for kind in SERVED_KINDS:
         layers = [x for name, x in vars(models.modeling_module(kind)).items() if name.endswith("DeltaNet")]
         found |= {f"{layer.__name__}.{name}": value for layer in layers for name, value in vars(layer).items()}
     return found
@@ -193,7 +218,7 @@ def test_disable_restores_continuous_batching() -> None:
     transformers.enable()
     assert patched_places() == before
     status = transformers.enable(continuous_batching=True)
-    assert "PagedAttentionCache" in status.replaced["continuous batching"]
+    assert {"PagedAttentionCache", "sdpa"} < set(status.replaced["continuous batching"])
     assert patched_places() != before
     transformers.disable()
     assert patched_places() == before
@@ -226,6 +251,28 @@ def test_what_states_could_not_follow_is_refused(option: dict[str, Any]) -> None
     transformers.enable(continuous_batching=True)
     with pytest.raises(ValueError, match=f"{next(iter(option))}: expected it off"):
         served(random_model("qwen3_5"), prompts_of(5), **option)
+
+
+@pytest.mark.parametrize("option", ["use_async_batching", "varlen_compile_config", "decode_compile_config"])
+def test_what_transformers_turns_on_by_itself_is_refused(option: str) -> None:
+    """As it does for some devices and attentions."""
+    resolve = continuous_batching.resolver(lambda *_: SimpleNamespace(**{option: 1}))
+    with pytest.raises(ValueError, match=f"{option}: expected it off, got 1"):
+        resolve(random_model("qwen3_5").config, None)
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    """transformers has no cache without pages."""
+    transformers.enable(continuous_batching=True)
+    model = random_model("qwen3_5", layer_types=["linear_attention"] * 2)
+    with pytest.raises(ValueError, match="layer_types: expected a layer of attention, got none"):
+        served(model, prompts_of(5))
+
+
+def test_tensor_parallelism_is_refused() -> None:
+    transformers.enable(continuous_batching=True)
+    with pytest.raises(ValueError, match="tensor parallel size: expected 1, got 2"):
+        continuous_batching.HybridCache(None, None, CPU, SimpleNamespace(tp_size=2))
 
 
 SIZES = StateSizes(value_heads=2, key_size=4, value_size=3, channels=22, columns=3, dtype=torch.bfloat16)

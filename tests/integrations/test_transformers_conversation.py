@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -11,19 +10,19 @@ import pytest
 import torch
 
 from tests.helpers.devices import ready
-from tests.integrations.models import KINDS, SIZES, distance, random_model, random_tokens
+from tests.integrations.models import SERVED_KINDS, SIZES, distance, random_model, random_tokens
+from tests.integrations.serving import Passed, other_version
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import switch
 
-if not importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}."):
-    pytest.skip(f"ConversationCache is for transformers {switch.SERVED_VERSION}", allow_module_level=True)
+if reason := other_version("ConversationCache"):
+    pytest.skip(reason, allow_module_level=True)
 
 from torch_gdn.integrations.transformers.conversation import ConversationCache
 
 ANSWER = 6
 OPTIONS = {"max_new_tokens": ANSWER, "do_sample": False, "pad_token_id": 0}
 PLENTY = 2**30
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +36,6 @@ def _enabled() -> Iterator[None]:
 def from_scratch(model: Any, prompt: torch.Tensor) -> torch.Tensor:
     """With a mask, since an answer may have the token that is padding elsewhere."""
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), **OPTIONS)
-
-
-class Passed:
-    """Counts the tokens that pass through a model."""
-
-    def __init__(self, model: Any) -> None:
-        self.tokens = 0
-        model.get_input_embeddings().register_forward_hook(self.count)
-
-    def count(self, _: Any, inputs: tuple[torch.Tensor], __: Any) -> None:
-        self.tokens += inputs[0].numel()
 
 
 def sliding_model() -> Any:
@@ -66,7 +54,7 @@ def sliding_model() -> Any:
     return Qwen3ForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "sliding window"])
+@pytest.mark.parametrize("kind", [*SERVED_KINDS, "sliding window"])
 def test_ten_turns(kind: str) -> None:
     model = sliding_model() if kind == "sliding window" else random_model(kind)
     conversations, passed = ConversationCache(model, PLENTY, every=64), Passed(model)
@@ -210,6 +198,7 @@ def test_on_mps() -> None:
         (torch.ones(2, 3, dtype=torch.long), {}, r"input_ids: expected shape \[1, T\], got \[2, 3\]"),
         (torch.ones(1, 3, dtype=torch.long), {"past_key_values": 1}, "past_key_values: expected none"),
         (torch.ones(1, 3, dtype=torch.long), {"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens: expected"),
+        (torch.ones(1, 3, dtype=torch.long), {"assistant_model": 1}, "assistant_model: expected None"),
         (
             torch.ones(1, 2, dtype=torch.long),
             {"attention_mask": torch.tensor([[0, 1]])},

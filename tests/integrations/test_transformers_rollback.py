@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,16 +10,21 @@ import torch
 
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
-from tests.integrations.models import KINDS, VOCABULARY, distance, random_model, random_tokens
+from tests.integrations.models import SERVED_KINDS, distance, random_model, random_tokens
+from tests.integrations.serving import (
+    DRAFTS,
+    GREEDY_TOKENS,
+    assert_drafts_change_nothing,
+    greedy,
+    other_version,
+)
 from tests.integrations.test_transformers import BAR
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import switch
 
-if not importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}."):
-    pytest.skip(f"rollback is for transformers {switch.SERVED_VERSION}", allow_module_level=True)
+if reason := other_version("rollback"):
+    pytest.skip(reason, allow_module_level=True)
 
-DRAFTS, NEW_TOKENS = 8, 20
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
 
 
 @pytest.fixture(autouse=True)
@@ -31,97 +34,39 @@ def _rollback() -> Iterator[None]:
     transformers.disable()
 
 
-def generate(model: Any, prompt: torch.Tensor, **options: Any) -> tuple[list[int], torch.Tensor]:
-    """The new tokens, and the logits that they were chosen by."""
-    given = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
-    found = model.generate(
-        prompt.to(model.device), return_dict_in_generate=True, output_logits=True, **given, **options
-    )
-    return found.sequences[0, prompt.shape[1] :].tolist(), torch.cat(found.logits).cpu()
-
-
-class Drafter:
-    """Proposes so many tokens that greedy decoding takes, and then wrong ones."""
-
-    requires_model_outputs = False
-
-    def __init__(self, right: list[int], prompt: int, accepted: list[int]) -> None:
-        self.right, self.prompt, self.accepted = right, prompt, accepted
-        self.calls = 0
-
-    def get_candidates(self, tokens: torch.Tensor) -> tuple[torch.Tensor, None]:
-        start, accepted = tokens.shape[1] - self.prompt, self.accepted[self.calls % len(self.accepted)]
-        self.calls += 1
-        following = self.right[start : start + DRAFTS]
-        drafts = [token if n < accepted else token % (VOCABULARY - 1) + 1 for n, token in enumerate(following)]
-        return torch.cat([tokens, torch.tensor([drafts], dtype=tokens.dtype, device=tokens.device)], 1), None
-
-    def update_candidate_strategy(self, *_: Any) -> None: ...
-
-
-def drafted(model: Any, prompt: torch.Tensor, greedy: list[int], accepted: list[int]) -> Any:
-    drafter = Drafter(greedy, prompt.shape[1], accepted)
-    model._get_candidate_generator = lambda **_: drafter
-    return (*generate(model, prompt, prompt_lookup_num_tokens=DRAFTS), drafter.calls)
-
-
 @pytest.mark.parametrize("accepted", range(DRAFTS + 1))
 @each_kind
 def test_any_number_of_drafts_is_taken_back(kind: str, accepted: int) -> None:
-    model, prompt = random_model(kind), random_tokens(1, 20)
-    tokens, logits = generate(model, prompt)
-    transformers.enable(rollback=True)
-    found, found_logits, steps = drafted(model, prompt, tokens, [accepted])
-    assert found == tokens
-    assert distance(found_logits, logits) < BAR
-    assert steps == -(-NEW_TOKENS // (accepted + 1))
-    assert transformers.status().left == {}
+    steps = assert_drafts_change_nothing(random_model(kind), random_tokens(1, 20), [accepted])
+    assert steps == -(-GREEDY_TOKENS // (accepted + 1))
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 63, 70, 71, 200], ids=lambda tokens: f"{tokens} tokens")
 def test_drafts_behind_prompts_of_any_length(prompt: int) -> None:
     """Shorter than the convolution, in one call with the drafts, and with its end alone to be taken back."""
-    model, given = random_model("qwen3_5"), random_tokens(1, prompt)
-    tokens, logits = generate(model, given)
-    transformers.enable(rollback=True)
-    found, found_logits, _ = drafted(model, given, tokens, [0, 3, 8, 1])
-    assert found == tokens
-    assert distance(found_logits, logits) < BAR
+    assert_drafts_change_nothing(random_model("qwen3_5"), random_tokens(1, prompt), [0, 3, 8, 1])
 
 
 def test_prompt_lookup() -> None:
-    model, prompt = random_model("qwen3_next"), random_tokens(1, 12).repeat(1, 3)
-    tokens, logits = generate(model, prompt)
-    transformers.enable(rollback=True)
-    found, found_logits = generate(model, prompt, prompt_lookup_num_tokens=5)
-    assert found == tokens
-    assert distance(found_logits, logits) < BAR
+    prompt = random_tokens(1, 12).repeat(1, 3)
+    assert_drafts_change_nothing(random_model("qwen3_next"), prompt, prompt_lookup_num_tokens=5)
 
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["the model itself", "another"])
 @each_kind
 def test_a_draft_model(kind: str, seed: int) -> None:
     """A hybrid too: it decodes token by token, and all of them are taken back at once."""
-    model, draft, prompt = random_model(kind), random_model(kind, seed=seed), random_tokens(1, 20)
-    tokens, logits = generate(model, prompt)
-    transformers.enable(rollback=True)
+    draft = random_model(kind, seed=seed)
     draft.generation_config.num_assistant_tokens = 4
     draft.generation_config.assistant_confidence_threshold = 0.0
-    found, found_logits = generate(model, prompt, assistant_model=draft)
-    assert found == tokens
-    assert distance(found_logits, logits) < BAR
+    assert_drafts_change_nothing(random_model(kind), random_tokens(1, 20), assistant_model=draft)
 
 
-def test_on_mps() -> None:
-    model, prompt, device = random_model("qwen3_next"), random_tokens(1, 17), ready("mps")
-    tokens, logits = generate(model, prompt)
-    model = copy.deepcopy(model).to(device)
-    transformers.enable(rollback=True)
+@each_kind
+def test_on_mps(kind: str) -> None:
+    device = ready("mps")
     with kernels_run(device, "fused_recurrent_gated_delta_rule", "causal_conv1d"):
-        found, found_logits, _ = drafted(model, prompt, tokens, [0, 8, 3])
-    assert found == tokens
-    assert distance(found_logits, logits) < BAR
-    assert transformers.status().left == {}
+        assert_drafts_change_nothing(random_model(kind), random_tokens(1, 17), [0, 8, 3], device)
 
 
 def cached(model: Any, tokens: torch.Tensor, *parts: int) -> Any:
@@ -202,16 +147,18 @@ def test_disable_refuses_again() -> None:
     before = [vars(x) | {} for x in classes()]
     model, prompt = random_model("qwen3_5"), random_tokens(1, 5)
     assert transformers.enable(rollback=True, continuous_batching=True).replaced["rollback"]
-    generate(model, prompt, prompt_lookup_num_tokens=2)
+    greedy(model, prompt, prompt_lookup_num_tokens=2)
     transformers.disable()
     assert [vars(x) | {} for x in classes()] == before
     with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        generate(model, prompt, prompt_lookup_num_tokens=2)
+        greedy(model, prompt, prompt_lookup_num_tokens=2)
 
 
 def classes() -> list[type]:
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
     endings = ("GatedDeltaNet", "PreTrainedModel")
-    found = [y for kind in KINDS for name, y in vars(models.modeling_module(kind)).items() if name.endswith(endings)]
+    found = [
+        y for kind in SERVED_KINDS for name, y in vars(models.modeling_module(kind)).items() if name.endswith(endings)
+    ]
     return [LinearAttentionCacheLayerMixin, *found]

@@ -54,11 +54,12 @@ class CodedTensor:
         codes, norms, means = self.filled(length)
         return torch.ops.gdn.aura_decode(codes, norms, self.codebook, self.signs, means, False, dtype)
 
-    def resize(self, capacity: int, length: int) -> None:
+    def resize(self, capacity: int, start: int, end: int) -> None:
+        """Memory for `capacity` tokens, the first of which are those from start to end."""
         for name, x in self.of_tokens().items():
-            larger = x.new_zeros(*x.shape[:2], capacity, *x.shape[3:])
-            larger[:, :, :length] = x[:, :, :length]
-            setattr(self, name, larger)
+            other = x.new_zeros(*x.shape[:2], capacity, *x.shape[3:])
+            other[:, :, : end - start] = x[:, :, start:end]
+            setattr(self, name, other)
 
     def select(self, rows: Tensor) -> None:
         for name, x in self.of_tokens().items():

@@ -48,13 +48,25 @@ class Content:
 def write(path: str | os.PathLike[str], content: Content) -> None:
     from safetensors.torch import save_file
 
+    save_file(content.tensors, path, {"format": FORMAT, "version": VERSION} | description(content))
+
+
+def description(content: Content) -> dict[str, str]:
+    """What tells how to read the tensors."""
     scheme, dtype = content.scheme, str(content.dtype).removeprefix("torch.")
-    metadata = {"format": FORMAT, "version": VERSION, "scheme": scheme.name, "table": scheme.table}
-    metadata |= {"means": str(scheme.means), "seed": str(content.seed), "dtype": dtype}
-    save_file(content.tensors, path, metadata)
+    means, seed = str(scheme.means), str(content.seed)
+    return {"scheme": scheme.name, "table": scheme.table, "means": means, "seed": seed, "dtype": dtype}
 
 
 def read(path: str | os.PathLike[str]) -> Content:
+    metadata, tensors = opened(path, FORMAT, VERSION)
+    return described(metadata, tensors)
+
+
+def opened(
+    path: str | os.PathLike[str], expected_format: str, version: str
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and tensors of a safetensors file of this format."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -64,8 +76,13 @@ def read(path: str | os.PathLike[str]) -> Content:
     except SafetensorError as error:
         raise ValueError(f"load: path: expected a safetensors file, got {error}") from None
     identity = f"{metadata.get('format')!r} version {metadata.get('version')!r}"
-    if identity != f"{FORMAT!r} version {VERSION!r}":
-        raise ValueError(f"load: path: expected format {FORMAT!r} version {VERSION!r}, got {identity}")
+    if identity != f"{expected_format!r} version {version!r}":
+        raise ValueError(f"load: path: expected format {expected_format!r} version {version!r}, got {identity}")
+    return metadata, tensors
+
+
+def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
+    """What `description` told, of these tensors."""
     norms, signs = tensors.get("key.norms"), tensors.get("key.signs")
     require(norms is not None and norms.dim() == 3, "key.norms of shape [B, HK, T]", norms)
     require(signs is not None and signs.dim() == 1, "key.signs of shape [D]", signs)

@@ -175,6 +175,16 @@ class KVCache:
             raise ValueError(f"crop: length: expected from {-self.length} to {self.length}, got {length}")
         self.length = kept
 
+    def keep_last(self, tokens: int, capacity: int) -> None:
+        """Forgets all but the last tokens, as a sliding window does, and takes memory for `capacity` anew."""
+        if not 0 <= tokens <= min(self.length, capacity):
+            most = min(self.length, capacity)
+            raise ValueError(f"keep_last: tokens: expected from 0 to {most}, got {tokens}")
+        for coded in (self.keys, self.values):
+            coded.resize(capacity, self.length - tokens, self.length)
+        self.length = tokens
+        self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
+
     def reorder(self, rows: Tensor) -> None:
         """Makes row b what row rows[b] was, as beam search does; `rows` [B'] may repeat and leave out rows."""
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64) or rows.shape[0] == 0:
@@ -197,12 +207,16 @@ class KVCache:
             >>> torch_gdn.aura.KVCache.load(path)
             KVCache('4v4', batch=1, kv_heads=1, head_dim=64, capacity=5, length=5, device=cpu, dtype=torch.float32)
         """
+        file.write(path, self.content())
+
+    def content(self) -> file.Content:
+        """What a file holds of it: the tokens held, on the CPU."""
         tensors = {
             f"{name}.{part}": x.cpu().contiguous()
             for name, coded in (("key", self.keys), ("value", self.values))
             for part, x in coded.parts(self.length).items()
         }
-        file.write(path, file.Content(self.scheme, self.seed, self.dtype, tensors))
+        return file.Content(self.scheme, self.seed, self.dtype, tensors)
 
     @classmethod
     def load(
@@ -218,7 +232,11 @@ class KVCache:
         Raises:
             ValueError: not such a file, of another version, or one whose parts do not fit together.
         """
-        content = file.read(path)
+        return cls.of(file.read(path), device, capacity)
+
+    @classmethod
+    def of(cls, content: file.Content, device: torch.device | str, capacity: int | None = None) -> KVCache:
+        """The cache that had this content; the rest as for `load`."""
         batch, heads, length, head_dim = content.shape
         capacity = length if capacity is None else capacity
         if capacity < length:
@@ -231,7 +249,7 @@ class KVCache:
 
     def _resize(self, capacity: int) -> None:
         for coded in (self.keys, self.values):
-            coded.resize(capacity, self.length)
+            coded.resize(capacity, 0, self.length)
         self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
 
     def _check(self, method: str, name: str, x: Tensor, heads: int | None) -> None:

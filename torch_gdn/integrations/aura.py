@@ -1,33 +1,38 @@
-"""A transformers cache whose full-attention layers are held as AURA codes, and the attention that reads them.
+"""A transformers cache whose keys and values are held as AURA codes, and the attention that reads them.
 
 Importing this module registers the attention implementation "aura" with transformers.
 """
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedConfig
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
-from torch_gdn.aura.kv_cache import KVCache
 from torch_gdn.aura.scheme import Scheme
+from torch_gdn.integrations import aura_file
+from torch_gdn.integrations.aura_layers import AuraLayer, Codes, WindowLayer
 
 __all__ = ["AuraCache"]
+WINDOW = "aura_window"  # attribute of a mask of starts: how many positions a query sees
 
 
 class AuraCache(Cache):
     """A cache for transformers' decoders that holds keys and values in a few bits each.
 
-    Layers of full attention are held as AURA codes (`torch_gdn.aura.KVCache`). Others stay as transformers keeps them:
-    linear attention (the states of Gated DeltaNet layers in a hybrid), and sliding windows, which never grow beyond the
-    window. A model whose attention implementation is "aura" attends to the codes; with any other, each layer's keys and
-    values are decoded whenever it runs, which costs their memory for that time.
+    Layers of full attention and of sliding windows are held as AURA codes (`torch_gdn.aura.KVCache`), a window's with
+    at most a quarter more tokens than it shows. Others stay as transformers keeps them: linear attention (the states of
+    Gated DeltaNet layers in a hybrid) and chunked attention. A model whose attention implementation is "aura" attends
+    to the codes; with any other, each layer's keys and values are decoded whenever it runs, which costs their memory
+    for that time.
 
     Args:
         config: the model's, and the very object (`model.config`), since the attention implementation is read from it.
@@ -35,7 +40,7 @@ class AuraCache(Cache):
         capacity: of each layer at first, in tokens; it grows by a quarter at a time. Default: 256.
 
     Raises:
-        ValueError: a scheme that is none, or a model without a layer of full attention.
+        ValueError: a scheme that is none, or a model without a layer of full attention or of a sliding window.
 
     Example:
         >>> import torch
@@ -58,14 +63,16 @@ class AuraCache(Cache):
     def __init__(self, config: PreTrainedConfig, scheme: Scheme | str = "8v4", capacity: int = 256) -> None:
         scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
         decoder = config.get_text_config(decoder=True)
-        layers = DynamicCache(config=decoder).layers
+        kinds = getattr(decoder, "layer_types", None) or []
         layers = [
-            AuraLayer(decoder, scheme, capacity, i) if type(layer) is DynamicLayer else layer
-            for i, layer in enumerate(layers)
+            coded_layer(layer, decoder, scheme, capacity, i, kinds[i] if i < len(kinds) else "")
+            for i, layer in enumerate(DynamicCache(config=decoder).layers)
         ]
         if not any(isinstance(layer, AuraLayer) for layer in layers):
-            kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
-            raise ValueError(f"AuraCache: config: expected a model with layers of full attention, got {kinds}")
+            found = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+            raise ValueError(
+                f"AuraCache: config: expected a model with layers of full attention or sliding windows, got {found}"
+            )
         super().__init__(layers=layers)
 
     @property
@@ -74,87 +81,48 @@ class AuraCache(Cache):
         caches = (layer.cache for layer in self.layers if isinstance(layer, AuraLayer))
         return sum(cache.bytes_used for cache in caches if cache is not None)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes what it holds, as it holds it, to a safetensors file (which wants `safetensors`).
 
-class AuraLayer(CacheLayerMixin):
-    """One layer of an AuraCache; its KVCache is made when the first keys come."""
+        Raises:
+            ValueError: a layer that is neither of codes, linear attention nor keys and values.
+        """
+        aura_file.write(path, self.layers)
 
-    is_croppable = True
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        config: PreTrainedConfig,
+        device: torch.device | str = "cpu",
+        capacity: int = 256,
+    ) -> AuraCache:
+        """Reads what `save` wrote; the model goes on as if it had never stopped.
 
-    def __init__(self, config: PreTrainedConfig, scheme: Scheme, capacity: int, index: int) -> None:
-        super().__init__()
-        self.config, self.scheme, self.capacity, self.index = config, scheme, capacity, index
-        self.cache: KVCache | None = None
+        Args:
+            path: the file.
+            config: the model's, as for `AuraCache`.
+            device: of the cache. Default: "cpu".
+            capacity: as for `AuraCache`. Default: 256.
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        if key_states.shape != value_states.shape:
-            shapes = f"{list(key_states.shape)} and {list(value_states.shape)}"
-            raise ValueError(f"AuraCache: expected keys and values of one shape, got {shapes}")
-        batch, heads, tokens, size = key_states.shape
-        capacity, device = max(tokens, self.capacity), key_states.device
-        self.cache = KVCache(self.scheme, batch, heads, size, capacity, device, key_states.dtype, seed=self.index)
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if self.cache is None:
-            self.lazy_initialization(key_states, value_states)
-        cache = self.cache
-        assert cache is not None
-        wanted = len(cache) + key_states.shape[2]
-        if wanted > cache.capacity:
-            cache.reserve(max(wanted, cache.capacity + cache.capacity // 4))
-        cache.append(key_states, value_states)
-        if self.config._attn_implementation == "aura":
-            return Codes(cache), Codes(cache)
-        return cache.decoded(cache.dtype)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0 if self.cache is None else len(self.cache)
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # its name before transformers 5.16
-
-    def reset(self) -> None:
-        if self.cache is not None:
-            self.cache.crop(0)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last -tokens_to_remove; a positive number is how many to keep (transformers before 5.16)."""
-        if self.cache is not None:
-            length = len(self.cache)
-            self.cache.crop(min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        if self.cache is not None:
-            self.cache.reorder(beam_idx)
-
-    batch_select_indices = reorder_cache
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.cache is not None:
-            self.cache.reorder(torch.arange(self.cache.batch).repeat_interleave(repeats))
-
-    def offload(self) -> None:
-        raise NotImplementedError("AuraCache: offloading is not supported: the codes are small enough to stay")
-
-    prefetch = offload
+        Raises:
+            ValueError: not such a file, of another version, of a model with other layers, or one whose parts do not fit
+                together.
+        """
+        content = aura_file.read(path)
+        cache = cls(config, content.scheme, capacity)
+        content.fill(cache.layers, torch.device(device))
+        return cache
 
 
-class Codes:
-    """Keys and values on their way to the attention: no tensor, so a model that computes with them fails instead of
-    attending to something else."""
-
-    def __init__(self, cache: KVCache) -> None:
-        self.cache = cache
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"AuraCache: expected keys and values to go straight to the attention, got .{name} of them"
-        )
+def coded_layer(layer: Any, config: Any, scheme: Scheme, capacity: int, index: int, kind: str) -> Any:
+    """One of codes where there is one for such a layer, else the layer itself."""
+    if type(layer) is DynamicLayer:
+        return AuraLayer(config, scheme, capacity, index)
+    chunked = "chunked" in kind or (not kind and getattr(config, "attention_chunk_size", None) is not None)
+    if type(layer) is DynamicSlidingWindowLayer and not chunked:
+        return WindowLayer(config, scheme, index, layer.sliding_window)
+    return layer
 
 
 def aura_attention(
@@ -173,6 +141,7 @@ def aura_attention(
     """transformers' attention interface over codes; over tensors (no AuraCache, a window) its sdpa."""
     expect("dropout", dropout == 0.0, "0", dropout)
     expect("softcap", kwargs.get("softcap") is None, "None", kwargs.get("softcap"))
+    window = getattr(attention_mask, WINDOW, None) or sliding_window or 0
     if not isinstance(key, Codes):
         expect(
             "s_aux", s_aux is None, "None where the cache holds no codes (a sliding window, or no AuraCache)", "sinks"
@@ -181,7 +150,7 @@ def aura_attention(
         if attention_mask is None and 1 < L < T:  # sdpa's own causal mask is that of the first L positions
             attention_mask = torch.zeros(query.shape[0], dtype=torch.int32, device=query.device)
         if attention_mask is not None and attention_mask.dim() == 1:
-            attention_mask = mask_of_starts(attention_mask, L, T)
+            attention_mask = mask_of_starts(attention_mask, L, T, window)
         options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options, **kwargs)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -190,7 +159,6 @@ def aura_attention(
     fits = attention_mask is None or attention_mask.dim() == 1
     expect("attention_mask", fits, "left padding, [B, T]", attention_mask)
     sinks = None if s_aux is None else s_aux.detach().float()
-    window = sliding_window or 0
     o = key.cache.attend(query, scale=scaling, window=window, starts=attention_mask, sinks=sinks)
     return o.transpose(1, 2), None
 
@@ -205,9 +173,20 @@ def aura_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Of plain causal attention where each row starts, [B] int32, or None for no padding; of any other, sdpa's mask."""
-    if mask_function is not causal_mask_function or kwargs.get("local_size") is not None:
+    """Of causal attention, with or without a window, where each row starts, [B] int32, or None for no padding and no
+    window; of any other, sdpa's mask."""
+    window = window_of(mask_function)
+    if window is None and (mask_function is not causal_mask_function or kwargs.get("local_size") is not None):
         return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs)
+    starts = starts_of(attention_mask, kv_length, kv_offset)
+    if window is not None:
+        if starts is None:
+            starts = torch.zeros(batch_size, dtype=torch.int32, device=kwargs.get("device"))
+        setattr(starts, WINDOW, window)
+    return starts
+
+
+def starts_of(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
     if attention_mask is None:
         return None
     mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
@@ -218,11 +197,25 @@ def aura_mask(
     return starts if bool(starts.any()) else None
 
 
-def mask_of_starts(starts: Tensor, L: int, T: int) -> Tensor:
+def window_of(mask_function: Callable[..., Any]) -> int | None:
+    """Of transformers' causal mask of a sliding window, which it builds of two functions; of another, None."""
+    model = sliding_window_causal_mask_function(1)
+    if getattr(mask_function, "__code__", None) is not model.__code__:
+        return None
+    overlay, *others = inspect.getclosurevars(mask_function).nonlocals["mask_functions"]
+    of_model, *_ = inspect.getclosurevars(model).nonlocals["mask_functions"]
+    if others != [causal_mask_function] or getattr(overlay, "__code__", None) is not of_model.__code__:
+        return None
+    window: int = inspect.getclosurevars(overlay).nonlocals["sliding_window"]
+    return window
+
+
+def mask_of_starts(starts: Tensor, L: int, T: int, window: int) -> Tensor:
     """For sdpa: which keys each of the last L positions sees, [B, 1, L, T]. A row of padding sees itself, as there."""
     keys = torch.arange(T, device=starts.device)
     queries = keys[T - L :, None]
-    return (keys == queries) | (keys <= queries) & (keys >= starts[:, None, None, None])
+    seen = (keys <= queries) & (keys > queries - window) if window else keys <= queries
+    return (keys == queries) | seen & (keys >= starts[:, None, None, None])
 
 
 def expect(argument: str, holds: bool, expected: str, got: object) -> None:

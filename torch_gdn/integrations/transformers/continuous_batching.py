@@ -2,7 +2,8 @@
 
 transformers gives each layer type an allocator of its own, in pages of keys and values, and knows none for
 `linear_attention`. Here these layers are left out of the pages; their states are in a pool of slots, one for each
-request that is being served. The cache admits a request where both have room, and frees both.
+request that is being served. The cache admits a request where both have room, and frees both. A prompt goes on from the
+pages and states of a prefix that another one had.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import Any
 
 import torch
 from transformers.generation.continuous_batching import cache as paged_cache
-from transformers.generation.continuous_batching import continuous_api, initialization, input_outputs
+from transformers.generation.continuous_batching import continuous_api, initialization, input_outputs, scheduler
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
+from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.utils import get_device_and_memory_breakdown
+from transformers.modeling_utils import AttentionInterface
 
-from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, classes_named, rebound
+from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, classes_named, rebound, replaced_entry
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
 LINEAR = "linear_attention"
@@ -38,6 +42,10 @@ def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     yield rebound(continuous_api, "resolve_continuous_batching_config", resolver)
     yield rebound(continuous_api, "PagedAttentionCache", cache_for)
     yield rebound(continuous_api, "ContinuousBatchingIOs", inputs_for)
+    yield rebound(scheduler.Scheduler, "_schedule_request", part_of_prompt)
+    yield rebound(paged_cache, "PagedAttentionMemoryHandler", memory_of_pages)
+    yield rebound(input_outputs, "attn_mask_is_needed", mask_is_needed)
+    yield replaced_entry(AttentionInterface._global_mapping, "sdpa", paged_attention.attention_over_pages)
     for module in modules.values():
         for layer in classes_named(module, "GatedDeltaNet"):
             yield rebound(layer, "forward", forward_with_states)
@@ -99,6 +107,41 @@ def inputs_for(original: Callable[..., Any]) -> Callable[..., Any]:
     return construct
 
 
+def memory_of_pages(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What attention to the pages themselves does not take is left to the pages."""
+
+    class WithoutCopies(original):  # type: ignore[valid-type,misc]
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            self.num_attention_masks = 0
+            self.kv_heads_at_peak = 0
+
+    def construct(config: Any, *args: Any, **kwargs: Any) -> Any:
+        return (WithoutCopies if attends_to_pages(config) else original)(config, *args, **kwargs)
+
+    return construct
+
+
+def mask_is_needed(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda config: original(config) and not attends_to_pages(config)
+
+
+def attends_to_pages(config: Any) -> bool:
+    return bool(linear_layers(config)) and paged_attention.takes(config)
+
+
+def part_of_prompt(original: Callable[..., None]) -> Callable[..., None]:
+    """Prompts are cut where a state is wanted."""
+
+    def schedule(self: Any, state: Any, request_tokens: list[int], token_budget: int, *args: Any) -> None:
+        prompt = state.status < RequestStatus.DECODING
+        if prompt and isinstance(self.cache, HybridCache) and self.cache.use_prefix_sharing:
+            token_budget = self.cache.prefixes.part(state, len(request_tokens), token_budget)
+        original(self, state, request_tokens, token_budget, *args)
+
+    return schedule
+
+
 def forward_with_states(original: Callable[..., Any]) -> Callable[..., Any]:
     """Hands the layer's states on to its convolution and its delta rule, which are given all other arguments too."""
 
@@ -133,8 +176,11 @@ class HybridCache(paged_cache.PagedAttentionCache):
         for_pages = copy.copy(continuous_batching_config)
         for_pages.max_memory_percent -= share
         super().__init__(config, for_pages, device, distributed_helper, dtype, **options)
-        self.use_prefix_sharing = False
         self.states = StatePool(layers, sizes, slots, torch.device(device))
+        self.prefixes = PrefixStates(self.states, self.cache_allocators[FULL_ATTENTION])
+        self.attends = attends_to_pages(config)
+        self.paged_step: paged_attention.PagedStep | None = None  # while attention is ours
+        self.use_prefix_sharing &= set(self.cache_allocators) == {FULL_ATTENTION}
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
         if not self.states.has_room_for(state.request_id):
@@ -144,13 +190,37 @@ class HybridCache(paged_cache.PagedAttentionCache):
             self.states.hold(state.request_id)
         return stored
 
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """Of the pages that are known, those that states are known behind."""
+        tokens, name = self.prefixes.longest(request_id, prompt_ids) if self.use_prefix_sharing else (0, None)
+        if name is None:
+            return 0
+        found: int = super().search_prefix_match(request_id, prompt_ids[: tokens + 1])  # never its last token
+        self.states.hold_copy(request_id, name)
+        return found
+
+    def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
+        super().mark_complete_blocks(state, complete_blocks)
+        self.prefixes.after(state.request_id)
+
+    def extend_read_and_write_indices(
+        self, request_id: str, past_length: int, query_length: int, read_index: Any, write_index: Any
+    ) -> None:
+        """Attention to the pages themselves gathers none."""
+        gathered = None if self.attends else read_index
+        super().extend_read_and_write_indices(request_id, past_length, query_length, gathered, write_index)
+
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         super().free_blocks(request_id, no_cache)
+        self.prefixes.drop(request_id)
         self.states.release(request_id)
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
         super().free_all_requests(clear_ledgers)
+        self.prefixes.drop_all()
         self.states.release_all()
+        if clear_ledgers:
+            self.states.forget_names()
 
     def prepare_fork_request(self, src_state: Any, dst_req_ids: list[str], copies: Any) -> list[str]:
         """Children beyond the free slots are prefilled by themselves, as those beyond the free pages are."""
@@ -173,9 +243,20 @@ def slots_and_share(cb_config: Any, slot_bytes: int) -> tuple[int, float]:
 
 
 class HybridInputs(input_outputs.ContinuousBatchingIOs):
+    def get_model_kwargs(self, use_padding: bool = False) -> Any:
+        arguments = super().get_model_kwargs(use_padding)
+        if self.cache.attends:  # a mask of four dimensions is handed on to the layers as it is
+            arguments |= {"attention_mask": self.position_ids.new_ones(1, 1, 1, 1), "is_causal": False}
+        return arguments
+
     def prepare_batch_tensors(self, requests_in_batch: list[Any], *args: Any, **kwargs: Any) -> None:
         if continuous_api.ContinuousBatchingIOs is input_outputs.ContinuousBatchingIOs:
             raise RuntimeError("continuous batching: torch_gdn was disabled while a manager still served a model")
         parts = [Part(x.state.request_id, x.state.position_offset, x.query_length) for x in requests_in_batch]
+        sharing = self.cache.use_prefix_sharing
+        checkpoints = self.cache.prefixes.begin(requests_in_batch) if sharing else {}
         super().prepare_batch_tensors(requests_in_batch, *args, **kwargs)  # moves the requests' positions
-        self.cache.states.begin(parts)
+        self.cache.states.begin(parts, checkpoints)
+        if self.cache.attends:
+            pages = self.cache.cache_allocators[FULL_ATTENTION]
+            self.cache.paged_step = paged_attention.step_of(pages, parts, self.device)

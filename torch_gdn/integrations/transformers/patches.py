@@ -86,6 +86,23 @@ class Patch:
         return self.name if isinstance(self.owner, ModuleType) else f"{self.owner.__name__}.{self.name}"
 
 
+@dataclass(frozen=True)
+class EntryPatch(Patch):
+    """Of a dictionary."""
+
+    def apply(self) -> None:
+        self.owner[self.name] = self.replacement
+
+    def revert(self) -> bool:
+        if self.owner.get(self.name) is not self.replacement:
+            return False
+        self.owner[self.name] = self.original
+        return True
+
+    def __str__(self) -> str:
+        return self.name
+
+
 def modeling_module(model: str) -> ModuleType | None:
     """None where this version of transformers has no such model."""
     package = f"transformers.models.{model}"
@@ -131,6 +148,12 @@ def rebound(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
     """`wrap` is given what the name meant, and returns what takes its place."""
     original = vars(owner)[name]
     return Patch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
+
+
+def replaced_entry(owner: dict[str, Any], name: str, wrap: Callable[[Any], Any]) -> EntryPatch:
+    """As `rebound`, of a dictionary's entry."""
+    original = owner[name]
+    return EntryPatch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
 
 
 def attribute(name: str, function: str) -> property:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,14 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """The states after so many tokens of a part, and the slot that they go to as well."""
+
+    tokens: int  # a multiple of 64
+    slot: int
+
+
+@dataclass(frozen=True)
 class Step:
     """What the layers of a step are given, on the device."""
 
@@ -77,6 +85,14 @@ class Step:
     prefill_cu_seqlens: Tensor  # of the sequences behind the decodes, from 0 on
     sequences: int
     decodes: int  # so many sequences are one token behind a past, and come first
+    checkpoint_offsets: Tensor | None = None  # [N] int64; of none 0
+    checkpoint_indices: Tensor | None = None  # [N] int64; of none -1
+
+    def checkpoints(self, first: int) -> tuple[Tensor | None, Tensor | None]:
+        """Of the sequences from the first one on."""
+        if self.checkpoint_offsets is None or self.checkpoint_indices is None:
+            return None, None
+        return self.checkpoint_offsets[first:], self.checkpoint_indices[first:]
 
 
 class LayerStates:
@@ -100,8 +116,19 @@ class LayerStates:
                 x.transpose(0, 1), weight, self.columns, step.state_indices, bias=bias, activation=activation
             )
             return rows.transpose(0, 1)
+        offsets, indices = step.checkpoints(0)
         return torch_gdn.causal_conv1d_update_(
-            x, weight, self.columns, step.state_indices, step.has_initial_state, -1, bias, activation, step.cu_seqlens
+            x,
+            weight,
+            self.columns,
+            step.state_indices,
+            step.has_initial_state,
+            -1,
+            bias,
+            activation,
+            step.cu_seqlens,
+            checkpoint_offsets=offsets,
+            checkpoint_indices=indices,
         )
 
     def delta_rule(
@@ -126,6 +153,7 @@ class LayerStates:
             )
         if decodes < step.sequences:
             q, k, v, g, beta = (x[:, decodes:] for x in inputs)
+            offsets, indices = step.checkpoints(decodes)
             torch_gdn.chunk_gated_delta_rule_(
                 q,
                 k,
@@ -137,13 +165,17 @@ class LayerStates:
                 step.has_initial_state[decodes:],
                 cu_seqlens=step.prefill_cu_seqlens,
                 out=out[:, decodes:],
+                checkpoint_offsets=offsets,
+                checkpoint_indices=indices,
                 **options,
             )
         return out, None
 
 
 class StatePool:
-    """Slots of requests. The host keeps which is whose; nothing here waits for the device.
+    """Slots of requests, and in those that no request has, states behind prefixes, which have a name.
+
+    The host keeps which is whose; nothing here waits for the device.
 
     Args:
         layers: the indices of the model's layers that have states.
@@ -157,8 +189,10 @@ class StatePool:
         self.slot_bytes = self.bytes_per_slot(len(layers), sizes)
         self.storage = torch.zeros(slots * self.slot_bytes, dtype=torch.uint8, device=device)
         self.layers = {layer: LayerStates(self, n * sizes.layer_bytes) for n, layer in enumerate(layers)}
-        self.free = list(range(slots))[::-1]
+        self.free = list(range(slots))[::-1]  # the last is taken next: one without a name, or used least recently
         self.slot_of: dict[str, int] = {}
+        self.slot_with: dict[int, int] = {}  # by the name of its states
+        self.name_of: dict[int, int] = {}
         self.step: Step | None = None
 
     @staticmethod
@@ -171,33 +205,64 @@ class StatePool:
     def hold(self, request: str) -> int:
         """The request's slot; a free one where it has none."""
         if request not in self.slot_of:
-            self.slot_of[request] = self.free.pop()
+            self.slot_of[request] = self.take()
         return self.slot_of[request]
 
+    def hold_copy(self, request: str, name: int) -> None:
+        """A slot for the request, with the states of this name."""
+        source = self.slot_with[name]
+        self.free.remove(source)
+        self.free.insert(0, source)
+        if (slot := self.hold(request)) != source:
+            self.copy([source], [slot])
+
+    def take(self) -> int:
+        """A free slot, whatever it holds."""
+        slot = self.free.pop()
+        if (name := self.name_of.pop(slot, None)) is not None:
+            del self.slot_with[name]
+        return slot
+
+    def keep(self, slot: int, name: int) -> None:
+        """The slot is free again, and the last one to be taken: its states have a name."""
+        self.slot_with[name], self.name_of[slot] = slot, name
+        self.free.insert(0, slot)
+
+    def give_back(self, slot: int | None) -> None:
+        if slot is not None:
+            self.free.append(slot)
+
+    def forget_names(self) -> None:
+        self.slot_with.clear()
+        self.name_of.clear()
+
     def release(self, request: str) -> None:
-        if request in self.slot_of:
-            self.free.append(self.slot_of.pop(request))
+        self.give_back(self.slot_of.pop(request, None))
 
     def release_all(self) -> None:
         for request in list(self.slot_of):
             self.release(request)
 
-    def begin(self, sequences: Iterable[Part]) -> None:
+    def begin(self, sequences: Iterable[Part], checkpoints: Mapping[str, Checkpoint] | None = None) -> None:
         """The step that the layers compute next."""
         batch = list(sequences)
         decodes = 0
         while decodes < len(batch) and batch[decodes].tokens == 1 and batch[decodes].past:
             decodes += 1
         cu_seqlens = [0, *itertools.accumulate(sequence.tokens for sequence in batch)]
-        lists = (
+        lists = [
             [self.slot_of[sequence.request] for sequence in batch],
             [int(sequence.past > 0) for sequence in batch],
             cu_seqlens,
             [boundary - decodes for boundary in cu_seqlens[decodes:]],
-        )
+        ]
+        if checkpoints:
+            none = Checkpoint(0, -1)
+            found = [checkpoints.get(sequence.request, none) for sequence in batch]
+            lists += [[x.tokens for x in found], [x.slot for x in found]]
         numbers = torch.tensor(list(itertools.chain(*lists))).to(self.device, non_blocking=True)
-        state_indices, has_past, boundaries, of_prefills = numbers.split([len(x) for x in lists])
-        self.step = Step(state_indices, has_past.bool(), boundaries, of_prefills, len(batch), decodes)
+        state_indices, has_past, boundaries, of_prefills, *of_checkpoints = numbers.split([len(x) for x in lists])
+        self.step = Step(state_indices, has_past.bool(), boundaries, of_prefills, len(batch), decodes, *of_checkpoints)
 
     def current(self) -> Step:
         if self.step is None:

@@ -1,0 +1,129 @@
+"""Sliding windows held as codes: no longer than they are seen, cropped where that can be, with and without padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from tests.aura.test_aura_cache import COMMON, PADDED, PROMPT, aura_cache, decoded_cache, logits_of, model_of
+from tests.helpers.devices import kernels_run, ready
+from tests.helpers.errors import relative_error
+from torch_gdn.integrations.aura_layers import WindowLayer
+
+WINDOW = 4  # of model_of("window"), whose second layer has it
+OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+def held(cache: Any) -> int:
+    return len(cache.layers[1].cache)
+
+
+def test_a_window_is_coded_and_holds_what_is_seen() -> None:
+    model = model_of("window")
+    cache = aura_cache(model, "8v4")
+    assert isinstance(cache.layers[1], WindowLayer)
+    logits_of(model, cache)
+    assert cache.get_seq_length() == cache.layers[1].get_seq_length() == 11
+    assert held(cache) == WINDOW
+    assert cache.layers[1].cache.capacity == WINDOW
+    assert cache.bytes_used == 2 * 2 * (11 + WINDOW) * (64 + 32 + 8)
+
+
+@pytest.mark.parametrize("implementation", ["aura", "sdpa"])
+def test_a_long_answer(implementation: str) -> None:
+    """The window passes over its tokens many times, and takes no more memory."""
+    model = model_of("window")
+    expected = model.generate(
+        PROMPT, attention_mask=PADDED, past_key_values=decoded_cache(model, "8v4"), max_new_tokens=30, **OPTIONS
+    )
+    cache = aura_cache(model, "8v4")
+    model.set_attn_implementation(implementation)
+    tokens = model.generate(PROMPT, attention_mask=PADDED, past_key_values=cache, max_new_tokens=30, **OPTIONS)
+    assert torch.equal(tokens, expected)
+    assert cache.layers[1].cache.capacity == WINDOW
+    assert cache.get_seq_length() == 40
+
+
+def test_drafts_are_taken_back() -> None:
+    """By prompt lookup: a window that is recorded loses nothing before `crop`."""
+    model, prompt = model_of("window"), torch.cat([PROMPT[1:], PROMPT[1:]], 1)
+    expected = model.generate(prompt, past_key_values=decoded_cache(model, "8v4"), max_new_tokens=20, **OPTIONS)
+    cache = aura_cache(model, "8v4")
+    options = OPTIONS | {"eos_token_id": 64, "prompt_lookup_num_tokens": 3, "max_new_tokens": 20}
+    assert torch.equal(model.generate(prompt, past_key_values=cache, **options), expected)
+    assert cache.layers[1].cache.capacity <= WINDOW + 1 + 3 + WINDOW
+
+
+def test_a_recording_window_keeps_what_several_calls_brought() -> None:
+    """As of a draft model, all of whose tokens may be taken back at once."""
+    model, rest = model_of("window"), [(8, 9), (9, 10), (10, 11)]
+    cache = aura_cache(model, "8v4")
+    with torch.no_grad():
+        model(PROMPT[:, :8], past_key_values=cache)
+        cache.layers[1].activate_past_recording()
+        expected = [model(PROMPT[:, a:b], past_key_values=cache).logits for a, b in rest]
+        cache.crop(-3)
+        assert cache.layers[1].get_seq_length() == 8
+        found = [model(PROMPT[:, a:b], past_key_values=cache).logits for a, b in rest]
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_what_is_gone_is_not_brought_back() -> None:
+    model = model_of("window")
+    cache = aura_cache(model, "8v4")
+    logits_of(model, cache)
+    cache.layers[1].crop(-1)
+    assert cache.layers[1].get_seq_length() == 10
+    message = "at most 0 tokens of the sliding window of layer 1 to be removed, got 2"
+    with pytest.raises(ValueError, match=message):
+        cache.layers[1].crop(-2)
+
+
+def test_a_window_that_is_not_full_is_cropped_anywhere() -> None:
+    model = model_of("window")
+    cache = aura_cache(model, "8v4")
+    with torch.no_grad():
+        model(PROMPT[:, :3], past_key_values=cache)
+        cache.crop(-2)
+        found = model(PROMPT[:, 3:8], past_key_values=cache).logits
+        expected = model(PROMPT[:, [0, 3, 4, 5, 6, 7]], past_key_values=aura_cache(model, "8v4")).logits[:, 1:]
+    assert relative_error(found, expected) < 1e-3  # a code may be rounded the other way
+    cache.reset()
+    assert (cache.layers[1].get_seq_length(), held(cache)) == (0, 0)
+
+
+def test_on_mps() -> None:
+    model, device = model_of("window"), ready("mps")
+    expected = logits_of(model, decoded_cache(model, "8v4"))
+    cache = aura_cache(model.to(device), "8v4")
+    with kernels_run(device, "aura_encode", "aura_flash_p1"):
+        assert relative_error(logits_of(model, cache), expected) < 2e-5
+
+
+def test_layers_of_windows_alone() -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(1)
+    model = MistralForCausalLM(MistralConfig(**COMMON, num_hidden_layers=2, sliding_window=5)).eval()
+    expected = logits_of(model, decoded_cache(model, "4v4"))
+    uncoded = logits_of(model, DynamicCache(config=model.config))
+    assert relative_error(uncoded, expected) > 1e-3
+    assert relative_error(logits_of(model, aura_cache(model, "4v4")), expected) < 2e-5
+
+
+def test_sinks_and_windows_of_gpt_oss() -> None:
+    """As OpenAI's: every other layer has a window, and all have sinks."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    torch.manual_seed(1)
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, "num_hidden_layers": 2}
+    model = GptOssForCausalLM(GptOssConfig(**COMMON, **layers, num_local_experts=2, num_experts_per_tok=1)).eval()
+    for module in model.modules():
+        if hasattr(module, "sinks"):
+            module.sinks.data.normal_(0, 2)
+    model.set_attn_implementation("eager")
+    expected = logits_of(model, decoded_cache(model, "4v4"))
+    assert relative_error(logits_of(model, aura_cache(model, "4v4")), expected) < 2e-5

@@ -1,0 +1,137 @@
+"""`transformers serve` in this process, its model and tokenizer, and clients over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.integrations.models import VOCABULARY
+
+PATIENCE = 300  # seconds until something is taken to hang
+
+
+def save(model: Any, folder: Path) -> Path:
+    """With a tokenizer whose text is the tokens' numbers: what comes back is compared token by token."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({str(n): n for n in range(VOCABULARY)}, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    return folder
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+@dataclass
+class Served:
+    """A server that is up, and what its continuous batching holds."""
+
+    model: Path
+    port: int
+    server: Any
+    changed: threading.Condition = field(default_factory=threading.Condition)  # a request gave its slot back
+    cancelled: list[str] = field(default_factory=list)  # requests that were active when they were given up
+
+    @property
+    def scheduler(self) -> Any:
+        return self.server._generation_state._cb_manager.scheduler
+
+    def post(self, prompt: Sequence[int], new_tokens: int, stream: bool) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        body = {"model": str(self.model), "prompt": text_of(prompt), "max_tokens": new_tokens, "stream": stream}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        return connection
+
+    def completed(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
+        connection = self.post(prompt, new_tokens, stream=False)
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        connection.close()
+        assert answer.status == 200, body
+        return [int(word) for word in json.loads(body)["choices"][0]["text"].split()]
+
+    def given_up(self, prompt: Sequence[int]) -> None:
+        """Reads the first event of an answer that would be too long to end by itself, and hangs up."""
+        connection = self.post(prompt, 10**6, stream=True)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.readline().startswith(b"data: ")
+        connection.sock.close()
+        answer.close()
+
+    def wait_until_idle(self) -> Any:
+        """The cache, when no request has a slot any more."""
+        cache = self.scheduler.cache
+        with self.changed:
+            assert self.changed.wait_for(lambda: not cache.states.slot_of, PATIENCE), cache.states.slot_of
+        return cache
+
+
+def all_at_once(served: Served, prompts: Sequence[list[int]], cancelled: Sequence[int], new_tokens: int) -> list[Any]:
+    """A client each: the tokens of those that wait for them, None of the others."""
+
+    def client(number: int) -> list[int] | None:
+        if number in cancelled:
+            return served.given_up(prompts[number])
+        return served.completed(prompts[number], new_tokens)
+
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        return list(clients.map(client, range(len(prompts))))
+
+
+@contextmanager
+def serving(model: Path, device: str, monkeypatch: Any, **options: Any) -> Iterator[Served]:
+    from transformers.cli.serve import Serve
+    from transformers.generation.continuous_batching.scheduler import Scheduler
+
+    server = Serve(
+        str(model),
+        continuous_batching=True,
+        device=device,
+        attn_implementation="sdpa",
+        host="127.0.0.1",
+        port=0,
+        log_level="error",
+        non_blocking=True,
+        **options,
+    )
+    try:
+        while not server.server.started:
+            assert server._thread.is_alive(), "the server ended"
+            server._thread.join(0.01)
+        served = Served(model, server.server.servers[0].sockets[0].getsockname()[1], server)
+        watch_scheduler(Scheduler, served, monkeypatch)
+        yield served
+    finally:
+        server.kill_server()
+        server._thread.join(PATIENCE)
+        assert not server._thread.is_alive()
+
+
+def watch_scheduler(scheduler: Any, served: Served, monkeypatch: Any) -> None:
+    clear, finish = scheduler.clear_cancelled_requests, scheduler.finish_request
+
+    def clear_cancelled_requests(self: Any) -> Any:
+        served.cancelled.extend(self._requests_to_cancel & self.active_requests.keys())
+        return notified(clear(self))
+
+    def notified(result: Any) -> Any:
+        with served.changed:
+            served.changed.notify_all()
+        return result
+
+    monkeypatch.setattr(scheduler, "clear_cancelled_requests", clear_cancelled_requests)
+    monkeypatch.setattr(scheduler, "finish_request", lambda self, request: notified(finish(self, request)))

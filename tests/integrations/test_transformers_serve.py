@@ -1,0 +1,72 @@
+"""`transformers serve` with hybrid models, over HTTP: 32 clients get the tokens of `generate()`, 8 hang up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.devices import kernels_run, ready
+from tests.integrations.http_serving import all_at_once, save, serving
+from tests.integrations.models import random_model
+from tests.integrations.serving import alone, assert_nothing_is_held, other_version, prompts_of
+from torch_gdn.integrations import transformers
+
+if reason := other_version("continuous batching"):
+    pytest.skip(reason, allow_module_level=True)
+
+CLIENTS, GIVEN_UP, NEW_TOKENS = 32, 8, 6
+KERNELS = ("causal_conv1d", "fused_recurrent_gated_delta_rule", "rms_norm_gated")
+
+
+@pytest.fixture(autouse=True)
+def _batching() -> Iterator[None]:
+    yield
+    transformers.disable()
+
+
+def lengths() -> list[int]:
+    """Of the prompts: from 1 to 300 tokens, both of them among these."""
+    return [1, 300, *random.Random(0).sample(range(2, 300), CLIENTS - 2)]
+
+
+@pytest.mark.parametrize("device_name", ["cpu", "mps"])
+def test_32_clients(device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, device = prompts_of(*lengths()), ready(device_name)
+    model = random_model("qwen3_next")
+    with torch.no_grad():
+        expected: list[list[int] | None] = [*alone(model, prompts, NEW_TOKENS)]
+    given_up = range(3, CLIENTS, CLIENTS // GIVEN_UP)
+    for number in given_up:
+        expected[number] = None
+    transformers.enable(continuous_batching=True)
+    options = {"cb_max_batch_tokens": 64, "cb_block_size": 16, "cb_num_blocks": 512}
+    with (
+        kernels_run(device, *KERNELS),
+        serving(save(model, tmp_path / "model"), device_name, monkeypatch, **options) as served,
+    ):
+        found = all_at_once(served, prompts, given_up, NEW_TOKENS)
+        cache = served.wait_until_idle()
+        assert cache.max_batch_tokens == 64
+        assert_nothing_is_held(cache)
+    assert found == expected
+    assert len(served.cancelled) == GIVEN_UP
+    assert transformers.status().left == {}
+
+
+def test_the_command_line_is_transformers_own_on_torch_gdn(monkeypatch: pytest.MonkeyPatch) -> None:
+    import runpy
+    import sys
+
+    from transformers.cli import transformers as command
+
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "serve", "a model", "--continuous-batching"])
+    monkeypatch.setattr(command, "main", lambda: seen.append((sys.argv, transformers.status().replaced)))
+    runpy.run_module("torch_gdn.integrations.transformers", run_name="__main__")
+    [(arguments, replaced)] = seen
+    assert arguments == ["transformers", "serve", "a model", "--continuous-batching"]
+    assert "continuous batching" in replaced

@@ -1,0 +1,44 @@
+"""The script behind the plot of docs/transformers-serving.md: what it serves, and that what it measures is flat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.serving import other_version
+from torch_gdn.integrations import transformers
+
+if reason := other_version("bench.transformers_memory"):
+    pytest.skip(reason, allow_module_level=True)
+
+from bench import transformers_memory
+
+
+def test_memory_is_flat(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_memory, "BUDGET", 2**20)
+    try:
+        found = run(tmp_path / "plot.png")
+    finally:
+        transformers.disable()
+    batching, conversations, unbounded = found.values()
+    assert max(batching) - min(batching) < 1000  # bytes
+    assert max(conversations) <= 2**20
+    assert unbounded[-1] > 2 * 2**20
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    assert capsys.readouterr().out.startswith(f"continuous batching: {batching[-1]:,} bytes")
+
+
+def run(plot: Path) -> dict[str, list[int]]:
+    """The script's measurements, as it draws them."""
+    measured = {}
+    original = transformers_memory.draw
+
+    def draw(found: dict[str, list[int]], path: Path) -> None:
+        measured.update(found)
+        original(found, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers_memory, "draw", draw)
+        transformers_memory.main(["--requests", "15", "--plot", str(plot)])
+    return measured

@@ -1,0 +1,163 @@
+"""The layers of an AuraCache that are held as codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import CacheLayerMixin
+
+from torch_gdn.aura.kv_cache import KVCache
+from torch_gdn.aura.scheme import Scheme
+
+
+class AuraLayer(CacheLayerMixin):
+    """One layer of an AuraCache; its KVCache is made when the first keys come."""
+
+    is_croppable = True
+
+    def __init__(self, config: PreTrainedConfig, scheme: Scheme, capacity: int, index: int) -> None:
+        super().__init__()
+        self.config, self.scheme, self.capacity, self.index = config, scheme, capacity, index
+        self.cache: KVCache | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        if key_states.shape != value_states.shape:
+            shapes = f"{list(key_states.shape)} and {list(value_states.shape)}"
+            raise ValueError(f"AuraCache: expected keys and values of one shape, got {shapes}")
+        batch, heads, tokens, size = key_states.shape
+        capacity, device = max(tokens, self.capacity), key_states.device
+        self.cache = KVCache(self.scheme, batch, heads, size, capacity, device, key_states.dtype, seed=self.index)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if self.cache is None:
+            self.lazy_initialization(key_states, value_states)
+        cache = self.cache
+        assert cache is not None
+        wanted = len(cache) + key_states.shape[2]
+        if wanted > cache.capacity:
+            cache.reserve(max(wanted, cache.capacity + cache.capacity // 4))
+        cache.append(key_states, value_states)
+        if self.config._attn_implementation == "aura":
+            return Codes(cache), Codes(cache)
+        return cache.decoded(cache.dtype)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0 if self.cache is None else len(self.cache)
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.16
+
+    def reset(self) -> None:
+        if self.cache is not None:
+            self.cache.crop(0)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last -tokens_to_remove; a positive number is how many to keep (transformers before 5.16)."""
+        if self.cache is not None:
+            length = len(self.cache)
+            self.cache.crop(min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.cache is not None:
+            self.cache.reorder(beam_idx)
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.cache is not None:
+            self.cache.reorder(torch.arange(self.cache.batch).repeat_interleave(repeats))
+
+    def offload(self) -> None:
+        raise NotImplementedError("AuraCache: offloading is not supported: the codes are small enough to stay")
+
+    prefetch = offload
+
+
+class WindowLayer(AuraLayer):
+    """Keys of a sliding window. It holds up to a quarter more of them than are seen, so that they are moved seldom, and
+    beyond that what one call of the model brings until the next one."""
+
+    is_sliding = True
+
+    def __init__(self, config: PreTrainedConfig, scheme: Scheme, index: int, window: int) -> None:
+        super().__init__(config, scheme, window - 1 + max(window // 4, 1), index)
+        self.needed = window - 1  # tokens before the next one that it sees
+        self.window = window
+        self.seen = 0
+        self.recording = False
+
+    def activate_past_recording(self) -> None:
+        """Drops nothing until `crop`."""
+        self.recording = True
+
+    def held_before(self, tokens: int) -> int:
+        """How many of those that it holds stay where so many come."""
+        if self.cache is None:
+            return 0
+        held = len(self.cache)
+        if self.recording or held + tokens <= self.cache.capacity <= self.capacity:
+            return held
+        return min(held, self.needed)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        tokens = key_states.shape[2]
+        held = self.held_before(tokens)
+        if self.cache is not None and held < len(self.cache):
+            self.cache.keep_last(held, max(self.capacity, held + tokens))
+        self.seen += tokens
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        held = self.held_before(query_length)
+        return held + query_length, self.seen - held
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return self.window
+
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        super().reset()
+        self.seen = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if self.cache is None:
+            return
+        removed = self.seen - tokens_to_remove if tokens_to_remove > 0 else -tokens_to_remove
+        removed = max(removed, 0)
+        held, wanted = len(self.cache) - removed, min(self.needed, self.seen - removed)
+        if held < wanted or removed > self.seen:
+            most = len(self.cache) - min(self.needed, len(self.cache)) if self.seen > len(self.cache) else self.seen
+            raise ValueError(
+                f"AuraCache: crop: expected at most {most} tokens of the sliding window of layer {self.index} to be "
+                f"removed, got {removed}: those before it are gone"
+            )
+        self.cache.crop(held)
+        self.seen -= removed
+        if self.recording and held > self.capacity:
+            self.cache.keep_last(self.needed, self.capacity)
+
+
+class Codes:
+    """Keys and values on their way to the attention: no tensor, so a model that computes with them fails instead of
+    attending to something else."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"AuraCache: expected keys and values to go straight to the attention, got .{name} of them"
+        )

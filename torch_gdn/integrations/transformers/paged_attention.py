@@ -1,0 +1,93 @@
+"""Attention of continuous batching to the pages themselves.
+
+transformers' `sdpa` gathers the keys and values of all requests of a batch, of each layer, and masks what is another
+request's: its copies and mask grow with the whole batch. `torch_gdn.paged_attention` reads the pages where they lie.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.continuous_batching.utils import find_head_dim
+
+import torch_gdn
+from torch_gdn.integrations.transformers.state_pool import Part
+
+
+@dataclass(frozen=True)
+class PagedStep:
+    """What the layers of a step are given, on the device."""
+
+    slots: Tensor  # [T] int32: where the tokens' keys and values go
+    block_table: Tensor  # [N, M] int32
+    cu_seqlens: Tensor  # [N + 1] int32
+    seq_lens: Tensor  # [N] int32
+    max_query_len: int
+    max_seq_len: int
+
+
+def takes(config: Any) -> bool:
+    """Whether a model's attention is ours: where it would be sdpa's, and the op has its heads."""
+    size = find_head_dim(config)
+    return config._attn_implementation == "sdpa" and size % 16 == 0 and size <= 256
+
+
+def step_of(pages: Any, parts: Sequence[Part], device: torch.device) -> PagedStep:
+    """`pages`: transformers' allocator."""
+    size = pages.tokens_per_page
+    blocks = [pages.block_table[part.request] for part in parts]
+    columns = max(map(len, blocks))
+    lists = (
+        [
+            row[token // size] * size + token % size
+            for row, part in zip(blocks, parts, strict=True)
+            for token in range(part.past, part.past + part.tokens)
+        ],
+        [block for row in blocks for block in (*row, *[0] * (columns - len(row)))],
+        [0, *itertools.accumulate(part.tokens for part in parts)],
+        lengths := [part.past + part.tokens for part in parts],
+    )
+    numbers = torch.tensor([*itertools.chain(*lists)], dtype=torch.int32).to(device, non_blocking=True)
+    slots, table, cu_seqlens, seq_lens = numbers.split([len(x) for x in lists])
+    longest = max(part.tokens for part in parts)
+    return PagedStep(slots, table.view(len(parts), columns), cu_seqlens, seq_lens, longest, max(lengths))
+
+
+def pages_of(pages: Any, layer: int) -> tuple[Tensor, Tensor]:
+    """The layer's keys and values, [blocks, block_size, HK, D] each: a block has those of all layers side by side."""
+    rows = pages.cache_tensor.view(-1, 2 * pages.pages_per_block, pages.tokens_per_page, *pages.cache_tensor.shape[2:])
+    first = 2 * pages.layer_indices.index(layer)
+    return rows[:, first], rows[:, first + 1]
+
+
+def attention_over_pages(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of transformers' `sdpa`: what a cache with a paged step is asked for is ours."""
+
+    def forward(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("cache")
+        step: PagedStep | None = getattr(cache, "paged_step", None)
+        if cache is None or step is None:
+            return original(module, query, key, value, *args, **kwargs)
+        pages = cache.layer_to_allocator[module.layer_idx]
+        key_pages, value_pages = pages_of(pages, module.layer_idx)
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+        torch_gdn.reshape_and_cache(k, v, key_pages, value_pages, step.slots)
+        o = torch_gdn.paged_attention(
+            q,
+            key_pages,
+            value_pages,
+            step.block_table,
+            step.cu_seqlens,
+            step.seq_lens,
+            scale=kwargs.get("scaling"),
+            max_query_len=step.max_query_len,
+            max_seq_len=step.max_seq_len,
+        )
+        return o[None], None
+
+    return forward

@@ -1,0 +1,116 @@
+"""States behind prefixes that prompts may share, kept in slots that no request uses.
+
+transformers finds the pages of a prefix by their content. A prompt can go on from there where the states behind it are
+known too: they are taken at multiples of 64 tokens while a prompt is prefilled, and named by the last page's hash.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_gdn.integrations.transformers.state_pool import Checkpoint, StatePool
+
+CHUNK = 64  # tokens: of its multiples the delta rule gives the state within a call
+MOST = 8  # checkpoints of a prompt, evenly spaced, besides its last one
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A checkpoint that a step makes: its slot, or None where it is a copy behind the step."""
+
+    tokens: int
+    slot: int | None
+
+
+class PrefixStates:
+    """Which checkpoints a step makes, and which one a prompt goes on from.
+
+    Args:
+        pool: of the states.
+        pages: transformers' allocator of the pages of attention.
+    """
+
+    def __init__(self, pool: StatePool, pages: Any) -> None:
+        self.pool, self.pages = pool, pages
+        self.step = math.lcm(CHUNK, pages.tokens_per_page)
+        self.most = max(1, min(MOST, pool.slots // 2))
+        self.pending: dict[str, list[Taken]] = {}
+        self.branches: dict[str, int] = {}  # by request: so many of its tokens another prompt began with
+
+    def longest(self, request: str, prompt: list[int]) -> tuple[int, int | None]:
+        """How many of the prompt's tokens have pages and a state, and the state's name."""
+        pages, size = self.pages.match_prefix_blocks(prompt), self.pages.tokens_per_page
+        shared = len(pages) * size // self.step * self.step
+        for tokens in range(shared, 0, -self.step):
+            name = self.pages.ledger.block_to_hash[pages[tokens // size - 1]]
+            if name in self.pool.slot_with:
+                self.branches[request] = shared
+                return tokens, name
+        self.branches[request] = shared
+        return 0, None
+
+    def boundaries(self, request: str, prompt: int, start: int, end: int) -> list[int]:
+        """Behind which tokens from start to end, the end included, states are wanted; `prompt`: its tokens."""
+        spacing = self.step * -(-prompt // (self.step * self.most))
+        found = set(range(start // spacing * spacing + spacing, end + 1, spacing))
+        for other in ((prompt - 1) // self.step * self.step, self.branches.get(request, 0)):
+            if start < other <= end:
+                found.add(other)
+        return sorted(found)
+
+    def part(self, state: Any, remaining: int, budget: int) -> int:
+        """How many of the request's remaining tokens its next part has: as many as fit, up to where a state is wanted
+        that the part would pass over."""
+        past = state.position_offset
+        end = past + min(remaining, budget)
+        wanted = self.boundaries(state.request_id, len(state.initial_tokens), past, end)
+        within = 0 if past % CHUNK else 1  # so many of them the delta rule gives on its way
+        if len(wanted) - (end in wanted) > within:
+            end = wanted[within]
+        elif end - past < remaining and (aligned := end // CHUNK * CHUNK) > past:
+            end = aligned
+        return end - past
+
+    def begin(self, requests: Iterable[Any]) -> dict[str, Checkpoint]:
+        """The checkpoints within the parts of a step, by request; those at their ends are made by `after`."""
+        within: dict[str, Checkpoint] = {}
+        for scheduled in requests:
+            state = scheduled.state
+            name, past = state.request_id, state.position_offset
+            end = past + scheduled.query_length
+            for tokens in self.boundaries(name, len(state.initial_tokens), past, end):
+                slot = None
+                if tokens < end:
+                    if past % CHUNK or name in within or not self.pool.free:
+                        continue
+                    slot = self.pool.take()
+                    within[name] = Checkpoint(tokens - past, slot)
+                self.pending.setdefault(name, []).append(Taken(tokens, slot))
+        return within
+
+    def after(self, request: str) -> None:
+        """The step is done, and its complete pages have their hashes."""
+        table, size = self.pages.block_table.get(request, []), self.pages.tokens_per_page
+        for taken in self.pending.pop(request, []):
+            page = taken.tokens // size - 1
+            name = self.pages.ledger.block_to_hash.get(table[page]) if page < len(table) else None
+            if name is None or name in self.pool.slot_with:
+                self.pool.give_back(taken.slot)
+            elif taken.slot is not None:
+                self.pool.keep(taken.slot, name)
+            elif self.pool.free:
+                slot = self.pool.take()
+                self.pool.copy([self.pool.slot_of[request]], [slot])
+                self.pool.keep(slot, name)
+
+    def drop(self, request: str) -> None:
+        self.branches.pop(request, None)
+        for taken in self.pending.pop(request, []):
+            self.pool.give_back(taken.slot)
+
+    def drop_all(self) -> None:
+        for request in [*self.pending, *self.branches]:
+            self.drop(request)
