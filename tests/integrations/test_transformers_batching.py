@@ -304,7 +304,7 @@ def test_single_tokens_behind_a_past_come_first() -> None:
     parts = [Part("a", 7, 1), Part("b", 1, 1), Part("c", 0, 1), Part("d", 5, 3)]
     for part in parts:
         pool.hold(part.request)
-    pool.begin(parts)
+    pool.begin_step(parts)
     step = pool.current()
     assert step.decodes == 2
     assert step.state_indices.tolist() == [0, 1, 2, 3]

@@ -161,7 +161,7 @@ def test_loading_keeps_to_the_budget_and_to_what_was_used_last(tmp_path: pathlib
     loaded = ConversationCache(model, conversations.nbytes * 2 // 3)
     loaded.load(tmp_path / "conversations.safetensors")
     assert loaded.nbytes <= loaded.max_bytes
-    assert [loaded.longest(prompt[0].tolist()).length for prompt in prompts] == [20, 0, 20]
+    assert [loaded.longest_prefix(prompt[0].tolist()).length for prompt in prompts] == [20, 0, 20]
 
 
 def test_another_models_conversations_are_refused(tmp_path: pathlib.Path) -> None:

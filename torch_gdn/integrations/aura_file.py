@@ -59,11 +59,11 @@ def fill(layer: Any, saved: dict[str, Any], tensors: dict[str, Tensor], device: 
         if isinstance(layer, WindowLayer):
             layer.seen = saved["tokens"]
         return
-    from torch_gdn.integrations.transformers.cache_pieces import given
+    from torch_gdn.integrations.transformers.cache_pieces import restore_layer
 
     names = {"columns", "state"} if "columns" in tensors else {"keys", "values"}
     file.require(set(tensors) == names, " and ".join(sorted(names)), sorted(tensors))
-    given(layer, [{name: x.to(device) for name, x in tensors.items()}], saved["tokens"])
+    restore_layer(layer, [{name: x.to(device) for name, x in tensors.items()}], saved["tokens"])
 
 
 def fill_codes(layer: AuraLayer, content: file.Content, device: torch.device) -> None:
@@ -80,7 +80,7 @@ def fill_codes(layer: AuraLayer, content: file.Content, device: torch.device) ->
 def write(path: str | os.PathLike[str], layers: Sequence[Any]) -> None:
     from safetensors.torch import save_file
 
-    from torch_gdn.integrations.transformers.cache_pieces import taken
+    from torch_gdn.integrations.transformers.cache_pieces import extract_piece
 
     tensors: dict[str, Tensor] = {}
     told: list[dict[str, Any]] = []
@@ -92,7 +92,7 @@ def write(path: str | os.PathLike[str], layers: Sequence[Any]) -> None:
             content = layer.cache.content()
             entry["codes"], parts = file.description(content), content.tensors
         elif entry["tokens"]:
-            parts = taken(layer, 0, entry["tokens"])
+            parts = extract_piece(layer, 0, entry["tokens"])
         tensors |= {f"{index}.{name}": x.cpu().contiguous() for name, x in parts.items()}
         told.append(entry)
     about = {"scheme": scheme.name, "table": scheme.table, "means": str(scheme.means), "layers": json.dumps(told)}

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 Piece = dict[str, Tensor]
 
 
-def taken(layer: Any, start: int, end: int) -> Piece:
+def extract_piece(layer: Any, start: int, end: int) -> Piece:
     """Copies, on the layer's device: of the tokens from start to end, or what it is after them.
 
     The layer holds `end` tokens.
@@ -36,8 +36,8 @@ def taken(layer: Any, start: int, end: int) -> Piece:
     )
 
 
-def given(layer: Any, pieces: Sequence[Piece], tokens: int) -> None:
-    """Makes a new layer what `taken` saw: `pieces` are those of consecutive tokens, `tokens` in all."""
+def restore_layer(layer: Any, pieces: Sequence[Piece], tokens: int) -> None:
+    """Makes a new layer what `extract_piece` saw: `pieces` are those of consecutive tokens, `tokens` in all."""
     last = pieces[-1]
     if type(layer) is LinearAttentionLayer:
         columns, state = last["columns"], last["state"]

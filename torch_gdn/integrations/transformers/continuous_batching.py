@@ -21,7 +21,9 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.utils import get_device_and_memory_breakdown
 from transformers.modeling_utils import AttentionInterface
 
-from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, classes_named, rebound, replaced_entry
+from torch_gdn.integrations.transformers import paged_attention
+from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, classes_named, rebind, rebind_entry
+from torch_gdn.integrations.transformers.prefix_states import PrefixStates
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
 LINEAR = "linear_attention"
@@ -38,17 +40,17 @@ Groups = dict[str, list[int]]
 def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     """`modules`: those of the models."""
     for owner in (paged_cache, initialization):
-        yield rebound(owner, "group_layers_by_attn_type", groups_without_linear)
-    yield rebound(continuous_api, "resolve_continuous_batching_config", resolver)
-    yield rebound(continuous_api, "PagedAttentionCache", cache_for)
-    yield rebound(continuous_api, "ContinuousBatchingIOs", inputs_for)
-    yield rebound(scheduler.Scheduler, "_schedule_request", part_of_prompt)
-    yield rebound(paged_cache, "PagedAttentionMemoryHandler", memory_of_pages)
-    yield rebound(input_outputs, "attn_mask_is_needed", mask_is_needed)
-    yield replaced_entry(AttentionInterface._global_mapping, "sdpa", paged_attention.attention_over_pages)
+        yield rebind(owner, "group_layers_by_attn_type", groups_without_linear)
+    yield rebind(continuous_api, "resolve_continuous_batching_config", resolver)
+    yield rebind(continuous_api, "PagedAttentionCache", cache_for)
+    yield rebind(continuous_api, "ContinuousBatchingIOs", inputs_for)
+    yield rebind(scheduler.Scheduler, "_schedule_request", part_of_prompt)
+    yield rebind(paged_cache, "PagedAttentionMemoryHandler", memory_of_pages)
+    yield rebind(input_outputs, "attn_mask_is_needed", mask_is_needed)
+    yield rebind_entry(AttentionInterface._global_mapping, "sdpa", paged_attention.attention_over_pages)
     for module in modules.values():
         for layer in classes_named(module, "GatedDeltaNet"):
-            yield rebound(layer, "forward", forward_with_states)
+            yield rebind(layer, "forward", forward_with_states)
 
 
 def linear_layers(config: Any) -> list[int]:
@@ -256,7 +258,7 @@ class HybridInputs(input_outputs.ContinuousBatchingIOs):
         sharing = self.cache.use_prefix_sharing
         checkpoints = self.cache.prefixes.begin(requests_in_batch) if sharing else {}
         super().prepare_batch_tensors(requests_in_batch, *args, **kwargs)  # moves the requests' positions
-        self.cache.states.begin(parts, checkpoints)
+        self.cache.states.begin_step(parts, checkpoints)
         if self.cache.attends:
             pages = self.cache.cache_allocators[FULL_ATTENTION]
             self.cache.paged_step = paged_attention.step_of(pages, parts, self.device)

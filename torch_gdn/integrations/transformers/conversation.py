@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from torch_gdn.integrations.transformers.cache_pieces import Piece, given, taken
+from torch_gdn.integrations.transformers.cache_pieces import Piece, extract_piece, restore_layer
 
 FORMAT = "torch_gdn conversations 1"
 CHUNK = 64  # tokens: in parts of its multiples the delta rule's chunks are those of the whole prompt
@@ -115,9 +115,9 @@ class ConversationCache:
         if not bool(mask.all()):
             raise ValueError("generate: attention_mask: expected ones, got padding")
         prompt = input_ids[0].tolist()
-        node = self.longest(prompt[:-1])  # the last token's logits are wanted
-        cache, reused = self.restored(node), node.length
-        node = self.prefilled(node, input_ids, prompt, cache)
+        node = self.longest_prefix(prompt[:-1])  # the last token's logits are wanted
+        cache, reused = self.restore_cache(node), node.length
+        node = self.prefill(node, input_ids, prompt, cache)
         found = self.model.generate(input_ids, past_key_values=cache, **options)
         self.last = Turn(len(prompt), reused, len(prompt) - reused)
         text = (found if isinstance(found, Tensor) else found.sequences)[0].tolist()
@@ -125,7 +125,7 @@ class ConversationCache:
             self.add(node, text[node.length : seen], cache)
         return found
 
-    def prefilled(self, node: Node, input_ids: Tensor, prompt: list[int], cache: DynamicCache) -> Node:
+    def prefill(self, node: Node, input_ids: Tensor, prompt: list[int], cache: DynamicCache) -> Node:
         """All but the prompt's last token, with a state kept at each multiple of `every` and at the end."""
         start, last = node.length, len(prompt) - 1
         while start < last:
@@ -135,7 +135,7 @@ class ConversationCache:
             start = end
         return node
 
-    def longest(self, tokens: list[int]) -> Node:
+    def longest_prefix(self, tokens: list[int]) -> Node:
         """The longest node that these tokens start with."""
         best, pending = self.root, [self.root]
         while pending:
@@ -145,12 +145,12 @@ class ConversationCache:
         self.touch(best)
         return best
 
-    def restored(self, node: Node) -> DynamicCache:
+    def restore_cache(self, node: Node) -> DynamicCache:
         """A cache of its own that holds the node's tokens."""
         cache = DynamicCache(config=self.model.config)
         if path := node.path():
             for index, layer in enumerate(cache.layers):
-                given(layer, [x.pieces[index] for x in path], node.length)
+                restore_layer(layer, [x.pieces[index] for x in path], node.length)
         return cache
 
     def add(self, parent: Node, tokens: list[int], cache: DynamicCache) -> Node:
@@ -162,7 +162,7 @@ class ConversationCache:
         end = parent.length + len(tokens)
         if not parent.held:
             return Node(parent, tokens, {}, end, held=False)
-        pieces = {n: taken(layer, parent.length, end) for n, layer in enumerate(cache.layers)}
+        pieces = {n: extract_piece(layer, parent.length, end) for n, layer in enumerate(cache.layers)}
         node = Node(parent, tokens, pieces, end)
         parent.children.append(node)
         self.nbytes += node.nbytes

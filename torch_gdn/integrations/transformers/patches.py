@@ -144,14 +144,14 @@ def patch(owner: Any, name: str, function: str) -> Patch:
     return Patch(owner, name, original, dispatcher(function, original))
 
 
-def rebound(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
+def rebind(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
     """`wrap` is given what the name meant, and returns what takes its place."""
     original = vars(owner)[name]
     return Patch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
 
 
-def replaced_entry(owner: dict[str, Any], name: str, wrap: Callable[[Any], Any]) -> EntryPatch:
-    """As `rebound`, of a dictionary's entry."""
+def rebind_entry(owner: dict[str, Any], name: str, wrap: Callable[[Any], Any]) -> EntryPatch:
+    """As `rebind`, of a dictionary's entry."""
     original = owner[name]
     return EntryPatch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 import torch_gdn
-from torch_gdn.integrations.transformers.patches import Patch, classes_named, rebound
+from torch_gdn.integrations.transformers.patches import Patch, classes_named, rebind
 
 KEPT = 64  # tokens at the end of a prompt that can be taken back
 CHUNK = 64
@@ -27,12 +27,12 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # k, v, g and beta of the same t
 
 def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     """`modules`: those of the models."""
-    yield rebound(LinearAttentionCacheLayerMixin, "crop", crop_with_state)
+    yield rebind(LinearAttentionCacheLayerMixin, "crop", crop_with_state)
     for module in modules.values():
         for model in classes_named(module, "PreTrainedModel"):
             yield Patch(model, "_is_stateful", vars(model)["_is_stateful"], False)
         for layer in classes_named(module, "GatedDeltaNet"):
-            yield rebound(layer, "forward", forward_with_history)
+            yield rebind(layer, "forward", forward_with_history)
 
 
 @dataclass

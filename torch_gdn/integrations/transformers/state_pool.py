@@ -47,14 +47,14 @@ class StateSizes:
 
     @property
     def state_bytes(self) -> int:
-        return aligned(self.value_heads * self.key_size * self.value_size * torch.float32.itemsize)
+        return align_up(self.value_heads * self.key_size * self.value_size * torch.float32.itemsize)
 
     @property
     def layer_bytes(self) -> int:
-        return self.state_bytes + aligned(self.channels * self.columns * self.dtype.itemsize)
+        return self.state_bytes + align_up(self.channels * self.columns * self.dtype.itemsize)
 
 
-def aligned(size: int) -> int:
+def align_up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -101,10 +101,10 @@ class LayerStates:
     def __init__(self, pool: StatePool, first_byte: int) -> None:
         sizes = pool.sizes
         self.pool = pool
-        self.states = view(
+        self.states = slot_view(
             pool, first_byte, torch.float32, (sizes.value_heads, sizes.key_size, sizes.value_size)
         )  # [slots, HV, K, V]
-        self.columns = view(
+        self.columns = slot_view(
             pool, first_byte + sizes.state_bytes, sizes.dtype, (sizes.channels, sizes.columns)
         )  # [slots, D, W - 1]
 
@@ -243,7 +243,7 @@ class StatePool:
         for request in list(self.slot_of):
             self.release(request)
 
-    def begin(self, sequences: Iterable[Part], checkpoints: Mapping[str, Checkpoint] | None = None) -> None:
+    def begin_step(self, sequences: Iterable[Part], checkpoints: Mapping[str, Checkpoint] | None = None) -> None:
         """The step that the layers compute next."""
         batch = list(sequences)
         decodes = 0
@@ -266,7 +266,7 @@ class StatePool:
 
     def current(self) -> Step:
         if self.step is None:
-            raise RuntimeError("StatePool: a layer ran before begin() said which requests its tokens belong to")
+            raise RuntimeError("StatePool: a layer ran before begin_step() said which requests its tokens belong to")
         return self.step
 
     def copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
@@ -278,7 +278,7 @@ class StatePool:
         torch_gdn.batch_copy_(self.storage, offsets[0], offsets[1], sizes)
 
 
-def view(pool: StatePool, first_byte: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def slot_view(pool: StatePool, first_byte: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """[slots, *shape]"""
     elements = pool.storage.view(dtype)
     strides = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
