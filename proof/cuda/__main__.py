@@ -1,5 +1,5 @@
-"""`python -m proof.cuda record FILE` keeps launches of the simulated device; `run FILE JSON` replays them where a GPU, nvcc
-and compute-sanitizer are, with no more of torch_gdn than this checkout; `page JSON` writes docs/second-machine.md.
+"""`python -m proof.cuda record FILE` keeps launches of the simulated device; `run FILE JSON` replays them where a GPU,
+nvcc and compute-sanitizer are, with no more of torch_gdn than this checkout; `page JSON` writes docs/second-machine.md.
 """
 
 from __future__ import annotations

@@ -88,7 +88,11 @@ def rule_case(op: str, wanted: Call, tokens: int, algorithm: str | None = None, 
                 assert pool is not None
                 return {"o": seeded.IN_PLACE[op](*case.qkv, case.g, case.beta, pool, **options), "pool": pool}
             boundaries = None if case.cu_seqlens is None else case.cu_seqlens.to(MPS)
-            return named(seeded.END_TO_END_OPS[op](*case.qkv, **(case.options | options | {"cu_seqlens": boundaries})), "o", "state")
+            return named(
+                seeded.END_TO_END_OPS[op](*case.qkv, **(case.options | options | {"cu_seqlens": boundaries})),
+                "o",
+                "state",
+            )
 
     def exact() -> Named:
         case, options = build()
@@ -137,11 +141,14 @@ def stage_case(op: str, dtype: torch.dtype, K: int, V: int, chunk_size: int, pac
         x = {name: tensor.to(MPS) for name, tensor in tensors.items()}
         indices = x.get("chunk_indices") if op != "chunk_local_cumsum" else None
         options = {"cu_seqlens": x.get("cu_seqlens")} | sized
-        return stages.on_inputs(torch_gdn, op, x, **(options if indices is None else options | {"chunk_indices": indices}))
+        return stages.on_inputs(
+            torch_gdn, op, x, **(options if indices is None else options | {"chunk_indices": indices})
+        )
 
     def exact() -> Named:
         x = {name: doubled(tensor) for name, tensor in tensors.items()}
-        return stages.on_inputs(reference, op, x, cu_seqlens=x.get("cu_seqlens"), **sized)
+        rows = {"chunk_indices": x.get("chunk_indices")} if op == "chunk_fwd_h" else {}
+        return stages.on_inputs(reference, op, x, cu_seqlens=x.get("cu_seqlens"), **sized, **rows)
 
     return Case(f"{op} {METAL_TYPES[dtype]} {K} {V} {chunk_size}{' packed' if packed else ''}", run, exact)
 
@@ -195,7 +202,9 @@ def written_case(name: str, op: str, call: dict[str, Any], *written: str, return
     """Arguments that the op writes are outputs too."""
 
     def run() -> Named:
-        moved = there({k: x.clone() if isinstance(x, Tensor) and x.is_contiguous() else x for k, x in call.items()}, MPS)
+        moved = there(
+            {k: x.clone() if isinstance(x, Tensor) and x.is_contiguous() else x for k, x in call.items()}, MPS
+        )
         result = getattr(torch_gdn, op)(**moved)
         return ({} if result is None else {returns: result}) | {each: moved[each] for each in written}
 
@@ -212,7 +221,13 @@ def written_case(name: str, op: str, call: dict[str, Any], *written: str, return
 
 def aura() -> Iterator[Case]:
     torch.manual_seed(7)
-    for bits, D, dtype in (((4, 4), 128, BF16), ((8, 4), 64, F32), ((3, 2), 80, F16), ((3, 3), 96, BF16), ((2, 2), 512, F32)):
+    for bits, D, dtype in (
+        ((4, 4), 128, BF16),
+        ((8, 4), 64, F32),
+        ((3, 2), 80, F16),
+        ((3, 3), 96, BF16),
+        ((2, 2), 512, F32),
+    ):
         name = f"{bits[0]}v{bits[1]} {D} {METAL_TYPES[dtype]}"
         codec, value = Codec(D, bits[0]), Codec(D, bits[1], 4)
         tables = {"signs": codec.signs, "boundaries": codec.boundaries, "codebook": codec.codebook}
@@ -222,7 +237,13 @@ def aura() -> Iterator[Case]:
         for rotated in (False, True):
             call = {"codes": codes, "norms": norms, "codebook": codec.codebook, "signs": codec.signs}
             call |= {"means": means, "rotated": rotated}
-            yield case_of(f"{name}{' rotated' if rotated else ''}", "aura_decode", call | {"dtype": dtype}, "x", exact=call | {"dtype": torch.float64})
+            yield case_of(
+                f"{name}{' rotated' if rotated else ''}",
+                "aura_decode",
+                call | {"dtype": dtype},
+                "x",
+                exact=call | {"dtype": torch.float64},
+            )
         yield case_of(name, "aura_rotate", {"x": x, "signs": codec.signs, "inverse": True}, "y")
         for ratio, L in ((1, 1), (2, 1), (4, 1), (7, 1), (4, 9)):
             cache = make_cache(codec, value, 1, 2, 203, ratio == 7)
@@ -234,12 +255,19 @@ def aura() -> Iterator[Case]:
 
 def attention() -> Iterator[Case]:
     torch.manual_seed(9)
-    for dtype, cache_dtype, D, size in ((BF16, BF16, 128, 16), (F32, F16, 64, 7), (F16, F32, 96, 48), (BF16, F16, 256, 16)):
+    for dtype, cache_dtype, D, size in (
+        (BF16, BF16, 128, 16),
+        (F32, F16, 64, 7),
+        (F16, F32, 96, 48),
+        (BF16, F16, 256, 16),
+    ):
         name = f"{METAL_TYPES[dtype]} {METAL_TYPES[cache_dtype]} {D}"
         for queries, keys in (([1, 1, 1], [1, 40, 129]), ([1, 0, 35, 2], [70, 5, 35, 50]), ([1], [1030])):
             call = make_call(queries, keys, D=D, block_size=size, dtype=dtype, cache_dtype=cache_dtype, padding=0)
             call["out"] = None
-            exact = {k: x.nan_to_num(0.0) if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in call.items()}
+            exact = {
+                k: x.nan_to_num(0.0) if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in call.items()
+            }
             yield case_of(f"{name} {queries} {keys}", "paged_attention", call, "o", exact=exact)
             if cache_dtype == dtype:
                 yield coded_case(f"{name} {queries} {keys}", call)
@@ -297,7 +325,10 @@ def timed_decode(writer: Writer, batch: int, v_first: bool) -> CaseRecord:
 def timed_attention(writer: Writer, keys: int) -> CaseRecord:
     """32 query heads to 8 KV heads of 128, 4 bits each."""
     HQ, HK, D, bits = 32, 8, 128, 4
-    q, signs, codebook = torch.empty(1, HQ, 1, D, dtype=BF16, device=MPS), *(torch.empty(n, device=MPS) for n in (D, 16))
+    q, signs, codebook = (
+        torch.empty(1, HQ, 1, D, dtype=BF16, device=MPS),
+        *(torch.empty(n, device=MPS) for n in (D, 16)),
+    )
     codes = [torch.empty(1, HK, keys, D * bits // 32, dtype=torch.int32, device=MPS) for _ in range(2)]
     norms = [torch.empty(1, HK, keys, device=MPS) for _ in range(2)]
     trace = Trace(f"AURA attention 4v4, {keys} keys", writer, runs=False)

@@ -24,6 +24,8 @@ def cuda_check(progress: Progress) -> Finding:
         record_all(record, progress)
         found = running.run(record, CUBINS, running.PARTS, progress)
     notes = [f"{found['gpu']}, {found['versions']}: {found['variants']} kernel variants"]
-    notes += [f"{row['case']}: {row['microseconds']:.1f} us, floor {row['floor']:.1f}" for row in found.get("times", ())]
+    notes += [
+        f"{row['case']}: {row['microseconds']:.1f} us, floor {row['floor']:.1f}" for row in found.get("times", ())
+    ]
     notes.append("prefill is not timed: its 8 x 8 matrices are emulated here and say nothing of Apple's")
     return Finding(found["cases"], found["problems"], notes)

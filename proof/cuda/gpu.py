@@ -1,4 +1,4 @@
-"""CUDA's driver through ctypes: buffers of exact sizes, launches by name, graphs for timing. It needs numpy and no more."""
+"""CUDA's driver through ctypes: buffers of exact sizes, launches by name, graphs for timing. numpy and no more."""
 
 from __future__ import annotations
 

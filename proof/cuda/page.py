@@ -8,10 +8,10 @@ from typing import Any
 TEXT = """\
 # A second machine
 
-The simulated device is ours, so its mistakes are ours too. Here the same shaders run on an NVIDIA GPU: their Metal text
-goes to nvcc through a small `metal_stdlib` and a few changes of words (`proof/cuda`), and the launches are those that the
-host code made on the simulated device, recorded with their parameters and with what the buffers held. So another
-compiler, another scheduler and another maker's memory checkers judge the same kernels and the same host code.
+The simulated device is ours, so its mistakes are ours too. Here the same shaders run on an NVIDIA GPU: their Metal
+text goes to nvcc through a small `metal_stdlib` and a few changes of words (`proof/cuda`), and the launches are those
+that the host code made on the simulated device, recorded with their parameters and with what the buffers held. So
+another compiler, another scheduler and another maker's memory checkers judge the same kernels and the same host code.
 
 ```bash
 python -m proof --only cuda                       # where a GPU, nvcc and compute-sanitizer are; elsewhere it is left out
@@ -31,15 +31,15 @@ float64, the largest of an op's cases.
 
 ## compute-sanitizer
 
-Each tool first finds a fault that is planted for it; then every case runs once, with no byte of a buffer written that the
-host had not written.
+Each tool first finds a fault that is planted for it; then every case runs once, with no byte of a buffer written that
+the host had not written.
 
 {sanitizers}
 
 ## Times
 
-Kernels in one graph, over more buffers than the cache holds. The floor is what any implementation must move, at the rate
-of a copy within the device, {rate:.2f} TB/s.
+Kernels in one graph, over more buffers than the cache holds. The floor is what any implementation must move, at the
+rate of a copy within the device, {rate:.2f} TB/s.
 
 {times}
 

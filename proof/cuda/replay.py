@@ -15,7 +15,18 @@ import numpy as np
 
 from proof.cuda.compiling import PROBES
 from proof.cuda.gpu import NOT_WRITTEN, SHARED_BYTES, Buffer, Gpu, Prepared
-from proof.cuda.record import Binding, Bytes, CaseRecord, Fill, LaunchRecord, Reader, allowed, error, exact_numbers, numbers
+from proof.cuda.record import (
+    Binding,
+    Bytes,
+    CaseRecord,
+    Fill,
+    LaunchRecord,
+    Reader,
+    allowed,
+    error,
+    exact_numbers,
+    numbers,
+)
 
 LOG_BYTES = 4 + 30 * 512  # shaders/core/error.h
 PATTERNS = (0, 0xFFFFFFFF)  # of threadgroup memory before a launch: zeros, NaN
@@ -159,7 +170,9 @@ def timed(session: Session, case: CaseRecord, rate: float) -> Timed:
     passes = max(1, 200 // copies)
     whole = gpu.microseconds([each for launches in work for each in launches], passes) / copies
     names = [launch.name for launch in case.launches]
-    alone = {name: gpu.microseconds([launches[i] for launches in work], passes) / copies for i, name in enumerate(names)}
+    alone = {
+        name: gpu.microseconds([launches[i] for launches in work], passes) / copies for i, name in enumerate(names)
+    }
     for buffer in held:
         buffer.free()
     return Timed(case.name, whole, case.floor_bytes / rate * 1e6, alone if len(names) > 1 else {})

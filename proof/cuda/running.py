@@ -34,7 +34,9 @@ def versions() -> str:
     compiler = next(line.split("release ")[1].split(",")[0] for line in text.splitlines() if "release " in line)
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     has_query = shutil.which(query[0]) is not None
-    driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() if has_query else "unknown"
+    driver = (
+        subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() if has_query else "unknown"
+    )
     return f"CUDA {compiler}, driver {driver.splitlines()[0] if driver else 'unknown'}"
 
 
@@ -47,7 +49,8 @@ def run(record: Path, cubins: Path, parts: Sequence[str], progress: Progress) ->
     progress.expect(len(launches) + len(cases) + len(sanitizer.TOOLS))
     found |= {"gpu": session.gpu.name, "versions": versions(), "cases": len(cases)}
     found |= {"variants": len(launches), "kernels": len({launch.kernel for launch in launches})}
-    found["problems"] += compiling.compile_all(launches, cubins, ARCHITECTURE, progress.step)
+    is_wrong = compiling.compile_all(launches, cubins, ARCHITECTURE, progress.step)
+    found["problems"] += is_wrong
     found["seconds"]["compiling"] = time.monotonic() - began
     run_parts: dict[str, Callable[[], None]] = {
         "values": lambda: values(session, found, progress),
@@ -56,7 +59,7 @@ def run(record: Path, cubins: Path, parts: Sequence[str], progress: Progress) ->
     }
     for name, part in run_parts.items():
         start = time.monotonic()
-        if name in parts and not found["problems"]:
+        if name in parts and not is_wrong:
             part()
         found["seconds"][name] = time.monotonic() - start
     return found

@@ -17,7 +17,17 @@ TOOLS = {
     "synccheck": (),
 }
 LIMIT = 540.0  # seconds
-KINDS = ("Invalid", "Misaligned", "Uninitialized", "Race reported", "Error:", "Warning:", "Barrier", "Program hit", "Leaked")
+KINDS = (
+    "Invalid",
+    "Misaligned",
+    "Uninitialized",
+    "Race reported",
+    "Error:",
+    "Warning:",
+    "Barrier",
+    "Program hit",
+    "Leaked",
+)
 
 
 @dataclass(frozen=True)

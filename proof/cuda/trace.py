@@ -1,4 +1,4 @@
-"""Calls of torch_gdn's ops on `mps`, with every launch kept: its variant, grid, parameters, and its buffers' contents."""
+"""Calls of torch_gdn's ops on `mps`, with every launch kept: variant, grid, parameters, and what the buffers hold."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import simulator
 from proof.cuda.record import Binding, CaseRecord, Fill, LaunchRecord, Output, Writer, error, numbers, runs_of
 from torch_gdn import _C
 
+LARGEST_ERROR = 0.02
 NAMES = {torch.bfloat16: "bfloat", torch.float16: "half", torch.float32: "float"}
 
 
@@ -23,7 +24,9 @@ def storage_bytes(tensor: Tensor) -> Tensor:
 
 
 class Trace:
-    """Records one case; unless it runs, without contents. Buffers are told apart by where their storage lies, so every bound tensor is kept alive."""
+    """Records one case; unless it runs, without contents. Buffers are told apart by where their storage lies, so that
+    one bound tensor of each is kept alive.
+    """
 
     def __init__(self, name: str, writer: Writer, runs: bool = True) -> None:
         self.case = CaseRecord(name)
@@ -59,7 +62,10 @@ class Trace:
         geometry = (dtype, list(tensor.shape), list(tensor.stride()))
         kept = self._writer.keep(expected.tobytes())
         found = numbers(storage_bytes(tensor).numpy(), Output(name, *where, *geometry, kept, 0.0))
-        return Output(name, *where, *geometry, kept, error(found, expected))
+        distance = error(found, expected)
+        if not distance < LARGEST_ERROR:  # what is replayed is held against it
+            raise ValueError(f"{self.case.name}: {name}: expected an error below {LARGEST_ERROR}, got {distance:.3e}")
+        return Output(name, *where, *geometry, kept, distance)
 
     def _before(self, launch: Any) -> None:
         """Fills for what the device wrote since, or before, other than by the launches."""

@@ -15,8 +15,8 @@
 #include "core/tile.h"
 #include "gdn/fused_recurrent_gated_delta_rule.h"
 
-GDN_CONSTANT int kScratchStride = kStateColumns + 1;
 GDN_CONSTANT int kPart = 32;  // keys: a float4 for each of a row's 8 lanes
+GDN_CONSTANT int kPartFloats = kPart * kStateColumns;
 
 // A thread's part of S: rows `row` and `row` + 4 of the threadgroup's 32, of each an eighth. Even lanes get the sums of
 // the first row, odd lanes those of the second.
@@ -41,10 +41,45 @@ METAL_FUNC int first_element(int m, int eighth) { return (m * 8 + eighth) * 4; }
 
 // Parts of S that the threadgroup memory of q and k holds at once.
 METAL_FUNC constexpr int parts_together(int floats, int parts) {
-  return floats / (kPart * kScratchStride) < parts ? floats / (kPart * kScratchStride) : parts;
+  return floats / kPartFloats < parts ? floats / kPartFloats : parts;
 }
 
-// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes.
+// Where a state's columns, 4 values a group, lie in threadgroup memory: groups are permuted by the key, so that both
+// the groups of 4 keys and a column of 32 keys hit different banks.
+METAL_FUNC int scratch_group(int key, int group) { return (key * 8 + (group ^ (key / 4 % 8))) * 4; }
+
+// `count` elements from `source` on, zeros behind them; in one load where the host saw that it may be.
+template <typename P>
+METAL_FUNC float4 load_four(device const P* source, int64_t stride, int count, bool has_vectors) {
+  float4 four = float4(0.0f);
+  if (has_vectors) {
+    if (count > 0) four = float4(*(device const vec<P, 4>*)source);
+  } else {
+    UNROLL for (int e = 0; e < 4; ++e) {
+      if (e < count) four[e] = float(source[e * stride]);
+    }
+  }
+  return four;
+}
+
+template <typename P>
+METAL_FUNC void store_four(device P* target, int64_t stride, int count, bool has_vectors, float4 four) {
+  if (has_vectors) {
+    if (count > 0) *(device vec<P, 4>*)target = vec<P, 4>(four);
+  } else {
+    UNROLL for (int e = 0; e < 4; ++e) {
+      if (e < count) target[e * stride] = P(four[e]);
+    }
+  }
+}
+
+// Of the 2 * kParts fours of a thread where V is the inner dimension: of 16 keys a turn, a group of 4 values.
+METAL_FUNC int own_key(int four, uint thread_index) { return four * 16 + int(thread_index) / 8; }
+
+METAL_FUNC int own_group(uint thread_index) { return int(thread_index) % 8; }
+
+// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys:
+// all loads first, into the registers of S, because no load may pass a barrier.
 template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
@@ -58,37 +93,34 @@ METAL_FUNC void load_state(
   constexpr int kParts = (K + kPart - 1) / kPart;
   constexpr int kTogether = parts_together(Scratch, kParts);
   if (ValueInner) {
+    const int value = own_group(thread_index) * 4;
+    device const P* origin = source + own_key(0, thread_index) * strides.key + value * strides.value;
+    UNROLL for (int i = 0; i < 2 * kParts; ++i) {
+      const int count = own_key(i, thread_index) < K ? values - value : 0;
+      state[i] = load_four(origin, strides.value, count, has_vectors);
+      origin += 16 * strides.key;
+    }
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
-      for (int item = int(thread_index); item < kTogether * kPart * kStateColumns; item += kStateThreads) {
-        const int key = item / kStateColumns;
-        const int value = item % kStateColumns;
-        const bool inside = first * kPart + key < K && value < values;
-        scratch[key * kScratchStride + value] =
-            inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
+      UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
+        const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
+        *(threadgroup float4*)(scratch + place) = state[i];
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
         UNROLL for (int e = 0; e < 8; ++e) {
           const int key = first_element(m - first, at.eighth) + e % 4;
-          state[2 * m + e / 4][e % 4] = scratch[key * kScratchStride + at.row + e / 4 * 4];
+          const int row = at.row + e / 4 * 4;
+          state[2 * m + e / 4][e % 4] = scratch[scratch_group(key, row / 4) + row % 4];
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   } else {
-    UNROLL for (int m = 0; m < kParts; ++m) {
-      UNROLL for (int r = 0; r < 2; ++r) {
-        const int key = first_element(m, at.eighth);
-        const bool row_inside = at.row + r * 4 < values;
-        device const P* origin = source + key * strides.key + (at.row + r * 4) * strides.value;
-        if (has_vectors) {
-          state[2 * m + r] = row_inside && key < K ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
-        } else {
-          UNROLL for (int e = 0; e < 4; ++e) {
-            state[2 * m + r][e] = row_inside && key + e < K ? float(origin[e * strides.key]) : 0.0f;
-          }
-        }
-      }
+    UNROLL for (int i = 0; i < 2 * kParts; ++i) {
+      const int key = first_element(i / 2, at.eighth);
+      const int row = at.row + i % 2 * 4;
+      device const P* origin = source + key * strides.key + row * strides.value;
+      state[i] = load_four(origin, strides.key, row < values ? K - key : 0, has_vectors);
     }
   }
 }
@@ -106,38 +138,31 @@ METAL_FUNC void store_state(
   constexpr int kParts = (K + kPart - 1) / kPart;
   constexpr int kTogether = parts_together(Scratch, kParts);
   if (ValueInner) {
+    const int value = own_group(thread_index) * 4;
+    device P* origin = target + own_key(0, thread_index) * strides.key + value * strides.value;
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
         UNROLL for (int e = 0; e < 8; ++e) {
           const int key = first_element(m - first, at.eighth) + e % 4;
-          scratch[key * kScratchStride + at.row + e / 4 * 4] = state[2 * m + e / 4][e % 4];
+          const int row = at.row + e / 4 * 4;
+          scratch[scratch_group(key, row / 4) + row % 4] = state[2 * m + e / 4][e % 4];
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (int item = int(thread_index); item < kTogether * kPart * kStateColumns; item += kStateThreads) {
-        const int key = item / kStateColumns;
-        const int value = item % kStateColumns;
-        if (first * kPart + key < K && value < values) {
-          target[(first * kPart + key) * strides.key + value * strides.value] =
-              P(scratch[key * kScratchStride + value]);
-        }
+      UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
+        const int count = own_key(i, thread_index) < K ? values - value : 0;
+        const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
+        store_four(origin, strides.value, count, has_vectors, *(threadgroup const float4*)(scratch + place));
+        origin += 16 * strides.key;
       }
     }
   } else {
-    UNROLL for (int m = 0; m < kParts; ++m) {
-      UNROLL for (int r = 0; r < 2; ++r) {
-        const int key = first_element(m, at.eighth);
-        const bool row_inside = at.row + r * 4 < values;
-        device P* origin = target + key * strides.key + (at.row + r * 4) * strides.value;
-        if (has_vectors) {
-          if (row_inside && key < K) *(device vec<P, 4>*)origin = vec<P, 4>(state[2 * m + r]);
-        } else {
-          UNROLL for (int e = 0; e < 4; ++e) {
-            if (row_inside && key + e < K) origin[e * strides.key] = P(state[2 * m + r][e]);
-          }
-        }
-      }
+    UNROLL for (int i = 0; i < 2 * kParts; ++i) {
+      const int key = first_element(i / 2, at.eighth);
+      const int row = at.row + i % 2 * 4;
+      device P* origin = target + key * strides.key + row * strides.value;
+      store_four(origin, strides.key, row < values ? K - key : 0, has_vectors, state[i]);
     }
   }
 }
@@ -237,7 +262,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   constexpr int kChunked = Channels ? 4 : 8;  // tokens at once: q and k, with decays of K, take 16 KB at K = 256
   constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta of each value row, or of all
   constexpr int kTileFloats = 2 * kChunked * kPadded;
-  constexpr int kScratch = kTileFloats > kPart * kScratchStride ? kTileFloats : kPart * kScratchStride;
+  constexpr int kScratch = kTileFloats > kPartFloats ? kTileFloats : kPartFloats;
   alignas(16) threadgroup float scratch[kScratch];  // q and k; before and after, S
   threadgroup float* q_tile = scratch;
   threadgroup float* k_tile = scratch + kChunked * kPadded;
