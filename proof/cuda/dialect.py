@@ -33,6 +33,9 @@ def translated(text: str) -> str:
     return text.replace('_Pragma("clang loop unroll(full)")', '_Pragma("unroll")')
 
 
+RESIDENT_THREADS = 512  # of a multiprocessor, that registers are to be left for: what a core of Apple's holds, or more
+
+
 def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: int) -> str:
     """A __global__ function of buffers and parameter blocks, in the order of their bindings, that calls the kernel."""
     actual = []
@@ -51,7 +54,8 @@ def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: 
         for each in kernel.buffers
     ]
     template = f"<{', '.join(arguments)}>" if arguments else ""
-    head = f'extern "C" __global__ void __launch_bounds__({threads}) {name}({", ".join(formal)})'
+    bounds = f"{threads}, {max(1, RESIDENT_THREADS // threads)}"
+    head = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}({", ".join(formal)})'
     return f"{head} {{\n  {kernel.name}{template}({', '.join(actual)});\n}}\n"
 
 

@@ -73,13 +73,13 @@ METAL_FUNC void store_four(device P* target, int64_t stride, int count, bool has
   }
 }
 
-// Of the 2 * kParts fours of a thread where V is the inner dimension: of 16 keys a turn, a group of 4 values.
+// Of the 2 * kParts vectors of a thread where V is the inner dimension: of 16 keys a turn, a group of 4 values.
 METAL_FUNC int own_key(int four, uint thread_index) { return four * 16 + int(thread_index) / 8; }
 
 METAL_FUNC int own_group(uint thread_index) { return int(thread_index) % 8; }
 
 // Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys:
-// all loads first, into the registers of S, because no load may pass a barrier.
+// all vectors are loaded first, into the registers of S, because no load passes a barrier.
 template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
@@ -93,17 +93,29 @@ METAL_FUNC void load_state(
   constexpr int kParts = (K + kPart - 1) / kPart;
   constexpr int kTogether = parts_together(Scratch, kParts);
   if (ValueInner) {
-    const int value = own_group(thread_index) * 4;
-    device const P* origin = source + own_key(0, thread_index) * strides.key + value * strides.value;
-    UNROLL for (int i = 0; i < 2 * kParts; ++i) {
-      const int count = own_key(i, thread_index) < K ? values - value : 0;
-      state[i] = load_four(origin, strides.value, count, has_vectors);
-      origin += 16 * strides.key;
+    if (has_vectors) {
+      const int value = own_group(thread_index) * 4;
+      device const P* origin = source + own_key(0, thread_index) * strides.key + value;
+      UNROLL for (int i = 0; i < 2 * kParts; ++i) {
+        const bool inside = own_key(i, thread_index) < K && value < values;
+        state[i] = inside ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
+        origin += 16 * strides.key;
+      }
     }
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
-      UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
-        const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
-        *(threadgroup float4*)(scratch + place) = state[i];
+      if (has_vectors) {
+        UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
+          const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
+          *(threadgroup float4*)(scratch + place) = state[i];
+        }
+      } else {
+        for (int item = int(thread_index); item < kTogether * kPartFloats; item += kStateThreads) {
+          const int key = item / kStateColumns;
+          const int value = item % kStateColumns;
+          const bool inside = first * kPart + key < K && value < values;
+          scratch[scratch_group(key, value / 4) + value % 4] =
+              inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
+        }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
@@ -139,7 +151,7 @@ METAL_FUNC void store_state(
   constexpr int kTogether = parts_together(Scratch, kParts);
   if (ValueInner) {
     const int value = own_group(thread_index) * 4;
-    device P* origin = target + own_key(0, thread_index) * strides.key + value * strides.value;
+    device P* origin = target + own_key(0, thread_index) * strides.key + value;
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
@@ -150,11 +162,22 @@ METAL_FUNC void store_state(
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
-        const int count = own_key(i, thread_index) < K ? values - value : 0;
-        const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
-        store_four(origin, strides.value, count, has_vectors, *(threadgroup const float4*)(scratch + place));
-        origin += 16 * strides.key;
+      if (has_vectors) {
+        UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
+          const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
+          const bool inside = own_key(i, thread_index) < K && value < values;
+          if (inside) *(device vec<P, 4>*)origin = vec<P, 4>(*(threadgroup const float4*)(scratch + place));
+          origin += 16 * strides.key;
+        }
+      } else {
+        for (int item = int(thread_index); item < kTogether * kPartFloats; item += kStateThreads) {
+          const int key = item / kStateColumns;
+          const int column = item % kStateColumns;
+          if (first * kPart + key < K && column < values) {
+            target[(first * kPart + key) * strides.key + column * strides.value] =
+                P(scratch[scratch_group(key, column / 4) + column % 4]);
+          }
+        }
       }
     }
   } else {
