@@ -70,7 +70,7 @@ def test_the_entry_binds_by_index_and_calls_in_order() -> None:
 
 def test_an_attribute_that_is_not_known_is_an_error() -> None:
     text = HEAD.replace("thread_index_in_simdgroup", "thread_position_in_grid")
-    with pytest.raises(dialect.UnknownMetal, match="scaled: lane: expected .*, got thread_position_in_grid"):
+    with pytest.raises(dialect.UnknownMetal, match=r"scaled: lane: expected .*, got thread_position_in_grid"):
         dialect.cuda_source(text, "scaled_half_8", "scaled", ["half", "8"], 128)
 
 
