@@ -19,7 +19,7 @@ from tests.helpers.paged import aura_pages, make_call
 from torch_gdn import reference
 from torch_gdn.check import seeded, stages
 from torch_gdn.check.calls import METAL_TYPES, Call
-from torch_gdn.check.cases import make_case
+from torch_gdn.check.cases import END_TO_END_OPS, make_case
 from torch_gdn.tune import prefill_algorithm
 
 MPS = torch.device("mps")
@@ -89,7 +89,7 @@ def rule_case(op: str, wanted: Call, tokens: int, algorithm: str | None = None, 
                 return {"o": seeded.IN_PLACE[op](*case.qkv, case.g, case.beta, pool, **options), "pool": pool}
             boundaries = None if case.cu_seqlens is None else case.cu_seqlens.to(MPS)
             return named(
-                seeded.END_TO_END_OPS[op](*case.qkv, **(case.options | options | {"cu_seqlens": boundaries})),
+                END_TO_END_OPS[op](*case.qkv, **(case.options | options | {"cu_seqlens": boundaries})),
                 "o",
                 "state",
             )
@@ -170,12 +170,16 @@ def layers() -> Iterator[Case]:
 
     for dtype, D in ((BF16, 128), (F32, 33), (F16, 1024)):
         yield case_of(f"{METAL_TYPES[dtype]} {D}", "l2norm", {"x": draw(5, 3, D, dtype=dtype)}, "y")
-        call = {"x": draw(2, 5, 3, D, dtype=dtype), "g": draw(2, 5, 3, D, dtype=dtype), "weight": draw(D)}
-        yield case_of(f"{METAL_TYPES[dtype]} {D}", "rms_norm_gated", call, "y")
+        rows = {"x": draw(2, 5, 3, D, dtype=dtype), "g": draw(2, 5, 3, D, dtype=dtype), "weight": draw(D)}
+        yield case_of(f"{METAL_TYPES[dtype]} {D}", "rms_norm_gated", rows, "y")
     gates = {"A_log": draw(6), "a": draw(2, 70, 6), "b": draw(2, 70, 6), "dt_bias": draw(6)}
     yield case_of("", "gdn_gating", gates, "g", "beta")
     for dtype, D, W, T in ((BF16, 72, 4, 150), (F32, 33, 3, 40), (F16, 64, 2, 2)):
-        call = {"x": draw(2, T, D, dtype=dtype), "weight": draw(D, W, dtype=dtype), "bias": draw(D, dtype=dtype)}
+        call: dict[str, Any] = {
+            "x": draw(2, T, D, dtype=dtype),
+            "weight": draw(D, W, dtype=dtype),
+            "bias": draw(D, dtype=dtype),
+        }
         call |= {"initial_state": draw(2, D, W), "output_final_state": True, "activation": "silu"}
         yield case_of(f"{METAL_TYPES[dtype]} {D} {W} T {T}", "causal_conv1d", call, "y", "state")
         by_channel = call | {"x": draw(2, D, T, dtype=dtype).transpose(1, 2)}
@@ -235,19 +239,21 @@ def aura() -> Iterator[Case]:
         yield case_of(name, "aura_encode", {"x": x, **tables, "with_means": True}, "codes", "norms", "means")
         codes, norms, means = reference.aura_encode(x.float(), *codec.tables, with_means=True)
         for rotated in (False, True):
-            call = {"codes": codes, "norms": norms, "codebook": codec.codebook, "signs": codec.signs}
-            call |= {"means": means, "rotated": rotated}
+            coded: dict[str, Any] = {"codes": codes, "norms": norms, "codebook": codec.codebook, "signs": codec.signs}
+            coded |= {"means": means, "rotated": rotated}
             yield case_of(
                 f"{name}{' rotated' if rotated else ''}",
                 "aura_decode",
-                call | {"dtype": dtype},
+                coded | {"dtype": dtype},
                 "x",
-                exact=call | {"dtype": torch.float64},
+                exact=coded | {"dtype": torch.float64},
             )
         yield case_of(name, "aura_rotate", {"x": x, "signs": codec.signs, "inverse": True}, "y")
         for ratio, L in ((1, 1), (2, 1), (4, 1), (7, 1), (4, 9)):
             cache = make_cache(codec, value, 1, 2, 203, ratio == 7)
-            call = {"q": torch.randn(1, 2 * ratio, L, D).to(dtype)} | cache.parts(True) | cache.means(ratio == 7)
+            call: dict[str, Any] = (
+                {"q": torch.randn(1, 2 * ratio, L, D).to(dtype)} | cache.parts(True) | cache.means(ratio == 7)
+            )
             call |= {"sinks": torch.randn(2 * ratio), "window": 150, "block_size": 64} if ratio == 7 else {}
             call |= {"starts": torch.tensor([11])} if L == 9 else {}
             yield case_of(f"{name} {ratio}x{L}", "aura_attention", call, "o", exact=call | {"q": call["q"].double()})
@@ -332,8 +338,11 @@ def timed_attention(writer: Writer, keys: int) -> CaseRecord:
     codes = [torch.empty(1, HK, keys, D * bits // 32, dtype=torch.int32, device=MPS) for _ in range(2)]
     norms = [torch.empty(1, HK, keys, device=MPS) for _ in range(2)]
     trace = Trace(f"AURA attention 4v4, {keys} keys", writer, runs=False)
-    cache = [x for pair in zip(codes, norms, strict=True) for x in (*pair, codebook, signs)]
-    trace.call(lambda: torch_gdn.aura_attention(q, *cache))
+    cache: dict[str, Any] = {f"{which}_codes": x for which, x in zip(("key", "value"), codes, strict=True)}
+    cache |= {f"{which}_norms": x for which, x in zip(("key", "value"), norms, strict=True)}
+    cache |= {f"{which}_codebook": codebook for which in ("key", "value")}
+    cache |= {f"{which}_signs": signs for which in ("key", "value")}
+    trace.call(lambda: torch_gdn.aura_attention(q, **cache))
     trace.case.floor_bytes = 2 * codes[0].nbytes + 2 * norms[0].nbytes + 2 * q.nbytes
     writer.add(trace.case)
     return trace.case

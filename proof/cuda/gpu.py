@@ -132,7 +132,8 @@ class Gpu:
         source, target = self.buffer(size), self.buffer(size)
         copy = ("cuMemcpyDtoDAsync_v2", target.address, source.address, ctypes.c_size_t(size), self.stream)
         times = self._timed(lambda: self.driver(*copy), 7)
-        source.free(), target.free()
+        source.free()
+        target.free()
         return 2 * size / statistics.median(times) * 1e6
 
     def _timed(self, action: Any, rounds: int) -> list[float]:

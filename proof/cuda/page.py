@@ -47,7 +47,8 @@ rate of a copy within the device, {rate:.2f} TB/s.
 
 - Decode with [K, V] states loaded S between barriers, eight scalars in flight a thread: 19, 42 and 301 us at B 1, 8 and
   64. Now all loads are issued first, four values each.
-- AURA's second pass looped over its blocks in 8 threadgroups: 20 us. Now four simdgroups share them, four loads at once.
+- AURA's second pass looped over its blocks in 8 threadgroups: 20 us. Now four simdgroups share them, four loads at
+  once.
 - Triangles and tiles of 64-byte rows had two to four rows on one bank: rows are permuted.
 
 ## What it cannot show

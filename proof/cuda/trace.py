@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,14 +59,15 @@ class Trace:
     def _output(self, name: str, tensor: Tensor, exact: Tensor) -> Output:
         dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
         expected = (exact.double() if tensor.dtype in NAMES else exact).contiguous().cpu().numpy()
-        where = (self.number_of(tensor), tensor.storage_offset() * tensor.element_size())
-        geometry = (dtype, list(tensor.shape), list(tensor.stride()))
         kept = self._writer.keep(expected.tobytes())
-        found = numbers(storage_bytes(tensor).numpy(), Output(name, *where, *geometry, kept, 0.0))
-        distance = error(found, expected)
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        output = Output(
+            name, self.number_of(tensor), offset, dtype, list(tensor.shape), list(tensor.stride()), kept, 0.0
+        )
+        distance = error(numbers(storage_bytes(tensor).numpy(), output), expected)
         if not distance < LARGEST_ERROR:  # what is replayed is held against it
             raise ValueError(f"{self.case.name}: {name}: expected an error below {LARGEST_ERROR}, got {distance:.3e}")
-        return Output(name, *where, *geometry, kept, distance)
+        return replace(output, error=distance)
 
     def _before(self, launch: Any) -> None:
         """Fills for what the device wrote since, or before, other than by the launches."""
@@ -94,4 +96,4 @@ class Trace:
             return Binding(block=self._writer.keep(bound))
         if bound is None:
             return Binding()
-        return Binding(self.number_of(bound), bound.storage_offset() * bound.element_size())
+        return Binding(self.number_of(bound), int(bound.storage_offset()) * bound.element_size())
