@@ -26,7 +26,7 @@ METAL_FUNC void add_blocks(
     thread MergedSums& sums,
     Partials partials,
     int64_t first,
-    uint step,
+    int64_t step,
     float largest,
     uint lane) {
   constexpr int kOwn = D / lanes_of(D);
@@ -35,7 +35,7 @@ METAL_FUNC void add_blocks(
   float mean[kCount];
   float parts[kCount * kOwn];
   UNROLL for (int j = 0; j < kCount; ++j) {
-    const int64_t block = first + int64_t(j) * step;
+    const int64_t block = first + j * step;
     l[j] = partials.l[block];
     m[j] = partials.m[block];
     mean[j] = partials.has_means ? partials.mean[block] : 0.0f;
@@ -65,7 +65,7 @@ template <typename T, int D>
   constexpr int kLanes = lanes_of(D);
   constexpr int kOwn = D / kLanes;
   constexpr int kSimdgroups = kAuraThreads / 32;
-  constexpr int kAtOnce = kOwn <= 8 ? 4 : 2;
+  constexpr int kAtOnce = kOwn <= 4 ? 4 : kOwn == 8 ? 2 : 1;
   constexpr int kOfSimdgroup = (kOwn + 2) * 32;
   threadgroup float others[(kSimdgroups - 1) * kOfSimdgroup];  // values, l and mean of each lane
 
@@ -93,12 +93,13 @@ template <typename T, int D>
   MergedSums sums;
   sums.l = 0.0f;
   sums.mean = 0.0f;
-  int block = int(simdgroup % together);
-  for (; block + int(together) * (kAtOnce - 1) < parameters.blocks; block += int(together) * kAtOnce) {
-    add_blocks<D, kAtOnce>(values, sums, partials, first + block, together, largest, lane);
+  const int64_t step = int64_t(together);
+  int64_t block = simdgroup % together;
+  for (; block + step * (kAtOnce - 1) < parameters.blocks; block += step * kAtOnce) {
+    add_blocks<D, kAtOnce>(values, sums, partials, first + block, step, largest, lane);
   }
-  for (; block < parameters.blocks; block += int(together)) {
-    add_blocks<D, 1>(values, sums, partials, first + block, together, largest, lane);
+  for (; block < parameters.blocks; block += step) {
+    add_blocks<D, 1>(values, sums, partials, first + block, step, largest, lane);
   }
 
   if (parameters.together > 1) {

@@ -48,31 +48,6 @@ METAL_FUNC constexpr int parts_together(int floats, int parts) {
 // the groups of 4 keys and a column of 32 keys hit different banks.
 METAL_FUNC int scratch_group(int key, int group) { return (key * 8 + (group ^ (key / 4 % 8))) * 4; }
 
-// `count` elements from `source` on, zeros behind them; in one load where the host saw that it may be.
-template <typename P>
-METAL_FUNC float4 load_four(device const P* source, int64_t stride, int count, bool has_vectors) {
-  float4 four = float4(0.0f);
-  if (has_vectors) {
-    if (count > 0) four = float4(*(device const vec<P, 4>*)source);
-  } else {
-    UNROLL for (int e = 0; e < 4; ++e) {
-      if (e < count) four[e] = float(source[e * stride]);
-    }
-  }
-  return four;
-}
-
-template <typename P>
-METAL_FUNC void store_four(device P* target, int64_t stride, int count, bool has_vectors, float4 four) {
-  if (has_vectors) {
-    if (count > 0) *(device vec<P, 4>*)target = vec<P, 4>(four);
-  } else {
-    UNROLL for (int e = 0; e < 4; ++e) {
-      if (e < count) target[e * stride] = P(four[e]);
-    }
-  }
-}
-
 // Of the 2 * kParts vectors of a thread where V is the inner dimension: of 16 keys a turn, a group of 4 values.
 METAL_FUNC int own_key(int four, uint thread_index) { return four * 16 + int(thread_index) / 8; }
 
@@ -128,11 +103,19 @@ METAL_FUNC void load_state(
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   } else {
-    UNROLL for (int i = 0; i < 2 * kParts; ++i) {
-      const int key = first_element(i / 2, at.eighth);
-      const int row = at.row + i % 2 * 4;
-      device const P* origin = source + key * strides.key + row * strides.value;
-      state[i] = load_four(origin, strides.key, row < values ? K - key : 0, has_vectors);
+    UNROLL for (int m = 0; m < kParts; ++m) {
+      UNROLL for (int r = 0; r < 2; ++r) {
+        const int key = first_element(m, at.eighth);
+        const bool row_inside = at.row + r * 4 < values;
+        device const P* origin = source + key * strides.key + (at.row + r * 4) * strides.value;
+        if (has_vectors) {
+          state[2 * m + r] = row_inside && key < K ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
+        } else {
+          UNROLL for (int e = 0; e < 4; ++e) {
+            state[2 * m + r][e] = row_inside && key + e < K ? float(origin[e * strides.key]) : 0.0f;
+          }
+        }
+      }
     }
   }
 }
@@ -181,11 +164,19 @@ METAL_FUNC void store_state(
       }
     }
   } else {
-    UNROLL for (int i = 0; i < 2 * kParts; ++i) {
-      const int key = first_element(i / 2, at.eighth);
-      const int row = at.row + i % 2 * 4;
-      device P* origin = target + key * strides.key + row * strides.value;
-      store_four(origin, strides.key, row < values ? K - key : 0, has_vectors, state[i]);
+    UNROLL for (int m = 0; m < kParts; ++m) {
+      UNROLL for (int r = 0; r < 2; ++r) {
+        const int key = first_element(m, at.eighth);
+        const bool row_inside = at.row + r * 4 < values;
+        device P* origin = target + key * strides.key + (at.row + r * 4) * strides.value;
+        if (has_vectors) {
+          if (row_inside && key < K) *(device vec<P, 4>*)origin = vec<P, 4>(state[2 * m + r]);
+        } else {
+          UNROLL for (int e = 0; e < 4; ++e) {
+            if (row_inside && key + e < K) origin[e * strides.key] = P(state[2 * m + r][e]);
+          }
+        }
+      }
     }
   }
 }

@@ -100,19 +100,19 @@ METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, Lane
 template <int C>
 METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, uint simdgroup, LanePosition at) {
   // Thread t < C solves column t % 8 of diagonal block t / 8: x_i = [i == j] - sum over m < i of A_im x_m.
-  const int diagonal = int(thread_index) / 8 % (C / 8);
-  threadgroup float* block = triangle + triangle_block(diagonal, diagonal);
+  threadgroup float* block =
+      triangle + triangle_block(int(thread_index) / 8 % (C / 8), int(thread_index) / 8 % (C / 8));
   const int column = int(thread_index) % 8;
   float x[8];
   if (int(thread_index) < C) {
     UNROLL for (int i = 0; i < 8; ++i) {
       x[i] = i == column ? 1.0f : 0.0f;
-      UNROLL for (int m = 0; m < i; ++m) x[i] -= block[row_of_block(i, diagonal) * 8 + m] * x[m];
+      UNROLL for (int m = 0; m < i; ++m) x[i] -= block[row_of_block(i, int(thread_index) / 8) * 8 + m] * x[m];
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (int(thread_index) < C) {
-    UNROLL for (int i = 0; i < 8; ++i) block[row_of_block(i, diagonal) * 8 + column] = x[i];
+    UNROLL for (int i = 0; i < 8; ++i) block[row_of_block(i, int(thread_index) / 8) * 8 + column] = x[i];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   merge_inverses<8>(triangle, simdgroup, at);
