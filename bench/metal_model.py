@@ -70,8 +70,8 @@ OPERATION_CYCLES: Mapping[str, float] = {
     **dict.fromkeys(("exp", "log", "other"), 4),
     **{"div": 6, "sqrt": 8, "rsqrt": 8},
 }
-# Cycles that a simdgroup waits at a barrier, for a collective operation (simd_sum, simdgroup_load, ...), and for what it
-# loads from device memory between two barriers, all of it in flight at once: assumed.
+# Cycles that a simdgroup waits at a barrier, for a collective operation (simd_sum, simdgroup_load, ...), and for what
+# it loads from device memory between two barriers, all of it in flight at once: assumed.
 BARRIER_LATENCY, COLLECTIVE_LATENCY, LOAD_LATENCY = 20.0, 10.0, 200.0
 
 # Sources. MB: github.com/philipturner/metal-benchmarks, measured on M1 and M2. Apple: bandwidths that it announced.
