@@ -11,8 +11,9 @@ rate for it is a time that no run of these kernels on that chip can be below, if
     cache         bytes of all simdgroup accesses to device memory, over what a core takes from the cache outside it
     arithmetic    scalar operations and 8x8x8 matrix products (512 multiply-adds at the scalar rate)
     threadgroup   cycles of the threadgroup memory's banks
-    latency       what one simdgroup does in turn, arithmetic and waits, times the turns that a core takes: it holds so
-                  many threadgroups at once as threads, threadgroup memory and estimated registers allow
+    latency       what one simdgroup does in turn, arithmetic and waits (for barriers, and for loads wherever a barrier
+                  keeps later ones from starting), times the turns that a core takes: it holds so many threadgroups at
+                  once as threads, threadgroup memory and estimated registers allow
 
 The largest is the bound of the kernel; dispatches follow each other, so their bounds add up. All threadgroups are taken
 to be alike, and the core with the most of them decides. Whatever the chip does besides (a dispatch's own start, caches
@@ -69,8 +70,9 @@ OPERATION_CYCLES: Mapping[str, float] = {
     **dict.fromkeys(("exp", "log", "other"), 4),
     **{"div": 6, "sqrt": 8, "rsqrt": 8},
 }
-# Cycles that a simdgroup waits at a barrier and for a collective operation (simd_sum, simdgroup_load, ...): assumed.
-BARRIER_LATENCY, COLLECTIVE_LATENCY = 20.0, 10.0
+# Cycles that a simdgroup waits at a barrier, for a collective operation (simd_sum, simdgroup_load, ...), and for what
+# it loads from device memory between two barriers, all of it in flight at once: assumed.
+BARRIER_LATENCY, COLLECTIVE_LATENCY, LOAD_LATENCY = 20.0, 10.0, 200.0
 
 # Sources. MB: github.com/philipturner/metal-benchmarks, measured on M1 and M2. Apple: bandwidths that it announced.
 # Press: bandwidths of tables in the press, not traced to Apple. HF: hardware.ts of Hugging Face for the float32 rates.
@@ -163,6 +165,7 @@ def predict(figures: Any, chip: str | Chip, registers: int = 0) -> Prediction:
     # One simdgroup's path: its arithmetic at a quarter of the core, then what it waits for.
     others = figures.collectives - figures.matrix_multiplies
     waits = figures.barriers / max(1, figures.threadgroups) * BARRIER_LATENCY + others / simdgroups * COLLECTIVE_LATENCY
+    waits += figures.load_rounds / simdgroups * LOAD_LATENCY
     alone = 4 * arithmetic / simdgroups + waits
     rounds = -(-groups // (chip.cores * at_once))
     bounds = {
@@ -210,6 +213,8 @@ def counts_table(kernels: Mapping[str, Any], registers: Mapping[str, int]) -> st
                 f"{distinct:,}",
                 ratio(issued, distinct),
                 ratio(figures.least_cache_lines, figures.cache_lines),
+                ratio(figures.load_rounds, figures.threads // SIMDGROUP),
+                ratio(issued, figures.device_accesses * SIMDGROUP),
                 f"{figures.threadgroup_accesses}",
                 ratio(figures.bank_cycles, figures.least_bank_cycles),
                 f"{figures.barriers}",
@@ -227,6 +232,8 @@ def counts_table(kernels: Mapping[str, Any], registers: Mapping[str, int]) -> st
         "distinct bytes",
         "issued / distinct",
         "coalesced",
+        "load rounds",
+        "bytes a lane's access",
     ]
     titles += [
         "threadgroup accesses",

@@ -53,19 +53,38 @@ py::list pipelines() {
   return result;
 }
 
+template <typename AnyLaunch>
+py::dict launch_row(const AnyLaunch& launch, py::object bindings) {
+  py::dict row;
+  row["kernel"] = launch.kernel;
+  row["file"] = launch.file;
+  row["arguments"] = launch.arguments;
+  row["bindings"] = std::move(bindings);
+  row["threadgroups"] = launch.threadgroups;
+  row["threads"] = launch.threads;
+  return row;
+}
+
 py::list recorded(const torch_gdn::Recorder& recorder) {
   py::list result;
-  for (const auto& launch : recorder.launches()) {
-    py::dict row;
-    row["kernel"] = launch.kernel;
-    row["file"] = launch.file;
-    row["arguments"] = launch.arguments;
-    row["bindings"] = launch.bindings;
-    row["threadgroups"] = launch.threadgroups;
-    row["threads"] = launch.threads;
-    result.append(row);
-  }
+  for (const auto& launch : recorder.launches()) result.append(launch_row(launch, py::int_(launch.bindings)));
   return result;
+}
+
+// A tensor, the bytes of a parameter block, or None: the error log.
+py::object bound_object(const torch_gdn::Binding& binding) {
+  if (binding.tensor.defined()) return py::cast(binding.tensor);
+  if (binding.bytes.empty()) return py::none();
+  return py::bytes(reinterpret_cast<const char*>(binding.bytes.data()), binding.bytes.size());
+}
+
+torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
+  return [function](const torch_gdn::Launch& launch) {
+    const py::gil_scoped_acquire held;
+    py::list bindings;
+    for (const auto& binding : launch.bindings) bindings.append(bound_object(binding));
+    function(launch_row(launch, std::move(bindings)));
+  };
 }
 
 // Recordings nest: the inner one takes the launches.
@@ -79,6 +98,18 @@ class Recording {
 
  private:
   torch_gdn::Recorder recorder_;
+  torch_gdn::Launcher* outer_ = nullptr;
+};
+
+class Tracing {
+ public:
+  Tracing(const py::function& before, const py::function& after, bool runs)
+      : tracer_(tracing_callback(before), tracing_callback(after), runs) {}
+  void start() { outer_ = torch_gdn::set_recorder(&tracer_); }
+  void stop() { torch_gdn::set_recorder(outer_); }
+
+ private:
+  torch_gdn::Tracer tracer_;
   torch_gdn::Launcher* outer_ = nullptr;
 };
 
@@ -181,6 +212,12 @@ PYBIND11_MODULE(_C, m) {
       .def("stop", &Recording::stop,
            "The launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
            "threadgroups and threads (of one).");
+  py::class_<Tracing>(m, "Tracing",
+                      "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
+      .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),
+           py::arg("runs"))
+      .def("start", &Tracing::start)
+      .def("stop", &Tracing::stop);
   m.def("shader_source", &shader_source, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
         "The Metal source of a kernel variant.");
   m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "The names of the prefill algorithms on Metal.");

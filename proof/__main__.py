@@ -51,7 +51,7 @@ def details(results: Sequence[checks.Result]) -> str:
     lines = []
     for result in results:
         if result.not_run:
-            lines.append(f"{result.check.name} was not run: {result.not_run}")
+            lines.append(f"{result.check.name} was {result.word}: {result.not_run}")
         for problem in result.finding.problems if result.finding else ():
             lines.append(f"{result.check.name}: WRONG: {problem}")
         for note in result.finding.notes if result.finding else ():
@@ -100,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.page.write_text(page.updated(options.page.read_text(), known, results))
     if any(result.finding and result.finding.problems for result in results):
         return 1
-    return 2 if any(result.not_run for result in results) else 0  # 2: nothing wrong, but not everything was run
+    # 2: nothing wrong, but not everything was run.
+    return 2 if any(result.not_run and not result.left_out for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -14,11 +14,15 @@ from typing import Protocol
 
 from proof.mac.wheels import Unavailable
 
-SECTIONS = ("proof.mac.checks", "proof.metal.checks", "proof.mutate.checks")
+SECTIONS = ("proof.mac.checks", "proof.metal.checks", "proof.cuda.checks", "proof.mutate.checks")
 
 
 class Blocked(RuntimeError):
     """What another check finds wrong keeps this one from being run."""
+
+
+class LeftOut(RuntimeError):
+    """The machine lacks what the check is about: nothing is wrong, and nothing is missing from the proof here."""
 
 
 class Progress(Protocol):
@@ -76,11 +80,12 @@ class Result:
     finding: Finding | None
     not_run: str  # why it could not be run; empty if it was
     seconds: float
+    left_out: bool = False  # not run, and for a good reason
 
     @property
     def word(self) -> str:
         if self.finding is None:
-            return "not run"
+            return "left out" if self.left_out else "not run"
         return f"{len(self.finding.problems)} wrong" if self.finding.problems else "pass"
 
 
@@ -107,13 +112,13 @@ def run(checks: Iterable[Check], progress: Progress, write: bool = False) -> lis
     results = []
     for each in checks:
         start = time.monotonic()
-        finding, not_run = None, ""
+        finding, not_run, left_out = None, "", False
         try:
             finding = each.run(progress)
             finding.check_tables(f"python -m proof --only {each.name}", write)
-        except (Unavailable, Blocked) as reason:
-            not_run = str(reason)
+        except (Unavailable, Blocked, LeftOut) as reason:
+            not_run, left_out = str(reason), isinstance(reason, LeftOut)
         except Exception as error:  # a check that breaks is a case that is wrong; the others are still to be run
             finding = Finding(1, [f"{type(error).__name__}: {error}"])
-        results.append(Result(each, finding, not_run, time.monotonic() - start))
+        results.append(Result(each, finding, not_run, time.monotonic() - start, left_out))
     return results

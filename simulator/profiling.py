@@ -23,6 +23,7 @@ _DETAILED_COLUMNS = (
     ("device_bytes_issued_written", "issued written"),
     ("device_bytes_distinct_read", "distinct read"),
     ("device_bytes_distinct_written", "distinct written"),
+    ("load_rounds", "load rounds"),
     ("cache_lines", "lines"),
     ("least_cache_lines", "least lines"),
     ("threadgroup_accesses", "group accesses"),

@@ -1,4 +1,7 @@
+from collections.abc import Callable
 from typing import Any, TypedDict
+
+from torch import Tensor
 
 class PipelineFacts(TypedDict):
     name: str
@@ -19,6 +22,21 @@ class RecordedLaunch(TypedDict):
 class Recording:
     def start(self) -> None: ...
     def stop(self) -> list[RecordedLaunch]: ...
+
+class TracedLaunch(TypedDict):
+    kernel: str
+    file: str
+    arguments: list[str]
+    bindings: list[Tensor | bytes | None]
+    threadgroups: list[int]
+    threads: int
+
+class Tracing:
+    def __init__(
+        self, before: Callable[[TracedLaunch], None], after: Callable[[TracedLaunch], None], runs: bool
+    ) -> None: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
 
 class DeviceFacts(TypedDict):
     name: str

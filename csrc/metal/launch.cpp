@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "metal/recorder.h"
+
 namespace torch_gdn {
 
 namespace {
@@ -18,7 +20,7 @@ std::string Launch::name() const {
   return text;
 }
 
-Launcher& launcher() { return is_recording() ? *recorder_of_thread : device_launcher(); }
+Launcher& launcher() { return recorder_of_thread ? *recorder_of_thread : device_launcher(); }
 
 Launcher& device_launcher() {
   TORCH_CHECK(registered_launcher != nullptr,
@@ -31,7 +33,8 @@ bool has_launcher() { return registered_launcher != nullptr; }
 
 void set_launcher(Launcher* launcher) { registered_launcher = launcher; }
 
-bool is_recording() { return recorder_of_thread != nullptr; }
+// A tracer's launches run, and write their outputs.
+bool is_recording() { return recorder_of_thread && !dynamic_cast<Tracer*>(recorder_of_thread); }
 
 Launcher* set_recorder(Launcher* recorder) { return std::exchange(recorder_of_thread, recorder); }
 

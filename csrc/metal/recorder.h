@@ -1,5 +1,6 @@
 // A launcher that runs nothing and keeps the launches: the kernel variants of a model, from the host code itself.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,25 @@ class Recorder final : public Launcher {
 
  private:
   std::vector<RecordedLaunch> launches_;
+};
+
+// Hands each launch to `before`, runs it on the device unless told not to, hands it to `after`: with its tensors, so
+// that what a launch was given and what it wrote can be kept.
+class Tracer final : public Launcher {
+ public:
+  using Callback = std::function<void(const Launch&)>;
+  Tracer(Callback before, Callback after, bool runs)
+      : before_(std::move(before)), after_(std::move(after)), runs_(runs) {}
+  void run(const std::vector<Launch>& launches) override;
+
+  PipelineFacts compile(const Launch& launch) override { return device_launcher().compile(launch); }
+  std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
+  void clear_pipelines() override { device_launcher().clear_pipelines(); }
+  const DeviceFacts& device() const override { return device_launcher().device(); }
+
+ private:
+  Callback before_, after_;
+  bool runs_;
 };
 
 }  // namespace torch_gdn

@@ -4,4 +4,5 @@
 struct MergeParameters {
   VectorParameters vectors;  // [B, HQ, L]
   int32_t blocks, has_means, has_sinks;
+  int32_t together;  // simdgroups that share their rows: 1 or 4
 };

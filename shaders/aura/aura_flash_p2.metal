@@ -1,8 +1,53 @@
-// A simdgroup owns 32 / lanes_of(D) query rows; a lane holds D / lanes_of(D) elements of o in registers, in f32.
-// Layout: o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, o [B, HQ, L, D], contiguous.
-// o = Pi^T (sum of exp(m - M) o_partials) / l + (sum of exp(m - M) mean) / l, l with the sink's exponential.
+// A simdgroup owns 32 / lanes_of(D) query rows, or, where there are many blocks, 4 simdgroups own them together, each a
+// quarter of the blocks. A lane holds D / lanes_of(D) elements of o in registers, in f32; in threadgroup memory, those
+// of the other simdgroups. Layout: o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, o [B, HQ, L, D],
+// contiguous. o = Pi^T (sum of exp(m - M) o_partials) / l + (sum of exp(m - M) mean) / l, l with the sink's
+// exponential.
 #include "aura/aura_flash_p2.h"
 #include "aura/rotation.h"
+
+struct Partials {
+  device const float* o;
+  device const float* m;
+  device const float* l;
+  device const float* mean;
+  bool has_means;
+};
+
+// Before division by l.
+struct MergedSums {
+  float l, mean;
+};
+
+// Blocks `first`, `first + step`, ... of a row's: all are loaded before the first is added.
+template <int D, int kCount>
+METAL_FUNC void add_blocks(
+    thread float* values,
+    thread MergedSums& sums,
+    Partials partials,
+    int64_t first,
+    int64_t step,
+    float largest,
+    uint lane) {
+  constexpr int kOwn = D / lanes_of(D);
+  float l[kCount];
+  float m[kCount];
+  float mean[kCount];
+  float parts[kCount * kOwn];
+  UNROLL for (int j = 0; j < kCount; ++j) {
+    const int64_t block = first + j * step;
+    l[j] = partials.l[block];
+    m[j] = partials.m[block];
+    mean[j] = partials.has_means ? partials.mean[block] : 0.0f;
+    UNROLL for (int i = 0; i < kOwn; ++i) parts[j * kOwn + i] = partials.o[block * D + place_of<D>(i, lane)];
+  }
+  UNROLL for (int j = 0; j < kCount; ++j) {
+    const float factor = l[j] == 0.0f ? 0.0f : exp(m[j] - largest);
+    sums.l = fma(factor, l[j], sums.l);
+    sums.mean = fma(factor, mean[j], sums.mean);
+    UNROLL for (int i = 0; i < kOwn; ++i) values[i] = fma(factor, parts[j * kOwn + i], values[i]);
+  }
+}
 
 template <typename T, int D>
 [[kernel]] void aura_flash_p2(
@@ -19,8 +64,21 @@ template <typename T, int D>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int kLanes = lanes_of(D);
   constexpr int kOwn = D / kLanes;
-  const VectorPlace place = vector_place<D>(parameters.vectors, group.x, simdgroup, lane);
+  constexpr int kSimdgroups = kAuraThreads / 32;
+  constexpr int kAtOnce = kOwn <= 4 ? 4 : kOwn == 8 ? 2 : 1;
+  constexpr int kOfSimdgroup = (kOwn + 2) * 32;
+  threadgroup float others[(kSimdgroups - 1) * kOfSimdgroup];  // values, l and mean of each lane
+
+  const uint together = uint(parameters.together);
+  const VectorPlace place =
+      vector_place<D>(parameters.vectors, 0, (group.x * kSimdgroups + simdgroup) / together, lane);
   const int64_t first = place.index * parameters.blocks;
+  Partials partials;
+  partials.o = o_partials;
+  partials.m = m_partials;
+  partials.l = l_partials;
+  partials.mean = mean_partials;
+  partials.has_means = parameters.has_means != 0;
 
   float sink = -INFINITY;
   if (parameters.has_sinks != 0) sink = sinks[place.head];
@@ -32,22 +90,40 @@ template <typename T, int D>
 
   float values[kOwn];
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] = 0.0f;
-  float sum = 0.0f;
-  float mean = 0.0f;
-  for (int block = 0; block < parameters.blocks; ++block) {
-    const float l = l_partials[first + block];
-    const float factor = l == 0.0f ? 0.0f : exp(m_partials[first + block] - largest);
-    sum = fma(factor, l, sum);
-    if (parameters.has_means != 0) mean = fma(factor, mean_partials[first + block], mean);
-    device const float* part = o_partials + (first + block) * D;
-    UNROLL for (int i = 0; i < kOwn; ++i) values[i] = fma(factor, part[place_of<D>(i, lane)], values[i]);
+  MergedSums sums;
+  sums.l = 0.0f;
+  sums.mean = 0.0f;
+  const int64_t step = int64_t(together);
+  int64_t block = simdgroup % together;
+  for (; block + step * (kAtOnce - 1) < parameters.blocks; block += step * kAtOnce) {
+    add_blocks<D, kAtOnce>(values, sums, partials, first + block, step, largest, lane);
   }
-  if (parameters.has_sinks != 0) sum += exp(sink - largest);
+  for (; block < parameters.blocks; block += step) {
+    add_blocks<D, 1>(values, sums, partials, first + block, step, largest, lane);
+  }
+
+  if (parameters.together > 1) {
+    if (simdgroup > 0) {
+      threadgroup float* own = others + (int(simdgroup) - 1) * kOfSimdgroup + int(lane);
+      UNROLL for (int i = 0; i < kOwn; ++i) own[i * 32] = values[i];
+      own[kOwn * 32] = sums.l;
+      own[(kOwn + 1) * 32] = sums.mean;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (simdgroup > 0) return;
+    UNROLL for (int other = 0; other < kSimdgroups - 1; ++other) {
+      threadgroup const float* theirs = others + other * kOfSimdgroup + int(lane);
+      UNROLL for (int i = 0; i < kOwn; ++i) values[i] += theirs[i * 32];
+      sums.l += theirs[kOwn * 32];
+      sums.mean += theirs[(kOwn + 1) * 32];
+    }
+  }
+  if (parameters.has_sinks != 0) sums.l += exp(sink - largest);
 
   rotate<D, true>(values, signs, lane);
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key was seen: 0
+  const float inverse = sums.l == 0.0f ? 0.0f : 1.0f / sums.l;  // no key was seen: 0
   const float factor = inverse / sqrt(float(D));
   UNROLL for (int i = 0; i < kOwn; ++i) {
-    if (place.present) o[place.index * D + place_of<D>(i, lane)] = T(fma(values[i], factor, mean * inverse));
+    if (place.present) o[place.index * D + place_of<D>(i, lane)] = T(fma(values[i], factor, sums.mean * inverse));
   }
 }

@@ -8,6 +8,14 @@ METAL_FUNC constexpr int tile_stride(int columns) {
   return columns + 16 / int(sizeof(T));
 }
 
+// The row of a tile that the threads of row `row` take. Where a row has 64 bytes, neighbours would share banks; rows 4
+// apart do not.
+template <int Rows, int Columns, typename T>
+METAL_FUNC int staged_row(int row) {
+  if (Columns * int(sizeof(T)) != 64 || Rows % 8 != 0) return row;
+  return row / 8 * 8 + row % 2 * 4 + row / 2 % 4;
+}
+
 // Beyond `rows` and `columns` the tile becomes zero, so that products over it need no masks.
 template <int Rows, int Columns, int Width, int Threads, typename T>
 METAL_FUNC void stage_rows(
@@ -17,7 +25,7 @@ METAL_FUNC void stage_rows(
   constexpr int kStride = tile_stride<T>(Columns);
   constexpr int kVectors = Columns / Width;
   for (int item = int(thread_index); item < Rows * kVectors; item += Threads) {
-    const int row = item / kVectors;
+    const int row = staged_row<Rows, Columns, T>(item / kVectors);
     const int column = item % kVectors * Width;
     const bool is_there = row < rows && column < columns;
     const Vector values = is_there ? Vector(*(device const Vector*)(source + row * row_stride + column)) : Vector(T(0));
@@ -33,7 +41,7 @@ METAL_FUNC void write_rows(
   constexpr int kStride = tile_stride<T>(Columns);
   constexpr int kVectors = Columns / Width;
   for (int item = int(thread_index); item < Rows * kVectors; item += Threads) {
-    const int row = item / kVectors;
+    const int row = staged_row<Rows, Columns, T>(item / kVectors);
     const int column = item % kVectors * Width;
     if (row < rows && column < columns) {
       const Vector values = *(threadgroup const Vector*)(tile + row * kStride + column);

@@ -63,7 +63,7 @@ METAL_FUNC void write_triangle(
     float2 value = float2(0.0f);
     if (i < tokens && i > j) value.x = beta[i] * products[n].x * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j]);
     if (i < tokens && i > j + 1) value.y = beta[i] * products[n].y * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j + 1]);
-    store_even_fragment(triangle + triangle_block(block.row, block.column), 8, at, value);
+    store_triangle(triangle, block.row, block.column, at, value);
   }
 }
 

@@ -19,7 +19,7 @@ struct FusedRecurrentParameters {
   HeadGroups heads;
   int32_t value_heads, value_size;
   int32_t has_initial_state, has_final_state;
-  int32_t initial_has_vectors, final_has_vectors;  // 1: 4 keys a load or store
+  int32_t initial_has_vectors, final_has_vectors;  // 1: 4 of the inner dimension a load or store
   int32_t v_type, o_type;                          // ElementType
   int32_t counted_chunk_size;                      // that NT was computed with; 0: not checked
   float scale;

@@ -15,8 +15,8 @@
 #include "core/tile.h"
 #include "gdn/fused_recurrent_gated_delta_rule.h"
 
-GDN_CONSTANT int kScratchStride = kStateColumns + 1;
 GDN_CONSTANT int kPart = 32;  // keys: a float4 for each of a row's 8 lanes
+GDN_CONSTANT int kPartFloats = kPart * kStateColumns;
 
 // A thread's part of S: rows `row` and `row` + 4 of the threadgroup's 32, of each an eighth. Even lanes get the sums of
 // the first row, odd lanes those of the second.
@@ -41,10 +41,20 @@ METAL_FUNC int first_element(int m, int eighth) { return (m * 8 + eighth) * 4; }
 
 // Parts of S that the threadgroup memory of q and k holds at once.
 METAL_FUNC constexpr int parts_together(int floats, int parts) {
-  return floats / (kPart * kScratchStride) < parts ? floats / (kPart * kScratchStride) : parts;
+  return floats / kPartFloats < parts ? floats / kPartFloats : parts;
 }
 
-// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes.
+// Where a state's columns, 4 values a group, lie in threadgroup memory: groups are permuted by the key, so that both
+// the groups of 4 keys and a column of 32 keys hit different banks.
+METAL_FUNC int scratch_group(int key, int group) { return (key * 8 + (group ^ (key / 4 % 8))) * 4; }
+
+// Of the 2 * kParts vectors of a thread where V is the inner dimension: of 16 keys a turn, a group of 4 values.
+METAL_FUNC int own_key(int four, uint thread_index) { return four * 16 + int(thread_index) / 8; }
+
+METAL_FUNC int own_group(uint thread_index) { return int(thread_index) % 8; }
+
+// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys:
+// all vectors are loaded first, into the registers of S, because no load passes a barrier.
 template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
@@ -58,19 +68,36 @@ METAL_FUNC void load_state(
   constexpr int kParts = (K + kPart - 1) / kPart;
   constexpr int kTogether = parts_together(Scratch, kParts);
   if (ValueInner) {
+    if (has_vectors) {
+      const int value = own_group(thread_index) * 4;
+      device const P* origin = source + own_key(0, thread_index) * strides.key + value;
+      UNROLL for (int i = 0; i < 2 * kParts; ++i) {
+        const bool inside = own_key(i, thread_index) < K && value < values;
+        state[i] = inside ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
+        origin += 16 * strides.key;
+      }
+    }
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
-      for (int item = int(thread_index); item < kTogether * kPart * kStateColumns; item += kStateThreads) {
-        const int key = item / kStateColumns;
-        const int value = item % kStateColumns;
-        const bool inside = first * kPart + key < K && value < values;
-        scratch[key * kScratchStride + value] =
-            inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
+      if (has_vectors) {
+        UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
+          const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
+          *(threadgroup float4*)(scratch + place) = state[i];
+        }
+      } else {
+        for (int item = int(thread_index); item < kTogether * kPartFloats; item += kStateThreads) {
+          const int key = item / kStateColumns;
+          const int value = item % kStateColumns;
+          const bool inside = first * kPart + key < K && value < values;
+          scratch[scratch_group(key, value / 4) + value % 4] =
+              inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
+        }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
         UNROLL for (int e = 0; e < 8; ++e) {
           const int key = first_element(m - first, at.eighth) + e % 4;
-          state[2 * m + e / 4][e % 4] = scratch[key * kScratchStride + at.row + e / 4 * 4];
+          const int row = at.row + e / 4 * 4;
+          state[2 * m + e / 4][e % 4] = scratch[scratch_group(key, row / 4) + row % 4];
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -106,21 +133,33 @@ METAL_FUNC void store_state(
   constexpr int kParts = (K + kPart - 1) / kPart;
   constexpr int kTogether = parts_together(Scratch, kParts);
   if (ValueInner) {
+    const int value = own_group(thread_index) * 4;
+    device P* origin = target + own_key(0, thread_index) * strides.key + value;
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
         UNROLL for (int e = 0; e < 8; ++e) {
           const int key = first_element(m - first, at.eighth) + e % 4;
-          scratch[key * kScratchStride + at.row + e / 4 * 4] = state[2 * m + e / 4][e % 4];
+          const int row = at.row + e / 4 * 4;
+          scratch[scratch_group(key, row / 4) + row % 4] = state[2 * m + e / 4][e % 4];
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (int item = int(thread_index); item < kTogether * kPart * kStateColumns; item += kStateThreads) {
-        const int key = item / kStateColumns;
-        const int value = item % kStateColumns;
-        if (first * kPart + key < K && value < values) {
-          target[(first * kPart + key) * strides.key + value * strides.value] =
-              P(scratch[key * kScratchStride + value]);
+      if (has_vectors) {
+        UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
+          const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
+          const bool inside = own_key(i, thread_index) < K && value < values;
+          if (inside) *(device vec<P, 4>*)origin = vec<P, 4>(*(threadgroup const float4*)(scratch + place));
+          origin += 16 * strides.key;
+        }
+      } else {
+        for (int item = int(thread_index); item < kTogether * kPartFloats; item += kStateThreads) {
+          const int key = item / kStateColumns;
+          const int column = item % kStateColumns;
+          if (first * kPart + key < K && column < values) {
+            target[(first * kPart + key) * strides.key + column * strides.value] =
+                P(scratch[scratch_group(key, column / 4) + column % 4]);
+          }
         }
       }
     }
@@ -237,7 +276,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   constexpr int kChunked = Channels ? 4 : 8;  // tokens at once: q and k, with decays of K, take 16 KB at K = 256
   constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta of each value row, or of all
   constexpr int kTileFloats = 2 * kChunked * kPadded;
-  constexpr int kScratch = kTileFloats > kPart * kScratchStride ? kTileFloats : kPart * kScratchStride;
+  constexpr int kScratch = kTileFloats > kPartFloats ? kTileFloats : kPartFloats;
   alignas(16) threadgroup float scratch[kScratch];  // q and k; before and after, S
   threadgroup float* q_tile = scratch;
   threadgroup float* k_tile = scratch + kChunked * kPadded;

@@ -1,5 +1,6 @@
 // A lower triangular [C, C] f32 matrix in threadgroup memory: its 8x8 blocks on and below the diagonal, row by row (9
-// KB at C = 64). Simdgroup s of C/16 owns block rows s and C/8-1-s: equal numbers of blocks.
+// KB at C = 64). Within a block the rows are permuted by the block's column, so that a row of the matrix, which lies in
+// several blocks, hits different banks. Simdgroup s of C/16 owns block rows s and C/8-1-s: equal numbers of blocks.
 #pragma once
 #include "core/fragment.h"
 #include "core/tile.h"
@@ -11,7 +12,23 @@ METAL_FUNC constexpr int triangle_floats() {
 
 METAL_FUNC int triangle_block(int row, int column) { return (row * (row + 1) / 2 + column) * 64; }
 
-METAL_FUNC int triangle_element(int i, int j) { return triangle_block(i / 8, j / 8) + i % 8 * 8 + j % 8; }
+METAL_FUNC int row_of_block(int i, int block_column) { return (i ^ block_column) % 8; }
+
+METAL_FUNC int triangle_element(int i, int j) {
+  return triangle_block(i / 8, j / 8) + row_of_block(i, j / 8) * 8 + j % 8;
+}
+
+METAL_FUNC int triangle_fragment(int row, int column, LanePosition at) {
+  return triangle_block(row, column) + row_of_block(at.row, column) * 8 + at.column;
+}
+
+METAL_FUNC float2 load_triangle(threadgroup const float* triangle, int row, int column, LanePosition at) {
+  return *(threadgroup const float2*)(triangle + triangle_fragment(row, column, at));
+}
+
+METAL_FUNC void store_triangle(threadgroup float* triangle, int row, int column, LanePosition at, float2 values) {
+  *(threadgroup float2*)(triangle + triangle_fragment(row, column, at)) = values;
+}
 
 // Block n of the C/8+1 that a simdgroup owns: those of the low row, then those of the high row.
 struct BlockPosition {
@@ -58,25 +75,22 @@ METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, Lane
   float2 product[kBlocks];
   UNROLL for (int row = 0; row < kBlocks; ++row) product[row] = float2(0.0f);
   UNROLL for (int depth = 0; depth < kBlocks; ++depth) {
-    const float2 right = depth < column
-                             ? float2(0.0f)
-                             : load_even_fragment(triangle + triangle_block(upper + depth, upper + column), 8, at);
+    const float2 right = depth < column ? float2(0.0f) : load_triangle(triangle, upper + depth, upper + column, at);
     UNROLL for (int row = 0; row < kBlocks; ++row) {
-      multiply_add(
-          product[row], load_even_fragment(triangle + triangle_block(lower + row, upper + depth), 8, at), right);
+      multiply_add(product[row], load_triangle(triangle, lower + row, upper + depth, at), right);
     }
   }
   float2 result[kBlocks];
   UNROLL for (int row = 0; row < kBlocks; ++row) {
     result[row] = float2(0.0f);
     UNROLL for (int depth = 0; depth <= row; ++depth) {
-      const float2 left = load_even_fragment(triangle + triangle_block(lower + row, lower + depth), 8, at);
+      const float2 left = load_triangle(triangle, lower + row, lower + depth, at);
       multiply_add(result[row], left, product[depth]);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   UNROLL for (int row = 0; row < kBlocks; ++row) {
-    store_even_fragment(triangle + triangle_block(lower + row, upper + column), 8, at, -result[row]);
+    store_triangle(triangle, lower + row, upper + column, at, -result[row]);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
@@ -93,12 +107,12 @@ METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, 
   if (int(thread_index) < C) {
     UNROLL for (int i = 0; i < 8; ++i) {
       x[i] = i == column ? 1.0f : 0.0f;
-      UNROLL for (int m = 0; m < i; ++m) x[i] -= block[i * 8 + m] * x[m];
+      UNROLL for (int m = 0; m < i; ++m) x[i] -= block[row_of_block(i, int(thread_index) / 8) * 8 + m] * x[m];
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (int(thread_index) < C) {
-    UNROLL for (int i = 0; i < 8; ++i) block[i * 8 + column] = x[i];
+    UNROLL for (int i = 0; i < 8; ++i) block[row_of_block(i, int(thread_index) / 8) * 8 + column] = x[i];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   merge_inverses<8>(triangle, simdgroup, at);
@@ -138,7 +152,7 @@ METAL_FUNC void multiply_triangle(
     float2 sum[Sides];
     UNROLL for (int side = 0; side < Sides; ++side) sum[side] = float2(0.0f);
     UNROLL for (int depth = 0; depth <= row; ++depth) {
-      const float2 left = load_even_fragment(triangle + triangle_block(row, depth), 8, at);
+      const float2 left = load_triangle(triangle, row, depth, at);
       UNROLL for (int side = 0; side < Sides; ++side) multiply_add(sum[side], left, operand[depth * Sides + side]);
     }
     UNROLL for (int side = 0; side < Sides; ++side) {

@@ -130,6 +130,7 @@ struct KernelFigures {
   uint64_t device_accesses = 0;                                                // of simdgroups
   uint64_t device_bytes_issued_read = 0, device_bytes_issued_written = 0;      // summed over accesses
   uint64_t device_bytes_distinct_read = 0, device_bytes_distinct_written = 0;  // in the whole of each dispatch
+  uint64_t load_rounds = 0;  // times that a simdgroup loaded from device memory between two barriers of its threadgroup
   uint64_t cache_lines = 0, least_cache_lines = 0;     // of 128 bytes; least: if each access were contiguous
   uint64_t threadgroup_accesses = 0;                   // of simdgroups
   uint64_t bank_cycles = 0, least_bank_cycles = 0;     // with 32 banks of 4 bytes; least: without conflicts
@@ -157,6 +158,7 @@ inline constexpr Count kCounts[] = {
     {"device_bytes_issued_written", &KernelFigures::device_bytes_issued_written},
     {"device_bytes_distinct_read", &KernelFigures::device_bytes_distinct_read},
     {"device_bytes_distinct_written", &KernelFigures::device_bytes_distinct_written},
+    {"load_rounds", &KernelFigures::load_rounds},
     {"cache_lines", &KernelFigures::cache_lines},
     {"least_cache_lines", &KernelFigures::least_cache_lines},
     {"threadgroup_accesses", &KernelFigures::threadgroup_accesses},

@@ -67,6 +67,16 @@ void bind_engine(py::module_& module) {
   module.def("set_directories", &set_directories);
 }
 
+// Of a tensor's storage: a byte of 1 for each byte that was ever written.
+py::bytes written_bytes(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.is_mps(), "written_bytes: tensor: expected one on mps, got one on ", tensor.device());
+  wait_for_stream();
+  std::string marks(tensor.storage().nbytes(), 0);
+  const std::byte* data = marks.empty() ? nullptr : buffer_data(tensor.storage().data());
+  for (size_t i = 0; i < marks.size(); ++i) marks[i] = memory_is_written(data + i, 1);
+  return marks;
+}
+
 }  // namespace
 }  // namespace simulator
 
@@ -80,6 +90,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("fallbacks", &fallbacks);
   module.def("synchronize", torch::wrap_pybind_function_no_gil(&wait_for_stream));
   module.def("pending_commands", &pending_commands);
+  module.def("written_bytes", torch::wrap_pybind_function(&written_bytes));
   module.def("total_requested", [] { return Allocator::instance().total_requested(); });
   module.def("run_at_commit", [] { return run_at_commit; });
   module.def("set_run_at_commit", [](bool yes) { run_at_commit = yes; });

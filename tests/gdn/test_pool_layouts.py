@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.gdn.test_gated_delta_rule_pool import TOKENS, call, expected, paged_pool
@@ -29,18 +30,20 @@ def test_many_indices_with_a_stride(device: torch.device, op: str) -> None:
     assert_same_bits("the slots", states[slots], final_state)
 
 
+@pytest.mark.parametrize("v_first", [True, False], ids=["keys", "values"])
 @each_op("chunked")
-def test_slots_without_alignment(device: torch.device, op: str) -> None:
-    """[V, K] slots whose keys are neighbours, but start anywhere."""
+def test_slots_without_alignment(device: torch.device, op: str, v_first: bool) -> None:
+    """Slots whose keys, or values, are neighbours, but start anywhere."""
     case = make_case(TOKENS[op], 32, 16, B=2)
-    states = torch.randn(2, 2, 16, 32, device=device)
+    rows, columns = (16, 32) if v_first else (32, 16)
+    states = torch.randn(2, 2, rows, columns, device=device)
     final_state = states.clone()
-    o = call(op, case, final_state, state_v_first=True)
+    o = call(op, case, final_state, state_v_first=v_first)
     for offset, padding in ((1, 0), (0, 1)):
         size = 2 * 16 * 32 + padding
         whole = torch.zeros(offset + 2 * size, device=device)
-        pool = whole.as_strided((2, 2, 16, 32), (size, 512, 32, 1), offset).copy_(states)
-        assert_same_bits("o", call(op, case, pool, state_v_first=True), o)
+        pool = whole.as_strided((2, 2, rows, columns), (size, 512, columns, 1), offset).copy_(states)
+        assert_same_bits("o", call(op, case, pool, state_v_first=v_first), o)
         assert_same_bits("the slots", pool, final_state)
 
 

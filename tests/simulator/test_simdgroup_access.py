@@ -346,3 +346,30 @@ def test_counting_goes_on_after_a_fault() -> None:
         figures(faulty, [ramp(64), zeros(32)])
     kernel = figures(LOADS.replace("TYPE", "float").replace("VALUE", "source[i]"), [ramp(32), zeros(32)])
     assert reads(kernel) == (128, 128, 1, 1)
+
+
+# ---- loads in flight ---------------------------------------------------------------------------------------------
+
+ROUNDS_OF_LOADS = """
+    kernel void loads(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                      uint i [[thread_index_in_threadgroup]]) {
+      threadgroup float tile[64];
+      float sum = 0.0f;
+      float all[4];
+      for (int part = 0; part < 4; ++part) all[part] = BEFORE ? x[part * 64 + i] : 0.0f;
+      for (int part = 0; part < 4; ++part) {
+        tile[i] = BEFORE ? all[part] : x[part * 64 + i];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        sum += simd_sum(tile[63 - i]);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+      }
+      y[i] = sum;
+    }
+"""
+
+
+@pytest.mark.parametrize(("before", "rounds"), [("true", 1), ("false", 4)])
+def test_loads_between_barriers_are_a_round(before: str, rounds: int) -> None:
+    """Of two simdgroups each, whatever collective operations lie between."""
+    kernel = figures(ROUNDS_OF_LOADS.replace("BEFORE", before), [ramp(256), zeros(64)], threads=64)
+    assert kernel.load_rounds == 2 * rounds

@@ -23,7 +23,7 @@ CHIP = Chip(7, 8, 100.0, 2.048, "made up: 1 GHz, 8 cores of 128 lanes")
 
 def figures(**counts: Any) -> Any:
     """One dispatch of 64 threadgroups of 128 threads that do nothing but `counts`."""
-    names = ["bank_cycles", "barriers", "collectives", "matrix_multiplies", "threadgroup_memory"]
+    names = ["bank_cycles", "barriers", "collectives", "load_rounds", "matrix_multiplies", "threadgroup_memory"]
     names += [f"device_bytes_{kind}_{way}" for kind in ("issued", "distinct") for way in ("read", "written")]
     nothing = dict.fromkeys(names, 0)
     return SimpleNamespace(
@@ -47,6 +47,8 @@ def figures(**counts: Any) -> Any:
         ({"threadgroups": 1, "threads": 32, "operations_issued": {"fma": 32_000}}, "latency", 1e-6),
         # 8 groups a core, all of them at once: 100 barriers of 20 cycles
         ({"barriers": 6_400}, "latency", 2e-6),
+        # 4 simdgroups a group: 10 rounds of loads of 200 cycles
+        ({"load_rounds": 64 * 4 * 10}, "latency", 2e-6),
     ],
 )
 def test_each_bound_by_hand(counts: dict[str, Any], binds: str, seconds: float) -> None:

@@ -15,9 +15,11 @@ bool value_is_inner(const StateIo& states) {
   return strides.value <= strides.key;
 }
 
-// 4 keys of a value are contiguous and start at a multiple of 4.
-bool has_key_vectors(const Tensor& state, bool v_first) {
-  return state_strides(state, v_first).key == 1 && vector_width({v_first ? state : state.mT()}) == "4";
+// 4 values of a key, or 4 keys of a value, are contiguous and start at a multiple of 4.
+bool has_vectors(const Tensor& state, bool v_first, bool value_inner) {
+  const auto strides = state_strides(state, v_first);
+  const Tensor inner_last = v_first == value_inner ? state.mT() : state;
+  return (value_inner ? strides.value : strides.key) == 1 && vector_width({inner_last}) == "4";
 }
 
 ChannelDecays readable_channels(const ChannelDecays& channels) {
@@ -47,8 +49,9 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
   channel = channel_parameters(channels, in.gates);
   parameters.v_type = element_type(in.v);
   parameters.o_type = element_type(o);
-  if (states.source.has_value()) parameters.initial_has_vectors = has_key_vectors(*states.source, states.v_first);
-  if (states.target.defined()) parameters.final_has_vectors = has_key_vectors(states.target, states.v_first);
+  const bool inner = value_is_inner(states);
+  if (states.source.has_value()) parameters.initial_has_vectors = has_vectors(*states.source, states.v_first, inner);
+  if (states.target.defined()) parameters.final_has_vectors = has_vectors(states.target, states.v_first, inner);
   const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
   // Without tokens the inputs are empty: the pool is their dummy.
   const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, states.target); };
@@ -56,8 +59,8 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
   const auto spelled = [](bool value) { return value ? "true" : "false"; };
   return {"fused_recurrent_gated_delta_rule",
           "gdn/fused_recurrent_gated_delta_rule.metal",
-          {metal_type(in.q.scalar_type()), std::to_string(in.shape.K), spelled(value_is_inner(states)),
-           spelled(in.normalise), spelled(has_channels), metal_type(states.dtype())},
+          {metal_type(in.q.scalar_type()), std::to_string(in.shape.K), spelled(inner), spelled(in.normalise),
+           spelled(has_channels), metal_type(states.dtype())},
           {bound(in.q),
            bound(in.k),
            bound(in.v),

@@ -61,7 +61,11 @@ void SimdgroupAccesses::meet(uint32_t index, const char* operation, const void* 
 }
 
 void SimdgroupAccesses::settle_all() {
-  for (Simdgroup& simdgroup : simdgroups_) settle(simdgroup);
+  for (Simdgroup& simdgroup : simdgroups_) {
+    settle(simdgroup);
+    if (simdgroup.has_loaded) ++figures_.load_rounds;
+    simdgroup.has_loaded = false;
+  }
 }
 
 void SimdgroupAccesses::settle(Simdgroup& simdgroup) {
@@ -70,6 +74,7 @@ void SimdgroupAccesses::settle(Simdgroup& simdgroup) {
     std::sort(begin, begin + access.part_count, [](const Part& a, const Part& b) { return a.address < b.address; });
     if (access.segment->kind == Segment::device) {
       count_device(access);
+      if (access.reads) simdgroup.has_loaded = true;
     } else {
       count_threadgroup(access);
     }

@@ -56,6 +56,7 @@ class SimdgroupAccesses {
     uint32_t matrix_parts = 0;     // that this lane has come by
     std::unordered_map<uintptr_t, Site> sites;
     std::vector<Access> accesses;
+    bool has_loaded = false;  // from device memory, since the last barrier of the threadgroup
   };
 
   Access& access_of(Simdgroup& simdgroup, Site& site, uint32_t number, const Segment& segment,

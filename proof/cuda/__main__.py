@@ -1,0 +1,50 @@
+"""`python -m proof.cuda record FILE` keeps launches of the simulated device; `run FILE JSON` replays them where a GPU,
+nvcc and compute-sanitizer are, with no more of torch_gdn than this checkout; `page JSON` writes docs/second-machine.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from proof.checks import Silent
+from proof.cuda import page, running
+from proof.metal.front_end import CHECKOUT
+
+PAGE = CHECKOUT / "docs" / "second-machine.md"
+CUBINS = CHECKOUT / "build" / "cuda"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m proof.cuda", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    record = commands.add_parser("record")
+    record.add_argument("record", type=Path)
+    record.add_argument("--only", default="", help="cases whose name holds this")
+    run = commands.add_parser("run")
+    run.add_argument("record", type=Path)
+    run.add_argument("json", type=Path)
+    run.add_argument("--parts", nargs="+", choices=running.PARTS, default=list(running.PARTS))
+    run.add_argument("--cubins", type=Path, default=CUBINS)
+    written = commands.add_parser("page")
+    written.add_argument("json", type=Path)
+    options = parser.parse_args()
+
+    if options.command == "record":
+        from proof.cuda.recording import record_all  # needs torch
+
+        print(f"{record_all(options.record, Silent(), options.only)} cases")
+        return 0
+    if options.command == "page":
+        PAGE.write_text(page.text(json.loads(options.json.read_text())))
+        return 0
+    found = running.run(options.record, options.cubins, options.parts, Silent())
+    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    print("\n".join(found["problems"]) or "nothing wrong")
+    return 1 if found["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""A shader's Metal text as CUDA: address spaces, attributes, the entry point. Lines stay where they are, so that tools
+name the shader's own file and line; everything else is `shim/metal_stdlib`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from proof.dialects import KernelTemplate, find_kernel, without_comments
+
+SHARED = re.compile(r"^(\s*)(?:alignas\((\d+)\) )?threadgroup ([\w:<>, ]+ \w+(?:\[[^;\n]*\])?;)", re.MULTILINE)
+ATTRIBUTES = {
+    "threadgroup_position_in_grid": "blockIdx",
+    "threadgroups_per_grid": "uint3{gridDim.x, gridDim.y, gridDim.z}",
+    "thread_index_in_threadgroup": "threadIdx.x",
+    "thread_index_in_simdgroup": "threadIdx.x % 32u",
+    "simdgroup_index_in_threadgroup": "threadIdx.x / 32u",
+}
+
+
+class UnknownMetal(ValueError):
+    """Text that is not translated: the dialect must learn it."""
+
+
+def translated(text: str) -> str:
+    text = SHARED.sub(lambda m: f"{m[1]}__shared__ {f'__align__({m[2]}) ' if m[2] else ''}{m[3]}", text)
+    text = text.replace("[[kernel]]", "METAL_FUNC")
+    text = re.sub(r" \[\[\w+(\(\d+\))?\]\]", "", text)
+    text = re.sub(r"\bconstant (?=(static|constexpr|const)\b)", "", text)
+    text = re.sub(r"\bconstant (?=[\w:]+ ?[&*])", "const ", text)
+    text = re.sub(r"\b(device|threadgroup|thread) (?=\w)", "", text)
+    return text.replace('_Pragma("clang loop unroll(full)")', '_Pragma("unroll")')
+
+
+RESIDENT_THREADS = 512  # of a multiprocessor, that registers are to be left for: what a core of Apple's holds, or more
+
+
+def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: int) -> str:
+    """A __global__ function of buffers and parameter blocks, in the order of their bindings, that calls the kernel."""
+    actual = []
+    for each in kernel.parameters:
+        if each.attribute == "buffer":
+            own = f"b{each.binding}"
+            actual.append(own if each.is_block else f"metal::BoundBuffer{{{own}}}")
+        elif each.attribute in ATTRIBUTES:
+            actual.append(ATTRIBUTES[each.attribute])
+        else:
+            raise UnknownMetal(
+                f"{kernel.name}: {each.name}: expected one of {', '.join(ATTRIBUTES)}, got {each.attribute}"
+            )
+    formal = [
+        f"const __grid_constant__ {each.value_type} b{each.binding}" if each.is_block else f"void* b{each.binding}"
+        for each in kernel.buffers
+    ]
+    template = f"<{', '.join(arguments)}>" if arguments else ""
+    bounds = f"{threads}, {max(1, RESIDENT_THREADS // threads)}"
+    head = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}({", ".join(formal)})'
+    return f"{head} {{\n  {kernel.name}{template}({', '.join(actual)});\n}}\n"
+
+
+def cuda_source(text: str, name: str, kernel: str, arguments: Sequence[str], threads: int) -> str:
+    """`text`: of the shader's file, includes in place (proof.metal.front_end.shader_text)."""
+    text = without_comments(text)
+    return f'{translated(text)}\n#line 1 "entry"\n{entry(name, find_kernel(text, kernel), arguments, threads)}'

@@ -1,0 +1,97 @@
+"""docs/second-machine.md from a run's findings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+TEXT = """\
+# A second machine
+
+The simulated device is ours, so its mistakes are ours too. Here the same shaders run on an NVIDIA GPU: their Metal
+text goes to nvcc through a small `metal_stdlib` and a few changes of words (`proof/cuda`), and the launches are those
+that the host code made on the simulated device, recorded with their parameters and with what the buffers held. So
+another compiler, another scheduler and another maker's memory checkers judge the same kernels and the same host code.
+
+```bash
+python -m proof --only cuda                       # where a GPU, nvcc and compute-sanitizer are, else left out
+python -m proof.cuda record launches.zip          # in two steps: here, with the simulated device,
+python -m proof.cuda run launches.zip found.json  # and there, with a checkout and numpy alone
+python -m proof.cuda page found.json              # writes this page
+```
+
+{gpu}, {versions}: {kernels} kernels in {variants} variants, {cases} cases.
+
+## Values
+
+Each case runs twice, with threadgroup memory full of zeros and full of NaN: the same bits. Errors are distances from
+float64, the largest of an op's cases.
+
+{values}
+
+## compute-sanitizer
+
+Each tool first finds a fault that is planted for it; then every case runs once, with no byte of a buffer written that
+the host had not written.
+
+{sanitizers}
+
+## Times
+
+Kernels in one graph, over more buffers than the cache holds. The floor is what any implementation must move, at the
+rate of a copy within the device, {rate:.2f} TB/s.
+
+{times}
+
+## What it led to
+
+- Decode with [K, V] states loaded S between barriers, eight scalars in flight a thread: 19, 42 and 301 us at B 1, 8 and
+  64. Now all loads are issued first, four values each.
+- AURA's second pass looped over its blocks in 8 threadgroups: 20 us. Now four simdgroups share them, four loads at
+  once.
+- Triangles and tiles of 64-byte rows had two to four rows on one bank: rows are permuted.
+
+## What it cannot show
+
+- Apple's compiler, registers and clocks; a time here is a hint where its reason (loads in a row, their width, too few
+  threadgroups) is not NVIDIA's, and no more.
+- Anything of prefill's speed: 8 x 8 matrices are emulated by shuffles here, so those kernels are not timed.
+- Bank conflicts as Apple's GPUs have them: their banks are not documented. The simulated device counts 32 banks of 4
+  bytes for whole simdgroups, NVIDIA's serve 8 bytes a lane in two halves and 16 in four.
+- Memory orders weaker than NVIDIA's: a barrier that nothing needed here may be one that Metal's rules ask for.
+"""
+
+
+def table(titles: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (titles, ["---"] * len(titles), *rows))
+
+
+def values_table(found: dict[str, Any]) -> str:
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in found["values"]:
+        groups[row["case"].split()[0]].append(row)
+    rows = []
+    for group, members in sorted(groups.items()):
+        worst = max(members, key=lambda row: row["error"])
+        rows.append([f"`{group}`", f"{len(members)}", f"{worst['error']:.2e}", f"{worst['recorded']:.2e}"])
+    return table(["op or algorithm", "outputs", "largest error", "of the same on the simulated device"], rows)
+
+
+def sanitizers_table(found: dict[str, Any]) -> str:
+    rows = [[f"`{row['tool']}`", f"{row['errors']}", "; ".join(row["places"]) or "-"] for row in found["sanitizers"]]
+    return table(["tool", "findings", "where"], rows)
+
+
+def times_table(found: dict[str, Any]) -> str:
+    rows = []
+    for row in found["times"]:
+        parts = ", ".join(f"`{name}` {us:.1f}" for name, us in row["kernels"].items())
+        share = f"{row['microseconds'] / row['floor']:.2f}"
+        rows.append([row["case"], f"{row['microseconds']:.1f}", f"{row['floor']:.1f}", share, parts or "-"])
+    return table(["case", "us", "floor, us", "times the floor", "kernels by themselves, us"], rows)
+
+
+def text(found: dict[str, Any]) -> str:
+    tables = {"values": values_table(found), "sanitizers": sanitizers_table(found), "times": times_table(found)}
+    facts = {name: found[name] for name in ("gpu", "versions", "kernels", "variants", "cases")}
+    return TEXT.format(**facts, **tables, rate=found["copy_rate"] / 1e12)

@@ -1,0 +1,181 @@
+"""A file of launches as the host made them: what is bound, what the buffers held, what came out. numpy alone reads it,
+so that a machine with a GPU needs neither torch_gdn nor the simulated device.
+
+A zip of `index.json` and of contents by their hash. A case is a chain of launches over numbered buffers, each filled
+before its first launch with the bytes that the host had written; the other bytes were never written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A buffer from `offset` on, a parameter block by its hash, or, with neither, the error log."""
+
+    buffer: int = -1
+    offset: int = 0
+    block: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    kernel: str
+    file: str
+    arguments: list[str]
+    threadgroups: list[int]
+    threads: int
+    bindings: list[Binding]
+
+    @property
+    def name(self) -> str:
+        return "_".join((self.kernel, *self.arguments))
+
+
+@dataclass(frozen=True)
+class Fill:
+    """What a buffer holds before launch `before`: the bytes of the runs [first, last), one after another."""
+
+    before: int
+    buffer: int
+    runs: list[list[int]]
+    content: str  # hash
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that the case is about: `exact` in float64, or the very bytes for integers, and the recorder's error."""
+
+    name: str
+    buffer: int
+    offset: int  # in bytes
+    dtype: str  # bfloat, half, float, or numpy's name of an integer
+    shape: list[int]
+    strides: list[int]  # in elements
+    exact: str  # hash
+    error: float  # of what the recording device computed
+
+
+@dataclass
+class CaseRecord:
+    name: str
+    buffers: list[int] = field(default_factory=list)  # bytes of each
+    launches: list[LaunchRecord] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    floor_bytes: int = 0  # of a case to be timed: that any implementation moves
+
+
+def runs_of(marks: Bytes) -> list[list[int]]:
+    """[first, last) of each run of bytes that are marked."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], marks.astype(np.int8), [0]])))
+    return edges.reshape(-1, 2).tolist()
+
+
+class Writer:
+    def __init__(self, path: Path) -> None:
+        self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=3)
+        self._kept: set[str] = set()
+        self._cases: list[CaseRecord] = []
+
+    def keep(self, content: bytes) -> str:
+        name = hashlib.sha256(content).hexdigest()[:24]
+        if name not in self._kept:
+            self._kept.add(name)
+            self._zip.writestr(name, content)
+        return name
+
+    def add(self, case: CaseRecord) -> None:
+        self._cases.append(case)
+
+    def close(self) -> None:
+        self._zip.writestr("index.json", json.dumps([asdict(case) for case in self._cases]))
+        self._zip.close()
+
+
+class Reader:
+    def __init__(self, path: Path) -> None:
+        self._zip = zipfile.ZipFile(path)
+        self.cases = [_case(row) for row in json.loads(self._zip.read("index.json"))]
+
+    def content(self, name: str) -> bytes:
+        return self._zip.read(name)
+
+    def launches(self) -> Iterator[LaunchRecord]:
+        """Of each variant the first."""
+        seen: set[str] = set()
+        for launch in (launch for case in self.cases for launch in case.launches):
+            if launch.name not in seen:
+                seen.add(launch.name)
+                yield launch
+
+
+def _case(row: dict[str, Any]) -> CaseRecord:
+    launches = [
+        LaunchRecord(**(each | {"bindings": [Binding(**binding) for binding in each["bindings"]]}))
+        for each in row["launches"]
+    ]
+    fills = [Fill(**each) for each in row["fills"]]
+    return CaseRecord(
+        **(row | {"launches": launches, "fills": fills, "outputs": [Output(**o) for o in row["outputs"]]})
+    )
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def element_bytes(dtype: str) -> int:
+    return {"bfloat": 2, "half": 2, "float": 4}.get(dtype) or np.dtype(dtype).itemsize
+
+
+def numbers(memory: Bytes, output: Output) -> NDArray[Any]:
+    """The output's elements in a buffer: float64 for the float dtypes."""
+    size = element_bytes(output.dtype)
+    raw = memory[output.offset :]
+    words = raw[: len(raw) // size * size].view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[size])
+    picked = np.lib.stride_tricks.as_strided(words, output.shape, [stride * size for stride in output.strides]).copy()
+    if output.dtype == "bfloat":
+        return (picked.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    if output.dtype in ("half", "float"):
+        return picked.view(np.float16 if output.dtype == "half" else np.float32).astype(np.float64)
+    return picked.view(output.dtype)
+
+
+def error(found: NDArray[Any], exact: NDArray[Any]) -> float:
+    """||found - exact|| / ||exact|| of floats, infinite where one alone is not finite; of integers the share that
+    differs.
+    """
+    if found.shape != exact.shape:
+        return float("inf")
+    if found.dtype != np.float64:
+        return float(np.mean(found != exact)) if found.size else 0.0
+    finite = np.isfinite(exact)
+    if not np.array_equal(finite, np.isfinite(found)):
+        return float("inf")
+    difference = float(np.linalg.norm(found[finite] - exact[finite]))
+    size = float(np.linalg.norm(exact[finite]))
+    return difference / size if size else (0.0 if difference == 0 else float("inf"))
+
+
+def exact_numbers(content: bytes, output: Output) -> NDArray[Any]:
+    is_float = output.dtype in ("bfloat", "half", "float")
+    return np.frombuffer(content, np.float64 if is_float else np.dtype(output.dtype)).reshape(output.shape)
+
+
+def allowed(output: Output) -> float:
+    """Of an output's error: a quarter more than the recording device's, and what another order of sums costs."""
+    if output.dtype in ("bfloat", "half", "float"):
+        return 1.25 * output.error + 1e-6
+    return output.error + 1e-3

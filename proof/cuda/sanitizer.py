@@ -1,0 +1,63 @@
+"""compute-sanitizer over a record's cases: what its four tools find."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOLS = {
+    "memcheck": ("--padding", "64"),
+    "initcheck": (),
+    "racecheck": ("--racecheck-report", "all"),
+    "synccheck": (),
+}
+LIMIT = 540.0  # seconds
+KINDS = (
+    "Invalid",
+    "Misaligned",
+    "Uninitialized",
+    "Race reported",
+    "Error:",
+    "Warning:",
+    "Barrier",
+    "Program hit",
+    "Leaked",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    tool: str
+    errors: int
+    places: tuple[str, ...]  # "Invalid __global__ read of size 4 bytes, gdn/solve_tril.metal:30, 12 times"
+
+
+def parsed(tool: str, text: str) -> Verdict:
+    """The tool's own count, and where. ValueError where its summary is missing: it did not come to its end."""
+    found = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", text, re.MULTILINE)
+    if not found:
+        raise ValueError(f"{tool}: expected a summary, got '{text[-300:]}'")
+    places: Counter[str] = Counter()
+    lines = [line.lstrip("=").strip() for line in text.splitlines() if line.startswith("=")]
+    for i, line in enumerate(lines):
+        if line.startswith(KINDS):
+            where = next((m[1] for each in lines[i : i + 4] if (m := re.search(r"in (\S+:\d+)", each))), "no place")
+            places[f"{re.sub(r'0x[0-9a-f]+', 'an address', line)}, {where}"] += 1
+    return Verdict(tool, int(found[-1]), tuple(f"{place}, {count} times" for place, count in places.most_common(8)))
+
+
+def program() -> str | None:
+    return shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+
+
+def examine(tool: str, record: Path, cubins: Path, fault: str = "") -> Verdict:
+    """Of all cases, or of a planted fault."""
+    replay = [sys.executable, "-m", "proof.cuda.replay", str(record), str(cubins), *([fault] if fault else [])]
+    command = [program() or "compute-sanitizer", "--tool", tool, *TOOLS[tool], "--print-limit", "50", *replay]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return parsed(tool, done.stdout + done.stderr)

@@ -1,0 +1,234 @@
+"""What of the second machine runs without a GPU: the text as CUDA, the record of launches, the sanitizer's words."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import torch_gdn
+from proof.cuda import compiling, dialect, page, running, sanitizer
+from proof.cuda.record import (
+    Binding,
+    CaseRecord,
+    Fill,
+    LaunchRecord,
+    Output,
+    Reader,
+    Writer,
+    allowed,
+    error,
+    numbers,
+    runs_of,
+)
+from proof.dialects import find_kernel, without_comments
+from proof.metal.front_end import SHADERS, shader_text
+from tests.helpers.devices import ready
+from tests.proof.needs import needs_simulated_device
+
+KERNELS = sorted(path.relative_to(SHADERS).as_posix() for path in SHADERS.rglob("*.metal"))
+HEAD = """\
+template <typename T, int D>
+[[kernel]] void scaled(
+    device T* y [[buffer(2)]],
+    device const T* x [[buffer(0)]],
+    constant Scale& scale [[buffer(1)]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  alignas(16) threadgroup float tile[D];
+  threadgroup const float* first = tile;
+}
+"""
+
+
+@pytest.mark.parametrize("file", KERNELS)
+def test_no_word_of_metals_is_left(file: str) -> None:
+    text = without_comments(shader_text(file))
+    cuda = dialect.translated(text)
+    assert cuda.count("\n") == text.count("\n")
+    code = re.sub(r'"[^"\n]*"', '""', cuda)
+    assert re.findall(r"\b(?:device|threadgroup|thread|constant)\b[^\n]*|\[\[[^\n]*|clang[^\n]*", code) == []
+    arrays = re.findall(r"\bthreadgroup [\w<>:, ]+ \w+\[[^;]*\];", text)
+    assert cuda.count("__shared__ ") == len(arrays)
+
+
+def test_threadgroup_arrays_keep_their_alignment() -> None:
+    cuda = dialect.translated(HEAD)
+    assert "__shared__ __align__(16) float tile[D];" in cuda and "  const float* first = tile;" in cuda
+
+
+def test_the_entry_binds_by_index_and_calls_in_order() -> None:
+    entry = dialect.entry("scaled_half_8", find_kernel(HEAD, "scaled"), ["half", "8"], 128)
+    assert "scaled_half_8(void* b0, const __grid_constant__ Scale b1, void* b2)" in entry
+    call = "scaled<half, 8>(metal::BoundBuffer{b2}, metal::BoundBuffer{b0}, b1, threadIdx.x % 32u);"
+    assert call in entry and "__launch_bounds__(128, 4)" in entry
+
+
+def test_an_attribute_that_is_not_known_is_an_error() -> None:
+    text = HEAD.replace("thread_index_in_simdgroup", "thread_position_in_grid")
+    with pytest.raises(dialect.UnknownMetal, match=r"scaled: lane: expected .*, got thread_position_in_grid"):
+        dialect.cuda_source(text, "scaled_half_8", "scaled", ["half", "8"], 128)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is missing: pip's nvidia-cuda-nvcc has it")
+@pytest.mark.parametrize(
+    ("file", "arguments"),
+    [("gdn/solve_tril.metal", ["16"]), ("aura/aura_flash_p2.metal", ["bfloat", "80"])],
+)
+def test_nvcc_takes_a_kernel(tmp_path: Path, file: str, arguments: list[str]) -> None:
+    kernel = Path(file).stem
+    source = dialect.cuda_source(shader_text(file), kernel, kernel, arguments, 128)
+    assert compiling.compile_cuda(source, tmp_path / "kernel.cubin", "sm_90") == ""
+    wrong = source.replace("METAL_FUNC", "METAL_FUNK", 1)
+    assert "error" in compiling.compile_cuda(wrong, tmp_path / "kernel.cubin", "sm_90")
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "record.zip")
+    block, content = writer.keep(b"parameters"), writer.keep(bytes(range(6)))
+    launch = LaunchRecord(
+        "l2norm", "layers/l2norm.metal", ["half", "8"], [3, 2, 1], 128, [Binding(0, 4), Binding(block=block), Binding()]
+    )
+    output = Output("y", 1, 2, "half", [2, 2], [3, 1], content, 1e-4)
+    case = CaseRecord("a case", [16, 32], [launch, launch], [Fill(0, 0, [[2, 6], [8, 10]], content)], [output], 7)
+    writer.add(case)
+    writer.close()
+    reader = Reader(tmp_path / "record.zip")
+    assert reader.cases == [case] and launch.name == "l2norm_half_8"
+    assert reader.content(block) == b"parameters" and reader.content(content) == bytes(range(6))
+    assert list(reader.launches()) == [launch]
+
+
+def test_runs_of_bytes() -> None:
+    assert runs_of(np.array([1, 1, 0, 0, 1, 0, 1], np.uint8)) == [[0, 2], [4, 5], [6, 7]]
+    assert runs_of(np.zeros(3, np.uint8)) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.bfloat16, "bfloat"), (torch.float16, "half"), (torch.float32, "float")]
+)
+def test_numbers_of_a_strided_output(dtype: torch.dtype, name: str) -> None:
+    whole = torch.randn(40).to(dtype)
+    part = whole.as_strided((3, 4), (10, 2), 5)
+    size = whole.element_size()
+    output = Output("y", 0, 5 * size, name, [3, 4], [10, 2], "", 0.0)
+    found = numbers(whole.view(torch.uint8).numpy(), output)
+    np.testing.assert_array_equal(found, part.double().numpy())
+
+
+def test_errors() -> None:
+    exact = np.array([3.0, 4.0])
+    assert error(exact, exact) == 0 and error(np.zeros(2), exact) == 1
+    assert error(np.array([3.0, 4.5]), exact) == pytest.approx(0.1)
+    assert error(np.array([3.0, np.nan]), exact) == float("inf") == error(np.zeros(3), exact)
+    assert error(np.array([1, 2, 3, 5]), np.array([1, 2, 3, 4])) == 0.25
+    assert allowed(Output("y", 0, 0, "bfloat", [], [], "", 2e-3)) < 2.6e-3
+
+
+@needs_simulated_device
+def test_a_call_is_recorded_with_what_its_buffers_held(tmp_path: Path) -> None:
+    device = ready("mps")
+    from proof.cuda.trace import Trace
+
+    x = torch.randn(5, 64)
+    moved = torch.full((400,), 9.0, device=device)[16:336].view(5, 64).copy_(x)
+    writer = Writer(tmp_path / "record.zip")
+    trace = Trace("two norms", writer)
+
+    def twice() -> torch.Tensor:
+        torch_gdn.l2norm(moved)
+        moved.mul_(2.0)  # PyTorch's own work between launches is kept as contents
+        return torch_gdn.l2norm(moved)
+
+    y = trace.call(twice)
+    exact = torch.nn.functional.normalize(x.double() * 2, dim=-1)
+    trace.add_outputs({"y": y}, {"y": exact})
+    writer.add(trace.case)
+    writer.close()
+    (case,) = Reader(tmp_path / "record.zip").cases
+    first, second = case.launches
+    assert first.name == second.name == "l2norm_float_64" and first.threadgroups == [2, 1, 1] and first.threads == 128
+    source, target, block = first.bindings
+    assert (
+        source.offset == 64 and case.buffers[source.buffer] == 1600 and block.block and target.buffer != source.buffer
+    )
+    inputs = [fill for fill in case.fills if fill.buffer == source.buffer]
+    assert [(fill.before, fill.runs) for fill in inputs] == [(0, [[0, 1600]]), (1, [[0, 1600]])]
+    held = [np.frombuffer(Reader(tmp_path / "record.zip").content(fill.content), np.float32)[16:336] for fill in inputs]
+    np.testing.assert_array_equal(held[0], x.flatten().numpy())
+    np.testing.assert_array_equal(held[1], 2 * x.flatten().numpy())
+    (before,) = (fill for fill in case.fills if fill.buffer == target.buffer and fill.before == 0)
+    assert before.runs == []  # nothing had written the output
+    assert 0 < case.outputs[0].error < 3e-7
+
+
+@needs_simulated_device
+def test_a_wrong_result_is_not_recorded(tmp_path: Path) -> None:
+    device = ready("mps")
+    from proof.cuda.trace import Trace
+
+    trace = Trace("a norm", Writer(tmp_path / "record.zip"))
+    y = trace.call(lambda: torch_gdn.l2norm(torch.ones(3, 64, device=device)))
+    with pytest.raises(ValueError, match="a norm: y: expected an error below"):
+        trace.add_outputs({"y": y}, {"y": torch.ones(3, 64)})
+
+
+# ---- compute-sanitizer, the check, the page --------------------------------------------------------------------------
+
+RACE = """\
+========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at kernel+0x70 in gdn/solve_tril.metal:39
+=========     and Read access at kernel+0x90 in gdn/triangle.h:91 [508 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+MEMORY = """\
+========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at solve_tril_64+0x50 in gdn/solve_tril.metal:47
+=========     by thread (127,0,0) in block (0,0,0)
+=========     Address 0x7f12a is out of bounds
+========= Invalid __global__ write of size 4 bytes
+=========     at solve_tril_64+0x50 in gdn/solve_tril.metal:47
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_what_the_sanitizer_says() -> None:
+    clean = sanitizer.parsed("synccheck", "========= COMPUTE-SANITIZER\n0 errors\n========= ERROR SUMMARY: 0 errors\n")
+    assert clean == sanitizer.Verdict("synccheck", 0, ())
+    memory = sanitizer.parsed("memcheck", MEMORY)
+    assert memory.errors == 2
+    assert memory.places == ("Invalid __global__ write of size 4 bytes, gdn/solve_tril.metal:47, 2 times",)
+    race = sanitizer.parsed("racecheck", RACE)
+    assert race.errors == 1 and "gdn/solve_tril.metal:39" in race.places[0]
+    with pytest.raises(ValueError, match="racecheck: expected a summary"):
+        sanitizer.parsed("racecheck", RACE.split("========= RACECHECK")[0])
+
+
+def test_without_a_gpu_the_check_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from proof import __main__ as command
+
+    monkeypatch.setattr(running, "missing", lambda: "no NVIDIA GPU: made up")
+    assert command.main(["--only", "cuda"]) == 0
+    out = capsys.readouterr().out
+    assert "cuda was left out: no NVIDIA GPU: made up" in out
+
+
+def test_the_page_has_every_number() -> None:
+    value = {"case": "solve_tril 64", "output": "A_inv", "error": 3.25e-7, "recorded": 1.5e-7, "bound": 1e-6}
+    timed = {"case": "decode B 1", "microseconds": 7.44, "floor": 3.72, "kernels": {}}
+    found = {"gpu": "a GPU", "versions": "CUDA 1", "kernels": 3, "variants": 5, "cases": 7, "values": [value]}
+    found |= {"times": [timed], "copy_rate": 4.2e12, "sanitizers": [{"tool": "memcheck", "errors": 0, "places": []}]}
+    text = page.text(found)
+    assert "a GPU, CUDA 1: 3 kernels in 5 variants, 7 cases." in text
+    assert "| `solve_tril` | 1 | 3.25e-07 | 1.50e-07 |" in text and "| `memcheck` | 0 | - |" in text
+    assert "| decode B 1 | 7.4 | 3.7 | 2.00 | - |" in text and "4.20 TB/s" in text
