@@ -1,0 +1,133 @@
+"""A kernel template in the text of a Metal program: what a proof in another dialect of C++ rewrites.
+
+Works on what the host hands to Metal's compiler, includes in place (proof.metal.front_end.shader_text), and keeps every
+line where it is, so that another compiler's messages name the shader's own lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A device without constant text keeps the line, which alone says which error it was.
+LINE_ONLY_REPORT = """\
+METAL_FUNC void report_line(device ErrorLog* log, uint line) {
+  const uint slot = atomic_fetch_add_explicit(&log->count, 1u, memory_order_relaxed);
+  if (slot < 30) log->messages[slot].line = line;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Of a kernel: a buffer, a block of constants (a reference), or a position of the thread."""
+
+    type: str  # as Metal writes it: `device const T*`, `constant NormParameters&`, `uint3`
+    name: str
+    attribute: str  # buffer, threadgroup, thread_index_in_simdgroup, ...
+    binding: int | None  # of a buffer or of threadgroup memory
+
+    @property
+    def is_block(self) -> bool:
+        return self.type.endswith("&")
+
+    @property
+    def value_type(self) -> str:
+        """`NormParameters` of `constant NormParameters&`."""
+        return self.type.rstrip("&* ").rsplit(" ", 1)[-1]
+
+
+@dataclass(frozen=True)
+class KernelTemplate:
+    """Where a kernel stands in its program, and what it is made of. A kernel without template has no `template`."""
+
+    name: str
+    template: tuple[tuple[str, str], ...]  # (`typename`, `T`), (`int`, `K`)
+    parameters: tuple[Parameter, ...]
+    begin: int  # of the text: `template <` or `[[kernel]]`
+    body: int  # after the body's `{`
+    body_end: int  # at its `}`
+
+    @property
+    def buffers(self) -> list[Parameter]:
+        """Buffers and blocks, in the order of their bindings."""
+        bound = [each for each in self.parameters if each.attribute == "buffer"]
+        return sorted(bound, key=lambda each: each.binding or 0)
+
+    def constants(self, arguments: Sequence[str]) -> list[str]:
+        """A declaration for each template parameter, in C++ of any dialect."""
+        if len(arguments) != len(self.template):
+            raise ValueError(f"{self.name} takes {len(self.template)} template arguments, got {list(arguments)}")
+        return [
+            f"typedef {argument} {name};" if kind in ("typename", "class") else f"constexpr {kind} {name} = {argument};"
+            for (kind, name), argument in zip(self.template, arguments, strict=True)
+        ]
+
+
+def without_comments(text: str) -> str:
+    """Comments to the end of the line go; a text in quotes keeps what looks like one."""
+    return re.sub(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*', lambda found: found[1] or "", text)
+
+
+def closing(text: str, opening: int) -> int:
+    """Where the bracket at `opening` closes; brackets of other kinds are not looked at."""
+    pair = {"(": ")", "{": "}", "<": ">"}[text[opening]]
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += (text[at] == text[opening]) - (text[at] == pair)
+        if depth == 0:
+            return at
+    raise ValueError(f"the {text[opening]} of {text[opening : opening + 40]!r} has no {pair}")
+
+
+def split_at_commas(text: str) -> list[str]:
+    """At the commas outside of brackets of any kind."""
+    parts, depth, start = [], 0, 0
+    for at, letter in enumerate(text):
+        depth += (letter in "(<[{") - (letter in ")>]}")
+        if letter == "," and depth == 0:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    return [*parts, text[start:].strip()]
+
+
+def find_kernel(text: str, kernel: str) -> KernelTemplate:
+    """The template of that name, in a text without comments."""
+    head = re.compile(
+        rf"(?:template\s*<(?P<template>[^>]*)>\s*)?(?:\[\[kernel\]\]|\bkernel)\s+void\s+{re.escape(kernel)}\s*(?=\()"
+    )
+    found = head.search(text)
+    if found is None:
+        raise ValueError(f"no kernel {kernel} in a program of {text.count(chr(10))} lines")
+    end = closing(text, found.end())
+    body = text.index("{", end)
+    pairs = [part.rsplit(" ", 1) for part in split_at_commas(found["template"] or "") if part]
+    return KernelTemplate(
+        kernel,
+        tuple((kind.strip(), name) for kind, name in pairs),
+        tuple(_parameter(part) for part in split_at_commas(text[found.end() + 1 : end])),
+        found.start(),
+        body + 1,
+        closing(text, body),
+    )
+
+
+def _parameter(text: str) -> Parameter:
+    found = re.fullmatch(r"(.*?)\s*(\w+)\s*\[\[\s*(\w+)\s*(?:\((\d+)\))?\s*\]\]", text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"expected a parameter with an attribute, got {text!r}")
+    kind, name, attribute, binding = found.groups()
+    return Parameter(" ".join(kind.split()), name, attribute, None if binding is None else int(binding))
+
+
+def errors_by_line(text: str) -> str:
+    """Reports of errors write the line alone: no texts, which some compilers cannot keep in constant memory."""
+    for name, instead in (("copy_text", ""), ("report_error", LINE_ONLY_REPORT)):
+        start = text.find(f"METAL_FUNC void {name}(")
+        if start >= 0:
+            end = closing(text, text.index("{", start)) + 1
+            lines = text.count("\n", start, end) - instead.count("\n")
+            text = text[:start] + instead + "\n" * lines + text[end:]
+    call = re.compile(r"\breport_error\((\s*\w+),\s*\"[^\"]*\",\s*\"[^\"]*\",\s*__LINE__\)")
+    return call.sub(lambda found: f"report_line({found[1].strip()}, __LINE__)" + "\n" * found[0].count("\n"), text)

@@ -1,0 +1,87 @@
+"""Kernel templates found in programs, and error texts left out: every line stays where it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from proof import dialects
+from proof.metal.front_end import SHADERS, shader_text
+
+PROGRAM = """\
+METAL_FUNC void copy_text(device char* target, constant const char* text, int size) {
+  int length = 0;  // the first }
+  target[length] = 0;
+}
+METAL_FUNC void report_error(device ErrorLog* log, constant const char* function, constant const char* text, uint line) {
+  const uint slot = atomic_fetch_add_explicit(&log->count, 1u, memory_order_relaxed);
+  if (slot >= 30) return;
+  copy_text(message.function, function, 128);
+  copy_text(message.text, text, 250);
+  log->messages[slot].line = line;
+}
+template <typename T, int K>
+[[kernel]] void probe(
+    device const T* x [[buffer(1)]],  // an input
+    constant Block& block [[buffer(0)]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  if (x[lane] < K) {
+    report_error(
+        log, "x", "expected // more (than) K", __LINE__);
+  }
+}
+void after() {}
+"""
+
+
+def test_a_kernel_is_found_with_its_parameters_and_body() -> None:
+    text = dialects.without_comments(PROGRAM)
+    kernel = dialects.find_kernel(text, "probe")
+    assert kernel.template == (("typename", "T"), ("int", "K"))
+    assert kernel.parameters == (
+        dialects.Parameter("device const T*", "x", "buffer", 1),
+        dialects.Parameter("constant Block&", "block", "buffer", 0),
+        dialects.Parameter("uint", "lane", "thread_index_in_simdgroup", None),
+    )
+    assert [each.name for each in kernel.buffers] == ["block", "x"]
+    assert [each.is_block for each in kernel.parameters] == [False, True, False]
+    assert kernel.parameters[1].value_type == "Block"
+    assert text[: kernel.begin].endswith("}\n")
+    assert text[kernel.body : kernel.body_end].strip().startswith("if (x[lane]")
+    assert text[kernel.body_end :].split() == ["}", "void", "after()", "{}"]
+
+
+def test_template_arguments_become_declarations() -> None:
+    kernel = dialects.find_kernel(PROGRAM, "probe")
+    assert kernel.constants(["float", "128"]) == ["typedef float T;", "constexpr int K = 128;"]
+    with pytest.raises(ValueError, match="probe takes 2 template arguments, got \\['float'\\]"):
+        kernel.constants(["float"])
+
+
+def test_comments_go_and_quoted_slashes_stay() -> None:
+    text = dialects.without_comments(PROGRAM)
+    assert "the first" not in text and "an input" not in text and "expected // more" in text
+
+
+def test_reports_of_errors_keep_their_line_and_lose_their_texts() -> None:
+    text = dialects.errors_by_line(dialects.without_comments(PROGRAM))
+    lines = text.splitlines()
+    assert len(lines) == len(PROGRAM.splitlines())
+    assert lines[:4] == [""] * 4 and lines[4].startswith("METAL_FUNC void report_line(")
+    assert "copy_text" not in text and '"x"' not in text
+    assert lines[17].strip() == "report_line(log, __LINE__)"  # where the call began
+    assert lines[20:] == ["}", "void after() {}"]
+
+
+def test_a_program_without_the_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match="no kernel other in a program of"):
+        dialects.find_kernel(PROGRAM, "other")
+
+
+@pytest.mark.parametrize("file", sorted(str(path.relative_to(SHADERS)) for path in SHADERS.rglob("*.metal")))
+def test_every_shader_has_a_kernel_of_its_name_that_is_found(file: str) -> None:
+    source = shader_text(file)
+    text = dialects.errors_by_line(dialects.without_comments(source))
+    assert text.count("\n") == source.count("\n")
+    kernel = dialects.find_kernel(text, file.split("/")[-1].removesuffix(".metal"))
+    assert sorted(each.binding or 0 for each in kernel.buffers) == list(range(len(kernel.buffers)))
+    assert "report_error" not in text
