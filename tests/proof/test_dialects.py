@@ -21,10 +21,10 @@ METAL_FUNC void report_error(device ErrorLog* log, constant const char* function
 }
 template <typename T, int K>
 [[kernel]] void probe(
-    device const T* x [[buffer(1)]],  // an input
-    constant Block& block [[buffer(0)]],
+    device const T* input [[buffer(1)]],  // an input
+    constant Block& sizes [[buffer(0)]],
     uint lane [[thread_index_in_simdgroup]]) {
-  if (x[lane] < K) {
+  if (input[lane] < K) {
     report_error(
         log, "x", "expected // more (than) K", __LINE__);
   }
@@ -38,15 +38,15 @@ def test_a_kernel_is_found_with_its_parameters_and_body() -> None:
     kernel = dialects.find_kernel(text, "probe")
     assert kernel.template == (("typename", "T"), ("int", "K"))
     assert kernel.parameters == (
-        dialects.Parameter("device const T*", "x", "buffer", 1),
-        dialects.Parameter("constant Block&", "block", "buffer", 0),
+        dialects.Parameter("device const T*", "input", "buffer", 1),
+        dialects.Parameter("constant Block&", "sizes", "buffer", 0),
         dialects.Parameter("uint", "lane", "thread_index_in_simdgroup", None),
     )
-    assert [each.name for each in kernel.buffers] == ["block", "x"]
+    assert [each.name for each in kernel.buffers] == ["sizes", "input"]
     assert [each.is_block for each in kernel.parameters] == [False, True, False]
     assert kernel.parameters[1].value_type == "Block"
     assert text[: kernel.begin].endswith("}\n")
-    assert text[kernel.body : kernel.body_end].strip().startswith("if (x[lane]")
+    assert text[kernel.body : kernel.body_end].strip().startswith("if (input[lane]")
     assert text[kernel.body_end :].split() == ["}", "void", "after()", "{}"]
 
 
