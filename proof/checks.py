@@ -14,7 +14,7 @@ from typing import Protocol
 
 from proof.mac.wheels import Unavailable
 
-SECTIONS = ("proof.mac.checks", "proof.metal.checks", "proof.mutate.checks")
+SECTIONS = ("proof.mac.checks", "proof.metal.checks", "proof.agx.checks", "proof.mutate.checks")
 
 
 class Blocked(RuntimeError):
