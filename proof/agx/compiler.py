@@ -1,7 +1,7 @@
 """Mesa's compiler for Apple's GPUs, and what it makes of a kernel variant.
 
-A Debian 13 in a folder of the cache has it (make_compiler.sh, a chroot: root alone may). The figures of a variant are
-kept in the cache by everything they were made from, so that only what changed is compiled.
+A Debian 13 in a folder of the cache has it (make_compiler.sh, a chroot: for root, or sudo without a password). The
+figures of a variant are kept in the cache by everything they were made from, so that only what changed is compiled.
 """
 
 from __future__ import annotations
@@ -95,16 +95,35 @@ def root() -> Path:
     with locked(directory):
         if not (directory / "root/usr/local/bin/asahi_clc").exists():
             _make(directory / "root")
-    if os.geteuid() != 0:
-        raise Unavailable("no compiler: a chroot needs root")
+    as_root()
     return directory / "root"
+
+
+@functools.cache
+def as_root() -> tuple[str, ...]:
+    """What comes before a command that root alone may run."""
+    if os.geteuid() == 0:
+        return ()
+    if shutil.which("sudo") and not subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode:
+        return ("sudo", "-n")
+    raise Unavailable("no compiler: a chroot needs root, or sudo without a password")
 
 
 @functools.cache
 def versions() -> str:
     """Of everything that has a part in the figures."""
     listed = subprocess.run(
-        ["chroot", str(root()), "dpkg-query", "-W", "-f", "${Package} ${Version}, ", "clang-19", "llvm-spirv-19"],
+        [
+            *as_root(),
+            "chroot",
+            str(root()),
+            "dpkg-query",
+            "-W",
+            "-f",
+            "${Package} ${Version}, ",
+            "clang-19",
+            "llvm-spirv-19",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -113,14 +132,12 @@ def versions() -> str:
 
 
 def _make(target: Path) -> None:
-    if os.geteuid() != 0:
-        raise Unavailable("no compiler: a chroot needs root")
+    root_first = as_root()
     if shutil.which("debootstrap") is None:
         raise Unavailable("no compiler: debootstrap is missing: apt-get install debootstrap")
     if shutil.disk_usage(target.parent).free < SPACE_NEEDED:
         raise Unavailable(f"no compiler: {target.parent} has less than {SPACE_NEEDED >> 30} GB free")
-    shutil.rmtree(target, ignore_errors=True)
-    done = subprocess.run([str(MAKE), str(target)], capture_output=True, text=True)
+    done = subprocess.run([*root_first, str(MAKE), str(target)], capture_output=True, text=True)
     if done.returncode:
         last = ([line for line in (done.stdout + done.stderr).splitlines() if line.strip()] or ["no message"])[-1]
         raise Unavailable(f"no compiler: {MAKE.name} failed: {last}")
@@ -128,7 +145,7 @@ def _make(target: Path) -> None:
 
 def _inside(directory: Path, command: Sequence[str], **environment: str) -> str:
     """A program of the chroot in a folder below its /tmp."""
-    prefix = ["chroot", str(root()), "env", "-C", f"/tmp/{directory.name}"]
+    prefix = [*as_root(), "chroot", str(root()), "env", "-C", f"/tmp/{directory.name}"]
     prefix += [f"{name}={value}" for name, value in environment.items()]
     done = subprocess.run([*prefix, *command], capture_output=True, text=True)
     if done.returncode:

@@ -15,6 +15,7 @@ source=pool/main/m/mesa/mesa_$mesa.orig.tar.xz
 inside() { chroot "$root" env DEBIAN_FRONTEND=noninteractive LC_ALL=C nice -n 5 "$@"; }
 
 echo "Debian 13 into $root" >&2
+rm -rf "$root"
 debootstrap --variant=minbase --include=ca-certificates,curl trixie "$root" "$mirror"
 echo "deb $mirror trixie main" >"$root/etc/apt/sources.list"
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
