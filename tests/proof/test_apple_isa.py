@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from proof.agx.dialect import opencl
 from proof.checks import Check, Finding, Result, Silent
 from proof.checks import run as run_checks
 from proof.mac.wheels import Unavailable
+from tests.proof.needs import needs_clang
 
 PROGRAM = """\
 template <typename T, int K>
@@ -235,3 +238,28 @@ def test_calibration_takes_one_kernel_of_a_program() -> None:
         "",
         "",
     ]
+
+
+COPIED = """\
+#include <metal_stdlib>
+using namespace metal;
+__kernel void probe(__global void* in, __global void* out) {
+  const vec<ELEMENT, 4> v = ((device const vec<ELEMENT, 4>*)in)[0];
+  ((device float*)out)[0] = float(v.INDEX);
+}
+"""
+
+
+@needs_clang
+@pytest.mark.parametrize("element", ["float", "bfloat"])
+@pytest.mark.parametrize("index", ["x", "y", "z", "w"])
+def test_each_element_of_a_vector_is_its_own_in_the_shim(element: str, index: str) -> None:
+    """One taken for another leaves the rest of a kernel out of its machine code."""
+    shim = str(compiler.HERE / "shim")
+    command = [shim if each == "shim" else each for each in compiler.FRONT]
+    where = command.index("-disable-llvm-passes")
+    command[where - 1 : where + 1] = []  # optimised, so that what is taken is plain
+    source = COPIED.replace("ELEMENT", element).replace("INDEX", index)
+    code = subprocess.run([*command, "-o", "-", "-"], input=source, capture_output=True, text=True, check=True).stdout
+    offsets = re.findall(r"getelementptr inbounds i8, ptr addrspace\(\d\) %\w+, i64 (\d+)", code) or ["0"]
+    assert offsets == [str("xyzw".index(index) * (4 if element == "float" else 2))]
