@@ -261,5 +261,5 @@ def test_each_element_of_a_vector_is_its_own_in_the_shim(element: str, index: st
     command[where - 1 : where + 1] = []  # optimised, so that what is taken is plain
     source = COPIED.replace("ELEMENT", element).replace("INDEX", index)
     code = subprocess.run([*command, "-o", "-", "-"], input=source, capture_output=True, text=True, check=True).stdout
-    offsets = re.findall(r"getelementptr inbounds i8, ptr addrspace\(\d\) %\w+, i64 (\d+)", code) or ["0"]
+    offsets = re.findall(r"getelementptr inbounds i8, ptr addrspace\(\d\) %[\w.]+, i64 (\d+)", code) or ["0"]
     assert offsets == [str("xyzw".index(index) * (4 if element == "float" else 2))]
