@@ -13,7 +13,8 @@ rate for it is a time that no run of these kernels on that chip can be below, if
     threadgroup   cycles of the threadgroup memory's banks
     latency       what one simdgroup does in turn, arithmetic and waits (for barriers, and for loads wherever a barrier
                   keeps later ones from starting), times the turns that a core takes: it holds so many threadgroups at
-                  once as threads, threadgroup memory and estimated registers allow
+                  once as threads, threadgroup memory and registers allow, the latter as Mesa's compiler for M1 and M2
+                  allots them
 
 The largest is the bound of the kernel; dispatches follow each other, so their bounds add up. All threadgroups are taken
 to be alike, and the core with the most of them decides. Whatever the chip does besides (a dispatch's own start, caches
@@ -34,6 +35,8 @@ import simulator
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.results import markdown
 from bench.shapes import LAYERS, QWEN3_NEXT
+from proof.agx.table import Table, compiled_figures, recorded
+from proof.metal.facts import ISA_REGISTERS
 from proof.metal.kernels import check_batch
 from torch_gdn import recording
 from torch_gdn._recorder import KernelVariant
@@ -115,9 +118,20 @@ class Prediction(NamedTuple):
 
 @cache
 def estimated_registers(variant: KernelVariant) -> int:
-    """32-bit registers of a thread, by the model of proof/metal/facts.py: seconds for each variant."""
+    """32-bit registers of a thread: those recorded in proof/agx/isa.tsv, of the pipeline that is nearer to Apple's
+    compiler; else by the model of proof/metal/facts.py, but no more than there are: seconds for each variant.
+    """
+    of = recorded_figures().get(variant.name, {})
+    figures = compiled_figures({pipeline: of[pipeline] for pipeline in ("lean", "O2") if pipeline in of})
+    if figures:
+        return figures[0].registers
     (facts,) = check_batch([variant]).facts
-    return facts.registers
+    return min(facts.registers, ISA_REGISTERS)
+
+
+@cache
+def recorded_figures() -> Table:
+    return recorded()[1]
 
 
 def count(call: Callable[[], object]) -> tuple[Mapping[str, Any], Mapping[str, int]]:

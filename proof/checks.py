@@ -14,7 +14,13 @@ from typing import Protocol
 
 from proof.mac.wheels import Unavailable
 
-SECTIONS = ("proof.mac.checks", "proof.metal.checks", "proof.cuda.checks", "proof.mutate.checks")
+SECTIONS = (
+    "proof.mac.checks",
+    "proof.metal.checks",
+    "proof.agx.checks",
+    "proof.cuda.checks",
+    "proof.mutate.checks",
+)
 
 
 class Blocked(RuntimeError):
@@ -105,7 +111,8 @@ def check(name: str, title: str) -> Callable[[Callable[[Progress], Finding]], Ca
 def all_checks() -> Sequence[Check]:
     for section in SECTIONS:
         importlib.import_module(section)
-    return list(REGISTRY.values())
+    place = {section: number for number, section in enumerate(SECTIONS)}  # whichever was imported first
+    return sorted(REGISTRY.values(), key=lambda each: place.get(each.run.__module__, len(place)))
 
 
 def run(checks: Iterable[Check], progress: Progress, write: bool = False) -> list[Result]:

@@ -103,22 +103,29 @@ def find_kernel(text: str, kernel: str) -> KernelTemplate:
     end = closing(text, found.end())
     body = text.index("{", end)
     pairs = [part.rsplit(" ", 1) for part in split_at_commas(found["template"] or "") if part]
+    parameters: list[Parameter] = []
+    for part in split_at_commas(text[found.end() + 1 : end]):
+        parameters.append(_parameter(part, len(parameters)))
     return KernelTemplate(
         kernel,
         tuple((kind.strip(), name) for kind, name in pairs),
-        tuple(_parameter(part) for part in split_at_commas(text[found.end() + 1 : end])),
+        tuple(parameters),
         found.start(),
         body + 1,
         closing(text, body),
     )
 
 
-def _parameter(text: str) -> Parameter:
-    found = re.fullmatch(r"(.*?)\s*(\w+)\s*\[\[\s*(\w+)\s*(?:\((\d+)\))?\s*\]\]", text, re.DOTALL)
-    if found is None:
-        raise ValueError(f"expected a parameter with an attribute, got {text!r}")
+def _parameter(text: str, position: int) -> Parameter:
+    """One without an attribute is a buffer, and bound in the order of the parameters."""
+    found = re.fullmatch(r"(.*?)\s*(\w+)\s*(?:\[\[\s*(\w+)\s*(?:\((\d+)\))?\s*\]\])?", text, re.DOTALL)
+    if found is None or not found[1]:
+        raise ValueError(f"expected a parameter with a type and a name, got {text!r}")
     kind, name, attribute, binding = found.groups()
-    return Parameter(" ".join(kind.split()), name, attribute, None if binding is None else int(binding))
+    if attribute is None:
+        attribute, binding = "buffer", str(position)
+    kind = re.sub(r"\s+([&*])", r"\1", " ".join(kind.split()))
+    return Parameter(kind, name, attribute, None if binding is None else int(binding))
 
 
 def errors_by_line(text: str) -> str:

@@ -1,12 +1,11 @@
 // A threadgroup owns one chunk of some value heads of a key head: chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril
 // and recompute_w_u without A in device memory. Simdgroup s of C/16 owns block rows s and C/8-1-s of k k^T, then 8 or
 // 16 columns of u and w. In registers, for all heads: k k^T, and the simdgroup's columns of k where they take at most
-// 256 bytes (else k is read again for each w). In threadgroup memory: A, inverted in place; a slice of k or v, then of
-// w or u.
-// Layout: k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or raw;
-// g_cumsum [B, T, HV] f32; w [B, T, HV, K], u [B, T, HV, V] of Intermediate: T, or float where T is half.
-// A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta exp(c) k);
-// c = g_cumsum
+// 64 bytes (else k is read again for each w: more would be spilled). In threadgroup memory: A, inverted in place; a
+// slice of k or v, then of w or u. Layout: k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any
+// strides and float dtype, or raw; g_cumsum [B, T, HV] f32; w [B, T, HV, K], u [B, T, HV, V] of Intermediate: T, or
+// float where T is half. A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1
+// (beta exp(c) k); c = g_cumsum
 #include "core/gates.h"
 #include "core/sequences.h"
 #include "gdn/chunk_fwd_intra.h"
@@ -93,7 +92,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   constexpr int kColumns = C / 2 * kSides;    // of a slice: 128 bytes a row at C = 64
   constexpr int kOperand = kBlocks * kSides;  // fragments of a simdgroup's columns
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
-  constexpr bool kKeepsKeys = kKeySlices * kOperand * 2 * int(sizeof(T)) <= 256;
+  constexpr bool kKeepsKeys = kKeySlices * kOperand * 2 * int(sizeof(T)) <= 64;
   static_assert(sizeof(Intermediate) >= sizeof(T), "an intermediate has at least the size of an input");
   alignas(16) threadgroup Intermediate results[C * tile_stride<Intermediate>(kColumns)];
   threadgroup T* tile = (threadgroup T*)results;

@@ -347,7 +347,6 @@ template <typename T, int K, int C, int Width, typename P>
     store_tokens<kPadded, Width>(
         next, query_tile, key_tile, value_tile, scalars, parameters.has_norm != 0, lane, simdgroup);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
 
     // Lane i holds token i. Gates are clamped so that differences of g_cumsum keep their digits.
     const bool is_there = int(lane) < min(C, last_read - first);
@@ -391,6 +390,8 @@ template <typename T, int K, int C, int Width, typename P>
       store_fragment(own_values, kValueStride, at, output);
     }
 
+    // Only now, so that the next chunk is in registers beside S and v_new alone.
+    load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
     const float g_last = simd_shuffle(g_cumsum, ushort(C - 1));
     const Decay kept = decay_from_log(g_last);

@@ -99,9 +99,12 @@ METAL_FUNC Values<Width> convolve_token(
   return convolve<W, Width>(window, filter, parameters.has_silu != 0);
 }
 
+// Written out: a compiler takes a loop for a copy of memory, and then keeps the window there.
 template <int W, int Width>
 METAL_FUNC void move_window(thread Values<Width>* window) {
-  UNROLL for (int tap = 0; tap + 1 < W; ++tap) window[tap] = window[tap + 1];
+  window[0] = window[1];
+  if constexpr (W > 2) window[1] = window[2];
+  if constexpr (W > 3) window[2] = window[3];
 }
 
 // Columns of a state, which start at position `first`. From left to right, so that they may overwrite the state before:

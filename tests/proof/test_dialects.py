@@ -12,7 +12,7 @@ METAL_FUNC void copy_text(device char* target, constant const char* text, int si
   int length = 0;  // the first }
   target[length] = 0;
 }
-METAL_FUNC void report_error(device ErrorLog* log, constant const char* function, constant const char* text, uint line) {
+METAL_FUNC void report_error(device ErrorLog* log, constant const char* function, constant const char* text, uint at) {
   const uint slot = atomic_fetch_add_explicit(&log->count, 1u, memory_order_relaxed);
   if (slot >= 30) return;
   copy_text(message.function, function, 128);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from bench import metal_model
 from bench.metal_model import CHIPS, Chip, predict
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.shapes import Layer
+from proof.agx.compiler import Figures
 from tests.helpers.devices import on_a_mac
 from tests.proof.needs import needs_clang
 from torch_gdn._recorder import KernelVariant
@@ -87,8 +89,36 @@ def test_dispatches_follow_each_other() -> None:
     assert two.bounds["latency"] == pytest.approx(2e-6)
 
 
+FEW, MANY = (Figures(registers, 1024, 0, 0, 0, 200, 150, 90, 40, 1) for registers in (40, 70))
+
+
+@pytest.fixture
+def no_registers_known() -> Iterator[None]:
+    metal_model.estimated_registers.cache_clear()
+    yield
+    metal_model.estimated_registers.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("of", "registers"),
+    [
+        ({"O2": MANY, "lean": FEW}, 40),
+        ({"O2": FEW, "lean": MANY}, 70),
+        ({"O2": MANY, "lean": "no registers left"}, 70),
+    ],
+)
+def test_registers_of_a_recorded_kernel_are_those_of_the_nearer_compiler(
+    monkeypatch: pytest.MonkeyPatch, no_registers_known: None, of: dict[str, Figures | str], registers: int
+) -> None:
+    monkeypatch.setattr(metal_model, "recorded_figures", lambda: {"probe_1": of})
+    assert metal_model.estimated_registers(KernelVariant("probe", "probe.metal", ("1",))) == registers
+
+
 @needs_clang
-def test_registers_of_our_kernels_are_those_of_the_strict_check() -> None:
+def test_registers_of_other_kernels_are_those_of_the_strict_check(
+    monkeypatch: pytest.MonkeyPatch, no_registers_known: None
+) -> None:
+    monkeypatch.setattr(metal_model, "recorded_figures", dict)
     arguments = ("bfloat", "bfloat", "bfloat", "128", "4")
     registers = metal_model.estimated_registers(KernelVariant("rms_norm_gated", NORM, arguments))
     assert registers == 48
