@@ -68,7 +68,7 @@ class Cache:
 
     def parts(self, with_signs: bool) -> dict[str, Tensor]:
         """By the ops' names."""
-        found = {}
+        found: dict[str, Any] = {}
         for name, codec, (codes, norms, _) in (("key", self.key, self.keys), ("value", self.value, self.values)):
             found |= {f"{name}_codes": codes, f"{name}_norms": norms, f"{name}_codebook": codec.codebook}
             if with_signs:
@@ -77,7 +77,7 @@ class Cache:
 
 
 def make_cache(key: Codec, value: Codec, B: int, HK: int, T: int, with_means: bool = False, slack: int = 3) -> Cache:
-    encoded = []
+    encoded: list[Any] = []
     for codec in (key, value):
         x = torch.randn(B, HK, T, codec.D) * torch.randn(B, HK, T, 1).mul(0.3).exp() + 0.2
         cache = poisoned_cache(codec, B, HK, T + slack, torch.device("cpu"))
