@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 
 from tests.integrations.serving import other_version
 from torch_gdn.integrations import transformers
@@ -42,3 +44,13 @@ def run(plot: Path) -> dict[str, list[int]]:
         patch.setattr(transformers_memory, "draw", draw)
         transformers_memory.main(["--requests", "15", "--plot", str(plot)])
     return measured
+
+
+def test_tensors_without_memory_do_not_count() -> None:
+    """Other tests leave such tensors behind."""
+    before = transformers_memory.held()
+    with FakeTensorMode():
+        fake = torch.empty(1 << 20)
+    meta, real = torch.empty(1 << 20, device="meta"), torch.empty(1 << 10)
+    assert transformers_memory.held() - before == real.nbytes
+    assert (fake.device.type, meta.is_meta) == ("cpu", True)
