@@ -139,27 +139,19 @@ def refused_by_layers(bad: Callable[..., None]) -> None:
 
 
 def bad_norms(bad: Callable[..., None]) -> None:
-    op = "rms_norm"
-    for size in (0, 16385):
-        long_rows = {name: torch.zeros(2, size) for name in ("x", "residual")}
-        bad(op, "x", ValueError, f"D of {size}", lambda call, long_rows=long_rows: call | long_rows)
-    bad(op, "x", TypeError, "float64", change("x", torch.Tensor.double))
-    bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
-    bad(op, "weight", ValueError, "too short", change("weight", lambda w: w[1:]))
-    bad(op, "residual", TypeError, "another dtype", change("residual", torch.Tensor.half))
-    bad(op, "residual", ValueError, "three dimensions", change("residual", flat))
-    bad(op, "eps", ValueError, "negative", put("eps", -1e-6))
-    bad(op, "zero_centered", ValueError, "no weight", put("weight", None))
-    op = "rms_norm_gated"
-    for size in (0, 1025):
-        long_rows = {name: torch.zeros(2, size) for name in ("x", "g")}
-        bad(op, "x", ValueError, f"D of {size}", lambda call, long_rows=long_rows: call | long_rows)
-    bad(op, "x", TypeError, "float64", change("x", torch.Tensor.double))
-    bad(op, "g", TypeError, "integers", change("g", torch.Tensor.int))
-    bad(op, "g", ValueError, "three dimensions", change("g", flat))
-    bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
-    bad(op, "weight", ValueError, "too short", change("weight", lambda w: w[1:]))
-    bad(op, "activation", ValueError, "tanh", put("activation", "tanh"))
+    for op, second, too_long in (("rms_norm", "residual", 16385), ("rms_norm_gated", "g", 1025)):
+        for size in (0, too_long):
+            rows = dict.fromkeys(("x", second), torch.zeros(2, size))
+            bad(op, "x", ValueError, f"D of {size}", lambda call, rows=rows: call | rows)
+        bad(op, "x", TypeError, "float64", change("x", torch.Tensor.double))
+        bad(op, second, ValueError, "three dimensions", change(second, flat))
+        bad(op, "weight", TypeError, "integers", change("weight", torch.Tensor.int))
+        bad(op, "weight", ValueError, "too short", change("weight", lambda w: w[1:]))
+        bad(op, "eps", ValueError, "negative", put("eps", -1e-6))
+    bad("rms_norm", "residual", TypeError, "another dtype", change("residual", torch.Tensor.half))
+    bad("rms_norm", "zero_centered", ValueError, "no weight", put("weight", None))
+    bad("rms_norm_gated", "g", TypeError, "integers", change("g", torch.Tensor.int))
+    bad("rms_norm_gated", "activation", ValueError, "tanh", put("activation", "tanh"))
 
 
 def bad_gates(bad: Callable[..., None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,13 +33,7 @@ from torch_gdn.integrations.transformers import continuous_batching, paged_atten
 CPU = torch.device("cpu")
 LENGTHS = (5, 70, 1, 300, 33, 3, 130, 64)  # of prompts: within a batch of 64 tokens, and in up to 5 parts
 each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
-
-
-@pytest.fixture(autouse=True)
-def _batching() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-    transformers.disable()
+pytestmark = pytest.mark.usefixtures("serving")
 
 
 def assert_all_taken() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -36,13 +36,7 @@ from torch_gdn.integrations.transformers.state_pool import StatePool, StateSizes
 SHARED = 200  # tokens: three whole 64s and a part
 PREFIX = random_tokens(SHARED, seed=7).tolist()
 FIRST, SECOND = ([*PREFIX, *random_tokens(n, seed=n).tolist()] for n in (50, 30))
-
-
-@pytest.fixture(autouse=True)
-def _batching() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-    transformers.disable()
+pytestmark = pytest.mark.usefixtures("serving")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,13 +24,7 @@ if reason := other_version("rollback"):
     pytest.skip(reason, allow_module_level=True)
 
 each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
-
-
-@pytest.fixture(autouse=True)
-def _rollback() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-    transformers.disable()
+pytestmark = pytest.mark.usefixtures("serving")
 
 
 @pytest.mark.parametrize("accepted", range(DRAFTS + 1))

@@ -8,14 +8,13 @@
 namespace torch_gdn {
 
 Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y) {
-  const int64_t rows = x.size(0) * x.size(1) * x.size(2);
-  const L2NormParameters parameters{int32_count(rows, "l2norm: x", "rows"), int32_t(x.size(1)), int32_t(x.size(2)),
-                                    row_strides(x), float(eps)};
+  auto parameters = row_parameters<L2NormParameters>(x, "l2norm: x");
+  parameters.eps = float(eps);
   return {"l2norm",
           "layers/l2norm.metal",
           {metal_type(x.scalar_type()), std::to_string(x.size(3))},
           {x, y, Binding::values(parameters)},
-          {size_t(ceil_div(rows, kL2NormRows)), 1, 1},
+          {size_t(ceil_div(parameters.rows, kL2NormRows)), 1, 1},
           32 * kL2NormRows};
 }
 

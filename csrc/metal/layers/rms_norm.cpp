@@ -14,12 +14,7 @@ Launch launch_rms_norm(const RmsNorm<int64_t>& op, const Tensor& x, const Tensor
                        const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, residual_out] = outputs;
   const bool has_weight = op.weight.has_value(), has_residual = op.residual.has_value();
-  const int64_t rows = y.numel() / op.D;
-  RmsNormParameters parameters{};
-  parameters.rows = int32_count(rows, "rms_norm: x", "rows");
-  parameters.tokens = int32_t(x.size(1));
-  parameters.heads = int32_t(x.size(2));
-  parameters.x = row_strides(x);
+  auto parameters = row_parameters<RmsNormParameters>(x, "rms_norm: x");
   parameters.residual = row_strides(residual);
   parameters.eps = float(op.eps);
   parameters.has_weight = has_weight;
@@ -33,7 +28,7 @@ Launch launch_rms_norm(const RmsNorm<int64_t>& op, const Tensor& x, const Tensor
           {metal_type(x.scalar_type()), metal_type(weight.scalar_type()), std::to_string(op.D),
            aligned ? vector_width({x, residual}) : "1"},
           {x, residual, weight, y, has_residual ? residual_out : y, Binding::values(parameters)},
-          {size_t(rows), 1, 1},
+          {size_t(parameters.rows), 1, 1},
           size_t(rms_norm_threads(int(op.D)))};
 }
 

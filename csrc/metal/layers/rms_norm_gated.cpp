@@ -12,12 +12,7 @@ static_assert(RmsNormGated<int64_t>::kLargestRow == kRmsNormGatedLargestRow);
 
 Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, const Tensor& g, const Tensor& y) {
   const bool has_weight = op.weight.has_value();
-  const int64_t rows = y.numel() / op.D;
-  RmsNormGatedParameters parameters{};
-  parameters.rows = int32_count(rows, "rms_norm_gated: x", "rows");
-  parameters.tokens = int32_t(x.size(1));
-  parameters.heads = int32_t(x.size(2));
-  parameters.x = row_strides(x);
+  auto parameters = row_parameters<RmsNormGatedParameters>(x, "rms_norm_gated: x");
   parameters.gate = row_strides(g);
   parameters.eps = float(op.eps);
   parameters.has_weight = has_weight;
@@ -31,7 +26,7 @@ Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, c
           {metal_type(x.scalar_type()), metal_type(g.scalar_type()), metal_type(weight.scalar_type()),
            std::to_string(op.D), aligned ? vector_width({x, g}) : "1"},
           {x, g, weight, y, Binding::values(parameters)},
-          {size_t(ceil_div(rows, kRmsNormGatedRows)), 1, 1},
+          {size_t(ceil_div(parameters.rows, kRmsNormGatedRows)), 1, 1},
           32 * kRmsNormGatedRows};
 }
 

@@ -10,4 +10,15 @@ inline Tensor as_rows(const Tensor& x, const char* name) {
   return rows.dim() > 4 ? as_contiguous(rows, name).view({1, -1, 1, rows.size(-1)}) : rows;
 }
 
+// Of a kernel whose rows are those of x: [B, T, heads, D].
+template <typename Parameters>
+Parameters row_parameters(const Tensor& x, const char* argument) {
+  Parameters parameters{};
+  parameters.rows = int32_count(x.size(0) * x.size(1) * x.size(2), argument, "rows");
+  parameters.tokens = int32_t(x.size(1));
+  parameters.heads = int32_t(x.size(2));
+  parameters.x = row_strides(x);
+  return parameters;
+}
+
 }  // namespace torch_gdn

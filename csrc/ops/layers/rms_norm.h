@@ -1,7 +1,7 @@
 // y = h / sqrt(mean h^2 + eps) * weight over the last dimension, where h = x + residual, in f32, is the second output.
 // zero_centered: 1 + weight in its place. round_norm: rounded to x's dtype before the weight.
 #pragma once
-#include "ops/op.h"
+#include "ops/layers/norm.h"
 
 namespace torch_gdn {
 
@@ -24,19 +24,11 @@ struct RmsNorm {
 
   void check() {
     const Check<Int> check("rms_norm", "x", x);
-    check.is_activation("x", x);
-    check.at_least_one_dimension("x", x);
-    D = size_of<Int>(x, -1);
-    check.in_range("x", "a last dimension from 1 to 16384", D, 1, kLargestRow);
-    if (weight.has_value()) {
-      check.is_activation("weight", *weight);
-      check.shape("weight", *weight, "[D]", {D});
-    }
+    D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 16384", kLargestRow);
     if (residual.has_value()) {
       check.same_dtype("residual", *residual, "x", x);
       check.same_shape("residual", *residual, "x", x);
     }
-    check.value(eps >= 0, "eps", "a number that is not negative", eps);
     check.value(weight.has_value() || !zero_centered, "zero_centered", "False where there is no weight", "True");
   }
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <string_view>
 
-#include "ops/op.h"
+#include "ops/layers/norm.h"
 
 namespace torch_gdn {
 
@@ -31,17 +31,9 @@ struct RmsNormGated {
 
   void check() {
     const Check<Int> check("rms_norm_gated", "x", x);
-    check.is_activation("x", x);
-    check.at_least_one_dimension("x", x);
-    D = size_of<Int>(x, -1);
-    check.in_range("x", "a last dimension from 1 to 1024", D, 1, kLargestRow);
+    D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 1024", kLargestRow);
     check.is_activation("g", g);
     check.same_shape("g", g, "x", x);
-    if (weight.has_value()) {
-      check.is_activation("weight", *weight);
-      check.shape("weight", *weight, "[D]", {D});
-    }
-    check.value(eps >= 0, "eps", "a number that is not negative", eps);
     check.value(activation == "silu" || activation == "swish" || has_sigmoid(), "activation",
                 "'silu', 'swish' or 'sigmoid'", "'", activation, "'");
   }
