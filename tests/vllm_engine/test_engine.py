@@ -16,6 +16,7 @@ CHUNKS = {"max_num_batched_tokens": 64}  # prompts come in parts, beside the dec
 ALIGNED = {"enable_prefix_caching": True, "mamba_cache_mode": "align"}
 DRAFTS = 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
 
 
 def holds_nothing(result: dict[str, Any]) -> bool:
@@ -147,10 +148,9 @@ def test_drafts_accepted_and_refused(device: str, caching: dict[str, Any], refer
 def test_multi_token_prediction(family: str, options: dict[str, Any], reference: Any) -> None:
     """Drafts of the model's own layer are as often right on mps as on the CPU, where vLLM's kernels prepare them."""
     path, texts, tokens, _ = reference(family)
-    mtp = {"method": "mtp", "num_speculative_tokens": 2}
     scenario = {
         "model": str(path),
-        "options": {"dtype": "float32", **options, "speculative_config": mtp},
+        "options": {"dtype": "float32", **options, "speculative_config": MTP},
         "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
     }
     counts = []
@@ -230,15 +230,16 @@ def test_aborted_requests_leave_nothing(device: str, reference: Any) -> None:
     assert holds_nothing(result)
 
 
-def test_seeded_sampling_with_drafts_is_reproducible(reference: Any) -> None:
+@pytest.mark.parametrize("family, drafts", [("qwen3_next", NGRAM), ("qwen3_next_mtp", MTP)], ids=["n-grams", "MTP"])
+def test_seeded_sampling_with_drafts_is_reproducible(family: str, drafts: dict[str, Any], reference: Any) -> None:
     """On mps, where rejection sampling is the plugin's; vLLM's own CPU runner fails at seeds with prompts in parts."""
-    path, texts, _, _ = reference("qwen3_next")
+    path, texts, _, _ = reference(family)
     sampled = {"prompts": texts[:6], "tokens": GREEDY_TOKENS, "sampling": {"temperature": 1.0, "seed": 7}}
     result = run_engine(
         "mps",
         {
             "model": str(path),
-            "options": {"dtype": "float32", **CHUNKS, "speculative_config": NGRAM},
+            "options": {"dtype": "float32", **CHUNKS, "speculative_config": drafts},
             "rounds": [sampled, sampled],
         },
     )

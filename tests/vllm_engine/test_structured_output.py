@@ -11,6 +11,7 @@ import pytest
 
 from tests.vllm_engine.conftest import GREEDY_TOKENS, run_engine
 from tests.vllm_engine.models import with_tokenizer
+from tests.vllm_engine.test_engine import NGRAM
 
 END = 0  # eos_token_id
 CHOICES = ["def alpha", "def beta", "class gamma", "del"]
@@ -53,7 +54,8 @@ def model(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_tokenizer(reference("qwen3_next")[0], tmp_path_factory.mktemp("structured"))
 
 
-def test_structured_output(device: str, model: Path, reference: Any) -> None:
+@pytest.mark.parametrize("drafts", [{}, {"speculative_config": NGRAM}], ids=["token by token", "with drafts"])
+def test_structured_output(device: str, drafts: dict[str, Any], model: Path, reference: Any) -> None:
     _, texts, tokens, _ = reference("qwen3_next")
     grammars: list[dict[str, Any]] = [{"choice": CHOICES}, {"regex": PATTERN}, {"json": SCHEMA}]
     sampling = [
@@ -67,12 +69,14 @@ def test_structured_output(device: str, model: Path, reference: Any) -> None:
             "options": {
                 "dtype": "float32",
                 "max_num_batched_tokens": 64,
+                **drafts,
                 "skip_tokenizer_init": False,
                 "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
             },
             "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS, "sampling": sampling}],
         },
     )
+    assert (result["metrics"].get("vllm:spec_decode_num_accepted_tokens", 0) > 0) == bool(drafts)
     answers = result["rounds"][0]["tokens"]
     assert answers[::2] == tokens[::2]
     said = []
