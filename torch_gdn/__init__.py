@@ -31,6 +31,9 @@ from torch_gdn.ops.gdn.prepare_chunk_indices import prepare_chunk_indices
 from torch_gdn.ops.gdn.prepare_chunk_offsets import prepare_chunk_offsets
 from torch_gdn.ops.gdn.recompute_w_u import recompute_w_u, recompute_w_u_fwd
 from torch_gdn.ops.gdn.solve_tril import solve_tril
+from torch_gdn.ops.kda.chunk_kda import chunk_kda
+from torch_gdn.ops.kda.fused_kda_gate import fused_kda_gate
+from torch_gdn.ops.kda.fused_recurrent_kda import fused_recurrent_kda, fused_recurrent_kda_
 from torch_gdn.ops.layers.batch_copy import batch_copy_
 from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
 from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
@@ -61,12 +64,16 @@ __all__ = [
     "chunk_gated_delta_rule",
     "chunk_gated_delta_rule_",
     "chunk_gated_delta_rule_fwd_h",
+    "chunk_kda",
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt",
     "chunk_scaled_dot_kkt_fwd",
     "fused_gdn_gate",
+    "fused_kda_gate",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gated_delta_rule_",
+    "fused_recurrent_kda",
+    "fused_recurrent_kda_",
     "gdn_gating",
     "l2norm",
     "l2norm_fwd",

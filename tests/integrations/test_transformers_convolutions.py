@@ -1,4 +1,4 @@
-"""Models of other rules: enable() takes their short convolutions and nothing else."""
+"""Models of other rules: enable() takes their short convolutions, Kimi Delta Attention, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from tests.integrations.models import random_tokens, torch_gdn_enabled
-from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, modeling_module
+from torch_gdn.integrations.transformers.patches import (
+    CONVOLVING_MODELS,
+    KDA_IN_THE_MODULE,
+    KDA_MODELS,
+    modeling_module,
+)
 
 SIZES = {
     "hidden_size": 64,
@@ -88,7 +93,7 @@ def logits(model: Any) -> Tensor:
 
 
 def test_every_model_is_tried() -> None:
-    assert set(KINDS) | UNTRIED == set(CONVOLVING_MODELS)
+    assert set(KINDS) | UNTRIED == {*CONVOLVING_MODELS, *KDA_MODELS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,6 +106,7 @@ def test_logits_are_those_of_the_fallback(kind: str) -> None:
         found, status = logits(model), transformers.status()
     assert expected.std() > 0.01
     assert ((found - expected).norm() / expected.norm()).item() < 2e-6
-    assert set(status.taken) == {"causal_conv1d_fn", "causal_conv1d_update"} and not status.left
+    rule = KDA_IN_THE_MODULE if kind in KDA_MODELS else {}
+    assert set(status.taken) == {"causal_conv1d_fn", "causal_conv1d_update", *rule.values()} and not status.left
     assert status.taken["causal_conv1d_update"] == 3 * status.taken["causal_conv1d_fn"]
-    assert set(status.replaced[kind]) == {"causal_conv1d_fn", "causal_conv1d_update"}
+    assert set(status.replaced[kind]) == {"causal_conv1d_fn", "causal_conv1d_update", *rule}

@@ -18,7 +18,7 @@ from tests.integrations.models import KINDS, distance, random_model
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch
 from torch_gdn.integrations.transformers.functions import FUNCTIONS
-from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS
+from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
 
 CPU = torch.device("cpu")
 EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
@@ -72,7 +72,7 @@ def test_status_says_what_is_replaced() -> None:
     assert status.enabled
     assert status.transformers == importlib.metadata.version("transformers")
     assert list(status.replaced)[: len(EVERYWHERE)] == EVERYWHERE
-    assert set(status.replaced) - {*EVERYWHERE} <= {*CONVOLVING_MODELS}
+    assert set(status.replaced) - {*EVERYWHERE} <= {*CONVOLVING_MODELS, *KDA_MODELS}
     for names in (status.replaced[kind] for kind in EVERYWHERE):
         assert any("chunk_gated_delta_rule" in name for name in names)
         assert any("recurrent_gated_delta_rule" in name for name in names)

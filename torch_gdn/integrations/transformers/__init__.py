@@ -3,9 +3,10 @@
     import torch_gdn.integrations.transformers
     torch_gdn.integrations.transformers.enable()
 
-From then on the layers of Qwen3-Next, Qwen3.5, Qwen3.5-MoE and OLMo-Hybrid, built before or after, call torch_gdn
-wherever `supports` says so, on `mps` and on `cpu`; any other call goes to what transformers itself would have used, and
-the first one of its kind says why. `status()` tells what is replaced and what was called; `disable()` undoes it all.
+From then on the layers of Qwen3-Next, Qwen3.5, Qwen3.5-MoE, OLMo-Hybrid, Kimi Linear, Bailing-Hybrid and GLM-5-Next,
+built before or after, call torch_gdn wherever `supports` says so, on `mps` and on `cpu`; any other call goes to what
+transformers itself would have used, and the first one of its kind says why. `status()` tells what is replaced and what
+was called; `disable()` undoes it all.
 Tested with transformers 4.57.6, 5.12.0, 5.16.0 and 5.23.0.
 """
 

@@ -20,9 +20,9 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     """Whether torch_gdn takes this call of a transformers model, and if not, why.
 
     Args:
-        function: "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "causal_conv1d_fn" or
-            "causal_conv1d_update"; "short_convolution", which OLMo-Hybrid has until 5.12, and "rms_norm_gated": these
-            two are a layer's forward, and its first argument is the layer.
+        function: "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
+            "fused_recurrent_kda", "causal_conv1d_fn" or "causal_conv1d_update"; "short_convolution", which OLMo-Hybrid
+            has until 5.12, and "rms_norm_gated": these two are a layer's forward, and its first argument is the layer.
         args, kwargs: what the model calls it with.
 
     Returns:

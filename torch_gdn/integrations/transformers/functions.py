@@ -24,6 +24,7 @@ RULE_OPTIONS = {  # of those that models give, what the end-to-end op takes
     "chunk_gated_delta_rule": (*COMMON_OPTIONS, "chunk_size"),
     "fused_recurrent_gated_delta_rule": COMMON_OPTIONS,
 }
+KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,47 @@ def run_rule(
     options = {name: given[name] for name in RULE_OPTIONS[op] if name in given}
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, op)
     return rule(query, key, value, g=g, beta=beta, **options)
+
+
+def kda_reason(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *positional: Any,
+    initial_state: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    **others: Any,
+) -> str:
+    """The chunk size is no matter: the recurrence has the same results."""
+    if positional:
+        return "arguments behind beta are given by position"
+    if seq_idx is not None and cu_seq_lens_q is None:
+        return "packed sequences come as seq_idx without cu_seq_lens_q, which Kimi Delta Attention goes by"
+    if value.dtype != query.dtype:
+        return f"query and value are {str(query.dtype)[6:]} and {str(value.dtype)[6:]}"
+    return common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
+        "fused_recurrent_gated_delta_rule",
+        (query.shape[2:], key.shape[2:], value.shape[2:]),
+        (query.dtype, key.dtype, value.dtype, g.dtype, beta.dtype),
+        None if initial_state is None else initial_state.dtype,
+        None if cu_seq_lens_q is None else query.shape[0],
+        None,
+        g.shape[3:],
+    )
+
+
+def run_kda(
+    function: str, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **given: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The models hand on the boundaries of packed sequences as they got them."""
+    options = {name: given[name] for name in COMMON_OPTIONS if name in given}
+    if given.get("cu_seq_lens_q") is not None:
+        options["cu_seqlens"] = given["cu_seq_lens_q"]
+    rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, function)
+    return rule(query, key, value, g, beta, **options)
 
 
 def convolution_reason(
@@ -227,9 +269,9 @@ def gate_activation(layer: Any) -> str:
     return getattr(layer, "activation", "silu")  # until 5.12 always silu
 
 
-FUNCTIONS = {
-    op: Function(functools.partial(rule_reason, op), functools.partial(run_rule, op)) for op in RULE_OPTIONS
-} | {
+FUNCTIONS = {op: Function(functools.partial(rule_reason, op), functools.partial(run_rule, op)) for op in RULE_OPTIONS}
+FUNCTIONS |= {function: Function(kda_reason, functools.partial(run_kda, function)) for function in KDA_FUNCTIONS}
+FUNCTIONS |= {
     "causal_conv1d_fn": Function(convolution_reason, run_convolution),
     "causal_conv1d_update": Function(update_reason, run_update),
     "short_convolution": Function(short_convolution_reason, run_short_convolution),

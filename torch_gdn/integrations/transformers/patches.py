@@ -22,18 +22,17 @@ from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
 SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # by continuous batching, with rollback
+# Of Kimi Delta Attention; since 5.23.
+KDA_MODELS = ("kimi_linear", "bailing_hybrid", "glm5_next")
 # Models of other rules, whose short convolutions are of the same form; since 5.16.
 CONVOLVING_MODELS = (
-    "bailing_hybrid",
     "bamba",
     "falcon_h1",
     "falcon_mamba",
-    "glm5_next",
     "granitemoehybrid",
     "inkling",
     "inkling2",
     "jamba",
-    "kimi_linear",
     "lfm2",
     "lfm2_moe",
     "mamba",
@@ -48,6 +47,10 @@ IN_THE_MODULE = {
     "torch_recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
     "causal_conv1d_fn": "causal_conv1d_fn",
     "causal_conv1d_update": "causal_conv1d_update",
+}
+KDA_IN_THE_MODULE = {
+    "chunk_kimi_delta_attention": "chunk_kda",
+    "recurrent_kimi_delta_attention": "fused_recurrent_kda",
 }
 IN_THE_LAYER = {
     "chunk_gated_delta_rule": "chunk_gated_delta_rule",
@@ -124,6 +127,14 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
     for layer in classes_named(module, "GatedDeltaNet"):
         for name, function in IN_THE_LAYER.items():
             yield Patch(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
+
+
+def kda_patches(module: ModuleType) -> Iterator[Patch]:
+    """Of a model of Kimi Delta Attention: its rule and its short convolutions."""
+    for name, function in KDA_IN_THE_MODULE.items():
+        if name in vars(module):
+            yield patch(module, name, function)
+    yield from convolution_patches(module)
 
 
 def convolution_patches(module: ModuleType) -> Iterator[Patch]:

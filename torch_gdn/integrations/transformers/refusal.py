@@ -52,13 +52,18 @@ def rule_refusal(
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype, torch.dtype],
     state_dtype: torch.dtype | None,
     packed_batch: int | None,
-    chunk_size: int,
+    chunk_size: int | None,
+    decay_channels: Sizes | None = None,
 ) -> str:
-    """`heads`: (heads, size) of query, key and value; `dtypes`: theirs, g's and beta's."""
+    """`heads`: (heads, size) of query, key and value; `dtypes`: theirs, g's and beta's.
+
+    `decay_channels`: [K] where g has a decay for each channel of the key.
+    """
     batch = 1 if packed_batch is None else packed_batch
     q, k, v = (meta((batch, 1, *sizes), dtype) for sizes, dtype in zip(heads, dtypes[:3], strict=True))
-    g, beta = (meta((batch, 1, *heads[2][:1]), dtype) for dtype in dtypes[3:])
-    call: dict[str, Any] = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    g = meta((batch, 1, *heads[2][:1], *(decay_channels or ())), dtypes[3])
+    beta = meta((batch, 1, *heads[2][:1]), dtypes[4])
+    call: dict[str, Any] = {"q": q, "k": k, "v": v, "g" if decay_channels is None else "gk": g, "beta": beta}
     if op == "chunk_gated_delta_rule":
         call["chunk_size"] = chunk_size
     if packed_batch is not None:

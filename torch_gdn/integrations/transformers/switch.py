@@ -11,10 +11,12 @@ from types import ModuleType
 from torch_gdn.integrations.transformers import dispatch
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
+    KDA_MODELS,
     MODELS,
     SERVED_MODELS,
     Patch,
     convolution_patches,
+    kda_patches,
     modeling_module,
     patches_of,
 )
@@ -91,6 +93,7 @@ def enable_models(version: str) -> None:
     for model, of_model in found.items():
         if not any("gated_delta_rule" in patch.name for patch in of_model):
             warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=3)
+    found |= {model: list(kda_patches(module)) for model, module in modules_of(KDA_MODELS).items()}
     others = {model: list(convolution_patches(module)) for model, module in modules_of(CONVOLVING_MODELS).items()}
     found |= {model: patches for model, patches in others.items() if patches}
     dispatch.reset_counts()

@@ -1,0 +1,76 @@
+"""Inputs of Kimi Delta Attention, and comparison of both functions with the float64 recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize
+
+import torch_gdn
+from tests.helpers.devices import kernels_run
+from tests.helpers.errors import RECURRENT_OUTPUT, assert_close
+from torch_gdn import reference
+
+FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
+    "chunk_kda": torch_gdn.chunk_kda,
+    "fused_recurrent_kda": torch_gdn.fused_recurrent_kda,
+}
+each_function = pytest.mark.parametrize("function", FUNCTIONS)
+F32 = 1e-6
+KERNEL = "fused_recurrent_gated_delta_rule"
+Inputs = dict[str, Tensor]
+
+
+def kda_inputs(
+    T: int,
+    K: int = 64,
+    V: int = 32,
+    *,
+    B: int = 1,
+    H: int = 1,
+    HV: int = 2,
+    dtype: torch.dtype = torch.float32,
+    N: int | None = None,
+) -> Inputs:
+    """q, k (normalised), v, g of heads that remember some tokens, beta, and a state of each of N sequences."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=random)
+
+    return {
+        "q": normalize(draw(B, T, H, K), dim=-1).to(dtype),
+        "k": normalize(draw(B, T, H, K), dim=-1).to(dtype),
+        "v": draw(B, T, HV, V).to(dtype),
+        "g": logsigmoid(draw(B, T, HV, K) + 2),
+        "beta": draw(B, T, HV).sigmoid(),
+        "initial_state": draw(B if N is None else N, HV, K, V),
+    }
+
+
+def moved(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def exact_kda(inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor]:
+    """The float64 recurrence on these inputs."""
+    wide = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
+    o, state = reference.fused_recurrent_kda(**wide, **options, output_final_state=True)
+    assert state is not None
+    return o, state
+
+
+def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, **options: Any) -> None:
+    """Output and final state of the function on the device, each head within its bound of the float64 recurrence."""
+    there = moved(inputs, device)
+    with kernels_run(device, KERNEL):
+        o, state = FUNCTIONS[function](**there, **moved(options, device), output_final_state=True)
+    assert state is not None
+    exact_o, exact_state = exact_kda(inputs, **options)
+    assert o.dtype == inputs["v"].dtype and state.dtype == torch.float32
+    assert_close("o", o.cpu(), exact_o, max(F32, RECURRENT_OUTPUT.get(o.dtype, 0)))
+    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)

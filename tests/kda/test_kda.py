@@ -1,0 +1,145 @@
+"""chunk_kda and fused_recurrent_kda against the float64 recurrence, head by head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.devices import ready
+from tests.helpers.errors import assert_same_bits
+from tests.helpers.kda import FUNCTIONS, Inputs, assert_exact_kda, each_function, exact_kda, kda_inputs, moved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@each_function
+def test_dtypes(device: torch.device, function: str, dtype: torch.dtype) -> None:
+    assert_exact_kda(function, kda_inputs(37, 64, 48, B=2, H=2, HV=4, dtype=dtype), device)
+
+
+@pytest.mark.parametrize("T", [1, 16, 65])
+@each_function
+def test_lengths(device: torch.device, function: str, T: int) -> None:
+    assert_exact_kda(function, kda_inputs(T, 32, 32), device)
+
+
+@each_function
+def test_key_channels_that_forget_beside_others_that_do_not(device: torch.device, function: str) -> None:
+    """Their running sums reach -1,300, where exp of the sum, negated, is infinite."""
+    inputs = kda_inputs(65)
+    inputs["g"] = -20 * torch.rand_like(inputs["g"])
+    inputs["g"][..., ::2] = -1e-3
+    assert_exact_kda(function, inputs, device)
+
+
+def repeated_keys(inputs: Inputs, beta: float) -> Inputs:
+    key = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
+    return inputs | {"k": key, "beta": beta * (1 - 0.1 * inputs["beta"]), "g": 0.01 * inputs["g"]}
+
+
+@each_function
+def test_repeated_keys(device: torch.device, function: str) -> None:
+    assert_exact_kda(function, repeated_keys(kda_inputs(65), 1.9), device)
+
+
+@pytest.mark.parametrize("kind", ["models' decays", "from -20", "at -5", "repeated keys"])
+@each_function
+def test_thousands_of_tokens(function: str, kind: str) -> None:
+    inputs = kda_inputs(4096, 32, 16, HV=1)
+    if kind == "from -20":
+        inputs["g"] = -20 * torch.rand_like(inputs["g"])
+    elif kind == "at -5":
+        inputs["g"] = torch.full_like(inputs["g"], -5.0)
+    elif kind == "repeated keys":
+        inputs = repeated_keys(inputs, 1.0)
+    assert_exact_kda(function, inputs, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+@pytest.mark.parametrize("has_bias", [False, True])
+@each_function
+def test_gate_in_the_kernel(device: torch.device, function: str, lower_bound: float | None, has_bias: bool) -> None:
+    """Raw gates from -30 to 30: with lower_bound they reach it, and 0."""
+    inputs = kda_inputs(20, 32, 32)
+    inputs["g"] = 30 * (2 * torch.rand_like(inputs["g"]) - 1)
+    options = {"A_log": torch.tensor([-1.0, 0.5]), "use_gate_in_kernel": True, "lower_bound": lower_bound}
+    if has_bias:
+        options["dt_bias"] = torch.randn(2 * 32)
+    assert_exact_kda(function, inputs, device, **options)
+
+
+@each_function
+def test_a_bounded_gate_needs_no_A_log(device: torch.device, function: str) -> None:
+    assert_exact_kda(function, kda_inputs(9, 32, 32), device, use_gate_in_kernel=True, lower_bound=-5.0)
+
+
+@each_function
+def test_options(device: torch.device, function: str) -> None:
+    inputs = kda_inputs(20, 32, 16, H=2, HV=4)
+    inputs["q"], inputs["k"] = 3 * inputs["q"], 0.2 * inputs["k"]
+    inputs["beta"] = 4 * inputs["beta"] - 2
+    inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
+    options = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True, "use_qk_l2norm_in_kernel": True}
+    assert_exact_kda(function, inputs, device, scale=0.3, state_v_first=True, **options)
+
+
+@each_function
+def test_packed_and_empty_sequences(device: torch.device, function: str) -> None:
+    cu_seqlens = torch.tensor([0, 5, 5, 21, 38])
+    assert_exact_kda(function, kda_inputs(38, 32, 32, N=4) | {"cu_seqlens": cu_seqlens}, device)
+
+
+@each_function
+def test_minus_infinity_is_a_reset_of_its_channel(device: torch.device, function: str) -> None:
+    inputs = kda_inputs(20, 32, 32)
+    inputs["g"][:, 7, :, ::3] = -torch.inf
+    assert_exact_kda(function, inputs, device)
+
+
+@each_function
+def test_strided_views(device: torch.device, function: str) -> None:
+    """As a model has them: q, k and v are parts of one tensor, g is a view of a wider one."""
+    inputs = kda_inputs(20, 32, 32, H=2, HV=2)
+    q, k, v = torch.cat([inputs[name].flatten(2) for name in ("q", "k", "v")], -1).split(64, -1)
+    inputs |= {"q": q.view(1, 20, 2, 32), "k": k.view(1, 20, 2, 32), "v": v.view(1, 20, 2, 32)}
+    inputs["g"] = torch.stack([inputs["g"], torch.full_like(inputs["g"], torch.nan)], -1)[..., 0]
+    assert_exact_kda(function, inputs, device)
+
+
+@each_function
+def test_without_tokens_the_state_stays(device: torch.device, function: str) -> None:
+    inputs = kda_inputs(0, 32, 32)
+    o, state = FUNCTIONS[function](**moved(inputs, device), output_final_state=True)
+    assert o.shape == (1, 0, 2, 32) and state is not None
+    assert_same_bits("final_state", state, inputs["initial_state"])
+
+
+@each_function
+def test_no_state_unless_asked_for(function: str) -> None:
+    assert FUNCTIONS[function](**kda_inputs(3, 32, 32))[1] is None
+
+
+@each_function
+def test_fullgraph_gives_the_same_bits(function: str) -> None:
+    inputs = kda_inputs(20, 32, 32)
+
+    def call(raw: torch.Tensor) -> torch.Tensor:
+        options = {"use_gate_in_kernel": True, "lower_bound": -5.0, "A_log": torch.zeros(2)}
+        return FUNCTIONS[function](**(inputs | {"g": raw}), **options)[0]
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert_same_bits("o", compiled(inputs["g"]), call(inputs["g"]))
+
+
+def test_both_functions_have_the_same_bits(device: torch.device) -> None:
+    inputs = moved(kda_inputs(20, 32, 32), device)
+    assert_same_bits("o", torch_gdn.chunk_kda(**inputs)[0], torch_gdn.fused_recurrent_kda(**inputs)[0])
+
+
+def test_the_reference_without_decay_is_the_delta_rule() -> None:
+    """The oracle itself: with one decay for all channels it is the gated delta rule's."""
+    inputs = kda_inputs(20, 32, 32)
+    per_head = inputs["g"][..., 0]
+    inputs["g"] = per_head[..., None].expand_as(inputs["g"])
+    of_rule = torch_gdn.reference.fused_recurrent_gated_delta_rule(**(moved(inputs, ready("cpu")) | {"g": per_head}))
+    assert (exact_kda(inputs)[0] - of_rule[0]).norm() < 1e-6 * of_rule[0].norm()
