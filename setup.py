@@ -19,13 +19,14 @@ os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.
 os.environ.setdefault("MAX_JOBS", "2")
 if ON_MAC:
     os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # as torch's own wheel
-# OpenMP is only compiled against, never linked: at::parallel_for must meet torch's own libgomp, not a second one.
-# On a Mac there is none, and `omp simd`, which needs none, must be asked for.
+# OpenMP is only compiled against, never linked: at::parallel_for, inline in torch's headers, must meet torch's own
+# runtime, not a second one. Apple's compiler takes the flag for its front end alone, and omp.h from torch's wheel.
 # TORCH_GDN_SANITIZE=1: errors of memory and undefined behaviour end the process (make sanitize).
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
 SANITIZE = SANITIZERS if os.environ.get("TORCH_GDN_SANITIZE") == "1" else []
 OPTIMISE = ["-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer", *SANITIZERS] if SANITIZE else ["-O3", "-g0"]
-COMPILE_FLAGS = ["-std=c++20", *OPTIMISE, "-Wall", *(["-fno-objc-arc", "-fopenmp-simd"] if ON_MAC else ["-fopenmp"])]
+OPENMP = ["-Xpreprocessor", "-fopenmp"] if ON_MAC else ["-fopenmp"]
+COMPILE_FLAGS = ["-std=c++20", *OPTIMISE, "-Wall", *OPENMP, *(["-fno-objc-arc"] if ON_MAC else [])]
 
 
 def sources(*patterns: str) -> list[str]:

@@ -1,7 +1,9 @@
 // torch_gdn._C: what is not an op. The only file that includes Python.
+#include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/extension.h>
+#include <torch/version.h>
 
 #include "metal/launch.h"
 #include "metal/prefill.h"
@@ -173,6 +175,15 @@ py::tuple prefill_algorithm(int64_t tokens, int64_t heads, int64_t K, int64_t V,
   return named(torch_gdn::prefill_algorithm({tokens, heads, K, V}, device, cores));
 }
 
+// parallel_for is inline in PyTorch's headers: without OpenMP's flag it is a loop.
+int64_t cpu_threads() {
+#ifdef INTRA_OP_PARALLEL
+  return at::get_num_threads();
+#else
+  return 1;
+#endif
+}
+
 std::vector<std::string> ops() {
   std::vector<std::string> names;
   for (const auto& [name, infer] : torch_gdn::inferences()) names.push_back(name);
@@ -190,7 +201,9 @@ py::object infer_outputs(const std::string& op, const py::args& arguments, const
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "What torch_gdn's Metal half knows about itself. The ops are torch.ops.gdn.*.";
+  m.attr("built_with_torch") = TORCH_VERSION;
   m.def("ops", &ops, "The names of torch.ops.gdn.");
+  m.def("cpu_threads", &cpu_threads, "How many threads the ops use on the CPU.");
   m.def("infer_outputs", &infer_outputs, py::arg("op"),
         "Checks a call and returns empty outputs, without computing: fake tensors in, fake tensors out.");
   m.def("has_launcher", &torch_gdn::has_launcher, "Whether kernels can be run on an mps device in this process.");

@@ -48,6 +48,7 @@ def chip() -> str:
 
 def system() -> dict[str, str]:
     facts = {"system": platform.platform(), "chip": chip(), "threads of torch": str(torch.get_num_threads())}
+    facts["threads of torch_gdn on the CPU"] = str(_C.cpu_threads())
     if sys.platform == "darwin":
         facts["macOS"] = platform.mac_ver()[0]
         facts["memory"] = command_output("sysctl", "-n", "hw.memsize") + " bytes"

@@ -49,7 +49,7 @@ def apple_reference() -> apple_headers.Reference:
     return apple_headers.fetch_reference()
 
 
-@check("mac-build", "the extension compiles and links for arm64 macOS 14, nothing left open but CPython")
+@check("mac-build", "the extension compiles and links for arm64 macOS 14, nothing left open but CPython and OpenMP")
 def mac_build_check(progress: Progress) -> Finding:
     try:
         build = built(progress)
@@ -64,7 +64,9 @@ def mac_build_check(progress: Progress) -> Finding:
 def mac_symbols_check(progress: Progress) -> Finding:
     build = needed_build(progress)
     images = mac_build.apple_built_images(build.torch, wheels.mlx_metal())
-    return mac_symbols.check_imports(build.image, images, system_stubs.system_symbols(images))
+    finding = mac_symbols.check_imports(build.image, images, system_stubs.system_symbols(images))
+    threads = mac_symbols.check_threads(build.image)
+    return Finding(finding.cases + threads.cases, finding.problems + threads.problems, finding.notes)
 
 
 @check("mac-selectors", "every message it sends has a selector of Apple's")
@@ -99,13 +101,13 @@ def apple_headers_faults_check(progress: Progress) -> Finding:
     return header_faults.check_faults(apple_reference(), apple_headers.names_used_by(torch_library()))
 
 
-OLDER = [version for version in wheels.TORCH_VERSIONS if version != wheels.TORCH_VERSION]
+NEWER = " and ".join(wheels.NEWER_TORCH_VERSIONS)
 
 
-@check("torch-versions", f"the extension without the CPU kernels compiles and links with torch {', '.join(OLDER)}")
+@check("torch-versions", f"the same with torch {NEWER}: it compiles, links, and every symbol is in their wheels")
 def torch_versions_check(progress: Progress) -> Finding:
-    sources = torch_versions.linked_sources()
-    verdicts = [torch_versions.judge(version, sources, progress) for version in OLDER]
+    sources = mac_extension().sources
+    verdicts = [torch_versions.judge(version, sources, progress) for version in wheels.NEWER_TORCH_VERSIONS]
     problems = [f"torch {verdict.version}: {each}" for verdict in verdicts for each in verdict.problems]
     cases = sum(verdict.sources for verdict in verdicts if not verdict.unavailable)
     return Finding(cases, problems, [str(verdict) for verdict in verdicts])

@@ -11,10 +11,12 @@ from pathlib import Path
 from proof.checks import Finding
 from proof.mac.build import RPATH
 from proof.mac.extension import CHECKOUT
-from proof.mac.macho import FLAT, ITSELF, Image, read
+from proof.mac.macho import FLAT, ITSELF, Image, Import, read
 from proof.mac.wheels import cache_directory
 
 MINIMUM_OS = (14, 0, 0)
+OPENMP_LIBRARY = "libomp.dylib"
+PARALLEL_REGION = "___kmpc_fork_call"  # what at::parallel_for comes to
 TORCH_LIBRARIES = tuple(f"@rpath/lib{name}.dylib" for name in ("c10", "torch", "torch_cpu", "torch_python"))
 SYSTEM_LIBRARIES = (
     "/usr/lib/libSystem.B.dylib",
@@ -34,13 +36,25 @@ def _python_has(symbol: str) -> bool:
     return hasattr(ctypes.pythonapi, symbol.removeprefix("_"))
 
 
+def openmp_symbols(torch: Iterable[Image]) -> frozenset[str]:
+    """Of the OpenMP library in torch's wheel, which libtorch_cpu brings into every process: a module compiled for
+    OpenMP looks its calls up without naming a library, for the wheel's has an install name that is nowhere."""
+    images = {Path(image.install_name or "").name: image for image in torch}
+    loaded = any(Path(name).name == OPENMP_LIBRARY for name in images["libtorch_cpu.dylib"].libraries)
+    return images[OPENMP_LIBRARY].exports if loaded and OPENMP_LIBRARY in images else frozenset()
+
+
 def check_imports(module: Image, torch: Iterable[Image], system: Mapping[str, frozenset[str]]) -> Finding:
     """Every symbol that the module takes from elsewhere is there: `torch` are the wheel's libraries, `system` tells
-    what macOS has, by install name. Only CPython's are looked up without a library."""
+    what macOS has, by install name. Only CPython's and OpenMP's are looked up without a library."""
+    torch = list(torch)
+    openmp = openmp_symbols(torch)
     exports = {image.install_name: image.exports for image in torch} | dict(system)
     problems = []
     for symbol in module.imports:
         if symbol.library == FLAT:
+            if symbol.name in openmp:
+                continue
             if not is_python(symbol.name):
                 problems.append(f"{symbol.name} is in no library that the module was linked against")
             elif not _python_has(symbol.name):
@@ -50,8 +64,20 @@ def check_imports(module: Image, torch: Iterable[Image], system: Mapping[str, fr
                 problems.append(f"{symbol.name} is looked up in the module itself, which has none")
         elif symbol.name not in exports.get(symbol.library, frozenset()):
             problems.append(f"{symbol.library} has no {symbol.name}")
-    counts = Counter("CPython" if symbol.library == FLAT else Path(symbol.library).name for symbol in module.imports)
+
+    def origin(symbol: Import) -> str:
+        if symbol.library != FLAT:
+            return Path(symbol.library).name
+        return "OpenMP" if symbol.name in openmp else "CPython"
+
+    counts = Counter(origin(symbol) for symbol in module.imports)
     return Finding(len(module.imports), problems, [", ".join(f"{name} {n}" for name, n in sorted(counts.items()))])
+
+
+def check_threads(module: Image) -> Finding:
+    """The CPU ops run on more than one core: their loops were compiled as parallel regions."""
+    is_parallel = PARALLEL_REGION in {symbol.name for symbol in module.imports}
+    return Finding(1, [] if is_parallel else [f"it has no {PARALLEL_REGION}: its CPU ops run on one core"])
 
 
 def check_selectors(module: Image, known: frozenset[str]) -> Finding:

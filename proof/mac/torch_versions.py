@@ -1,4 +1,4 @@
-"""Which torch releases the extension compiles and links with: the sources against each macOS wheel's own headers."""
+"""Whether the extension compiles and links with other torch releases: against the headers of their macOS wheels."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ def mac_only_sources() -> tuple[str, ...]:
     return tuple(source for source in mac_extension().sources if source.startswith("csrc/metal/"))
 
 
-def linked_sources() -> tuple[str, ...]:
-    """All but the CPU kernels, which nothing else calls: they take time and use no more than plain ATen."""
-    return tuple(source for source in mac_extension().sources if not source.startswith("csrc/cpu/"))
-
-
 def _undefined(torch: wheels.Wheel, objects: Sequence[Path]) -> list[str]:
     """PyTorch symbols that the objects need and that neither they nor the wheel define; short of linking."""
     images = [read(path) for path in objects]
@@ -61,23 +56,24 @@ def _link(torch: wheels.Wheel, objects: dict[str, Path], directory: Path) -> lis
         module = mac_build.link(torch, list(objects.values()), directory, system)
     except mac_build.BuildError as error:
         return error.problems
-    return mac_symbols.check_imports(read(module), images, system).problems
+    image = read(module)
+    return mac_symbols.check_imports(image, images, system).problems + mac_symbols.check_threads(image).problems
 
 
 def judge(version: str, sources: Sequence[str], progress: Progress) -> Verdict:
-    """Compiles `sources` with this torch's headers, then links them if they are all that the module needs."""
+    """Compiles `sources` with this torch's headers, then links them if they are all of the module's."""
     try:
         torch = wheels.torch(version)
     except wheels.Unavailable as reason:
         return Verdict(version, str(reason), 0, len(sources), ())
     progress.expect(len(sources))
-    directory = mac_build.build_directory(torch) / "without_cpu"
+    directory = mac_build.build_directory(torch)
     with wheels.locked(directory):
         objects, errors = mac_build.compile_sources(
             torch, sources, directory, lambda source: progress.step(f"torch {version}: {source}")
         )
         problems = [mac_build.first_error(words) for words in errors.values()]
-        if not errors and set(sources) >= set(linked_sources()):
+        if not errors and set(sources) == set(mac_extension().sources):
             problems += _link(torch, objects, directory)
         elif not errors:
             problems += [f"the wheel has no {symbol}" for symbol in _undefined(torch, list(objects.values()))]

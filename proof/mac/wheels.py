@@ -15,8 +15,8 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-TORCH_VERSIONS = ("2.10.0", "2.11.0", "2.12.1", "2.13.0")
-TORCH_VERSION = TORCH_VERSIONS[-1]  # the one that torch_gdn asks for
+TORCH_VERSION = "2.13.0"  # the one that torch_gdn is tested with
+NEWER_TORCH_VERSIONS = ("2.14.1", "2.15.0")  # that pyproject.toml accepts too
 MLX_METAL_VERSION = "0.32.4"
 PLATFORM = "macosx_14_0_arm64"
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -26,7 +26,7 @@ UNPACKED = {
     "torch": ("torch/include/", "torch/lib/", "torch/_C."),
     "mlx-metal": ("mlx/include/", "mlx/lib/libmlx.dylib"),
 }
-# A torch wheel is 80 to 110 MB and unpacks to 320 to 440 MB.
+# A torch wheel is 110 to 140 MB and unpacks to 440 to 540 MB.
 SPACE_NEEDED = 700 << 20
 
 

@@ -47,8 +47,7 @@ SAME_DTYPE = {
     "recompute_w_u": ["v"],
     "chunk_fwd_h": ["w", "u"],
     "chunk_fwd_o": ["k", "v", "h"],
-    **{op: ["k", "v"] for op in WHOLE if op.startswith("chunk")},
-    **{op: ["k"] for op in WHOLE if op.startswith("fused")},
+    **{op: ["k"] for op in WHOLE},
 }
 FIRST = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in OPS}
 KEY = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in (*QKV, "recompute_w_u", "chunk_fwd_h")}
@@ -105,7 +104,7 @@ def bad_calls() -> list[Bad]:
     for op, names in SAME_DTYPE.items():
         for name in names:
             bad(op, name, TypeError, "another dtype", change(name, torch.Tensor.bfloat16))
-    for op in ("fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"):
+    for op in WHOLE:
         bad(op, "v", TypeError, "float64", change("v", torch.Tensor.double))
     for op in ("chunk_scaled_dot_kkt", "recompute_w_u", *WHOLE):
         bad(op, "beta", TypeError, "integers", change("beta", torch.Tensor.long))

@@ -48,10 +48,15 @@ def test_every_symbol_is_there_on_a_mac(
     assert finding.cases > 100
 
 
-def test_only_cpython_is_left_open(build: mac_build.Build) -> None:
+def test_only_cpython_and_openmp_are_left_open(build: mac_build.Build, images: list[Image]) -> None:
     open_symbols = [symbol.name for symbol in build.image.imports if symbol.library == FLAT]
     assert open_symbols
-    assert [name for name in open_symbols if not mac_symbols.is_python(name)] == []
+    openmp = mac_symbols.openmp_symbols(images)
+    assert [name for name in open_symbols if not mac_symbols.is_python(name) and name not in openmp] == []
+
+
+def test_cpu_ops_run_on_several_cores(build: mac_build.Build) -> None:
+    assert mac_symbols.check_threads(build.image).problems == []
 
 
 def test_every_message_has_a_selector_of_apples(

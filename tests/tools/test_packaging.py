@@ -89,7 +89,7 @@ def test_wheel_is_apache_licensed(wheel: zipfile.ZipFile, metadata: Message) -> 
 
 
 def test_wheel_states_the_torch_and_python_that_it_accepts(metadata: Message) -> None:
-    assert "torch<2.14,>=2.13" in metadata.get_all("Requires-Dist", [])
+    assert "torch<2.16,>=2.13" in metadata.get_all("Requires-Dist", [])
     assert metadata["Requires-Python"] == ">=3.10"
 
 

@@ -209,7 +209,9 @@ void run_chunked(const ChunkedRule<int64_t>& op, const cpu::StateIo& state_io, c
                   .beta = cpu::Rows(betas),
                   .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
                   .normalise = op.use_qk_l2norm};
-  const auto* of_pairs = q.scalar_type() == at::kBFloat16 ? cpu::chunk_kernels_of_pairs() : nullptr;
+  // Products of bf16 pairs would round a v of another dtype.
+  const bool is_bfloat16 = op.has_one_dtype() && q.scalar_type() == at::kBFloat16;
+  const auto* of_pairs = is_bfloat16 ? cpu::chunk_kernels_of_pairs() : nullptr;
   if (of_pairs) {
     run_work_items(work, in, state_io, outputs, *of_pairs);
   } else {

@@ -66,7 +66,15 @@ void run_chunked(const Rule& op, const StateIo& states, const Tensor& o, const T
   launcher().run(launches);
 }
 
-void run_prefill(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h) {
+// The kernels have one dtype for q, k and v: float32 where they differ.
+template <typename Op>
+Op in_one_dtype(Op op) {
+  if (op.has_one_dtype()) return op;
+  for (Tensor* x : {&op.q, &op.k, &op.v}) *x = x->to(at::kFloat);
+  return op;
+}
+
+void run_algorithm(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h) {
   const auto [algorithm, chunk_size] = choose(op);
   switch (algorithm) {
     case PrefillAlgorithm::kChunked:
@@ -76,6 +84,16 @@ void run_prefill(const Rule& op, const StateIo& states, const Tensor& o, const T
     case PrefillAlgorithm::kRecurrent:
       return launcher().run({launch_fused_recurrent_gated_delta_rule(rule_inputs(op), {}, states, o)});
   }
+}
+
+// The kernels write o in the dtype of q or in float32.
+void run_prefill(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h) {
+  const auto dtype = o.scalar_type();
+  if (dtype == op.q.scalar_type() || dtype == at::kFloat) return run_algorithm(op, states, o, h);
+  const auto in_float32 = at::empty(o.sizes(), o.options().dtype(at::kFloat));
+  metal::prepare_output(in_float32);
+  run_algorithm(op, states, in_float32, h);
+  o.copy_(in_float32);
 }
 
 // Without tokens: zeros in slots without has_initial_state.
@@ -96,7 +114,8 @@ void reset_states(const Rule& op, const StateIo& states) {
                                       .v_new = values})});
 }
 
-void run(const ChunkGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
+void run(const ChunkGatedDeltaRule<int64_t>& call, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
+  const auto op = in_one_dtype(call);
   const auto& [o, final_state, h] = outputs;
   if (op.shape.T == 0) {
     h.zero_();
@@ -106,7 +125,8 @@ void run(const ChunkGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor
   run_prefill(op, state_io(op.initial_state, final_state, op.state_v_first), o, h);
 }
 
-void run_in_place(const ChunkGatedDeltaRuleInPlace<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+void run_in_place(const ChunkGatedDeltaRuleInPlace<int64_t>& call, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto op = in_one_dtype(call);
   const auto& [new_o, h] = outputs;
   const Tensor o = op.out.value_or(new_o);
   const auto states = state_io(op.q.device(), op.pool, op.state_v_first);

@@ -17,17 +17,19 @@ struct ChunkedRule : GatedDeltaRule<Int> {
     this->beta = required_beta;
     check_chunk_size(check, chunk_size);
     this->check_inputs(check);
-    check.same_dtype("v", this->v, "q", this->q);
     auto& s = this->shape;
     s.C = chunk_size;
     check.shape("beta", required_beta, "[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, this->cu_seqlens, chunk_indices);
   }
 
-  // A state may leave half's range: intermediates of half are float32.
+  bool has_one_dtype() const { return this->v.scalar_type() == this->q.scalar_type(); }
+
+  // A state may leave half's range: intermediates of half are float32. So are those of two dtypes, none of which holds
+  // all of the other.
   at::TensorOptions intermediate_options() const {
-    const auto dtype = this->q.scalar_type();
-    return this->q.options().dtype(dtype == at::kHalf ? at::kFloat : dtype);
+    const bool is_bfloat16 = has_one_dtype() && this->q.scalar_type() == at::kBFloat16;
+    return this->q.options().dtype(is_bfloat16 ? at::kBFloat16 : at::kFloat);
   }
 
   Tensor chunk_states() const {

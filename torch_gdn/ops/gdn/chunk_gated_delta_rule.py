@@ -104,7 +104,8 @@ def chunk_gated_delta_rule(
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
-        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
+        v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H. Where its dtype is another
+            than q's, everything is computed in float32.
         g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
             use_gate_in_kernel, the raw gate.
         beta: [B, T, HV], the step size, any floating dtype; with use_beta_sigmoid_in_kernel its logit.
