@@ -69,5 +69,5 @@ def run(layer: Attention, tokens: int, scheme: str, ceilings: Ceilings, seconds:
     times = measure(calls, device, seconds)
     for row in rows:
         if row.contender in times:
-            row.seconds, row.median = times[row.contender]
+            row.time(times[row.contender])
     return rows

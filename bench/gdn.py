@@ -90,7 +90,7 @@ def compare(
     floor = work.floor(ceilings.products(dtype), ceilings.bytes_a_second(work.bytes))
     for row, prepared in found:
         if prepared:
-            row.seconds, row.median = times[row.contender]
+            row.time(times[row.contender])
             row.work(work)
             row.floor = floor
     return [row for row, _ in found]

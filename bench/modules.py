@@ -99,7 +99,7 @@ def run(name: str, tokens: int, dtype: torch.dtype, ceilings: Ceilings, seconds:
     target = torch.empty_like(source)
     calls: dict[str, Call] = {"op": module.call, "copy": lambda: target.copy_(source)}
     times = measure(calls, ceilings.device, seconds)
-    row.seconds, row.median = times["op"]
+    row.time(times["op"])
     row.bytes = module.bytes
     row.others = {"copy": times["copy"].best, "exps": ceilings.exponentials(module.exponentials)}
     row.floor = max(row.others.values())

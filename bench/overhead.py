@@ -85,6 +85,6 @@ def run(group: str, ceilings: Ceilings, seconds: float) -> list[Row]:
     for name, time in times.items():
         contender = "torch" if name == PYTORCH else OURS
         row = Row("overhead", name, "float32", 1, contender, torch.get_num_threads())
-        row.seconds, row.median = time
+        row.time(time)
         rows.append(row)
     return rows

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.counting import Work
+from bench.timing import Time
 
 OURS = "torch_gdn"
+UNSTEADY = "(unsteady)"
 
 
 @dataclass
@@ -24,6 +26,7 @@ class Row:
     threads: int
     seconds: float | None = None  # the best of the rounds
     median: float | None = None
+    is_steady: bool = True  # False: the rounds disagree, however often they were repeated
     error: float | None = None  # of the output, against float64
     operations: int = 0
     bytes: int = 0
@@ -37,6 +40,9 @@ class Row:
 
     def work(self, work: Work) -> None:
         self.operations, self.bytes = work
+
+    def time(self, time: Time) -> None:
+        self.seconds, self.median, self.is_steady = time
 
     @property
     def key(self) -> tuple[str, str, str, int, int]:
@@ -56,16 +62,22 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
+def marked(row: Row) -> str:
+    """Its best time in ms, with a mark where its rounds disagree."""
+    return milliseconds(row.seconds) + ("" if row.is_steady else f" {UNSTEADY}")
+
+
 def cells(row: Row, of_ours: float | None) -> list[str]:
     if row.seconds is None:
-        return [row.case, row.dtype, str(row.size), row.contender, "", "", "", "", "", "", row.note]
+        return [row.case, row.dtype, str(row.size), row.contender, "", "", "", "", "", "", "", row.note]
     share = "" if row.floor is None else f"{100 * row.floor / row.seconds:.0f} %"
     return [
         row.case,
         row.dtype,
         str(row.size),
         row.contender,
-        milliseconds(row.seconds),
+        marked(row),
+        milliseconds(row.median),
         "" if row.contender == OURS or of_ours is None else f"{of_ours:.2f}",
         f"{row.operations / row.seconds / 1e9:.0f}" if row.operations else "",
         f"{row.bytes / row.seconds / 1e9:.1f}" if row.bytes else "",
@@ -77,7 +89,20 @@ def cells(row: Row, of_ours: float | None) -> list[str]:
 
 def table(rows: Sequence[Row], size_name: str) -> str:
     """Markdown."""
-    heading = ["layer", "dtype", size_name, "", "ms", "of ours", "GFLOP/s", "GB/s", "of the ceiling", "error", ""]
+    heading = [
+        "layer",
+        "dtype",
+        size_name,
+        "",
+        "ms",
+        "median",
+        "of ours",
+        "GFLOP/s",
+        "GB/s",
+        "of the ceiling",
+        "error",
+        "",
+    ]
     of_ours = ratios(rows)
     lines = [cells(row, of_ours.get((row.key, row.contender))) for row in rows]
     return markdown(heading, lines)
@@ -95,7 +120,7 @@ def summary(rows: Sequence[Row], size_name: str) -> str:
             continue
         share = "" if row.floor is None else f"{100 * row.floor / row.seconds:.0f} %"
         times = [of_ours.get((row.key, name)) for name in others]
-        start = [row.case, row.dtype, str(row.size), milliseconds(row.seconds), share]
+        start = [row.case, row.dtype, str(row.size), marked(row), share]
         lines.append(start + ["" if time is None else f"{time:.1f} x" for time in times])
     return markdown(["layer", "dtype", size_name, "ms", "of the ceiling", *others], lines)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,13 +13,21 @@ import torch
 Call = Callable[[], object]
 LEAST_SECONDS = 1e-3  # of what the clock is read around: shorter calls are repeated
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
+MOST_SPREAD = 0.2  # of the median over the best round: above it the rounds disagree
+ATTEMPTS = 3
 
 
 class Time(NamedTuple):
-    """Seconds of one call: the best round, which other work disturbed least, and the median."""
+    """Seconds of one call: the best round, which other work disturbed least, and the median; whether they agree."""
 
     best: float
     median: float
+    is_steady: bool
+
+    @classmethod
+    def of(cls, rounds: list[float]) -> Time:
+        best, median = min(rounds), statistics.median(rounds)
+        return cls(best, median, median <= (1 + MOST_SPREAD) * best)
 
 
 def wait_for(device: torch.device) -> None:
@@ -27,18 +35,43 @@ def wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def measure(calls: Mapping[str, Call], device: torch.device, seconds: float = 1.0) -> dict[str, Time]:
-    """Each call for about `seconds`. On a GPU the calls of a round are encoded before the device is waited for."""
+def measure(
+    calls: Mapping[str, Call], device: torch.device, seconds: float = 1.0, attempts: int = ATTEMPTS
+) -> dict[str, Time]:
+    """Each call for about `seconds`, again where its rounds disagree. On a GPU the calls of a round are encoded before
+    the device is waited for."""
+    if not calls:
+        return {}
     first = {name: first_time_of(call, device) for name, call in calls.items()}
     repeats = {name: max(1, math.ceil(LEAST_SECONDS / max(time, 1e-9))) for name, time in first.items()}
-    rounds = {name: [time] if repeats[name] == 1 else [] for name, time in first.items()}
-    for _ in range(MOST_ROUNDS):
-        waiting = [name for name in calls if not is_done(rounds[name], repeats[name], seconds)]
-        if not waiting:
-            break
-        for name in waiting:
-            rounds[name].append(time_of(calls[name], repeats[name], device))
-    return {name: Time(min(times), statistics.median(times)) for name, times in rounds.items()}
+
+    def each() -> Iterator[dict[str, list[float]]]:
+        rounds = {name: [time] if repeats[name] == 1 else [] for name, time in first.items()}
+        for _ in range(attempts):
+            for _ in range(MOST_ROUNDS):
+                waiting = [name for name in calls if not is_done(rounds[name], repeats[name], seconds)]
+                if not waiting:
+                    break
+                for name in waiting:
+                    rounds[name].append(time_of(calls[name], repeats[name], device))
+            yield rounds
+            rounds = {name: [] for name in calls}
+
+    return steadiest(each())
+
+
+def steadiest(attempts: Iterable[dict[str, list[float]]]) -> dict[str, Time]:
+    """Of the first attempt in which no call's rounds disagree, else of the one in which they disagree least.
+
+    Whole attempts: the calls of one are compared with each other, and were made in turn.
+    """
+    found: list[dict[str, Time]] = []
+    for rounds in attempts:
+        times = {name: Time.of(of_call) for name, of_call in rounds.items()}
+        if all(time.is_steady for time in times.values()):
+            return times
+        found.append(times)
+    return min(found, key=lambda times: max(time.median / time.best for time in times.values()))
 
 
 def is_done(times: list[float], repeats: int, seconds: float) -> bool:

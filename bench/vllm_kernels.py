@@ -229,7 +229,7 @@ def convolution_rows(layer: Layer, rows: int, ceilings: Ceilings, seconds: float
     work = Work(2 * WIDTH * case.x.numel(), 2 * (case.x.nbytes + case.states.nbytes) + case.weight.nbytes)
     for row in found:
         if row.contender in times:
-            row.seconds, row.median = times[row.contender]
+            row.time(times[row.contender])
             row.work(work)
             row.floor = work.floor(ceilings.products(DTYPE), ceilings.bytes_a_second(work.bytes))
     return found

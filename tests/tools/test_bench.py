@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from bench import contenders, counting, gdn, ggml, modules, overhead, results, vllm_kernels
+from bench import contenders, counting, gdn, ggml, modules, overhead, results, timing, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.contenders import Prepared, Unavailable
 from bench.results import OURS, Row
 from bench.shapes import ATTENTIONS, QWEN3_NEXT, Layer
-from bench.timing import measure
+from bench.timing import Time, measure, steadiest
 from tests.helpers.devices import on_a_mac
 from torch_gdn.check.cases import Case
 
@@ -66,9 +68,54 @@ def test_calls_are_timed_in_turn(seconds: float, expected: str) -> None:
         order.append(name)
         time.sleep(2e-3)  # more than what is repeated within a round
 
-    times = measure({"a": lambda: slow("a"), "b": lambda: slow("b")}, CPU, seconds)
+    times = measure({"a": lambda: slow("a"), "b": lambda: slow("b")}, CPU, seconds, attempts=1)
     assert times["a"].best >= 2e-3 and times["a"].median >= times["a"].best
     assert "".join(order) == expected
+
+
+STEADY, DISTURBED, WORSE = [1.0, 1.1, 1.19], [1.0, 1.21, 1.3], [1.0, 2.0, 3.0]
+
+
+def attempts_of(*attempts: dict[str, list[float]]) -> Iterator[dict[str, list[float]]]:
+    yield from attempts
+    raise AssertionError("repeated once too often")
+
+
+def test_rounds_that_agree_are_not_repeated() -> None:
+    assert steadiest(attempts_of({"a": STEADY, "b": [2.0]})) == {"a": (1.0, 1.1, True), "b": (2.0, 2.0, True)}
+
+
+@pytest.mark.parametrize("disturbed", ["a", "b"])
+def test_all_calls_are_repeated_where_the_rounds_of_one_disagree(disturbed: str) -> None:
+    """A ratio is of rounds made in turn: none of the attempt that was disturbed."""
+    first = {"a": [0.5, 0.5], "b": [0.5, 0.5]} | {disturbed: DISTURBED}
+    second = {"a": STEADY, "b": [x * 2 for x in STEADY]}
+    found = steadiest(attempts_of(first, second))
+    assert found == {"a": (1.0, 1.1, True), "b": (2.0, 2.2, True)}
+
+
+def test_of_disturbed_attempts_the_calmest_is_marked() -> None:
+    found = steadiest(iter([{"a": WORSE, "b": STEADY}, {"a": DISTURBED, "b": STEADY}, {"a": STEADY, "b": WORSE}]))
+    assert found == {"a": (1.0, 1.21, False), "b": (1.0, 1.1, True)}
+
+
+@pytest.mark.parametrize(("attempts", "expected"), [(2, (1.0, 1.5, False)), (3, (4.0, 4.0, True))])
+def test_measuring_repeats_what_the_clock_says_is_unsteady(
+    attempts: int, expected: tuple[float, float, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.chain([2.0, 1.0, 2.0], [1.0, 1.5, 1.5], [4.0, 4.0, 4.0])
+    monkeypatch.setattr(timing, "time_of", lambda call, repeats, device: next(clock))
+    assert measure({"a": lambda: None}, CPU, 3.0, attempts)["a"] == expected
+    assert len(list(clock)) == 3 * (3 - attempts)
+
+
+def test_tables_have_the_median_and_mark_what_was_unsteady() -> None:
+    rows = [Row("gdn", "layer", "float32", 64, contender, 1) for contender in (OURS, "other")]
+    rows[0].time(Time(2e-3, 3e-3, False))
+    rows[1].time(Time(4e-3, 4.1e-3, True))
+    ours, other = (line.split(" | ") for line in results.table(rows, "T").splitlines()[2:])
+    assert (ours[4:6], other[4:7]) == (["2 (unsteady)", "3"], ["4", "4.1", "2.00"])
+    assert "| 2 (unsteady) |" in results.summary(rows, "T")
 
 
 def test_only_what_is_right_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +222,7 @@ def test_the_table_holds_ratios_to_ours() -> None:
     assert results.ratios(rows)[rows[1].key, "other"] == 3.5
     assert results.summary(rows, "T").splitlines()[2:] == ["| layer | float32 | 64 | 2000 |  | 3.5 x |"]
     lines = results.table(rows, "T").splitlines()[2:]
-    assert [line.split("|")[6].strip() for line in lines] == ["", "3.50", ""]
+    assert [line.split("|")[7].strip() for line in lines] == ["", "3.50", ""]
 
 
 def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:

@@ -253,10 +253,11 @@ class KVCache:
         self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
 
     def _check(self, method: str, name: str, x: Tensor, heads: int | None) -> None:
-        expected = f"[{self.batch}, {heads or 'HQ'}, {'T' if heads else 'L'}, {self.head_dim}]"
-        fits = x.dim() == 4 and x.shape[0] == self.batch and x.shape[3] == self.head_dim
-        if not fits or (heads is not None and x.shape[1] != heads):
-            raise ValueError(f"{method}: {name}: expected shape {expected}, got {list(x.shape)}")
+        batch, given = self.batch, x.shape
+        fits = len(given) == 4 and given[0] == batch and given[3] == self.head_dim
+        if not fits or (heads is not None and given[1] != heads):
+            expected = f"[{batch}, {heads or 'HQ'}, {'T' if heads else 'L'}, {self.head_dim}]"
+            raise ValueError(f"{method}: {name}: expected shape {expected}, got {list(given)}")
         if x.dtype != self.dtype:
             raise TypeError(f"{method}: {name}: expected dtype {self.dtype} like the cache, got {x.dtype}")
         if x.device != self.device:

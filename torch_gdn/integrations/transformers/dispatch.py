@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_gdn.integrations.transformers.functions import FUNCTIONS
+from torch_gdn.integrations.transformers.functions import CACHED_STATE, FUNCTIONS
 
 taken: Counter[str] = Counter()  # function
 left: Counter[tuple[str, str]] = Counter()  # function and reason
@@ -57,7 +57,10 @@ def dispatcher(function: str, original: Callable[..., Any]) -> Callable[..., Any
             raise ValueError(f"{function} with states in torch_gdn's keeping: {reason}")
         if not torch.compiler.is_compiling():  # a graph that counts would be compiled anew for each count
             count(function, reason)
-        return original(*args, **kwargs) if reason else run(*args, **kwargs)
+        if not reason:
+            return run(*args, **kwargs)
+        kwargs.pop(CACHED_STATE, None)
+        return original(*args, **kwargs)
 
     return dispatch
 

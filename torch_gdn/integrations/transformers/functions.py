@@ -19,6 +19,7 @@ from torch_gdn import causal_conv1d_interface
 from torch_gdn.integrations.transformers.refusal import convolution_refusal, norm_refusal, rule_refusal
 
 DEVICES = ("mps", "cpu")
+CACHED_STATE = "cached_state"  # by this argument a layer's forward gives the state that its cache overwrites afterwards
 COMMON_OPTIONS = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens")
 RULE_OPTIONS = {  # of those that models give, what the end-to-end op takes
     "chunk_gated_delta_rule": (*COMMON_OPTIONS, "chunk_size"),
@@ -89,6 +90,11 @@ def run_rule(
         )
         return kept
     options = {name: given[name] for name in RULE_OPTIONS[op] if name in given}
+    if op == "fused_recurrent_gated_delta_rule" and is_cached_state(given.get(CACHED_STATE), **options):
+        state = options["initial_state"]
+        norm = options.get("use_qk_l2norm_in_kernel", False)
+        o = torch_gdn.fused_recurrent_gated_delta_rule_(query, key, value, g, beta, state, use_qk_l2norm_in_kernel=norm)
+        return o, state
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, op)
     return rule(query, key, value, g=g, beta=beta, **options)
 
@@ -132,6 +138,17 @@ def run_kda(
         options["cu_seqlens"] = given["cu_seq_lens_q"]
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, function)
     return rule(query, key, value, g, beta, **options)
+
+
+def is_cached_state(
+    state: Tensor | None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **others: Any,
+) -> bool:
+    """Whether the rule starts from the state that the cache overwrites with what the rule returns."""
+    return state is not None and state is initial_state and output_final_state and cu_seqlens is None
 
 
 def convolution_reason(

@@ -75,9 +75,12 @@ class Patch:
     def apply(self) -> None:
         setattr(self.owner, self.name, self.replacement)
 
+    def is_applied(self) -> bool:
+        return vars(self.owner).get(self.name) is self.replacement
+
     def revert(self) -> bool:
         """False, with nothing done, where the name was rebound since."""
-        if vars(self.owner).get(self.name) is not self.replacement:
+        if not self.is_applied():
             return False
         if self.original is ABSENT:
             delattr(self.owner, self.name)
@@ -96,8 +99,11 @@ class EntryPatch(Patch):
     def apply(self) -> None:
         self.owner[self.name] = self.replacement
 
+    def is_applied(self) -> bool:
+        return self.owner.get(self.name) is self.replacement
+
     def revert(self) -> bool:
-        if self.owner.get(self.name) is not self.replacement:
+        if not self.is_applied():
             return False
         self.owner[self.name] = self.original
         return True
@@ -120,9 +126,9 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
             yield patch(owner, "forward", function)
     kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, read by the layers' constructor
     if not kept_in_layers:
-        for name, function in IN_THE_MODULE.items():
-            if name in vars(module):  # an untested version may lack some
-                yield patch(module, name, function)
+        functions = [patch(module, *names) for names in IN_THE_MODULE.items() if names[0] in vars(module)]
+        yield from functions  # an untested version may lack some
+        yield from in_place_patches(module, functions)
         return
     for layer in classes_named(module, "GatedDeltaNet"):
         for name, function in IN_THE_LAYER.items():
@@ -135,6 +141,14 @@ def kda_patches(module: ModuleType) -> Iterator[Patch]:
         if name in vars(module):
             yield patch(module, name, function)
     yield from convolution_patches(module)
+
+
+def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Patch]:
+    """Of layers that hand what options they are given on to the rule."""
+    in_place = importlib.import_module("torch_gdn.integrations.transformers.in_place")
+    for rule in (x for x in functions if x.name == "torch_recurrent_gated_delta_rule"):
+        for layer in classes_named(module, "GatedDeltaNet"):
+            yield rebind(layer, "forward", functools.partial(in_place.forward_with_cached_state, rule=rule))
 
 
 def convolution_patches(module: ModuleType) -> Iterator[Patch]:
