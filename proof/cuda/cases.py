@@ -98,8 +98,8 @@ def rule_case(op: str, wanted: Call, tokens: int, algorithm: str | None = None, 
         case, options = build()
         return named(case.exact(**options), "o", "pool" if wanted.pool != F32 else "state")
 
-    packed = " packed" if "cu_seqlens" in changes else ""
-    return Case(f"{algorithm or 'recurrent'} {wanted.name} T {tokens}{packed}", run, exact)
+    kind = " packed" if "cu_seqlens" in changes else " repeated keys" if "same_keys" in changes else ""
+    return Case(f"{algorithm or 'recurrent'} {wanted.name} T {tokens}{kind}", run, exact)
 
 
 def rules() -> Iterator[Case]:
@@ -128,6 +128,7 @@ def rules() -> Iterator[Case]:
     for algorithm in ("chunked", "fused_chunk", "recurrent"):
         changes = {"cu_seqlens": [0, 17, 17, 20, 84], "H": 2, "HV": 4}
         yield rule_case(seeded.CHUNK, Call(BF16, 64, 64), 84, algorithm, **changes)
+        yield rule_case(seeded.CHUNK, Call(BF16, 64, 64), 75, algorithm, same_keys=True, beta=1.9)
         many = [0, *range(2, 2 * 40, 2), 90]  # more sequences than lanes
         yield rule_case(seeded.CHUNK, Call(F32, 64, 32, chunk_size=16), 90, algorithm, cu_seqlens=many)
 
@@ -172,6 +173,8 @@ def layers() -> Iterator[Case]:
         yield case_of(f"{METAL_TYPES[dtype]} {D}", "l2norm", {"x": draw(5, 3, D, dtype=dtype)}, "y")
         rows = {"x": draw(2, 5, 3, D, dtype=dtype), "g": draw(2, 5, 3, D, dtype=dtype), "weight": draw(D)}
         yield case_of(f"{METAL_TYPES[dtype]} {D}", "rms_norm_gated", rows, "y")
+        summed = {"x": rows["x"], "weight": rows["weight"], "residual": rows["g"]}
+        yield case_of(f"{METAL_TYPES[dtype]} {D}", "rms_norm", summed | {"prenorm": True}, "y", "sum", exact=summed)
     gates = {"A_log": draw(6), "a": draw(2, 70, 6), "b": draw(2, 70, 6), "dt_bias": draw(6)}
     yield case_of("", "gdn_gating", gates, "g", "beta")
     for dtype, D, W, T in ((BF16, 72, 4, 150), (F32, 33, 3, 40), (F16, 64, 2, 2)):

@@ -1,13 +1,15 @@
 // One threadgroup owns kRows query rows of one KV head and one block of keys, in tiles of 128: for scores a thread owns
-// a key, for the softmax a simdgroup every fourth row, for the output a thread one column of each 128 (of each 64 with
-// D = 64, where simdgroups 2 and 3 take the tile's upper half). In registers: kRows scores, then o [kRows, columns].
+// a key, for the softmax a simdgroup every fourth row, for the output a thread 4 columns of a slice of the keys. In
+// registers: kRows scores, then o [kRows, 4] of the slice; the slices' sum is taken after the last tile. Codes are read
+// many words at once, before any is used: a read from memory lasts longer than the work on a tile.
 // Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials
 // [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous.
 #include "aura/aura_flash_p1.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
 
-// kCount codes from a multiple of 16 on: whole words but for 3 bits, whose 16 codes end within one.
+// Adds q . centroids of kCount codes of a key, whose words are all read first. `first` is a multiple of 16, so that the
+// codes are whole words but for 3 bits, whose 16 codes end within one.
 template <int bits, int kCount, int D, int kRows>
 METAL_FUNC void add_scores(
     thread float* scores,
@@ -19,16 +21,13 @@ METAL_FUNC void add_scores(
   uint held[kWords];
   UNROLL for (int i = 0; i < kWords; ++i) held[i] = words[first * bits / 32 + i];
   UNROLL for (int d = 0; d < kCount; d += 4) {
-    float4 centroids;
-    UNROLL for (int i = 0; i < 4; ++i) {
-      const int bit = (d + i) * bits;
-      uint code = held[bit / 32] >> uint(bit % 32);
-      if (bit % 32 + bits > 32) code |= held[bit / 32 + 1] << uint(32 - bit % 32);
-      centroids[i] = table[code & ((1u << bits) - 1u)];
-    }
+    const int bit = d * bits;
+    uint codes = held[bit / 32] >> uint(bit % 32);
+    if (bit % 32 + 4 * bits > 32) codes |= held[bit / 32 + 1] << uint(32 - bit % 32);
+    const float4 centroids = centroids_of<bits>(codes, table);
     UNROLL for (int row = 0; row < kRows; ++row) {
       const float4 query = *(threadgroup const float4*)(q + row * D + first + d);
-      scores[row] += dot(query, centroids);
+      UNROLL for (int i = 0; i < 4; ++i) scores[row] = fma(query[i], centroids[i], scores[row]);
     }
   }
 }
@@ -38,7 +37,11 @@ template <int bits, int D, int kRows>
 METAL_FUNC void dot_products(
     thread float* scores, device const uint* words, threadgroup const float* q, threadgroup const float* table) {
   UNROLL for (int row = 0; row < kRows; ++row) scores[row] = 0.0f;
-  for (int first = 0; first + 32 <= D; first += 32) add_scores<bits, 32, D, kRows>(scores, words, first, q, table);
+  constexpr int kCount = bits == 8 ? 32 : 64;  // of at most 8 words
+  for (int first = 0; first + kCount <= D; first += kCount) {
+    add_scores<bits, kCount, D, kRows>(scores, words, first, q, table);
+  }
+  if constexpr (D % kCount >= 32) add_scores<bits, 32, D, kRows>(scores, words, D / kCount * kCount, q, table);
   if constexpr (D % 32 != 0) add_scores<bits, 16, D, kRows>(scores, words, D - 16, q, table);
 }
 
@@ -75,11 +78,11 @@ METAL_FUNC float online_softmax(
   return decay;
 }
 
-// o += weights . centroids for a thread's columns, over kStep keys of the tile from `first` on, four at a time; weights
-// past the tile's `count` keys are 0.
-template <int bits, int D, int kRows, int kStep>
+// o += weights . centroids for a thread's 4 columns, over its slice of the tile's keys: 4 of each kSlices * 4 from
+// `first` on. Weights past the tile's `count` keys are 0.
+template <int bits, int kRows, int kSlices>
 METAL_FUNC void add_values(
-    thread float* o,
+    thread float4* o,
     threadgroup const float* weights,
     device const uint* words,
     int64_t token_stride,
@@ -87,17 +90,22 @@ METAL_FUNC void add_values(
     int count,
     int column,
     threadgroup const float* table) {
-  constexpr int kColumns = (D + kStep - 1) / kStep;
-  const int last = min(count, first + kStep);
-  for (int t = first; t < last; t += 4) {
-    UNROLL for (int c = 0; c < kColumns; ++c) {
-      const int d = min(column + c * kStep, D - 1);
-      float4 centroids;
-      UNROLL for (int i = 0; i < 4; ++i) {
-        centroids[i] = table[code_at<bits>(words + min(t + i, count - 1) * token_stride, d)];
-      }
-      UNROLL for (int row = 0; row < kRows; ++row) {
-        o[row * kColumns + c] += dot(*(threadgroup const float4*)(weights + row * kFlashKeys + t), centroids);
+  constexpr int kHeld = kRows <= 4 ? 8 : 4;  // keys whose codes are read at once
+  for (int start = first; start < count; start += kHeld * kSlices) {
+    uint codes[kHeld];
+    UNROLL for (int i = 0; i < kHeld; ++i) {
+      const int key = start + i / 4 * 4 * kSlices + i % 4;
+      codes[i] = four_codes<bits>(words + min(key, count - 1) * token_stride, column);
+    }
+    UNROLL for (int i = 0; i < kHeld; i += 4) {
+      const int key = start + i * kSlices;
+      if (key < count) {
+        float4 centroids[4];
+        UNROLL for (int j = 0; j < 4; ++j) centroids[j] = centroids_of<bits>(codes[i + j], table);
+        UNROLL for (int row = 0; row < kRows; ++row) {
+          const float4 weight = *(threadgroup const float4*)(weights + row * kFlashKeys + key);
+          UNROLL for (int j = 0; j < 4; ++j) o[row] += weight[j] * centroids[j];
+        }
       }
     }
   }
@@ -128,11 +136,11 @@ template <int key_bits, int value_bits, int D, int kRows>
   static_assert(
       kRows == 1 || kRows == 2 || kRows == 4 || kRows == kFlashMostRows, "rows come in powers of two up to 8");
   static_assert(D % 16 == 0 && D >= 64 && D <= 512, "a row of q is whole float4");
-  constexpr int kHalves = D == 64 ? 2 : 1;     // of the keys, for the output
-  constexpr int kStep = kFlashKeys / kHalves;  // from a thread's column to its next
-  constexpr int kColumns = (D + kStep - 1) / kStep;
+  constexpr int kOwners = D / 4;                 // of a key's columns
+  constexpr int kSlices = kFlashKeys / kOwners;  // of a tile's keys
   constexpr int kRowsOfSimdgroup = (kRows + 3) / 4;
-  alignas(16) threadgroup float q[kRows * D];
+  alignas(16)
+      threadgroup float q[(kRows < kSlices ? kSlices - 1 : kRows) * D];  // then a row of o of each slice but one
   alignas(16) threadgroup float scores[kRows * kFlashKeys];
   threadgroup float norms[2 * kFlashKeys];  // of the values, and their means
   threadgroup float key_table[1 << key_bits];
@@ -159,10 +167,10 @@ template <int key_bits, int value_bits, int D, int kRows>
 
   RowSums sums[kRowsOfSimdgroup];
   UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) sums[i] = no_sums();
-  float o[kRows * kColumns];
-  UNROLL for (int i = 0; i < kRows * kColumns; ++i) o[i] = 0.0f;
-  const int part = kHalves == 2 ? int(simdgroup) / 2 : 0;
-  const int column = kHalves == 2 ? int(thread_index) % kStep : int(thread_index);
+  float4 o[kRows];
+  UNROLL for (int row = 0; row < kRows; ++row) o[row] = float4(0.0f);
+  const int slice = int(thread_index) / kOwners;  // past the last where the owners are no power of two
+  const int column = int(thread_index) % kOwners * 4;
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   for (int first = needed.first; first < needed.last; first += kFlashKeys) {
@@ -196,31 +204,24 @@ template <int key_bits, int value_bits, int D, int kRows>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    UNROLL for (int row = 0; row < kRows; ++row) {
-      const float decay = decays[row];
-      UNROLL for (int c = 0; c < kColumns; ++c) o[row * kColumns + c] *= decay;
+    UNROLL for (int row = 0; row < kRows; ++row) o[row] *= decays[row];
+    if (slice < kSlices) {
+      add_values<value_bits, kRows, kSlices>(
+          o, scores, value_codes + offset_of(parameters.value_codes, batch, kv_head, first),
+          parameters.value_codes.token, slice * 4, count, column, value_table);
     }
-    add_values<value_bits, D, kRows, kStep>(
-        o, scores, value_codes + offset_of(parameters.value_codes, batch, kv_head, first), parameters.value_codes.token,
-        part * kStep, count, column, value_table);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  if constexpr (kHalves == 2) {
-    UNROLL for (int row = 0; row < kRows; ++row) {
-      if (part == 1) scores[row * kFlashKeys + column] = o[row * kColumns];
+  UNROLL for (int row = 0; row < kRows; ++row) {
+    if (slice > 0 && slice < kSlices) *(threadgroup float4*)(q + (slice - 1) * D + column) = o[row];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (slice == 0 && first_row + row < rows) {
+      UNROLL for (int i = 0; i < kSlices - 1; ++i) o[row] += *(threadgroup const float4*)(q + i * D + column);
+      const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
+      UNROLL for (int i = 0; i < 4; ++i) o_partials[target * D + column + i] = o[row][i];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    UNROLL for (int row = 0; row < kRows; ++row) {
-      if (part == 0) o[row * kColumns] += scores[row * kFlashKeys + column];
-    }
-  }
-  UNROLL for (int row = 0; row < kRows; ++row) {
-    const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
-    UNROLL for (int c = 0; c < kColumns; ++c) {
-      const int d = column + c * kStep;
-      if (first_row + row < rows && part == 0 && d < D) o_partials[target * D + d] = o[row * kColumns + c];
-    }
   }
   UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
     const int row = i * 4 + int(simdgroup);

@@ -34,16 +34,28 @@ METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, int first) {
   return codes;
 }
 
-// The centroids of codes i .. i + 3.
+// 4 codes from a multiple of 4 on, in the low bits: 8, 12, 16 or 32 bits, of which 12 may straddle two words.
+template <int bits>
+METAL_FUNC uint four_codes(device const uint* words, int first) {
+  const int bit = first * bits;
+  uint codes = words[bit / 32] >> uint(bit % 32);
+  if (32 % (4 * bits) != 0 && bit % 32 + 4 * bits > 32) codes |= words[bit / 32 + 1] << uint(32 - bit % 32);
+  return codes;
+}
+
+// The centroids of the 4 codes in the low bits.
+template <int bits>
+METAL_FUNC float4 centroids_of(uint codes, threadgroup const float* table) {
+  float4 centroids;
+  UNROLL for (int i = 0; i < 4; ++i) centroids[i] = table[codes >> uint(i * bits) & ((1u << bits) - 1u)];
+  return centroids;
+}
+
+// Of codes i .. i + 3, i a multiple of 4.
 template <int bits>
 METAL_FUNC float4 centroids_of(EightCodes<bits> codes, int i, threadgroup const float* table) {
-  float4 centroids;
-  UNROLL for (int j = 0; j < 4; ++j) {
-    const int place = (i + j) * bits;
-    const uint held = place < 32 ? codes.low >> uint(place % 32) : codes.high >> uint(place % 32);
-    centroids[j] = table[held & ((1u << bits) - 1u)];
-  }
-  return centroids;
+  const int place = i * bits;
+  return centroids_of<bits>(place < 32 ? codes.low >> uint(place % 32) : codes.high, table);
 }
 
 // Centroids or boundaries into threadgroup memory: a thread array with run-time indices would spill.

@@ -13,7 +13,8 @@
 
 GDN_CONSTANT int kSlice = 32;  // columns of q and k in threadgroup memory
 
-// scores = tril(q k^T exp(c_i - c_j)); may overlap `scratch`, 2 * C * tile_stride(kSlice) elements.
+// scores = tril(q k^T exp(c_i - c_j)); may overlap `scratch`, 2 * C * tile_stride(kSlice) elements. The barriers of its
+// slices stand before what reads chunk_g_cumsum; the caller's next one has to stand before what reads the scores.
 template <typename T, int K, int C, int Width>
 METAL_FUNC void masked_scores(
     threadgroup float* scores,
@@ -52,7 +53,6 @@ METAL_FUNC void masked_scores(
     if (i < tokens && i >= j + 1) score.y = products[n].y * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j + 1]);
     store_fragment(scores + block.row * 8 * (C + 4) + block.column * 8, C + 4, at, score);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 template <typename T, typename Intermediate, int K, int V, int C, int Width>
@@ -100,7 +100,6 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     chunk_g_cumsum[thread_index] =
         int(thread_index) < tokens ? g_cumsum[row + int64_t(thread_index) * value_heads] : 0.0f;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   masked_scores<T, K, C, Width>(
       scores, (threadgroup T*)scores, chunk_g_cumsum, queries, parameters.q.token, keys, parameters.k.token, tokens,
       thread_index, simdgroup, at);

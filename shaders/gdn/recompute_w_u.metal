@@ -28,12 +28,12 @@ METAL_FUNC void multiply_inverse(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float2 operand[C / 8];
     load_operand<C, 1, kTile>(operand, tile, scale, simdgroup, at);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // the product replaces the simdgroup's own columns
     multiply_triangle<C, 1, kTile>(tile, inverse, operand, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     write_rows<C, kTile, Width, chunk_threads(C)>(
         result + first, tile, result_stride, tokens, Columns - first, thread_index);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // No barrier: stage_rows gives a thread the vectors that it has just written out.
   }
 }
 
@@ -79,7 +79,7 @@ template <typename T, int K, int V, int C, int Width>
     value_scale[i] = i < chunk.tokens ? beta[source] : 0.0f;
     key_scale[i] = i < chunk.tokens ? beta[source] * exp(g_cumsum[source]) : 0.0f;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  // No barrier: the first one of multiply_inverse stands before what reads these.
 
   const LanePosition at = lane_position(lane);
   multiply_inverse<V, C, Width>(
