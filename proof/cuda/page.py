@@ -50,8 +50,8 @@ rate of a copy within the device, {rate:.2f} TB/s.
 - AURA's second pass looped over its blocks in 8 threadgroups: 20 us. Now four simdgroups share them, four loads at
   once.
 - AURA's first pass read the codes of four values a thread between uses, for a column of its own: 152 us. Now a thread
-  has 4 columns and 4 to 8 keys' codes in flight: 67 us. Half the threadgroups' worth of keys each would make it 50, on
-  132 multiprocessors; the rest is issue: 24 M instructions, most of them the codes' decoding and the products.
+  has 4 columns and 4 to 8 keys' codes in flight: 67 us. With blocks of 512 keys, twice the threadgroups, it takes 50:
+  256 are two for each of this GPU's multiprocessors.
 - Triangles and tiles of 64-byte rows had two to four rows on one bank: rows are permuted.
 
 ## What it cannot show
