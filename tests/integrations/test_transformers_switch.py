@@ -218,7 +218,11 @@ LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "two devices": ({"g": torch.zeros(1, 4, 4, device="meta")}, "the tensors are on several devices"),
     "training": ({"value": torch.zeros(1, 4, 4, 8, requires_grad=True)}, "grad mode is on and an input requires grad"),
     "float64": ({"query": torch.zeros(1, 4, 2, 8, dtype=torch.float64)}, "q: expected dtype "),
-    "mixed": ({"value": torch.zeros(1, 4, 4, 8, dtype=torch.bfloat16)}, "v: expected dtype "),
+    "mixed": (
+        {"value": torch.zeros(1, 4, 4, 8, dtype=torch.bfloat16)},
+        "query and value are float32 and bfloat16",
+    ),
+    "mixed key": ({"key": torch.zeros(1, 4, 2, 8, dtype=torch.bfloat16)}, "k: expected dtype "),
     "whole beta": ({"beta": torch.zeros(1, 4, 4, dtype=torch.int64)}, "beta: expected a floating dtype"),
     "large K": (
         {"query": torch.zeros(1, 4, 2, 257), "key": torch.zeros(1, 4, 2, 257)},

@@ -71,8 +71,10 @@ def test_generate_writes_the_same_text_on_every_device(outputs: dict[str, str]) 
 
 WITH_A_FAULT = """
 import runpy, sys, torch_gdn
-original = torch_gdn.{function}
-torch_gdn.{function} = lambda q, k, v, g, **options: original(q, k, v, g=g * 1.01, **options)
+def with_another_decay(rule):
+    return lambda q, k, v, g, *others, **options: rule(q, k, v, g * 1.01, *others, **options)
+for name in ("{function}", "{function}_"):  # a cache's state may be updated in place
+    setattr(torch_gdn, name, with_another_decay(getattr(torch_gdn, name)))
 sys.argv = ["generate.py", "--device", "cpu", *{short!r}]
 runpy.run_path("examples/generate.py", run_name="__main__")
 """

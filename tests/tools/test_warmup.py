@@ -122,6 +122,7 @@ def test_generation_of_a_warm_model_compiles_nothing_more(model: Any) -> None:
 
 def test_a_model_with_a_cache_of_aura_codes(model: Any) -> None:
     aura = pytest.importorskip("torch_gdn.integrations.aura")
+    _C.clear_pipelines()
     before = model.config._attn_implementation
     model.set_attn_implementation("aura")
     try:

@@ -51,6 +51,13 @@ def common_reason(*tensors: Tensor | None) -> str:
     return ""
 
 
+def mixed_reason(query: Tensor, value: Tensor) -> str:
+    """transformers' rules return o in query's dtype, torch_gdn's in value's."""
+    if value.dtype == query.dtype:
+        return ""
+    return f"query and value are {str(query.dtype)[6:]} and {str(value.dtype)[6:]}"
+
+
 def rule_reason(
     op: str,
     query: Tensor,
@@ -69,7 +76,7 @@ def rule_reason(
         return "arguments behind beta are given by position"
     if seq_idx is not None and cu_seqlens is None:
         return "packed sequences come as seq_idx without cu_seq_lens_q, which the delta rule goes by"
-    return common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
+    refusal = common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
         op,
         (query.shape[2:], key.shape[2:], value.shape[2:]),
         (query.dtype, key.dtype, value.dtype, g.dtype, beta.dtype),
@@ -77,6 +84,7 @@ def rule_reason(
         None if cu_seqlens is None else query.shape[0],
         chunk_size,
     )
+    return refusal or mixed_reason(query, value)
 
 
 def run_rule(
@@ -116,9 +124,7 @@ def kda_reason(
         return "arguments behind beta are given by position"
     if seq_idx is not None and cu_seq_lens_q is None:
         return "packed sequences come as seq_idx without cu_seq_lens_q, which Kimi Delta Attention goes by"
-    if value.dtype != query.dtype:
-        return f"query and value are {str(query.dtype)[6:]} and {str(value.dtype)[6:]}"
-    return common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
+    refusal = common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
         "fused_recurrent_gated_delta_rule",
         (query.shape[2:], key.shape[2:], value.shape[2:]),
         (query.dtype, key.dtype, value.dtype, g.dtype, beta.dtype),
@@ -127,6 +133,7 @@ def kda_reason(
         None,
         g.shape[3:],
     )
+    return refusal or mixed_reason(query, value)
 
 
 def run_kda(
