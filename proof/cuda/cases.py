@@ -17,7 +17,7 @@ from proof.cuda.trace import Trace
 from tests.helpers.aura import Codec, make_cache, there
 from tests.helpers.paged import aura_pages, make_call
 from torch_gdn import reference
-from torch_gdn.check import seeded, stages
+from torch_gdn.check import golden, seeded, stages
 from torch_gdn.check.calls import METAL_TYPES, Call
 from torch_gdn.check.cases import END_TO_END_OPS, make_case
 from torch_gdn.tune import prefill_algorithm
@@ -131,6 +131,26 @@ def rules() -> Iterator[Case]:
         yield rule_case(seeded.CHUNK, Call(BF16, 64, 64), 75, algorithm, same_keys=True, beta=1.9)
         many = [0, *range(2, 2 * 40, 2), 90]  # more sequences than lanes
         yield rule_case(seeded.CHUNK, Call(F32, 64, 32, chunk_size=16), 90, algorithm, cu_seqlens=many)
+
+
+def on_golden_inputs() -> Iterator[Case]:
+    """FLA's recorded inputs."""
+    for name in golden.index():
+        for op in golden.ops_of(name):
+            if op == seeded.CHUNK:
+                yield from (golden_case(name, op, each) for each in ("chunked", "fused_chunk"))
+            elif op == seeded.RECURRENT:
+                yield golden_case(name, op)
+
+
+def golden_case(name: str, op: str, algorithm: str | None = None) -> Case:
+    def run() -> Named:
+        case = golden.load(name).case.to(MPS)
+        boundaries = None if case.cu_seqlens is None else case.cu_seqlens.to(MPS)
+        with prefill_algorithm(algorithm):
+            return named(END_TO_END_OPS[op](*case.qkv, **(case.options | {"cu_seqlens": boundaries})), "o", "state")
+
+    return Case(f"golden {algorithm or 'recurrent'} {name}", run, lambda: named(golden.load(name).exact, "o", "state"))
 
 
 def stage_case(op: str, dtype: torch.dtype, K: int, V: int, chunk_size: int, packed: bool) -> Case:
@@ -306,7 +326,7 @@ def coded_case(name: str, call: dict[str, Any]) -> Case:
 
 
 def all_cases() -> list[Case]:
-    return [*rules(), *all_stages(), *layers(), *aura(), *attention()]
+    return [*rules(), *on_golden_inputs(), *all_stages(), *layers(), *aura(), *attention()]
 
 
 # ---- to be timed: launches alone, of buffers that hold nothing -------------------------------------------------------
