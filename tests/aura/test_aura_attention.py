@@ -144,6 +144,21 @@ def test_no_keys_or_no_queries(device: torch.device, L: int, T: int) -> None:
     assert torch.equal(torch_gdn.aura_attention(**there(call, device)).cpu(), torch.zeros(2, 4, L, 96))
 
 
+@pytest.mark.parametrize("length", [0, 1, 63, 128])
+@pytest.mark.parametrize("L", [1, 40])
+def test_length(device: torch.device, L: int, length: int) -> None:
+    """The first tokens of a cache: the bits of a slice, and what is behind them is not read."""
+    call = make_call(PLAIN | {"L": L, "T": 128, "means": True, "block_size": None})
+    cached = ("key_codes", "key_norms", "key_means", "value_codes", "value_norms", "value_means")
+    sliced = call | {name: call[name][:, :, :length].clone() for name in cached}
+    for name in cached:
+        call[name][:, :, length:] = -1 if name.endswith("codes") else torch.nan
+    o = torch_gdn.aura_attention(**there(call | {"length": length}, device)).cpu()
+    assert_same_bits("o", o, torch_gdn.aura_attention(**there(sliced, device)).cpu())
+    expected = exact(call | {"length": length})
+    assert_close("o", o, expected, BOUND[torch.float32], head_dim=1)
+
+
 def test_opcheck(device: torch.device) -> None:
     call = valid_call("aura_attention", device)
     opcheck("aura_attention", call, device)

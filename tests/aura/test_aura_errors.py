@@ -80,6 +80,8 @@ def bad_calls() -> list[Bad]:
         calls.append(Bad(op, "key_codes", ValueError, "no heads", change("key_codes", lambda x: x[:, :0])))
         calls.append(Bad(op, "value_codes", ValueError, "a token fewer", change("value_codes", lambda x: x[:, :, 1:])))
         calls.append(Bad(op, "key_codebook", ValueError, "32 centroids", put("key_codebook", torch.zeros(32))))
+    calls.append(Bad("aura_attention", "length", ValueError, "negative", put("length", -1)))
+    calls.append(Bad("aura_attention", "length", ValueError, "more than there are", put("length", 21)))
     calls.append(Bad("aura_flash_p1", "q_sums", ValueError, "without means", put("key_means", None)))
     calls.append(Bad("aura_flash_p1", "q_sums", ValueError, "none for means", put("q_sums", None)))
     calls.append(Bad("aura_flash_p2", "dtype", TypeError, "float64", put("dtype", torch.float64)))

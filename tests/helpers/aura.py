@@ -126,6 +126,10 @@ def valid_call(op: str, device: torch.device) -> dict[str, Any]:
             "sinks": torch.randn(4),
             "dtype": torch.float16,
         },
-        "aura_attention": {"q": q} | cached.parts(True) | cached.means(True) | masks | {"sinks": torch.randn(4)},
+        "aura_attention": {"q": q}
+        | cached.parts(True)
+        | cached.means(True)
+        | masks
+        | {"sinks": torch.randn(4), "length": 18},
     }
     return there(calls[op], device)

@@ -154,10 +154,10 @@ class KVCache:
             ValueError, TypeError: a tensor or option that is not as above.
         """
         self._check("attend", "q", q, None)
-        (key_codes, key_norms, key_means), key_tables = self.keys.filled(self.length), self.keys.tables
-        (value_codes, value_norms, value_means), value_tables = self.values.filled(self.length), self.values.tables
-        cached = (key_codes, key_norms, *key_tables, value_codes, value_norms, *value_tables, key_means, value_means)
-        return torch.ops.gdn.aura_attention(q, *cached, starts, sinks, scale, causal, None, window)
+        k, v = self.keys, self.values
+        tensors = (k.codes, k.norms, k.codebook, k.signs, v.codes, v.norms, v.codebook, v.signs, k.means, v.means)
+        masks = (starts, sinks, scale, causal, None, window)
+        return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.length)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Keys and values as the cache holds them, [B, HK, len, D] each, bfloat16, float16 or float32."""
@@ -253,12 +253,13 @@ class KVCache:
         self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
 
     def _check(self, method: str, name: str, x: Tensor, heads: int | None) -> None:
-        batch, given = self.batch, x.shape
+        norms, given = self.keys.norms, x.shape
+        batch, device = norms.shape[0], norms.device
         fits = len(given) == 4 and given[0] == batch and given[3] == self.head_dim
         if not fits or (heads is not None and given[1] != heads):
             expected = f"[{batch}, {heads or 'HQ'}, {'T' if heads else 'L'}, {self.head_dim}]"
             raise ValueError(f"{method}: {name}: expected shape {expected}, got {list(given)}")
         if x.dtype != self.dtype:
             raise TypeError(f"{method}: {name}: expected dtype {self.dtype} like the cache, got {x.dtype}")
-        if x.device != self.device:
-            raise ValueError(f"{method}: {name}: expected a tensor on {self.device} like the cache, got {x.device}")
+        if x.device != device:
+            raise ValueError(f"{method}: {name}: expected a tensor on {device} like the cache, got {x.device}")

@@ -17,14 +17,19 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // What the rows of a work item carry from tile to tile.
 struct WorkItem {
-  std::vector<float> q, keys, values, o;
+  std::vector<float> memory;
+  float *q, *o, *keys, *values;  // [rows, width] and [kTileKeys, width], two of each
   alignas(64) float scores[kFlashRows * kTileKeys];
   alignas(64) float key_norms[kTileKeys], key_means[kTileKeys], value_norms[kTileKeys], value_means[kTileKeys];
   AuraRow states[kFlashRows];
   int64_t first[kFlashRows], last[kFlashRows];  // keys that a row sees
 
-  explicit WorkItem(int64_t width)
-      : q(kFlashRows * width), keys(kTileKeys * width), values(kTileKeys * width), o(kFlashRows * width) {}
+  WorkItem(int64_t rows, int64_t width) : memory(2 * (rows + kTileKeys) * width) {
+    q = memory.data();
+    o = q + rows * width;
+    keys = o + rows * width;
+    values = keys + kTileKeys * width;
+  }
 };
 
 class Pass1 {
@@ -52,7 +57,7 @@ class Pass1 {
   void run() const {
     const int64_t row_tiles = ceil_div(s_.L * ratio_, kFlashRows);
     at::parallel_for(0, s_.B * s_.HK * s_.NB * row_tiles, 1, [&](int64_t begin, int64_t end) {
-      const auto item = std::make_unique<WorkItem>(width_);
+      const auto item = std::make_unique<WorkItem>(std::min(kFlashRows, s_.L * ratio_), width_);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t tile = i % row_tiles, block = i / row_tiles % s_.NB, head = i / row_tiles / s_.NB;
         run_item(*item, head / s_.HK, head % s_.HK, block, tile * kFlashRows);
@@ -75,7 +80,7 @@ class Pass1 {
       first = std::min(first, item.first[i]);
       last = std::max(last, item.last[i]);
     }
-    std::fill(item.o.begin(), item.o.end(), 0.0f);
+    std::fill_n(item.o, count * width_, 0.0f);
     for (int64_t t = first; t < last; t += kTileKeys) run_tile(item, count, b, hk, t, std::min(kTileKeys, last - t));
     for (int64_t i = 0; i < count; ++i) {
       store_row(item, i, b, head_of(first_row + i, hk), query_of(first_row + i), block);
@@ -85,7 +90,7 @@ class Pass1 {
   void start_row(WorkItem& item, int64_t i, int64_t b, int64_t hk, int64_t row, int64_t block_first,
                  int64_t block_last) const {
     const int64_t head = head_of(row, hk), query = query_of(row), position = s_.q_offset + query;
-    q_.read(b, head, query, 0, s_.D, item.q.data() + i * width_);
+    q_.read(b, head, query, 0, s_.D, item.q + i * width_);
     const float q_sum = op_.q_sums.has_value() ? value_at(*op_.q_sums, b, head, query) : 0.0f;
     item.states[i] = {.m = kNone, .l = 0, .mean = 0, .q_sum = q_sum};
     item.first[i] = block_first;
@@ -97,15 +102,15 @@ class Pass1 {
   }
 
   void run_tile(WorkItem& item, int64_t rows, int64_t b, int64_t hk, int64_t first, int64_t count) const {
-    keys_.dequantise(words_at(key_codes_, b, hk, first), key_codes_.stride(2), count, item.keys.data(), width_);
-    values_.dequantise(words_at(value_codes_, b, hk, first), value_codes_.stride(2), count, item.values.data(), width_);
+    keys_.dequantise(words_at(key_codes_, b, hk, first), key_codes_.stride(2), count, item.keys, width_);
+    values_.dequantise(words_at(value_codes_, b, hk, first), value_codes_.stride(2), count, item.values, width_);
     read_values(op_.key.norms, b, hk, first, count, item.key_norms);
     read_values(op_.value.norms, b, hk, first, count, item.value_norms);
     read_values(op_.key.means, b, hk, first, count, item.key_means);
     read_values(op_.value.means, b, hk, first, count, item.value_means);
-    const AuraTile tile{.q = item.q.data(),
-                        .keys = item.keys.data(),
-                        .values = item.values.data(),
+    const AuraTile tile{.q = item.q,
+                        .keys = item.keys,
+                        .values = item.values,
                         .rows = rows,
                         .count = count,
                         .width = width_,
@@ -114,7 +119,7 @@ class Pass1 {
                         .value_norms = item.value_norms,
                         .value_means = item.value_means,
                         .scores = item.scores,
-                        .o = item.o.data(),
+                        .o = item.o,
                         .states = item.states};
     kernels_.dot_products(tile);
     for (int64_t i = 0; i < rows; ++i) {
@@ -131,7 +136,7 @@ class Pass1 {
     m_[at] = item.states[i].m;
     l_[at] = item.states[i].l;
     if (mean_ != nullptr) mean_[at] = item.states[i].mean;
-    std::copy_n(item.o.data() + i * width_, s_.D, o_ + at * s_.D);
+    std::copy_n(item.o + i * width_, s_.D, o_ + at * s_.D);
   }
 
   // Norms or means of some keys; zeros without a tensor.

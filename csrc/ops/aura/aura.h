@@ -110,7 +110,9 @@ struct CachedAttention {
 
   AuraShape<Int> shape;
 
-  void check_cache(const Check<Int>& check, const char* q_name, const Tensor& q) {
+  // `length`: how many of the cache's tokens there are; all, where it is not given.
+  void check_cache(const Check<Int>& check, const char* q_name, const Tensor& q,
+                   const optional<Int>& length = std::nullopt) {
     auto& s = shape;
     check.dimensions(q_name, q, 4, "[B, HQ, L, D]");
     s.B = size_of<Int>(q, 0), s.HQ = size_of<Int>(q, 1), s.L = size_of<Int>(q, 2);
@@ -129,10 +131,17 @@ struct CachedAttention {
     check_codes(check, "value_codes", value.codes, rows, s.D, s.value_bits);
     check_norms(check, "value_norms", value.norms, rows);
     if (value.means.has_value()) check_norms(check, "value_means", *value.means, rows);
+    if (length.has_value()) check_length(check, *length);
     check_visibility(check);
   }
 
  private:
+  void check_length(const Check<Int>& check, const Int& length) {
+    check.value(sym_ge(length, Int(0)), "length", "at least 0", length);
+    check.value(sym_le(length, shape.T), "length", "at most the tokens of key_codes", length, " for ", shape.T);
+    shape.T = length;
+  }
+
   void check_visibility(const Check<Int>& check) {
     const auto& [starts, causal, q_offset, window] = visibility;
     if (starts.has_value()) {

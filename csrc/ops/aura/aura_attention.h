@@ -11,24 +11,24 @@ struct AuraAttention : CachedAttention<Int> {
       "aura_attention(Tensor q, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor key_signs, "
       "Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, Tensor? key_means=None, "
       "Tensor? value_means=None, Tensor? starts=None, Tensor? sinks=None, float? scale=None, bool causal=True, "
-      "SymInt? q_offset=None, int window=0, SymInt? block_size=None) -> Tensor";
+      "SymInt? q_offset=None, int window=0, SymInt? block_size=None, SymInt? length=None) -> Tensor";
 
   Tensor q, key_signs, value_signs;
   optional<Tensor> sinks;
   optional<double> scale;
-  optional<Int> block_size;
+  optional<Int> block_size, length;
 
   auto arguments() {
     auto& [starts, causal, q_offset, window] = this->visibility;
     return std::tie(q, this->key.codes, this->key.norms, this->key.codebook, key_signs, this->value.codes,
                     this->value.norms, this->value.codebook, value_signs, this->key.means, this->value.means, starts,
-                    sinks, scale, causal, q_offset, window, block_size);
+                    sinks, scale, causal, q_offset, window, block_size, length);
   }
 
   void check() {
     const Check<Int> check("aura_attention", "q", q);
     check.is_activation("q", q);
-    this->check_cache(check, "q", q);
+    this->check_cache(check, "q", q, length);
     check_table(check, "key_signs", key_signs, "[D]", this->shape.D);
     check_table(check, "value_signs", value_signs, "[D]", this->shape.D);
     if (sinks.has_value()) check_table(check, "sinks", *sinks, "[HQ]", this->shape.HQ);

@@ -23,6 +23,7 @@ def aura_attention(
     q_offset: int | None = None,
     window: int = 0,
     block_size: int | None = None,
+    length: int | None = None,
 ) -> Tensor:
     """Attention to keys and values held as codes (`aura_encode`), dequantised in registers, never in memory.
 
@@ -46,6 +47,8 @@ def aura_attention(
         q_offset: Default: T - L, queries are the last positions.
         window: a query sees only so many keys up to its own position; 0 is no window. Default: 0.
         block_size: keys of a block of pass 1, a multiple of 16. Default: chosen from T and the number of query rows.
+        length: how many keys there are, the first of codes, norms and means, and so T in all of the above: a cache need
+            not be sliced at each step. Default: all.
 
     Returns:
         [B, HQ, L, D], dtype of q, contiguous; zeros for a query that sees no key.
@@ -70,4 +73,4 @@ def aura_attention(
     keys = (key_codes, key_norms, key_codebook, key_signs)
     values = (value_codes, value_norms, value_codebook, value_signs)
     masks = (starts, sinks, scale, causal, q_offset, window)
-    return torch.ops.gdn.aura_attention(q, *keys, *values, key_means, value_means, *masks, block_size)
+    return torch.ops.gdn.aura_attention(q, *keys, *values, key_means, value_means, *masks, block_size, length)
