@@ -31,7 +31,7 @@ from torch_gdn.ops.gdn.prepare_chunk_indices import prepare_chunk_indices
 from torch_gdn.ops.gdn.prepare_chunk_offsets import prepare_chunk_offsets
 from torch_gdn.ops.gdn.recompute_w_u import recompute_w_u, recompute_w_u_fwd
 from torch_gdn.ops.gdn.solve_tril import solve_tril
-from torch_gdn.ops.kda.chunk_kda import chunk_kda
+from torch_gdn.ops.kda.chunk_kda import chunk_kda, chunk_kda_
 from torch_gdn.ops.kda.fused_kda_gate import fused_kda_gate
 from torch_gdn.ops.kda.fused_recurrent_kda import fused_recurrent_kda, fused_recurrent_kda_
 from torch_gdn.ops.layers.batch_copy import batch_copy_
@@ -65,6 +65,7 @@ __all__ = [
     "chunk_gated_delta_rule_",
     "chunk_gated_delta_rule_fwd_h",
     "chunk_kda",
+    "chunk_kda_",
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt",
     "chunk_scaled_dot_kkt_fwd",

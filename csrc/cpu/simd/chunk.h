@@ -237,9 +237,9 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
 }
 
 // v_new of kRows rows, from the state and the v_new of the rows before: forward substitution, in registers.
-template <typename Operand>
-TORCH_GDN_INLINE Tile solve_rows(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, int64_t i, int64_t j,
-                                 const Operand* state, const PanelTiles<Operand>& tiles) {
+template <typename Operand, typename Keys, typename Head>
+TORCH_GDN_INLINE Tile solve_rows(const Keys& keys, const Head& head, int64_t i, int64_t j, const Operand* state,
+                                 const PanelTiles<Operand>& tiles) {
   const int64_t length = keys.K / kTogether<Operand>;
   Tile tile{};
   accumulate(tile, keys.k + i * length, length, 1, state + j, length);
@@ -267,9 +267,9 @@ TORCH_GDN_INLINE Tile solve_rows(const KeyTiles<Operand>& keys, const HeadTiles<
 }
 
 // o of kRows rows: what the state answers, and what the chunk's own tokens do.
-template <typename Operand>
-TORCH_GDN_INLINE Tile answer_rows(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, int64_t i, int64_t j,
-                                  const Operand* state, const Operand* v_new) {
+template <typename Operand, typename Keys, typename Head>
+TORCH_GDN_INLINE Tile answer_rows(const Keys& keys, const Head& head, int64_t i, int64_t j, const Operand* state,
+                                  const Operand* v_new) {
   const int64_t length = keys.K / kTogether<Operand>, width = kTokens / kTogether<Operand>;
   Tile tile{};
   accumulate(tile, keys.q + i * length, length, 1, state + j, length);
@@ -278,12 +278,11 @@ TORCH_GDN_INLINE Tile answer_rows(const KeyTiles<Operand>& keys, const HeadTiles
   return tile;
 }
 
-// S <- exp(c_last) S + k^T (exp(c_last - c) v_new).
-template <typename Operand>
-TORCH_GDN_INLINE void update_state(const KeyTiles<Operand>& keys, float decay, const PanelTiles<Operand>& tiles,
-                                   float* state, Operand* operand) {
+// S <- exp(c_last) S + k^T (exp(c_last - c) v_new); decay(i) is of row i of S.
+template <typename Operand, typename Keys, typename Decay>
+TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Decay& decay,
+                                   const PanelTiles<Operand>& tiles, float* state, Operand* operand) {
   constexpr bool paired = kTogether<Operand> == 2;
-  const Operand* k = paired ? keys.k_down : keys.k;
   for (int64_t i = 0; i < keys.K; i += kRows) {
     for (int64_t j = 0; j < kColumns; j += kTileColumns) {
       float* at = state + i * kColumns + j;
@@ -292,7 +291,9 @@ TORCH_GDN_INLINE void update_state(const KeyTiles<Operand>& keys, float decay, c
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-        for (int64_t c = 0; c < kVectors; ++c) tile.at[r][c] += decay * load(at + r * kColumns + c * kLanes);
+        for (int64_t c = 0; c < kVectors; ++c) {
+          tile.at[r][c] += decay(i + r) * load(at + r * kColumns + c * kLanes);
+        }
       }
       store_tile(tile, at);
       if constexpr (paired) store_operand(tile, operand + i / 2 * kColumns + j);
@@ -300,9 +301,11 @@ TORCH_GDN_INLINE void update_state(const KeyTiles<Operand>& keys, float decay, c
   }
 }
 
-template <typename Operand>
-void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
-             int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles) {
+// k_writing: the keys that the update of the state multiplies.
+template <typename Operand, typename Keys, typename Head, typename Decay>
+TORCH_GDN_INLINE void advance_panel(const Keys& keys, const Head& head, const Operand* k_writing, const Decay& decay,
+                                    const HeadRows& v, const HeadRows& o, int64_t columns, float* state,
+                                    Operand* operand, PanelTiles<Operand>& tiles) {
   prefetch_rows(o, 0, keys.tokens, columns);
   prefetch_rows(v, kTokens, keys.tokens, columns);
   upcast_rows(v, keys.tokens, keys.rows, columns, tiles.v, kColumns);
@@ -322,8 +325,16 @@ void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, cons
       store_tile(answer_rows(keys, head, i, j, operand, answering), tiles.o + i * kColumns + j);
     }
   }
-  update_state(keys, head.decay, tiles, state, operand);
+  update_state(keys, k_writing, decay, tiles, state, operand);
   downcast_rows(tiles.o, kColumns, keys.tokens, columns, o);
+}
+
+template <typename Operand>
+void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
+             int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles) {
+  const Operand* k_writing = kTogether<Operand> == 2 ? keys.k_down : keys.k;
+  const auto decay = [&](int64_t) __attribute__((always_inline)) { return head.decay; };
+  advance_panel(keys, head, k_writing, decay, v, o, columns, state, operand, tiles);
 }
 
 template <typename Operand>

@@ -12,8 +12,8 @@ struct ChunkedRule : GatedDeltaRule<Int> {
   int64_t chunk_size;
   bool return_intermediate_states;
 
-  void check_chunked(const Check<Int>& check) {
-    this->g = required_g;
+  // Not of g, where it is another op's.
+  void check_chunks(const Check<Int>& check) {
     this->beta = required_beta;
     check_chunk_size(check, chunk_size);
     this->check_inputs(check);
@@ -21,6 +21,11 @@ struct ChunkedRule : GatedDeltaRule<Int> {
     s.C = chunk_size;
     check.shape("beta", required_beta, "[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, this->cu_seqlens, chunk_indices);
+  }
+
+  void check_chunked(const Check<Int>& check) {
+    this->g = required_g;
+    check_chunks(check);
   }
 
   bool has_one_dtype() const { return this->v.scalar_type() == this->q.scalar_type(); }

@@ -1,17 +1,43 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.gdn import fla_arguments
-from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
-from torch_gdn.ops.kda.log_decays import log_decays
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torch_gdn.ops.gdn.typed_options import ChunkKdaOptions, ChunkKdaPoolOptions
 
 NAME = "chunk_kda"
-CHUNK_SIZES = (32, 64)
 LOWEST_SAFE_BOUND = -5.0
 
 
+@overload
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkKdaOptions],
+) -> tuple[Tensor, Tensor | None]: ...
+@overload
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    return_intermediate_states: Literal[True],
+    **options: Unpack[ChunkKdaOptions],
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_kda(
     q: Tensor,
     k: Tensor,
@@ -42,13 +68,13 @@ def chunk_kda(
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     transpose_state_layout: bool | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Kimi Delta Attention over whole sequences: for prefill, with the results of `fused_recurrent_kda`.
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """Kimi Delta Attention over whole sequences, a chunk of tokens at a time: for prefill.
 
     FLA: `fla.ops.kda.chunk_kda`, its arguments in its order. Ours alone are `output_dtype` and `head_grouping`.
 
-    Limit: there is no chunked kernel yet. On every device the recurrent kernel goes through the sequence token by
-    token, in one launch: exact for any decay, and parallel over heads and columns of V alone.
+    Limit: on `mps` there is no chunked kernel yet: the recurrent kernel goes through the sequence token by token, in
+    one launch.
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
@@ -69,7 +95,7 @@ def chunk_kda(
             one; here there is no other effect. Default: False.
         lower_bound: of g, below 0; read with use_gate_in_kernel. Default: None, for the unbounded gate.
         disable_recompute: FLA's option of training; without effect. Default: False.
-        return_intermediate_states: False: the states between chunks are not there. Default: False.
+        return_intermediate_states: whether h is returned; not on `mps`, where no kernel has it. Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
             device. A sequence may be empty. Default: None.
@@ -77,22 +103,24 @@ def chunk_kda(
         cp_context: None: there is one device. Default: None.
         use_graph, max_num_seqs: FLA's options of recorded graphs; without effect, as no call reads cu_seqlens on the
             host. Default: False, None.
-        A_log: HV values, any floating dtype; read with use_gate_in_kernel, which needs it or lower_bound. Default:
-            None.
-        dt_bias: HV * K values, any floating dtype; read with use_gate_in_kernel. Default: None.
-        chunk_size: 32 or 64; without effect on the result. Default: 64.
+        A_log: HV values of any shape, any floating dtype; read with use_gate_in_kernel, which needs it or lower_bound.
+            Default: None.
+        dt_bias: HV * K values of any shape, any floating dtype; read with use_gate_in_kernel. Default: None.
+        chunk_size: 16, 32 or 64; the result is the same but for rounding. Default: 64.
         output_dtype: dtype of o, that of q or float32. Default: that of q.
         head_grouping: as of `chunk_gated_delta_rule`. Default: "block".
         transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
 
     Returns:
         o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
-        for.
+        for. With return_intermediate_states also h [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), the state
+        before each chunk, as of `chunk_gated_delta_rule`.
 
     Raises:
         ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
         TypeError: a dtype that is not as above.
         RuntimeError: an input requires grad under grad mode.
+        NotImplementedError: return_intermediate_states on `mps`.
 
     Example:
         >>> import torch, torch_gdn
@@ -104,28 +132,117 @@ def chunk_kda(
     """
     fla_arguments.refuse_context_parallelism(NAME, cp_context)
     fla_arguments.check_cu_seqlens_cpu(NAME, cu_seqlens, cu_seqlens_cpu)
-    if return_intermediate_states:
-        raise ValueError(f"{NAME}: return_intermediate_states: expected False (there is no chunked kernel), got True")
-    if chunk_size not in CHUNK_SIZES:
-        raise ValueError(f"{NAME}: chunk_size: expected 32 or 64, got {chunk_size}")
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not LOWEST_SAFE_BOUND <= lower_bound < 0):
         raise ValueError(f"{NAME}: lower_bound: expected one from -5 to 0 where safe_gate is set, got {lower_bound}")
-    if v.dtype != q.dtype:
-        raise TypeError(f"{NAME}: v: expected {str(q.dtype)[6:]} like q, got {str(v.dtype)[6:]}")
-    return fused_recurrent_gated_delta_rule(
-        q,
-        k,
-        v,
-        gk=log_decays(NAME, q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
-        beta=beta,
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
-        allow_neg_eigval=allow_neg_eigval,
-        state_v_first=fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout),
-        cu_seqlens=cu_seqlens,
-        output_dtype=output_dtype,
-        head_grouping=head_grouping,
-    )
+    layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
+    state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout)
+    gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (output_dtype, head_grouping, return_intermediate_states)
+    o, final_state, h = torch.ops.gdn.chunk_kda(q, k, v, g, beta, scale, *state, cu_seqlens, chunk_size, *gates, *more)
+    if not output_final_state:
+        final_state = None
+    return (o, final_state, h) if return_intermediate_states else (o, final_state)
+
+
+@overload
+def chunk_kda_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    *,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[ChunkKdaPoolOptions],
+) -> Tensor: ...
+@overload
+def chunk_kda_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    *,
+    return_intermediate_states: Literal[True],
+    **options: Unpack[ChunkKdaPoolOptions],
+) -> tuple[Tensor, Tensor]: ...
+def chunk_kda_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+    output_dtype: torch.dtype | None = None,
+    head_grouping: str = "block",
+    return_intermediate_states: bool = False,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`chunk_kda` on a server's pool of states, in place: for prefill.
+
+    vLLM has the like (`ssm_state_indices`), where the null index is 0.
+
+    Args:
+        q, k, v, g, beta: as of `chunk_kda`.
+        state_pool, state_indices, has_initial_state, null_index: as of `chunk_gated_delta_rule_`: the states of all
+            slots, the slot of each sequence, and which sequences start from zeros.
+        scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: as of `chunk_kda`.
+        allow_neg_eigval, lower_bound, A_log, dt_bias, state_v_first, cu_seqlens, chunk_size: as of `chunk_kda`.
+        output_dtype, head_grouping: as of `chunk_kda`.
+        return_intermediate_states: as of `chunk_kda`; of a sequence without a slot, zeros.
+        checkpoint_offsets, checkpoint_indices: as of `chunk_gated_delta_rule_`: after so many tokens of each sequence
+            its state goes to a second slot too. Default: of none.
+        out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, and is returned. Default: a
+            new tensor.
+
+    Returns:
+        o [B, T, HV, V]; with return_intermediate_states o and h.
+
+    Raises:
+        ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
+            device are not slots, and are reported at the next synchronisation.
+        TypeError: a dtype that is not as above.
+        RuntimeError: an input requires grad under grad mode.
+        NotImplementedError: return_intermediate_states on `mps`.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> q, k, v = torch.randn(1, 30, 2, 64), torch.randn(1, 30, 2, 64), torch.randn(1, 30, 4, 32)
+        >>> g, beta, pool = -torch.rand(1, 30, 4, 64), torch.rand(1, 30, 4), torch.zeros(8, 4, 64, 32)
+        >>> slots = torch.tensor([5, 2])
+        >>> o = torch_gdn.chunk_kda_(q, k, v, g, beta, pool, slots, cu_seqlens=torch.tensor([0, 10, 30]))
+        >>> o.shape, pool.flatten(1).any(1).nonzero().flatten()
+        (torch.Size([1, 30, 4, 32]), tensor([2, 5]))
+    """
+    slots = (state_pool, state_indices, has_initial_state, null_index)
+    options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_size)
+    gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (output_dtype, head_grouping, return_intermediate_states, checkpoint_offsets, checkpoint_indices, out)
+    o, h = torch.ops.gdn.chunk_kda_(q, k, v, g, beta, *slots, *options, *gates, *more)
+    o = o if out is None else out
+    return (o, h) if return_intermediate_states else o

@@ -137,7 +137,7 @@ def fused_recurrent_kda_(
     num_accepted_tokens: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`fused_recurrent_kda` on a server's pool of states, in place: for decoding, and for prompts of any length.
+    """`fused_recurrent_kda` on a server's pool of states, in place: for decoding.
 
     vLLM has the like (`ssm_state_indices`, `num_accepted_tokens`), where the null index is 0.
 

@@ -1,0 +1,171 @@
+// The loop of the chunked ops: chunks of a sequence one after the other, panels of its states on one core. A rule fills
+// the tiles and does the arithmetic; each core has one of its own:
+//   Operand                      what is multiplied; else than float, a state has a second form
+//   padded_keys(K)               rows of a panel
+//   read_keys, make_head         a chunk's tokens of a key head, and then what they are to a value head
+//   advance                      a chunk of a panel: o, and the state after it
+//   make_operand                 the second form
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "cpu/common.h"
+
+namespace torch_gdn::cpu {
+
+struct ChunkedOutputs {
+  Tensor o, h;  // h has no elements where it was not asked for
+};
+
+// Each sequence and key head has panels, those of its value heads one after the other. A work item is some of them for
+// a whole sequence, on one core. They share the products of the key head's q and k, so items are only as small as the
+// cores need.
+struct ChunkedWork {
+  ChunkShape<> s;
+  int64_t step;            // tokens at a time: no more than a chunk, from whose start NaN may spread
+  int64_t panels_of_head;  // ceil(V / 32)
+  int64_t panels;          // of a key head
+  int64_t panels_of_item;
+  int64_t items_of_key_head;
+  std::vector<Sequence> sequences;
+  std::vector<int64_t> first_rows;  // of h, for each sequence
+  std::vector<int64_t> order;       // of sequences, longest first
+
+  ChunkedWork(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
+  int64_t work_items() const { return s.N * s.H * items_of_key_head; }
+  int64_t longest() const { return s.N > 0 ? sequences[order[0]].length : 0; }
+  int64_t threads() const;
+  int64_t value_head(int64_t key_head, int64_t panel) const {
+    const int64_t i = panel / panels_of_head;
+    return s.tiled ? i * s.H + key_head : key_head * (s.HV / s.H) + i;
+  }
+};
+
+// Up to so many tokens the recurrence is faster: a chunk of 1 to 8 costs what 8 tokens of the recurrence do.
+constexpr int64_t kFewTokens = 4;
+
+// At most so many panels a work item: with K = 128 their state is half of a second-level cache of 1 MB.
+constexpr int64_t kMostPanels = 32;
+
+inline ChunkedWork::ChunkedWork(const ChunkShape<>& shape, const optional<Tensor>& cu_seqlens)
+    : s(shape),
+      step(std::min(s.C, kTokens)),
+      panels_of_head(ceil_div(s.V, kColumns)),
+      panels(panels_of_head * (s.HV / s.H)),
+      sequences(sequences_of(s, cu_seqlens)),
+      first_rows(s.N),
+      order(s.N) {
+  int64_t work_items = ceil_div(panels, kMostPanels);
+  const int64_t heads = std::max<int64_t>(1, s.N * s.H), threads = at::get_num_threads();
+  while (work_items < panels && heads * work_items < 4 * threads && heads * work_items % threads != 0) ++work_items;
+  panels_of_item = ceil_div(panels, work_items);
+  items_of_key_head = ceil_div(panels, panels_of_item);
+  int64_t rows = 0;
+  for (int64_t n = 0; n < s.N; ++n) {
+    first_rows[n] = s.packed ? rows : 0;
+    rows += ceil_div(sequences[n].length, s.C);
+  }
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater{}, [&](int64_t n) { return sequences[n].length; });
+}
+
+// Another thread costs some microseconds: it must have some of them to do.
+inline int64_t ChunkedWork::threads() const {
+  const int64_t tokens = s.B * s.T + s.N;
+  return std::clamp<int64_t>(tokens * s.HV * s.K * s.V >> 18, 1, at::get_num_threads());
+}
+
+template <typename Rule>
+class Core {
+ public:
+  Core(const ChunkedWork& work, Rule rule, const StateIo& state_io, const ChunkedOutputs& outputs)
+      : work_(work),
+        s_(work.s),
+        rule_(std::move(rule)),
+        state_io_(state_io),
+        out_(outputs.o),
+        K_(Rule::padded_keys(s_.K)),
+        states_(Aligned::floats(work.panels_of_item * K_ * kColumns * (kHasOperands ? 2 : 1))) {
+    if (outputs.h.dim() > 1) h_.emplace(outputs.h, state_io.v_first);
+  }
+
+  void run(int64_t item) {
+    const int64_t n = work_.order[item / work_.items_of_key_head / s_.H];
+    const int64_t key_head = item / work_.items_of_key_head % s_.H;
+    const int64_t first = item % work_.items_of_key_head * work_.panels_of_item;
+    const int64_t last = std::min(first + work_.panels_of_item, work_.panels);
+    if (state_io_.slots[n].index < 0) return;
+    for (int64_t panel = first; panel < last; ++panel) read_state(n, key_head, panel, panel - first);
+    const auto& [batch, first_token, length] = work_.sequences[n];
+    for (int64_t t = 0; t < length; t += work_.step) {
+      const int64_t token = first_token + t, tokens = std::min(work_.step, length - t);
+      rule_.read_keys(batch, token, key_head, tokens);
+      for (int64_t panel = first; panel < last; ++panel) {
+        const int64_t head = work_.value_head(key_head, panel), column = column_of(panel), i = panel - first;
+        if (panel == first || column == 0) rule_.make_head(batch, token, head);
+        if (h_ && t % s_.C == 0) {
+          h_->write(batch, work_.first_rows[n] + t / s_.C, head, column, columns_from(column), state(i), kColumns);
+        }
+        rule_.advance(batch, token, head, column, columns_from(column), out_, state(i), operand(i));
+      }
+      const auto& checkpoint = state_io_.checkpoints[n];
+      if (t + tokens == checkpoint.tokens) write_states(checkpoint.index, key_head, first, last);
+    }
+    write_states(state_io_.slots[n].index, key_head, first, last);
+  }
+
+ private:
+  using Operand = typename Rule::Operand;
+  static constexpr bool kHasOperands = !std::is_same_v<Operand, float>;
+
+  int64_t column_of(int64_t panel) const { return panel % work_.panels_of_head * kColumns; }
+  int64_t columns_from(int64_t column) const { return std::min(kColumns, s_.V - column); }
+  float* state(int64_t i) const { return states_.get() + i * K_ * kColumns; }
+  Operand* operand(int64_t i) const {
+    if constexpr (!kHasOperands) return state(i);
+    return reinterpret_cast<Operand*>(state(work_.panels_of_item + i));
+  }
+
+  // Those of panels first .. last.
+  void write_states(int64_t slot, int64_t key_head, int64_t first, int64_t last) const {
+    for (int64_t panel = first; panel < last; ++panel) {
+      const int64_t column = column_of(panel);
+      state_io_.write(slot, work_.value_head(key_head, panel), column, columns_from(column), state(panel - first),
+                      kColumns);
+    }
+  }
+
+  // Zeros past K and past V.
+  void read_state(int64_t n, int64_t key_head, int64_t panel, int64_t i) {
+    const int64_t column = column_of(panel), columns = columns_from(column);
+    float* x = state(i);
+    if (columns < kColumns) std::fill(x, x + s_.K * kColumns, 0.0f);
+    state_io_.read(n, work_.value_head(key_head, panel), column, columns, s_.K, x, kColumns);
+    std::fill(x + s_.K * kColumns, x + K_ * kColumns, 0.0f);
+    if constexpr (kHasOperands) rule_.make_operand(x, K_, operand(i));
+  }
+
+  const ChunkedWork& work_;
+  const ChunkShape<>& s_;
+  Rule rule_;
+  const StateIo& state_io_;
+  Rows out_;
+  optional<States> h_;
+  int64_t K_;
+  decltype(Aligned::floats(0)) states_;
+};
+
+// make_rule() gives a core its rule.
+template <typename MakeRule>
+void run_chunks(const ChunkedWork& work, const StateIo& state_io, const ChunkedOutputs& outputs,
+                const MakeRule& make_rule) {
+  if (state_io.has_null()) outputs.o.zero_();  // of a sequence without a slot nothing is written
+  outputs.h.zero_();                           // its rows and surplus ones
+  share_work_items(work.work_items(), work.threads(), [&](const auto& next) {
+    Core core(work, make_rule(), state_io, outputs);
+    for (int64_t i; (i = next()) < work.work_items();) core.run(i);
+  });
+}
+
+}  // namespace torch_gdn::cpu

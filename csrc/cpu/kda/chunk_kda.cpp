@@ -1,0 +1,143 @@
+#include "ops/kda/chunk_kda.h"
+
+#include "cpu/define.h"
+#include "cpu/gates.h"
+#include "cpu/gdn/chunked.h"
+#include "cpu/gdn/recurrence.h"
+#include "cpu/simd/channel_kernels.h"
+
+namespace torch_gdn {
+
+namespace {
+
+struct Inputs {
+  cpu::Rows q, k, v, g, beta;
+  float scale;
+  bool normalise;
+  std::vector<float> rates, biases;  // of the gate: one a value head, and rows of padded_channels(K), or none
+  bool gate;
+  float lower_bound;  // 0: none
+
+  cpu::ChannelGates gates(int64_t batch, int64_t token, int64_t head, int64_t K) const {
+    const auto betas = beta.head(batch, token, head, 0);
+    return {.g = g.head(batch, token, head, 0),
+            .beta = reinterpret_cast<const float*>(betas.data),
+            .beta_stride = betas.stride / static_cast<int64_t>(sizeof(float)),
+            .width = K,
+            .gate = gate,
+            .rate = gate ? rates[head] : 1.0f,
+            .lower_bound = lower_bound,
+            .bias = biases.empty() ? nullptr : biases.data() + head * cpu::padded_channels(K)};
+  }
+};
+
+// One decay a key channel.
+class ChannelDecayRule {
+ public:
+  using Operand = float;
+  ChannelDecayRule(const Inputs& in, int64_t K)
+      : in_(in), kernels_(cpu::channel_kernels()), tiles_(std::make_unique<Tiles>()), width_(K) {
+    tiles_->keys.K = padded_keys(K);
+  }
+
+  static int64_t padded_keys(int64_t K) { return cpu::padded_channels(K); }
+
+  void read_keys(int64_t batch, int64_t token, int64_t key_head, int64_t tokens) {
+    auto& keys = tiles_->keys;
+    keys.tokens = tokens;
+    keys.rows = cpu::padded(tokens);
+    kernels_.read_keys(in_.q.head(batch, token, key_head, 0), in_.k.head(batch, token, key_head, 0), width_,
+                       in_.normalise, in_.scale, keys);
+  }
+
+  void make_head(int64_t batch, int64_t token, int64_t head) {
+    kernels_.make_head(tiles_->keys, in_.gates(batch, token, head, width_), tiles_->head);
+  }
+
+  void advance(int64_t batch, int64_t token, int64_t head, int64_t column, int64_t columns, const cpu::Rows& o,
+               float* state, float*) {
+    kernels_.advance(tiles_->head, in_.v.head(batch, token, head, column), o.head(batch, token, head, column), columns,
+                     state, tiles_->panel);
+  }
+
+ private:
+  struct Tiles {
+    cpu::ChannelKeys keys;
+    cpu::ChannelTiles head;
+    cpu::PanelTiles<float> panel;
+  };
+
+  const Inputs& in_;
+  const cpu::ChannelKernels& kernels_;
+  std::unique_ptr<Tiles> tiles_;
+  int64_t width_;
+};
+
+std::vector<float> floats_of(const Tensor& x) {
+  const Tensor values = x.to(at::kFloat).contiguous();
+  const auto* first = values.const_data_ptr<float>();
+  return {first, first + values.numel()};
+}
+
+std::vector<float> rates_of(const ChunkShape<>& s, const ChannelGateOptions& gate) {
+  if (!gate.A_log.has_value()) return std::vector<float>(s.HV, 1.0f);
+  auto rates = floats_of(*gate.A_log);
+  for (float& rate : rates) rate = std::exp(rate);
+  return rates;
+}
+
+// Rows as long as the kernels read them.
+std::vector<float> biases_of(const ChunkShape<>& s, const ChannelGateOptions& gate) {
+  if (!gate.use_gate || !gate.dt_bias.has_value()) return {};
+  const auto biases = floats_of(*gate.dt_bias);
+  const int64_t width = cpu::padded_channels(s.K);
+  std::vector<float> rows(s.HV * width);
+  for (int64_t head = 0; head < s.HV; ++head) {
+    std::copy_n(biases.begin() + head * s.K, s.K, rows.begin() + head * width);
+  }
+  return rows;
+}
+
+void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
+  const auto& s = op.shape;
+  const auto& gate = op.channel_gate;
+  const cpu::ChunkedWork work(s, op.cu_seqlens);
+  if (!op.return_intermediate_states && work.longest() <= cpu::kFewTokens) {
+    const ChannelDecays channels{.gk = channel_decays(s, op.required_g, gate), .gv = std::nullopt};
+    return cpu::run_recurrence(op, channels, state_io, outputs.o);
+  }
+  const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
+  const Tensor g = unit_last_stride(cpu::as_activation(op.required_g), "g");
+  const Tensor betas = cpu::betas_of(s, op.beta, op.gates);
+  const Inputs in{.q = cpu::Rows(q),
+                  .k = cpu::Rows(k),
+                  .v = cpu::Rows(v),
+                  .g = cpu::Rows(g),
+                  .beta = cpu::Rows(betas),
+                  .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
+                  .normalise = op.use_qk_l2norm,
+                  .rates = gate.use_gate ? rates_of(s, gate) : std::vector<float>(),
+                  .biases = biases_of(s, gate),
+                  .gate = gate.use_gate,
+                  .lower_bound = static_cast<float>(gate.lower_bound.value_or(0))};
+  cpu::run_chunks(work, state_io, outputs, [&] { return ChannelDecayRule(in, s.K); });
+}
+
+void run(const ChunkKda<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
+  const auto& [o, final_state, h] = outputs;
+  run_chunked(op, cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), {o, h});
+}
+
+void run_in_place(const ChunkKdaInPlace<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [o, h] = outputs;
+  run_chunked(op, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), {op.out.value_or(o), h});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<ChunkKda, &run>(m);
+  cpu::define<ChunkKdaInPlace, &run_in_place>(m);
+}
+
+}  // namespace torch_gdn

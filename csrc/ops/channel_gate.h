@@ -1,0 +1,39 @@
+// From raw to final g of key channels: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g +
+// dt_bias)).
+#pragma once
+#include "ops/chunk_shape.h"
+
+namespace torch_gdn {
+
+struct ChannelGateOptions {
+  bool use_gate = false;            // the rest is read where it is set
+  optional<Tensor> A_log, dt_bias;  // HV and HV * K values of any shape; zeros where there are none
+  optional<double> lower_bound;
+};
+
+template <typename Int>
+void check_values(const Check<Int>& check, const char* argument, const optional<Tensor>& x, const char* pattern,
+                  const Int& count) {
+  if (!x.has_value()) return;
+  check.is_floating(argument, *x);
+  const bool fits = holds(sym_eq(x->sym_numel(), c10::SymInt(count)));
+  TORCH_CHECK_VALUE(fits, check.op(), ": ", argument, ": expected ", pattern, " = ", count, " values, got ",
+                    sizes_of<Int>(*x));
+  check.on_device(argument, *x);
+}
+
+template <typename Int>
+void check_channel_gate(const Check<Int>& check, const ChunkShape<Int>& s, const ChannelGateOptions& gate) {
+  if (!gate.use_gate) return;
+  const auto& bound = gate.lower_bound;
+  check.value(gate.A_log.has_value() || bound.has_value(), "A_log",
+              "a tensor where use_gate_in_kernel is set without lower_bound", "None");
+  check_values(check, "A_log", gate.A_log, "HV", s.HV);
+  check_values(check, "dt_bias", gate.dt_bias, "HV * K", Int(s.HV * s.K));
+  check.value(!bound.has_value() || *bound < 0, "lower_bound", "None or a number below 0", bound.value_or(0));
+}
+
+// g [B, T, HV, K] itself, or what the gate makes of it: by PyTorch's own functions, in float32.
+Tensor channel_decays(const ChunkShape<>& s, const Tensor& g, const ChannelGateOptions& gate);
+
+}  // namespace torch_gdn
