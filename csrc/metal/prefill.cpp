@@ -106,4 +106,11 @@ int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted) {
   return K * element_bytes <= 256 ? 16 : 8;
 }
 
+int64_t fused_kda_chunk_size(int64_t K, int64_t wanted) {
+  const int64_t padded = (K + 7) / 8 * 8;
+  const int64_t row_bytes = 3 * (padded + 4) * 4 + padded + 36 * 4 + 2 * 12 * 4 + 4;  // tiles, decays of S, v, matrices
+  if (wanted > 0 && wanted * row_bytes <= 32768) return wanted;
+  return K <= 64 ? 16 : 8;
+}
+
 }  // namespace torch_gdn

@@ -58,4 +58,7 @@ std::optional<PrefillChoice> forced_prefill_algorithm();
 // threadgroups fit into a core's 60 KB; else 8.
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted);
 
+// The same for Kimi Delta Attention, whose q, k and decays are f32 there: 16 up to K of 64.
+int64_t fused_kda_chunk_size(int64_t K, int64_t wanted);
+
 }  // namespace torch_gdn

@@ -8,152 +8,9 @@
 // substitution in blocks of 8 rows: no inverse, no w, no Neumann series. o = scale (exp(c) S^T q + tril(q k^T exp(c_i -
 // c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c = g_cumsum
 #include "core/checkpoints.h"
-#include "core/fragment.h"
-#include "core/gates.h"
-#include "core/norm_eps.h"
 #include "core/sequences.h"
 #include "core/slots.h"
-#include "core/tile.h"
-#include "gdn/fused_chunk_gated_delta_rule.h"
-
-GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
-GDN_CONSTANT int kValueStride = kStateColumns + 4;  // 4 banks further each row
-GDN_CONSTANT int kScratchStride = kStateColumns + 1;
-
-// Keys of S that `floats` of threadgroup memory hold: whole 128-byte lines where possible.
-METAL_FUNC constexpr int staged_keys(int floats) {
-  return floats >= 64 * kScratchStride   ? 64
-         : floats >= 32 * kScratchStride ? 32
-         : floats >= 16 * kScratchStride ? 16
-                                         : 8;
-}
-
-// The element of a [keys, 32] part of S that item `item` moves, so that lanes access neighbours in memory.
-struct StateItem {
-  int key, value;
-};
-
-METAL_FUNC StateItem state_item(int item, int keys, bool value_inner) {
-  StateItem at;
-  at.key = value_inner ? item / kStateColumns : item % keys;
-  at.value = value_inner ? item % kStateColumns : item / keys;
-  return at;
-}
-
-// S [K, 32] through `scratch`: a simdgroup reads 128 contiguous bytes in either layout.
-template <int K, int Keys, typename P>
-METAL_FUNC void load_state(
-    thread float2* state,
-    device const P* source,
-    StateStrides strides,
-    int values,
-    threadgroup float* scratch,
-    uint thread_index,
-    uint simdgroup,
-    LanePosition at) {
-  UNROLL for (int first = 0; first < K; first += Keys) {
-    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
-      const StateItem of = state_item(item, Keys, strides.value <= strides.key);
-      const bool inside = first + of.key < K && of.value < values;
-      scratch[of.key * kScratchStride + of.value] =
-          inside ? float(source[(first + of.key) * strides.key + of.value * strides.value]) : 0.0f;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    UNROLL for (int row = 0; row < Keys && first + row < K; row += 8) {
-      state[(first + row) / 8] = load_fragment(scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-}
-
-template <int K, int Keys, typename P>
-METAL_FUNC void store_state(
-    thread const float2* state,
-    device P* target,
-    StateStrides strides,
-    int values,
-    threadgroup float* scratch,
-    uint thread_index,
-    uint simdgroup,
-    LanePosition at) {
-  UNROLL for (int first = 0; first < K; first += Keys) {
-    UNROLL for (int row = 0; row < Keys && first + row < K; row += 8) {
-      store_fragment(scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at, state[(first + row) / 8]);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
-      const StateItem of = state_item(item, Keys, strides.value <= strides.key);
-      if (first + of.key < K && of.value < values) {
-        target[(first + of.key) * strides.key + of.value * strides.value] =
-            P(scratch[of.key * kScratchStride + of.value]);
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-}
-
-// A simdgroup's tokens of a chunk, every fourth: a lane holds vectors of q and k and a column of v.
-template <typename Vector, int Rounds, int Vectors>
-struct Tokens {
-  Vector queries[Rounds][Vectors];
-  Vector keys[Rounds][Vectors];
-  float values[Rounds];
-  float gates[Rounds];
-  float betas[Rounds];
-};
-
-// q, k and v of a head of a batch row, at its first token.
-template <typename T>
-struct Sources {
-  device const T* q;
-  device const T* k;
-  device const T* v;
-  device const uchar* g;
-  device const uchar* beta;
-  int64_t batch, head;
-  int values;  // columns of v
-};
-
-template <int K, int Vectors, int Width, typename Vector, typename T>
-METAL_FUNC void load_row(thread Vector* vectors, device const T* source, bool is_there, uint lane) {
-  UNROLL for (int n = 0; n < Vectors; ++n) {
-    const int column = (n * 32 + int(lane)) * Width;
-    vectors[n] = is_there && column < K ? Vector(*(device const Vector*)(source + column)) : Vector(T(0));
-  }
-}
-
-template <int Padded, int Vectors, int Width, typename Vector, typename T>
-METAL_FUNC void store_row(threadgroup T* target, thread const Vector* vectors, uint lane) {
-  UNROLL for (int n = 0; n < Vectors; ++n) {
-    const int column = (n * 32 + int(lane)) * Width;
-    if (column < Padded) *(threadgroup Vector*)(target + column) = vectors[n];
-  }
-}
-
-// 1 / ||x|| of a row over the simdgroup's lanes.
-template <int Vectors, int Width, typename Vector>
-METAL_FUNC float inverse_norm(thread const Vector* vectors) {
-  float sum = 0.0f;
-  UNROLL for (int n = 0; n < Vectors; ++n) {
-    if constexpr (Width == 1) {
-      sum += float(vectors[n]) * float(vectors[n]);
-    } else {
-      UNROLL for (int e = 0; e < Width; ++e) sum += float(vectors[n][e]) * float(vectors[n][e]);
-    }
-  }
-  return rsqrt(simd_sum(sum) + kNormEps);
-}
-
-// x <- (I - L)^-1 x, L strictly lower triangular, 8 rows.
-METAL_FUNC void substitute(float2 lower, thread float2& x, uint lane) {
-  UNROLL for (int i = 0; i < 7; ++i) {
-    // The lanes that hold L[row][i] and x[i][column]: lane_position() inverted.
-    const ushort of_row = ushort((lane & 0x16) | ((i >> 2) << 3) | ((i >> 1) & 1));
-    const ushort of_column = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
-    const float factor = simd_shuffle(i % 2 == 0 ? lower.x : lower.y, of_row);
-    x += factor * float2(simd_shuffle(x.x, of_column), simd_shuffle(x.y, of_column));
-  }
-}
+#include "gdn/fused_chunk.h"
 
 // gate and beta as passed: raw, or final.
 struct TokenScalars {
@@ -161,32 +18,27 @@ struct TokenScalars {
   float query_norm, key_norm;  // inverse; 1 without normalisation
 };
 
-// Tokens [first, first + C), the first `count` of which exist. All lanes read a token's gate: one cache line.
-template <int K, int Width, typename Vector, int Rounds, int Vectors, typename T>
-METAL_FUNC void load_tokens(
-    thread Tokens<Vector, Rounds, Vectors>& tokens,
-    Sources<T> from,
+// The gates of a simdgroup's tokens. All lanes read one: one cache line.
+template <int Rounds>
+METAL_FUNC void load_gates(
+    thread float* gates,
+    device const uchar* g,
     constant FusedChunkParameters& parameters,
+    int64_t batch,
+    int64_t head,
     int first,
     int count,
-    uint lane,
     uint simdgroup) {
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
-    const int64_t token = first + row;
-    const bool is_there = row < count;
-    load_row<K, Vectors, Width>(tokens.queries[round], from.q + token * parameters.q.token, is_there, lane);
-    load_row<K, Vectors, Width>(tokens.keys[round], from.k + token * parameters.k.token, is_there, lane);
-    tokens.values[round] =
-        is_there && int(lane) < from.values ? float(from.v[token * parameters.v.token + int(lane)]) : 0.0f;
-    tokens.gates[round] = is_there ? raw_gate_at(from.g, parameters.gates, from.batch, token, from.head) : 0.0f;
-    tokens.betas[round] = is_there ? raw_beta_at(from.beta, parameters.gates, from.batch, token, from.head, 0) : 0.0f;
+    gates[round] = row < count ? raw_gate_at(g, parameters.gates, batch, int64_t(first) + row, head) : 0.0f;
   }
 }
 
 template <int Padded, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void store_tokens(
     thread const Tokens<Vector, Rounds, Vectors>& tokens,
+    thread const float* gates,
     threadgroup T* query_tile,
     threadgroup T* key_tile,
     threadgroup float* value_tile,
@@ -207,7 +59,7 @@ METAL_FUNC void store_tokens(
       key_norm = inverse_norm<Vectors, Width>(tokens.keys[round]);
     }
     if (lane == 0) {
-      scalars[row].gate = tokens.gates[round];
+      scalars[row].gate = gates[round];
       scalars[row].beta = tokens.betas[round];
       scalars[row].query_norm = query_norm;
       scalars[row].key_norm = key_norm;
@@ -331,7 +183,6 @@ template <typename T, int K, int C, int Width, typename P>
   from.q = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
   from.k = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
   from.v = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
-  from.g = g;
   from.beta = beta;
   from.batch = sequence.batch;
   from.head = head;
@@ -339,13 +190,16 @@ template <typename T, int K, int C, int Width, typename P>
   const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, head);
   const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
   Tokens<Vector, kRounds, kVectors> next;
+  float next_gates[kRounds];
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
+  load_gates<kRounds>(
+      next_gates, g, parameters, sequence.batch, head, sequence.first, last_read - sequence.first, simdgroup);
 
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
   for (int first = sequence.first; first < sequence.last; first += C) {
     store_tokens<kPadded, Width>(
-        next, query_tile, key_tile, value_tile, scalars, parameters.has_norm != 0, lane, simdgroup);
+        next, next_gates, query_tile, key_tile, value_tile, scalars, parameters.has_norm != 0, lane, simdgroup);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     // Lane i holds token i. Gates are clamped so that differences of g_cumsum keep their digits.
@@ -392,6 +246,7 @@ template <typename T, int K, int C, int Width, typename P>
 
     // Only now, so that the next chunk is in registers beside S and v_new alone.
     load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
+    load_gates<kRounds>(next_gates, g, parameters, sequence.batch, head, first + C, last_read - first - C, simdgroup);
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
     const float g_last = simd_shuffle(g_cumsum, ushort(C - 1));
     const Decay kept = decay_from_log(g_last);
@@ -408,18 +263,7 @@ template <typename T, int K, int C, int Width, typename P>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    UNROLL for (int round = 0; round < kRounds; ++round) {
-      const int row = round * kSimdgroups + int(simdgroup);
-      if (first + row < sequence.last && int(lane) < values) {
-        const int64_t element = first_output + (first + row) * parameters.o.token + int64_t(lane);
-        const float output = value_tile[row * kValueStride + int(lane)];
-        if (parameters.output_is_f32 != 0) {
-          ((device float*)o)[element] = output;
-        } else {
-          o[element] = T(output);
-        }
-      }
-    }
+    write_outputs<C>(o, value_tile, first_output, parameters, first, sequence.last, values, lane, simdgroup);
     if (first + C - sequence.first == checkpoint.tokens && slot.is_present) {
       store_state<K, kKeys>(
           state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,

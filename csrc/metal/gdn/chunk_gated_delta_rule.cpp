@@ -4,12 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include <algorithm>
-
 #include "metal/gdn/launches.h"
 #include "metal/implement.h"
 #include "metal/layers/l2norm.h"
-#include "metal/prefill.h"
 #include "shaders/core/norm_eps.h"
 
 namespace torch_gdn {
@@ -20,11 +17,7 @@ using Rule = ChunkedRule<int64_t>;
 
 PrefillChoice choose(const Rule& op) {
   if (op.return_intermediate_states) return {PrefillAlgorithm::kChunked};  // the others keep states in registers
-  const auto& s = op.shape;
-  const int64_t sequences = std::max<int64_t>(s.N, 1);
-  const int64_t tokens = s.packed ? ceil_div(s.T, sequences) : s.T;
-  const auto& device = launcher().device();
-  return prefill_algorithm({tokens, sequences * s.HV, s.K, s.V}, device.name, int64_t(device.core_count));
+  return choose_prefill(op.shape);
 }
 
 void run_chunked(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h_output) {

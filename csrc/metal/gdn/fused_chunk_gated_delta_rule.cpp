@@ -1,7 +1,6 @@
 #include "shaders/gdn/fused_chunk_gated_delta_rule.h"
 
 #include "metal/gdn/launches.h"
-#include "metal/prefill.h"
 
 namespace torch_gdn {
 

@@ -1,5 +1,7 @@
 #include "metal/gdn/launches.h"
 
+#include <algorithm>
+
 namespace torch_gdn {
 
 StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first) {
@@ -40,6 +42,13 @@ RuleInputs rule_inputs(const GatedDeltaRule<>& op) {
           .cu_seqlens = cu_seqlens_on(op.q.device(), op.cu_seqlens),
           .scale = scale_or_default(op.scale, op.shape.K),
           .normalise = op.use_qk_l2norm};
+}
+
+PrefillChoice choose_prefill(const ChunkShape<>& s) {
+  const int64_t sequences = std::max<int64_t>(s.N, 1);
+  const int64_t tokens = s.packed ? ceil_div(s.T, sequences) : s.T;
+  const auto& device = launcher().device();
+  return prefill_algorithm({tokens, sequences * s.HV, s.K, s.V}, device.name, int64_t(device.core_count));
 }
 
 }  // namespace torch_gdn

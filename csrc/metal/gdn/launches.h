@@ -1,6 +1,7 @@
 // Launches that several ops share. Tensors are checked, allocated and in the form that the kernels read.
 #pragma once
 #include "metal/gates.h"
+#include "metal/prefill.h"
 #include "metal/slots.h"
 #include "ops/gdn/gated_delta_rule.h"
 #include "shaders/gdn/state_tile.h"
@@ -71,6 +72,9 @@ struct RuleInputs {
 };
 
 RuleInputs rule_inputs(const GatedDeltaRule<>& op);
+
+// For sequences of these sizes on this device.
+PrefillChoice choose_prefill(const ChunkShape<>& shape);
 
 Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const ChannelDecays& channels,
                                                const StateIo& states, const Tensor& o);

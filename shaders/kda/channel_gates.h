@@ -1,0 +1,85 @@
+// Log decays of key channels, final or raw. A thread owns channels and has 8 tokens of each at a time.
+#pragma once
+#include "core/fragment.h"
+#include "core/gates.h"
+#include "kda/fused_chunk_kda.h"
+
+// A head's gate, at a channel.
+struct ChannelGate {
+  float rate;  // exp(A_log)
+  float bias;
+};
+
+METAL_FUNC ChannelGate channel_gate_of(
+    device const uchar* A_log,
+    device const uchar* dt_bias,
+    constant ChannelGateParameters& parameters,
+    int64_t head,
+    int channel,
+    int channels) {
+  ChannelGate gate;
+  gate.rate = parameters.A_log_type == kAbsent ? 1.0f : gate_exp(read_float(A_log, head, parameters.A_log_type));
+  gate.bias = parameters.dt_bias_type == kAbsent || channel >= channels
+                  ? 0.0f
+                  : read_float(dt_bias, head * channels + channel, parameters.dt_bias_type);
+  return gate;
+}
+
+METAL_FUNC float channel_log_decay(float x, ChannelGate gate, constant ChannelGateParameters& parameters) {
+  if (parameters.kind == kSoftplusGate) return -gate.rate * softplus_of(x + gate.bias);
+  if (parameters.kind == kBoundedGate) return parameters.lower_bound * sigmoid_of(gate.rate * (x + gate.bias));
+  return x;
+}
+
+// Item `item` of a chunk's [blocks of 8 tokens, channels].
+struct ChannelItem {
+  int block, channel;
+  bool is_there;
+};
+
+template <int Blocks, int Padded>
+METAL_FUNC ChannelItem channel_item(int item) {
+  ChannelItem at;
+  at.block = item / Padded;
+  at.channel = item % Padded;
+  at.is_there = item < Blocks * Padded;
+  return at;
+}
+
+// gates[8 n + row]: as passed, of the thread's n-th item; tokens from `count` on do not exist.
+template <int K, int Padded, int Blocks, int Items, int Threads, typename G>
+METAL_FUNC void load_channels(
+    thread float* gates, device const G* g, int64_t token_stride, int first, int count, uint thread_index) {
+  UNROLL for (int n = 0; n < Items; ++n) {
+    const ChannelItem at = channel_item<Blocks, Padded>(n * Threads + int(thread_index));
+    UNROLL for (int row = 0; row < 8; ++row) {
+      const int token = at.block * 8 + row;
+      const bool is_there = at.is_there && at.channel < K && token < count;
+      gates[n * 8 + row] = is_there ? float(g[(int64_t(first) + token) * token_stride + at.channel]) : 0.0f;
+    }
+  }
+}
+
+template <int K, int Padded, int Blocks, int Items, int Threads>
+METAL_FUNC void load_channel_gates(
+    thread float* gates,
+    device const uchar* g,
+    constant ChannelGateParameters& parameters,
+    int64_t batch,
+    int64_t head,
+    int first,
+    int count,
+    uint thread_index) {
+  const int64_t origin = batch * parameters.g.batch + head * parameters.g.head;
+  const int64_t stride = parameters.g.token;
+  if (parameters.g_type == kFloat32) {
+    load_channels<K, Padded, Blocks, Items, Threads>(
+        gates, (device const float*)g + origin, stride, first, count, thread_index);
+  } else if (parameters.g_type == kFloat16) {
+    load_channels<K, Padded, Blocks, Items, Threads>(
+        gates, (device const half*)g + origin, stride, first, count, thread_index);
+  } else {
+    load_channels<K, Padded, Blocks, Items, Threads>(
+        gates, (device const bfloat*)g + origin, stride, first, count, thread_index);
+  }
+}

@@ -1,0 +1,330 @@
+// Kimi Delta Attention over a sequence, each key channel with decays of its own. A threadgroup owns 32 value columns of
+// one head of one sequence and walks its chunks of C tokens, 8 tokens at a time; each of its 4 simdgroups owns 8
+// columns, and their S [K, 8] in registers, f32, for the whole sequence. A chunk's q, k and decays are f32 in
+// threadgroup memory, and the next chunk's are loaded ahead into registers. No intermediate in device memory. Layout:
+// q, k [B, T, H, K], v [B, T, HV, V] with row strides; g [B, T, HV, K] with row strides, beta [B, T, HV] of any
+// strides, both of any float dtype, or raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any
+// strides of K and V; in place both are a pool of P.
+// Of 8 tokens, with e = exp(g) and D(j, i) the product of e after token j up to i, a vector over channels:
+// (I + A) v_new = beta (v - (k D(0, i))^T S), A_ij = beta_i sum_c k_i D(j, i) k_j for i > j, by forward substitution;
+// o = scale ((q D(0, i))^T S + sum over j <= i of (q_i . D(j, i) k_j) v_new_j); S <- D(0, 8) S + (k D(j, 8))^T v_new.
+// Each D is a product of factors up to 1: nothing overflows whatever the decays, and e is taken once a token and
+// channel.
+#include "core/checkpoints.h"
+#include "core/sequences.h"
+#include "core/slots.h"
+#include "gdn/fused_chunk.h"
+#include "kda/channel_gates.h"
+
+GDN_CONSTANT int kMatrixStride = 12;                 // of 8 x 8 matrices
+GDN_CONSTANT int kMatrixFloats = 8 * kMatrixStride;  // of one
+GDN_CONSTANT int kPairs = 9;                         // of a simdgroup: 36 in the lower triangle with its diagonal
+
+template <int Padded, int Vectors, int Width, typename Vector>
+METAL_FUNC void store_scaled(threadgroup float* target, thread const Vector* vectors, float factor, uint lane) {
+  typedef typename VectorOf<float, Width>::type Floats;
+  UNROLL for (int n = 0; n < Vectors; ++n) {
+    const int column = (n * 32 + int(lane)) * Width;
+    if (column < Padded) *(threadgroup Floats*)(target + column) = Floats(vectors[n]) * factor;
+  }
+}
+
+// q and k normalised, q times the scale.
+template <int Padded, int Width, typename Vector, int Rounds, int Vectors>
+METAL_FUNC void store_tokens(
+    thread const Tokens<Vector, Rounds, Vectors>& tokens,
+    threadgroup float* query_tile,
+    threadgroup float* key_tile,
+    threadgroup float* value_tile,
+    threadgroup float* betas,
+    constant FusedChunkParameters& parameters,
+    int count,
+    uint lane,
+    uint simdgroup) {
+  constexpr int kStride = tile_stride<float>(Padded);
+  UNROLL for (int round = 0; round < Rounds; ++round) {
+    const int row = round * kSimdgroups + int(simdgroup);
+    float query_norm = 1.0f;
+    float key_norm = 1.0f;
+    if (parameters.has_norm != 0) {
+      query_norm = inverse_norm<Vectors, Width>(tokens.queries[round]);
+      key_norm = inverse_norm<Vectors, Width>(tokens.keys[round]);
+    }
+    store_scaled<Padded, Vectors, Width>(
+        query_tile + row * kStride, tokens.queries[round], parameters.scale * query_norm, lane);
+    store_scaled<Padded, Vectors, Width>(key_tile + row * kStride, tokens.keys[round], key_norm, lane);
+    value_tile[row * kValueStride + int(lane)] = tokens.values[round];
+    if (lane == 0) betas[row] = row < count ? beta_of(tokens.betas[round], parameters.gates) : 0.0f;
+  }
+}
+
+// e of each token, and D(0, 8) as two factors: S <- x S + y S, x being 1 where the decay is weak (struct Decay) and 0
+// where it is strong.
+template <int Padded, int Blocks, int Items>
+METAL_FUNC void store_decays(
+    threadgroup float* decay_tile,
+    threadgroup float2* kept,
+    thread const float* raw_gates,
+    thread const ChannelGate* channel_gates,
+    constant ChannelGateParameters& parameters,
+    int count,
+    uint thread_index) {
+  constexpr int kStride = tile_stride<float>(Padded);
+  UNROLL for (int n = 0; n < Items; ++n) {
+    const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + int(thread_index));
+    float sum = 0.0f;
+    UNROLL for (int row = 0; row < 8; ++row) {
+      const int token = at.block * 8 + row;
+      const float gate = channel_log_decay(raw_gates[n * 8 + row], channel_gates[n], parameters);
+      const float log_decay = token < count ? clamped_log_decay(gate) : 0.0f;
+      if (at.is_there) decay_tile[token * kStride + at.channel] = gate_exp(log_decay);
+      sum += log_decay;
+    }
+    const Decay decay = decay_from_log(sum);
+    if (at.is_there) kept[at.block * Padded + at.channel] = float2(decay.weak ? 1.0f : 0.0f, decay.factor);
+  }
+}
+
+// Pair p of a simdgroup: those of column s downwards from the diagonal, then those of column 7 - s. As many for each.
+struct Pair {
+  int row, column;
+};
+
+METAL_FUNC Pair pair_of(int p, uint simdgroup) {
+  const int first = int(simdgroup);
+  Pair pair;
+  pair.column = p < 8 - first ? first : 7 - first;
+  pair.row = p < 8 - first ? first + p : p - 1;
+  return pair;
+}
+
+template <int Width, typename Floats>
+METAL_FUNC float dot_of(Floats a, Floats b) {
+  if constexpr (Width == 1) {
+    return a * b;
+  } else {
+    return dot(a, b);
+  }
+}
+
+// Of 8 tokens -A and the scores, whose upper triangles stay as they are. The tiles of q, k and e lie `tile` floats
+// apart; a lane goes down a column in channels of its own, k_j decayed by each further token.
+template <int Padded>
+METAL_FUNC void form_matrices(
+    threadgroup float* minus_A,
+    threadgroup float* scores,
+    threadgroup const float* queries,
+    int tile,
+    threadgroup const float* betas,
+    uint lane,
+    uint simdgroup) {
+  constexpr int kStride = tile_stride<float>(Padded);
+  constexpr int kWidth = Padded > 64 ? 4 : Padded > 32 ? 2 : 1;
+  typedef typename VectorOf<float, kWidth>::type Floats;
+  float key_products[kPairs];
+  float query_products[kPairs];
+  UNROLL for (int p = 0; p < kPairs; ++p) key_products[p] = query_products[p] = 0.0f;
+  for (int channel = int(lane) * kWidth; channel < Padded; channel += 32 * kWidth) {
+    Floats decayed = Floats(0.0f);
+    UNROLL for (int p = 0; p < kPairs; ++p) {
+      const Pair pair = pair_of(p, simdgroup);
+      threadgroup const float* query = queries + pair.row * kStride + channel;
+      const Floats key = *(threadgroup const Floats*)(query + tile);
+      const Floats decay = *(threadgroup const Floats*)(query + 2 * tile);
+      decayed *= decay;
+      if (pair.row == pair.column) decayed = key;
+      key_products[p] += dot_of<kWidth>(decayed, key);
+      query_products[p] += dot_of<kWidth>(decayed, *(threadgroup const Floats*)query);
+    }
+  }
+  float own_key_product = 0.0f;
+  float own_query_product = 0.0f;
+  UNROLL for (int p = 0; p < kPairs; ++p) {
+    const float key_product = simd_sum(key_products[p]);
+    const float query_product = simd_sum(query_products[p]);
+    own_key_product = int(lane) == p ? key_product : own_key_product;
+    own_query_product = int(lane) == p ? query_product : own_query_product;
+  }
+  if (int(lane) < kPairs) {
+    const Pair pair = pair_of(int(lane), simdgroup);
+    const int element = pair.row * kMatrixStride + pair.column;
+    minus_A[element] = pair.row > pair.column ? -betas[pair.row] * own_key_product : 0.0f;
+    scores[element] = own_query_product;
+  }
+}
+
+// q <- q D(0, i), k <- k D(0, i), and k D(i, 8) in the place of e.
+template <int Padded, int Blocks, int Items>
+METAL_FUNC void decay_tiles(threadgroup float* query_tile, int tile, uint thread_index) {
+  constexpr int kStride = tile_stride<float>(Padded);
+  UNROLL for (int n = 0; n < Items; ++n) {
+    const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + int(thread_index));
+    if (at.is_there) {
+      threadgroup float* queries = query_tile + at.block * 8 * kStride + at.channel;
+      threadgroup float* keys = queries + tile;
+      threadgroup float* decays = keys + tile;
+      float decay[8];
+      UNROLL for (int row = 0; row < 8; ++row) decay[row] = decays[row * kStride];
+      float after = 1.0f;
+      UNROLL for (int row = 7; row >= 0; --row) {
+        decays[row * kStride] = keys[row * kStride] * after;
+        after *= decay[row];
+      }
+      float before = 1.0f;
+      UNROLL for (int row = 0; row < 8; ++row) {
+        before *= decay[row];
+        queries[row * kStride] *= before;
+        keys[row * kStride] *= before;
+      }
+    }
+  }
+}
+
+template <typename T, int K, int C, int Width, typename P>
+[[kernel]] void fused_chunk_kda(
+    device const T* q [[buffer(0)]],
+    device const T* k [[buffer(1)]],
+    device const T* v [[buffer(2)]],
+    device const uchar* g [[buffer(3)]],
+    device const uchar* beta [[buffer(4)]],
+    device const uchar* A_log [[buffer(5)]],
+    device const uchar* dt_bias [[buffer(6)]],
+    device const P* initial_state [[buffer(7)]],
+    device const int64_t* cu_seqlens [[buffer(8)]],
+    device const int* state_indices [[buffer(9)]],
+    device const uchar* has_initial_state [[buffer(10)]],
+    device const int* checkpoint_offsets [[buffer(11)]],
+    device const int* checkpoint_indices [[buffer(12)]],
+    device T* o [[buffer(13)]],
+    device P* final_state [[buffer(14)]],
+    device ErrorLog* errors [[buffer(15)]],
+    constant FusedChunkKdaParameters& all [[buffer(16)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(C == 8 || C == 16 || C == 32, "a chunk has 8, 16 or 32 tokens");
+  static_assert(K >= 1 && K <= 256, "K is at most 256");
+  typedef typename VectorOf<T, Width>::type Vector;
+  constexpr int kDepths = (K + 7) / 8;
+  constexpr int kPadded = kDepths * 8;
+  constexpr int kBlocks = C / 8;
+  constexpr int kRounds = C / kSimdgroups;
+  constexpr int kVectors = (kPadded / Width + 31) / 32;
+  constexpr int kItems = (kBlocks * kPadded + kStateThreads - 1) / kStateThreads;
+  constexpr int kStride = tile_stride<float>(kPadded);
+  constexpr int kTile = C * kStride;
+  constexpr int kKeys = staged_keys(3 * kTile);
+  static_assert(3 * kTile >= 8 * kScratchStride, "the tiles hold 8 keys of S");
+  alignas(16) threadgroup float query_tile[3 * kTile];  // q, k and the decays of a chunk; before and after, S
+  threadgroup float* key_tile = query_tile + kTile;
+  threadgroup float* decay_tile = key_tile + kTile;
+  alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o
+  alignas(16) threadgroup float minus_A[2 * kBlocks * kMatrixFloats];
+  threadgroup float* scores = minus_A + kBlocks * kMatrixFloats;
+  threadgroup float2 kept[kBlocks * kPadded];
+  threadgroup float betas[C];
+
+  constant FusedChunkParameters& parameters = all.rule;
+  const int target = int(group.z);
+  const int64_t head = int64_t(group.y);
+  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
+  const int first_value = int(group.x) * kStateColumns;
+  const int values = min(kStateColumns, parameters.value_size - first_value);
+  const LanePosition at = lane_position(lane);
+  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
+  const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
+  const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
+  const Checkpoint checkpoint = locate_checkpoint(
+      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
+      parameters.sequence.sequences, target, sequence.last - sequence.first, errors, is_reporter, lane);
+  if (is_reporter) report_slot(slot, errors);
+  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
+    report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
+  }
+
+  float2 state[kDepths];
+  UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
+  if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
+    load_state<K, kKeys>(
+        state,
+        initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
+            first_value * parameters.initial_state.value,
+        parameters.initial_state, values, query_tile, thread_index, simdgroup, at);
+  }
+
+  Sources<T> from;
+  from.q = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
+  from.k = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
+  from.v = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
+  from.beta = beta;
+  from.batch = sequence.batch;
+  from.head = head;
+  from.values = values;
+  ChannelGate channel_gates[kItems];
+  UNROLL for (int n = 0; n < kItems; ++n) {
+    const ChannelItem item = channel_item<kBlocks, kPadded>(n * kStateThreads + int(thread_index));
+    channel_gates[n] = channel_gate_of(A_log, dt_bias, all.gate, head, item.channel, K);
+  }
+  for (int i = int(thread_index); i < 2 * kBlocks * kMatrixFloats; i += kStateThreads) minus_A[i] = 0.0f;
+  const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
+  Tokens<Vector, kRounds, kVectors> next;
+  float next_gates[kItems * 8];
+  load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
+  load_channel_gates<K, kPadded, kBlocks, kItems, kStateThreads>(
+      next_gates, g, all.gate, sequence.batch, head, sequence.first, last_read - sequence.first, thread_index);
+
+  device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
+  const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
+  for (int first = sequence.first; first < sequence.last; first += C) {
+    const int count = last_read - first;
+    store_tokens<kPadded, Width>(next, query_tile, key_tile, value_tile, betas, parameters, count, lane, simdgroup);
+    store_decays<kPadded, kBlocks, kItems>(decay_tile, kept, next_gates, channel_gates, all.gate, count, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int block = 0; block < kBlocks; ++block) {
+      form_matrices<kPadded>(
+          minus_A + block * kMatrixFloats, scores + block * kMatrixFloats, query_tile + block * 8 * kStride, kTile,
+          betas + block * 8, lane, simdgroup);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    decay_tiles<kPadded, kBlocks, kItems>(query_tile, kTile, thread_index);
+    load_tokens<K, Width>(next, from, parameters, first + C, count - C, lane, simdgroup);
+    load_channel_gates<K, kPadded, kBlocks, kItems, kStateThreads>(
+        next_gates, g, all.gate, sequence.batch, head, first + C, count - C, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    for (int block = 0; block < kBlocks; ++block) {
+      const int corner = block * 8 * kStride;
+      float2 key_read = float2(0.0f);
+      float2 output = float2(0.0f);
+      UNROLL for (int depth = 0; depth < kDepths; ++depth) {
+        multiply_add(key_read, load_even_fragment(key_tile + corner + depth * 8, kStride, at), state[depth]);
+        multiply_add(output, load_even_fragment(query_tile + corner + depth * 8, kStride, at), state[depth]);
+      }
+      threadgroup float* own_values = value_tile + block * 8 * kValueStride + int(simdgroup) * 8;
+      float2 v_new = betas[block * 8 + at.row] * (load_even_fragment(own_values, kValueStride, at) - key_read);
+      substitute(load_even_fragment(minus_A + block * kMatrixFloats, kMatrixStride, at), v_new, lane);
+      multiply_add(output, load_even_fragment(scores + block * kMatrixFloats, kMatrixStride, at), v_new);
+      store_fragment(own_values, kValueStride, at, output);
+      UNROLL for (int depth = 0; depth < kDepths; ++depth) {
+        const float2 decay = kept[block * kPadded + depth * 8 + at.row];
+        state[depth] = decay.x * state[depth] + decay.y * state[depth];
+        multiply_add(state[depth], load_transposed(decay_tile + corner + depth * 8, kStride, at), v_new);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    write_outputs<C>(o, value_tile, first_output, parameters, first, sequence.last, values, lane, simdgroup);
+    if (first + C - sequence.first == checkpoint.tokens && slot.is_present) {
+      store_state<K, kKeys>(
+          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,
+          query_tile, thread_index, simdgroup, at);
+    }
+  }
+
+  if (parameters.has_final_state != 0 && slot.is_present) {
+    store_state<K, kKeys>(
+        state, kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, values, query_tile,
+        thread_index, simdgroup, at);
+  }
+}
