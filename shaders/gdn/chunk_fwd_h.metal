@@ -1,5 +1,6 @@
 // A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
-// 8. In registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk.
+// 8. In registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk. In threadgroup memory: rows of w or k,
+// or keys of S on their way from or to device memory.
 // Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h [B,
 // NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place both states are a pool of P. Intermediate
 // is T, or float where T is half: a state may leave half's range.
@@ -10,6 +11,7 @@
 #include "core/slots.h"
 #include "core/tile.h"
 #include "gdn/chunk_fwd_h.h"
+#include "gdn/state_blocks.h"
 
 // Rows of w and k in threadgroup memory at once: 17 KB at K = 256.
 template <typename Intermediate, int C>
@@ -17,12 +19,22 @@ METAL_FUNC constexpr int staged_rows() {
   return sizeof(Intermediate) == 2 && C >= 32 ? 32 : 16;
 }
 
-template <typename T, int K>
-METAL_FUNC void store_state(
-    device T* target, StateStrides strides, int columns, LanePosition at, thread const float2* state) {
-  UNROLL for (int block = 0; block < (K + 7) / 8; ++block) {
-    store_fragment(
-        target + block * 8 * strides.key, strides.key, strides.value, K - block * 8, columns, at, state[block]);
+// A stack of blocks in registers, the last one first. Without loops, which a compiler takes for copies of memory.
+template <int Blocks, int At = Blocks - 1>
+METAL_FUNC void push_block(thread float2* blocks, float2 block) {
+  if constexpr (At > 0) {
+    blocks[At] = blocks[At - 1];
+    push_block<Blocks, At - 1>(blocks, block);
+  } else {
+    blocks[0] = block;
+  }
+}
+
+template <int Blocks, int At = 0>
+METAL_FUNC void pop_block(thread float2* blocks) {
+  if constexpr (At + 1 < Blocks) {
+    blocks[At] = blocks[At + 1];
+    pop_block<Blocks, At + 1>(blocks);
   }
 }
 
@@ -55,15 +67,21 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   constexpr int kColumns = kDepths * 8;
   constexpr int kStageStride = tile_stride<Intermediate>(kColumns);
   constexpr int kKeyStride = tile_stride<T>(kColumns);
-  alignas(16) threadgroup Intermediate stage_tile[kRows * kStageStride];  // of w, then of k
-  threadgroup T* key_tile = (threadgroup T*)stage_tile;
+  constexpr int kStageFloats = kRows * kStageStride * int(sizeof(Intermediate)) / 4;
+  constexpr int kScratchFloats = kStageFloats > 8 * kScratchStride ? kStageFloats : 8 * kScratchStride;
+  constexpr int kKeys = staged_keys(kScratchFloats);
+  alignas(16) threadgroup float scratch[kScratchFloats];  // of w, then of k; between chunks of S
+  threadgroup Intermediate* stage_tile = (threadgroup Intermediate*)scratch;
+  threadgroup T* key_tile = (threadgroup T*)scratch;
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int64_t value_heads = parameters.value_heads;
-  const int first_column = int(group.x) * kStateColumns + int(simdgroup) * 8;
-  const int columns = V - first_column;  // may be 0 or less for the last simdgroups
+  const int first_value = int(group.x) * kStateColumns;
+  const int values = min(kStateColumns, V - first_value);
+  const int first_column = first_value + int(simdgroup) * 8;
+  const int columns = values - int(simdgroup) * 8;  // may be 0 or less for the last simdgroups
   const LanePosition at = lane_position(lane);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, C, lane);
 
@@ -78,15 +96,13 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   }
 
   float2 state[kDepths];
-  device const P* initial = initial_state + slot.index * parameters.initial_state.sequence +
-                            head * parameters.initial_state.head + first_column * parameters.initial_state.value;
-  UNROLL for (int block = 0; block < kDepths; ++block) {
-    state[block] = float2(0.0f);
-    if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
-      state[block] = load_fragment(
-          initial + block * 8 * parameters.initial_state.key, parameters.initial_state.key,
-          parameters.initial_state.value, K - block * 8, columns, at);
-    }
+  UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
+  if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
+    load_state<K, kKeys>(
+        state,
+        initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
+            first_value * parameters.initial_state.value,
+        parameters.initial_state, values, scratch, thread_index, simdgroup, at);
   }
 
   // Chunks beyond the NT rows of h are left out; report_cu_seqlens() tells the user.
@@ -95,77 +111,85 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       parameters.sequence.packed != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
   const int64_t capacity = (last_row - chunk_row) * C;
   const int last_token = sequence.last - sequence.first > capacity ? sequence.first + int(capacity) : sequence.last;
-  device Intermediate* chunk_state = h + head * parameters.h.head + first_column * parameters.h.value;
-  device P* kept_states =
-      final_state + head * parameters.final_state.head + first_column * parameters.final_state.value;
+  device Intermediate* chunk_state = h + head * parameters.h.head + first_value * parameters.h.value;
+  const int checkpoint_at = sequence.first + checkpoint.tokens;
+  device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
   device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
   for (int first = sequence.first; first < last_token; first += C) {
     const int tokens = min(C, sequence.last - first);
     const int read_tokens = slot.is_present ? tokens : 0;  // without a slot all results are zeros
     const int64_t row = (batch_token + first) * value_heads + head;
-    store_state<Intermediate, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
+    store_state<K, kKeys>(
+        state, chunk_state + chunk_row * parameters.h.sequence, parameters.h, values, scratch, thread_index, simdgroup,
+        at);
     ++chunk_row;
 
-    // v_new = u - w S
-    float2 v_new_blocks[C / 8];
-    UNROLL for (int first_row = 0; first_row < C; first_row += kRows) {
-      stage_rows<kRows, kColumns, Width, kStateThreads>(
-          stage_tile, w + (row + first_row * value_heads) * K, value_heads * K, read_tokens - first_row, K,
-          thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      UNROLL for (int block = 0; block < kRows / 8; ++block) {
-        const int i = first_row + block * 8;
-        float2 read = float2(0.0f);
-        UNROLL for (int depth = 0; depth < kDepths; ++depth) {
-          multiply_add(
-              read, load_fragment(stage_tile + block * 8 * kStageStride + depth * 8, kStageStride, at), state[depth]);
-        }
-        const int64_t corner = (row + i * value_heads) * V + first_column;
-        v_new_blocks[i / 8] = load_fragment(u + corner, value_heads * V, 1, read_tokens - i, columns, at) - read;
-        store_fragment(v_new + corner, value_heads * V, 1, tokens - i, columns, at, v_new_blocks[i / 8]);
+    // v_new = u - w S; on the stack, times exp(c_last - c). One block of 8 rows a round, no more: unrolled, the
+    // addresses and operands of all rounds are in registers together.
+    const float g_last = read_tokens == 0 ? 0.0f : g_cumsum[row + (tokens - 1) * value_heads];
+    float2 weighted[C / 8];
+    UNROLL for (int block = 0; block < C / 8; ++block) weighted[block] = float2(0.0f);
+    for (int i = 0; i < tokens; i += 8) {
+      if (i % kRows == 0) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        stage_rows<kRows, kColumns, Width, kStateThreads>(
+            stage_tile, w + (row + i * value_heads) * K, value_heads * K, read_tokens - i, K, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
       }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
+      threadgroup const Intermediate* rows = stage_tile + i % kRows * kStageStride;
+      float2 read = float2(0.0f);
+      UNROLL for (int depth = 0; depth < kDepths; ++depth) {
+        multiply_add(read, load_even_fragment(rows + depth * 8, kStageStride, at), state[depth]);
+      }
+      const int64_t corner = (row + i * value_heads) * V + first_column;
+      const float2 value = load_fragment(u + corner, value_heads * V, 1, read_tokens - i, columns, at) - read;
+      store_fragment(v_new + corner, value_heads * V, 1, tokens - i, columns, at, value);
+      const int own = i + at.row;
+      const float weight = own < read_tokens ? exp(g_last - g_cumsum[row + own * value_heads]) : 0.0f;
+      push_block<C / 8>(weighted, weight * value);
     }
 
-    // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-    const float g_last = read_tokens == 0 ? 0.0f : g_cumsum[row + (tokens - 1) * value_heads];
-    UNROLL for (int block = 0; block < C / 8; ++block) {
-      const int i = block * 8 + at.row;
-      v_new_blocks[block] *= i < read_tokens ? exp(g_last - g_cumsum[row + i * value_heads]) : 0.0f;
-    }
+    // S <- exp(c_last) S + (k exp(c_last - c))^T v_new, from the last rows to the first
     const float decay = exp(g_last);
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
-    UNROLL for (int first_row = 0; first_row < C; first_row += kRows) {
-      stage_rows<kRows, kColumns, Width, kStateThreads>(
-          key_tile, keys + (first + first_row) * parameters.k.token, parameters.k.token, read_tokens - first_row, K,
-          thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      UNROLL for (int block = 0; block < kRows / 8; ++block) {
-        UNROLL for (int depth = 0; depth < kDepths; ++depth) {
-          multiply_add(
-              state[depth], load_transposed(key_tile + block * 8 * kKeyStride + depth * 8, kKeyStride, at),
-              v_new_blocks[first_row / 8 + block]);
-        }
+    const int last_block = (tokens - 1) / 8 * 8;
+    for (int i = last_block; i >= 0; i -= 8) {
+      if (i == last_block || i % kRows == kRows - 8) {
+        const int first_row = i / kRows * kRows;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        stage_rows<kRows, kColumns, Width, kStateThreads>(
+            key_tile, keys + (first + first_row) * parameters.k.token, parameters.k.token, read_tokens - first_row, K,
+            thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
       }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
+      threadgroup const T* rows = key_tile + i % kRows * kKeyStride;
+      UNROLL for (int depth = 0; depth < kDepths; ++depth) {
+        multiply_add(state[depth], load_transposed(rows + depth * 8, kKeyStride, at), weighted[0]);
+      }
+      pop_block<C / 8>(weighted);
     }
-    if (first + C - sequence.first == checkpoint.tokens && slot.is_present) {
-      store_state<P, K>(
-          kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, columns, at, state);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (first + C == checkpoint_at && slot.is_present) {
+      store_state<K, kKeys>(
+          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,
+          scratch, thread_index, simdgroup, at);
     }
   }
 
   if (parameters.has_final_state != 0 && slot.is_present) {
-    store_state<P, K>(
-        kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, columns, at, state);
+    store_state<K, kKeys>(
+        state, kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, values, scratch,
+        thread_index, simdgroup, at);
   }
 
   // The last sequence's threadgroups write zeros to surplus rows of h.
   if (parameters.sequence.packed != 0 && target == parameters.sequence.sequences - 1) {
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
     for (; chunk_row < last_row; ++chunk_row) {
-      store_state<Intermediate, K>(chunk_state + chunk_row * parameters.h.sequence, parameters.h, columns, at, state);
+      store_state<K, kKeys>(
+          state, chunk_state + chunk_row * parameters.h.sequence, parameters.h, values, scratch, thread_index,
+          simdgroup, at);
     }
   }
 }

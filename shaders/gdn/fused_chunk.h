@@ -1,87 +1,12 @@
-// What the fused chunk kernels share: their state, whose 32 columns go through threadgroup memory, the loads of a
-// chunk's tokens, substitution within 8 rows, and the output.
+// What the fused chunk kernels share: the loads of a chunk's tokens, substitution within 8 rows, and the output.
 #pragma once
-#include "core/fragment.h"
 #include "core/gates.h"
 #include "core/norm_eps.h"
 #include "core/tile.h"
 #include "gdn/fused_chunk_gated_delta_rule.h"
+#include "gdn/state_blocks.h"
 
-GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
 GDN_CONSTANT int kValueStride = kStateColumns + 4;  // 4 banks further each row
-GDN_CONSTANT int kScratchStride = kStateColumns + 1;
-
-// Keys of S that `floats` of threadgroup memory hold: whole 128-byte lines where possible.
-METAL_FUNC constexpr int staged_keys(int floats) {
-  return floats >= 64 * kScratchStride   ? 64
-         : floats >= 32 * kScratchStride ? 32
-         : floats >= 16 * kScratchStride ? 16
-                                         : 8;
-}
-
-// The element of a [keys, 32] part of S that item `item` moves, so that lanes access neighbours in memory.
-struct StateItem {
-  int key, value;
-};
-
-METAL_FUNC StateItem state_item(int item, int keys, bool value_inner) {
-  StateItem at;
-  at.key = value_inner ? item / kStateColumns : item % keys;
-  at.value = value_inner ? item % kStateColumns : item / keys;
-  return at;
-}
-
-// S [K, 32] through `scratch`: a simdgroup reads 128 contiguous bytes in either layout.
-template <int K, int Keys, typename P>
-METAL_FUNC void load_state(
-    thread float2* state,
-    device const P* source,
-    StateStrides strides,
-    int values,
-    threadgroup float* scratch,
-    uint thread_index,
-    uint simdgroup,
-    LanePosition at) {
-  UNROLL for (int first = 0; first < K; first += Keys) {
-    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
-      const StateItem of = state_item(item, Keys, strides.value <= strides.key);
-      const bool inside = first + of.key < K && of.value < values;
-      scratch[of.key * kScratchStride + of.value] =
-          inside ? float(source[(first + of.key) * strides.key + of.value * strides.value]) : 0.0f;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    UNROLL for (int row = 0; row < Keys && first + row < K; row += 8) {
-      state[(first + row) / 8] = load_fragment(scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-}
-
-template <int K, int Keys, typename P>
-METAL_FUNC void store_state(
-    thread const float2* state,
-    device P* target,
-    StateStrides strides,
-    int values,
-    threadgroup float* scratch,
-    uint thread_index,
-    uint simdgroup,
-    LanePosition at) {
-  UNROLL for (int first = 0; first < K; first += Keys) {
-    UNROLL for (int row = 0; row < Keys && first + row < K; row += 8) {
-      store_fragment(scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at, state[(first + row) / 8]);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
-      const StateItem of = state_item(item, Keys, strides.value <= strides.key);
-      if (first + of.key < K && of.value < values) {
-        target[(first + of.key) * strides.key + of.value * strides.value] =
-            P(scratch[of.key * kScratchStride + of.value]);
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-}
 
 // A simdgroup's tokens of a chunk, every fourth: a lane holds vectors of q and k and a column of v; beta as passed.
 template <typename Vector, int Rounds, int Vectors>

@@ -1,0 +1,81 @@
+// S [K, 32] of a threadgroup's 4 simdgroups, 8 columns each as 8x8 blocks in registers, to and from device memory.
+#pragma once
+#include "core/fragment.h"
+#include "gdn/state_tile.h"
+
+GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
+GDN_CONSTANT int kScratchStride = kStateColumns + 2;  // even: a fragment's two elements move at once
+
+// Keys of S that `floats` of threadgroup memory hold: whole 128-byte lines where possible.
+METAL_FUNC constexpr int staged_keys(int floats) {
+  return floats >= 64 * kScratchStride   ? 64
+         : floats >= 32 * kScratchStride ? 32
+         : floats >= 16 * kScratchStride ? 16
+                                         : 8;
+}
+
+// The element of a [keys, 32] part of S that item `item` moves, so that lanes access neighbours in memory.
+struct StateItem {
+  int key, value;
+};
+
+METAL_FUNC StateItem state_item(int item, int keys, bool value_inner) {
+  StateItem at;
+  at.key = value_inner ? item / kStateColumns : item % keys;
+  at.value = value_inner ? item % kStateColumns : item / keys;
+  return at;
+}
+
+// S [K, 32] through `scratch`: a simdgroup reads 128 contiguous bytes in either layout.
+template <int K, int Keys, typename P>
+METAL_FUNC void load_state(
+    thread float2* state,
+    device const P* source,
+    StateStrides strides,
+    int values,
+    threadgroup float* scratch,
+    uint thread_index,
+    uint simdgroup,
+    LanePosition at) {
+  UNROLL for (int first = 0; first < K; first += Keys) {
+    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
+      const StateItem of = state_item(item, Keys, strides.value <= strides.key);
+      const bool inside = first + of.key < K && of.value < values;
+      scratch[of.key * kScratchStride + of.value] =
+          inside ? float(source[(first + of.key) * strides.key + of.value * strides.value]) : 0.0f;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    UNROLL for (int row = 0; row < Keys && first + row < K; row += 8) {
+      state[(first + row) / 8] =
+          load_even_fragment(scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+template <int K, int Keys, typename P>
+METAL_FUNC void store_state(
+    thread const float2* state,
+    device P* target,
+    StateStrides strides,
+    int values,
+    threadgroup float* scratch,
+    uint thread_index,
+    uint simdgroup,
+    LanePosition at) {
+  UNROLL for (int first = 0; first < K; first += Keys) {
+    UNROLL for (int row = 0; row < Keys && first + row < K; row += 8) {
+      store_even_fragment(
+          scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at, state[(first + row) / 8]);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
+      const StateItem of = state_item(item, Keys, strides.value <= strides.key);
+      if (first + of.key < K && of.value < values) {
+        target[(first + of.key) * strides.key + of.value * strides.value] =
+            P(scratch[of.key * kScratchStride + of.value]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
