@@ -117,6 +117,7 @@ def test_states_between_chunks_are_those_of_shorter_sequences(dtype: torch.dtype
 CHECKS = """
 import torch
 from tests.helpers.cases import END_TO_END_OPS, assert_exact, make_case, run
+from tests.helpers.kda import assert_exact_kda, kda_inputs
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     for K, V in ((128, 160), (100, 60), (37, 75), (256, 33)):
         case = make_case(70, K, V, HV=2, dtype=dtype)
@@ -126,6 +127,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
             transposed.initial_state = case.initial_state.transpose(-1, -2).contiguous()
             o, state = run(op, transposed, torch.device("cpu"), state_v_first=True)
             assert_exact(op, case, (o, state.transpose(-1, -2)))
+        raw = {"use_gate_in_kernel": True, "A_log": torch.zeros(2), "lower_bound": -5.0}
+        for options in ({}, raw, raw | {"lower_bound": None}):
+            assert_exact_kda("chunk_kda", kda_inputs(70, K, V, dtype=dtype), torch.device("cpu"), **options)
 repeated = make_case(130, beta=1.9, same_keys=True)
 assert_exact("chunk_gated_delta_rule", repeated, run("chunk_gated_delta_rule", repeated, torch.device("cpu")))
 """

@@ -30,11 +30,12 @@ from tests.helpers.calls import (
 )
 
 PUBLIC_FUNCTIONS = [x for x in (getattr(torch_gdn, name) for name in torch_gdn.__all__) if inspect.isfunction(x)]
-STATEFUL = ("chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+STATEFUL = ("chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda")
+KDA = ("chunk_kda", "chunk_kda_")
 PACKABLE = tuple(op for op in OPS if op not in UNPACKED)
-SIZED = tuple(op for op in CHUNKED if op not in ("solve_tril", "recompute_w_u"))
-POOLED = ("chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_")
-WHOLE = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", *POOLED)
+SIZED = (*(op for op in CHUNKED if op not in ("solve_tril", "recompute_w_u")), *KDA)
+POOLED = ("chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_", "chunk_kda_")
+WHOLE = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", *POOLED)
 QKV = ("chunk_fwd_o", *WHOLE)
 FLOAT32_ONLY = {
     "chunk_scaled_dot_kkt": ["g"],
@@ -47,7 +48,7 @@ SAME_DTYPE = {
     "recompute_w_u": ["v"],
     "chunk_fwd_h": ["w", "u"],
     "chunk_fwd_o": ["k", "v", "h"],
-    **{op: ["k"] for op in WHOLE},
+    **{op: ["k", "v"] if op in KDA else ["k"] for op in WHOLE},
 }
 FIRST = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in OPS}
 KEY = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in (*QKV, "recompute_w_u", "chunk_fwd_h")}
@@ -64,6 +65,11 @@ WRONG_OPTIONS: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
     ("allow_neg_eigval", ValueError, "without the sigmoid", {"allow_neg_eigval": True}),
     ("output_dtype", ValueError, "float16 for float32", {"output_dtype": torch.float16}),
     ("head_grouping", ValueError, "interleaved", {"head_grouping": "interleaved"}),
+]
+WRONG_OF_KDA: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
+    ("dt_bias", ValueError, "one for each head", GATE | {"dt_bias": torch.zeros(4)}),
+    ("lower_bound", ValueError, "zero", GATE | {"lower_bound": 0.0}),
+    ("lower_bound", ValueError, "nan", GATE | {"lower_bound": torch.nan}),
 ]
 WRONG_CHANNELS: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
     ("g", ValueError, "none for the gate", GATE | {"g": None}),
@@ -141,8 +147,9 @@ def bad_calls() -> list[Bad]:
     for op in WHOLE:
         for argument, error, what, value in WRONG_OPTIONS:
             bad(op, argument, error, what, lambda call, value=value: call | value)
-    for op in ("fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"):
-        for argument, error, what, value in WRONG_CHANNELS:
+    wrong = dict.fromkeys(("fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"), WRONG_CHANNELS)
+    for op, rows in (wrong | dict.fromkeys(KDA, WRONG_OF_KDA)).items():
+        for argument, error, what, value in rows:
             bad(op, argument, error, what, lambda call, value=value: call | value)
     for op in PACKABLE:
         cu = "cu_seqlens"

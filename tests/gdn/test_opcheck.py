@@ -31,7 +31,9 @@ def test_opcheck_of_a_copy(device: torch.device) -> None:
     opcheck(COPY, valid_call(COPY, device), device)
 
 
-@pytest.mark.parametrize("op", ["chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+@pytest.mark.parametrize(
+    "op", ["chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda"]
+)
 def test_opcheck_with_the_other_options(device: torch.device, op: str) -> None:
     """No state, or states with V first; for packed sequences no chunk_indices."""
     call = valid_call(op, device) | {"initial_state": None, "output_final_state": False}
@@ -51,6 +53,16 @@ def test_opcheck_with_gates_in_the_kernel(device: torch.device, op: str) -> None
         call["return_intermediate_states"] = True
     else:
         call |= {"gk": -torch.rand(2, 20, 4, 64, device=device), "gv": -torch.rand(2, 20, 4, 32, device=device)}
+    opcheck(op, call, device)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if "kda" in op])
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_opcheck_with_gates_of_channels_in_the_kernel(device: torch.device, op: str, lower_bound: float | None) -> None:
+    call = valid_call(op, device, dtype=torch.float16) | {"lower_bound": lower_bound, "use_gate_in_kernel": True}
+    call |= {"A_log": torch.zeros(1, 4, 1, device=device), "dt_bias": torch.zeros(4, 64, device=device)}
+    call |= {"output_dtype": torch.float32, "head_grouping": "tiled", "use_beta_sigmoid_in_kernel": True}
+    call["return_intermediate_states"] = device.type == "cpu"  # not on mps
     opcheck(op, call, device)
 
 

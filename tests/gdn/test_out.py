@@ -16,7 +16,7 @@ from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_device
 
-OPS = ("chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_", "causal_conv1d_update_")
+OPS = ("chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_", "causal_conv1d_update_", "chunk_kda_")
 each_way = pytest.mark.parametrize("op", OPS)
 
 

@@ -28,6 +28,8 @@ OPS = (
     "gdn_gating",
     "chunk_gated_delta_rule_",
     "fused_recurrent_gated_delta_rule_",
+    "chunk_kda",
+    "chunk_kda_",
 )
 UNPACKED = ("l2norm", "rms_norm", "rms_norm_gated", "gdn_gating")  # have no cu_seqlens
 CHUNKED = (*OPS[:6], "chunk_gated_delta_rule", "chunk_gated_delta_rule_")  # and chunk_indices
@@ -72,7 +74,9 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
         "chunk_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta, "chunk_size": 16} | state,
         "fused_recurrent_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta} | state,
     }
-    for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
+    channels = case.g[..., None] * torch.linspace(0.5, 1.5, 64)
+    arguments["chunk_kda"] = arguments["chunk_gated_delta_rule"] | {"g": channels}
+    for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda"):
         inputs = {argument: x for argument, x in arguments[name].items() if argument not in state}
         arguments[name + "_"] = inputs | slots_call(torch.randn(5, 4, 64, 32), 3 if packed else 2)
     call = arguments[op]

@@ -74,7 +74,8 @@ def bases_of(op: str) -> list[str]:
         return ["plain"]
     if op in calls.UNPACKED:
         return ["batch"]
-    return ["gated", "packed"] if op in calls.IN_PLACE and "delta_rule" in op else ["batch", "packed"]
+    has_gates = "delta_rule" in op or "kda" in op
+    return ["gated", "packed"] if op in calls.IN_PLACE and has_gates else ["batch", "packed"]
 
 
 def base_call(op: str, base: str, device: torch.device) -> Call:
@@ -96,7 +97,8 @@ def made_base(op: str, base: str, device: torch.device) -> Call:
     if base in ("batch", "plain"):
         return calls.valid_call(op, device)
     call = calls.valid_call(op, device, dtype=torch.bfloat16)
-    call |= {"use_gate_in_kernel": True, "A_log": torch.randn(4), "dt_bias": torch.randn(4)}
+    call |= {"use_gate_in_kernel": True, "A_log": torch.randn(4)}
+    call["dt_bias"] = torch.randn(4 * 64 if "kda" in op else 4)
     call |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True, "use_qk_l2norm_in_kernel": True}
     if op.startswith("fused"):
         call |= {"gk": -torch.rand(2, calls.T, 4, 64), "gv": -torch.rand(2, calls.T, 4, 32)}

@@ -286,15 +286,13 @@ TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Dec
   for (int64_t i = 0; i < keys.K; i += kRows) {
     for (int64_t j = 0; j < kColumns; j += kTileColumns) {
       float* at = state + i * kColumns + j;
-      Tile tile{};
-      accumulate(tile, k + i, 1, keys.K, tiles.writing + j, keys.rows / kTogether<Operand>);
+      Tile tile;
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-        for (int64_t c = 0; c < kVectors; ++c) {
-          tile.at[r][c] += decay(i + r) * load(at + r * kColumns + c * kLanes);
-        }
+        for (int64_t c = 0; c < kVectors; ++c) tile.at[r][c] = decay(i + r) * load(at + r * kColumns + c * kLanes);
       }
+      accumulate(tile, k + i, 1, keys.K, tiles.writing + j, keys.rows / kTogether<Operand>);
       store_tile(tile, at);
       if constexpr (paired) store_operand(tile, operand + i / 2 * kColumns + j);
     }

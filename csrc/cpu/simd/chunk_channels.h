@@ -26,19 +26,16 @@ void read_channel_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool
   }
 }
 
-TORCH_GDN_INLINE Floats log_decay(Floats x, const ChannelGates& gates, int64_t channel) {
-  if (gates.gate) {
-    if (gates.bias) x += load(gates.bias + channel);
-    const bool bounded = gates.lower_bound < 0;
-    x = bounded ? gates.lower_bound * sigmoid(gates.rate * x) : -gates.rate * softplus(x);
-  }
-  return x < kLowestLogDecay ? all_lanes(kLowestLogDecay) : x;  // NaN stays NaN
+TORCH_GDN_INLINE Floats log_decay(Floats raw, const ChannelGates& gates, int64_t channel) {
+  const Floats x = gates.bias ? raw + load(gates.bias + channel) : raw;
+  return gates.lower_bound < 0 ? gates.lower_bound * sigmoid(gates.rate * x) : -gates.rate * softplus(x);
 }
 
 // Zeros past the chunk.
 TORCH_GDN_INLINE void read_log_decays(const ChannelKeys& keys, const ChannelGates& gates, float* out) {
   prefetch_rows(gates.g, kTokens, keys.tokens, gates.width);
   upcast_rows(gates.g, keys.tokens, keys.rows, gates.width, out, keys.K);
+  if (!gates.gate) return;
   for (int64_t i = 0; i < keys.tokens; ++i) {
     for (int64_t d = 0; d < keys.K; d += kLanes) {
       float* at = out + i * keys.K + d;
@@ -59,7 +56,7 @@ TORCH_GDN_INLINE void multiply_by_key(const ChannelKeys& keys, ChannelTiles& til
     for (int64_t i = 0; i < kBlock; ++i) {
       if (i < j) continue;
       if (i > j) passed += load(g + i * K);
-      const Floats decayed = i > j ? key * exponential(passed) : key;
+      const Floats decayed = i > j ? times_exponential(key, passed) : key;
       of_k[i] += load(k + i * K) * decayed;
       of_q[i] += load(q + i * K) * decayed;
     }
@@ -107,11 +104,10 @@ TORCH_GDN_INLINE void decay_block(const ChannelKeys& keys, ChannelTiles& tiles, 
       const int64_t at = (first + i) * keys.K + d, in_block = i * keys.K + d;
       passed += load(tiles.log_decays + at);
       const Floats q = load(keys.q + at), k = load(keys.k + at);
-      const Floats here = exponential(passed), whole = exponential(earlier + passed);
-      store(block.q + in_block, here * q);
-      store(block.k + in_block, here * k);
-      store(tiles.q + at, whole * q);
-      store(tiles.k + at, whole * k);
+      store(block.q + in_block, times_exponential(q, passed));
+      store(block.k + in_block, times_exponential(k, passed));
+      store(tiles.q + at, times_exponential(q, earlier + passed));
+      store(tiles.k + at, times_exponential(k, earlier + passed));
     }
   }
 }
@@ -123,14 +119,14 @@ TORCH_GDN_INLINE void leave_block(const ChannelKeys& keys, ChannelTiles& tiles, 
     for (int64_t i = first + kBlock - 1; i >= first; --i) {
       const int64_t at = i * keys.K + d;
       store(tiles.left + at, passed);
-      store(tiles.k_writing + at, exponential(passed) * load(keys.k + at));
+      store(tiles.k_writing + at, times_exponential(load(keys.k + at), passed));
       passed += load(tiles.log_decays + at);
     }
     for (int64_t i = 0; i < first; ++i) {
       const int64_t at = i * keys.K + d;
       const Floats left = load(tiles.left + at) + passed;
       store(tiles.left + at, left);
-      store(tiles.k_writing + at, exponential(left) * load(keys.k + at));
+      store(tiles.k_writing + at, times_exponential(load(keys.k + at), left));
     }
     store(before + d, load(before + d) + passed);
   }

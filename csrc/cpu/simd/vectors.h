@@ -143,11 +143,15 @@ TORCH_GDN_INLINE Floats reciprocal(Floats x) {
 #endif
 }
 
-// exp(x) = 2^n exp(r), |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7: within 2 ulp. 0
-// below -86.98 (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN.
+// exp(x) = 2^n (1 + p), p = exp(r) - 1, |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7:
+// within 2 ulp. 0 below -86.98 (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN.
 // kShort: up to r^4, within 2^-14, for what is rounded to bf16.
+struct Exponential {
+  Floats p, n;
+};
+
 template <bool kShort = false>
-TORCH_GDN_INLINE Floats exponential(Floats x) {
+TORCH_GDN_INLINE Exponential exponential_parts(Floats x) {
   const Floats inside = exponent_in_range(x);
   const Floats shifted = inside * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: its last bits are the rounded number
   const Floats n = shifted - 12582912.0f;
@@ -160,8 +164,19 @@ TORCH_GDN_INLINE Floats exponential(Floats x) {
   }
   series = series * r + 1.0f / 6.0f;
   series = series * r + 0.5f;
-  series = (series * r) * r + r + 1.0f;
-  return times_power_of_two(series, n);
+  return {(series * r) * r + r, n};
+}
+
+template <bool kShort = false>
+TORCH_GDN_INLINE Floats exponential(Floats x) {
+  const auto [p, n] = exponential_parts<kShort>(x);
+  return times_power_of_two(p + 1.0f, n);
+}
+
+// y exp(x) with about one rounding: of y + p y.
+TORCH_GDN_INLINE Floats times_exponential(Floats y, Floats x) {
+  const auto [p, n] = exponential_parts(x);
+  return times_power_of_two(y + p * y, n);
 }
 
 TORCH_GDN_INLINE Floats sigmoid(Floats x) { return reciprocal(1.0f + exponential(-x)); }

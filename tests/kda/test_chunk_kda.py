@@ -1,0 +1,194 @@
+"""chunk_kda and chunk_kda_ against the float64 recurrence, head by head: decays of any size, where chunks and blocks of
+tokens meet, and what is kept of the states between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.kda import F32, Inputs, assert_exact_kda, exact_kda, kda_inputs, moved
+
+CPU = torch.device("cpu")
+NAME = "chunk_kda"
+STRONG = [-20.0, -1e3, -torch.inf]
+
+
+@pytest.mark.parametrize("T", [0, 5, 7, 8, 9, 31, 32, 33, 64, 71])
+def test_lengths(device: torch.device, T: int) -> None:
+    assert_exact_kda(NAME, kda_inputs(T, 32, 16, B=2), device)
+
+
+@pytest.mark.parametrize("K", [1, 3, 36, 60, 100, 128, 256])
+@pytest.mark.parametrize("V", [1, 33, 100, 512])
+def test_head_sizes(K: int, V: int) -> None:
+    assert_exact_kda(NAME, kda_inputs(40, K, V), CPU)
+
+
+@pytest.mark.parametrize("g", [0.0, -1e-3, -5.0, *STRONG])
+def test_one_decay_throughout(device: torch.device, g: float) -> None:
+    inputs = kda_inputs(70, 32, 16)
+    inputs["g"] = torch.full_like(inputs["g"], g)
+    assert_exact_kda(NAME, inputs, device)
+
+
+@pytest.mark.parametrize("g", STRONG)
+def test_strong_decays_of_some_channels_and_tokens(device: torch.device, g: float) -> None:
+    """What precedes them is lost; what follows, in the same block of tokens too, must keep its digits."""
+    inputs = kda_inputs(70, 32, 16)
+    for channel, token in enumerate([0, 3, 7, 8, 15, 31, 32, 40, 63, 64]):
+        inputs["g"][:, token, :, channel::10] = g
+    assert_exact_kda(NAME, inputs, device)
+
+
+@pytest.mark.parametrize("g", STRONG)
+def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, g: float) -> None:
+    inputs = kda_inputs(40, 32, 16)
+    inputs["initial_state"] *= 1e4
+    inputs["g"][:, 0] = g
+    assert_exact_kda(NAME, inputs, device)
+
+
+@pytest.mark.parametrize("kind", ["every token's own", "one for all"])
+def test_decays_from_minus_20_to_0_and_repeated_keys(device: torch.device, kind: str) -> None:
+    inputs = kda_inputs(70)
+    inputs["g"] = -20 * torch.rand_like(inputs["g"][:, :1] if kind == "one for all" else inputs["g"])
+    inputs["g"] = inputs["g"].expand(1, 70, 2, 64).contiguous()
+    inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
+    assert_exact_kda(NAME, inputs, device)
+
+
+@pytest.mark.parametrize("grouping", ["block", "tiled"])
+@pytest.mark.parametrize("ratio", [2, 3])
+def test_value_heads_per_key_head(device: torch.device, ratio: int, grouping: str) -> None:
+    inputs = kda_inputs(40, 32, 40, H=2, HV=2 * ratio)
+    heads = torch.arange(2 * ratio) % 2 if grouping == "tiled" else torch.arange(2 * ratio) // ratio
+    exact_o, exact_state = exact_kda(inputs | {"q": inputs["q"][:, :, heads], "k": inputs["k"][:, :, heads]})
+    o, state = torch_gdn.chunk_kda(**moved(inputs, device), output_final_state=True, head_grouping=grouping)
+    assert state is not None
+    assert_close("o", o.cpu(), exact_o, F32)
+    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gate_in_the_kernel(device: torch.device, lower_bound: float | None, dtype: torch.dtype) -> None:
+    """The bias of a head ends where the next one's begins, not at a whole vector."""
+    inputs = kda_inputs(40, 36, 16)
+    inputs["g"] = (8 * torch.randn(inputs["g"].shape, generator=torch.Generator().manual_seed(1))).to(dtype)
+    options = {"A_log": torch.tensor([[[-1.0], [0.5]]]), "dt_bias": torch.linspace(-3, 3, 72).view(2, 36)}
+    flat = {name: x.flatten() for name, x in options.items()}
+    given = {"use_gate_in_kernel": True, "lower_bound": lower_bound}
+    o, state = torch_gdn.chunk_kda(**moved(inputs | options, device), **given, output_final_state=True)
+    exact_o, exact_state = exact_kda(inputs, **flat, **given)
+    assert state is not None
+    assert_close("o", o.cpu(), exact_o, F32)
+    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_packed_sequences(device: torch.device, on_device: bool) -> None:
+    """Empty, of one token, of less than a chunk and of more."""
+    cu_seqlens = torch.tensor([0, 1, 1, 41, 111])
+    inputs = kda_inputs(111, 32, 16, N=4)
+    there = moved(inputs, device) | {"cu_seqlens": cu_seqlens.to(device if on_device else CPU)}
+    o, state = torch_gdn.chunk_kda(**there, output_final_state=True)
+    exact_o, exact_state = exact_kda(inputs | {"cu_seqlens": cu_seqlens})
+    assert state is not None
+    assert_close("o", o.cpu(), exact_o, F32)
+    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_both_layouts(device: torch.device, v_first: bool, dtype: torch.dtype) -> None:
+    inputs = kda_inputs(40, 32, 40, dtype=dtype)
+    if v_first:
+        inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
+    assert_exact_kda(NAME, inputs, device, state_v_first=v_first)
+
+
+def first_tokens(inputs: Inputs, tokens: int) -> Inputs:
+    return {name: x if name == "initial_state" else x[:, :tokens] for name, x in inputs.items()}
+
+
+@pytest.mark.parametrize("chunk_size", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_between_chunks_are_those_of_shorter_sequences(dtype: torch.dtype, chunk_size: int) -> None:
+    inputs = kda_inputs(150, 40, 72, dtype=dtype)
+    _, _, h = torch_gdn.chunk_kda(**inputs, chunk_size=chunk_size, return_intermediate_states=True)
+    assert h.shape == (1, -(-150 // chunk_size), 2, 40, 72)
+    for row, tokens in enumerate(range(0, 150, chunk_size)):
+        part = first_tokens(inputs, tokens)
+        _, state = torch_gdn.chunk_kda(**part, chunk_size=chunk_size, output_final_state=True)
+        assert state is not None
+        assert_same_bits(f"h[{row}]", h[0, row], state[0].to(dtype))
+
+
+def test_no_states_between_chunks_on_mps() -> None:
+    from tests.helpers.devices import ready
+
+    inputs = moved(kda_inputs(20, 32, 16), ready("mps"))
+    with pytest.raises(NotImplementedError, match="return_intermediate_states: expected False on mps"):
+        torch_gdn.chunk_kda(**inputs, return_intermediate_states=True)
+
+
+def pool_of(inputs: Inputs, device: torch.device) -> tuple[dict[str, Any], Tensor]:
+    there = moved(inputs, device)
+    del there["initial_state"]
+    return there, torch.randn(8, 2, 32, 16, generator=torch.Generator().manual_seed(2)).to(device)
+
+
+def test_slots(device: torch.device) -> None:
+    """Sequence 0 continues in slot 5, 1 has no slot, 2 starts from zeros in slot 1."""
+    inputs, pool = pool_of(kda_inputs(40, 32, 16, B=3), device)
+    before, states = pool.clone(), pool[[5, 0, 1]]
+    states[2] = 0
+    expected, final = torch_gdn.chunk_kda(**inputs, initial_state=states, output_final_state=True)
+    assert final is not None
+    indices, flags = torch.tensor([5, -1, 1], device=device), torch.tensor([True, True, False], device=device)
+    o = torch_gdn.chunk_kda_(**inputs, state_pool=pool, state_indices=indices, has_initial_state=flags)
+    assert (o[1] == 0).all()
+    assert_same_bits("o", o[[0, 2]], expected[[0, 2]])
+    assert_same_bits("the slots", pool[[5, 1]], final[[0, 2]])
+    others = [0, 2, 3, 4, 6, 7]
+    assert_same_bits("the other slots", pool[others], before[others])
+
+
+def test_a_checkpoint_has_the_bits_of_a_prefill_that_ends_there(device: torch.device) -> None:
+    inputs, pool = pool_of(kda_inputs(150, 32, 16), device)
+    alone, plain = pool.clone(), pool.clone()
+    offsets = {"checkpoint_offsets": torch.tensor([128]), "checkpoint_indices": torch.tensor([4])}
+    o = torch_gdn.chunk_kda_(**inputs, state_pool=pool, **offsets)
+    assert_same_bits("o", o, torch_gdn.chunk_kda_(**inputs, state_pool=plain))
+    torch_gdn.chunk_kda_(**first_tokens(inputs, 128), state_pool=alone)
+    assert_same_bits("the checkpoint", pool[4], alone[0])
+    assert_same_bits("the state", pool[0], plain[0])
+
+
+@pytest.mark.parametrize("name", ["v", "k", "beta"])
+def test_nan_stays_in_its_head_from_its_chunk_on(device: torch.device, name: str) -> None:
+    inputs = moved(kda_inputs(70, 32, 16, H=2), device)
+    expected = torch_gdn.chunk_kda(**inputs)[0]
+    inputs[name][:, 40, 1] = torch.nan
+    o = torch_gdn.chunk_kda(**inputs)[0]
+    assert_same_bits("the other head", o[:, :, 0], expected[:, :, 0])
+    assert_same_bits("the chunk before", o[:, :32, 1], expected[:, :32, 1])
+    assert o[:, 40:, 1].isnan().any(-1).all()
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    inputs = kda_inputs(150, 60, 100, H=3, HV=6, N=3) | {"cu_seqlens": torch.tensor([0, 17, 17, 150])}
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = torch_gdn.chunk_kda(**inputs)[0]
+        for threads in (2, 5, 8):
+            torch.set_num_threads(threads)
+            assert_same_bits(f"o of {threads} threads", torch_gdn.chunk_kda(**inputs)[0], alone)
+    finally:
+        torch.set_num_threads(before)
