@@ -66,13 +66,24 @@ def rule_calls() -> list[Call]:
     )
 
 
+def kda_calls() -> list[Call]:
+    """Every dtype, K, chunk size and alignment, and pools of other dtypes."""
+    return [
+        Call(dtype, K, V, aligned=aligned, fused_chunk_size=size)
+        for dtype in DTYPES
+        for K, V in SIZES
+        for aligned in BOTH
+        for size in FUSED_CHUNK_SIZES
+    ] + [Call(dtype, K, K, pool=dtype) for dtype in DTYPES for K in (128, 255)]
+
+
 @cache
 def all_launches() -> list[Launch]:
     """Of everything that is proved; the rows of norms, whose length is free, are those of the table."""
     rules = rule_calls()
     wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
     wanted += [*calls.all_stages(rules), *(partial(calls.longest_norm, dtype) for dtype in DTYPES)]
-    wanted += [*calls.aura_calls(), *calls.attention_calls()]
+    wanted += [*(partial(calls.kda, call) for call in kda_calls()), *calls.aura_calls(), *calls.attention_calls()]
     for x, weight, other in itertools.product(DTYPES, repeat=3):  # the state, or the gate
         wanted += [partial(calls.convolution, x, weight, other, W) for W in (2, 3, 4)]
         wanted += [partial(calls.gated_norm, x, other, weight, *row) for row in calls.NORM_ROWS]
@@ -92,6 +103,7 @@ def model_launches() -> list[Launch]:
     ]
     wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
     wanted += [*calls.all_stages(rules), *calls.aura_calls(quick=True)]
+    wanted += [*(partial(calls.kda, Call(dtype, 128, 128)) for dtype in DTYPES)]
     wanted += [*calls.attention_calls(quick=True), *calls.layer_calls()]
     # A length that is no power of two, codes that straddle words, and the longest vectors.
     awkward = launches(partial(calls.aura, (3, 3), D, DTYPES[0]) for D in (80, 512))

@@ -92,6 +92,7 @@ def _trees() -> list[Tree]:
     wanted: list[Thunk] = [
         *(partial(calls.end_to_end, call) for call in rules),
         *calls.all_stages(rules),
+        *calls.kda_calls(quick=True),
         *calls.layer_calls(quick=True),
         *(partial(calls.aura, (3, 3), D, float32) for D in (64, 80, 96)),
         *(partial(calls.pages, float32, bfloat16, D) for D in (80, 256)),

@@ -308,8 +308,9 @@ template <typename T, int K, int C, int Width, typename P>
       store_fragment(own_values, kValueStride, at, output);
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         const float2 decay = kept[block * kPadded + depth * 8 + at.row];
-        state[depth] = decay.x * state[depth] + decay.y * state[depth];
-        multiply_add(state[depth], load_transposed(decay_tile + corner + depth * 8, kStride, at), v_new);
+        float2 change = decay.y * state[depth];  // with the update rounded as one: both may be small beside S
+        multiply_add(change, load_transposed(decay_tile + corner + depth * 8, kStride, at), v_new);
+        state[depth] = decay.x * state[depth] + change;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -120,7 +120,16 @@ def test_options(chunk_size: int) -> None:
     inputs["beta"] = 4 * inputs["beta"] - 2
     inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
     options = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True, "use_qk_l2norm_in_kernel": True}
-    assert_exact(inputs, chunk_size, scale=0.3, state_v_first=True, head_grouping="tiled", **options)
+    assert_exact(inputs, chunk_size, scale=0.3, state_v_first=True, **options)
+
+
+def test_tiled_heads() -> None:
+    inputs = kda_inputs(20, 32, 16, H=2, HV=4)
+    o, state = fused(inputs, head_grouping="tiled")
+    repeated = {name: inputs[name].repeat(1, 1, 2, 1) for name in "qk"}
+    exact_o, exact_state = exact_kda(inputs | repeated)
+    assert_close("o", o.cpu(), exact_o, F32)
+    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
 
 
 def test_rows_of_zeros_under_the_norm() -> None:

@@ -121,6 +121,17 @@ def end_to_end(call: Call) -> None:
                 )
 
 
+def kda(call: Call) -> None:
+    """A prefill of Kimi Delta Attention; on a pool of another dtype in place."""
+    q, v, beta = rows(call)
+    g, state = empty(1, TOKENS, 2, call.K), empty(1, 2, call.K, call.V, dtype=call.pool)
+    with prefill_algorithm("fused_chunk", call.fused_chunk_size):
+        if call.pool == torch.float32:
+            torch.ops.gdn.chunk_kda(q, q, v, g, beta, initial_state=state)
+        else:
+            torch.ops.gdn.chunk_kda_(q, q, v, g, beta, state)
+
+
 def by_stage(call: Call) -> None:
     """The stage ops and the norm, which the end-to-end ops launch in other types or not at all."""
     ops, C = torch.ops.gdn, call.chunk_size
@@ -241,6 +252,17 @@ def layouts(sizes: Iterable[tuple[int, int]], dtypes: Iterable[torch.dtype]) -> 
     ]
 
 
+def kda_calls(quick: bool = False) -> list[Thunk]:
+    """Of models' K of 128 and other sizes, in chunks of both sizes, unaligned, and on pools of other dtypes."""
+    if quick:
+        return [partial(kda, Call(torch.bfloat16, 128, 128))]
+    sizes = [Call(dtype, K, V) for dtype in DTYPES for K, V in ((128, 128), (64, 64), (256, 256), (33, 65))]
+    more = [Call(dtype, 128, 128, aligned=False) for dtype in DTYPES]
+    more += [Call(dtype, 128, 128, fused_chunk_size=16) for dtype in DTYPES]
+    more += [Call(dtype, 128, 128, pool=dtype) for dtype in DTYPES if dtype != torch.float32]
+    return [partial(kda, call) for call in [*sizes, *more]]
+
+
 def all_stages(calls: Iterable[Call]) -> list[Thunk]:
     """One for each set of sizes: the stage ops know neither layouts nor the norm."""
     plain = (Call(call.dtype, call.K, call.V, call.chunk_size, call.aligned) for call in calls)
@@ -274,4 +296,5 @@ def table(quick: bool = False) -> list[Thunk]:
     """Every call whose kernels are compiled by the check."""
     calls = rule_calls(quick)
     rules: list[Thunk] = [partial(end_to_end, call) for call in calls]
-    return [*rules, *all_stages(calls), *aura_calls(quick), *attention_calls(quick), *layer_calls(quick)]
+    others = [*kda_calls(quick), *aura_calls(quick), *attention_calls(quick), *layer_calls(quick)]
+    return [*rules, *all_stages(calls), *others]
