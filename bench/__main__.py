@@ -3,6 +3,7 @@
     python -m bench                       everything; a quarter of an hour on two cores
     python -m bench --only decode aura    some of it
     python -m bench --only serving        whole servers, which are in nothing else; a quarter of an hour more
+    python -m bench --only model          a layer and a model of transformers, which are in nothing else; minutes
     python -m bench --quick               tiny shapes: does it run?
     python -m simulator -m bench --device mps --quick    the same on the simulated device, whose times mean nothing
 
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bench import aura, gdn, metal, modules, overhead, plots, results, serving, vllm_kernels
+from bench import aura, gdn, metal, models, modules, overhead, plots, results, serving, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import QWEN3_NEXT, Layer
@@ -80,17 +81,25 @@ SECTIONS = {
     "scaling": Section("From one core to all", "size", scaling_jobs, scaling),
     "sweep": Section("Every length and number of heads, beside the fallback", "T", gdn.sweep_jobs, sweep),
     "serving": Section("Servers: requests of clients that each wait for their answer", "", serving.jobs, serving.run),
+    "model": Section("A layer and a model of transformers, and what their time goes to", "T", models.jobs, models.run),
     "metal": Section("The Metal kernels as the simulated device counts them", "T", metal.jobs, metal.run),
 }
+
+
+SLOW = ("serving", "model")  # run by name only
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    usual = [name for name in SECTIONS if name != "serving"]
+    usual = [name for name in SECTIONS if name not in SLOW]
     parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=usual, help="sections to run; default: all but serving"
+        "--only",
+        nargs="+",
+        choices=SECTIONS,
+        default=usual,
+        help=f"sections to run; default: all but {' and '.join(SLOW)}",
     )
     parser.add_argument("--device", choices=("cpu", "mps"), help="default: mps where there is one, else cpu")
     parser.add_argument("--threads", type=int, help="of the CPU; default: PyTorch's")
@@ -150,6 +159,8 @@ def report(rows: list[Row], rates: dict[str, float]) -> str:
             ]
         elif found and name == "serving":
             parts += [f"\n## {section.title}\n", *serving.tables(found)]
+        elif found and name == "model":
+            parts += [f"\n## {section.title}\n", *models.tables(found)]
         elif found:
             tables = [results.table(found, section.size_name), "", results.summary(found, section.size_name)]
             parts += [f"\n## {section.title}\n", *tables]

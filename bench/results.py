@@ -33,8 +33,9 @@ class Row:
     floor: float | None = None  # seconds, of the ceilings measured in this run
     note: str = ""
     others: dict[str, float] = field(default_factory=dict)  # seconds of what the section compares with besides
-    rate: float = 0.0  # tokens a second of a server
+    rate: float = 0.0  # tokens a second of a server or a model
     latencies: dict[str, float] = field(default_factory=dict)  # seconds, of a server's requests
+    shares: dict[str, float] = field(default_factory=dict)  # of the time, by what it goes to
     counts: dict[str, int] = field(default_factory=dict)  # of the simulated device
     model: dict[str, tuple[float, str]] = field(default_factory=dict)  # chip -> seconds at least, what binds
 

@@ -36,13 +36,20 @@ def wait_for(device: torch.device) -> None:
 
 
 def measure(
-    calls: Mapping[str, Call], device: torch.device, seconds: float = 1.0, attempts: int = ATTEMPTS
+    calls: Mapping[str, Call],
+    device: torch.device,
+    seconds: float = 1.0,
+    attempts: int = ATTEMPTS,
+    before: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Time]:
     """Each call for about `seconds`, again where its rounds disagree. On a GPU the calls of a round are encoded before
-    the device is waited for."""
+    the device is waited for. `before` gets a call's name ahead of each of its rounds, and is not timed."""
     if not calls:
         return {}
-    first = {name: first_time_of(call, device) for name, call in calls.items()}
+    first = {}
+    for name, call in calls.items():
+        before(name)
+        first[name] = first_time_of(call, device)
     repeats = {name: max(1, math.ceil(LEAST_SECONDS / max(time, 1e-9))) for name, time in first.items()}
 
     def each() -> Iterator[dict[str, list[float]]]:
@@ -53,6 +60,7 @@ def measure(
                 if not waiting:
                     break
                 for name in waiting:
+                    before(name)
                     rounds[name].append(time_of(calls[name], repeats[name], device))
             yield rounds
             rounds = {name: [] for name in calls}

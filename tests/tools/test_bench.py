@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import contenders, counting, gdn, ggml, modules, overhead, results, timing, vllm_kernels
+from bench import contenders, counting, gdn, ggml, models, modules, overhead, results, timing, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.contenders import Prepared, Unavailable
 from bench.results import OURS, Row
@@ -22,6 +22,7 @@ from bench.shapes import ATTENTIONS, QWEN3_NEXT, Layer
 from bench.timing import Time, measure, steadiest
 from tests.helpers.devices import on_a_mac
 from torch_gdn.check.cases import Case
+from torch_gdn.integrations import transformers as integration
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +117,49 @@ def test_tables_have_the_median_and_mark_what_was_unsteady() -> None:
     ours, other = (line.split(" | ") for line in results.table(rows, "T").splitlines()[2:])
     assert (ours[4:6], other[4:7]) == (["2 (unsteady)", "3"], ["4", "4.1", "2.00"])
     assert "| 2 (unsteady) |" in results.summary(rows, "T")
+
+
+def test_a_call_is_told_of_before_each_of_its_rounds() -> None:
+    """What it depends on is as it should be whenever it is called."""
+    current: list[str] = []
+    seen = set()
+
+    def call(name: str) -> None:
+        seen.add((name, current[-1]))
+        time.sleep(2e-3)
+
+    measure({"a": lambda: call("a"), "b": lambda: call("b")}, CPU, 5e-3, attempts=1, before=current.append)
+    assert seen == {("a", "a"), ("b", "b")} and len(current) >= 6
+
+
+@pytest.mark.parametrize(
+    ("op", "part"),
+    [
+        ("gdn::chunk_gated_delta_rule", "torch_gdn's ops"),
+        ("aten::addmm", "matrix products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "matrix products"),
+        ("aten::mul", "other ops"),
+        ("aten::linalg_vector_norm", "other ops"),
+    ],
+)
+def test_what_time_goes_to(op: str, part: str) -> None:
+    assert models.part_of(op) == part
+
+
+@torch.no_grad()
+def test_a_small_model_is_as_exact_enabled_and_each_part_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncompiled: the compiler takes minutes."""
+    monkeypatch.setattr(models, "CONTENDERS", [each for each in models.CONTENDERS if not each.compiled])
+    ours, theirs = models.run(models.MODEL, "decode", torch.float32, True, Ceilings(CPU), 1e-3)
+    assert (ours.contender, theirs.contender) == (OURS, "transformers") and theirs.error == 0
+    assert ours.error is not None and 0 < ours.error < 1e-4  # other kernels, and the same model
+    assert ours.shares["torch_gdn's ops"] > 0 == theirs.shares["torch_gdn's ops"]
+    assert all(abs(sum(row.shares.values()) - 1) < 1e-6 and row.rate > 0 for row in (ours, theirs))
+    assert not integration.status().enabled
+    assert [line.split(" | ")[3] for line in models.tables([ours, theirs])[0].splitlines()[2:]] == [
+        OURS,
+        "transformers",
+    ]
 
 
 def test_only_what_is_right_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
