@@ -14,7 +14,7 @@ from torch import nn
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
 from tests.integrations.models import distance, random_model
-from torch_gdn.integrations.transformers import kernel_mapping
+from torch_gdn.integrations.transformers import gguf_layers, kernel_mapping
 from torch_gdn.integrations.transformers.kernel_mapping import FOLDER, LAYERS
 from torch_gdn.integrations.transformers.kernels import layers
 from torch_gdn.integrations.transformers.patches import classes_named
@@ -56,7 +56,15 @@ def test_a_layer_has_the_arguments_of_what_it_replaces(kind: str, layer: str) ->
     assert [(x.name, x.kind) for x in ours] == [(x.name, x.kind) for x in wanted]
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("qwen3_5")])
+@pytest.mark.parametrize("layer", gguf_layers.LAYERS)
+def test_a_whole_layer_has_the_arguments_of_what_it_replaces(kind: str, layer: str) -> None:
+    (original,) = classes_named(models.modeling_module(kind), "GatedDeltaNet")
+    wanted, ours = (inspect.signature(x.forward).parameters.values() for x in (original, getattr(layers, layer)))
+    assert [(x.name, x.kind) for x in ours] == [(x.name, x.kind) for x in wanted]
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, *gguf_layers.LAYERS])
 def test_a_layer_has_no_state_and_no_method_but_forward(layer: str) -> None:
     found = getattr(layers, layer)
     assert found.__init__ is nn.Module.__init__

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from torch_gdn.integrations.transformers import dispatch
+from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
     KDA_MODELS,
@@ -96,6 +97,8 @@ def enable_models(version: str) -> None:
     found |= {model: list(kda_patches(module)) for model, module in modules_of(KDA_MODELS).items()}
     others = {model: list(convolution_patches(module)) for model, module in modules_of(CONVOLVING_MODELS).items()}
     found |= {model: patches for model, patches in others.items() if patches}
+    if of_files := list(gguf_patches()):
+        found["GGUF"] = of_files
     dispatch.reset_counts()
     apply(found)
 

@@ -105,3 +105,19 @@ class causal_conv1d_update(Layer):
 class RMSNormGated(Layer):
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
         return dispatcher("rms_norm_gated", type(self).forward)(self, hidden_states, gate)
+
+
+class Qwen3_5GatedDeltaNet(Layer):
+    """transformers' own forward, which calls torch_gdn while that is enabled."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        cache_params: Any = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        output: Tensor = type(self).forward(
+            self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs
+        )
+        return output
