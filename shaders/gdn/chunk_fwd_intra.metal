@@ -105,7 +105,6 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   const int key_head = int(group.y) % parameters.heads.modulus;
   const int first_member = int(
       min(int64_t(int(group.y) / parameters.heads.modulus) * parameters.members, int64_t(parameters.heads.members)));
-  const int own_column = int(simdgroup) * kSides * 8;
   device const T* keys =
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
 
