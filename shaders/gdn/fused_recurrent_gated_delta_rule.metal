@@ -443,10 +443,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       round_state<2 * kParts, P>(state);
     }
     first += tokens;
+    // By elements, for it is rare: a second copy of S as vectors would be in registers for both.
     if (first - sequence.first == checkpoint.tokens && slot.is_present) {
       store_state<K, ValueInner, kScratch>(
-          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state,
-          parameters.final_has_vectors != 0, values, scratch, at, thread_index);
+          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, false,
+          values, scratch, at, thread_index);
       if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
     if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= sequence.last)) {
