@@ -5,8 +5,9 @@
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
 // raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any strides of K and V; in place both are a
 // pool of P. (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, by forward
-// substitution in blocks of 8 rows: no inverse, no w, no Neumann series. o = scale (exp(c) S^T q + tril(q k^T exp(c_i -
-// c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c = g_cumsum
+// substitution in blocks of 8 rows, whose inverses are formed by forward substitution too: no w, no Neumann series. o =
+// scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c =
+// g_cumsum
 #include "core/checkpoints.h"
 #include "core/fragment.h"
 #include "core/gates.h"
