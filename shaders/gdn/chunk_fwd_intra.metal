@@ -1,11 +1,10 @@
 // A threadgroup owns one chunk of some value heads of a key head: chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril
 // and recompute_w_u without A in device memory. Simdgroup s of C/16 owns block rows s and C/8-1-s of k k^T, then 8 or
-// 16 columns of u and w. In registers, for all heads: k k^T, and the simdgroup's columns of k where they take at most
-// 64 bytes (else k is read again for each w: more would be spilled). In threadgroup memory: A, inverted in place; a
-// slice of k or v, then of w or u. Layout: k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any
-// strides and float dtype, or raw; g_cumsum [B, T, HV] f32; w [B, T, HV, K], u [B, T, HV, V] of Intermediate: T, or
-// float where T is half. A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1
-// (beta exp(c) k); c = g_cumsum
+// 16 columns of u and w. In registers, for all heads: k k^T; k is read again for each w. In threadgroup memory: A,
+// inverted in place; a slice of k or v, then of w or u. Layout: k [B, T, H, K], v [B, T, HV, V] with row strides; g,
+// beta [B, T, HV] of any strides and float dtype, or raw; g_cumsum [B, T, HV] f32; w [B, T, HV, K], u [B, T, HV, V] of
+// Intermediate: T, or float where T is half. A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta
+// v);  w = (I + A)^-1 (beta exp(c) k); c = g_cumsum
 #include "core/gates.h"
 #include "core/sequences.h"
 #include "gdn/chunk_fwd_intra.h"
@@ -92,7 +91,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   constexpr int kColumns = C / 2 * kSides;    // of a slice: 128 bytes a row at C = 64
   constexpr int kOperand = kBlocks * kSides;  // fragments of a simdgroup's columns
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
-  constexpr bool kKeepsKeys = kKeySlices * kOperand * 2 * int(sizeof(T)) <= 64;
+  constexpr int kValueSlices = (V + kColumns - 1) / kColumns;
   static_assert(sizeof(Intermediate) >= sizeof(T), "an intermediate has at least the size of an input");
   alignas(16) threadgroup Intermediate results[C * tile_stride<Intermediate>(kColumns)];
   threadgroup T* tile = (threadgroup T*)results;
@@ -106,25 +105,17 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   const int key_head = int(group.y) % parameters.heads.modulus;
   const int first_member = int(
       min(int64_t(int(group.y) / parameters.heads.modulus) * parameters.members, int64_t(parameters.heads.members)));
-  const int own_column = int(simdgroup) * kSides * 8;
   device const T* keys =
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
 
   float2 products[kBlocks + 1];
-  vec<T, 2> kept[kKeepsKeys ? kKeySlices * kOperand : 1];
   UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
-  UNROLL for (int slice = 0; slice < kKeySlices; ++slice) {
+  for (int slice = 0; slice < kKeySlices; ++slice) {
     const int column = slice * kColumns;
     stage_rows<C, kColumns, Width, kThreads>(
         tile, keys + column, parameters.k.token, chunk.tokens, K - column, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     add_lower_products<C, kColumns>(products, tile, tile, simdgroup, at);
-    if constexpr (kKeepsKeys) {
-      UNROLL for (int n = 0; n < kOperand; ++n) {
-        threadgroup const T* corner = tile + n / kSides * 8 * tile_stride<T>(kColumns) + own_column + n % kSides * 8;
-        kept[slice * kOperand + n] = vec<T, 2>(load_even_fragment(corner, tile_stride<T>(kColumns), at));
-      }
-    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
@@ -146,35 +137,22 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     float2 operand[kOperand];
     device const T* values =
         v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
-    for (int column = 0; column < V; column += kColumns) {
+    // Slices of v, then of k: one loop, so that no slice's addresses stay in registers for another.
+    for (int slice = 0; slice < kValueSlices + kKeySlices; ++slice) {
+      const bool is_key = slice >= kValueSlices;
+      const int size = is_key ? K : V;
+      const int column = (is_key ? slice - kValueSlices : slice) * kColumns;
       stage_rows<C, kColumns, Width, kThreads>(
-          tile, values + column, parameters.v.token, chunk.tokens, V - column, thread_index);
+          tile, (is_key ? keys : values) + column, is_key ? parameters.k.token : parameters.v.token, chunk.tokens,
+          size - column, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      load_operand<C, kSides, kColumns>(operand, tile, value_scale, simdgroup, at);
+      load_operand<C, kSides, kColumns>(operand, tile, is_key ? key_scale : value_scale, simdgroup, at);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       multiply_triangle<C, kSides, kColumns>(results, triangle, operand, simdgroup, at);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       write_rows<C, kColumns, Width, kThreads>(
-          u + row * V + column, results, value_heads * V, chunk.tokens, V - column, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    UNROLL for (int slice = 0; slice < kKeySlices; ++slice) {
-      const int column = slice * kColumns;
-      if constexpr (kKeepsKeys) {
-        UNROLL for (int n = 0; n < kOperand; ++n) {
-          operand[n] = float2(kept[slice * kOperand + n]) * key_scale[n / kSides * 8 + at.row];
-        }
-      } else {
-        stage_rows<C, kColumns, Width, kThreads>(
-            tile, keys + column, parameters.k.token, chunk.tokens, K - column, thread_index);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        load_operand<C, kSides, kColumns>(operand, tile, key_scale, simdgroup, at);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-      }
-      multiply_triangle<C, kSides, kColumns>(results, triangle, operand, simdgroup, at);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      write_rows<C, kColumns, Width, kThreads>(
-          w + row * K + column, results, value_heads * K, chunk.tokens, K - column, thread_index);
+          (is_key ? w : u) + row * size + column, results, value_heads * size, chunk.tokens, size - column,
+          thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }

@@ -1,4 +1,4 @@
-// What the fused chunk kernels share: the loads of a chunk's tokens, substitution within 8 rows, and the output.
+// What the fused chunk kernels share: the loads of a chunk's tokens, and the output.
 #pragma once
 #include "core/gates.h"
 #include "core/norm_eps.h"
@@ -8,14 +8,18 @@
 
 GDN_CONSTANT int kValueStride = kStateColumns + 4;  // 4 banks further each row
 
-// A simdgroup's tokens of a chunk, every fourth: a lane holds vectors of q and k and a column of v; beta as passed.
-template <typename Vector, int Rounds, int Vectors>
+// A simdgroup's tokens of a chunk, every fourth: a lane holds vectors of q and k and a column of v of each, and lane r
+// the beta, as passed, of number r.
+template <typename T, typename Vector, int Rounds, int Vectors>
 struct Tokens {
   Vector queries[Rounds][Vectors];
   Vector keys[Rounds][Vectors];
-  float values[Rounds];
-  float betas[Rounds];
+  T values[Rounds];
+  float beta;
 };
+
+// Of which a lane holds the beta, in the chunk.
+METAL_FUNC int own_token(uint lane, uint simdgroup) { return int(lane) * kSimdgroups + int(simdgroup); }
 
 // q, k and v of a head of a batch row, at its first token.
 template <typename T>
@@ -58,27 +62,20 @@ METAL_FUNC float inverse_norm(thread const Vector* vectors) {
   return rsqrt(simd_sum(sum) + kNormEps);
 }
 
-// x <- (I - L)^-1 x, L strictly lower triangular, 8 rows.
-METAL_FUNC void substitute(float2 lower, thread float2& x, uint lane) {
-  UNROLL for (int i = 0; i < 7; ++i) {
-    // The lanes that hold L[row][i] and x[i][column]: lane_position() inverted.
-    const ushort of_row = ushort((lane & 0x16) | ((i >> 2) << 3) | ((i >> 1) & 1));
-    const ushort of_column = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
-    const float factor = simd_shuffle(i % 2 == 0 ? lower.x : lower.y, of_row);
-    x += factor * float2(simd_shuffle(x.x, of_column), simd_shuffle(x.y, of_column));
-  }
-}
-
-// Tokens [first, first + C), the first `count` of which exist. All lanes read a token's beta: one cache line.
+// Tokens [first, first + C), the first `count` of which exist.
 template <int K, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void load_tokens(
-    thread Tokens<Vector, Rounds, Vectors>& tokens,
+    thread Tokens<T, Vector, Rounds, Vectors>& tokens,
     Sources<T> from,
     constant FusedChunkParameters& parameters,
     int first,
     int count,
     uint lane,
     uint simdgroup) {
+  const int own = own_token(lane, simdgroup);
+  const bool has_own = int(lane) < Rounds && own < count;
+  tokens.beta =
+      has_own ? raw_beta_at(from.beta, parameters.gates, from.batch, int64_t(first) + own, from.head, 0) : 0.0f;
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
     const int64_t token = first + row;
@@ -86,8 +83,7 @@ METAL_FUNC void load_tokens(
     load_row<K, Vectors, Width>(tokens.queries[round], from.q + token * parameters.q.token, is_there, lane);
     load_row<K, Vectors, Width>(tokens.keys[round], from.k + token * parameters.k.token, is_there, lane);
     tokens.values[round] =
-        is_there && int(lane) < from.values ? float(from.v[token * parameters.v.token + int(lane)]) : 0.0f;
-    tokens.betas[round] = is_there ? raw_beta_at(from.beta, parameters.gates, from.batch, token, from.head, 0) : 0.0f;
+        is_there && int(lane) < from.values ? T(from.v[token * parameters.v.token + int(lane)]) : T(0.0f);
   }
 }
 

@@ -5,40 +5,57 @@
 // Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
 // raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any strides of K and V; in place both are a
 // pool of P. (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, by forward
-// substitution in blocks of 8 rows: no inverse, no w, no Neumann series. o = scale (exp(c) S^T q + tril(q k^T exp(c_i -
-// c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c = g_cumsum
+// substitution in blocks of 8 rows, whose inverses are formed by forward substitution too: no w, no Neumann series. o =
+// scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c =
+// g_cumsum
 #include "core/checkpoints.h"
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/fused_chunk.h"
 
-// gate and beta as passed: raw, or final.
+// L <- (I - L)^-1, L strictly lower triangular, 8 rows, by forward substitution: a lane solves a column.
+METAL_FUNC void invert_diagonal(threadgroup float* block, int stride, uint lane) {
+  const int column = int(lane) % 8;
+  float x[8];
+  UNROLL for (int i = 0; i < 8; ++i) {
+    x[i] = i == column ? 1.0f : 0.0f;
+    UNROLL for (int first = 0; first < i; first += 4) {
+      const float4 row = *(threadgroup const float4*)(block + i * stride + first);
+      UNROLL for (int m = first; m < i && m < first + 4; ++m) x[i] += row[m - first] * x[m];
+    }
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  if (lane < 8) {
+    UNROLL for (int i = 0; i < 8; ++i) block[i * stride + column] = x[i];
+  }
+}
+
+// What the rows of a token are multiplied by. In threadgroup memory: a shuffle whose lane differs within four
+// neighbours is four shuffles and three choices on M1 and M2.
 struct TokenScalars {
-  float gate, beta;
-  float query_norm, key_norm;  // inverse; 1 without normalisation
+  float gate, beta;            // as passed: raw, or final; then g_cumsum and beta
+  float query_norm, key_norm;  // inverse; 1 without normalisation; then 0 of no token, and scale is in the first
 };
 
-// The gates of a simdgroup's tokens. All lanes read one: one cache line.
+// Of the simdgroup's tokens, lane r the gate, as passed, of number r.
 template <int Rounds>
-METAL_FUNC void load_gates(
-    thread float* gates,
+METAL_FUNC float load_gate(
     device const uchar* g,
     constant FusedChunkParameters& parameters,
     int64_t batch,
     int64_t head,
     int first,
     int count,
+    uint lane,
     uint simdgroup) {
-  UNROLL for (int round = 0; round < Rounds; ++round) {
-    const int row = round * kSimdgroups + int(simdgroup);
-    gates[round] = row < count ? raw_gate_at(g, parameters.gates, batch, int64_t(first) + row, head) : 0.0f;
-  }
+  const int own = own_token(lane, simdgroup);
+  return int(lane) < Rounds && own < count ? raw_gate_at(g, parameters.gates, batch, int64_t(first) + own, head) : 0.0f;
 }
 
 template <int Padded, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void store_tokens(
-    thread const Tokens<Vector, Rounds, Vectors>& tokens,
-    thread const float* gates,
+    thread const Tokens<T, Vector, Rounds, Vectors>& tokens,
+    float gate,
     threadgroup T* query_tile,
     threadgroup T* key_tile,
     threadgroup float* value_tile,
@@ -51,7 +68,7 @@ METAL_FUNC void store_tokens(
     const int row = round * kSimdgroups + int(simdgroup);
     store_row<Padded, Vectors, Width>(query_tile + row * kStride, tokens.queries[round], lane);
     store_row<Padded, Vectors, Width>(key_tile + row * kStride, tokens.keys[round], lane);
-    value_tile[row * kValueStride + int(lane)] = tokens.values[round];
+    value_tile[row * kValueStride + int(lane)] = float(tokens.values[round]);
     float query_norm = 1.0f;
     float key_norm = 1.0f;
     if (has_norm) {
@@ -59,24 +76,46 @@ METAL_FUNC void store_tokens(
       key_norm = inverse_norm<Vectors, Width>(tokens.keys[round]);
     }
     if (lane == 0) {
-      scalars[row].gate = gates[round];
-      scalars[row].beta = tokens.betas[round];
       scalars[row].query_norm = query_norm;
       scalars[row].key_norm = key_norm;
     }
   }
+  if (int(lane) < Rounds) {
+    threadgroup TokenScalars& own = scalars[own_token(lane, simdgroup)];
+    own.gate = gate;
+    own.beta = tokens.beta;
+  }
 }
 
-// -A, then tril(q k^T exp(c_i - c_j)): the lower blocks, divided among the simdgroups. Lane i holds g_cumsum, beta and
-// the inverse norms of token i. The key tile follows the query tile.
+// By one simdgroup: lane i has token i, of `count`. Gates are clamped so that differences of g_cumsum keep their
+// digits.
+template <int C>
+METAL_FUNC void finish_scalars(
+    threadgroup TokenScalars* scalars,
+    HeadGate head_gate,
+    constant FusedChunkParameters& parameters,
+    int count,
+    uint lane) {
+  const bool is_there = int(lane) < min(C, count);
+  const float gate = is_there ? log_decay_of(scalars[lane].gate, head_gate) : 0.0f;
+  const float g_cumsum = simd_prefix_inclusive_sum(clamped_log_decay(gate));
+  if (int(lane) < C) {
+    threadgroup TokenScalars& own = scalars[lane];
+    own.gate = g_cumsum;
+    own.beta = is_there ? beta_of(own.beta, parameters.gates) : 0.0f;
+    own.query_norm = is_there ? parameters.scale * own.query_norm : 0.0f;
+    own.key_norm = is_there ? own.key_norm : 0.0f;
+  }
+}
+
+// -A, then tril(q k^T exp(c_i - c_j)): the lower blocks, divided among the simdgroups; of -A's diagonal blocks L is (I
+// - L)^-1 written. The key tile follows the query tile.
 template <int Padded, int C, typename T>
 METAL_FUNC void form_matrices(
     threadgroup float* minus_A,
     threadgroup const T* query_tile,
-    float g_cumsum,
-    float beta,
-    float query_norm,
-    float key_norm,
+    threadgroup const TokenScalars* scalars,
+    uint lane,
     uint simdgroup,
     LanePosition at) {
   constexpr int kBlocks = C / 8;
@@ -96,15 +135,19 @@ METAL_FUNC void form_matrices(
     }
     const int i = row * 8 + at.row;
     const int j = column * 8 + at.column;
-    const float own = simd_shuffle(g_cumsum, ushort(i));
-    const float2 other = float2(simd_shuffle(g_cumsum, ushort(j)), simd_shuffle(g_cumsum, ushort(j + 1)));
-    const float factor = simd_shuffle(is_A ? -beta * key_norm : query_norm, ushort(i));
-    product *= factor * float2(simd_shuffle(key_norm, ushort(j)), simd_shuffle(key_norm, ushort(j + 1)));
+    const TokenScalars own = scalars[i];
+    const TokenScalars others[2] = {scalars[j], scalars[j + 1]};
+    const float factor = is_A ? -own.beta * own.key_norm : own.query_norm;
+    product *= factor * float2(others[0].key_norm, others[1].key_norm);
     const int below = is_A ? i - 1 : i;  // the last column kept
-    product.x = j <= below ? product.x * gate_exp(own - other.x) : 0.0f;
-    product.y = j + 1 <= below ? product.y * gate_exp(own - other.y) : 0.0f;
-    store_fragment(
-        minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + column * 8, kMatrixStride, at, product);
+    product.x = j <= below ? product.x * gate_exp(own.gate - others[0].gate) : 0.0f;
+    product.y = j + 1 <= below ? product.y * gate_exp(own.gate - others[1].gate) : 0.0f;
+    threadgroup float* target = minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + column * 8;
+    store_even_fragment(target, kMatrixStride, at, product);
+    if (is_A && row == column) {
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      invert_diagonal(target, kMatrixStride, lane);
+    }
   }
 }
 
@@ -150,7 +193,7 @@ template <typename T, int K, int C, int Width, typename P>
   alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o
   alignas(16) threadgroup float minus_A[2 * C * kMatrixStride];
   threadgroup float* scores = minus_A + C * kMatrixStride;
-  threadgroup TokenScalars scalars[C];
+  alignas(16) threadgroup TokenScalars scalars[C];
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
@@ -189,29 +232,20 @@ template <typename T, int K, int C, int Width, typename P>
   from.values = values;
   const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, head);
   const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
-  Tokens<Vector, kRounds, kVectors> next;
-  float next_gates[kRounds];
+  Tokens<T, Vector, kRounds, kVectors> next;
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
-  load_gates<kRounds>(
-      next_gates, g, parameters, sequence.batch, head, sequence.first, last_read - sequence.first, simdgroup);
+  float next_gate = load_gate<kRounds>(
+      g, parameters, sequence.batch, head, sequence.first, last_read - sequence.first, lane, simdgroup);
 
+  const int checkpoint_at = sequence.first + checkpoint.tokens;
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
   for (int first = sequence.first; first < sequence.last; first += C) {
     store_tokens<kPadded, Width>(
-        next, next_gates, query_tile, key_tile, value_tile, scalars, parameters.has_norm != 0, lane, simdgroup);
+        next, next_gate, query_tile, key_tile, value_tile, scalars, parameters.has_norm != 0, lane, simdgroup);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Lane i holds token i. Gates are clamped so that differences of g_cumsum keep their digits.
-    const bool is_there = int(lane) < min(C, last_read - first);
-    const float gate = is_there ? log_decay_of(scalars[lane].gate, head_gate) : 0.0f;
-    const float g_cumsum = simd_prefix_inclusive_sum(clamped_log_decay(gate));
-    const float token_beta = is_there ? beta_of(scalars[lane].beta, parameters.gates) : 0.0f;
-    const float key_norm = is_there ? scalars[lane].key_norm : 0.0f;
-    const float query_norm = is_there ? parameters.scale * scalars[lane].query_norm : 0.0f;
-
-    form_matrices<kPadded, C>(minus_A, query_tile, g_cumsum, token_beta, query_norm, key_norm, simdgroup, at);
-
+    if (simdgroup == 0) finish_scalars<C>(scalars, head_gate, parameters, last_read - first, lane);
     // S^T k and S^T q
     float2 key_read[kBlocks];
     float2 query_read[kBlocks];
@@ -224,38 +258,44 @@ template <typename T, int K, int C, int Width, typename P>
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    form_matrices<kPadded, C>(minus_A, query_tile, scalars, lane, simdgroup, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // v_new by block substitution, within diagonal blocks by rows; and o
+    // v_new by block substitution, and o; then exp(c_last - c) v_new, times what k is normalised by
+    const float g_last = scalars[C - 1].gate;
     float2 v_new[kBlocks];
     UNROLL for (int block = 0; block < kBlocks; ++block) {
-      const ushort i = ushort(block * 8 + at.row);
       const int corner = block * 8 * kMatrixStride;
       threadgroup float* own_values = value_tile + block * 8 * kValueStride + int(simdgroup) * 8;
-      const float decay = gate_exp(simd_shuffle(g_cumsum, i));
-      const float2 seen = decay * simd_shuffle(key_norm, i) * key_read[block];
-      v_new[block] = simd_shuffle(token_beta, i) * (load_even_fragment(own_values, kValueStride, at) - seen);
-      float2 output = decay * simd_shuffle(query_norm, i) * query_read[block];
+      const TokenScalars own = scalars[block * 8 + at.row];
+      const float decay = gate_exp(own.gate);
+      const float2 seen = decay * own.key_norm * key_read[block];
+      float2 wanted = own.beta * (load_even_fragment(own_values, kValueStride, at) - seen);
+      float2 output = decay * own.query_norm * query_read[block];
       UNROLL for (int above = 0; above < block; ++above) {
-        multiply_add(v_new[block], load_even_fragment(minus_A + corner + above * 8, kMatrixStride, at), v_new[above]);
+        multiply_add(wanted, load_even_fragment(minus_A + corner + above * 8, kMatrixStride, at), v_new[above]);
         multiply_add(output, load_even_fragment(scores + corner + above * 8, kMatrixStride, at), v_new[above]);
       }
-      substitute(load_even_fragment(minus_A + corner + block * 8, kMatrixStride, at), v_new[block], lane);
+      v_new[block] = float2(0.0f);
+      multiply_add(v_new[block], load_even_fragment(minus_A + corner + block * 8, kMatrixStride, at), wanted);
       multiply_add(output, load_even_fragment(scores + corner + block * 8, kMatrixStride, at), v_new[block]);
-      store_fragment(own_values, kValueStride, at, output);
+      store_even_fragment(own_values, kValueStride, at, output);
+    }
+    UNROLL for (int block = 0; block < kBlocks; ++block) {
+      const TokenScalars own = scalars[block * 8 + at.row];
+      v_new[block] *= own.key_norm * gate_exp(g_last - own.gate);
     }
 
-    // Only now, so that the next chunk is in registers beside S and v_new alone.
-    load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
-    load_gates<kRounds>(next_gates, g, parameters, sequence.batch, head, first + C, last_read - first - C, simdgroup);
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-    const float g_last = simd_shuffle(g_cumsum, ushort(C - 1));
     const Decay kept = decay_from_log(g_last);
     UNROLL for (int depth = 0; depth < kDepths; ++depth) {
       state[depth] = kept.weak ? state[depth] + kept.factor * state[depth] : kept.factor * state[depth];
     }
-    const float weight = key_norm * gate_exp(g_last - g_cumsum);
+    // Only now, so that the next chunk is in registers beside S and v_new alone.
+    load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
+    next_gate =
+        load_gate<kRounds>(g, parameters, sequence.batch, head, first + C, last_read - first - C, lane, simdgroup);
     UNROLL for (int block = 0; block < kBlocks; ++block) {
-      v_new[block] *= simd_shuffle(weight, ushort(block * 8 + at.row));
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         const int corner = block * 8 * kStride + depth * 8;
         multiply_add(state[depth], load_transposed(key_tile + corner, kStride, at), v_new[block]);
@@ -264,7 +304,7 @@ template <typename T, int K, int C, int Width, typename P>
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     write_outputs<C>(o, value_tile, first_output, parameters, first, sequence.last, values, lane, simdgroup);
-    if (first + C - sequence.first == checkpoint.tokens && slot.is_present) {
+    if (first + C == checkpoint_at && slot.is_present) {
       store_state<K, kKeys>(
           state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,
           scratch, thread_index, simdgroup, at);

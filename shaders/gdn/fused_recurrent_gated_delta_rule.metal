@@ -17,6 +17,7 @@
 
 GDN_CONSTANT int kPart = 32;  // keys: a float4 for each of a row's 8 lanes
 GDN_CONSTANT int kPartFloats = kPart * kStateColumns;
+GDN_CONSTANT uint kTileColumns = kStateColumns;
 
 // A thread's part of S: rows `row` and `row` + 4 of the threadgroup's 32, of each an eighth. Even lanes get the sums of
 // the first row, odd lanes those of the second.
@@ -29,8 +30,8 @@ struct RowPosition {
 
 METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
   RowPosition at;
-  at.row = int(simdgroup) * 8 + int(lane) / 8;
-  at.eighth = int(lane) % 8;
+  at.row = int(simdgroup * 8 + lane / 8);
+  at.eighth = int(lane % 8);
   at.is_odd = lane % 2 != 0;
   at.own_row = at.row + (at.is_odd ? 4 : 0);
   return at;
@@ -46,12 +47,12 @@ METAL_FUNC constexpr int parts_together(int floats, int parts) {
 
 // Where a state's columns, 4 values a group, lie in threadgroup memory: groups are permuted by the key, so that both
 // the groups of 4 keys and a column of 32 keys hit different banks.
-METAL_FUNC int scratch_group(int key, int group) { return (key * 8 + (group ^ (key / 4 % 8))) * 4; }
+METAL_FUNC int scratch_group(uint key, uint group) { return int((key * 8 + (group ^ (key / 4 % 8))) * 4); }
 
 // Of the 2 * kParts vectors of a thread where V is the inner dimension: of 16 keys a turn, a group of 4 values.
-METAL_FUNC int own_key(int four, uint thread_index) { return four * 16 + int(thread_index) / 8; }
+METAL_FUNC int own_key(int four, uint thread_index) { return four * 16 + int(thread_index / 8); }
 
-METAL_FUNC int own_group(uint thread_index) { return int(thread_index) % 8; }
+METAL_FUNC int own_group(uint thread_index) { return int(thread_index % 8); }
 
 // Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys:
 // all vectors are loaded first, into the registers of S, because no load passes a barrier.
@@ -79,25 +80,27 @@ METAL_FUNC void load_state(
     }
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
       if (has_vectors) {
-        UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
-          const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
-          *(threadgroup float4*)(scratch + place) = state[i];
+        UNROLL for (int n = 0; n < 2 * kTogether; ++n) {
+          const int place = scratch_group(uint(own_key(n, thread_index)), uint(own_group(thread_index)));
+          if (2 * first + n < 2 * kParts) *(threadgroup float4*)(scratch + place) = state[2 * first + n];
         }
       } else {
-        for (int item = int(thread_index); item < kTogether * kPartFloats; item += kStateThreads) {
-          const int key = item / kStateColumns;
-          const int value = item % kStateColumns;
+        for (uint item = thread_index; item < uint(kTogether * kPartFloats); item += kStateThreads) {
+          const int key = int(item / kTileColumns);
+          const int value = int(item % kTileColumns);
           const bool inside = first * kPart + key < K && value < values;
-          scratch[scratch_group(key, value / 4) + value % 4] =
+          scratch[scratch_group(uint(key), uint(value) / 4) + value % 4] =
               inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
+      UNROLL for (int m = 0; m < kTogether; ++m) {
         UNROLL for (int e = 0; e < 8; ++e) {
-          const int key = first_element(m - first, at.eighth) + e % 4;
-          const int row = at.row + e / 4 * 4;
-          state[2 * m + e / 4][e % 4] = scratch[scratch_group(key, row / 4) + row % 4];
+          const uint key = uint(first_element(m, at.eighth) + e % 4);
+          const uint row = uint(at.row + e / 4 * 4);
+          if (first + m < kParts) {
+            state[2 * (first + m) + e / 4][e % 4] = scratch[scratch_group(key, row / 4) + int(row % 4)];
+          }
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -137,28 +140,30 @@ METAL_FUNC void store_state(
     device P* origin = target + own_key(0, thread_index) * strides.key + value;
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      UNROLL for (int m = first; m < kParts && m < first + kTogether; ++m) {
+      UNROLL for (int m = 0; m < kTogether; ++m) {
         UNROLL for (int e = 0; e < 8; ++e) {
-          const int key = first_element(m - first, at.eighth) + e % 4;
-          const int row = at.row + e / 4 * 4;
-          scratch[scratch_group(key, row / 4) + row % 4] = state[2 * m + e / 4][e % 4];
+          const uint key = uint(first_element(m, at.eighth) + e % 4);
+          const uint row = uint(at.row + e / 4 * 4);
+          if (first + m < kParts) {
+            scratch[scratch_group(key, row / 4) + int(row % 4)] = state[2 * (first + m) + e / 4][e % 4];
+          }
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (has_vectors) {
-        UNROLL for (int i = 2 * first; i < 2 * kParts && i < 2 * (first + kTogether); ++i) {
-          const int place = scratch_group(own_key(i - 2 * first, thread_index), own_group(thread_index));
-          const bool inside = own_key(i, thread_index) < K && value < values;
+        UNROLL for (int n = 0; n < 2 * kTogether; ++n) {
+          const int place = scratch_group(uint(own_key(n, thread_index)), uint(own_group(thread_index)));
+          const bool inside = own_key(2 * first + n, thread_index) < K && value < values;
           if (inside) *(device vec<P, 4>*)origin = vec<P, 4>(*(threadgroup const float4*)(scratch + place));
           origin += 16 * strides.key;
         }
       } else {
-        for (int item = int(thread_index); item < kTogether * kPartFloats; item += kStateThreads) {
-          const int key = item / kStateColumns;
-          const int column = item % kStateColumns;
+        for (uint item = thread_index; item < uint(kTogether * kPartFloats); item += kStateThreads) {
+          const int key = int(item / kTileColumns);
+          const int column = int(item % kTileColumns);
           if (first * kPart + key < K && column < values) {
             target[(first * kPart + key) * strides.key + column * strides.value] =
-                P(scratch[scratch_group(key, column / 4) + column % 4]);
+                P(scratch[scratch_group(uint(key), uint(column) / 4) + column % 4]);
           }
         }
       }
@@ -438,10 +443,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       round_state<2 * kParts, P>(state);
     }
     first += tokens;
+    // By elements, for it is rare: a second copy of S as vectors would be in registers for both.
     if (first - sequence.first == checkpoint.tokens && slot.is_present) {
       store_state<K, ValueInner, kScratch>(
-          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state,
-          parameters.final_has_vectors != 0, values, scratch, at, thread_index);
+          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, false,
+          values, scratch, at, thread_index);
       if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
     if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= sequence.last)) {

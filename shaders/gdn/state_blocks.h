@@ -19,10 +19,11 @@ struct StateItem {
   int key, value;
 };
 
-METAL_FUNC StateItem state_item(int item, int keys, bool value_inner) {
+METAL_FUNC StateItem state_item(uint item, uint keys, bool value_inner) {
+  constexpr uint kColumns = kStateColumns;
   StateItem at;
-  at.key = value_inner ? item / kStateColumns : item % keys;
-  at.value = value_inner ? item % kStateColumns : item / keys;
+  at.key = int(value_inner ? item / kColumns : item % keys);
+  at.value = int(value_inner ? item % kColumns : item / keys);
   return at;
 }
 
@@ -38,7 +39,7 @@ METAL_FUNC void load_state(
     uint simdgroup,
     LanePosition at) {
   UNROLL for (int first = 0; first < K; first += Keys) {
-    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
+    for (uint item = thread_index; item < uint(Keys * kStateColumns); item += kSimdgroups * 32) {
       const StateItem of = state_item(item, Keys, strides.value <= strides.key);
       const bool inside = first + of.key < K && of.value < values;
       scratch[of.key * kScratchStride + of.value] =
@@ -69,7 +70,7 @@ METAL_FUNC void store_state(
           scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at, state[(first + row) / 8]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int item = int(thread_index); item < Keys * kStateColumns; item += kSimdgroups * 32) {
+    for (uint item = thread_index; item < uint(Keys * kStateColumns); item += kSimdgroups * 32) {
       const StateItem of = state_item(item, Keys, strides.value <= strides.key);
       if (first + of.key < K && of.value < values) {
         target[(first + of.key) * strides.key + of.value * strides.value] =

@@ -104,6 +104,7 @@ METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, 
       triangle + triangle_block(int(thread_index) / 8 % (C / 8), int(thread_index) / 8 % (C / 8));
   const int column = int(thread_index) % 8;
   float x[8];
+  UNROLL for (int i = 0; i < 8; ++i) x[i] = 0.0f;  // else the last triangle's would stay in registers
   if (int(thread_index) < C) {
     UNROLL for (int i = 0; i < 8; ++i) {
       x[i] = i == column ? 1.0f : 0.0f;

@@ -20,6 +20,17 @@ GDN_CONSTANT int kMatrixStride = 12;                 // of 8 x 8 matrices
 GDN_CONSTANT int kMatrixFloats = 8 * kMatrixStride;  // of one
 GDN_CONSTANT int kPairs = 9;                         // of a simdgroup: 36 in the lower triangle with its diagonal
 
+// x <- (I - L)^-1 x, L strictly lower triangular, 8 rows.
+METAL_FUNC void substitute(float2 lower, thread float2& x, uint lane) {
+  UNROLL for (int i = 0; i < 7; ++i) {
+    // The lanes that hold L[row][i] and x[i][column]: lane_position() inverted.
+    const ushort of_row = ushort((lane & 0x16) | ((i >> 2) << 3) | ((i >> 1) & 1));
+    const ushort of_column = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
+    const float factor = simd_shuffle(i % 2 == 0 ? lower.x : lower.y, of_row);
+    x += factor * float2(simd_shuffle(x.x, of_column), simd_shuffle(x.y, of_column));
+  }
+}
+
 template <int Padded, int Vectors, int Width, typename Vector>
 METAL_FUNC void store_scaled(threadgroup float* target, thread const Vector* vectors, float factor, uint lane) {
   typedef typename VectorOf<float, Width>::type Floats;
@@ -30,9 +41,9 @@ METAL_FUNC void store_scaled(threadgroup float* target, thread const Vector* vec
 }
 
 // q and k normalised, q times the scale.
-template <int Padded, int Width, typename Vector, int Rounds, int Vectors>
+template <int Padded, int Width, typename T, typename Vector, int Rounds, int Vectors>
 METAL_FUNC void store_tokens(
-    thread const Tokens<Vector, Rounds, Vectors>& tokens,
+    thread const Tokens<T, Vector, Rounds, Vectors>& tokens,
     threadgroup float* query_tile,
     threadgroup float* key_tile,
     threadgroup float* value_tile,
@@ -53,8 +64,11 @@ METAL_FUNC void store_tokens(
     store_scaled<Padded, Vectors, Width>(
         query_tile + row * kStride, tokens.queries[round], parameters.scale * query_norm, lane);
     store_scaled<Padded, Vectors, Width>(key_tile + row * kStride, tokens.keys[round], key_norm, lane);
-    value_tile[row * kValueStride + int(lane)] = tokens.values[round];
-    if (lane == 0) betas[row] = row < count ? beta_of(tokens.betas[round], parameters.gates) : 0.0f;
+    value_tile[row * kValueStride + int(lane)] = float(tokens.values[round]);
+  }
+  if (int(lane) < Rounds) {
+    const int own = own_token(lane, simdgroup);
+    betas[own] = own < count ? beta_of(tokens.beta, parameters.gates) : 0.0f;
   }
 }
 
@@ -268,7 +282,7 @@ template <typename T, int K, int C, int Width, typename P>
   }
   for (int i = int(thread_index); i < 2 * kBlocks * kMatrixFloats; i += kStateThreads) minus_A[i] = 0.0f;
   const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
-  Tokens<Vector, kRounds, kVectors> next;
+  Tokens<T, Vector, kRounds, kVectors> next;
   float next_gates[kItems * 8];
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
   load_channel_gates<K, kPadded, kBlocks, kItems, kStateThreads>(
