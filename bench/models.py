@@ -198,7 +198,7 @@ def tables(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         ratio = of_ours.get((row.key, row.contender))
         shares = [f"{100 * row.shares[part]:.0f} %" if row.shares else "" for part in PARTS]
-        rate = f"{row.rate:.4g}" if row.rate else ""
+        rate = (f"{row.rate:,.0f}" if row.rate >= 100 else f"{row.rate:.3g}") if row.rate else ""
         error = "" if row.error is None else f"{row.error:.1e}"
         start = [row.case, row.dtype, str(row.size), row.contender, results.marked(row), rate]
         lines.append([*start, "" if ratio is None else f"{ratio:.2f}", *shares, error, row.note])
