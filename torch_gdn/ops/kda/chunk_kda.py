@@ -73,9 +73,6 @@ def chunk_kda(
 
     FLA: `fla.ops.kda.chunk_kda`, its arguments in its order. Ours alone are `output_dtype` and `head_grouping`.
 
-    Limit: on `mps` there is no chunked kernel yet: the recurrent kernel goes through the sequence token by token, in
-    one launch.
-
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
