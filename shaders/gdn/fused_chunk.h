@@ -74,8 +74,7 @@ METAL_FUNC void load_tokens(
     uint simdgroup) {
   const int own = own_token(lane, simdgroup);
   const bool has_own = int(lane) < Rounds && own < count;
-  tokens.beta =
-      has_own ? raw_beta_at(from.beta, parameters.gates, from.batch, int64_t(first) + own, from.head, 0) : 0.0f;
+  tokens.beta = has_own ? raw_beta_at(from.beta, parameters.gates, from.batch, first + own, from.head, 0) : 0.0f;
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
     const int64_t token = first + row;

@@ -49,7 +49,7 @@ METAL_FUNC float load_gate(
     uint lane,
     uint simdgroup) {
   const int own = own_token(lane, simdgroup);
-  return int(lane) < Rounds && own < count ? raw_gate_at(g, parameters.gates, batch, int64_t(first) + own, head) : 0.0f;
+  return int(lane) < Rounds && own < count ? raw_gate_at(g, parameters.gates, batch, first + own, head) : 0.0f;
 }
 
 template <int Padded, int Width, typename Vector, int Rounds, int Vectors, typename T>
