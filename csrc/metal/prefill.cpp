@@ -54,6 +54,9 @@ PrefillAlgorithm heuristic(const PrefillShape& shape, int64_t cores) {
       ->algorithm;
 }
 
+// A chunk size that is wanted, by the threadgroup memory of its rows.
+bool is_possible(int64_t wanted, int64_t row_bytes) { return wanted > 0 && wanted * row_bytes <= 32768; }
+
 }  // namespace
 
 std::optional<PrefillAlgorithm> prefill_algorithm_of(const std::string& name) {
@@ -102,14 +105,14 @@ std::optional<PrefillChoice> forced_prefill_algorithm() {
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted) {
   const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // a row of q or k, padded
   const int64_t row_bytes = 2 * key_bytes + 36 * 4 + 2 * (wanted + 4) * 4 + 16;  // and of v, both matrices, gates
-  if (wanted > 0 && wanted * row_bytes <= 32768) return wanted;
+  if (is_possible(wanted, row_bytes)) return wanted;
   return K * element_bytes <= 256 ? 16 : 8;
 }
 
 int64_t fused_kda_chunk_size(int64_t K, int64_t wanted) {
   const int64_t padded = (K + 7) / 8 * 8;
   const int64_t row_bytes = 3 * (padded + 4) * 4 + padded + 36 * 4 + 2 * 12 * 4 + 4;  // tiles, decays of S, v, matrices
-  if (wanted > 0 && wanted * row_bytes <= 32768) return wanted;
+  if (is_possible(wanted, row_bytes)) return wanted;
   return K <= 64 ? 16 : 8;
 }
 
