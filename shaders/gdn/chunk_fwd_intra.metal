@@ -146,7 +146,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
           tile, (is_key ? keys : values) + column, is_key ? parameters.k.token : parameters.v.token, chunk.tokens,
           size - column, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      load_operand<C, kSides, kColumns>(operand, tile, is_key ? key_scale : value_scale, simdgroup, at);
+      load_operand<C, kSides, kColumns>(operand, tile, is_key ? &key_scale[0] : &value_scale[0], simdgroup, at);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       multiply_triangle<C, kSides, kColumns>(results, triangle, operand, simdgroup, at);
       threadgroup_barrier(mem_flags::mem_threadgroup);
