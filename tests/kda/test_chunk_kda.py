@@ -116,27 +116,6 @@ def first_tokens(inputs: Inputs, tokens: int) -> Inputs:
     return {name: x if name == "initial_state" else x[:, :tokens] for name, x in inputs.items()}
 
 
-@pytest.mark.parametrize("chunk_size", [16, 32, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_states_between_chunks_are_those_of_shorter_sequences(dtype: torch.dtype, chunk_size: int) -> None:
-    inputs = kda_inputs(150, 40, 72, dtype=dtype)
-    _, _, h = torch_gdn.chunk_kda(**inputs, chunk_size=chunk_size, return_intermediate_states=True)
-    assert h.shape == (1, -(-150 // chunk_size), 2, 40, 72)
-    for row, tokens in enumerate(range(0, 150, chunk_size)):
-        part = first_tokens(inputs, tokens)
-        _, state = torch_gdn.chunk_kda(**part, chunk_size=chunk_size, output_final_state=True)
-        assert state is not None
-        assert_same_bits(f"h[{row}]", h[0, row], state[0].to(dtype))
-
-
-def test_no_states_between_chunks_on_mps() -> None:
-    from tests.helpers.devices import ready
-
-    inputs = moved(kda_inputs(20, 32, 16), ready("mps"))
-    with pytest.raises(NotImplementedError, match="return_intermediate_states: expected False on mps"):
-        torch_gdn.chunk_kda(**inputs, return_intermediate_states=True)
-
-
 def pool_of(inputs: Inputs, device: torch.device) -> tuple[dict[str, Any], Tensor]:
     there = moved(inputs, device)
     del there["initial_state"]

@@ -21,9 +21,7 @@ def fused(inputs: dict[str, Any], chunk_size: int = 0, **options: Any) -> tuple[
     """o and the final state, on mps; the kernel must run."""
     mps = ready("mps")
     with kernels_run(mps, FUSED), prefill_algorithm("fused_chunk", chunk_size):
-        o, state, _ = torch.ops.gdn.chunk_kda(
-            **moved(inputs, mps), **({"output_final_state": True} | moved(options, mps))
-        )
+        o, state = torch.ops.gdn.chunk_kda(**moved(inputs, mps), **({"output_final_state": True} | moved(options, mps)))
     return o, state
 
 
@@ -158,7 +156,7 @@ def test_nan_stays_in_its_sequence_and_head() -> None:
 
 def in_place(inputs: dict[str, Any], pool: Tensor, **options: Any) -> Tensor:
     with kernels_run(pool.device, FUSED), prefill_algorithm("fused_chunk"):
-        o, _ = torch.ops.gdn.chunk_kda_(**inputs, state_pool=pool, **options)
+        o = torch.ops.gdn.chunk_kda_(**inputs, state_pool=pool, **options)
     assert isinstance(o, Tensor)
     return o
 

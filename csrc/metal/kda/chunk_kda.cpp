@@ -17,8 +17,6 @@ Launch recurrent_launch(const Rule& op, const StateIo& states, const Tensor& o) 
 
 // There is no kernel a stage: where the delta rule has one, this one is fused.
 void run_prefill(const Rule& op, const StateIo& states, const Tensor& o) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!op.return_intermediate_states,
-                              "chunk_kda: return_intermediate_states: expected False on mps, got True");
   const auto [algorithm, chunk_size] = choose_prefill(op.shape);
   const bool by_token = op.shape.T == 0 || algorithm == PrefillAlgorithm::kRecurrent;
   launcher().run({by_token ? recurrent_launch(op, states, o)
@@ -26,18 +24,17 @@ void run_prefill(const Rule& op, const StateIo& states, const Tensor& o) {
                                                     chunk_size, states, o)});
 }
 
-void run(const ChunkKda<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
-  const auto& [o, final_state, h] = outputs;
+void run(const ChunkKda<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [o, final_state] = outputs;
   if (op.shape.T == 0) {
-    h.zero_();
     copy_state(op.initial_state, final_state);
     return;
   }
   run_prefill(op, state_io(op.initial_state, final_state, op.state_v_first), o);
 }
 
-void run_in_place(const ChunkKdaInPlace<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
-  run_prefill(op, state_io(op.q.device(), op.pool, op.state_v_first), op.out.value_or(std::get<0>(outputs)));
+void run_in_place(const ChunkKdaInPlace<int64_t>& op, const Tensor& o) {
+  run_prefill(op, state_io(op.q.device(), op.pool, op.state_v_first), op.out.value_or(o));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ struct ChunkedKda : ChunkedRule<Int> {
   ChannelGateOptions channel_gate;
 
   void check_kda(const Check<Int>& check) {
+    this->return_intermediate_states = false;  // no kernel has them
     this->check_chunks(check);
     const auto& s = this->shape;
     const Tensor& g = this->required_g;
@@ -29,8 +30,8 @@ struct ChunkKda : ChunkedKda<Int> {
       "bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, "
       "Tensor? cu_seqlens=None, int chunk_size=64, bool use_gate_in_kernel=False, Tensor? A_log=None, "
       "Tensor? dt_bias=None, float? lower_bound=None, bool use_beta_sigmoid_in_kernel=False, "
-      "bool allow_neg_eigval=False, ScalarType? output_dtype=None, str head_grouping='block', "
-      "bool return_intermediate_states=False) -> (Tensor o, Tensor final_state, Tensor h)";
+      "bool allow_neg_eigval=False, ScalarType? output_dtype=None, str head_grouping='block') -> "
+      "(Tensor o, Tensor final_state)";
 
   optional<Tensor> initial_state;
   bool output_final_state;
@@ -40,8 +41,7 @@ struct ChunkKda : ChunkedKda<Int> {
     return std::tie(this->q, this->k, this->v, this->required_g, this->required_beta, this->scale, initial_state,
                     output_final_state, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->chunk_size,
                     gate.use_gate, gate.A_log, gate.dt_bias, gate.lower_bound, this->gates.use_beta_sigmoid,
-                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    this->return_intermediate_states);
+                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping);
   }
 
   void check() {
@@ -50,9 +50,8 @@ struct ChunkKda : ChunkedKda<Int> {
     check_initial_state(check, this->shape, initial_state, this->state_v_first);
   }
 
-  std::tuple<Tensor, Tensor, Tensor> outputs() const {
-    return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first),
-            this->chunk_states()};
+  std::tuple<Tensor, Tensor> outputs() const {
+    return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first)};
   }
 };
 
@@ -64,8 +63,8 @@ struct ChunkKdaInPlace : ChunkedKda<Int> {
       "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, int chunk_size=64, "
       "bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, float? lower_bound=None, "
       "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
-      "str head_grouping='block', bool return_intermediate_states=False, Tensor? checkpoint_offsets=None, "
-      "Tensor? checkpoint_indices=None, Tensor(b!)? out=None) -> (Tensor o, Tensor h)";
+      "str head_grouping='block', Tensor? checkpoint_offsets=None, Tensor? checkpoint_indices=None, "
+      "Tensor(b!)? out=None) -> Tensor o";
 
   StatePool pool;
 
@@ -75,7 +74,7 @@ struct ChunkKdaInPlace : ChunkedKda<Int> {
                     pool.has_initial_state, pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first,
                     this->cu_seqlens, this->chunk_size, gate.use_gate, gate.A_log, gate.dt_bias, gate.lower_bound,
                     this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    this->return_intermediate_states, pool.checkpoint_offsets, pool.checkpoint_indices, this->out);
+                    pool.checkpoint_offsets, pool.checkpoint_indices, this->out);
   }
 
   void check() {
@@ -85,7 +84,7 @@ struct ChunkKdaInPlace : ChunkedKda<Int> {
     check_checkpoints(check, pool, this->shape, this->cu_seqlens, kCheckpointMultiple);
   }
 
-  std::tuple<Tensor, Tensor> outputs() const { return {this->output(), this->chunk_states()}; }
+  Tensor outputs() const { return this->output(); }
 };
 
 }  // namespace torch_gdn

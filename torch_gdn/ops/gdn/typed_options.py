@@ -45,28 +45,3 @@ class ChunkPoolOptions(RuleOptions, total=False):
     checkpoint_offsets: Tensor | None
     checkpoint_indices: Tensor | None
     out: Tensor | None
-
-
-class ChannelOptions(RuleOptions, total=False):
-    """Of `chunk_kda` and its in-place twin."""
-
-    lower_bound: float | None
-    chunk_size: int
-
-
-class ChunkKdaOptions(ChannelOptions, total=False):
-    initial_state: Tensor | None
-    output_final_state: bool
-    safe_gate: bool
-    disable_recompute: bool
-    cu_seqlens_cpu: Tensor | None
-    cp_context: None
-    use_graph: bool
-    max_num_seqs: int | None
-    transpose_state_layout: bool | None
-
-
-class ChunkKdaPoolOptions(ChannelOptions, total=False):
-    checkpoint_offsets: Tensor | None
-    checkpoint_indices: Tensor | None
-    out: Tensor | None

@@ -1,43 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
-
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.gdn import fla_arguments
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from torch_gdn.ops.gdn.typed_options import ChunkKdaOptions, ChunkKdaPoolOptions
-
 NAME = "chunk_kda"
 LOWEST_SAFE_BOUND = -5.0
 
 
-@overload
-def chunk_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    return_intermediate_states: Literal[False] = False,
-    **options: Unpack[ChunkKdaOptions],
-) -> tuple[Tensor, Tensor | None]: ...
-@overload
-def chunk_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    return_intermediate_states: Literal[True],
-    **options: Unpack[ChunkKdaOptions],
-) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_kda(
     q: Tensor,
     k: Tensor,
@@ -68,7 +39,7 @@ def chunk_kda(
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     transpose_state_layout: bool | None = None,
-) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention over whole sequences, a chunk of tokens at a time: for prefill.
 
     FLA: `fla.ops.kda.chunk_kda`, its arguments in its order. Ours alone are `output_dtype` and `head_grouping`.
@@ -92,7 +63,7 @@ def chunk_kda(
             one; here there is no other effect. Default: False.
         lower_bound: of g, below 0; read with use_gate_in_kernel. Default: None, for the unbounded gate.
         disable_recompute: FLA's option of training; without effect. Default: False.
-        return_intermediate_states: whether h is returned; not on `mps`, where no kernel has it. Default: False.
+        return_intermediate_states: False: no kernel has the states between chunks. Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
             device. A sequence may be empty. Default: None.
@@ -110,14 +81,12 @@ def chunk_kda(
 
     Returns:
         o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
-        for. With return_intermediate_states also h [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), the state
-        before each chunk, as of `chunk_gated_delta_rule`.
+        for.
 
     Raises:
         ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
         TypeError: a dtype that is not as above.
         RuntimeError: an input requires grad under grad mode.
-        NotImplementedError: return_intermediate_states on `mps`.
 
     Example:
         >>> import torch, torch_gdn
@@ -129,48 +98,18 @@ def chunk_kda(
     """
     fla_arguments.refuse_context_parallelism(NAME, cp_context)
     fla_arguments.check_cu_seqlens_cpu(NAME, cu_seqlens, cu_seqlens_cpu)
+    if return_intermediate_states:
+        raise ValueError(f"{NAME}: return_intermediate_states: expected False (no kernel has them), got True")
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not LOWEST_SAFE_BOUND <= lower_bound < 0):
         raise ValueError(f"{NAME}: lower_bound: expected one from -5 to 0 where safe_gate is set, got {lower_bound}")
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
     state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout)
     gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, return_intermediate_states)
-    o, final_state, h = torch.ops.gdn.chunk_kda(q, k, v, g, beta, scale, *state, cu_seqlens, chunk_size, *gates, *more)
-    if not output_final_state:
-        final_state = None
-    return (o, final_state, h) if return_intermediate_states else (o, final_state)
+    more = (output_dtype, head_grouping)
+    o, final_state = torch.ops.gdn.chunk_kda(q, k, v, g, beta, scale, *state, cu_seqlens, chunk_size, *gates, *more)
+    return o, final_state if output_final_state else None
 
 
-@overload
-def chunk_kda_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state_pool: Tensor,
-    state_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    null_index: int = -1,
-    *,
-    return_intermediate_states: Literal[False] = False,
-    **options: Unpack[ChunkKdaPoolOptions],
-) -> Tensor: ...
-@overload
-def chunk_kda_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state_pool: Tensor,
-    state_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    null_index: int = -1,
-    *,
-    return_intermediate_states: Literal[True],
-    **options: Unpack[ChunkKdaPoolOptions],
-) -> tuple[Tensor, Tensor]: ...
 def chunk_kda_(
     q: Tensor,
     k: Tensor,
@@ -195,11 +134,10 @@ def chunk_kda_(
     chunk_size: int = 64,
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
-    return_intermediate_states: bool = False,
     checkpoint_offsets: Tensor | None = None,
     checkpoint_indices: Tensor | None = None,
     out: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor:
     """`chunk_kda` on a server's pool of states, in place: for prefill.
 
     vLLM has the like (`ssm_state_indices`), where the null index is 0.
@@ -211,21 +149,19 @@ def chunk_kda_(
         scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: as of `chunk_kda`.
         allow_neg_eigval, lower_bound, A_log, dt_bias, state_v_first, cu_seqlens, chunk_size: as of `chunk_kda`.
         output_dtype, head_grouping: as of `chunk_kda`.
-        return_intermediate_states: as of `chunk_kda`; of a sequence without a slot, zeros.
         checkpoint_offsets, checkpoint_indices: as of `chunk_gated_delta_rule_`: after so many tokens of each sequence
             its state goes to a second slot too. Default: of none.
         out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, and is returned. Default: a
             new tensor.
 
     Returns:
-        o [B, T, HV, V]; with return_intermediate_states o and h.
+        o [B, T, HV, V].
 
     Raises:
         ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
             device are not slots, and are reported at the next synchronisation.
         TypeError: a dtype that is not as above.
         RuntimeError: an input requires grad under grad mode.
-        NotImplementedError: return_intermediate_states on `mps`.
 
     Example:
         >>> import torch, torch_gdn
@@ -239,7 +175,6 @@ def chunk_kda_(
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_size)
     gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, return_intermediate_states, checkpoint_offsets, checkpoint_indices, out)
-    o, h = torch.ops.gdn.chunk_kda_(q, k, v, g, beta, *slots, *options, *gates, *more)
-    o = o if out is None else out
-    return (o, h) if return_intermediate_states else o
+    more = (output_dtype, head_grouping, checkpoint_offsets, checkpoint_indices, out)
+    o: Tensor = torch.ops.gdn.chunk_kda_(q, k, v, g, beta, *slots, *options, *gates, *more)
+    return o if out is None else out
