@@ -19,6 +19,9 @@ os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.
 os.environ.setdefault("MAX_JOBS", "2")
 if ON_MAC:
     os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # as torch's own wheel
+    # python.org's Python would build for Intel as well, for which there is no torch, and say so in the wheel's name.
+    os.environ.setdefault("ARCHFLAGS", "-arch arm64")
+    os.environ.setdefault("_PYTHON_HOST_PLATFORM", f"macosx-{os.environ['MACOSX_DEPLOYMENT_TARGET']}-arm64")
 # OpenMP is only compiled against, never linked: at::parallel_for, inline in torch's headers, must meet torch's own
 # runtime, not a second one. Apple's compiler takes the flag for its front end alone, and omp.h from torch's wheel.
 # TORCH_GDN_SANITIZE=1: errors of memory and undefined behaviour end the process (make sanitize).

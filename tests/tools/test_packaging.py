@@ -137,6 +137,27 @@ def test_installed_wheel_checks_itself(wheel: zipfile.ZipFile, tmp_path: Path) -
     }
 
 
+# What setuptools asks, with the platform set to macOS: flags of the compiler, and the platform in the wheel's name.
+UNIVERSAL_PYTHON = """
+import _osx_support, sys, sysconfig
+from distutils.core import run_setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+system, sys.platform = sys.platform, "darwin"
+run_setup("setup.py", stop_after="init")
+flags = _osx_support._override_all_archs({"CFLAGS": "-arch arm64 -arch x86_64 -g"})["CFLAGS"].split()
+print([b for a, b in zip(flags, flags[1:]) if a == "-arch"], sysconfig.get_platform())
+sys.platform = system
+"""
+
+
+def test_python_for_both_kinds_of_mac_builds_for_one() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", UNIVERSAL_PYTHON], cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    assert finished.stdout.splitlines()[-1:] == ["['arm64'] macosx-14.0-arm64"], finished.stderr
+
+
 def test_source_distribution_holds_every_file_git_does(tmp_path: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=False)
     if listed.returncode != 0:
