@@ -41,23 +41,23 @@ class Section(NamedTuple):
     run: Callable[..., list[Row]]
 
 
-def scaling_jobs(quick: bool) -> Iterator[tuple[str, int]]:
-    for what in ("prefill", "decode"):
-        for threads in range(1, (os.cpu_count() or 1) + 1):
-            yield what, threads
+def scaling_jobs(quick: bool) -> Iterator[tuple[str, torch.dtype, int]]:
+    cores = os.cpu_count() or 1
+    for what, dtype in (("prefill", torch.float32), ("prefill", torch.bfloat16), ("decode", torch.float32)):
+        for threads in sorted({2**n for n in range(cores.bit_length())} | {cores}):
+            yield what, dtype, threads
 
 
-def scaling(what: str, threads: int, ceilings: Ceilings, seconds: float) -> list[Row]:
-    """One core to all of them: the same work, by threads."""
+def scaling(what: str, dtype: torch.dtype, threads: int, ceilings: Ceilings, seconds: float) -> list[Row]:
+    """One core to all of them: the same work, by threads, beside what the machine itself reaches with as many."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    own = Ceilings(ceilings.device)
     try:
         if what == "prefill":
-            rows = gdn.prefill(
-                QWEN3_NEXT, 1024, torch.float32, Ceilings(ceilings.device), seconds, names=("torch_gdn",)
-            )
+            rows = gdn.prefill(QWEN3_NEXT, 2048, dtype, own, seconds, names=(results.OURS,))
         else:
-            rows = gdn.decode(QWEN3_NEXT, 8, torch.float32, Ceilings(ceilings.device), seconds)[:1]
+            rows = gdn.decode(QWEN3_NEXT, 64, dtype, own, seconds, names=(results.OURS,))
     finally:
         torch.set_num_threads(before)
     for row in rows:

@@ -115,9 +115,17 @@ def prefill(
     return compare(row_maker(section, layer, dtype, tokens), prepares, case, work, ceilings, seconds)
 
 
-def decode(layer: Layer, batch: int, dtype: torch.dtype, ceilings: Ceilings, seconds: float) -> list[Row]:
+def decode(
+    layer: Layer,
+    batch: int,
+    dtype: torch.dtype,
+    ceilings: Ceilings,
+    seconds: float,
+    names: tuple[str, ...] = tuple(contenders.DECODE),
+) -> list[Row]:
+    prepares = {name: contenders.DECODE[name] for name in names}
     case, work = case_of(layer, 1, batch, dtype), counting.decode(layer, batch, dtype)
-    rows = compare(row_maker("decode", layer, dtype, batch), contenders.DECODE, case, work, ceilings, seconds)
+    rows = compare(row_maker("decode", layer, dtype, batch), prepares, case, work, ceilings, seconds)
     size = batch * counting.state(layer)
     for row in rows:
         row.others["copying the state"] = 2 * size / ceilings.bytes_a_second(2 * size)
