@@ -76,6 +76,7 @@ class CaseRecord:
     fills: list[Fill] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     floor_bytes: int = 0  # of a case to be timed: that any implementation moves
+    is_wrong: bool = False  # the kernels must report it
 
 
 def runs_of(marks: Bytes) -> list[list[int]]:

@@ -25,13 +25,13 @@ def storage_bytes(tensor: Tensor) -> Tensor:
 
 
 class Trace:
-    """Records one case; unless it runs, without contents. Buffers are told apart by where their storage lies, so that
-    one bound tensor of each is kept alive.
+    """Records one case; `runs`: its launches are run, `keeps`: with what buffers hold. Buffers are told apart by where
+    their storage lies, so that one bound tensor of each is kept alive.
     """
 
-    def __init__(self, name: str, writer: Writer, runs: bool = True) -> None:
+    def __init__(self, name: str, writer: Writer, runs: bool = True, keeps: bool = True) -> None:
         self.case = CaseRecord(name)
-        self._writer, self._runs = writer, runs
+        self._writer, self._runs, self._keeps = writer, runs, keeps
         self._numbers: dict[int, int] = {}
         self._held: list[Tensor] = []  # one tensor of each storage
         self._known: dict[int, bytes] = {}  # contents after the last launch that bound the buffer
@@ -72,7 +72,7 @@ class Trace:
     def _before(self, launch: Any) -> None:
         """Fills for what the device wrote since, or before, other than by the launches."""
         bound = {self.number_of(x): x for x in launch["bindings"] if isinstance(x, Tensor)}
-        if not self._runs:
+        if not self._keeps:
             return
         for number, tensor in bound.items():
             content = storage_bytes(tensor).numpy()
