@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+MOST_CONFLICTS = 0.05
+
 TEXT = """\
 # A second machine
 
@@ -20,7 +22,9 @@ python -m proof.cuda run launches.zip found.json  # and there, with a checkout a
 python -m proof.cuda page found.json              # writes this page
 ```
 
-{gpu}, {versions}: {kernels} kernels in {variants} variants, {cases} cases.
+{gpu}, {versions}: {kernels} kernels in {variants} variants, {cases} cases. {wrong_calls} of them are wrong calls, with
+indices or boundaries outside what they index: kernels report each of them, and memcheck sees that they touch nothing
+else.
 
 ## Values
 
@@ -42,6 +46,18 @@ Kernels in one graph, over more buffers than the cache holds. The floor is what 
 rate of a copy within the device, {rate:.2f} TB/s.
 
 {times}
+
+Decoding beside others' kernels in the same run, of the same sizes: FLA's Triton kernel, and MLX's Metal kernel through
+the same `metal_stdlib`. Wanted: at most 1.2 times the better one.
+
+{peers}
+
+## Bank conflicts
+
+Of wavefronts to threadgroup memory those that only conflicts cost, by the GPU's counters (Nsight Compute, one launch a
+kernel and element type): kernels with more than {share:.0%}.
+
+{conflicts}
 
 ## What it led to
 
@@ -94,7 +110,44 @@ def times_table(found: dict[str, Any]) -> str:
     return table(["case", "us", "floor, us", "times the floor", "kernels by themselves, us"], rows)
 
 
+def decode_name(layout: str, batch: int) -> str:
+    return f"decode {layout} B {batch}"
+
+
+def peers_table(found: dict[str, Any]) -> str:
+    """Ours against the better of the others with states of the same layout, or of either where one has no such."""
+    ours = {row["case"]: row["microseconds"] for row in found["times"]}
+    rows = []
+    for layout in ("[K, V]", "[V, K]"):
+        for batch in sorted({row["batch"] for row in found["peers"]}):
+            theirs = [row for row in found["peers"] if row["batch"] == batch and row["layout"] == layout]
+            if not theirs:
+                continue
+            best = min(theirs, key=lambda row: row["microseconds"])
+            own = ours[decode_name(layout, batch)]
+            each = ", ".join(f"{row['peer']} {row['microseconds']:.1f}" for row in theirs)
+            rows.append([decode_name(layout, batch), f"{own:.1f}", each, f"{own / best['microseconds']:.2f}"])
+    return table(["case", "us", "others, us", "times the better"], rows) if rows else left_out(found)
+
+
+def conflicts_table(found: dict[str, Any]) -> str:
+    measured = found.get("conflicts", ())
+    if not measured:
+        return left_out(found)
+    rows = [
+        [f"`{row['kernel']}`", f"{row['loads']:.0%}", f"{row['stores']:.0%}"]
+        for row in sorted(measured, key=lambda row: -max(row["loads"], row["stores"]))
+        if max(row["loads"], row["stores"]) > MOST_CONFLICTS
+    ]
+    return table(["kernel", "loads", "stores"], rows) + f"\n\n{len(measured)} kernel variants were measured."
+
+
+def left_out(found: dict[str, Any]) -> str:
+    return "Not measured: " + ("; ".join(found["left_out"]) or "this part was not run") + "."
+
+
 def text(found: dict[str, Any]) -> str:
     tables = {"values": values_table(found), "sanitizers": sanitizers_table(found), "times": times_table(found)}
-    facts = {name: found[name] for name in ("gpu", "versions", "kernels", "variants", "cases")}
-    return TEXT.format(**facts, **tables, rate=found["copy_rate"] / 1e12)
+    tables |= {"peers": peers_table(found), "conflicts": conflicts_table(found)}
+    facts = {name: found[name] for name in ("gpu", "versions", "kernels", "variants", "cases", "wrong_calls")}
+    return TEXT.format(**facts, **tables, rate=found["copy_rate"] / 1e12, share=MOST_CONFLICTS)

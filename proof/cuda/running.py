@@ -16,7 +16,7 @@ from proof.checks import Progress
 from proof.cuda import compiling, conflicts, peers, replay, sanitizer
 from proof.cuda.gpu import Gpu
 
-PARTS = ("values", "times", "peers", "conflicts", "sanitizers")
+PARTS = ("values", "times", "peers", "sanitizers", "conflicts")
 ARCHITECTURE = "native"
 
 
@@ -41,7 +41,14 @@ def versions() -> str:
     return f"CUDA {compiler}, driver {driver.splitlines()[0] if driver else 'unknown'}"
 
 
-def run(record: Path, cubins: Path, parts: Sequence[str], progress: Progress) -> dict[str, Any]:
+def run(
+    record: Path,
+    cubins: Path,
+    parts: Sequence[str],
+    progress: Progress,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
+    """`keep` is called with the findings after each part: a machine that is lent may go."""
     began = time.monotonic()
     found: dict[str, Any] = {"problems": [], "left_out": [], "seconds": {}, "parts": list(parts)}
     session = replay.Session(record, cubins)
@@ -58,8 +65,8 @@ def run(record: Path, cubins: Path, parts: Sequence[str], progress: Progress) ->
         "values": lambda: values(session, found, progress),
         "times": lambda: times(session, found),
         "peers": lambda: peers_beside(cubins, found),
-        "conflicts": lambda: bank_conflicts(record, cubins, found),
         "sanitizers": lambda: sanitizers(record, cubins, found, progress),
+        "conflicts": lambda: bank_conflicts(record, cubins, found),
     }
     for name, part in run_parts.items():
         start = time.monotonic()
@@ -69,6 +76,7 @@ def run(record: Path, cubins: Path, parts: Sequence[str], progress: Progress) ->
             except (RuntimeError, ValueError, OSError) as reason:  # the other parts' findings are kept
                 found["problems"].append(f"{name}: {reason}")
         found["seconds"][name] = time.monotonic() - start
+        keep(found)
     return found
 
 

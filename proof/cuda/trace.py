@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 import simulator
-from proof.cuda.record import Binding, CaseRecord, Fill, LaunchRecord, Output, Writer, error, numbers, runs_of
+from proof.cuda.record import (
+    Binding,
+    CaseRecord,
+    Fill,
+    LaunchRecord,
+    Output,
+    Writer,
+    error,
+    numbers,
+    packed_exact,
+    runs_of,
+    shortened,
+)
 from torch_gdn import _C
 
 LARGEST_ERROR = 0.02
@@ -59,7 +71,8 @@ class Trace:
     def _output(self, name: str, tensor: Tensor, exact: Tensor) -> Output:
         dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
         expected = (exact.double() if tensor.dtype in NAMES else exact).contiguous().cpu().numpy()
-        kept = self._writer.keep(expected.tobytes())
+        expected = shortened(expected, dtype)
+        kept = self._writer.keep(packed_exact(expected))
         offset = int(tensor.storage_offset()) * tensor.element_size()
         output = Output(
             name, self.number_of(tensor), offset, dtype, list(tensor.shape), list(tensor.stride()), kept, 0.0

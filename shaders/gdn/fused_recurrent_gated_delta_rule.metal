@@ -230,16 +230,67 @@ METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
   return sum;
 }
 
-// Rows of q or k as floats, zero-padded to whole parts.
+// Of rows of q or k, zero-padded to whole parts.
+template <typename T, int K>
+METAL_FUNC T row_element(device const T* source, int64_t row_stride, int item) {
+  constexpr int kPadded = Division<K>::kPadded;
+  const int column = item % kPadded;
+  if (column >= K) return T(0.0f);
+  return source[item / kPadded * row_stride + column];
+}
+
+// As floats; `own`: the element of this thread's index.
 template <typename T, int K>
 METAL_FUNC void stage_floats(
-    threadgroup float* tile, device const T* source, int64_t row_stride, int rows, uint thread_index) {
-  constexpr int kPadded = Division<K>::kPadded;
-  for (int item = int(thread_index); item < rows * kPadded; item += Division<K>::kThreads) {
-    const int row = item / kPadded;
-    const int column = item % kPadded;
-    tile[item] = column < K ? float(source[row * row_stride + column]) : 0.0f;
+    threadgroup float* tile, T own, device const T* source, int64_t row_stride, int rows, uint thread_index) {
+  for (int item = int(thread_index); item < rows * Division<K>::kPadded; item += Division<K>::kThreads) {
+    tile[item] = float(item == int(thread_index) ? own : row_element<T, K>(source, row_stride, item));
   }
+}
+
+// Where a threadgroup's inputs lie.
+template <typename T>
+struct Inputs {
+  device const T* q;  // of the head, as k
+  device const T* k;
+  device const uchar* v;
+  device const uchar* g;
+  device const uchar* beta;
+  int64_t batch, head, first_v;
+  int first_value, values;
+};
+
+template <typename T>
+METAL_FUNC uint value_bits(Inputs<T> from, constant FusedRecurrentParameters& parameters, int first, int item) {
+  const int value = item % kStateColumns;
+  const int64_t element = from.first_v + (first + item / kStateColumns) * parameters.v.token + value;
+  return value < from.values ? read_bits(from.v, element, parameters.v_type) : 0u;
+}
+
+// Of some tokens what a thread stages first, read before S is loaded and before any of it is staged: else each of these
+// reads waits for the one before, which is most of a decoding step.
+template <typename T>
+struct FirstReads {
+  T q, k;
+  uint v, g, beta;  // bits
+};
+
+template <typename T, int K, int BetaRows>
+METAL_FUNC FirstReads<T> first_reads(
+    Inputs<T> from, constant FusedRecurrentParameters& parameters, int first, int tokens, uint thread_index) {
+  const int item = int(thread_index);
+  const bool has_row = item < tokens * Division<K>::kPadded;
+  FirstReads<T> reads;
+  reads.q = has_row ? row_element<T, K>(from.q + first * parameters.q.token, parameters.q.token, item) : T(0.0f);
+  reads.k = has_row ? row_element<T, K>(from.k + first * parameters.k.token, parameters.k.token, item) : T(0.0f);
+  reads.v = item < tokens * kStateColumns ? value_bits(from, parameters, first, item) : 0u;
+  reads.g = item < tokens ? gate_bits_at(from.g, parameters.gates, from.batch, first + item, from.head) : 0u;
+  const int64_t column =
+      BetaRows > 1 && parameters.channels.has_vector_beta != 0 ? from.first_value + item % BetaRows : 0;
+  const bool has_beta = item < tokens * BetaRows && item % BetaRows < from.values;
+  reads.beta =
+      has_beta ? beta_bits_at(from.beta, parameters.gates, from.batch, first + item / BetaRows, from.head, column) : 0u;
+  return reads;
 }
 
 // The simdgroups take rows in turn.
@@ -360,43 +411,44 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     }
   }
 
+  Inputs<T> inputs;
+  inputs.q = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
+  inputs.k = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
+  inputs.v = v, inputs.g = g, inputs.beta = beta;
+  inputs.batch = sequence.batch, inputs.head = head;
+  inputs.first_v = sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
+  inputs.first_value = first_value, inputs.values = values;
   float4 state[2 * kParts];  // row r of part m is number 2 m + r
   UNROLL for (int i = 0; i < 2 * kParts; ++i) state[i] = float4(0.0f);
-  if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
-    load_state<K, ValueInner, kScratch>(
-        state,
-        initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
-            first_value * parameters.initial_state.value,
-        parameters.initial_state, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
-  }
+  const bool has_state = parameters.has_initial_state != 0 && slot.is_present && slot.has_state;
 
-  device const T* queries = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
-  device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
-  const int64_t first_input = sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
   int first = sequence.first;
   do {
     const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
-    stage_floats<T, K>(q_tile, queries + first * parameters.q.token, parameters.q.token, tokens, thread_index);
-    stage_floats<T, K>(k_tile, keys + first * parameters.k.token, parameters.k.token, tokens, thread_index);
+    const FirstReads<T> reads = first_reads<T, K, kBetaRows>(inputs, parameters, first, tokens, thread_index);
+    if (has_state && first == sequence.first) {
+      load_state<K, ValueInner, kScratch>(
+          state,
+          initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
+              first_value * parameters.initial_state.value,
+          parameters.initial_state, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
+    }
+    stage_floats<T, K>(
+        q_tile, reads.q, inputs.q + first * parameters.q.token, parameters.q.token, tokens, thread_index);
+    stage_floats<T, K>(
+        k_tile, reads.k, inputs.k + first * parameters.k.token, parameters.k.token, tokens, thread_index);
     for (int item = int(thread_index); item < tokens * kStateColumns; item += kThreads) {
-      const int token = item / kStateColumns;
-      const int value = item % kStateColumns;
-      const int64_t element = first_input + (first + token) * parameters.v.token + value;
-      v_tile[item] = value < values ? read_float(v, element, parameters.v_type) : 0.0f;
+      const uint bits = item == int(thread_index) ? reads.v : value_bits(inputs, parameters, first, item);
+      v_tile[item] = float_of_bits(bits, parameters.v_type);
     }
     if (int(thread_index) < tokens) {
-      decay[thread_index] = decay_from_log(
-          log_decay_at(g, A_log, dt_bias, parameters.gates, sequence.batch, first + int(thread_index), head));
+      decay[thread_index] = decay_from_log(log_decay_of_bits(reads.g, A_log, dt_bias, parameters.gates, head));
     }
-    for (int item = int(thread_index); item < tokens * kBetaRows; item += kThreads) {
-      const int value = item % kBetaRows;
-      const bool has_own = Channels && parameters.channels.has_vector_beta != 0;
-      const bool inside = value < values;
-      const int64_t column = has_own ? first_value + value : 0;
-      beta_tile[item] =
-          inside ? beta_at(beta, parameters.gates, sequence.batch, first + item / kBetaRows, head, column) : 0.0f;
+    if (int(thread_index) < tokens * kBetaRows) {
+      const bool inside = int(thread_index) % kBetaRows < values;
+      beta_tile[thread_index] = inside ? beta_of_bits(reads.beta, parameters.gates) : 0.0f;
     }
     if (Channels) {
       const RowStrides gk_rows = parameters.channels.gk;

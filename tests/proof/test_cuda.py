@@ -22,8 +22,11 @@ from proof.cuda.record import (
     Writer,
     allowed,
     error,
+    exact_numbers,
     numbers,
+    packed_exact,
     runs_of,
+    shortened,
 )
 from proof.dialects import find_kernel, without_comments
 from proof.metal.front_end import SHADERS, shader_text
@@ -120,6 +123,16 @@ def test_numbers_of_a_strided_output(dtype: torch.dtype, name: str) -> None:
     output = Output("y", 0, 5 * size, name, [3, 4], [10, 2], "", 0.0)
     found = numbers(whole.view(torch.uint8).numpy(), output)
     np.testing.assert_array_equal(found, part.double().numpy())
+
+
+@pytest.mark.parametrize(("dtype", "lost"), [("bfloat", 1e-6), ("float", 4e-9), ("int32", 0.0)])
+def test_exact_numbers_come_back_as_near_as_they_are_kept(dtype: str, lost: float) -> None:
+    exact = np.array([[0.0, -1 / 3, np.inf], [1e-300, 1e20, 7.0]])
+    exact = exact if dtype != "int32" else np.array([[0, -5, 2**31 - 1], [1, 2, 3]], np.int32)
+    kept = shortened(exact, dtype)
+    back = exact_numbers(packed_exact(kept), Output("y", 0, 0, dtype, [2, 3], [3, 1], "", 0.0))
+    np.testing.assert_array_equal(back, kept)
+    np.testing.assert_allclose(back, exact, rtol=lost, atol=0)
 
 
 def test_errors() -> None:
