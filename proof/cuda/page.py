@@ -62,13 +62,45 @@ kernel and element type): kernels with more than {share:.0%}.
 ## What it led to
 
 - Decode with [K, V] states loaded S between barriers, eight scalars in flight a thread: 19, 42 and 301 us at B 1, 8 and
-  64. Now all loads are issued first, four values each.
+  64. Then all loads were issued first, four values each: 7.5, 18 and 124, and 6.5, 17 and 116 with [V, K].
+- Of that, by the samples of Nsight Compute at B 64, a thread spent 28 % to 31 % on reads that waited for one another
+  behind S: q, then k, then v, then g and beta. Now each thread reads the first values that it stages before S, in the
+  types they are stored in: the table above.
 - AURA's second pass looped over its blocks in 8 threadgroups: 20 us. Now four simdgroups share them, four loads at
   once.
 - AURA's first pass read the codes of four values a thread between uses, for a column of its own: 152 us. Now a thread
   has 4 columns and 4 to 8 keys' codes in flight: 67 us. With blocks of 512 keys, twice the threadgroups, it takes 50:
   256 are two for each of this GPU's multiprocessors.
 - Triangles and tiles of 64-byte rows had two to four rows on one bank: rows are permuted.
+
+## What binds
+
+AURA's first pass at 32,768 keys, 68 us where 17 were wanted (`ncu --set full` on the launch of the timed case): it
+issues 23,266 instructions a simdgroup, 8,432 of them the products themselves, and reads threadgroup memory in 4.9
+million wavefronts, 16-byte rows of q and of weights and single centroids, without a conflict. At the GPU's 1.98 GHz the
+instructions alone take 23 us, the wavefronts 19, where memory would take 8.5: the GPU has 7.9 f32 products for a byte
+that it copies, and 4-bit codes of four query heads need 7.5 with no instruction beside them. 2 times the floor is out
+of reach without matrix units. The rest is waiting, with 8 simdgroups a multiprocessor. What was tried, in us of the
+pass:
+
+| design | us |
+| --- | --- |
+| as it is, blocks of 1,024 keys: 256 threadgroups | 68 |
+| blocks of 512, 256 and 128 keys | 50, 52, 57 |
+| codes of the values read before the scores are computed; and with blocks of 512 | 60, 46 |
+| codes of 16 and of 32 keys at once, not 8 | 63, 60 |
+| at most 64 registers a thread, not 128; and with blocks of 256 | 75, 48 |
+| in part: centroids by arithmetic, not from a table | 64 |
+| in part: no softmax, no scores, no values, neither of both | 65, 45, 42, 12 |
+
+The smaller blocks are right for this GPU's 132 multiprocessors and left to `block_size`; the earlier reads cost 32
+registers at D 128, and more above it, for a tenth.
+
+Decode: at B 1 all threadgroups run at once, and what takes the time is a chain that no other work hides: where the
+sequence and its state lie, S, the sums over K, the store. FLA's kernel is compiled for a call without packed sequences,
+slots and checkpoints; ours looks for them when it runs, a fifth of a thread's time at B 64. At most 4 threadgroups of
+128 registers a thread fit a multiprocessor, and fewer registers spill: before the change 122 us with [K, V] and 126
+with [V, K] at 80, 151 and 160 at 64.
 
 ## What it cannot show
 
