@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 import torch_gdn
-from proof.cuda import compiling, conflicts, dialect, page, peers, running, sanitizer
+from proof.cuda import compiling, conflicts, dialect, page, peers, replay, running, sanitizer
 from proof.cuda.record import (
     Binding,
     CaseRecord,
@@ -308,6 +308,22 @@ def test_a_wrong_call_is_reported_by_the_simulated_device(op: str) -> None:
         with pytest.raises(Exception, match="expected"):
             each.run(each.call())
             torch.mps.synchronize()
+
+
+@pytest.mark.parametrize(("counts", "problems"), [([1, 3], 0), ([1, 0], 1), ([0, 0], 2)])
+def test_a_wrong_call_must_be_reported_whatever_memory_held(counts: list[int], problems: int) -> None:
+    class Reporting:
+        ran: ClassVar[list[Any]] = []
+
+        def run(self, case: CaseRecord, pattern: int) -> None:
+            self.ran.append(pattern)
+
+        def reports(self) -> int:
+            return counts[len(self.ran) - 1]
+
+    Reporting.ran.clear()
+    found = replay.unreported(Reporting(), CaseRecord("wrong"))  # type: ignore[arg-type]
+    assert found == ["wrong: no kernel reports it"] * problems and tuple(Reporting.ran) == replay.PATTERNS
 
 
 def test_without_a_gpu_the_check_is_left_out(
