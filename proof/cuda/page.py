@@ -129,7 +129,10 @@ def values_table(found: dict[str, Any]) -> str:
 
 
 def sanitizers_table(found: dict[str, Any]) -> str:
-    rows = [[f"`{row['tool']}`", f"{row['errors']}", "; ".join(row["places"]) or "-"] for row in found["sanitizers"]]
+    measured = found.get("sanitizers", ())
+    if not measured:
+        return left_out(found)
+    rows = [[f"`{row['tool']}`", f"{row['errors']}", "; ".join(row["places"]) or "-"] for row in measured]
     return table(["tool", "findings", "where"], rows)
 
 
@@ -148,11 +151,12 @@ def decode_name(layout: str, batch: int) -> str:
 
 def peers_table(found: dict[str, Any]) -> str:
     """Ours against the better of the others with states of the same layout, or of either where one has no such."""
+    measured = found.get("peers", ())
     ours = {row["case"]: row["microseconds"] for row in found["times"]}
     rows = []
     for layout in ("[K, V]", "[V, K]"):
-        for batch in sorted({row["batch"] for row in found["peers"]}):
-            theirs = [row for row in found["peers"] if row["batch"] == batch and row["layout"] == layout]
+        for batch in sorted({row["batch"] for row in measured}):
+            theirs = [row for row in measured if row["batch"] == batch and row["layout"] == layout]
             if not theirs:
                 continue
             best = min(theirs, key=lambda row: row["microseconds"])
