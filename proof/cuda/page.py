@@ -48,7 +48,7 @@ rate of a copy within the device, {rate:.2f} TB/s.
 {times}
 
 Decoding beside others' kernels in the same run, of the same sizes: FLA's Triton kernel, and MLX's Metal kernel through
-the same `metal_stdlib`. Wanted: at most 1.2 times the better one.
+the same `metal_stdlib` ({peer_versions}). Wanted: at most 1.2 times the better one.
 
 {peers}
 
@@ -91,14 +91,14 @@ pass:
 | codes of 16 and of 32 keys at once, not 8 | 63, 60 |
 | at most 64 registers a thread, not 128; and with blocks of 256 | 75, 48 |
 | in part: centroids by arithmetic, not from a table | 64 |
-| in part: no softmax, no scores, no values, neither of both | 65, 45, 42, 12 |
+| in part: no softmax; no scores; no values; no scores and no values | 65, 45, 42, 12 |
 
 The smaller blocks are right for this GPU's 132 multiprocessors and left to `block_size`; the earlier reads cost 32
 registers at D 128, and more above it, for a tenth.
 
 Decode: at B 1 all threadgroups run at once, and what takes the time is a chain that no other work hides: where the
 sequence and its state lie, S, the sums over K, the store. FLA's kernel is compiled for a call without packed sequences,
-slots and checkpoints; ours looks for them when it runs, a fifth of a thread's time at B 64. At most 4 threadgroups of
+slots and checkpoints; ours looks for them when it runs, a tenth to a fifth of the samples at B 64. At most 4 threadgroups of
 128 registers a thread fit a multiprocessor, and fewer registers spill: before the change 122 us with [K, V] and 126
 with [V, K] at 80, 151 and 160 at 64.
 
@@ -186,4 +186,5 @@ def text(found: dict[str, Any]) -> str:
     tables = {"values": values_table(found), "sanitizers": sanitizers_table(found), "times": times_table(found)}
     tables |= {"peers": peers_table(found), "conflicts": conflicts_table(found)}
     facts = {name: found[name] for name in ("gpu", "versions", "kernels", "variants", "cases", "wrong_calls")}
+    facts["peer_versions"] = ", ".join(found.get("peer_versions", ())) or "versions unknown"
     return TEXT.format(**facts, **tables, rate=found["copy_rate"] / 1e12, share=MOST_CONFLICTS)

@@ -4,6 +4,7 @@ the installed wheel's header, and FLA's Triton kernel where it and torch are ins
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import math
@@ -11,6 +12,7 @@ import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,15 @@ class PeerTime:
     layout: str
     batch: int
     microseconds: float
+
+
+def versions() -> list[str]:
+    """Of what is installed, as its wheel names it."""
+    found = []
+    for package in ("fla-core", "mlx"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return found
 
 
 def state_bytes(batch: int) -> int:

@@ -103,7 +103,7 @@ def times(session: replay.Session, found: dict[str, Any]) -> None:
 
 
 def peers_beside(cubins: Path, found: dict[str, Any]) -> None:
-    found["peers"] = []
+    found["peers"], found["peer_versions"] = [], peers.versions()
     for ask in (lambda: peers.mlx_times(cubins, ARCHITECTURE), peers.fla_times):
         try:
             found["peers"] += [asdict(row) for row in ask()]

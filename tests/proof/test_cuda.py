@@ -341,7 +341,7 @@ def test_the_page_has_every_number() -> None:
     value = {"case": "solve_tril 64", "output": "A_inv", "error": 3.25e-7, "recorded": 1.5e-7, "bound": 1e-6}
     timed = {"case": "decode [V, K] B 8", "microseconds": 7.44, "floor": 3.72, "kernels": {}}
     found = {"gpu": "a GPU", "versions": "CUDA 1", "kernels": 3, "variants": 5, "cases": 7, "values": [value]}
-    found |= {"wrong_calls": 2, "left_out": ["no ncu here"]}
+    found |= {"wrong_calls": 2, "left_out": ["no ncu here"], "peer_versions": ["mlx 1.2"]}
     found["peers"] = [
         {"peer": peer, "layout": "[V, K]", "batch": 8, "microseconds": us} for peer, us in (("MLX", 9.0), ("FLA", 8.0))
     ]
@@ -351,7 +351,7 @@ def test_the_page_has_every_number() -> None:
     assert "| `solve_tril` | 1 | 3.25e-07 | 1.50e-07 |" in text and "| `memcheck` | 0 | - |" in text
     assert "| decode [V, K] B 8 | 7.4 | 3.7 | 2.00 | - |" in text and "4.20 TB/s" in text
     assert "| decode [V, K] B 8 | 7.4 | MLX 9.0, FLA 8.0 | 0.93 |" in text  # 7.44 / 8.0
-    assert "2 of them are wrong calls" in text and "Not measured: no ncu here." in text
+    assert "(mlx 1.2)" in text and "2 of them are wrong calls" in text and "Not measured: no ncu here." in text
     shares = [
         {"kernel": "solve_tril_64", "loads": 0.35, "stores": 0.59},
         {"kernel": "l2norm", "loads": 0.04, "stores": 0.0},
