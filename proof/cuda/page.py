@@ -98,9 +98,9 @@ registers at D 128, and more above it, for a tenth.
 
 Decode: at B 1 all threadgroups run at once, and what takes the time is a chain that no other work hides: where the
 sequence and its state lie, S, the sums over K, the store. FLA's kernel is compiled for a call without packed sequences,
-slots and checkpoints; ours looks for them when it runs, a tenth to a fifth of the samples at B 64. At most 4 threadgroups of
-128 registers a thread fit a multiprocessor, and fewer registers spill: before the change 122 us with [K, V] and 126
-with [V, K] at 80, 151 and 160 at 64.
+slots and checkpoints; ours looks for them when it runs, a tenth to a fifth of the samples at B 64. At most 4
+threadgroups of 128 registers a thread fit a multiprocessor, and fewer registers spill: before the change 122 us with
+[K, V] and 126 with [V, K] at 80, 151 and 160 at 64.
 
 ## What it cannot show
 
