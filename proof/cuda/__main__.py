@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from proof.checks import Silent
 from proof.cuda import page, running
@@ -40,8 +41,11 @@ def main() -> int:
     if options.command == "page":
         PAGE.write_text(page.text(json.loads(options.json.read_text())))
         return 0
-    found = running.run(options.record, options.cubins, options.parts, Silent())
-    options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    def keep(found: dict[str, Any]) -> None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    found = running.run(options.record, options.cubins, options.parts, Silent(), keep)
     print("\n".join(found["problems"]) or "nothing wrong")
     return 1 if found["problems"] else 0
 

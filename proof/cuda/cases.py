@@ -15,6 +15,7 @@ import torch_gdn
 from proof.cuda.record import CaseRecord, Writer
 from proof.cuda.trace import Trace
 from tests.helpers.aura import Codec, make_cache, there
+from tests.helpers.kda import exact_kda, kda_inputs
 from tests.helpers.paged import aura_pages, make_call
 from torch_gdn import reference
 from torch_gdn.check import golden, seeded, stages
@@ -24,6 +25,7 @@ from torch_gdn.tune import prefill_algorithm
 
 MPS = torch.device("mps")
 Named = dict[str, Tensor]
+Recorder = Callable[[Writer], CaseRecord]
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -180,6 +182,47 @@ def all_stages() -> Iterator[Case]:
             yield stage_case(op, dtype, K, V, C, packed=C == 16)
 
 
+# ---- Kimi Delta Attention --------------------------------------------------------------------------------------------
+
+
+def kda_case(wanted: Call, tokens: int, **options: Any) -> Case:
+    """A prefill in fused chunks; of another dtype than float32 the states are a pool."""
+    boundaries = options.get("cu_seqlens")
+    sequences = 1 if boundaries is None else len(boundaries) - 1
+    inputs = kda_inputs(tokens, wanted.K, wanted.V, dtype=wanted.dtype, N=sequences)
+    inputs["initial_state"] = inputs["initial_state"].to(wanted.pool)
+    if wanted.state_v_first:
+        inputs["initial_state"] = inputs["initial_state"].transpose(-1, -2).contiguous()
+    options |= {"state_v_first": wanted.state_v_first, "use_qk_l2norm_in_kernel": wanted.normalise}
+
+    def run() -> Named:
+        call = there(inputs | options, MPS)
+        if not wanted.aligned:
+            call |= {name: seeded.unaligned(call[name]) for name in ("q", "k", "v")}
+        with prefill_algorithm("fused_chunk", wanted.fused_chunk_size):
+            if wanted.pool != F32:
+                pool = call["state_pool"] = call.pop("initial_state")
+                return {"o": torch_gdn.chunk_kda_(**call), "pool": pool}
+            return named(torch_gdn.chunk_kda(**call, output_final_state=True), "o", "state")
+
+    def exact() -> Named:
+        return named(exact_kda(inputs, **options), "o", "state" if wanted.pool == F32 else "pool")
+
+    return Case(f"chunk_kda {wanted.name} T {tokens}{' packed' if sequences > 1 else ''}", run, exact)
+
+
+def kda() -> Iterator[Case]:
+    """The kernel of its own; the recurrent op runs the delta rule's, with channels."""
+    for dtype, (K, V) in itertools.product((BF16, F32, F16), ((128, 128), (33, 65))):
+        yield kda_case(Call(dtype, K, V, state_v_first=K == 33, normalise=dtype == BF16), 75)
+    yield kda_case(Call(BF16, 256, 256), 35)
+    yield kda_case(Call(F32, 64, 64, normalise=True), 84, cu_seqlens=torch.tensor([0, 17, 17, 20, 84]))
+    yield kda_case(Call(BF16, 128, 128, fused_chunk_size=16), 40)
+    yield kda_case(Call(BF16, 128, 128, aligned=False), 40)
+    for pool, v_first in itertools.product((BF16, F16), (False, True)):
+        yield kda_case(Call(BF16, 128, 128, state_v_first=v_first, pool=pool), 40)
+
+
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
@@ -326,32 +369,34 @@ def coded_case(name: str, call: dict[str, Any]) -> Case:
 
 
 def all_cases() -> list[Case]:
-    return [*rules(), *on_golden_inputs(), *all_stages(), *layers(), *aura(), *attention()]
+    return [*rules(), *on_golden_inputs(), *all_stages(), *kda(), *layers(), *aura(), *attention()]
 
 
 # ---- to be timed: launches alone, of buffers that hold nothing -------------------------------------------------------
 
 
-def timed(writer: Writer) -> Iterator[Callable[[], CaseRecord]]:
+def timed() -> Iterator[tuple[str, Recorder]]:
     for batch, v_first in itertools.product((1, 8, 64), (False, True)):
-        yield partial(timed_decode, writer, batch, v_first)
-    yield partial(timed_attention, writer, 32768)
+        name = f"decode {'[V, K]' if v_first else '[K, V]'} B {batch}"
+        yield name, partial(timed_decode, name, batch, v_first)
+    name = "AURA attention 4v4, 32768 keys"
+    yield name, partial(timed_attention, name, 32768)
 
 
-def timed_decode(writer: Writer, batch: int, v_first: bool) -> CaseRecord:
+def timed_decode(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRecord:
     """Qwen3-Next's heads."""
     H, HV, K, V = 16, 32, 128, 128
     q, v = torch.empty(batch, 1, H, K, dtype=BF16, device=MPS), torch.empty(batch, 1, HV, V, dtype=BF16, device=MPS)
     g, pool = torch.empty(batch, 1, HV, device=MPS), torch.empty(batch, HV, K, V, device=MPS)
     k, beta = torch.empty_like(q), torch.empty_like(g)
-    trace = Trace(f"decode {'[V, K]' if v_first else '[K, V]'} B {batch}", writer, runs=False)
+    trace = Trace(name, writer, runs=False, keeps=False)
     trace.call(lambda: torch_gdn.fused_recurrent_gated_delta_rule_(q, k, v, g, beta, pool, state_v_first=v_first))
     trace.case.floor_bytes = 2 * pool.nbytes + 2 * q.nbytes + 2 * v.nbytes + 2 * g.nbytes
     writer.add(trace.case)
     return trace.case
 
 
-def timed_attention(writer: Writer, keys: int) -> CaseRecord:
+def timed_attention(name: str, keys: int, writer: Writer) -> CaseRecord:
     """32 query heads to 8 KV heads of 128, 4 bits each."""
     HQ, HK, D, bits = 32, 8, 128, 4
     q, signs, codebook = (
@@ -360,7 +405,7 @@ def timed_attention(writer: Writer, keys: int) -> CaseRecord:
     )
     codes = [torch.empty(1, HK, keys, D * bits // 32, dtype=torch.int32, device=MPS) for _ in range(2)]
     norms = [torch.empty(1, HK, keys, device=MPS) for _ in range(2)]
-    trace = Trace(f"AURA attention 4v4, {keys} keys", writer, runs=False)
+    trace = Trace(name, writer, runs=False, keeps=False)
     cache: dict[str, Any] = {f"{which}_codes": x for which, x in zip(("key", "value"), codes, strict=True)}
     cache |= {f"{which}_norms": x for which, x in zip(("key", "value"), norms, strict=True)}
     cache |= {f"{which}_codebook": codebook for which in ("key", "value")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+MOST_CONFLICTS = 0.05
+
 TEXT = """\
 # A second machine
 
@@ -20,7 +22,9 @@ python -m proof.cuda run launches.zip found.json  # and there, with a checkout a
 python -m proof.cuda page found.json              # writes this page
 ```
 
-{gpu}, {versions}: {kernels} kernels in {variants} variants, {cases} cases.
+{gpu}, {versions}: {kernels} kernels in {variants} variants, {cases} cases. {wrong_calls} of them are wrong calls, with
+indices or boundaries outside what they index: kernels report each of them, and memcheck sees that they touch nothing
+else.
 
 ## Values
 
@@ -43,16 +47,60 @@ rate of a copy within the device, {rate:.2f} TB/s.
 
 {times}
 
+Decoding beside others' kernels in the same run, of the same sizes: FLA's Triton kernel, and MLX's Metal kernel through
+the same `metal_stdlib` ({peer_versions}). Wanted: at most 1.2 times the better one.
+
+{peers}
+
+## Bank conflicts
+
+Of wavefronts to threadgroup memory those that only conflicts cost, by the GPU's counters (Nsight Compute, one launch a
+kernel and element type): kernels with more than {share:.0%}.
+
+{conflicts}
+
 ## What it led to
 
 - Decode with [K, V] states loaded S between barriers, eight scalars in flight a thread: 19, 42 and 301 us at B 1, 8 and
-  64. Now all loads are issued first, four values each.
+  64. Then all loads were issued first, four values each: 7.5, 18 and 124, and 6.5, 17 and 116 with [V, K].
+- Of that, by the samples of Nsight Compute at B 64, a thread spent 28 % to 31 % on reads that waited for one another
+  behind S: q, then k, then v, then g and beta. Now each thread reads the first values that it stages before S, in the
+  types they are stored in: the table above.
 - AURA's second pass looped over its blocks in 8 threadgroups: 20 us. Now four simdgroups share them, four loads at
   once.
 - AURA's first pass read the codes of four values a thread between uses, for a column of its own: 152 us. Now a thread
   has 4 columns and 4 to 8 keys' codes in flight: 67 us. With blocks of 512 keys, twice the threadgroups, it takes 50:
   256 are two for each of this GPU's multiprocessors.
 - Triangles and tiles of 64-byte rows had two to four rows on one bank: rows are permuted.
+
+## What binds
+
+AURA's first pass at 32,768 keys, 68 us where 17 were wanted (`ncu --set full` on the launch of the timed case): it
+issues 23,266 instructions a simdgroup, 8,432 of them the products themselves, and reads threadgroup memory in 4.9
+million wavefronts, 16-byte rows of q and of weights and single centroids, without a conflict. At the GPU's 1.98 GHz the
+instructions alone take 23 us, the wavefronts 19, where memory would take 8.5: the GPU has 7.9 f32 products for a byte
+that it copies, and 4-bit codes of four query heads need 7.5 with no instruction beside them. 2 times the floor is out
+of reach without matrix units. The rest is waiting, with 8 simdgroups a multiprocessor. What was tried, in us of the
+pass:
+
+| design | us |
+| --- | --- |
+| as it is, blocks of 1,024 keys: 256 threadgroups | 68 |
+| blocks of 512, 256 and 128 keys | 50, 52, 57 |
+| codes of the values read before the scores are computed; and with blocks of 512 | 60, 46 |
+| codes of 16 and of 32 keys at once, not 8 | 63, 60 |
+| at most 64 registers a thread, not 128; and with blocks of 256 | 75, 48 |
+| in part: centroids by arithmetic, not from a table | 64 |
+| in part: no softmax; no scores; no values; no scores and no values | 65, 45, 42, 12 |
+
+The smaller blocks are right for this GPU's 132 multiprocessors and left to `block_size`; the earlier reads cost 32
+registers at D 128, and more above it, for a tenth.
+
+Decode: at B 1 all threadgroups run at once, and what takes the time is a chain that no other work hides: where the
+sequence and its state lie, S, the sums over K, the store. FLA's kernel is compiled for a call without packed sequences,
+slots and checkpoints; ours looks for them when it runs, a tenth to a fifth of the samples at B 64. At most 4
+threadgroups of 128 registers a thread fit a multiprocessor, and fewer registers spill: before the change 122 us with
+[K, V] and 126 with [V, K] at 80, 151 and 160 at 64.
 
 ## What it cannot show
 
@@ -81,7 +129,10 @@ def values_table(found: dict[str, Any]) -> str:
 
 
 def sanitizers_table(found: dict[str, Any]) -> str:
-    rows = [[f"`{row['tool']}`", f"{row['errors']}", "; ".join(row["places"]) or "-"] for row in found["sanitizers"]]
+    measured = found.get("sanitizers", ())
+    if not measured:
+        return left_out(found)
+    rows = [[f"`{row['tool']}`", f"{row['errors']}", "; ".join(row["places"]) or "-"] for row in measured]
     return table(["tool", "findings", "where"], rows)
 
 
@@ -94,7 +145,46 @@ def times_table(found: dict[str, Any]) -> str:
     return table(["case", "us", "floor, us", "times the floor", "kernels by themselves, us"], rows)
 
 
+def decode_name(layout: str, batch: int) -> str:
+    return f"decode {layout} B {batch}"
+
+
+def peers_table(found: dict[str, Any]) -> str:
+    """Ours against the better of the others with states of the same layout, or of either where one has no such."""
+    measured = found.get("peers", ())
+    ours = {row["case"]: row["microseconds"] for row in found["times"]}
+    rows = []
+    for layout in ("[K, V]", "[V, K]"):
+        for batch in sorted({row["batch"] for row in measured}):
+            theirs = [row for row in measured if row["batch"] == batch and row["layout"] == layout]
+            if not theirs:
+                continue
+            best = min(theirs, key=lambda row: row["microseconds"])
+            own = ours[decode_name(layout, batch)]
+            each = ", ".join(f"{row['peer']} {row['microseconds']:.1f}" for row in theirs)
+            rows.append([decode_name(layout, batch), f"{own:.1f}", each, f"{own / best['microseconds']:.2f}"])
+    return table(["case", "us", "others, us", "times the better"], rows) if rows else left_out(found)
+
+
+def conflicts_table(found: dict[str, Any]) -> str:
+    measured = found.get("conflicts", ())
+    if not measured:
+        return left_out(found)
+    rows = [
+        [f"`{row['kernel']}`", f"{row['loads']:.0%}", f"{row['stores']:.0%}"]
+        for row in sorted(measured, key=lambda row: -max(row["loads"], row["stores"]))
+        if max(row["loads"], row["stores"]) > MOST_CONFLICTS
+    ]
+    return table(["kernel", "loads", "stores"], rows) + f"\n\n{len(measured)} kernel variants were measured."
+
+
+def left_out(found: dict[str, Any]) -> str:
+    return "Not measured: " + ("; ".join(found["left_out"]) or "this part was not run") + "."
+
+
 def text(found: dict[str, Any]) -> str:
     tables = {"values": values_table(found), "sanitizers": sanitizers_table(found), "times": times_table(found)}
-    facts = {name: found[name] for name in ("gpu", "versions", "kernels", "variants", "cases")}
-    return TEXT.format(**facts, **tables, rate=found["copy_rate"] / 1e12)
+    tables |= {"peers": peers_table(found), "conflicts": conflicts_table(found)}
+    facts = {name: found[name] for name in ("gpu", "versions", "kernels", "variants", "cases", "wrong_calls")}
+    facts["peer_versions"] = ", ".join(found.get("peer_versions", ())) or "versions unknown"
+    return TEXT.format(**facts, **tables, rate=found["copy_rate"] / 1e12, share=MOST_CONFLICTS)

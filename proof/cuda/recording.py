@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import simulator
@@ -10,17 +11,19 @@ from proof.cuda.record import Writer
 
 
 def record_all(path: Path, progress: Progress, only: str = "") -> int:
+    """`only`: of the cases whose name holds this."""
     simulator.activate()
-    from proof.cuda import cases  # once there is a device
+    from proof.cuda import cases, hostile  # once there is a device
 
-    wanted = [case for case in cases.all_cases() if only in case.name]
+    recorders: list[tuple[str, cases.Recorder]] = [
+        (case.name, partial(cases.record, case)) for case in cases.all_cases()
+    ]
+    recorders += [(each.name, partial(hostile.record, each)) for each in hostile.hostile()]
+    wanted = [(name, record) for name, record in (*recorders, *cases.timed()) if only in name]
     progress.expect(len(wanted))
     writer = Writer(path)
-    for case in wanted:
-        cases.record(case, writer)
-        progress.step(case.name)
-    timed = list(cases.timed(writer)) if not only else []
-    for run in timed:
-        run()
+    for name, record in wanted:
+        record(writer)
+        progress.step(name)
     writer.close()
-    return len(wanted) + len(timed)
+    return len(wanted)

@@ -1,5 +1,5 @@
-"""Recorded launches on the GPU. `python -m proof.cuda.replay RECORD CUBINS [PROBE]` runs every case once, or a planted
-fault, under whatever tool watches the process.
+"""Recorded launches on the GPU, under whatever tool watches the process: `python -m proof.cuda.replay RECORD CUBINS`
+and `PART PARTS` for every PARTS-th case from PART on, `kernels` for one case of each kernel, or a planted fault's name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from proof.cuda.compiling import PROBES
+from proof.cuda.conflicts import first_of_each_kernel
 from proof.cuda.gpu import NOT_WRITTEN, SHARED_BYTES, Buffer, Gpu, Prepared
 from proof.cuda.record import (
     Binding,
@@ -127,6 +128,16 @@ class Compared:
     bound: float
 
 
+def unreported(session: Session, case: CaseRecord) -> list[str]:
+    """Of a wrong call: nothing, if kernels report it whatever threadgroup memory held."""
+    problems = []
+    for pattern in PATTERNS:
+        session.run(case, pattern)
+        if session.reports() == 0:
+            problems.append(f"{case.name}: no kernel reports it")
+    return problems
+
+
 def compare(session: Session, case: CaseRecord) -> tuple[list[Compared], list[str]]:
     """Both patterns; what differs between them, is too far from float64, or was reported."""
     runs = [session.run(case, pattern) for pattern in PATTERNS]
@@ -180,11 +191,15 @@ def timed(session: Session, case: CaseRecord, rate: float) -> Timed:
 
 def main(arguments: Sequence[str]) -> None:
     session = Session(Path(arguments[0]), Path(arguments[1]))
-    if len(arguments) > 2:
+    cases = [case for case in session.reader.cases if not case.floor_bytes]
+    if arguments[2] == "kernels":
+        cases = first_of_each_kernel(cases)
+    elif arguments[2].isdigit():
+        cases = cases[int(arguments[2]) :: int(arguments[3])]
+    else:
         return session.planted(arguments[2])
-    for case in session.reader.cases:
-        if not case.floor_bytes:
-            session.run(case, None)
+    for case in cases:
+        session.run(case, None)
     print(f"{session.reports()} errors reported by kernels")
 
 

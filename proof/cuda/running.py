@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from proof.checks import Progress
-from proof.cuda import compiling, replay, sanitizer
+from proof.cuda import compiling, conflicts, peers, replay, sanitizer
 from proof.cuda.gpu import Gpu
 
-PARTS = ("values", "sanitizers", "times")
+PARTS = ("values", "times", "peers", "sanitizers", "conflicts")
 ARCHITECTURE = "native"
 
 
@@ -40,14 +41,22 @@ def versions() -> str:
     return f"CUDA {compiler}, driver {driver.splitlines()[0] if driver else 'unknown'}"
 
 
-def run(record: Path, cubins: Path, parts: Sequence[str], progress: Progress) -> dict[str, Any]:
+def run(
+    record: Path,
+    cubins: Path,
+    parts: Sequence[str],
+    progress: Progress,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
+    """`keep` is called with the findings after each part: a machine that is lent may go."""
     began = time.monotonic()
-    found: dict[str, Any] = {"problems": [], "seconds": {}, "parts": list(parts)}
+    found: dict[str, Any] = {"problems": [], "left_out": [], "seconds": {}, "parts": list(parts)}
     session = replay.Session(record, cubins)
     launches = list(session.reader.launches())
     cases = [case for case in session.reader.cases if not case.floor_bytes]
     progress.expect(len(launches) + len(cases) + len(sanitizer.TOOLS))
     found |= {"gpu": session.gpu.name, "versions": versions(), "cases": len(cases)}
+    found["wrong_calls"] = sum(case.is_wrong for case in cases)
     found |= {"variants": len(launches), "kernels": len({launch.kernel for launch in launches})}
     is_wrong = compiling.compile_all(launches, cubins, ARCHITECTURE, progress.step)
     found["problems"] += is_wrong
@@ -55,13 +64,19 @@ def run(record: Path, cubins: Path, parts: Sequence[str], progress: Progress) ->
     run_parts: dict[str, Callable[[], None]] = {
         "values": lambda: values(session, found, progress),
         "times": lambda: times(session, found),
+        "peers": lambda: peers_beside(cubins, found),
         "sanitizers": lambda: sanitizers(record, cubins, found, progress),
+        "conflicts": lambda: bank_conflicts(record, cubins, found),
     }
     for name, part in run_parts.items():
         start = time.monotonic()
         if name in parts and not is_wrong:
-            part()
+            try:
+                part()
+            except (RuntimeError, ValueError, OSError) as reason:  # the other parts' findings are kept
+                found["problems"].append(f"{name}: {reason}")
         found["seconds"][name] = time.monotonic() - start
+        keep(found)
     return found
 
 
@@ -72,11 +87,12 @@ def values(session: replay.Session, found: dict[str, Any], progress: Progress) -
             found["problems"].append(f"of the pattern {pattern:#x} in threadgroup memory {share:.0%} reach a kernel")
     rows = []
     for case in session.reader.cases:
-        if not case.floor_bytes:
-            compared, problems = replay.compare(session, case)
-            rows += [asdict(row) for row in compared]
-            found["problems"] += problems
-            progress.step(case.name)
+        if case.floor_bytes:
+            continue
+        compared, problems = ([], replay.unreported(session, case)) if case.is_wrong else replay.compare(session, case)
+        rows += [asdict(row) for row in compared]
+        found["problems"] += problems
+        progress.step(case.name)
     found["values"] = rows
 
 
@@ -86,19 +102,47 @@ def times(session: replay.Session, found: dict[str, Any]) -> None:
     found["times"] = [asdict(replay.timed(session, case, rate)) for case in session.reader.cases if case.floor_bytes]
 
 
+def peers_beside(cubins: Path, found: dict[str, Any]) -> None:
+    found["peers"], found["peer_versions"] = [], peers.versions()
+    for ask in (lambda: peers.mlx_times(cubins, ARCHITECTURE), peers.fla_times):
+        try:
+            found["peers"] += [asdict(row) for row in ask()]
+        except peers.NotInstalled as reason:
+            found["left_out"].append(str(reason))
+
+
+def bank_conflicts(record: Path, cubins: Path, found: dict[str, Any]) -> None:
+    try:
+        found["conflicts"] = [asdict(row) for row in conflicts.measured(record, cubins)]
+    except conflicts.NoCounters as reason:
+        found["left_out"].append(str(reason))
+
+
 def sanitizers(record: Path, cubins: Path, found: dict[str, Any], progress: Progress) -> None:
-    """Each tool first has to find a fault of its own."""
+    """Each tool first has to find a fault of its own. Parts of the cases side by side: a tool's work is the CPU's."""
     found["sanitizers"] = []
+    parts = max(1, (os.cpu_count() or 1) // len(sanitizer.TOOLS))
 
-    def one(tool: str) -> tuple[sanitizer.Verdict, sanitizer.Verdict]:
-        return sanitizer.examine(tool, record, cubins, f"fault_of_{tool}"), sanitizer.examine(tool, record, cubins)
+    def one(what: tuple[str, ...]) -> sanitizer.Verdict | str:
+        try:
+            return sanitizer.examine(what[0], record, cubins, *what[1:])
+        except ValueError as reason:
+            return str(reason)
 
-    with ThreadPoolExecutor(len(sanitizer.TOOLS)) as pool:
-        for planted, verdict in pool.map(one, sanitizer.TOOLS):
+    with ThreadPoolExecutor(parts * len(sanitizer.TOOLS)) as pool:
+        planted = pool.map(one, [(tool, f"fault_of_{tool}") for tool in sanitizer.TOOLS])
+        pieces = [pool.map(one, [(tool, str(part), str(parts)) for part in range(parts)]) for tool in sanitizer.TOOLS]
+        for tool, fault, verdicts in zip(sanitizer.TOOLS, planted, pieces, strict=True):
+            ended = [fault, *verdicts]
+            found["problems"] += [each for each in ended if isinstance(each, str)]
+            if isinstance(fault, sanitizer.Verdict) and fault.errors == 0:
+                found["problems"].append(f"{tool} does not find the fault that is planted for it")
+            own = [each for each in ended[1:] if isinstance(each, sanitizer.Verdict)]
+            if len(own) < parts:
+                continue
+            verdict = sanitizer.merged(own)
             found["sanitizers"].append(asdict(verdict))
-            if planted.errors == 0:
-                found["problems"].append(f"{planted.tool} does not find the fault that is planted for it")
-            found["problems"] += [f"{verdict.tool}: {place}" for place in verdict.places]
+            found["problems"] += [f"{tool}: {place}" for place in verdict.places]
             if verdict.errors and not verdict.places:
-                found["problems"].append(f"{verdict.tool}: {verdict.errors} errors")
-            progress.step(verdict.tool)
+                found["problems"].append(f"{tool}: {verdict.errors} errors")
+            progress.step(tool)

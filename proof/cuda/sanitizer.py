@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ TOOLS = {
     "racecheck": ("--racecheck-report", "all"),
     "synccheck": (),
 }
-LIMIT = 540.0  # seconds
+LIMIT = 400.0  # seconds
 KINDS = (
     "Invalid",
     "Misaligned",
@@ -55,9 +56,18 @@ def program() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
 
 
-def examine(tool: str, record: Path, cubins: Path, fault: str = "") -> Verdict:
-    """Of all cases, or of a planted fault."""
-    replay = [sys.executable, "-m", "proof.cuda.replay", str(record), str(cubins), *([fault] if fault else [])]
+def examine(tool: str, record: Path, cubins: Path, *what: str) -> Verdict:
+    """`what`: arguments of proof.cuda.replay. ValueError where the tool does not come to its end."""
+    replay = [sys.executable, "-m", "proof.cuda.replay", str(record), str(cubins), *what]
     command = [program() or "compute-sanitizer", "--tool", tool, *TOOLS[tool], "--print-limit", "50", *replay]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{tool}: expected an end within {LIMIT:.0f} s, got none") from None
     return parsed(tool, done.stdout + done.stderr)
+
+
+def merged(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of one tool, over parts of the cases."""
+    places = dict.fromkeys(place for verdict in verdicts for place in verdict.places)
+    return Verdict(verdicts[0].tool, sum(verdict.errors for verdict in verdicts), tuple(places))

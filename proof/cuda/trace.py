@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 import simulator
-from proof.cuda.record import Binding, CaseRecord, Fill, LaunchRecord, Output, Writer, error, numbers, runs_of
+from proof.cuda.record import (
+    Binding,
+    CaseRecord,
+    Fill,
+    LaunchRecord,
+    Output,
+    Writer,
+    error,
+    numbers,
+    packed_exact,
+    runs_of,
+    shortened,
+)
 from torch_gdn import _C
 
 LARGEST_ERROR = 0.02
@@ -25,13 +37,13 @@ def storage_bytes(tensor: Tensor) -> Tensor:
 
 
 class Trace:
-    """Records one case; unless it runs, without contents. Buffers are told apart by where their storage lies, so that
-    one bound tensor of each is kept alive.
+    """Records one case; `runs`: its launches are run, `keeps`: with what buffers hold. Buffers are told apart by where
+    their storage lies, so that one bound tensor of each is kept alive.
     """
 
-    def __init__(self, name: str, writer: Writer, runs: bool = True) -> None:
+    def __init__(self, name: str, writer: Writer, runs: bool = True, keeps: bool = True) -> None:
         self.case = CaseRecord(name)
-        self._writer, self._runs = writer, runs
+        self._writer, self._runs, self._keeps = writer, runs, keeps
         self._numbers: dict[int, int] = {}
         self._held: list[Tensor] = []  # one tensor of each storage
         self._known: dict[int, bytes] = {}  # contents after the last launch that bound the buffer
@@ -59,7 +71,8 @@ class Trace:
     def _output(self, name: str, tensor: Tensor, exact: Tensor) -> Output:
         dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
         expected = (exact.double() if tensor.dtype in NAMES else exact).contiguous().cpu().numpy()
-        kept = self._writer.keep(expected.tobytes())
+        expected = shortened(expected, dtype)
+        kept = self._writer.keep(packed_exact(expected))
         offset = int(tensor.storage_offset()) * tensor.element_size()
         output = Output(
             name, self.number_of(tensor), offset, dtype, list(tensor.shape), list(tensor.stride()), kept, 0.0
@@ -72,7 +85,7 @@ class Trace:
     def _before(self, launch: Any) -> None:
         """Fills for what the device wrote since, or before, other than by the launches."""
         bound = {self.number_of(x): x for x in launch["bindings"] if isinstance(x, Tensor)}
-        if not self._runs:
+        if not self._keeps:
             return
         for number, tensor in bound.items():
             content = storage_bytes(tensor).numpy()

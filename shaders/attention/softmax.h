@@ -48,7 +48,10 @@ struct QueryRows {
   // Of 16 columns a lane of the keys has four, of which the next fragment has the last two.
   METAL_FUNC vec<T, 2> elements(int part) const {
     const int64_t column = int64_t(part / 2) * 16 + int64_t(row / 2) * 4 + int64_t(part % 2) * 2 + row % 2;
-    return vec<T, 2>(has_first ? first[column] : T(0), has_second ? second[column] : T(0));
+    vec<T, 2> pair = vec<T, 2>(T(0), T(0));
+    if (has_first) pair.x = first[column];
+    if (has_second) pair.y = second[column];
+    return pair;
   }
 };
 

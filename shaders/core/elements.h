@@ -5,10 +5,20 @@
 #include "core/parameters.h"
 using namespace metal;
 
+// The bits alone: what reads them need not wait until a number is made of them.
+METAL_FUNC uint read_bits(device const uchar* values, int64_t index, int type) {
+  if (type == kFloat32) return ((device const uint*)values)[index];
+  return ((device const ushort*)values)[index];
+}
+
+METAL_FUNC float float_of_bits(uint bits, int type) {
+  if (type == kFloat32) return as_type<float>(bits);
+  if (type == kFloat16) return float(as_type<half>(ushort(bits)));
+  return as_type<float>(bits << 16);
+}
+
 METAL_FUNC float read_float(device const uchar* values, int64_t index, int type) {
-  if (type == kFloat32) return ((device const float*)values)[index];
-  if (type == kFloat16) return float(((device const half*)values)[index]);
-  return float(((device const bfloat*)values)[index]);
+  return float_of_bits(read_bits(values, index, type), type);
 }
 
 METAL_FUNC void write_float(device uchar* values, int64_t index, int type, float value) {

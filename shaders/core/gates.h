@@ -33,10 +33,15 @@ METAL_FUNC float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowe
 
 METAL_FUNC float log_decay_from_raw(float x, float A_log) { return -gate_exp(A_log) * softplus_of(x); }
 
+METAL_FUNC uint
+gate_bits_at(device const uchar* g, constant GateParameters& gates, int64_t batch, int64_t token, int64_t head) {
+  if (gates.g_type == kAbsent) return 0u;
+  return read_bits(g, batch * gates.g.batch + token * gates.g.token + head * gates.g.head, gates.g_type);
+}
+
 METAL_FUNC float raw_gate_at(
     device const uchar* g, constant GateParameters& gates, int64_t batch, int64_t token, int64_t head) {
-  if (gates.g_type == kAbsent) return 0.0f;
-  return read_float(g, batch * gates.g.batch + token * gates.g.token + head * gates.g.head, gates.g_type);
+  return float_of_bits(gate_bits_at(g, gates, batch, token, head), gates.g_type);
 }
 
 // Parameters of a head's gate, read once for all tokens.
@@ -58,6 +63,12 @@ METAL_FUNC float log_decay_of(float raw_gate, HeadGate gate) {
   return gate.is_raw ? log_decay_from_raw(raw_gate + gate.bias, gate.A_log) : raw_gate;
 }
 
+METAL_FUNC float log_decay_of_bits(
+    uint bits, device const uchar* A_log, device const uchar* dt_bias, constant GateParameters& gates, int64_t head) {
+  if (gates.g_type == kAbsent) return 0.0f;
+  return log_decay_of(float_of_bits(bits, gates.g_type), head_gate_of(A_log, dt_bias, gates, head));
+}
+
 METAL_FUNC float log_decay_at(
     device const uchar* g,
     device const uchar* A_log,
@@ -66,11 +77,22 @@ METAL_FUNC float log_decay_at(
     int64_t batch,
     int64_t token,
     int64_t head) {
-  if (gates.g_type == kAbsent) return 0.0f;
-  return log_decay_of(raw_gate_at(g, gates, batch, token, head), head_gate_of(A_log, dt_bias, gates, head));
+  return log_decay_of_bits(gate_bits_at(g, gates, batch, token, head), A_log, dt_bias, gates, head);
 }
 
 // beta [B, T, HV], or [B, T, HV, V] with a column.
+METAL_FUNC uint beta_bits_at(
+    device const uchar* beta,
+    constant GateParameters& gates,
+    int64_t batch,
+    int64_t token,
+    int64_t head,
+    int64_t column) {
+  if (gates.beta_type == kAbsent) return 0u;
+  const int64_t row = batch * gates.beta.batch + token * gates.beta.token + head * gates.beta.head;
+  return read_bits(beta, row + column, gates.beta_type);
+}
+
 METAL_FUNC float raw_beta_at(
     device const uchar* beta,
     constant GateParameters& gates,
@@ -78,12 +100,16 @@ METAL_FUNC float raw_beta_at(
     int64_t token,
     int64_t head,
     int64_t column) {
-  const int64_t row = batch * gates.beta.batch + token * gates.beta.token + head * gates.beta.head;
-  return read_float(beta, row + column, gates.beta_type);
+  return float_of_bits(beta_bits_at(beta, gates, batch, token, head, column), gates.beta_type);
 }
 
 METAL_FUNC float beta_of(float raw_beta, constant GateParameters& gates) {
   return gates.beta_scale == 0.0f ? raw_beta : gates.beta_scale * sigmoid_of(raw_beta);
+}
+
+METAL_FUNC float beta_of_bits(uint bits, constant GateParameters& gates) {
+  if (gates.beta_type == kAbsent) return 1.0f;
+  return beta_of(float_of_bits(bits, gates.beta_type), gates);
 }
 
 METAL_FUNC float beta_at(
@@ -93,6 +119,5 @@ METAL_FUNC float beta_at(
     int64_t token,
     int64_t head,
     int64_t column) {
-  if (gates.beta_type == kAbsent) return 1.0f;
-  return beta_of(raw_beta_at(beta, gates, batch, token, head, column), gates);
+  return beta_of_bits(beta_bits_at(beta, gates, batch, token, head, column), gates);
 }

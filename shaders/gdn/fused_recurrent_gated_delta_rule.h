@@ -1,6 +1,9 @@
 #pragma once
 #include "gdn/state_tile.h"
 
+// A thread has K / 4 floats of S up to a K of 128, then K / 8: half would spill.
+constexpr int recurrent_threads(int K) { return K > 128 ? 2 * kStateThreads : kStateThreads; }
+
 // Decays of channels (absent: 1), and beta of value columns.
 struct ChannelParameters {
   RowStrides gk, gv;

@@ -1,6 +1,7 @@
-// A threadgroup owns 32 value rows of one head of one sequence; each of its 4 simdgroups owns 8 rows, 8 lanes a row.
-// In registers for the whole sequence: an eighth of two rows of S, 2 x K/8 floats, as float4. In threadgroup memory:
-// q, k, v, decay and beta of 8 tokens (4 with channels), so that no token needs a barrier.
+// A threadgroup owns 32 value rows of one head of one sequence; each of its 4 simdgroups owns 8 rows, 8 lanes a row, or
+// where K is over 128 each of its 8 simdgroups 4 rows, 16 lanes a row. In registers for the whole sequence: a lane's
+// part of two rows of S, as float4. In threadgroup memory: q, k, v, decay and beta of 8 tokens (4 with channels), so
+// that no token needs a barrier.
 // Layout: q, k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, with row strides; g, beta [B, T, HV] of
 // any strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
 // Channels: decays gk [B, T, HV, K] and gv [B, T, HV, V], and beta [B, T, HV, V].
@@ -15,42 +16,66 @@
 #include "core/tile.h"
 #include "gdn/fused_recurrent_gated_delta_rule.h"
 
-GDN_CONSTANT int kPart = 32;  // keys: a float4 for each of a row's 8 lanes
-GDN_CONSTANT int kPartFloats = kPart * kStateColumns;
 GDN_CONSTANT uint kTileColumns = kStateColumns;
 
-// A thread's part of S: rows `row` and `row` + 4 of the threadgroup's 32, of each an eighth. Even lanes get the sums of
-// the first row, odd lanes those of the second.
+// How a threadgroup divides S: a thread has two rows, `kRowsApart` apart, of each one float4 of each part.
+template <int K>
+struct Division {
+  enum {
+    kThreads = recurrent_threads(K),
+    kLanes = 2 * kThreads / kStateColumns,  // of a row
+    kRowsApart = 32 / kLanes,
+    kPart = 4 * kLanes,  // keys
+    kParts = (K + kPart - 1) / kPart,
+    kPadded = kParts * kPart,
+    kPartFloats = kPart * kStateColumns
+  };
+};
+
+// A thread's rows of the threadgroup's 32, the first of two, and which of a row's lanes it is. Even lanes get the sums
+// of the first row, odd lanes those of the second.
 struct RowPosition {
   int row;
-  int eighth;
+  int place;
   bool is_odd;
   int own_row;
 };
 
+template <int K>
 METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
+  constexpr uint kLanes = Division<K>::kLanes;
+  constexpr int kRowsApart = Division<K>::kRowsApart;
   RowPosition at;
-  at.row = int(simdgroup * 8 + lane / 8);
-  at.eighth = int(lane % 8);
+  at.row = int(simdgroup * 2 * uint(kRowsApart) + lane / kLanes);
+  at.place = int(lane % kLanes);
   at.is_odd = lane % 2 != 0;
-  at.own_row = at.row + (at.is_odd ? 4 : 0);
+  at.own_row = at.row + (at.is_odd ? kRowsApart : 0);
   return at;
 }
 
-// Of float4 number m: 8 lanes read 128 contiguous bytes where K is the inner dimension.
-METAL_FUNC int first_element(int m, int eighth) { return (m * 8 + eighth) * 4; }
+// Of float4 number m: a row's lanes read 128 contiguous bytes or 256 where K is the inner dimension.
+template <int K>
+METAL_FUNC int first_element(int m, int place) {
+  return m * Division<K>::kPart + place * 4;
+}
 
 // Parts of S that the threadgroup memory of q and k holds at once.
-METAL_FUNC constexpr int parts_together(int floats, int parts) {
-  return floats / kPartFloats < parts ? floats / kPartFloats : parts;
+template <int K>
+METAL_FUNC constexpr int parts_together(int floats) {
+  return floats / Division<K>::kPartFloats < Division<K>::kParts ? floats / Division<K>::kPartFloats
+                                                                 : Division<K>::kParts;
 }
 
 // Where a state's columns, 4 values a group, lie in threadgroup memory: groups are permuted by the key, so that both
 // the groups of 4 keys and a column of 32 keys hit different banks.
 METAL_FUNC int scratch_group(uint key, uint group) { return int((key * 8 + (group ^ (key / 4 % 8))) * 4); }
 
-// Of the 2 * kParts vectors of a thread where V is the inner dimension: of 16 keys a turn, a group of 4 values.
-METAL_FUNC int own_key(int four, uint thread_index) { return four * 16 + int(thread_index / 8); }
+// Of the 2 * kParts vectors of a thread where V is the inner dimension: of half a part's keys a turn, a group of 4
+// values.
+template <int K>
+METAL_FUNC int own_key(int four, uint thread_index) {
+  return four * (Division<K>::kPart / 2) + int(thread_index / 8);
+}
 
 METAL_FUNC int own_group(uint thread_index) { return int(thread_index % 8); }
 
@@ -66,26 +91,29 @@ METAL_FUNC void load_state(
     threadgroup float* scratch,
     RowPosition at,
     uint thread_index) {
-  constexpr int kParts = (K + kPart - 1) / kPart;
-  constexpr int kTogether = parts_together(Scratch, kParts);
+  constexpr int kPart = Division<K>::kPart;
+  constexpr int kParts = Division<K>::kParts;
+  constexpr int kRowsApart = Division<K>::kRowsApart;
+  constexpr int kTogether = parts_together<K>(Scratch);
   if (ValueInner) {
     if (has_vectors) {
       const int value = own_group(thread_index) * 4;
-      device const P* origin = source + own_key(0, thread_index) * strides.key + value;
+      device const P* origin = source + own_key<K>(0, thread_index) * strides.key + value;
       UNROLL for (int i = 0; i < 2 * kParts; ++i) {
-        const bool inside = own_key(i, thread_index) < K && value < values;
+        const bool inside = own_key<K>(i, thread_index) < K && value < values;
         state[i] = inside ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
-        origin += 16 * strides.key;
+        origin += kPart / 2 * strides.key;
       }
     }
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
       if (has_vectors) {
         UNROLL for (int n = 0; n < 2 * kTogether; ++n) {
-          const int place = scratch_group(uint(own_key(n, thread_index)), uint(own_group(thread_index)));
+          const int place = scratch_group(uint(own_key<K>(n, thread_index)), uint(own_group(thread_index)));
           if (2 * first + n < 2 * kParts) *(threadgroup float4*)(scratch + place) = state[2 * first + n];
         }
       } else {
-        for (uint item = thread_index; item < uint(kTogether * kPartFloats); item += kStateThreads) {
+        for (uint item = thread_index; item < uint(kTogether * Division<K>::kPartFloats);
+             item += Division<K>::kThreads) {
           const int key = int(item / kTileColumns);
           const int value = int(item % kTileColumns);
           const bool inside = first * kPart + key < K && value < values;
@@ -96,8 +124,8 @@ METAL_FUNC void load_state(
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int m = 0; m < kTogether; ++m) {
         UNROLL for (int e = 0; e < 8; ++e) {
-          const uint key = uint(first_element(m, at.eighth) + e % 4);
-          const uint row = uint(at.row + e / 4 * 4);
+          const uint key = uint(first_element<K>(m, at.place) + e % 4);
+          const uint row = uint(at.row + e / 4 * kRowsApart);
           if (first + m < kParts) {
             state[2 * (first + m) + e / 4][e % 4] = scratch[scratch_group(key, row / 4) + int(row % 4)];
           }
@@ -108,9 +136,9 @@ METAL_FUNC void load_state(
   } else {
     UNROLL for (int m = 0; m < kParts; ++m) {
       UNROLL for (int r = 0; r < 2; ++r) {
-        const int key = first_element(m, at.eighth);
-        const bool row_inside = at.row + r * 4 < values;
-        device const P* origin = source + key * strides.key + (at.row + r * 4) * strides.value;
+        const int key = first_element<K>(m, at.place);
+        const bool row_inside = at.row + r * kRowsApart < values;
+        device const P* origin = source + key * strides.key + (at.row + r * kRowsApart) * strides.value;
         if (has_vectors) {
           state[2 * m + r] = row_inside && key < K ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
         } else {
@@ -133,17 +161,19 @@ METAL_FUNC void store_state(
     threadgroup float* scratch,
     RowPosition at,
     uint thread_index) {
-  constexpr int kParts = (K + kPart - 1) / kPart;
-  constexpr int kTogether = parts_together(Scratch, kParts);
+  constexpr int kPart = Division<K>::kPart;
+  constexpr int kParts = Division<K>::kParts;
+  constexpr int kRowsApart = Division<K>::kRowsApart;
+  constexpr int kTogether = parts_together<K>(Scratch);
   if (ValueInner) {
     const int value = own_group(thread_index) * 4;
-    device P* origin = target + own_key(0, thread_index) * strides.key + value;
+    device P* origin = target + own_key<K>(0, thread_index) * strides.key + value;
     UNROLL for (int first = 0; first < kParts; first += kTogether) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int m = 0; m < kTogether; ++m) {
         UNROLL for (int e = 0; e < 8; ++e) {
-          const uint key = uint(first_element(m, at.eighth) + e % 4);
-          const uint row = uint(at.row + e / 4 * 4);
+          const uint key = uint(first_element<K>(m, at.place) + e % 4);
+          const uint row = uint(at.row + e / 4 * kRowsApart);
           if (first + m < kParts) {
             scratch[scratch_group(key, row / 4) + int(row % 4)] = state[2 * (first + m) + e / 4][e % 4];
           }
@@ -152,13 +182,14 @@ METAL_FUNC void store_state(
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (has_vectors) {
         UNROLL for (int n = 0; n < 2 * kTogether; ++n) {
-          const int place = scratch_group(uint(own_key(n, thread_index)), uint(own_group(thread_index)));
-          const bool inside = own_key(2 * first + n, thread_index) < K && value < values;
+          const int place = scratch_group(uint(own_key<K>(n, thread_index)), uint(own_group(thread_index)));
+          const bool inside = own_key<K>(2 * first + n, thread_index) < K && value < values;
           if (inside) *(device vec<P, 4>*)origin = vec<P, 4>(*(threadgroup const float4*)(scratch + place));
-          origin += 16 * strides.key;
+          origin += kPart / 2 * strides.key;
         }
       } else {
-        for (uint item = thread_index; item < uint(kTogether * kPartFloats); item += kStateThreads) {
+        for (uint item = thread_index; item < uint(kTogether * Division<K>::kPartFloats);
+             item += Division<K>::kThreads) {
           const int key = int(item / kTileColumns);
           const int column = int(item % kTileColumns);
           if (first * kPart + key < K && column < values) {
@@ -171,9 +202,9 @@ METAL_FUNC void store_state(
   } else {
     UNROLL for (int m = 0; m < kParts; ++m) {
       UNROLL for (int r = 0; r < 2; ++r) {
-        const int key = first_element(m, at.eighth);
-        const bool row_inside = at.row + r * 4 < values;
-        device P* origin = target + key * strides.key + (at.row + r * 4) * strides.value;
+        const int key = first_element<K>(m, at.place);
+        const bool row_inside = at.row + r * kRowsApart < values;
+        device P* origin = target + key * strides.key + (at.row + r * kRowsApart) * strides.value;
         if (has_vectors) {
           if (row_inside && key < K) *(device vec<P, 4>*)origin = vec<P, 4>(state[2 * m + r]);
         } else {
@@ -186,42 +217,98 @@ METAL_FUNC void store_state(
   }
 }
 
-// The sum over the eight lanes of the thread's own row: 3 shuffles for two rows.
+// The sum over the lanes of the thread's own row: 3 or 4 shuffles for two rows.
+template <int K>
 METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
   const float of_first = (first.x + first.y) + (first.z + first.w);
   const float of_second = (second.x + second.y) + (second.z + second.w);
   float sum = at.is_odd ? of_second : of_first;
   sum += simd_shuffle_xor(at.is_odd ? of_first : of_second, ushort(1));
-  sum += simd_shuffle_xor(sum, ushort(2));
-  return sum + simd_shuffle_xor(sum, ushort(4));
+  UNROLL for (ushort distance = 2; distance < Division<K>::kLanes; distance *= 2) {
+    sum += simd_shuffle_xor(sum, distance);
+  }
+  return sum;
 }
 
-// Rows of q or k as floats, zero-padded to whole parts.
+// Of rows of q or k, zero-padded to whole parts.
+template <typename T, int K>
+METAL_FUNC T row_element(device const T* source, int64_t row_stride, int item) {
+  constexpr int kPadded = Division<K>::kPadded;
+  const int column = item % kPadded;
+  if (column >= K) return T(0.0f);
+  return source[item / kPadded * row_stride + column];
+}
+
+// As floats; `own`: the element of this thread's index.
 template <typename T, int K>
 METAL_FUNC void stage_floats(
-    threadgroup float* tile, device const T* source, int64_t row_stride, int rows, uint thread_index) {
-  constexpr int kPadded = (K + kPart - 1) / kPart * kPart;
-  for (int item = int(thread_index); item < rows * kPadded; item += kStateThreads) {
-    const int row = item / kPadded;
-    const int column = item % kPadded;
-    tile[item] = column < K ? float(source[row * row_stride + column]) : 0.0f;
+    threadgroup float* tile, T own, device const T* source, int64_t row_stride, int rows, uint thread_index) {
+  for (int item = int(thread_index); item < rows * Division<K>::kPadded; item += Division<K>::kThreads) {
+    tile[item] = float(item == int(thread_index) ? own : row_element<T, K>(source, row_stride, item));
   }
 }
 
-// A simdgroup takes every fourth row.
-template <int Padded>
+// Where a threadgroup's inputs lie.
+template <typename T>
+struct Inputs {
+  device const T* q;  // of the head, as k
+  device const T* k;
+  device const uchar* v;
+  device const uchar* g;
+  device const uchar* beta;
+  int64_t batch, head, first_v;
+  int first_value, values;
+};
+
+template <typename T>
+METAL_FUNC uint value_bits(Inputs<T> from, constant FusedRecurrentParameters& parameters, int first, int item) {
+  const int value = item % kStateColumns;
+  const int64_t element = from.first_v + (first + item / kStateColumns) * parameters.v.token + value;
+  return value < from.values ? read_bits(from.v, element, parameters.v_type) : 0u;
+}
+
+// Of some tokens what a thread stages first, read before S is loaded and before any of it is staged: else each of these
+// reads waits for the one before, which is most of a decoding step.
+template <typename T>
+struct FirstReads {
+  T q, k;
+  uint v, g, beta;  // bits
+};
+
+template <typename T, int K, int BetaRows>
+METAL_FUNC FirstReads<T> first_reads(
+    Inputs<T> from, constant FusedRecurrentParameters& parameters, int first, int tokens, uint thread_index) {
+  const int item = int(thread_index);
+  const bool has_row = item < tokens * Division<K>::kPadded;
+  FirstReads<T> reads;
+  reads.q = has_row ? row_element<T, K>(from.q + first * parameters.q.token, parameters.q.token, item) : T(0.0f);
+  reads.k = has_row ? row_element<T, K>(from.k + first * parameters.k.token, parameters.k.token, item) : T(0.0f);
+  reads.v = item < tokens * kStateColumns ? value_bits(from, parameters, first, item) : 0u;
+  reads.g = item < tokens ? gate_bits_at(from.g, parameters.gates, from.batch, first + item, from.head) : 0u;
+  const int64_t column =
+      BetaRows > 1 && parameters.channels.has_vector_beta != 0 ? from.first_value + item % BetaRows : 0;
+  const bool has_beta = item < tokens * BetaRows && item % BetaRows < from.values;
+  reads.beta =
+      has_beta ? beta_bits_at(from.beta, parameters.gates, from.batch, first + item / BetaRows, from.head, column) : 0u;
+  return reads;
+}
+
+// The simdgroups take rows in turn.
+template <int K>
 METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup, uint lane) {
-  for (int row = int(simdgroup); row < rows; row += kStateThreads / 32) {
+  constexpr int kPadded = Division<K>::kPadded;
+  for (int row = int(simdgroup); row < rows; row += Division<K>::kThreads / 32) {
     float sum = 0.0f;
-    for (int column = int(lane); column < Padded; column += 32) {
-      sum += tile[row * Padded + column] * tile[row * Padded + column];
+    for (int column = int(lane); column < kPadded; column += 32) {
+      sum += tile[row * kPadded + column] * tile[row * kPadded + column];
     }
     const float scale = rsqrt(simd_sum(sum) + kNormEps);
-    for (int column = int(lane); column < Padded; column += 32) tile[row * Padded + column] *= scale;
+    for (int column = int(lane); column < kPadded; column += 32) tile[row * kPadded + column] *= scale;
   }
 }
 
 // gk or gv as two factors: S <- base S + change S, with base 1 for weak decays and 0 for strong ones (struct Decay).
+template <int Threads>
 METAL_FUNC void stage_decays(
     threadgroup float* base,
     threadgroup float* change,
@@ -233,7 +320,7 @@ METAL_FUNC void stage_decays(
     int rows,
     int columns,
     uint thread_index) {
-  for (int item = int(thread_index); item < rows * padded; item += kStateThreads) {
+  for (int item = int(thread_index); item < rows * padded; item += Threads) {
     const int row = item / padded;
     const int column = item % padded;
     const bool inside = type != kAbsent && column < columns;
@@ -276,8 +363,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K >= 1 && K <= 256, "K is at most 256");
-  constexpr int kParts = (K + kPart - 1) / kPart;
-  constexpr int kPadded = kParts * kPart;
+  constexpr int kThreads = Division<K>::kThreads;
+  constexpr int kParts = Division<K>::kParts;
+  constexpr int kPadded = Division<K>::kPadded;
+  constexpr int kRowsApart = Division<K>::kRowsApart;
+  constexpr int kPartFloats = Division<K>::kPartFloats;
   constexpr int kChunked = Channels ? 4 : 8;  // tokens at once: q and k, with decays of K, take 16 KB at K = 256
   constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta of each value row, or of all
   constexpr int kTileFloats = 2 * kChunked * kPadded;
@@ -299,7 +389,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int first_value = int(group.x) * kStateColumns;
   const int values = min(kStateColumns, parameters.value_size - first_value);
-  const RowPosition at = row_position(simdgroup, lane);
+  const RowPosition at = row_position<K>(simdgroup, lane);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const int columns = parameters.slots.columns;  // of state_indices; 0: one slot a sequence
   const int64_t first_entry = int64_t(target) * max(columns, 1);
@@ -321,60 +411,61 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     }
   }
 
+  Inputs<T> inputs;
+  inputs.q = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
+  inputs.k = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
+  inputs.v = v, inputs.g = g, inputs.beta = beta;
+  inputs.batch = sequence.batch, inputs.head = head;
+  inputs.first_v = sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
+  inputs.first_value = first_value, inputs.values = values;
   float4 state[2 * kParts];  // row r of part m is number 2 m + r
   UNROLL for (int i = 0; i < 2 * kParts; ++i) state[i] = float4(0.0f);
-  if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
-    load_state<K, ValueInner, kScratch>(
-        state,
-        initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
-            first_value * parameters.initial_state.value,
-        parameters.initial_state, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
-  }
+  const bool has_state = parameters.has_initial_state != 0 && slot.is_present && slot.has_state;
 
-  device const T* queries = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
-  device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
-  const int64_t first_input = sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
   int first = sequence.first;
   do {
     const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
-    stage_floats<T, K>(q_tile, queries + first * parameters.q.token, parameters.q.token, tokens, thread_index);
-    stage_floats<T, K>(k_tile, keys + first * parameters.k.token, parameters.k.token, tokens, thread_index);
-    for (int item = int(thread_index); item < tokens * kStateColumns; item += kStateThreads) {
-      const int token = item / kStateColumns;
-      const int value = item % kStateColumns;
-      const int64_t element = first_input + (first + token) * parameters.v.token + value;
-      v_tile[item] = value < values ? read_float(v, element, parameters.v_type) : 0.0f;
+    const FirstReads<T> reads = first_reads<T, K, kBetaRows>(inputs, parameters, first, tokens, thread_index);
+    if (has_state && first == sequence.first) {
+      load_state<K, ValueInner, kScratch>(
+          state,
+          initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
+              first_value * parameters.initial_state.value,
+          parameters.initial_state, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
+    }
+    stage_floats<T, K>(
+        q_tile, reads.q, inputs.q + first * parameters.q.token, parameters.q.token, tokens, thread_index);
+    stage_floats<T, K>(
+        k_tile, reads.k, inputs.k + first * parameters.k.token, parameters.k.token, tokens, thread_index);
+    for (int item = int(thread_index); item < tokens * kStateColumns; item += kThreads) {
+      const uint bits = item == int(thread_index) ? reads.v : value_bits(inputs, parameters, first, item);
+      v_tile[item] = float_of_bits(bits, parameters.v_type);
     }
     if (int(thread_index) < tokens) {
-      decay[thread_index] = decay_from_log(
-          log_decay_at(g, A_log, dt_bias, parameters.gates, sequence.batch, first + int(thread_index), head));
+      decay[thread_index] = decay_from_log(log_decay_of_bits(reads.g, A_log, dt_bias, parameters.gates, head));
     }
-    for (int item = int(thread_index); item < tokens * kBetaRows; item += kStateThreads) {
-      const int value = item % kBetaRows;
-      const bool has_own = Channels && parameters.channels.has_vector_beta != 0;
-      const bool inside = value < values;
-      const int64_t column = has_own ? first_value + value : 0;
-      beta_tile[item] =
-          inside ? beta_at(beta, parameters.gates, sequence.batch, first + item / kBetaRows, head, column) : 0.0f;
+    if (int(thread_index) < tokens * kBetaRows) {
+      const bool inside = int(thread_index) % kBetaRows < values;
+      beta_tile[thread_index] = inside ? beta_of_bits(reads.beta, parameters.gates) : 0.0f;
     }
     if (Channels) {
       const RowStrides gk_rows = parameters.channels.gk;
       const RowStrides gv_rows = parameters.channels.gv;
-      stage_decays(
+      stage_decays<kThreads>(
           key_base, key_change, kPadded, gk, parameters.channels.gk_type,
           sequence.batch * gk_rows.batch + first * gk_rows.token + head * gk_rows.head, gk_rows.token, tokens, K,
           thread_index);
-      stage_decays(
+      stage_decays<kThreads>(
           value_base, value_change, kStateColumns, gv, parameters.channels.gv_type,
           sequence.batch * gv_rows.batch + first * gv_rows.token + head * gv_rows.head + first_value, gv_rows.token,
           tokens, values, thread_index);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (Normalise) {
-      normalise_rows<kPadded>(q_tile, tokens, simdgroup, lane);
-      normalise_rows<kPadded>(k_tile, tokens, simdgroup, lane);
+      normalise_rows<K>(q_tile, tokens, simdgroup, lane);
+      normalise_rows<K>(k_tile, tokens, simdgroup, lane);
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 
@@ -383,11 +474,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       threadgroup const float* query = q_tile + token * kPadded;
       if (Channels) {
         UNROLL for (int m = 0; m < kParts; ++m) {
-          const int element = token * kPadded + first_element(m, at.eighth);
+          const int element = token * kPadded + first_element<K>(m, at.place);
           const float4 base = *(threadgroup const float4*)(key_base + element);
           const float4 change = *(threadgroup const float4*)(key_change + element);
           UNROLL for (int r = 0; r < 2; ++r) {
-            const int row = token * kStateColumns + at.row + r * 4;
+            const int row = token * kStateColumns + at.row + r * kRowsApart;
             state[2 * m + r] = base * state[2 * m + r] + change * state[2 * m + r];
             state[2 * m + r] = value_base[row] * state[2 * m + r] + value_change[row] * state[2 * m + r];
           }
@@ -403,28 +494,28 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
         UNROLL for (int m = 0; m < kParts; ++m) { UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] *= factor; }
       }
       UNROLL for (int m = 0; m < kParts; ++m) {
-        const float4 keys = *(threadgroup const float4*)(key + first_element(m, at.eighth));
+        const float4 keys = *(threadgroup const float4*)(key + first_element<K>(m, at.place));
         UNROLL for (int r = 0; r < 2; ++r) part[r] += state[2 * m + r] * keys;
       }
-      const float read = sum_of_own_row(part[0], part[1], at);
+      const float read = sum_of_own_row<K>(part[0], part[1], at);
       const float own_update = beta_tile[Channels ? token * kStateColumns + at.own_row : token] *
                                (v_tile[token * kStateColumns + at.own_row] - read);
       const float other_update = simd_shuffle_xor(own_update, ushort(1));
       const float update[2] = {at.is_odd ? other_update : own_update, at.is_odd ? own_update : other_update};
       UNROLL for (int r = 0; r < 2; ++r) part[r] = float4(0.0f);
       UNROLL for (int m = 0; m < kParts; ++m) {
-        const float4 keys = *(threadgroup const float4*)(key + first_element(m, at.eighth));
-        const float4 queries = *(threadgroup const float4*)(query + first_element(m, at.eighth));
+        const float4 keys = *(threadgroup const float4*)(key + first_element<K>(m, at.place));
+        const float4 queries = *(threadgroup const float4*)(query + first_element<K>(m, at.place));
         UNROLL for (int r = 0; r < 2; ++r) {
           state[2 * m + r] += update[r] * keys;
           part[r] += state[2 * m + r] * queries;
         }
       }
-      const float output = slot.is_present ? parameters.scale * sum_of_own_row(part[0], part[1], at) : 0.0f;
-      if (at.eighth < 2) o_tile[token * kStateColumns + at.own_row] = output;
+      const float output = slot.is_present ? parameters.scale * sum_of_own_row<K>(part[0], part[1], at) : 0.0f;
+      if (at.place < 2) o_tile[token * kStateColumns + at.own_row] = output;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int item = int(thread_index); item < tokens * kStateColumns; item += kStateThreads) {
+    for (int item = int(thread_index); item < tokens * kStateColumns; item += kThreads) {
       const int token = item / kStateColumns;
       const int value = item % kStateColumns;
       if (value < values) {

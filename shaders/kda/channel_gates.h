@@ -52,10 +52,11 @@ METAL_FUNC void load_channels(
     thread float* gates, device const G* g, int64_t token_stride, int first, int count, uint thread_index) {
   UNROLL for (int n = 0; n < Items; ++n) {
     const ChannelItem at = channel_item<Blocks, Padded>(n * Threads + int(thread_index));
+    const int rows = at.is_there && at.channel < K ? count - at.block * 8 : 0;
+    device const G* source = g + (int64_t(first) + at.block * 8) * token_stride + at.channel;
     UNROLL for (int row = 0; row < 8; ++row) {
-      const int token = at.block * 8 + row;
-      const bool is_there = at.is_there && at.channel < K && token < count;
-      gates[n * 8 + row] = is_there ? float(g[(int64_t(first) + token) * token_stride + at.channel]) : 0.0f;
+      gates[n * 8 + row] = row < rows ? float(*source) : 0.0f;
+      source += token_stride;
     }
   }
 }

@@ -18,16 +18,15 @@
 
 GDN_CONSTANT int kMatrixStride = 12;                 // of 8 x 8 matrices
 GDN_CONSTANT int kMatrixFloats = 8 * kMatrixStride;  // of one
-GDN_CONSTANT int kPairs = 9;                         // of a simdgroup: 36 in the lower triangle with its diagonal
 
-// x <- (I - L)^-1 x, L strictly lower triangular, 8 rows.
-METAL_FUNC void substitute(float2 lower, thread float2& x, uint lane) {
+// x <- (I - L)^-1 x, 8 rows; L is strictly lower triangular, with its zeros in threadgroup memory.
+METAL_FUNC void substitute(threadgroup const float* lower, thread float2& x, uint lane, LanePosition at) {
+  threadgroup const float4* row = (threadgroup const float4*)(lower + at.row * kMatrixStride);
+  const float4 factors[2] = {row[0], row[1]};
   UNROLL for (int i = 0; i < 7; ++i) {
-    // The lanes that hold L[row][i] and x[i][column]: lane_position() inverted.
-    const ushort of_row = ushort((lane & 0x16) | ((i >> 2) << 3) | ((i >> 1) & 1));
+    // The lane that holds x[i][column]: lane_position() inverted.
     const ushort of_column = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
-    const float factor = simd_shuffle(i % 2 == 0 ? lower.x : lower.y, of_row);
-    x += factor * float2(simd_shuffle(x.x, of_column), simd_shuffle(x.y, of_column));
+    x += factors[i / 4][i % 4] * float2(simd_shuffle(x.x, of_column), simd_shuffle(x.y, of_column));
   }
 }
 
@@ -99,19 +98,6 @@ METAL_FUNC void store_decays(
   }
 }
 
-// Pair p of a simdgroup: those of column s downwards from the diagonal, then those of column 7 - s. As many for each.
-struct Pair {
-  int row, column;
-};
-
-METAL_FUNC Pair pair_of(int p, uint simdgroup) {
-  const int first = int(simdgroup);
-  Pair pair;
-  pair.column = p < 8 - first ? first : 7 - first;
-  pair.row = p < 8 - first ? first + p : p - 1;
-  return pair;
-}
-
 template <int Width, typename Floats>
 METAL_FUNC float dot_of(Floats a, Floats b) {
   if constexpr (Width == 1) {
@@ -122,7 +108,8 @@ METAL_FUNC float dot_of(Floats a, Floats b) {
 }
 
 // Of 8 tokens -A and the scores, whose upper triangles stay as they are. The tiles of q, k and e lie `tile` floats
-// apart; a lane goes down a column in channels of its own, k_j decayed by each further token.
+// apart; a lane goes down a column in channels of its own, k_j decayed by each further token. One row a round, no more:
+// unrolled, the addresses and sums of all are in registers together.
 template <int Padded>
 METAL_FUNC void form_matrices(
     threadgroup float* minus_A,
@@ -134,36 +121,33 @@ METAL_FUNC void form_matrices(
     uint simdgroup) {
   constexpr int kStride = tile_stride<float>(Padded);
   constexpr int kWidth = Padded > 64 ? 4 : Padded > 32 ? 2 : 1;
+  constexpr int kGroups = (Padded + 32 * kWidth - 1) / (32 * kWidth);
   typedef typename VectorOf<float, kWidth>::type Floats;
-  float key_products[kPairs];
-  float query_products[kPairs];
-  UNROLL for (int p = 0; p < kPairs; ++p) key_products[p] = query_products[p] = 0.0f;
-  for (int channel = int(lane) * kWidth; channel < Padded; channel += 32 * kWidth) {
-    Floats decayed = Floats(0.0f);
-    UNROLL for (int p = 0; p < kPairs; ++p) {
-      const Pair pair = pair_of(p, simdgroup);
-      threadgroup const float* query = queries + pair.row * kStride + channel;
-      const Floats key = *(threadgroup const Floats*)(query + tile);
-      const Floats decay = *(threadgroup const Floats*)(query + 2 * tile);
-      decayed *= decay;
-      if (pair.row == pair.column) decayed = key;
-      key_products[p] += dot_of<kWidth>(decayed, key);
-      query_products[p] += dot_of<kWidth>(decayed, *(threadgroup const Floats*)query);
+  UNROLL for (int end = 0; end < 2; ++end) {
+    const int column = end == 0 ? int(simdgroup) : 7 - int(simdgroup);  // 9 pairs for each simdgroup
+    Floats decayed[kGroups];
+    UNROLL for (int n = 0; n < kGroups; ++n) decayed[n] = Floats(0.0f);
+    for (int row = column; row < 8; ++row) {
+      float key_product = 0.0f;
+      float query_product = 0.0f;
+      UNROLL for (int n = 0; n < kGroups; ++n) {
+        const int channel = (n * 32 + int(lane)) * kWidth;
+        if (channel < Padded) {
+          threadgroup const float* query = queries + row * kStride + channel;
+          const Floats key = *(threadgroup const Floats*)(query + tile);
+          decayed[n] *= *(threadgroup const Floats*)(query + 2 * tile);
+          if (row == column) decayed[n] = key;
+          key_product += dot_of<kWidth>(decayed[n], key);
+          query_product += dot_of<kWidth>(decayed[n], *(threadgroup const Floats*)query);
+        }
+      }
+      key_product = simd_sum(key_product);
+      query_product = simd_sum(query_product);
+      if (lane == 0) {
+        minus_A[row * kMatrixStride + column] = row > column ? -betas[row] * key_product : 0.0f;
+        scores[row * kMatrixStride + column] = query_product;
+      }
     }
-  }
-  float own_key_product = 0.0f;
-  float own_query_product = 0.0f;
-  UNROLL for (int p = 0; p < kPairs; ++p) {
-    const float key_product = simd_sum(key_products[p]);
-    const float query_product = simd_sum(query_products[p]);
-    own_key_product = int(lane) == p ? key_product : own_key_product;
-    own_query_product = int(lane) == p ? query_product : own_query_product;
-  }
-  if (int(lane) < kPairs) {
-    const Pair pair = pair_of(int(lane), simdgroup);
-    const int element = pair.row * kMatrixStride + pair.column;
-    minus_A[element] = pair.row > pair.column ? -betas[pair.row] * own_key_product : 0.0f;
-    scores[element] = own_query_product;
   }
 }
 
@@ -302,9 +286,6 @@ template <typename T, int K, int C, int Width, typename P>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     decay_tiles<kPadded, kBlocks, kItems>(query_tile, kTile, thread_index);
-    load_tokens<K, Width>(next, from, parameters, first + C, count - C, lane, simdgroup);
-    load_channel_gates<K, kPadded, kBlocks, kItems, kStateThreads>(
-        next_gates, g, all.gate, sequence.batch, head, first + C, count - C, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     for (int block = 0; block < kBlocks; ++block) {
@@ -317,9 +298,14 @@ template <typename T, int K, int C, int Width, typename P>
       }
       threadgroup float* own_values = value_tile + block * 8 * kValueStride + int(simdgroup) * 8;
       float2 v_new = betas[block * 8 + at.row] * (load_even_fragment(own_values, kValueStride, at) - key_read);
-      substitute(load_even_fragment(minus_A + block * kMatrixFloats, kMatrixStride, at), v_new, lane);
+      substitute(minus_A + block * kMatrixFloats, v_new, lane, at);
       multiply_add(output, load_even_fragment(scores + block * kMatrixFloats, kMatrixStride, at), v_new);
-      store_fragment(own_values, kValueStride, at, output);
+      store_even_fragment(own_values, kValueStride, at, output);
+      if (block == kBlocks - 1) {  // only now, so that the next chunk is in registers beside S and v_new alone
+        load_channel_gates<K, kPadded, kBlocks, kItems, kStateThreads>(
+            next_gates, g, all.gate, sequence.batch, head, first + C, count - C, thread_index);
+        load_tokens<K, Width>(next, from, parameters, first + C, count - C, lane, simdgroup);
+      }
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         const float2 decay = kept[block * kPadded + depth * 8 + at.row];
         float2 change = decay.y * state[depth];  // with the update rounded as one: both may be small beside S

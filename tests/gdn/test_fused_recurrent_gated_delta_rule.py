@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 import torch_gdn
@@ -51,3 +54,16 @@ def test_the_rounding_of_a_weak_decay_does_not_add_up(device: torch.device) -> N
     exact = case.exact()
     assert_close("o", o, exact[0], 4e-7)
     assert_close("final_state", state, exact[1], 4e-7, head_dim=1)
+
+
+@pytest.mark.parametrize("K", [129, 192, 255, 256])
+@pytest.mark.parametrize("v_first", [False, True])
+def test_rows_that_sixteen_lanes_share(device: torch.device, K: int, v_first: bool) -> None:
+    """From K of 129 on, whichever dimension of the state is the inner one; two tiles of tokens, two of value rows."""
+    case = make_case(10, K, 36, B=2, H=1, HV=2)
+    there = case
+    if v_first:
+        assert case.initial_state is not None
+        there = replace(case, initial_state=case.initial_state.transpose(-1, -2).contiguous())
+    o, state = run(OP, there, device, state_v_first=v_first)
+    assert_exact(OP, case, (o, state.transpose(-1, -2) if v_first else state))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 import torch_gdn
-from proof.cuda import compiling, dialect, page, running, sanitizer
+from proof.cuda import compiling, conflicts, dialect, page, peers, replay, running, sanitizer
 from proof.cuda.record import (
     Binding,
     CaseRecord,
@@ -22,8 +23,11 @@ from proof.cuda.record import (
     Writer,
     allowed,
     error,
+    exact_numbers,
     numbers,
+    packed_exact,
     runs_of,
+    shortened,
 )
 from proof.dialects import find_kernel, without_comments
 from proof.metal.front_end import SHADERS, shader_text
@@ -122,6 +126,16 @@ def test_numbers_of_a_strided_output(dtype: torch.dtype, name: str) -> None:
     np.testing.assert_array_equal(found, part.double().numpy())
 
 
+@pytest.mark.parametrize(("dtype", "lost"), [("bfloat", 1e-6), ("float", 4e-9), ("int32", 0.0)])
+def test_exact_numbers_come_back_as_near_as_they_are_kept(dtype: str, lost: float) -> None:
+    exact = np.array([[0.0, -1 / 3, np.inf], [1e-300, 1e20, 7.0]])
+    exact = exact if dtype != "int32" else np.array([[0, -5, 2**31 - 1], [1, 2, 3]], np.int32)
+    kept = shortened(exact, dtype)
+    back = exact_numbers(packed_exact(kept), Output("y", 0, 0, dtype, [2, 3], [3, 1], "", 0.0))
+    np.testing.assert_array_equal(back, kept)
+    np.testing.assert_allclose(back, exact, rtol=lost, atol=0)
+
+
 def test_errors() -> None:
     exact = np.array([3.0, 4.0])
     assert error(exact, exact) == 0 and error(np.zeros(2), exact) == 1
@@ -212,6 +226,106 @@ def test_what_the_sanitizer_says() -> None:
         sanitizer.parsed("racecheck", RACE.split("========= RACECHECK")[0])
 
 
+def test_parts_of_a_tools_work_are_one_verdict() -> None:
+    parts = [sanitizer.Verdict("memcheck", 2, ("a write", "a read")), sanitizer.Verdict("memcheck", 1, ("a write",))]
+    assert sanitizer.merged(parts) == sanitizer.Verdict("memcheck", 3, ("a write", "a read"))
+
+
+COUNTERS = """\
+==PROF== Disconnected
+"ID","Kernel Name","{0}ld.sum","{0}st.sum","{1}ld.sum","{1}st.sum"
+"","","","","",""
+"0","solve_tril_64","10","0","20","10"
+"1","solve_tril_64","1,000","30","4,000","60"
+"2","l2norm","0","0","0","0"
+""".format("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_")
+
+
+def test_what_nsight_compute_counts() -> None:
+    largest = conflicts.Conflicts("solve_tril_64", 0.25, 0.5)
+    assert conflicts.parsed(COUNTERS) == [largest, conflicts.Conflicts("l2norm", 0.0, 0.0)]
+    with pytest.raises(conflicts.NoCounters, match="expected counters, got 'no permission'"):
+        conflicts.parsed("no permission")
+
+
+def test_cases_for_counters_have_each_kernel_once() -> None:
+    def case(name: str, *arguments: str, **marks: Any) -> CaseRecord:
+        return CaseRecord(name, launches=[LaunchRecord(name[0], "", [*arguments], [], 0, [])], **marks)
+
+    cases = [case("a wrong one", "half", is_wrong=True), case("a 1", "half"), case("a 2", "half"), case("a 3", "float")]
+    cases += [case("b", floor_bytes=5), case("b 1"), case("b 2")]
+    assert [each.name for each in conflicts.first_of_each_kernel(cases)] == ["a 1", "a 3", "b 1"]
+
+
+THEIRS = """\
+template <typename InT, int Dk, int Dv, int Hk, int Hv, int Ckpt>
+[[kernel]] void gated_delta_seq(
+    const device InT* q [[buffer(0)]],
+    device float* cache [[buffer(9), function_constant(save_state)]],
+    constant int& T [[buffer(8)]],
+    uint3 at [[thread_position_in_grid]]) {
+  threadgroup float tile[4];
+}
+template <typename InT>
+[[kernel]] void another() {
+}
+"""
+
+
+def test_a_peers_kernel_alone_is_taken_from_its_header() -> None:
+    source = peers.mlx_source(THEIRS)
+    assert "METAL_FUNC void gated_delta_seq(" in source and "another" not in source
+    assert "__shared__ float tile[4];" in source and "[[" not in source.replace("[[kernel]]", "[[")
+    assert "float* cache,\n" in source and "gated_delta_seq<InputFloat, 128, 128, 16, 32, 16>(" in source
+    with pytest.raises(peers.NotInstalled, match="expected a kernel gated_delta_seq"):
+        peers.mlx_source("")
+
+
+@needs_simulated_device
+def test_a_wrong_call_is_recorded_without_being_run(tmp_path: Path) -> None:
+    ready("mps")
+    from proof.cuda import hostile
+
+    (each,) = (each for each in hostile.hostile() if each.op == "aura_encode_")
+    writer = Writer(tmp_path / "record.zip")
+    hostile.record(each, writer)
+    writer.close()
+    torch.mps.synchronize()  # nothing was reported
+    (case,) = Reader(tmp_path / "record.zip").cases
+    assert case.is_wrong and case.name == "hostile aura_encode_: slots [0, 8, 2, 2147483646, 4]"
+    contents = [np.frombuffer(Reader(tmp_path / "record.zip").content(fill.content), np.uint8) for fill in case.fills]
+    slots = torch.tensor(each.wrong).numpy().tobytes()
+    assert any(content.tobytes() == slots for content in contents)
+
+
+@needs_simulated_device
+@pytest.mark.parametrize("op", ["fused_recurrent_gated_delta_rule_", "batch_copy_", "paged_attention_"])
+def test_a_wrong_call_is_reported_by_the_simulated_device(op: str) -> None:
+    ready("mps")
+    from proof.cuda import hostile
+
+    for each in (each for each in hostile.hostile() if each.op == op):
+        with pytest.raises(Exception, match="expected"):
+            each.run(each.call())
+            torch.mps.synchronize()
+
+
+@pytest.mark.parametrize(("counts", "problems"), [([1, 3], 0), ([1, 0], 1), ([0, 0], 2)])
+def test_a_wrong_call_must_be_reported_whatever_memory_held(counts: list[int], problems: int) -> None:
+    class Reporting:
+        ran: ClassVar[list[Any]] = []
+
+        def run(self, case: CaseRecord, pattern: int) -> None:
+            self.ran.append(pattern)
+
+        def reports(self) -> int:
+            return counts[len(self.ran) - 1]
+
+    Reporting.ran.clear()
+    found = replay.unreported(Reporting(), CaseRecord("wrong"))  # type: ignore[arg-type]
+    assert found == ["wrong: no kernel reports it"] * problems and tuple(Reporting.ran) == replay.PATTERNS
+
+
 def test_without_a_gpu_the_check_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,10 +339,22 @@ def test_without_a_gpu_the_check_is_left_out(
 
 def test_the_page_has_every_number() -> None:
     value = {"case": "solve_tril 64", "output": "A_inv", "error": 3.25e-7, "recorded": 1.5e-7, "bound": 1e-6}
-    timed = {"case": "decode B 1", "microseconds": 7.44, "floor": 3.72, "kernels": {}}
+    timed = {"case": "decode [V, K] B 8", "microseconds": 7.44, "floor": 3.72, "kernels": {}}
     found = {"gpu": "a GPU", "versions": "CUDA 1", "kernels": 3, "variants": 5, "cases": 7, "values": [value]}
+    found |= {"wrong_calls": 2, "left_out": ["no ncu here"], "peer_versions": ["mlx 1.2"]}
+    found["peers"] = [
+        {"peer": peer, "layout": "[V, K]", "batch": 8, "microseconds": us} for peer, us in (("MLX", 9.0), ("FLA", 8.0))
+    ]
     found |= {"times": [timed], "copy_rate": 4.2e12, "sanitizers": [{"tool": "memcheck", "errors": 0, "places": []}]}
     text = page.text(found)
     assert "a GPU, CUDA 1: 3 kernels in 5 variants, 7 cases." in text
     assert "| `solve_tril` | 1 | 3.25e-07 | 1.50e-07 |" in text and "| `memcheck` | 0 | - |" in text
-    assert "| decode B 1 | 7.4 | 3.7 | 2.00 | - |" in text and "4.20 TB/s" in text
+    assert "| decode [V, K] B 8 | 7.4 | 3.7 | 2.00 | - |" in text and "4.20 TB/s" in text
+    assert "| decode [V, K] B 8 | 7.4 | MLX 9.0, FLA 8.0 | 0.93 |" in text  # 7.44 / 8.0
+    assert "(mlx 1.2)" in text and "2 of them are wrong calls" in text and "Not measured: no ncu here." in text
+    shares = [
+        {"kernel": "solve_tril_64", "loads": 0.35, "stores": 0.59},
+        {"kernel": "l2norm", "loads": 0.04, "stores": 0.0},
+    ]
+    text = page.text(found | {"conflicts": shares})
+    assert "| `solve_tril_64` | 35% | 59% |" in text and "l2norm" not in text and "2 kernel variants were" in text

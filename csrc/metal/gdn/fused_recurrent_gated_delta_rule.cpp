@@ -82,7 +82,7 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
            Binding::error_log(),
            Binding::values(parameters)},
           state_threadgroups(in.shape),
-          kStateThreads};
+          size_t(recurrent_threads(int(in.shape.K)))};
 }
 
 namespace {
