@@ -19,7 +19,8 @@ METAL_FUNC void add_scores(
     threadgroup const float* table) {
   constexpr int kWords = words_of(kCount, bits);
   uint held[kWords];
-  UNROLL for (int i = 0; i < kWords; ++i) held[i] = words[first * bits / 32 + i];
+  words += first * bits / 32;  // once: that words[i] are neighbours then shows, and 4 are a load
+  UNROLL for (int i = 0; i < kWords; ++i) held[i] = words[i];
   UNROLL for (int d = 0; d < kCount; d += 4) {
     const int bit = d * bits;
     uint codes = held[bit / 32] >> uint(bit % 32);
