@@ -5,7 +5,10 @@
 // NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place both states are a pool of P. Intermediate
 // is T, or float where T is half: a state may leave half's range.
 // v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
+// With channel decays S <- exp(g_cumsum) S + k^T v_new: g_cumsum [B, NT, HV, K] are the log decays of a whole chunk,
+// and k [B, T, HV, K] is decayed to its end.
 #include "core/checkpoints.h"
+#include "core/exponential.h"
 #include "core/fragment.h"
 #include "core/sequences.h"
 #include "core/slots.h"
@@ -38,7 +41,18 @@ METAL_FUNC void pop_block(thread float2* blocks) {
   }
 }
 
-template <typename T, typename Intermediate, int K, int V, int C, int Width, typename P>
+// Row i of S by exp(log_decays[i]).
+template <int K>
+METAL_FUNC void decay_channels(thread float2* state, device const float* log_decays, LanePosition at) {
+  UNROLL for (int depth = 0; depth < (K + 7) / 8; ++depth) {
+    const int channel = depth * 8 + at.row;
+    const Decay decay = decay_from_log(channel < K ? log_decays[channel] : 0.0f);
+    const float2 change = decay.factor * state[depth];
+    state[depth] = (decay.weak ? 1.0f : 0.0f) * state[depth] + change;
+  }
+}
+
+template <typename T, typename Intermediate, int K, int V, int C, int Width, typename P, bool HasChannelDecays = false>
 [[kernel]] void chunk_fwd_h(
     device const T* k [[buffer(0)]],
     device const Intermediate* w [[buffer(1)]],
@@ -127,7 +141,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
 
     // v_new = u - w S; on the stack, times exp(c_last - c). One block of 8 rows a round, no more: unrolled, the
     // addresses and operands of all rounds are in registers together.
-    const float g_last = read_tokens == 0 ? 0.0f : g_cumsum[row + (tokens - 1) * value_heads];
+    const bool has_g_last = !HasChannelDecays && read_tokens > 0;
+    const float g_last = has_g_last ? g_cumsum[row + (tokens - 1) * value_heads] : 0.0f;
     float2 weighted[C / 8];
     UNROLL for (int block = 0; block < C / 8; ++block) weighted[block] = float2(0.0f);
     for (int i = 0; i < tokens; i += 8) {
@@ -145,14 +160,22 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       const int64_t corner = (row + i * value_heads) * V + first_column;
       const float2 value = load_fragment(u + corner, value_heads * V, 1, read_tokens - i, columns, at) - read;
       store_fragment(v_new + corner, value_heads * V, 1, tokens - i, columns, at, value);
-      const int own = i + at.row;
-      const float weight = own < read_tokens ? exp(g_last - g_cumsum[row + own * value_heads]) : 0.0f;
-      push_block<C / 8>(weighted, weight * value);
+      if constexpr (HasChannelDecays) {
+        push_block<C / 8>(weighted, value);
+      } else {
+        const int own = i + at.row;
+        const float weight = own < read_tokens ? exp(g_last - g_cumsum[row + own * value_heads]) : 0.0f;
+        push_block<C / 8>(weighted, weight * value);
+      }
     }
 
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new, from the last rows to the first
-    const float decay = exp(g_last);
-    UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
+    if constexpr (HasChannelDecays) {
+      if (read_tokens > 0) decay_channels<K>(state, g_cumsum + ((chunk_row - 1) * value_heads + head) * K, at);
+    } else {
+      const float decay = exp(g_last);
+      UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
+    }
     const int last_block = (tokens - 1) / 8 * 8;
     for (int i = last_block; i >= 0; i -= 8) {
       if (i == last_block || i % kRows == kRows - 8) {

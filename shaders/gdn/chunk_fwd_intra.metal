@@ -89,7 +89,6 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   constexpr int kThreads = chunk_threads(C);
   constexpr int kSides = 4 / int(sizeof(T));  // 8 columns of a simdgroup each
   constexpr int kColumns = C / 2 * kSides;    // of a slice: 128 bytes a row at C = 64
-  constexpr int kOperand = kBlocks * kSides;  // fragments of a simdgroup's columns
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
   constexpr int kValueSlices = (V + kColumns - 1) / kColumns;
   static_assert(sizeof(Intermediate) >= sizeof(T), "an intermediate has at least the size of an input");
@@ -134,7 +133,6 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     invert_triangle<C>(triangle, thread_index, simdgroup, at);
 
-    float2 operand[kOperand];
     device const T* values =
         v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
     // Slices of v, then of k: one loop, so that no slice's addresses stay in registers for another.
@@ -142,18 +140,10 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
       const bool is_key = slice >= kValueSlices;
       const int size = is_key ? K : V;
       const int column = (is_key ? slice - kValueSlices : slice) * kColumns;
-      stage_rows<C, kColumns, Width, kThreads>(
-          tile, (is_key ? keys : values) + column, is_key ? parameters.k.token : parameters.v.token, chunk.tokens,
-          size - column, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      load_operand<C, kSides, kColumns>(operand, tile, is_key ? &key_scale[0] : &value_scale[0], simdgroup, at);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      multiply_triangle<C, kSides, kColumns>(results, triangle, operand, simdgroup, at);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      write_rows<C, kColumns, Width, kThreads>(
-          (is_key ? w : u) + row * size + column, results, value_heads * size, chunk.tokens, size - column,
-          thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
+      multiply_slice<C, kSides, kColumns, Width, kThreads>(
+          (is_key ? w : u) + row * size + column, value_heads * size, (is_key ? keys : values) + column,
+          is_key ? parameters.k.token : parameters.v.token, results, triangle, is_key ? &key_scale[0] : &value_scale[0],
+          chunk.tokens, size - column, thread_index, simdgroup, at);
     }
   }
 }

@@ -4,7 +4,8 @@
 // Layout: q, k [B, T, H, K] with row strides, v_new [B, T, HV, V], h [B, NT, HV, ...] with any strides of K and V,
 // g_cumsum [B, T, HV] f32. o [B, T, HV, V] with row strides is T or f32. Intermediate is T, or float where T is half: a
 // state may leave half's range. o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), c = g_cumsum; the diagonal
-// is included.
+// is included. With scores given o = scale (q h + scores v_new): the scores [B, T, HV, C] are in the place of k, zeros
+// above the diagonal of a block of 8, and g_cumsum is not read.
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/chunk_fwd_o.h"
@@ -55,7 +56,19 @@ METAL_FUNC void masked_scores(
   }
 }
 
-template <typename T, typename Intermediate, int K, int V, int C, int Width>
+// The simdgroup's blocks of the scores.
+template <int C, typename T>
+METAL_FUNC void load_scores(
+    threadgroup float* scores, device const T* source, int64_t stride, int tokens, uint simdgroup, LanePosition at) {
+  UNROLL for (int n = 0; n <= C / 8; ++n) {
+    const BlockPosition block = own_block<C>(simdgroup, n);
+    const int row = block.row * 8;
+    const float2 score = load_fragment(source + row * stride + block.column * 8, stride, 1, tokens - row, 8, at);
+    store_fragment(scores + row * (C + 4) + block.column * 8, C + 4, at, score);
+  }
+}
+
+template <typename T, typename Intermediate, int K, int V, int C, int Width, bool HasScores = false>
 [[kernel]] void chunk_fwd_o(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
@@ -96,13 +109,17 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
       q + chunk.batch * parameters.q.batch + chunk.first * parameters.q.token + key_head * parameters.q.head;
   device const T* keys =
       k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
-  if (int(thread_index) < C) {
-    chunk_g_cumsum[thread_index] =
-        int(thread_index) < tokens ? g_cumsum[row + int64_t(thread_index) * value_heads] : 0.0f;
+  if constexpr (HasScores) {
+    load_scores<C>(scores, keys, parameters.k.token, tokens, simdgroup, at);
+  } else {
+    if (int(thread_index) < C) {
+      chunk_g_cumsum[thread_index] =
+          int(thread_index) < tokens ? g_cumsum[row + int64_t(thread_index) * value_heads] : 0.0f;
+    }
+    masked_scores<T, K, C, Width>(
+        scores, (threadgroup T*)scores, chunk_g_cumsum, queries, parameters.q.token, keys, parameters.k.token, tokens,
+        thread_index, simdgroup, at);
   }
-  masked_scores<T, K, C, Width>(
-      scores, (threadgroup T*)scores, chunk_g_cumsum, queries, parameters.q.token, keys, parameters.k.token, tokens,
-      thread_index, simdgroup, at);
 
   const int64_t first_output =
       chunk.batch * parameters.o.batch + chunk.first * parameters.o.token + head * parameters.o.head;
@@ -132,10 +149,12 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    UNROLL for (int block = 0; block < kBlocks; ++block) {
-      const float gate = exp(chunk_g_cumsum[block * 8 + at.row]);
-      sum[block][0] *= gate;
-      sum[block][1] *= gate;
+    if constexpr (!HasScores) {
+      UNROLL for (int block = 0; block < kBlocks; ++block) {
+        const float gate = exp(chunk_g_cumsum[block * 8 + at.row]);
+        sum[block][0] *= gate;
+        sum[block][1] *= gate;
+      }
     }
 
     // + scores v_new

@@ -161,3 +161,31 @@ METAL_FUNC void multiply_triangle(
     }
   }
 }
+
+// target = triangle * source, its row i times scale[i], in the first `columns` columns of a slice. Both may be one. The
+// tile takes the source's rows, then the result's.
+template <int C, int Sides, int Columns, int Width, int Threads, typename Source, typename Target>
+METAL_FUNC void multiply_slice(
+    device Target* target,
+    int64_t target_stride,
+    device const Source* source,
+    int64_t source_stride,
+    threadgroup Target* tile,
+    threadgroup const float* triangle,
+    threadgroup const float* scale,
+    int tokens,
+    int columns,
+    uint thread_index,
+    uint simdgroup,
+    LanePosition at) {
+  threadgroup Source* source_tile = (threadgroup Source*)tile;
+  float2 operand[C / 8 * Sides];
+  stage_rows<C, Columns, Width, Threads>(source_tile, source, source_stride, tokens, columns, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  load_operand<C, Sides, Columns>(operand, source_tile, scale, simdgroup, at);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  multiply_triangle<C, Sides, Columns>(tile, triangle, operand, simdgroup, at);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  write_rows<C, Columns, Width, Threads>(target, tile, target_stride, tokens, columns, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}

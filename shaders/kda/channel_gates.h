@@ -2,7 +2,7 @@
 #pragma once
 #include "core/fragment.h"
 #include "core/gates.h"
-#include "kda/fused_chunk_kda.h"
+#include "kda/channel_gate_parameters.h"
 
 // A head's gate, at a channel.
 struct ChannelGate {
@@ -47,12 +47,18 @@ METAL_FUNC ChannelItem channel_item(int item) {
 }
 
 // gates[8 n + row]: as passed, of the thread's n-th item; tokens from `count` on do not exist.
-template <int K, int Padded, int Blocks, int Items, int Threads, typename G>
+template <int Padded, int Blocks, int Items, int Threads, typename G>
 METAL_FUNC void load_channels(
-    thread float* gates, device const G* g, int64_t token_stride, int first, int count, uint thread_index) {
+    thread float* gates,
+    device const G* g,
+    int64_t token_stride,
+    int channels,
+    int first,
+    int count,
+    uint thread_index) {
   UNROLL for (int n = 0; n < Items; ++n) {
     const ChannelItem at = channel_item<Blocks, Padded>(n * Threads + int(thread_index));
-    const int rows = at.is_there && at.channel < K ? count - at.block * 8 : 0;
+    const int rows = at.is_there && at.channel < channels ? count - at.block * 8 : 0;
     device const G* source = g + (int64_t(first) + at.block * 8) * token_stride + at.channel;
     UNROLL for (int row = 0; row < 8; ++row) {
       gates[n * 8 + row] = row < rows ? float(*source) : 0.0f;
@@ -61,26 +67,68 @@ METAL_FUNC void load_channels(
   }
 }
 
-template <int K, int Padded, int Blocks, int Items, int Threads>
+// Of the channels from first_channel on, the first `channels`.
+template <int Padded, int Blocks, int Items, int Threads>
 METAL_FUNC void load_channel_gates(
     thread float* gates,
     device const uchar* g,
     constant ChannelGateParameters& parameters,
     int64_t batch,
     int64_t head,
+    int first_channel,
+    int channels,
     int first,
     int count,
     uint thread_index) {
-  const int64_t origin = batch * parameters.g.batch + head * parameters.g.head;
+  const int64_t origin = batch * parameters.g.batch + head * parameters.g.head + first_channel;
   const int64_t stride = parameters.g.token;
   if (parameters.g_type == kFloat32) {
-    load_channels<K, Padded, Blocks, Items, Threads>(
-        gates, (device const float*)g + origin, stride, first, count, thread_index);
+    load_channels<Padded, Blocks, Items, Threads>(
+        gates, (device const float*)g + origin, stride, channels, first, count, thread_index);
   } else if (parameters.g_type == kFloat16) {
-    load_channels<K, Padded, Blocks, Items, Threads>(
-        gates, (device const half*)g + origin, stride, first, count, thread_index);
+    load_channels<Padded, Blocks, Items, Threads>(
+        gates, (device const half*)g + origin, stride, channels, first, count, thread_index);
   } else {
-    load_channels<K, Padded, Blocks, Items, Threads>(
-        gates, (device const bfloat*)g + origin, stride, first, count, thread_index);
+    load_channels<Padded, Blocks, Items, Threads>(
+        gates, (device const bfloat*)g + origin, stride, channels, first, count, thread_index);
+  }
+}
+
+// e = exp(g) of 8 tokens, the first `count` of which exist, into a column of a tile. Returns the sum of their log
+// decays.
+METAL_FUNC float store_block_decays(
+    threadgroup float* decays,
+    int stride,
+    thread const float* raw_gates,
+    ChannelGate channel_gate,
+    constant ChannelGateParameters& parameters,
+    int count) {
+  float sum = 0.0f;
+  UNROLL for (int row = 0; row < 8; ++row) {
+    const float gate = channel_log_decay(raw_gates[row], channel_gate, parameters);
+    const float log_decay = row < count ? clamped_log_decay(gate) : 0.0f;
+    decays[row * stride] = gate_exp(log_decay);
+    sum += log_decay;
+  }
+  return sum;
+}
+
+// Of a channel's column of 8 tokens: q <- q D(0, i), k <- k D(0, i), and k D(i, 8) in the place of e. The tiles lie
+// `tile` floats apart.
+METAL_FUNC void decay_block(threadgroup float* queries, int tile, int stride) {
+  threadgroup float* keys = queries + tile;
+  threadgroup float* decays = keys + tile;
+  float decay[8];
+  UNROLL for (int row = 0; row < 8; ++row) decay[row] = decays[row * stride];
+  float after = 1.0f;
+  UNROLL for (int row = 7; row >= 0; --row) {
+    decays[row * stride] = keys[row * stride] * after;
+    after *= decay[row];
+  }
+  float before = 1.0f;
+  UNROLL for (int row = 0; row < 8; ++row) {
+    before *= decay[row];
+    queries[row * stride] *= before;
+    keys[row * stride] *= before;
   }
 }

@@ -1,18 +1,6 @@
 #pragma once
 #include "gdn/fused_chunk_gated_delta_rule.h"
-
-// What g holds: log decays, or what -exp(A_log) softplus(g + dt_bias) or lower_bound sigmoid(exp(A_log) (g + dt_bias))
-// makes them of.
-enum ChannelGateKind { kFinalGate = 0, kSoftplusGate = 1, kBoundedGate = 2 };
-
-// g [B, T, HV, K] of any float dtype, the last stride 1.
-struct ChannelGateParameters {
-  RowStrides g;
-  int32_t g_type;
-  int32_t kind;                      // ChannelGateKind
-  int32_t A_log_type, dt_bias_type;  // [HV] and [HV, K]; absent: zeros
-  float lower_bound;
-};
+#include "kda/channel_gate_parameters.h"
 
 struct FusedChunkKdaParameters {
   FusedChunkParameters rule;  // its g is absent

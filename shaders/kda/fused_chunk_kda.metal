@@ -15,6 +15,7 @@
 #include "core/slots.h"
 #include "gdn/fused_chunk.h"
 #include "kda/channel_gates.h"
+#include "kda/fused_chunk_kda.h"
 
 GDN_CONSTANT int kMatrixStride = 12;                 // of 8 x 8 matrices
 GDN_CONSTANT int kMatrixFloats = 8 * kMatrixStride;  // of one
@@ -85,16 +86,13 @@ METAL_FUNC void store_decays(
   constexpr int kStride = tile_stride<float>(Padded);
   UNROLL for (int n = 0; n < Items; ++n) {
     const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + int(thread_index));
-    float sum = 0.0f;
-    UNROLL for (int row = 0; row < 8; ++row) {
-      const int token = at.block * 8 + row;
-      const float gate = channel_log_decay(raw_gates[n * 8 + row], channel_gates[n], parameters);
-      const float log_decay = token < count ? clamped_log_decay(gate) : 0.0f;
-      if (at.is_there) decay_tile[token * kStride + at.channel] = gate_exp(log_decay);
-      sum += log_decay;
+    if (at.is_there) {
+      const float sum = store_block_decays(
+          decay_tile + at.block * 8 * kStride + at.channel, kStride, raw_gates + n * 8, channel_gates[n], parameters,
+          count - at.block * 8);
+      const Decay decay = decay_from_log(sum);
+      kept[at.block * Padded + at.channel] = float2(decay.weak ? 1.0f : 0.0f, decay.factor);
     }
-    const Decay decay = decay_from_log(sum);
-    if (at.is_there) kept[at.block * Padded + at.channel] = float2(decay.weak ? 1.0f : 0.0f, decay.factor);
   }
 }
 
@@ -151,30 +149,12 @@ METAL_FUNC void form_matrices(
   }
 }
 
-// q <- q D(0, i), k <- k D(0, i), and k D(i, 8) in the place of e.
 template <int Padded, int Blocks, int Items>
 METAL_FUNC void decay_tiles(threadgroup float* query_tile, int tile, uint thread_index) {
   constexpr int kStride = tile_stride<float>(Padded);
   UNROLL for (int n = 0; n < Items; ++n) {
     const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + int(thread_index));
-    if (at.is_there) {
-      threadgroup float* queries = query_tile + at.block * 8 * kStride + at.channel;
-      threadgroup float* keys = queries + tile;
-      threadgroup float* decays = keys + tile;
-      float decay[8];
-      UNROLL for (int row = 0; row < 8; ++row) decay[row] = decays[row * kStride];
-      float after = 1.0f;
-      UNROLL for (int row = 7; row >= 0; --row) {
-        decays[row * kStride] = keys[row * kStride] * after;
-        after *= decay[row];
-      }
-      float before = 1.0f;
-      UNROLL for (int row = 0; row < 8; ++row) {
-        before *= decay[row];
-        queries[row * kStride] *= before;
-        keys[row * kStride] *= before;
-      }
-    }
+    if (at.is_there) decay_block(query_tile + at.block * 8 * kStride + at.channel, tile, kStride);
   }
 }
 
@@ -269,8 +249,8 @@ template <typename T, int K, int C, int Width, typename P>
   Tokens<T, Vector, kRounds, kVectors> next;
   float next_gates[kItems * 8];
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
-  load_channel_gates<K, kPadded, kBlocks, kItems, kStateThreads>(
-      next_gates, g, all.gate, sequence.batch, head, sequence.first, last_read - sequence.first, thread_index);
+  load_channel_gates<kPadded, kBlocks, kItems, kStateThreads>(
+      next_gates, g, all.gate, sequence.batch, head, 0, K, sequence.first, last_read - sequence.first, thread_index);
 
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
@@ -302,8 +282,8 @@ template <typename T, int K, int C, int Width, typename P>
       multiply_add(output, load_even_fragment(scores + block * kMatrixFloats, kMatrixStride, at), v_new);
       store_even_fragment(own_values, kValueStride, at, output);
       if (block == kBlocks - 1) {  // only now, so that the next chunk is in registers beside S and v_new alone
-        load_channel_gates<K, kPadded, kBlocks, kItems, kStateThreads>(
-            next_gates, g, all.gate, sequence.batch, head, first + C, count - C, thread_index);
+        load_channel_gates<kPadded, kBlocks, kItems, kStateThreads>(
+            next_gates, g, all.gate, sequence.batch, head, 0, K, first + C, count - C, thread_index);
         load_tokens<K, Width>(next, from, parameters, first + C, count - C, lane, simdgroup);
       }
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {

@@ -12,7 +12,8 @@ from torch.nn.functional import logsigmoid, normalize
 
 import torch_gdn
 from tests.helpers.devices import kernels_run
-from tests.helpers.errors import RECURRENT_OUTPUT, assert_close
+from tests.helpers.errors import CHUNK_OUTPUT, CHUNK_STATE, RECURRENT_OUTPUT, assert_close
+from tests.helpers.prefill import algorithm_at
 from torch_gdn import reference
 
 FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
@@ -23,6 +24,8 @@ each_function = pytest.mark.parametrize("function", FUNCTIONS)
 F32 = 1e-6
 KERNEL = "fused_recurrent_gated_delta_rule"
 FUSED = "fused_chunk_kda"
+CHUNKED = ("kda_chunk_fwd_intra", "chunk_fwd_h", "chunk_fwd_o")
+KERNELS = {"chunked": CHUNKED, "fused_chunk": (FUSED,), "recurrent": (KERNEL,)}
 Inputs = dict[str, Tensor]
 
 
@@ -58,26 +61,32 @@ def moved(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def exact_kda(inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor]:
-    """The float64 recurrence on these inputs."""
+    """The float64 recurrence on these inputs, which has no chunks."""
+    options.pop("chunk_size", None)
     wide = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
     o, state = reference.fused_recurrent_kda(**wide, **options, output_final_state=True)
     assert state is not None
     return o, state
 
 
-def kernel_of(function: str, inputs: Inputs) -> str:
-    """The one that runs on mps: prompts of 16 tokens on average are chunked."""
-    batch, tokens = inputs["v"].shape[:2]
-    return FUSED if function.startswith("chunk") and batch * tokens > 15 * len(inputs["initial_state"]) else KERNEL
+def algorithm_of(function: str, inputs: Inputs, device: torch.device) -> str:
+    """By which the function runs on mps."""
+    if device.type != "mps" or not function.startswith("chunk"):
+        return "recurrent"
+    batch, tokens, heads, V = inputs["v"].shape
+    sequences = len(inputs["initial_state"])
+    return algorithm_at(-(-batch * tokens // sequences), sequences * heads, inputs["k"].shape[3], V)
 
 
 def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, **options: Any) -> None:
     """Output and final state of the function on the device, each head within its bound of the float64 recurrence."""
     there = moved(inputs, device)
-    with kernels_run(device, kernel_of(function, inputs)):
+    algorithm = algorithm_of(function, inputs, device)
+    with kernels_run(device, *KERNELS[algorithm]):
         o, state = FUNCTIONS[function](**there, **moved(options, device), output_final_state=True)
     assert state is not None
     exact_o, exact_state = exact_kda(inputs, **options)
     assert o.dtype == inputs["v"].dtype and state.dtype == torch.float32
-    assert_close("o", o.cpu(), exact_o, max(F32, RECURRENT_OUTPUT.get(o.dtype, 0)))
-    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
+    output, final = (CHUNK_OUTPUT, CHUNK_STATE) if algorithm == "chunked" else (RECURRENT_OUTPUT, {})
+    assert_close("o", o.cpu(), exact_o, max(F32, output.get(o.dtype, 0)))
+    assert_close("final_state", state.cpu(), exact_state, max(F32, final.get(o.dtype, 0)), head_dim=1)

@@ -61,6 +61,11 @@ def algorithm_of(case: Case) -> str:
     B, T, HV, V = case.v.shape
     sequences = B if case.cu_seqlens is None else len(case.cu_seqlens) - 1
     tokens = T if case.cu_seqlens is None else -(-T // sequences)
+    return algorithm_at(tokens, sequences * HV, case.q.shape[3], V)
+
+
+def algorithm_at(tokens: int, heads: int, K: int, V: int) -> str:
+    """Of sequences of so many tokens, with so many value heads in all of them."""
     facts = _C.device_facts()
-    heads, K = sequences * HV, case.q.shape[3]
-    return _C.prefill_algorithm(tokens, heads, K, V, facts["name"], facts["core_count"])[0]
+    algorithm: str = _C.prefill_algorithm(tokens, heads, K, V, facts["name"], facts["core_count"])[0]
+    return algorithm

@@ -12,13 +12,16 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.kda import F32, Inputs, assert_exact_kda, exact_kda, kda_inputs, moved
+from tests.helpers.prefill import each_device
 
 CPU = torch.device("cpu")
 NAME = "chunk_kda"
 STRONG = [-20.0, -1e3, -torch.inf]
+by_chunks = each_device("chunked")  # algorithms: what these sizes take, and this one
 
 
 @pytest.mark.parametrize("T", [5, 7, 8, 9, 31, 32, 33, 64, 71])
+@by_chunks
 def test_lengths(device: torch.device, T: int) -> None:
     assert_exact_kda(NAME, kda_inputs(T, 32, 16, B=2), device)
 
@@ -30,6 +33,7 @@ def test_head_sizes(K: int, V: int) -> None:
 
 
 @pytest.mark.parametrize("g", [0.0, -1e-3, -5.0, *STRONG])
+@by_chunks
 def test_one_decay_throughout(device: torch.device, g: float) -> None:
     inputs = kda_inputs(70, 32, 16)
     inputs["g"] = torch.full_like(inputs["g"], g)
@@ -37,6 +41,7 @@ def test_one_decay_throughout(device: torch.device, g: float) -> None:
 
 
 @pytest.mark.parametrize("g", STRONG)
+@by_chunks
 def test_strong_decays_of_some_channels_and_tokens(device: torch.device, g: float) -> None:
     """What precedes them is lost; what follows, in the same block of tokens too, must keep its digits."""
     inputs = kda_inputs(70, 32, 16)
@@ -46,6 +51,7 @@ def test_strong_decays_of_some_channels_and_tokens(device: torch.device, g: floa
 
 
 @pytest.mark.parametrize("g", STRONG)
+@by_chunks
 def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, g: float) -> None:
     inputs = kda_inputs(40, 32, 16)
     inputs["initial_state"] *= 1e4
@@ -54,6 +60,7 @@ def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, g: float
 
 
 @pytest.mark.parametrize("kind", ["every token's own", "one for all"])
+@by_chunks
 def test_decays_from_minus_20_to_0_and_repeated_keys(device: torch.device, kind: str) -> None:
     inputs = kda_inputs(70)
     inputs["g"] = -20 * torch.rand_like(inputs["g"][:, :1] if kind == "one for all" else inputs["g"])
@@ -64,6 +71,7 @@ def test_decays_from_minus_20_to_0_and_repeated_keys(device: torch.device, kind:
 
 @pytest.mark.parametrize("grouping", ["block", "tiled"])
 @pytest.mark.parametrize("ratio", [2, 3])
+@by_chunks
 def test_value_heads_per_key_head(device: torch.device, ratio: int, grouping: str) -> None:
     inputs = kda_inputs(40, 32, 40, H=2, HV=2 * ratio)
     heads = torch.arange(2 * ratio) % 2 if grouping == "tiled" else torch.arange(2 * ratio) // ratio
@@ -76,6 +84,7 @@ def test_value_heads_per_key_head(device: torch.device, ratio: int, grouping: st
 
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@by_chunks
 def test_gate_in_the_kernel(device: torch.device, lower_bound: float | None, dtype: torch.dtype) -> None:
     """The bias of a head ends where the next one's begins, not at a whole vector."""
     inputs = kda_inputs(40, 36, 16)
@@ -91,6 +100,7 @@ def test_gate_in_the_kernel(device: torch.device, lower_bound: float | None, dty
 
 
 @pytest.mark.parametrize("on_device", [False, True])
+@by_chunks
 def test_packed_sequences(device: torch.device, on_device: bool) -> None:
     """Empty, of one token, of less than a chunk and of more."""
     cu_seqlens = torch.tensor([0, 1, 1, 41, 111])
@@ -105,6 +115,7 @@ def test_packed_sequences(device: torch.device, on_device: bool) -> None:
 
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@by_chunks
 def test_both_layouts(device: torch.device, v_first: bool, dtype: torch.dtype) -> None:
     inputs = kda_inputs(40, 32, 40, dtype=dtype)
     if v_first:
@@ -122,6 +133,7 @@ def pool_of(inputs: Inputs, device: torch.device) -> tuple[dict[str, Any], Tenso
     return there, torch.randn(8, 2, 32, 16, generator=torch.Generator().manual_seed(2)).to(device)
 
 
+@by_chunks
 def test_slots(device: torch.device) -> None:
     """Sequence 0 continues in slot 5, 1 has no slot, 2 starts from zeros in slot 1."""
     inputs, pool = pool_of(kda_inputs(40, 32, 16, B=3), device)
@@ -138,6 +150,7 @@ def test_slots(device: torch.device) -> None:
     assert_same_bits("the other slots", pool[others], before[others])
 
 
+@by_chunks
 def test_a_checkpoint_has_the_bits_of_a_prefill_that_ends_there(device: torch.device) -> None:
     inputs, pool = pool_of(kda_inputs(150, 32, 16), device)
     alone, plain = pool.clone(), pool.clone()
@@ -150,6 +163,7 @@ def test_a_checkpoint_has_the_bits_of_a_prefill_that_ends_there(device: torch.de
 
 
 @pytest.mark.parametrize("name", ["v", "k", "beta"])
+@by_chunks
 def test_nan_stays_in_its_head_from_its_chunk_on(device: torch.device, name: str) -> None:
     inputs = moved(kda_inputs(70, 32, 16, H=2), device)
     expected = torch_gdn.chunk_kda(**inputs)[0]

@@ -247,13 +247,11 @@ def test_rows_that_are_not_aligned() -> None:
     [
         (15, None, KERNEL),
         (16, None, FUSED),
-        (40, "chunked", FUSED),
         (40, "recurrent", KERNEL),
         (3, "fused_chunk", FUSED),
     ],
 )
 def test_which_kernel_runs(T: int, forced: str | None, kernel: str) -> None:
-    """A kernel a stage is there for the delta rule alone: the fused one takes its place."""
     import simulator
 
     inputs = moved(kda_inputs(T, 32, 16), ready("mps"))

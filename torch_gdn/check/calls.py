@@ -122,14 +122,15 @@ def end_to_end(call: Call) -> None:
 
 
 def kda(call: Call) -> None:
-    """A prefill of Kimi Delta Attention; on a pool of another dtype in place."""
+    """A prefill of Kimi Delta Attention in both chunk algorithms; on a pool of another dtype in place."""
     q, v, beta = rows(call)
     g, state = empty(1, TOKENS, 2, call.K), empty(1, 2, call.K, call.V, dtype=call.pool)
-    with prefill_algorithm("fused_chunk", call.fused_chunk_size):
-        if call.pool == torch.float32:
-            torch.ops.gdn.chunk_kda(q, q, v, g, beta, initial_state=state)
-        else:
-            torch.ops.gdn.chunk_kda_(q, q, v, g, beta, state)
+    for algorithm, chunk_size in (("chunked", 0), ("fused_chunk", call.fused_chunk_size)):
+        with prefill_algorithm(algorithm, chunk_size):
+            if call.pool == torch.float32:
+                torch.ops.gdn.chunk_kda(q, q, v, g, beta, initial_state=state, chunk_size=call.chunk_size)
+            else:
+                torch.ops.gdn.chunk_kda_(q, q, v, g, beta, state, chunk_size=call.chunk_size)
 
 
 def by_stage(call: Call) -> None:
@@ -253,11 +254,12 @@ def layouts(sizes: Iterable[tuple[int, int]], dtypes: Iterable[torch.dtype]) -> 
 
 
 def kda_calls(quick: bool = False) -> list[Thunk]:
-    """Of models' K of 128 and other sizes, in chunks of both sizes, unaligned, and on pools of other dtypes."""
+    """Of models' K of 128 and other sizes, in chunks of all sizes, unaligned, and on pools of other dtypes."""
     if quick:
         return [partial(kda, Call(torch.bfloat16, 128, 128))]
     sizes = [Call(dtype, K, V) for dtype in DTYPES for K, V in ((128, 128), (64, 64), (256, 256), (33, 65))]
     more = [Call(dtype, 128, 128, aligned=False) for dtype in DTYPES]
+    more += [Call(dtype, 128, 128, chunk_size=C) for dtype in DTYPES for C in (16, 32)]
     more += [Call(dtype, 128, 128, fused_chunk_size=16) for dtype in DTYPES]
     more += [Call(dtype, 128, 128, pool=dtype) for dtype in DTYPES if dtype != torch.float32]
     return [partial(kda, call) for call in [*sizes, *more]]

@@ -8,7 +8,7 @@
 namespace torch_gdn {
 
 Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
-  const auto& [s, q, k, v_new, h, g_cumsum, cu_seqlens, slots, v_first, scale, o] = call;
+  const auto& [s, q, k, v_new, h, g_cumsum, cu_seqlens, slots, v_first, scale, o, has_scores] = call;
   ChunkFwdOParameters parameters{};
   parameters.sequence = sequence_parameters(s);
   parameters.slots = slots.parameters;
@@ -21,10 +21,12 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
   parameters.value_heads = int32_t(s.HV);
   parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
   parameters.scale = float(scale);
+  std::vector<std::string> arguments = {metal_type(q.scalar_type()), metal_type(h.scalar_type()), std::to_string(s.K),
+                                        std::to_string(s.V),         std::to_string(s.C),         vector_width({q, k})};
+  if (has_scores) arguments.emplace_back("true");
   return {"chunk_fwd_o",
           "gdn/chunk_fwd_o.metal",
-          {metal_type(q.scalar_type()), metal_type(h.scalar_type()), std::to_string(s.K), std::to_string(s.V),
-           std::to_string(s.C), vector_width({q, k})},
+          std::move(arguments),
           {q, k, v_new, h, g_cumsum, or_dummy(cu_seqlens, g_cumsum), or_dummy(slots.indices, g_cumsum), o,
            Binding::error_log(), Binding::values(parameters)},
           {size_t(s.NT), size_t(s.HV), size_t(s.B)},

@@ -6,8 +6,6 @@
 
 #include "metal/gdn/launches.h"
 #include "metal/implement.h"
-#include "metal/layers/l2norm.h"
-#include "shaders/core/norm_eps.h"
 
 namespace torch_gdn {
 
@@ -23,13 +21,7 @@ PrefillChoice choose(const Rule& op) {
 void run_chunked(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h_output) {
   const auto& s = op.shape;
   auto in = rule_inputs(op);
-  std::vector<Launch> launches;
-  if (in.normalise) {
-    const auto q = at::empty(in.q.sizes(), in.q.options()), k = at::empty(in.k.sizes(), in.k.options());
-    launches = {launch_l2norm(in.q, kNormEps, q), launch_l2norm(in.k, kNormEps, k)};
-    in.q = q;
-    in.k = k;
-  }
+  std::vector<Launch> launches = normalise_keys(in);
   const auto options = op.intermediate_options();
   const auto g_cumsum = at::empty({s.B, s.T, s.HV}, options.dtype(at::kFloat));
   const auto w = at::empty({s.B, s.T, s.HV, s.K}, options);

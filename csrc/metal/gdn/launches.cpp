@@ -1,6 +1,11 @@
 #include "metal/gdn/launches.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
+
+#include "metal/layers/l2norm.h"
+#include "shaders/core/norm_eps.h"
 
 namespace torch_gdn {
 
@@ -42,6 +47,15 @@ RuleInputs rule_inputs(const GatedDeltaRule<>& op) {
           .cu_seqlens = cu_seqlens_on(op.q.device(), op.cu_seqlens),
           .scale = scale_or_default(op.scale, op.shape.K),
           .normalise = op.use_qk_l2norm};
+}
+
+std::vector<Launch> normalise_keys(RuleInputs& in) {
+  if (!in.normalise) return {};
+  const auto q = at::empty(in.q.sizes(), in.q.options()), k = at::empty(in.k.sizes(), in.k.options());
+  std::vector<Launch> launches = {launch_l2norm(in.q, kNormEps, q), launch_l2norm(in.k, kNormEps, k)};
+  in.q = q;
+  in.k = k;
+  return launches;
 }
 
 PrefillChoice choose_prefill(const ChunkShape<>& s) {

@@ -73,6 +73,9 @@ struct RuleInputs {
 
 RuleInputs rule_inputs(const GatedDeltaRule<>& op);
 
+// Where asked for, q and k of their own, normalised by the launches that are returned.
+std::vector<Launch> normalise_keys(RuleInputs& in);
+
 // For sequences of these sizes on this device.
 PrefillChoice choose_prefill(const ChunkShape<>& shape);
 
@@ -90,6 +93,7 @@ struct ChunkFwdHCall {
   optional<Tensor> cu_seqlens;
   StateIo states;
   Tensor h, v_new;
+  bool has_channel_decays = false;  // g_cumsum [B, NT, HV, K], and k decayed to the end of its chunk
 };
 Launch launch_chunk_fwd_h(const ChunkFwdHCall& call);
 
@@ -101,6 +105,7 @@ struct ChunkFwdOCall {
   bool v_first;
   double scale;
   Tensor o;
+  bool has_scores = false;  // [B, T, HV, C] in the place of k, and q decayed
 };
 Launch launch_chunk_fwd_o(const ChunkFwdOCall& call);
 

@@ -1,0 +1,30 @@
+#include "shaders/kda/kda_chunk_fwd_intra.h"
+
+#include "metal/kda/launches.h"
+#include "shaders/gdn/chunk_threads.h"
+
+namespace torch_gdn {
+
+Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const ChannelGates& gates, const KdaChunk& chunk) {
+  const auto& s = in.shape;
+  const auto& [decayed_q, decayed_k, scores, log_decays, w, u] = chunk;
+  const KdaChunkFwdIntraParameters parameters{.sequence = sequence_parameters(s),
+                                              .gates = in.gates.parameters,
+                                              .channel_gate = gates.parameters,
+                                              .q = row_strides(in.q),
+                                              .k = row_strides(in.k),
+                                              .v = row_strides(in.v),
+                                              .heads = head_groups(s),
+                                              .value_heads = int32_t(s.HV)};
+  const auto or_w = [&](const optional<Tensor>& x) { return or_dummy(x, w); };
+  return {"kda_chunk_fwd_intra",
+          "kda/kda_chunk_fwd_intra.metal",
+          {metal_type(in.q.scalar_type()), metal_type(w.scalar_type()), std::to_string(s.K), std::to_string(s.V),
+           std::to_string(s.C), vector_width({in.v, w, u})},
+          {in.q, in.k, in.v, gates.g, *in.gates.beta, or_w(gates.A_log), or_w(gates.dt_bias), or_w(in.cu_seqlens),
+           decayed_q, decayed_k, scores, log_decays, w, u, Binding::error_log(), Binding::values(parameters)},
+          {size_t(s.NT), size_t(s.HV), size_t(s.B)},
+          size_t(chunk_threads(int(s.C)))};
+}
+
+}  // namespace torch_gdn

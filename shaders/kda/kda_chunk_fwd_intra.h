@@ -1,0 +1,11 @@
+#pragma once
+#include "kda/channel_gate_parameters.h"
+
+struct KdaChunkFwdIntraParameters {
+  SequenceParameters sequence;
+  GateParameters gates;  // of beta
+  ChannelGateParameters channel_gate;
+  RowStrides q, k, v;
+  HeadGroups heads;
+  int32_t value_heads;
+};

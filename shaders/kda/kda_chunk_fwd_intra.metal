@@ -1,0 +1,247 @@
+// chunk_fwd_intra of Kimi Delta Attention, and what chunk_fwd_h and chunk_fwd_o need of q, k and g in its stead. A
+// threadgroup owns one chunk of one value head, in 16 channels at a time: a thread has a channel of 8 tokens, and
+// simdgroup s of C/16 the block rows s and C/8-1-s of both matrices. In registers: k k^T and q k^T, decayed. In
+// threadgroup memory: q, k and decays of the 16 channels, f32, then slices of v, u or w; A, inverted in place. Layout:
+// q, k [B, T, H, K], v [B, T, HV, V] with row strides; g [B, T, HV, K] with row strides, beta [B, T, HV] of any
+// strides, both of any float dtype, or raw; decayed_q, decayed_k [B, T, HV, K] and scores [B, T, HV, C] of T; w [B, T,
+// HV, K] and u [B, T, HV, V] of Intermediate: T, or float where T is half; log_decays [B, NT, HV, K] f32.
+// With e = exp(g) and D(j, i) the product of e after token j up to i, a vector over channels, tokens from 1:
+// decayed_q_i = q_i D(0, i);  decayed_k_i = k_i D(i, C);  scores_ij = sum_c q_i D(j, i) k_j for i >= j;  A_ij = beta_i
+// sum_c k_i D(j, i) k_j for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta k D(0, i)). Within 8 tokens D(j, i)
+// is multiplied up, token by token. Between blocks it is D(j, end of its block), then the blocks between, then D(start
+// of its block, i). All factors are up to 1: nothing overflows, and none is a quotient.
+#include "core/gates.h"
+#include "core/sequences.h"
+#include "gdn/chunk_threads.h"
+#include "gdn/triangle.h"
+#include "kda/channel_gates.h"
+#include "kda/kda_chunk_fwd_intra.h"
+
+GDN_CONSTANT int kSlice = 16;  // channels in threadgroup memory: 4 of a lane
+GDN_CONSTANT int kStride = kSlice + 4;
+
+// Column lane / 4 of a block of 8 tokens, in the lane's channels: rows i of k_i D(j, i) k_j and q_i D(j, i) k_j.
+struct DiagonalColumn {
+  float keys[8];
+  float queries[8];
+};
+
+// The tiles of q, k and e lie `tile` floats apart.
+METAL_FUNC void add_diagonal(thread DiagonalColumn& sums, threadgroup const float* query_rows, int tile, uint lane) {
+  threadgroup const float* queries = query_rows + lane % 4 * 4;
+  float4 decayed = float4(0.0f);
+  UNROLL for (int i = 0; i < 8; ++i) {
+    const float4 query = *(threadgroup const float4*)(queries + i * kStride);
+    const float4 key = *(threadgroup const float4*)(queries + tile + i * kStride);
+    decayed *= *(threadgroup const float4*)(queries + 2 * tile + i * kStride);
+    if (i == int(lane / 4)) decayed = key;
+    sums.keys[i] += dot(decayed, key);
+    sums.queries[i] += dot(decayed, query);
+  }
+}
+
+// The simdgroup's blocks below the diagonal, over the slice's channels. The tiles hold q D(0, i), k D(0, i) and k D(i,
+// 8) of blocks of 8 tokens; block_decays their D(0, 8).
+template <int C>
+METAL_FUNC void add_lower_blocks(
+    thread float2* key_products,
+    thread float2* query_products,
+    threadgroup const float* queries,
+    threadgroup const float* block_decays,
+    uint simdgroup,
+    LanePosition at) {
+  threadgroup const float* keys = queries + C * kStride;
+  threadgroup const float* others = keys + C * kStride;
+  for (int depth = 0; depth < kSlice; depth += 8) {
+    float2 query = float2(0.0f);
+    float2 key = float2(0.0f);
+    UNROLL for (int n = C / 8; n >= 0; --n) {  // of each row from its diagonal on
+      const BlockPosition block = own_block<C>(simdgroup, n);
+      const int left = block.row * 8 * kStride + depth;
+      if (block.row == block.column) {
+        query = load_even_fragment(queries + left, kStride, at);
+        key = load_even_fragment(keys + left, kStride, at);
+      } else {
+        const float2 other = load_transposed(others + block.column * 8 * kStride + depth, kStride, at);
+        multiply_add(key_products[n], key, other);
+        multiply_add(query_products[n], query, other);
+        const float2 between = *(threadgroup const float2*)(block_decays + block.column * kSlice + depth + at.column);
+        query *= between;
+        key *= between;
+      }
+    }
+  }
+}
+
+// Sums over the lanes of a column; one of them stores it.
+template <typename T>
+METAL_FUNC void store_diagonal(
+    threadgroup float* triangle,
+    device T* scores,
+    int64_t score_stride,
+    thread const DiagonalColumn& sums,
+    threadgroup const float* betas,
+    int block,
+    int tokens,
+    uint lane) {
+  const int first = block * 8;
+  const int column = int(lane / 4);
+  UNROLL for (int i = 0; i < 8; ++i) {
+    const float half_key = sums.keys[i] + simd_shuffle_xor(sums.keys[i], ushort(1));
+    const float half_query = sums.queries[i] + simd_shuffle_xor(sums.queries[i], ushort(1));
+    const float key = half_key + simd_shuffle_xor(half_key, ushort(2));
+    const float query = half_query + simd_shuffle_xor(half_query, ushort(2));
+    if (lane % 4 == 0) {
+      triangle[triangle_element(first + i, first + column)] = i > column ? betas[first + i] * key : 0.0f;
+      if (first + i < tokens) scores[(first + i) * score_stride + first + column] = T(i >= column ? query : 0.0f);
+    }
+  }
+}
+
+// A column of 8 tokens to f32; zeros where a token or the channel does not exist.
+template <typename T>
+METAL_FUNC void load_column(threadgroup float* tile, device const T* source, int64_t stride, int count) {
+  UNROLL for (int row = 0; row < 8; ++row) tile[row * kStride] = row < count ? float(source[row * stride]) : 0.0f;
+}
+
+template <typename T>
+METAL_FUNC void write_column(device T* target, int64_t stride, threadgroup const float* tile, float factor, int count) {
+  UNROLL for (int row = 0; row < 8; ++row) {
+    if (row < count) target[row * stride] = T(tile[row * kStride] * factor);
+  }
+}
+
+template <typename T, typename Intermediate, int K, int V, int C, int Width>
+[[kernel]] void kda_chunk_fwd_intra(
+    device const T* q [[buffer(0)]],
+    device const T* k [[buffer(1)]],
+    device const T* v [[buffer(2)]],
+    device const uchar* g [[buffer(3)]],
+    device const uchar* beta [[buffer(4)]],
+    device const uchar* A_log [[buffer(5)]],
+    device const uchar* dt_bias [[buffer(6)]],
+    device const int64_t* cu_seqlens [[buffer(7)]],
+    device T* decayed_q [[buffer(8)]],
+    device T* decayed_k [[buffer(9)]],
+    device T* scores [[buffer(10)]],
+    device float* log_decays [[buffer(11)]],
+    device Intermediate* w [[buffer(12)]],
+    device Intermediate* u [[buffer(13)]],
+    device ErrorLog* errors [[buffer(14)]],
+    constant KdaChunkFwdIntraParameters& parameters [[buffer(15)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
+  static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
+  constexpr int kBlocks = C / 8;
+  constexpr int kThreads = chunk_threads(C);
+  static_assert(kThreads == kBlocks * kSlice, "a thread has a channel of a block");
+  constexpr int kSides = 4 / int(sizeof(T));
+  constexpr int kColumns = C / 2 * kSides;
+  constexpr int kTile = C * kStride;
+  constexpr int kResultFloats = C * tile_stride<Intermediate>(kColumns) * int(sizeof(Intermediate)) / 4;
+  constexpr int kTileFloats = kResultFloats > 3 * kTile ? kResultFloats : 3 * kTile;
+  alignas(16) threadgroup float query_tile[kTileFloats];  // q, k and decays; then a slice of v, u or w
+  threadgroup Intermediate* results = (threadgroup Intermediate*)query_tile;
+  alignas(16) threadgroup float triangle[triangle_floats<C>()];
+  alignas(16) threadgroup float block_decays[kBlocks * kSlice];
+  threadgroup float block_sums[kBlocks * kSlice];
+  threadgroup float betas[C];
+
+  const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
+  const LanePosition at = lane_position(lane);
+  const int64_t head = int64_t(group.y);
+  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
+  const int64_t value_heads = parameters.value_heads;
+  const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
+  device const T* queries =
+      q + chunk.batch * parameters.q.batch + chunk.first * parameters.q.token + key_head * parameters.q.head;
+  device const T* keys =
+      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
+  device const T* values =
+      v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
+  if (int(thread_index) < C) {
+    const int token = int(thread_index);
+    betas[token] =
+        token < chunk.tokens ? beta_at(beta, parameters.gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
+  }
+
+  const ChannelItem item = channel_item<kBlocks, kSlice>(int(thread_index));
+  const int first = item.block * 8;
+  threadgroup float* own = query_tile + first * kStride + item.channel;
+  float2 key_products[kBlocks + 1];
+  float2 query_products[kBlocks + 1];
+  UNROLL for (int n = 0; n <= kBlocks; ++n) key_products[n] = query_products[n] = float2(0.0f);
+  DiagonalColumn low, high;
+  UNROLL for (int i = 0; i < 8; ++i) low.keys[i] = low.queries[i] = high.keys[i] = high.queries[i] = 0.0f;
+  const int low_row = int(simdgroup);
+  const int high_row = kBlocks - 1 - low_row;
+
+  for (int slice = 0; slice < K; slice += kSlice) {
+    const int channel = slice + item.channel;
+    const int count = channel < K ? chunk.tokens - first : 0;
+    float raw_gates[8];
+    load_channel_gates<kSlice, kBlocks, 1, kThreads>(
+        raw_gates, g, parameters.channel_gate, chunk.batch, head, slice, K - slice, chunk.first, chunk.tokens,
+        thread_index);
+    const ChannelGate gate = channel_gate_of(A_log, dt_bias, parameters.channel_gate, head, channel, K);
+    load_column(own, queries + first * parameters.q.token + channel, parameters.q.token, count);
+    load_column(own + kTile, keys + first * parameters.k.token + channel, parameters.k.token, count);
+    const float sum = store_block_decays(own + 2 * kTile, kStride, raw_gates, gate, parameters.channel_gate, count);
+    block_sums[thread_index] = sum;
+    block_decays[thread_index] = gate_exp(sum);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    add_diagonal(low, query_tile + low_row * 8 * kStride, kTile, lane);
+    add_diagonal(high, query_tile + high_row * 8 * kStride, kTile, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    decay_block(own, kTile, kStride);
+
+    float sum_before = 0.0f;
+    float sum_after = 0.0f;
+    for (int block = 0; block < kBlocks; ++block) {
+      const float other = block_sums[block * kSlice + item.channel];
+      if (block < item.block) sum_before += other;
+      if (block > item.block) sum_after += other;
+    }
+    const float before = gate_exp(sum_before);
+    const int64_t token_channel = (row + first * value_heads) * K + channel;
+    write_column(decayed_q + token_channel, value_heads * K, own, before, count);
+    write_column(w + token_channel, value_heads * K, own + kTile, before, count);  // read again below
+    write_column(decayed_k + token_channel, value_heads * K, own + 2 * kTile, gate_exp(sum_after), count);
+    if (item.block == 0 && channel < K) log_decays[(chunk.row * value_heads + head) * K + channel] = sum + sum_after;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    add_lower_blocks<C>(key_products, query_products, query_tile, block_decays, simdgroup, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  device T* chunk_scores = scores + row * C;
+  store_diagonal(triangle, chunk_scores, value_heads * C, low, betas, low_row, chunk.tokens, lane);
+  store_diagonal(triangle, chunk_scores, value_heads * C, high, betas, high_row, chunk.tokens, lane);
+  UNROLL for (int n = 0; n <= kBlocks; ++n) {
+    const BlockPosition block = own_block<C>(simdgroup, n);
+    if (block.row != block.column) {
+      const int token = block.row * 8;
+      store_triangle(triangle, block.row, block.column, at, betas[token + at.row] * key_products[n]);
+      store_fragment(
+          chunk_scores + token * value_heads * C + block.column * 8, value_heads * C, 1, chunk.tokens - token, 8, at,
+          query_products[n]);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  invert_triangle<C>(triangle, thread_index, simdgroup, at);
+  threadgroup_barrier(mem_flags::mem_device);
+
+  for (int column = 0; column < V; column += kColumns) {
+    multiply_slice<C, kSides, kColumns, Width, kThreads>(
+        u + row * V + column, value_heads * V, values + column, parameters.v.token, results, triangle, betas,
+        chunk.tokens, V - column, thread_index, simdgroup, at);
+  }
+  for (int column = 0; column < K; column += kColumns) {
+    device Intermediate* own_w = w + row * K + column;
+    multiply_slice<C, kSides, kColumns, Width, kThreads>(
+        own_w, value_heads * K, (device const Intermediate*)own_w, value_heads * K, results, triangle, betas,
+        chunk.tokens, K - column, thread_index, simdgroup, at);
+  }
+}
