@@ -56,6 +56,16 @@ def kda_inputs(
     }
 
 
+def inputs_and_options(T: int) -> tuple[Inputs, dict[str, Any]]:
+    """For every option of both functions that needs no further tensor."""
+    inputs = kda_inputs(T, 32, 16, H=2, HV=4)
+    inputs["q"], inputs["k"] = 3 * inputs["q"], 0.2 * inputs["k"]
+    inputs["beta"] = 4 * inputs["beta"] - 2
+    inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
+    flags = ("use_beta_sigmoid_in_kernel", "allow_neg_eigval", "use_qk_l2norm_in_kernel", "state_v_first")
+    return inputs, dict.fromkeys(flags, True) | {"scale": 0.3}
+
+
 def moved(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
@@ -78,7 +88,7 @@ def algorithm_of(function: str, inputs: Inputs, device: torch.device) -> str:
     return algorithm_at(-(-batch * tokens // sequences), sequences * heads, inputs["k"].shape[3], V)
 
 
-def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, **options: Any) -> None:
+def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, *, f32: float = F32, **options: Any) -> None:
     """Output and final state of the function on the device, each head within its bound of the float64 recurrence."""
     there = moved(inputs, device)
     algorithm = algorithm_of(function, inputs, device)
@@ -88,5 +98,5 @@ def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, **opti
     exact_o, exact_state = exact_kda(inputs, **options)
     assert o.dtype == inputs["v"].dtype and state.dtype == torch.float32
     output, final = (CHUNK_OUTPUT, CHUNK_STATE) if algorithm == "chunked" else (RECURRENT_OUTPUT, {})
-    assert_close("o", o.cpu(), exact_o, max(F32, output.get(o.dtype, 0)))
-    assert_close("final_state", state.cpu(), exact_state, max(F32, final.get(o.dtype, 0)), head_dim=1)
+    assert_close("o", o.cpu(), exact_o, max(f32, output.get(o.dtype, 0)))
+    assert_close("final_state", state.cpu(), exact_state, max(f32, final.get(o.dtype, 0)), head_dim=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.errors import RECURRENT_OUTPUT, assert_close, assert_same_bits
-from tests.helpers.kda import F32, FUSED, KERNEL, Inputs, exact_kda, kda_inputs, moved
+from tests.helpers.kda import F32, FUSED, KERNEL, Inputs, exact_kda, inputs_and_options, kda_inputs, moved
 from torch_gdn.tune import prefill_algorithm
 
 each_chunk_size = pytest.mark.parametrize("chunk_size", [8, 16])
@@ -112,12 +112,8 @@ def test_a_bounded_gate_needs_no_A_log() -> None:
 
 @each_chunk_size
 def test_options(chunk_size: int) -> None:
-    inputs = kda_inputs(20, 32, 16, H=2, HV=4)
-    inputs["q"], inputs["k"] = 3 * inputs["q"], 0.2 * inputs["k"]
-    inputs["beta"] = 4 * inputs["beta"] - 2
-    inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
-    options = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True, "use_qk_l2norm_in_kernel": True}
-    assert_exact(inputs, chunk_size, scale=0.3, state_v_first=True, **options)
+    inputs, options = inputs_and_options(20)
+    assert_exact(inputs, chunk_size, **options)
 
 
 def test_tiled_heads() -> None:

@@ -8,7 +8,16 @@ import torch
 import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
-from tests.helpers.kda import FUNCTIONS, Inputs, assert_exact_kda, each_function, exact_kda, kda_inputs, moved
+from tests.helpers.kda import (
+    FUNCTIONS,
+    Inputs,
+    assert_exact_kda,
+    each_function,
+    exact_kda,
+    inputs_and_options,
+    kda_inputs,
+    moved,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -75,12 +84,8 @@ def test_a_bounded_gate_needs_no_A_log(device: torch.device, function: str) -> N
 
 @each_function
 def test_options(device: torch.device, function: str) -> None:
-    inputs = kda_inputs(20, 32, 16, H=2, HV=4)
-    inputs["q"], inputs["k"] = 3 * inputs["q"], 0.2 * inputs["k"]
-    inputs["beta"] = 4 * inputs["beta"] - 2
-    inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
-    options = {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True, "use_qk_l2norm_in_kernel": True}
-    assert_exact_kda(function, inputs, device, scale=0.3, state_v_first=True, **options)
+    inputs, options = inputs_and_options(20)
+    assert_exact_kda(function, inputs, device, **options)
 
 
 @each_function
