@@ -120,7 +120,7 @@ def autotuners() -> list[Any]:
 def outputs(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     functions = importlib.import_module("fla.ops.kda")
     there = {name: x.cuda() for name, x in tensors.items()}
-    found: dict[int, Any] = {}
+    found: dict[str, Tensor] = {}
     for prefix in shape.functions:
         safe = {"safe_gate": True} if prefix == "chunk" and shape.lower_bound is not None else {}
         with torch.no_grad():
