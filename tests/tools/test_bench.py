@@ -318,10 +318,12 @@ def test_the_metal_section_counts_each_prefill_algorithm(tmp_path: Path) -> None
     subprocess.run([*command, "--plots", str(tmp_path)], cwd=ROOT, capture_output=True, check=True, timeout=600)
     rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["rows"]
     counts = {row["case"]: row["counts"] for row in rows}
+    compulsory = {row["case"]: row["bytes"] for row in rows}
     # Several kernels, with w, u and h in device memory between; one kernel and nothing between.
     assert counts["prefill, chunked"]["launches"] > counts["prefill, fused_chunk"]["launches"] == 1
     assert counts["prefill, chunked"]["distinct bytes"] > 1.5 * counts["prefill, fused_chunk"]["distinct bytes"]
     assert counts["prefill, recurrent"]["matrix products"] == 0 < counts["prefill, fused_chunk"]["matrix products"]
-    assert counts["kda-prefill, fused_chunk"]["launches"] == 1
+    kda_case = "kda-prefill, fused_chunk"  # gates in the kernel: no decays in device memory
+    assert counts[kda_case]["distinct bytes"] <= 1.05 * compulsory[kda_case]
     assert all(row["counts"]["distinct bytes"] >= 0.99 * row["bytes"] for row in rows)
     assert (tmp_path / "metal_bytes.png").stat().st_size > 10_000
