@@ -324,6 +324,6 @@ def test_the_metal_section_counts_each_prefill_algorithm(tmp_path: Path) -> None
     assert counts["prefill, chunked"]["distinct bytes"] > 1.5 * counts["prefill, fused_chunk"]["distinct bytes"]
     assert counts["prefill, recurrent"]["matrix products"] == 0 < counts["prefill, fused_chunk"]["matrix products"]
     kda_case = "kda-prefill, fused_chunk"  # gates in the kernel: no decays in device memory
-    assert counts[kda_case]["distinct bytes"] <= 1.05 * compulsory[kda_case]
+    assert counts[kda_case]["distinct bytes"] <= 1.01 * compulsory[kda_case]
     assert all(row["counts"]["distinct bytes"] >= 0.99 * row["bytes"] for row in rows)
     assert (tmp_path / "metal_bytes.png").stat().st_size > 10_000
