@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bench import aura, gdn, metal, models, modules, overhead, plots, results, serving, vllm_kernels
+from bench import aura, gdn, kda, metal, models, modules, overhead, plots, results, serving, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import QWEN3_NEXT, Layer
@@ -72,6 +72,7 @@ def sweep(layer: Layer, tokens: int, dtype: torch.dtype, ceilings: Ceilings, sec
 SECTIONS = {
     "prefill": Section("Prefill: from a state over T tokens to the next", "T", gdn.prefill_jobs, gdn.prefill),
     "decode": Section("Decode: one token of B sequences, the state in place", "B", gdn.decode_jobs, gdn.decode),
+    "kda": Section("Kimi Delta Attention: prefill of T tokens, decoding of B sequences", "T or B", kda.jobs, kda.run),
     "modules": Section("The small ops beside a copy and exponentials", "T", modules.jobs, modules.run),
     "vllm": Section(
         "vLLM's kernels for the CPU, as an engine calls them", "T or B", vllm_kernels.jobs, vllm_kernels.run

@@ -34,40 +34,50 @@ def of_function(function: Callable[[], tuple[Tensor, Tensor]]) -> Prepared:
     return Prepared(function, function)
 
 
-def torch_gdn_prefill(case: Case, device: torch.device) -> Prepared:
-    there = case.to(device)
-    return of_function(lambda: torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options))
+def prefill_by(op: Callable[..., Any]) -> Prepare:
+    def prepare(case: Case, device: torch.device) -> Prepared:
+        there = case.to(device)
+        return of_function(lambda: op(*there.qkv, **there.options))
+
+    return prepare
 
 
-def torch_gdn_decode(case: Case, device: torch.device) -> Prepared:
+def decode_by(op: Callable[..., Tensor]) -> Prepare:
     """As a server decodes: the state of each sequence in its slot of a pool, updated in place."""
-    there = case.to(device)
-    assert there.initial_state is not None
-    first, pool = there.initial_state, there.initial_state.clone()
-    gates = {"g": there.g, "beta": there.beta}
 
-    def call() -> Tensor:
-        return torch.ops.gdn.fused_recurrent_gated_delta_rule_(*there.qkv, **gates, state_pool=pool)
+    def prepare(case: Case, device: torch.device) -> Prepared:
+        there = case.to(device)
+        assert there.initial_state is not None
+        first, pool = there.initial_state, there.initial_state.clone()
+        gates = {"g": there.g, "beta": there.beta}
 
-    def output() -> tuple[Tensor, Tensor]:
-        pool.copy_(first)
-        return call(), pool
+        def call() -> Tensor:
+            return op(*there.qkv, **gates, state_pool=pool)
 
-    return Prepared(call, output)
+        def output() -> tuple[Tensor, Tensor]:
+            pool.copy_(first)
+            return call(), pool
+
+        return Prepared(call, output)
+
+    return prepare
 
 
-def transformers_function(name: str) -> Callable[..., Any]:
+torch_gdn_prefill = prefill_by(torch_gdn.chunk_gated_delta_rule)
+
+
+def transformers_function(name: str, model: str = "qwen3_next") -> Callable[..., Any]:
     """The PyTorch loop, under the decorator that would prefer FLA's kernels."""
     try:
-        from transformers.models.qwen3_next import modeling_qwen3_next as model
+        module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     except ImportError as error:
         raise Unavailable(f"{error}; pip install 'transformers>=5.23,<5.24'") from error
-    return inspect.unwrap(getattr(model, name))
+    return inspect.unwrap(getattr(module, name))
 
 
-def transformers(name: str) -> Prepare:
+def transformers(name: str, model: str = "qwen3_next") -> Prepare:
     def prepare(case: Case, device: torch.device) -> Prepared:
-        function, there = transformers_function(name), case.to(device)
+        function, there = transformers_function(name, model), case.to(device)
         options = {key: x for key, x in there.options.items() if key != "cu_seqlens"}
         names = ("query", "key", "value")
         return of_function(lambda: function(**dict(zip(names, there.qkv, strict=True)), **options))
@@ -144,9 +154,17 @@ PREFILL: dict[str, Prepare] = {
     "FLA": fla("chunk_gated_delta_rule"),
 }
 DECODE: dict[str, Prepare] = {
-    "torch_gdn": torch_gdn_decode,
+    "torch_gdn": decode_by(torch.ops.gdn.fused_recurrent_gated_delta_rule_),
     "transformers": transformers("torch_recurrent_gated_delta_rule"),
     "MLX": mlx,
     "ggml": of_ggml,
     "FLA": fla("fused_recurrent_gated_delta_rule"),
+}
+KDA_PREFILL: dict[str, Prepare] = {
+    "torch_gdn": prefill_by(torch_gdn.chunk_kda),
+    "transformers": transformers("chunk_kimi_delta_attention", "kimi_linear"),
+}
+KDA_DECODE: dict[str, Prepare] = {
+    "torch_gdn": decode_by(torch_gdn.fused_recurrent_kda_),
+    "transformers": transformers("recurrent_kimi_delta_attention", "kimi_linear"),
 }

@@ -59,6 +59,13 @@ def decode(layer: Layer, batch: int, dtype: torch.dtype) -> Work:
     return Work(recurrence(layer, batch), activations(layer, batch, dtype) + 2 * batch * state(layer))
 
 
+def kda(layer: Layer, tokens: int, batch: int, dtype: torch.dtype) -> Work:
+    """Of a delta rule whose g has a value for each key channel: the products are the same, the gates K - 1 more."""
+    operations = min(recurrence(layer, tokens), chunked(layer, tokens))
+    gates = 4 * tokens * layer.HV * (layer.K - 1)
+    return Work(batch * operations, batch * (activations(layer, tokens, dtype) + gates + 2 * state(layer)))
+
+
 def attention(layer: Attention, tokens: int, bytes_a_token: int) -> Work:
     """One query of each head over a cache of `bytes_a_token` for each key head."""
     return Work(4 * layer.HQ * tokens * layer.D, layer.HK * tokens * bytes_a_token)

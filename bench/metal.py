@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bench.results import OURS, Row, markdown
-from bench.shapes import QWEN3_NEXT
+from bench.shapes import KIMI_LINEAR, QWEN3_NEXT
 from torch_gdn.check.steps import on_simulated_device
 
 TOKENS = 128
@@ -24,6 +24,7 @@ def jobs(quick: bool) -> Iterator[tuple[str, str | None, int]]:
     tokens = 16 if quick else TOKENS
     for algorithm in ALGORITHMS:
         yield "prefill", algorithm, tokens
+    yield "kda-prefill", "fused_chunk", tokens
     for workload in ("decode", "decode-v-first", "conv-update", "conv", "norm", "gating"):
         yield workload, None, tokens
 
@@ -40,7 +41,8 @@ def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, sec
 
     simulator.activate()
     torch.manual_seed(0)
-    work = WORKLOADS[workload](Shape(QWEN3_NEXT, tokens, 1, torch.bfloat16, algorithm))
+    layer = KIMI_LINEAR if workload.startswith("kda") else QWEN3_NEXT
+    work = WORKLOADS[workload](Shape(layer, tokens, 1, torch.bfloat16, algorithm))
     kernels, registers = metal_model.count(work.call)
     row.size, row.bytes = work.tokens, work.compulsory_bytes
     row.counts = sums(kernels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ def randn(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(size).to(DEVICE, dtype)
 
 
-def rule_inputs(shape: Shape, state_v_first: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
+def rule_inputs(shape: Shape, state_v_first: bool = False) -> tuple[list[Tensor], dict[str, Tensor]]:
     """q, k, v, raw gates as a layer has them, and the options with their state."""
     (_, H, HV, K, V), T, B, dtype, _ = shape
     heads = [(H, K), (H, K), (HV, V)]
@@ -51,12 +52,17 @@ FUSED = {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_
 
 def of_rule(op: Callable[..., object], shape: Shape, state_v_first: bool, algorithm: str | None) -> Workload:
     inputs, tensors = rule_inputs(shape, state_v_first)
+    return workload(partial(op, state_v_first=state_v_first), shape._replace(algorithm=algorithm), inputs, tensors)
+
+
+def workload(op: Callable[..., object], shape: Shape, inputs: list[Tensor], tensors: dict[str, Tensor]) -> Workload:
     moved = size_of(*inputs, *tensors.values()) + size_of(inputs[2]) + size_of(tensors["state_pool"])
 
     def call() -> object:
-        context: AbstractContextManager[None] = tune.prefill_algorithm(algorithm) if algorithm else nullcontext()
+        forced = shape.algorithm
+        context: AbstractContextManager[None] = tune.prefill_algorithm(forced) if forced else nullcontext()
         with context:
-            return op(*inputs, **tensors, **FUSED, state_v_first=state_v_first)
+            return op(*inputs, **tensors, **FUSED)
 
     return Workload(call, moved, shape.tokens)
 
@@ -74,6 +80,15 @@ def decode_v_first(shape: Shape) -> Workload:
 
 def prefill(shape: Shape) -> Workload:
     return of_rule(torch.ops.gdn.chunk_gated_delta_rule_, shape, False, shape.algorithm)
+
+
+def kda_prefill(shape: Shape) -> Workload:
+    """Raw decays of each key channel; all else as of the delta rule."""
+    inputs, tensors = rule_inputs(shape)
+    HV, K = shape.layer.HV, shape.layer.K
+    inputs[3] = randn(shape.batch, shape.tokens, HV, K, dtype=shape.dtype)
+    tensors["dt_bias"] = randn(HV * K)
+    return workload(torch_gdn.chunk_kda_, shape, inputs, tensors)
 
 
 def of_module(module_of: Callable[..., Module]) -> Callable[[Shape], Workload]:
@@ -97,6 +112,7 @@ WORKLOADS: Mapping[str, Callable[[Shape], Workload]] = {
     "decode": decode,
     "decode-v-first": decode_v_first,
     "prefill": prefill,
+    "kda-prefill": kda_prefill,
     "conv": of_module(conv),
     "conv-update": conv_update,
     "norm": of_module(gated_norm),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Layer(NamedTuple):
-    """The heads of a Gated DeltaNet layer, and the width of its short convolution."""
+    """The heads of a Gated DeltaNet or Kimi Delta Attention layer, and the width of its short convolution."""
 
     model: str
     H: int
@@ -23,6 +23,7 @@ class Layer(NamedTuple):
 
 
 QWEN3_NEXT = Layer("Qwen3-Next", 16, 32, 128, 128)
+KIMI_LINEAR = Layer("Kimi-Linear", 32, 32, 128, 128)
 LAYERS = (QWEN3_NEXT, Layer("Qwen3.5-27B", 16, 48, 128, 128), Layer("OLMo-Hybrid", 30, 30, 96, 192))
 
 

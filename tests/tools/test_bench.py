@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import contenders, counting, gdn, ggml, models, modules, overhead, results, timing, vllm_kernels
+from bench import contenders, counting, gdn, ggml, kda, models, modules, overhead, results, timing, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.contenders import Prepared, Unavailable
 from bench.results import OURS, Row
-from bench.shapes import ATTENTIONS, QWEN3_NEXT, Layer
+from bench.shapes import ATTENTIONS, KIMI_LINEAR, QWEN3_NEXT, Layer
 from bench.timing import Time, measure, steadiest
 from tests.helpers.devices import on_a_mac
 from torch_gdn.check.cases import Case
@@ -40,6 +40,11 @@ def test_bytes_of_prefill_by_hand() -> None:
     work = counting.prefill(QWEN3_NEXT, 10, torch.bfloat16)
     of_a_token = 2 * (16 * 128 * 2 + 32 * 128 * 2) + 4 * (32 * 2)
     assert work.bytes == 10 * of_a_token + 2 * 32 * 128 * 128 * 4
+
+
+def test_bytes_of_kda_have_a_decay_for_each_key_channel() -> None:
+    of_a_token = 4 * 32 * 128 * 2 + 4 * (32 * 128 + 32)
+    assert counting.kda(KIMI_LINEAR, 10, 3, torch.bfloat16).bytes == 3 * (10 * of_a_token + 2 * 32 * 128 * 128 * 4)
 
 
 def test_bytes_of_decode_are_nearly_all_state() -> None:
@@ -198,6 +203,14 @@ def test_each_contender_gives_the_exact_answer(name: str) -> None:
             assert (x.double() - right).norm() <= 1e-5 * right.norm()
 
 
+@pytest.mark.parametrize("prepares", ["KDA_PREFILL", "KDA_DECODE"])
+@pytest.mark.parametrize("name", contenders.KDA_PREFILL)
+def test_each_contender_of_kda_gives_the_exact_answer(prepares: str, name: str) -> None:
+    case = kda.case_of(Layer("small", 2, 2, 16, 16), 1 if prepares == "KDA_DECODE" else 70, 2, torch.float32)
+    for x, right in zip(getattr(contenders, prepares)[name](case, CPU).output(), case.exact(), strict=True):
+        assert (x.double() - right).norm() <= 1e-5 * right.norm()
+
+
 def test_heads_of_one_key_head_are_its_value_heads() -> None:
     case = gdn.case_of(SMALL, 9, 1, torch.float32)
     whole = gdn.same_heads(case.exact()[0], case)
@@ -275,13 +288,25 @@ def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:
 
 
 def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench", "--quick", "--only", "decode", "modules", "aura", "overhead", "vllm"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench",
+        "--quick",
+        "--only",
+        "decode",
+        "kda",
+        "modules",
+        "aura",
+        "overhead",
+        "vllm",
+    ]
     files = ["--json", str(tmp_path / "bench.json"), "--plots", str(tmp_path)]
     finished = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600)
     assert "Host overhead" in finished.stdout
     content = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     ours = [row for row in content["rows"] if row["contender"] == OURS]
-    assert {row["section"] for row in ours} == {"decode", "modules", "aura", "overhead", "vllm"}
+    assert {row["section"] for row in ours} == {"decode", "kda", "modules", "aura", "overhead", "vllm"}
     assert all(row["seconds"] > 0 for row in ours)
     assert content["system"]["ceilings"]["products float32"] > 0
     assert (tmp_path / "roofline.png").stat().st_size > 10_000
@@ -293,9 +318,12 @@ def test_the_metal_section_counts_each_prefill_algorithm(tmp_path: Path) -> None
     subprocess.run([*command, "--plots", str(tmp_path)], cwd=ROOT, capture_output=True, check=True, timeout=600)
     rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["rows"]
     counts = {row["case"]: row["counts"] for row in rows}
+    compulsory = {row["case"]: row["bytes"] for row in rows}
     # Several kernels, with w, u and h in device memory between; one kernel and nothing between.
     assert counts["prefill, chunked"]["launches"] > counts["prefill, fused_chunk"]["launches"] == 1
     assert counts["prefill, chunked"]["distinct bytes"] > 1.5 * counts["prefill, fused_chunk"]["distinct bytes"]
     assert counts["prefill, recurrent"]["matrix products"] == 0 < counts["prefill, fused_chunk"]["matrix products"]
+    kda_case = "kda-prefill, fused_chunk"  # gates in the kernel: no decays in device memory
+    assert counts[kda_case]["distinct bytes"] <= 1.01 * compulsory[kda_case]
     assert all(row["counts"]["distinct bytes"] >= 0.99 * row["bytes"] for row in rows)
     assert (tmp_path / "metal_bytes.png").stat().st_size > 10_000

@@ -150,7 +150,7 @@ def test_chips_agree_with_each_other() -> None:
 
 
 @pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
-@pytest.mark.parametrize("workload", ["decode", "decode-v-first", "prefill", "conv", "conv-update", "norm", "gating"])
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_workloads_are_counted(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     simulator.activate()
     work = WORKLOADS[workload](Shape(Layer("small", 1, 2, 64, 64), 64, 1, torch.float32))
