@@ -105,10 +105,15 @@ METAL_FUNC float dot_of(Floats a, Floats b) {
   }
 }
 
+// Channels that a lane reads at once.
+METAL_FUNC constexpr int channel_width(int padded) {
+  return padded > 64 ? 4 : padded > 32 ? 2 : 1;
+}
+
 // Of 8 tokens -A and the scores, whose upper triangles stay as they are. The tiles of q, k and e lie `tile` floats
 // apart; a lane goes down a column in channels of its own, k_j decayed by each further token. One row a round, no more:
 // unrolled, the addresses and sums of all are in registers together.
-template <int Padded>
+template <int Padded, typename Floats = typename VectorOf<float, channel_width(Padded)>::type>
 METAL_FUNC void form_matrices(
     threadgroup float* minus_A,
     threadgroup float* scores,
@@ -118,9 +123,8 @@ METAL_FUNC void form_matrices(
     uint lane,
     uint simdgroup) {
   constexpr int kStride = tile_stride<float>(Padded);
-  constexpr int kWidth = Padded > 64 ? 4 : Padded > 32 ? 2 : 1;
+  constexpr int kWidth = channel_width(Padded);
   constexpr int kGroups = (Padded + 32 * kWidth - 1) / (32 * kWidth);
-  typedef typename VectorOf<float, kWidth>::type Floats;
   UNROLL for (int end = 0; end < 2; ++end) {
     const int column = end == 0 ? int(simdgroup) : 7 - int(simdgroup);  // 9 pairs for each simdgroup
     Floats decayed[kGroups];
