@@ -106,9 +106,7 @@ METAL_FUNC float dot_of(Floats a, Floats b) {
 }
 
 // Channels that a lane reads at once.
-METAL_FUNC constexpr int channel_width(int padded) {
-  return padded > 64 ? 4 : padded > 32 ? 2 : 1;
-}
+METAL_FUNC constexpr int channel_width(int padded) { return padded > 64 ? 4 : padded > 32 ? 2 : 1; }
 
 // Of 8 tokens -A and the scores, whose upper triangles stay as they are. The tiles of q, k and e lie `tile` floats
 // apart; a lane goes down a column in channels of its own, k_j decayed by each further token. One row a round, no more:
