@@ -33,6 +33,8 @@ float64, the largest of an op's cases.
 
 {values}
 
+{too_far}
+
 ## compute-sanitizer
 
 Each tool first finds a fault that is planted for it; then every case runs once, with no byte of a buffer written that
@@ -128,6 +130,15 @@ def values_table(found: dict[str, Any]) -> str:
     return table(["op or algorithm", "outputs", "largest error", "of the same on the simulated device"], rows)
 
 
+def too_far(found: dict[str, Any]) -> str:
+    """Outputs above their bar: a quarter more than the simulated device's error, and 1e-6."""
+    over = [row for row in found["values"] if not row["error"] <= row["bound"]]
+    named = "; ".join(
+        f"`{row['output']}` of `{row['case']}`, {row['error']:.1e} (there {row['recorded']:.1e})" for row in over
+    )
+    return f"Above the bar of a quarter more than there, and 1e-6, {'is ' + named if over else 'is none'}."
+
+
 def sanitizers_table(found: dict[str, Any]) -> str:
     measured = found.get("sanitizers", ())
     if not measured:
@@ -185,6 +196,7 @@ def left_out(found: dict[str, Any]) -> str:
 def text(found: dict[str, Any]) -> str:
     tables = {"values": values_table(found), "sanitizers": sanitizers_table(found), "times": times_table(found)}
     tables |= {"peers": peers_table(found), "conflicts": conflicts_table(found)}
+    tables["too_far"] = too_far(found)
     facts = {name: found[name] for name in ("gpu", "versions", "kernels", "variants", "cases", "wrong_calls")}
     facts["peer_versions"] = ", ".join(found.get("peer_versions", ())) or "versions unknown"
     return TEXT.format(**facts, **tables, rate=found["copy_rate"] / 1e12, share=MOST_CONFLICTS)

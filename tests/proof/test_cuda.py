@@ -352,6 +352,10 @@ def test_the_page_has_every_number() -> None:
     assert "| decode [V, K] B 8 | 7.4 | 3.7 | 2.00 | - |" in text and "4.20 TB/s" in text
     assert "| decode [V, K] B 8 | 7.4 | MLX 9.0, FLA 8.0 | 0.93 |" in text  # 7.44 / 8.0
     assert "(mlx 1.2)" in text and "2 of them are wrong calls" in text and "Not measured: no ncu here." in text
+    assert "and 1e-6, is none." in text
+    assert "is `A_inv` of `solve_tril 64`, 3.2e-06 (there 1.5e-07)" in page.text(
+        found | {"values": [value | {"error": 3.2e-6}]}
+    )
     shares = [
         {"kernel": "solve_tril_64", "loads": 0.35, "stores": 0.59},
         {"kernel": "l2norm", "loads": 0.04, "stores": 0.0},
