@@ -1,6 +1,6 @@
 #include "cpu/simd/gdn_kernels.h"
 
-#define TORCH_GDN_HAS_BF16_VARIANT
+#define TORCH_GDN_HAS_BF16_VARIANTS
 #define TORCH_GDN_PER_ISA "cpu/simd/chunk.h"
 #include "cpu/simd/isa_variants.h"
 
@@ -10,6 +10,7 @@ const ChunkKernels<float>& chunk_kernels() { return TORCH_GDN_BEST_VARIANT(kChun
 
 const ChunkKernels<Pair>* chunk_kernels_of_pairs() {
 #if TORCH_GDN_HAS_X86_ISAS
+  if (best_isa() == Isa::kAmx) return &amx::kChunkKernels<Pair>;
   if (best_isa() == Isa::kAvx512Bf16) return &avx512_bf16::kChunkKernels<Pair>;
 #endif
   return nullptr;

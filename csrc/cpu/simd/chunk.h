@@ -50,6 +50,87 @@ TORCH_GDN_INLINE void store_tile(const Tile& tile, float* out) {
   }
 }
 
+TORCH_GDN_INLINE Tile load_tile(const float* in) {
+  Tile tile;
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kVectors; ++j) tile.at[i][j] = load(in + i * kColumns + j * kLanes);
+  }
+  return tile;
+}
+
+#if TORCH_GDN_ISA_HAS_AMX
+constexpr bool kHasAmx = true;
+constexpr int64_t kLongStep = 16, kShortStep = 4;  // pairs that one product of AMX tiles sums over
+static_assert(kRowsAtOnce % (2 * kShortStep) == 0 && kRows == 8 && kTileColumns == kColumns);
+
+enum AmxTile { kLeftSums, kRightSums, kLongA, kLongLeftB, kLongRightB, kShortA, kShortLeftB, kShortRightB };
+
+// The shapes of a core's tiles, while it uses them.
+class AmxTiles {
+ public:
+  TORCH_GDN_INLINE AmxTiles() {
+    constexpr struct {
+      uint8_t palette = 1, first_row = 0, reserved[14] = {};
+      uint16_t bytes_of_row[16] = {64, 64, 4 * kLongStep, 64, 64, 4 * kShortStep, 64, 64};
+      uint8_t rows[16] = {kRows, kRows, kRows, kLongStep, kLongStep, kRows, kShortStep, kShortStep};
+    } kShapes;
+    asm volatile("ldtilecfg %0" ::"m"(kShapes));
+  }
+  TORCH_GDN_INLINE ~AmxTiles() { asm volatile("tilerelease"); }
+};
+
+// g++ 12 has these as macros that take numbers alone, and does not know what they read.
+template <AmxTile To, typename T>
+TORCH_GDN_INLINE void load_amx(const T* from, int64_t row) {
+  asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(To), "r"(from), "r"(row * sizeof(T)) : "memory");
+}
+template <AmxTile Sums>
+TORCH_GDN_INLINE void zero_amx() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(Sums));
+}
+template <AmxTile From>
+TORCH_GDN_INLINE void store_amx(float* to, int64_t row) {
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(From), "r"(to), "r"(row * sizeof(float)) : "memory");
+}
+template <AmxTile Sums, AmxTile A, AmxTile B>
+TORCH_GDN_INLINE void multiply_add_amx() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(A), "i"(B));
+}
+
+template <AmxTile A, AmxTile Left, AmxTile Right>
+TORCH_GDN_INLINE void multiply_add_amx(const Pair* a, int64_t row, const Pair* b) {
+  load_amx<A>(a, row);
+  load_amx<Left>(b, kColumns);
+  multiply_add_amx<kLeftSums, A, Left>();
+  load_amx<Right>(b + kColumns / 2, kColumns);
+  multiply_add_amx<kRightSums, A, Right>();
+}
+
+// The pairs of a row of a lie next to each other: step is 1.
+TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t, const Pair* b, int64_t count) {
+  zero_amx<kLeftSums>();
+  zero_amx<kRightSums>();
+  for (; count >= kLongStep; count -= kLongStep, a += kLongStep, b += kLongStep * kColumns) {
+    multiply_add_amx<kLongA, kLongLeftB, kLongRightB>(a, row, b);
+  }
+  for (; count > 0; count -= kShortStep, a += kShortStep, b += kShortStep * kColumns) {
+    multiply_add_amx<kShortA, kShortLeftB, kShortRightB>(a, row, b);
+  }
+  alignas(64) float sums[kRows * kColumns];
+  store_amx<kLeftSums>(sums, kColumns);
+  store_amx<kRightSums>(sums + kColumns / 2, kColumns);
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kVectors; ++j) tile.at[i][j] += load(sums + i * kColumns + j * kLanes);
+  }
+}
+#else
+constexpr bool kHasAmx = false;
+#endif
+
 // A tile, or numbers of a row, as what a later product multiplies.
 TORCH_GDN_INLINE void store_operand(const Tile& tile, float* out) { store_tile(tile, out); }
 TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, float* out) {
@@ -138,14 +219,16 @@ TORCH_GDN_INLINE void transpose(const Operand* in, int64_t rows, int64_t length,
   }
 }
 
-// Rows 2p and 2p + 1 of [rows, length] pairs of columns, as [rows / 2, 2 * length] pairs of rows.
+// Rows 2p and 2p + 1 of [rows, length] pairs of columns, as pairs of rows: [rows / 2, 2 * length], or for AMX, whose
+// left operand has the pairs of a sum next to each other, [2 * length, 16].
 TORCH_GDN_INLINE void pair_rows(const Pair* in, int64_t rows, int64_t length, Pair* out) {
-  for (int64_t i = 0; i < rows; i += 2, in += 2 * length, out += 2 * length) {
+  const int64_t row = kHasAmx ? 1 : 2 * length, column = kHasAmx ? kTokens / 2 : 1;
+  for (int64_t i = 0; i < rows; i += 2, in += 2 * length, out += row) {
 #pragma omp simd
     for (int64_t j = 0; j < length; ++j) {
       const Pair even = in[j], odd = in[length + j];
-      out[2 * j] = (even & 0xFFFF) | (odd << 16);
-      out[2 * j + 1] = (even >> 16) | (odd & 0xFFFF0000);
+      out[2 * j * column] = (even & 0xFFFF) | (odd << 16);
+      out[(2 * j + 1) * column] = (even >> 16) | (odd & 0xFFFF0000);
     }
   }
 }
@@ -175,6 +258,9 @@ TORCH_GDN_INLINE void prefetch_rows(const HeadRows& rows, int64_t first, int64_t
 template <typename Operand>
 void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles) {
   const int64_t length = tiles.K / kTogether<Operand>;
+#if TORCH_GDN_ISA_HAS_AMX
+  const AmxTiles amx;
+#endif
   prefetch_rows(q, kTokens, tiles.tokens, width);
   prefetch_rows(k, kTokens, tiles.tokens, width);
   read_rows(q, width, tiles, tiles.q);
@@ -292,7 +378,8 @@ TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Dec
 #pragma GCC unroll 4
         for (int64_t c = 0; c < kVectors; ++c) tile.at[r][c] = decay(i + r) * load(at + r * kColumns + c * kLanes);
       }
-      accumulate(tile, k + i, 1, keys.K, tiles.writing + j, keys.rows / kTogether<Operand>);
+      const auto [row, step] = kHasAmx ? std::pair(kTokens / 2, int64_t{1}) : std::pair(int64_t{1}, keys.K);
+      accumulate(tile, k + i * row, row, step, tiles.writing + j, keys.rows / kTogether<Operand>);
       store_tile(tile, at);
       if constexpr (paired) store_operand(tile, operand + i / 2 * kColumns + j);
     }
@@ -330,6 +417,9 @@ TORCH_GDN_INLINE void advance_panel(const Keys& keys, const Head& head, const Op
 template <typename Operand>
 void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
              int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles) {
+#if TORCH_GDN_ISA_HAS_AMX
+  const AmxTiles amx;
+#endif
   const Operand* k_writing = kTogether<Operand> == 2 ? keys.k_down : keys.k;
   const auto decay = [&](int64_t) __attribute__((always_inline)) { return head.decay; };
   advance_panel(keys, head, k_writing, decay, v, o, columns, state, operand, tiles);
@@ -339,11 +429,7 @@ template <typename Operand>
 void make_operand(const float* state, int64_t K, Operand* operand) {
   for (int64_t i = 0; i < K; i += kRows) {
     for (int64_t j = 0; j < kColumns; j += kTileColumns) {
-      Tile tile;
-      for (int64_t r = 0; r < kRows; ++r) {
-        for (int64_t c = 0; c < kVectors; ++c) tile.at[r][c] = load(state + (i + r) * kColumns + j + c * kLanes);
-      }
-      store_operand(tile, operand + i / kTogether<Operand> * kColumns + j);
+      store_operand(load_tile(state + i * kColumns + j), operand + i / kTogether<Operand> * kColumns + j);
     }
   }
 }

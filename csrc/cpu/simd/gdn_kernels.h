@@ -31,7 +31,7 @@ struct KeyTiles {
   alignas(64) Operand q[kTokens * kLargestK];         // [rows, K]
   alignas(64) Operand k[kTokens * kLargestK];         // [rows, K]
   alignas(64) Operand k_across[kLargestK * kTokens];  // [K, 32]
-  alignas(64) Operand k_down[kTokens * kLargestK];    // pairs along the tokens, [rows / 2, K]; unused with floats
+  alignas(64) Operand k_down[kTokens * kLargestK];    // pairs along the tokens (pair_rows); unused with floats
   alignas(64) float k_k[kTokens * kTokens];           // k k^T and q k^T, [rows, 32]: up to the diagonal
   alignas(64) float q_k[kTokens * kTokens];
   alignas(64) float q_factor[kTokens], k_factor[kTokens];  // 1, or what makes the row's norm 1

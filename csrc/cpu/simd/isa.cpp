@@ -4,15 +4,29 @@
 
 #include <string>
 
+#if TORCH_GDN_HAS_X86_ISAS
+#include <ATen/cpu/Utils.h>
+#include <cpuid.h>
+#endif
+
 namespace torch_gdn::cpu {
 
 namespace {
+
+#if TORCH_GDN_HAS_X86_ISAS
+// g++ 12 has no name for it that __builtin_cpu_supports takes.
+bool has_amx_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bit_AMX_BF16);
+}
+#endif
 
 Isa find_best_isa() {
 #if TORCH_GDN_HAS_X86_ISAS
   const std::string capability = at::get_cpu_capability();
   if (capability == "AVX512") {
-    return __builtin_cpu_supports("avx512bf16") ? Isa::kAvx512Bf16 : Isa::kAvx512;
+    if (!__builtin_cpu_supports("avx512bf16")) return Isa::kAvx512;
+    return has_amx_bf16() && at::cpu::init_amx() ? Isa::kAmx : Isa::kAvx512Bf16;
   }
   if (capability == "AVX2") return Isa::kAvx2;
 #endif

@@ -9,7 +9,7 @@
 
 namespace torch_gdn::cpu {
 
-enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // each has what those before it have
+enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };  // each has what those before it have
 
 // As torch chooses, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
 Isa best_isa();

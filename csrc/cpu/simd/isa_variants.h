@@ -1,7 +1,8 @@
 // Compiles the file TORCH_GDN_PER_ISA once for each ISA variant, in a namespace of its own, after vectors.h. It has no
 // include guard, and neither has that file, which may include nothing: the inline functions of a header would be
 // compiled for that ISA, and the linker may keep that copy for everybody. The unnamed namespaces keep the variants of
-// one file apart from another file's. TORCH_GDN_HAS_BF16_VARIANT adds AVX-512 with products of bf16.
+// one file apart from another file's. TORCH_GDN_HAS_BF16_VARIANTS adds AVX-512 with products of bf16,
+// and AMX beside it.
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -35,17 +36,28 @@
 
 #define TORCH_GDN_REGISTERS 32
 #define TORCH_GDN_LANES 16
-#ifdef TORCH_GDN_HAS_BF16_VARIANT
-TORCH_GDN_BEGIN_ISA("arch=x86-64-v4,avx512bf16")
+#ifdef TORCH_GDN_HAS_BF16_VARIANTS
 #define TORCH_GDN_ISA_HAS_BF16 1
+#define TORCH_GDN_ISA_HAS_AMX 1
+TORCH_GDN_BEGIN_ISA("arch=x86-64-v4,avx512bf16,amx-tile,amx-bf16")
+namespace torch_gdn::cpu::amx {
+namespace {
+#include "cpu/simd/vectors.h"
+#include TORCH_GDN_PER_ISA
+}  // namespace
+}  // namespace torch_gdn::cpu::amx
+TORCH_GDN_END_ISA
+#undef TORCH_GDN_ISA_HAS_AMX
+
+TORCH_GDN_BEGIN_ISA("arch=x86-64-v4,avx512bf16")
 namespace torch_gdn::cpu::avx512_bf16 {
 namespace {
 #include "cpu/simd/vectors.h"
 #include TORCH_GDN_PER_ISA
 }  // namespace
 }  // namespace torch_gdn::cpu::avx512_bf16
-#undef TORCH_GDN_ISA_HAS_BF16
 TORCH_GDN_END_ISA
+#undef TORCH_GDN_ISA_HAS_BF16
 #endif
 
 TORCH_GDN_BEGIN_ISA("arch=x86-64-v4")
