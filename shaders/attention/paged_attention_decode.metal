@@ -46,25 +46,6 @@ METAL_FUNC void merge_simdgroups(
   }
 }
 
-// A round of a simdgroup's keys. `first`: the lane's key of block 0.
-template <int D, typename Rows>
-METAL_FUNC void add_keys(
-    thread float2* o,
-    thread RowState& state,
-    StagedQuery query,
-    Rows keys,
-    Rows values,
-    float scale,
-    int first,
-    SeenKeys seen,
-    LanePosition at) {
-  float2 scores[kDecodeBlocks];
-  multiply_keys<D, kDecodeBlocks>(scores, keys, query, at);
-  const float2 rescale = online_softmax<kDecodeBlocks>(scores, state, scale, first, seen);
-  UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= rescale;
-  multiply_values<D, kDecodeBlocks>(o, scores, values, at);
-}
-
 template <typename T, typename C, int D>
 [[kernel]] void paged_attention_decode(
     device const T* q [[buffer(0)]],
@@ -114,6 +95,7 @@ template <typename T, typename C, int D>
   query.parts = shared;
   query.lane = lane;
   const SeenKeys seen = seen_by_lane(parameters, tile, at.column);
+  const bool has_vectors = parameters.has_vectors != 0;
 
   RowState state = no_keys();
   float2 o[D / 8];
@@ -129,15 +111,20 @@ template <typename T, typename C, int D>
     own_values[lane] = offset_of(parameters.value, place, kv_head);
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
-    if (parameters.has_vectors != 0) {
-      PagedRows<C, true> keys = {key_cache, own_keys};
-      PagedRows<C, true> values = {value_cache, own_values};
-      add_keys<D>(o, state, query, keys, values, parameters.scale, first + at.row, seen, at);
-    } else {
-      PagedRows<C, false> keys = {key_cache, own_keys};
-      PagedRows<C, false> values = {value_cache, own_values};
-      add_keys<D>(o, state, query, keys, values, parameters.scale, first + at.row, seen, at);
-    }
+    PagedRows<C> keys;
+    keys.cache = key_cache;
+    keys.offsets = own_keys;
+    keys.has_vectors = has_vectors;
+    float2 scores[kDecodeBlocks];
+    multiply_keys<D, kDecodeBlocks>(scores, keys, query, at);
+    const float2 rescale = online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, seen);
+    UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= rescale;
+
+    PagedRows<C> values;
+    values.cache = value_cache;
+    values.offsets = own_values;
+    values.has_vectors = has_vectors;
+    multiply_values<D, kDecodeBlocks>(o, scores, values, at);
   }
   merge_simdgroups<D>(o, state, shared, states, at, simdgroup, lane);
   if (simdgroup == 0) {

@@ -6,19 +6,20 @@
 #include "attention/sequences.h"
 
 // Rows of pages, `offsets` elements into the cache.
-template <typename C, bool Vectors>
+template <typename C>
 struct PagedRows {
   device const C* cache;
   threadgroup const int64_t* offsets;
+  bool has_vectors;
 
   METAL_FUNC float4 four(int key, int column) const {
     device const C* source = cache + offsets[key] + column;
-    if constexpr (Vectors) return float4(*(device const vec<C, 4>*)source);
+    if (has_vectors) return float4(*(device const vec<C, 4>*)source);
     return float4(float(source[0]), float(source[1]), float(source[2]), float(source[3]));
   }
   METAL_FUNC float2 two(int key, int column) const {
     device const C* source = cache + offsets[key] + column;
-    if constexpr (Vectors) return float2(*(device const vec<C, 2>*)source);
+    if (has_vectors) return float2(*(device const vec<C, 2>*)source);
     return float2(float(source[0]), float(source[1]));
   }
 };
