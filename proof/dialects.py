@@ -44,6 +44,7 @@ class KernelTemplate:
 
     name: str
     template: tuple[tuple[str, str], ...]  # (`typename`, `T`), (`int`, `K`)
+    defaults: tuple[str, ...]  # of the last of them
     parameters: tuple[Parameter, ...]
     begin: int  # of the text: `template <` or `[[kernel]]`
     body: int  # after the body's `{`
@@ -57,11 +58,14 @@ class KernelTemplate:
 
     def constants(self, arguments: Sequence[str]) -> list[str]:
         """A declaration for each template parameter, in C++ of any dialect."""
-        if len(arguments) != len(self.template):
+        left_out = len(self.template) - len(arguments)
+        if not 0 <= left_out <= len(self.defaults):
             raise ValueError(f"{self.name} takes {len(self.template)} template arguments, got {list(arguments)}")
         return [
             f"typedef {argument} {name};" if kind in ("typename", "class") else f"constexpr {kind} {name} = {argument};"
-            for (kind, name), argument in zip(self.template, arguments, strict=True)
+            for (kind, name), argument in zip(
+                self.template, [*arguments, *self.defaults[len(self.defaults) - left_out :]], strict=True
+            )
         ]
 
 
@@ -102,13 +106,15 @@ def find_kernel(text: str, kernel: str) -> KernelTemplate:
         raise ValueError(f"no kernel {kernel} in a program of {text.count(chr(10))} lines")
     end = closing(text, found.end())
     body = text.index("{", end)
-    pairs = [part.rsplit(" ", 1) for part in split_at_commas(found["template"] or "") if part]
+    declared = [part.split("=") for part in split_at_commas(found["template"] or "") if part]
+    pairs = [part.strip().rsplit(" ", 1) for part, *_ in declared]
     parameters: list[Parameter] = []
     for part in split_at_commas(text[found.end() + 1 : end]):
         parameters.append(_parameter(part, len(parameters)))
     return KernelTemplate(
         kernel,
         tuple((kind.strip(), name) for kind, name in pairs),
+        tuple(default.strip() for _, *defaults in declared for default in defaults),
         tuple(parameters),
         found.start(),
         body + 1,

@@ -57,6 +57,16 @@ def test_template_arguments_become_declarations() -> None:
         kernel.constants(["float"])
 
 
+def test_template_arguments_left_out_are_the_defaults() -> None:
+    kernel = dialects.find_kernel(PROGRAM.replace("int K>", "int K, int C = 64, bool Scores = false>"), "probe")
+    first = ["typedef float T;", "constexpr int K = 128;"]
+    assert kernel.constants(["float", "128"]) == [*first, "constexpr int C = 64;", "constexpr bool Scores = false;"]
+    assert kernel.constants(["float", "128", "8"])[2:] == ["constexpr int C = 8;", "constexpr bool Scores = false;"]
+    assert kernel.constants(["float", "128", "8", "true"])[3:] == ["constexpr bool Scores = true;"]
+    with pytest.raises(ValueError, match="probe takes 4 template arguments, got \\['float'\\]"):
+        kernel.constants(["float"])
+
+
 def test_comments_go_and_quoted_slashes_stay() -> None:
     text = dialects.without_comments(PROGRAM)
     assert "the first" not in text and "an input" not in text and "expected // more" in text
