@@ -73,7 +73,9 @@ def moved(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def exact_kda(inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor]:
     """The float64 recurrence on these inputs, which has no chunks."""
     options.pop("chunk_size", None)
-    wide = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
+    wide: dict[str, Any] = {
+        name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()
+    }
     o, state = reference.fused_recurrent_kda(**wide, **options, output_final_state=True)
     assert state is not None
     return o, state
