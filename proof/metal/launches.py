@@ -67,13 +67,13 @@ def rule_calls() -> list[Call]:
 
 
 def kda_calls() -> list[Call]:
-    """Every dtype, K, chunk size and alignment, and pools of other dtypes."""
+    """Every dtype, K, alignment and chunk size of either algorithm, and pools of other dtypes."""
     return [
-        Call(dtype, K, V, aligned=aligned, fused_chunk_size=size)
+        Call(dtype, K, V, chunk_size, aligned, fused_chunk_size=fused_chunk_size)
         for dtype in DTYPES
-        for K, V in SIZES
+        for K, V in (*SIZES, (256, 256))
         for aligned in BOTH
-        for size in FUSED_CHUNK_SIZES
+        for chunk_size, fused_chunk_size in zip(CHUNK_SIZES, FUSED_CHUNK_SIZES, strict=True)
     ] + [Call(dtype, K, K, pool=dtype) for dtype in DTYPES for K in (128, 255)]
 
 

@@ -4,8 +4,8 @@
 // Layout: q, k [B, T, H, K] with row strides, v_new [B, T, HV, V], h [B, NT, HV, ...] with any strides of K and V,
 // g_cumsum [B, T, HV] f32. o [B, T, HV, V] with row strides is T or f32. Intermediate is T, or float where T is half: a
 // state may leave half's range. o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), c = g_cumsum; the diagonal
-// is included. With scores given o = scale (q h + scores v_new): the scores [B, T, HV, C] are in the place of k, zeros
-// above the diagonal of a block of 8, and g_cumsum is not read.
+// is included. With scores given o = scale (q h + scores v_new): the scores [B, T, HV, C], f32, are in the place of k,
+// zeros above the diagonal of a block of 8, and g_cumsum is not read.
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/chunk_fwd_o.h"
@@ -57,9 +57,14 @@ METAL_FUNC void masked_scores(
 }
 
 // The simdgroup's blocks of the scores.
-template <int C, typename T>
+template <int C>
 METAL_FUNC void load_scores(
-    threadgroup float* scores, device const T* source, int64_t stride, int tokens, uint simdgroup, LanePosition at) {
+    threadgroup float* scores,
+    device const float* source,
+    int64_t stride,
+    int tokens,
+    uint simdgroup,
+    LanePosition at) {
   UNROLL for (int n = 0; n <= C / 8; ++n) {
     const BlockPosition block = own_block<C>(simdgroup, n);
     const int row = block.row * 8;
@@ -107,18 +112,18 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
   device const T* queries =
       q + chunk.batch * parameters.q.batch + chunk.first * parameters.q.token + key_head * parameters.q.head;
-  device const T* keys =
-      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
+  const int64_t first_key =
+      chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
   if constexpr (HasScores) {
-    load_scores<C>(scores, keys, parameters.k.token, tokens, simdgroup, at);
+    load_scores<C>(scores, (device const float*)k + first_key, parameters.k.token, tokens, simdgroup, at);
   } else {
     if (int(thread_index) < C) {
       chunk_g_cumsum[thread_index] =
           int(thread_index) < tokens ? g_cumsum[row + int64_t(thread_index) * value_heads] : 0.0f;
     }
     masked_scores<T, K, C, Width>(
-        scores, (threadgroup T*)scores, chunk_g_cumsum, queries, parameters.q.token, keys, parameters.k.token, tokens,
-        thread_index, simdgroup, at);
+        scores, (threadgroup T*)scores, chunk_g_cumsum, queries, parameters.q.token, k + first_key, parameters.k.token,
+        tokens, thread_index, simdgroup, at);
   }
 
   const int64_t first_output =

@@ -3,7 +3,7 @@
 // simdgroup s of C/16 the block rows s and C/8-1-s of both matrices. In registers: k k^T and q k^T, decayed. In
 // threadgroup memory: q, k and decays of the 16 channels, f32, then slices of v, u or w; A, inverted in place. Layout:
 // q, k [B, T, H, K], v [B, T, HV, V] with row strides; g [B, T, HV, K] with row strides, beta [B, T, HV] of any
-// strides, both of any float dtype, or raw; decayed_q, decayed_k [B, T, HV, K] and scores [B, T, HV, C] of T; w [B, T,
+// strides, both of any float dtype, or raw; decayed_q, decayed_k [B, T, HV, K] of T, scores [B, T, HV, C] f32; w [B, T,
 // HV, K] and u [B, T, HV, V] of Intermediate: T, or float where T is half; log_decays [B, NT, HV, K] f32.
 // With e = exp(g) and D(j, i) the product of e after token j up to i, a vector over channels, tokens from 1:
 // decayed_q_i = q_i D(0, i);  decayed_k_i = k_i D(i, C);  scores_ij = sum_c q_i D(j, i) k_j for i >= j;  A_ij = beta_i
@@ -74,10 +74,9 @@ METAL_FUNC void add_lower_blocks(
 }
 
 // Sums over the lanes of a column; one of them stores it.
-template <typename T>
 METAL_FUNC void store_diagonal(
     threadgroup float* triangle,
-    device T* scores,
+    device float* scores,
     int64_t score_stride,
     thread const DiagonalColumn& sums,
     threadgroup const float* betas,
@@ -93,7 +92,7 @@ METAL_FUNC void store_diagonal(
     const float query = half_query + simd_shuffle_xor(half_query, ushort(2));
     if (lane % 4 == 0) {
       triangle[triangle_element(first + i, first + column)] = i > column ? betas[first + i] * key : 0.0f;
-      if (first + i < tokens) scores[(first + i) * score_stride + first + column] = T(i >= column ? query : 0.0f);
+      if (first + i < tokens) scores[(first + i) * score_stride + first + column] = i >= column ? query : 0.0f;
     }
   }
 }
@@ -123,7 +122,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     device const int64_t* cu_seqlens [[buffer(7)]],
     device T* decayed_q [[buffer(8)]],
     device T* decayed_k [[buffer(9)]],
-    device T* scores [[buffer(10)]],
+    device float* scores [[buffer(10)]],
     device float* log_decays [[buffer(11)]],
     device Intermediate* w [[buffer(12)]],
     device Intermediate* u [[buffer(13)]],
@@ -216,7 +215,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  device T* chunk_scores = scores + row * C;
+  device float* chunk_scores = scores + row * C;
   store_diagonal(triangle, chunk_scores, value_heads * C, low, betas, low_row, chunk.tokens, lane);
   store_diagonal(triangle, chunk_scores, value_heads * C, high, betas, high_row, chunk.tokens, lane);
   UNROLL for (int n = 0; n <= kBlocks; ++n) {

@@ -97,7 +97,7 @@ DECAY = """\
 """
 READ = """\
       UNROLL for (int m = 0; m < kParts; ++m) {
-        const float4 keys = *(threadgroup const float4*)(key + first_element(m, at.eighth));
+        const float4 keys = *(threadgroup const float4*)(key + first_element<K>(m, at.place));
         UNROLL for (int r = 0; r < 2; ++r) part[r] += state[2 * m + r] * keys;
       }
 """

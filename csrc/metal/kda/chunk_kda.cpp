@@ -26,7 +26,7 @@ std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, cons
   const auto decayed_q = at::empty({s.B, s.T, s.HV, s.K}, in.q.options());
   const KdaChunk chunk{.decayed_q = decayed_q,
                        .decayed_k = at::empty_like(decayed_q),
-                       .scores = at::empty({s.B, s.T, s.HV, s.C}, in.q.options()),
+                       .scores = at::empty({s.B, s.T, s.HV, s.C}, options.dtype(at::kFloat)),
                        .log_decays = at::empty({s.B, s.NT, s.HV, s.K}, options.dtype(at::kFloat)),
                        .w = at::empty({s.B, s.T, s.HV, s.K}, options),
                        .u = at::empty({s.B, s.T, s.HV, s.V}, options)};

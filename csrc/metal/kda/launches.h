@@ -22,7 +22,7 @@ Launch launch_fused_chunk_kda(const RuleInputs& in, const ChannelGates& gates, i
 // What kda_chunk_fwd_intra makes of a prefill's chunks.
 struct KdaChunk {
   Tensor decayed_q, decayed_k;  // [B, T, HV, K], dtype of q
-  Tensor scores;                // [B, T, HV, C], dtype of q
+  Tensor scores;                // [B, T, HV, C], f32
   Tensor log_decays;            // [B, NT, HV, K], f32: of whole chunks
   Tensor w, u;                  // [B, T, HV, K] and [B, T, HV, V]
 };
