@@ -35,17 +35,13 @@ py::dict pipeline_facts(const torch_gdn::PipelineFacts& facts) {
 
 using Words = std::vector<std::string>;
 
-torch_gdn::Launch launch_of(std::string kernel, std::string file, Words arguments) {
-  return {std::move(kernel), std::move(file), std::move(arguments), {}, {}, 0};
-}
-
 std::string shader_source(std::string kernel, std::string file, Words arguments) {
-  return torch_gdn::shader_source(launch_of(std::move(kernel), std::move(file), std::move(arguments)));
+  return torch_gdn::shader_source({std::move(kernel), std::move(file), std::move(arguments)});
 }
 
 py::dict compile(std::string kernel, std::string file, Words arguments) {
-  const auto launch = launch_of(std::move(kernel), std::move(file), std::move(arguments));
-  return pipeline_facts(without_gil([&] { return torch_gdn::launcher().compile(launch); }));
+  const torch_gdn::Variant variant{std::move(kernel), std::move(file), std::move(arguments)};
+  return pipeline_facts(without_gil([&] { return torch_gdn::launcher().compile(variant); }));
 }
 
 py::list pipelines() {
@@ -58,9 +54,10 @@ py::list pipelines() {
 template <typename AnyLaunch>
 py::dict launch_row(const AnyLaunch& launch, py::object bindings) {
   py::dict row;
-  row["kernel"] = launch.kernel;
-  row["file"] = launch.file;
-  row["arguments"] = launch.arguments;
+  const auto variant = launch.variant();
+  row["kernel"] = variant.kernel;
+  row["file"] = variant.file;
+  row["arguments"] = variant.arguments;
   row["bindings"] = std::move(bindings);
   row["threadgroups"] = launch.threadgroups;
   row["threads"] = launch.threads;
@@ -73,18 +70,18 @@ py::list recorded(const torch_gdn::Recorder& recorder) {
   return result;
 }
 
-// A tensor, the bytes of a parameter block, or None: the error log.
-py::object bound_object(const torch_gdn::Binding& binding) {
+// A tensor, the bytes of the parameter block, or None: the error log.
+py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Binding& binding) {
   if (binding.tensor.defined()) return py::cast(binding.tensor);
-  if (binding.bytes.empty()) return py::none();
-  return py::bytes(reinterpret_cast<const char*>(binding.bytes.data()), binding.bytes.size());
+  if (!binding.is_parameter_block) return py::none();
+  return py::bytes(reinterpret_cast<const char*>(bindings.block()), bindings.block_bytes());
 }
 
 torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
   return [function](const torch_gdn::Launch& launch) {
     const py::gil_scoped_acquire held;
     py::list bindings;
-    for (const auto& binding : launch.bindings) bindings.append(bound_object(binding));
+    for (const auto& binding : launch.bindings) bindings.append(bound_object(launch.bindings, binding));
     function(launch_row(launch, std::move(bindings)));
   };
 }

@@ -6,6 +6,7 @@
 #include <ATen/mps/MPSDevice.h>
 #include <ATen/mps/MPSStream.h>
 #include <c10/metal/error.h>
+#include <c10/util/SmallVector.h>
 
 #include "metal/library.h"
 #include "shaders/core/error.h"
@@ -20,14 +21,15 @@ static_assert(sizeof(ErrorLog) == sizeof(c10::metal::ErrorMessages) &&
                   offsetof(ErrorLog::Message, line) == offsetof(c10::metal::ErrorMessage, line),
               "shaders/core/error.h must have the layout of PyTorch's error buffer");
 
-void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, const Binding& binding, NSUInteger index) {
+void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, const Bindings& bindings,
+          const Binding& binding, NSUInteger index) {
   if (binding.tensor.defined()) {
     const at::Tensor& tensor = binding.tensor;
     [encoder setBuffer:__builtin_bit_cast(id<MTLBuffer>, tensor.storage().data())
                 offset:NSUInteger(tensor.storage_offset() * tensor.element_size())
                atIndex:index];
-  } else if (!binding.bytes.empty()) {
-    [encoder setBytes:binding.bytes.data() length:binding.bytes.size() atIndex:index];
+  } else if (binding.is_parameter_block) {
+    [encoder setBytes:bindings.block() length:bindings.block_bytes() atIndex:index];
   } else {
     [encoder setBuffer:stream->getErrorBuffer() offset:0 atIndex:index];
   }
@@ -36,9 +38,8 @@ void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, cons
 void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, const Launch& launch,
             id<MTLComputePipelineState> pipeline) {
   [encoder setComputePipelineState:pipeline];
-  for (size_t index = 0; index < launch.bindings.size(); ++index) {
-    bind(encoder, stream, launch.bindings[index], index);
-  }
+  NSUInteger index = 0;
+  for (const auto& binding : launch.bindings) bind(encoder, stream, launch.bindings, binding, index++);
   const auto& groups = launch.threadgroups;
   [encoder dispatchThreadgroups:MTLSizeMake(groups[0], groups[1], groups[2])
           threadsPerThreadgroup:MTLSizeMake(launch.threads, 1, 1)];
@@ -46,12 +47,11 @@ void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, co
 
 class MetalLauncher final : public Launcher {
  public:
-  void run(const std::vector<Launch>& launches) override {
+  void run(Launches launches) override {
     // Pipelines first, outside the stream's queue. Metal refuses an empty grid.
-    std::vector<std::pair<const Launch*, id<MTLComputePipelineState>>> ready;
+    c10::SmallVector<std::pair<const Launch*, id<MTLComputePipelineState>>, 8> ready;
     for (const auto& launch : launches) {
-      const auto& groups = launch.threadgroups;
-      if (groups[0] * groups[1] * groups[2] > 0) ready.emplace_back(&launch, library_.pipeline(launch));
+      if (!launch.is_empty()) ready.emplace_back(&launch, library_.pipeline(launch));
     }
     if (ready.empty()) return;
     at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
@@ -64,7 +64,7 @@ class MetalLauncher final : public Launcher {
     });
   }
 
-  PipelineFacts compile(const Launch& launch) override { return library_.compile(launch); }
+  PipelineFacts compile(const Variant& variant) override { return library_.compile(variant); }
 
   std::vector<PipelineFacts> pipelines() const override { return library_.facts(); }
 

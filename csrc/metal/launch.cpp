@@ -14,10 +14,44 @@ thread_local Launcher* recorder_of_thread = nullptr;
 std::string registered_directory;
 }  // namespace
 
-std::string Launch::name() const {
+TemplateArgument::TemplateArgument(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      word_ = kFloat;
+      break;
+    case at::kHalf:
+      word_ = kHalf;
+      break;
+    case at::kBFloat16:
+      word_ = kBfloat;
+      break;
+    default:
+      TORCH_CHECK_TYPE(false, "torch_gdn: expected dtype BFloat16, Half or Float, got ", dtype);
+  }
+}
+
+int32_t TemplateArgument::number(int64_t value) {
+  TORCH_INTERNAL_ASSERT(value >= 0 && value <= INT32_MAX);
+  return int32_t(value);
+}
+
+std::string TemplateArgument::spelled() const {
+  static constexpr std::array<const char*, -kNone> words = {"", "float", "half", "bfloat", "false", "true"};
+  return word_ < 0 ? words[size_t(word_ - kNone)] : std::to_string(word_);
+}
+
+std::string Variant::name() const {
   std::string text = kernel;
   for (const auto& argument : arguments) text += "_" + argument;
   return text;
+}
+
+Variant Launch::variant_of(const char* kernel, const char* file, const TemplateArguments& arguments) {
+  Variant variant{kernel, file, {}};
+  for (const auto& argument : arguments) {
+    if (!argument.is_none()) variant.arguments.push_back(argument.spelled());
+  }
+  return variant;
 }
 
 Launcher& launcher() { return recorder_of_thread ? *recorder_of_thread : device_launcher(); }

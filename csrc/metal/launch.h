@@ -6,42 +6,118 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace torch_gdn {
 
+// A template argument in one word: a dtype, a bool, or a number from 0 on. A launch is built and its pipeline found
+// without a string or an allocation.
+class TemplateArgument {
+ public:
+  TemplateArgument() = default;  // none
+  TemplateArgument(at::ScalarType dtype);
+  template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>
+  TemplateArgument(Integer value) {
+    if constexpr (std::is_same_v<Integer, bool>) {
+      word_ = value ? kTrue : kFalse;
+    } else {
+      word_ = number(int64_t(value));
+    }
+  }
+
+  bool is_none() const { return word_ == kNone; }
+  int32_t word() const { return word_; }
+  std::string spelled() const;  // as Metal does
+  bool operator==(const TemplateArgument&) const = default;
+
+ private:
+  enum Word : int32_t { kNone = -6, kFloat, kHalf, kBfloat, kFalse, kTrue };
+  static int32_t number(int64_t value);
+  int32_t word_ = kNone;
+};
+
+constexpr size_t kMostTemplateArguments = 8;
+using TemplateArguments = std::array<TemplateArgument, kMostTemplateArguments>;  // those that are none last
+
 struct Binding {
-  at::Tensor tensor;             // bound at its storage offset
-  std::vector<std::byte> bytes;  // values; with neither: the stream's error log
+  at::Tensor tensor;                // bound at its storage offset
+  bool is_parameter_block = false;  // with neither: the stream's error log
 
+  Binding() = default;
   Binding(at::Tensor value) : tensor(std::move(value)) {}
+  static Binding error_log() { return {}; }
 
-  static Binding error_log() { return Binding(at::Tensor()); }
-
-  // A parameter block, a struct of shaders/.
+  // A struct of shaders/, which Bindings copies.
   template <typename Parameters>
-  static Binding values(const Parameters& parameters) {
-    static_assert(std::is_trivially_copyable_v<Parameters> && sizeof(Parameters) <= 4096,
-                  "setBytes takes plain data up to 4 KB");
-    Binding binding = error_log();
-    const auto* first = reinterpret_cast<const std::byte*>(&parameters);
-    binding.bytes.assign(first, first + sizeof(Parameters));
-    return binding;
+  struct Values {
+    const Parameters& parameters;
+  };
+  template <typename Parameters>
+  static Values<Parameters> values(const Parameters& parameters) {
+    return {parameters};
   }
 };
 
-struct Launch {
+// What a launch binds, in the order of [[buffer(i)]]: tensors, error log, and one parameter block.
+class Bindings {
+ public:
+  static constexpr size_t kMost = 24, kMostBytes = 768;
+
+  template <typename... Each>
+    requires(sizeof...(Each) > 1)
+  Bindings(Each&&... each) {
+    static_assert(sizeof...(Each) <= kMost);
+    (add(std::forward<Each>(each)), ...);
+  }
+
+  const Binding* begin() const { return bindings_.data(); }
+  const Binding* end() const { return bindings_.data() + size_; }
+  size_t size() const { return size_; }
+  const std::byte* block() const { return block_.data(); }
+  size_t block_bytes() const { return block_bytes_; }
+
+ private:
+  void add(Binding binding) { bindings_[size_++] = std::move(binding); }
+
+  template <typename Parameters>
+  void add(const Binding::Values<Parameters>& values) {
+    static_assert(std::is_trivially_copyable_v<Parameters> && sizeof(Parameters) <= kMostBytes);
+    block_bytes_ = sizeof(Parameters);
+    std::memcpy(block_.data(), &values.parameters, sizeof(Parameters));
+    bindings_[size_++].is_parameter_block = true;
+  }
+
+  std::array<Binding, kMost> bindings_;
+  size_t size_ = 0, block_bytes_ = 0;
+  std::array<std::byte, kMostBytes> block_;
+};
+
+// A kernel and its template arguments, spelled out.
+struct Variant {
   std::string kernel;                  // the function template
   std::string file;                    // "gdn/solve_tril.metal"
-  std::vector<std::string> arguments;  // template arguments as Metal spells them
-  std::vector<Binding> bindings;       // [[buffer(i)]] in order
+  std::vector<std::string> arguments;  // as Metal spells them
+
+  std::string name() const;  // "solve_tril_64"
+};
+
+struct Launch {
+  const char* kernel;  // literals: a kernel is told from others by the address of its name
+  const char* file;
+  TemplateArguments arguments;
+  Bindings bindings;
   std::array<size_t, 3> threadgroups;
   size_t threads;  // a threadgroup, a multiple of 32
 
-  // "solve_tril_64": kernel and template arguments.
-  std::string name() const;
+  bool is_empty() const { return threadgroups[0] * threadgroups[1] * threadgroups[2] == 0; }
+  Variant variant() const { return variant_of(kernel, file, arguments); }
+  static Variant variant_of(const char* kernel, const char* file, const TemplateArguments& arguments);
 };
+
+using Launches = c10::ArrayRef<Launch>;
 
 struct PipelineFacts {
   std::string name;
@@ -58,8 +134,8 @@ struct DeviceFacts {
 class Launcher {
  public:
   virtual ~Launcher() = default;
-  virtual void run(const std::vector<Launch>& launches) = 0;  // encodes; does not wait
-  virtual PipelineFacts compile(const Launch& launch) = 0;    // reads kernel, file and arguments only
+  virtual void run(Launches launches) = 0;  // encodes; does not wait; skips those without threadgroups
+  virtual PipelineFacts compile(const Variant& variant) = 0;
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
   virtual const DeviceFacts& device() const = 0;

@@ -32,9 +32,9 @@ MTLCompileOptions* compile_options() {
 }
 
 // The pipeline and the compiler's warnings.
-std::pair<id<MTLComputePipelineState>, std::string> compiled(const Launch& launch) {
-  const std::string name = launch.name();
-  const std::string source = shader_source(launch);
+std::pair<id<MTLComputePipelineState>, std::string> compiled(const Variant& variant) {
+  const std::string name = variant.name();
+  const std::string source = shader_source(variant);
   id<MTLDevice> device = at::mps::MPSDevice::getInstance()->device();
   NSError* error = nil;
   id<MTLLibrary> library = [[device newLibraryWithSource:[NSString stringWithUTF8String:source.c_str()]
@@ -43,7 +43,7 @@ std::pair<id<MTLComputePipelineState>, std::string> compiled(const Launch& launc
   TORCH_CHECK(library, "torch_gdn: Metal could not compile ", name, ": ", message(error));
   const std::string warnings = error ? message(error) : "";
   id<MTLFunction> function = [[library newFunctionWithName:[NSString stringWithUTF8String:name.c_str()]] autorelease];
-  TORCH_CHECK(function, "torch_gdn: the library of ", launch.file, " has no kernel ", name);
+  TORCH_CHECK(function, "torch_gdn: the library of ", variant.file, " has no kernel ", name);
   id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];
   TORCH_CHECK(state, "torch_gdn: Metal could not make a pipeline of ", name, ": ", message(error));
   return {state, warnings};
@@ -53,27 +53,45 @@ std::pair<id<MTLComputePipelineState>, std::string> compiled(const Launch& launc
 
 id<MTLComputePipelineState> Library::pipeline(const Launch& launch) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  id<MTLComputePipelineState> state = entry(launch).state;
-  const size_t limit = [state maxTotalThreadsPerThreadgroup];
-  TORCH_CHECK(launch.threads <= limit, "torch_gdn: ", launch.name(), " needs ", launch.threads,
-              " threads a threadgroup, this GPU allows it ", limit);
-  return state;
+  const Entry& found = entry(launch);
+  TORCH_CHECK(launch.threads <= found.most_threads, "torch_gdn: ", launch.variant().name(), " needs ", launch.threads,
+              " threads a threadgroup, this GPU allows it ", found.most_threads);
+  return found.state;
 }
 
-PipelineFacts Library::compile(const Launch& launch) {
+PipelineFacts Library::compile(const Variant& variant) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  return facts_of(launch.name(), entry(launch));
+  return facts_of(variant.name(), entry(variant));
+}
+
+size_t Library::KeyHash::operator()(const Key& key) const {
+  uint64_t hash = reinterpret_cast<uintptr_t>(key.kernel);
+  for (const auto& argument : key.arguments) {
+    hash = (hash ^ uint32_t(argument.word())) * 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio: odd
+    hash ^= hash >> 32;
+  }
+  return hash;
 }
 
 const Library::Entry& Library::entry(const Launch& launch) {
-  const std::string name = launch.name();
+  const Key key{launch.kernel, launch.arguments};
+  const auto found = launched_.find(key);
+  if (found != launched_.end()) return *found->second;
+  const Entry& named = entry(launch.variant());
+  launched_.emplace(key, &named);
+  return named;
+}
+
+const Library::Entry& Library::entry(const Variant& variant) {
+  const std::string name = variant.name();
   const auto found = entries_.find(name);
   if (found != entries_.end()) return found->second;
   const auto start = std::chrono::steady_clock::now();
   @autoreleasepool {
-    const auto [state, warnings] = compiled(launch);
+    const auto [state, warnings] = compiled(variant);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    return entries_.emplace(name, Entry{state, warnings, seconds.count()}).first->second;
+    const Entry entry{state, [state maxTotalThreadsPerThreadgroup], warnings, seconds.count()};
+    return entries_.emplace(name, entry).first->second;
   }
 }
 
@@ -81,7 +99,7 @@ PipelineFacts Library::facts_of(const std::string& name, const Entry& entry) {
   return {name,
           entry.warnings,
           entry.compile_seconds,
-          [entry.state maxTotalThreadsPerThreadgroup],
+          entry.most_threads,
           [entry.state threadExecutionWidth],
           [entry.state staticThreadgroupMemoryLength]};
 }
@@ -96,6 +114,7 @@ std::vector<PipelineFacts> Library::facts() const {
 void Library::clear() {
   const std::lock_guard<std::mutex> guard(mutex_);
   for (const auto& [name, entry] : entries_) [entry.state release];  // a command buffer that uses it retains it
+  launched_.clear();
   entries_.clear();
 }
 

@@ -5,19 +5,6 @@
 
 namespace torch_gdn {
 
-std::string metal_type(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return "float";
-    case at::kHalf:
-      return "half";
-    case at::kBFloat16:
-      return "bfloat";
-    default:
-      TORCH_CHECK_TYPE(false, "torch_gdn: expected dtype BFloat16, Half or Float, got ", dtype);
-  }
-}
-
 RowStrides row_strides(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2)}; }
 
 StateStrides state_strides(const Tensor& state, bool state_v_first) {
@@ -38,13 +25,13 @@ HeadGroups head_groups(const ChunkShape<>& shape) {
   return shape.tiled ? HeadGroups{1, key_heads, ratio, key_heads} : HeadGroups{ratio, key_heads, ratio, 1};
 }
 
-std::string vector_width(std::initializer_list<Tensor> tensors) {
-  for (const auto& x : tensors) {
+int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> tensors) {
+  for (const Tensor& x : tensors) {
     bool aligned = x.storage_offset() % 4 == 0 && x.size(-1) % 4 == 0;
     for (int64_t d = 0; d + 1 < x.dim(); ++d) aligned = aligned && (x.size(d) == 1 || x.stride(d) % 4 == 0);
-    if (!aligned) return "1";
+    if (!aligned) return 1;
   }
-  return "4";
+  return 4;
 }
 
 int32_t int32_count(int64_t count, const char* argument, const char* what) {

@@ -2,10 +2,9 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <initializer_list>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "metal/launch.h"
 #include "ops/chunk_shape.h"
@@ -13,16 +12,13 @@
 
 namespace torch_gdn {
 
-// "float", "half" or "bfloat".
-std::string metal_type(at::ScalarType dtype);
-
 RowStrides row_strides(const Tensor& x);                              // x: [B, T, heads, D]
 StateStrides state_strides(const Tensor& state, bool state_v_first);  // state: [N, HV, ...] or [B * NT, HV, ...]
 SequenceParameters sequence_parameters(const ChunkShape<>& shape);
 HeadGroups head_groups(const ChunkShape<>& shape);
 
-// "4" where every row starts and ends on a multiple of 4 elements, else "1".
-std::string vector_width(std::initializer_list<Tensor> tensors);
+// 4 where every row starts and ends on a multiple of 4 elements, else 1.
+int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> tensors);
 
 // What kernels count in 32 bits (shaders/core/rows.h); `argument` and `what` are for the error.
 int32_t int32_count(int64_t count, const char* argument, const char* what);

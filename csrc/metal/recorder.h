@@ -1,7 +1,6 @@
 // A launcher that runs nothing and keeps the launches: the kernel variants of a model, from the host code itself.
 #pragma once
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "metal/launch.h"
@@ -10,20 +9,22 @@ namespace torch_gdn {
 
 // Without tensors: their memory would be held for a whole forward pass.
 struct RecordedLaunch {
-  std::string kernel, file;
-  std::vector<std::string> arguments;
+  const char *kernel, *file;
+  TemplateArguments arguments;
   size_t bindings;
   std::array<size_t, 3> threadgroups;
   size_t threads;
+
+  Variant variant() const { return Launch::variant_of(kernel, file, arguments); }
 };
 
 class Recorder final : public Launcher {
  public:
-  void run(const std::vector<Launch>& launches) override;
+  void run(Launches launches) override;
   const std::vector<RecordedLaunch>& launches() const { return launches_; }
 
   // From the device, for the heuristics.
-  PipelineFacts compile(const Launch& launch) override { return device_launcher().compile(launch); }
+  PipelineFacts compile(const Variant& variant) override { return device_launcher().compile(variant); }
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }
   const DeviceFacts& device() const override { return device_launcher().device(); }
@@ -39,9 +40,9 @@ class Tracer final : public Launcher {
   using Callback = std::function<void(const Launch&)>;
   Tracer(Callback before, Callback after, bool runs)
       : before_(std::move(before)), after_(std::move(after)), runs_(runs) {}
-  void run(const std::vector<Launch>& launches) override;
+  void run(Launches launches) override;
 
-  PipelineFacts compile(const Launch& launch) override { return device_launcher().compile(launch); }
+  PipelineFacts compile(const Variant& variant) override { return device_launcher().compile(variant); }
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }
   const DeviceFacts& device() const override { return device_launcher().device(); }

@@ -38,15 +38,15 @@ void append_file(const std::string& file, std::set<std::string>& seen, std::stri
 
 }  // namespace
 
-std::string shader_source(const Launch& launch) {
+std::string shader_source(const Variant& variant) {
   std::string text;
   std::set<std::string> seen;
-  append_file(launch.file, seen, text);
+  append_file(variant.file, seen, text);
   std::ostringstream instance;
-  instance << launch.kernel << "<";
-  for (size_t i = 0; i < launch.arguments.size(); ++i) instance << (i == 0 ? "" : ", ") << launch.arguments[i];
+  instance << variant.kernel << "<";
+  for (size_t i = 0; i < variant.arguments.size(); ++i) instance << (i == 0 ? "" : ", ") << variant.arguments[i];
   instance << ">";
-  text += "template [[host_name(\"" + launch.name() + "\")]] [[kernel]] decltype(" + instance.str() + ") " +
+  text += "template [[host_name(\"" + variant.name() + "\")]] [[kernel]] decltype(" + instance.str() + ") " +
           instance.str() + ";\n";
   return text;
 }

@@ -1,4 +1,4 @@
-// The Metal source of a launch. Run-time compilation has no include path: the host inlines.
+// The Metal source of a kernel variant. Run-time compilation has no include path: the host inlines.
 #pragma once
 #include <string>
 
@@ -8,6 +8,6 @@ namespace torch_gdn {
 
 // The shader file with each `#include "..."` inlined once (relative to shader_directory()), #line directives for the
 // compiler's messages, and the line that instantiates the kernel.
-std::string shader_source(const Launch& launch);
+std::string shader_source(const Variant& variant);
 
 }  // namespace torch_gdn

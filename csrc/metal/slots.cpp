@@ -18,7 +18,7 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
   launcher().run(
       {{"locate_slots",
         "core/locate_slots.metal",
-        {std::to_string(kSimdgroups)},
+        {kSimdgroups},
         {indices, result, Binding::error_log(), Binding::values(LocateSlotsParameters{parameters, int32_t(count)})},
         {size_t(ceil_div(count, kSimdgroups)), 1, 1},
         size_t(32 * kSimdgroups)}});

@@ -1,6 +1,7 @@
 #include "ops/arguments.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <sstream>
@@ -15,7 +16,7 @@ struct Box {
     int64_t size, stride;
   };
   const char* first;
-  std::vector<Dimension> dimensions;
+  c10::SmallVector<Dimension, 6> dimensions;
   int64_t item, extent;  // from the first byte to the last
 
   explicit Box(const at::Tensor& x) : first(static_cast<const char*>(x.const_data_ptr())), item(x.element_size()) {

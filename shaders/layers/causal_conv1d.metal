@@ -1,4 +1,5 @@
-// A threadgroup owns 32 tokens of one sequence and 128 vectors of channels, a thread one of the vectors.
+// A threadgroup owns 32 tokens of one sequence and 128 vectors of channels, a thread one of the vectors. A simdgroup
+// loads the weights of its channels together, as whole lines.
 // Registers: the last W tokens and the weights of a thread's channels, in f32.
 // Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/causal_conv1d.h"
@@ -28,12 +29,13 @@ template <typename T, typename Weight, typename State, int W, int Width>
     report_cu_seqlens(cu_seqlens, parameters.sequence, kConvolutionTokens, errors, lane);
   }
   const int channel = int(group.x) * (kConvolutionThreads * Width) + int(thread_index) * Width;
-  if (channel >= parameters.channels || chunk.tokens == 0) return;
+  if (chunk.tokens == 0) return;
+  const Filter<W, Width> filter = load_filter_together<W, Width>(weight, bias, parameters, channel, int(lane));
+  if (channel >= parameters.channels) return;
 
   device const T* tokens = x + chunk.batch * parameters.x.batch + channel * parameters.x.head;
   device const State* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
   device T* output = y + chunk.batch * parameters.y_batch + channel;
-  const Filter<W, Width> filter = load_filter<W, Width>(weight, bias, parameters, channel);
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
   Values<Width> window[W];
   UNROLL for (int tap = 0; tap + 1 < W; ++tap) {

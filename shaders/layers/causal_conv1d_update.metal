@@ -1,4 +1,5 @@
-// For few tokens. A threadgroup owns 128 channels of one sequence, a thread all tokens of one channel, then its state.
+// For few tokens. A threadgroup owns 128 channels of one sequence, a thread all tokens of one channel, then its state;
+// a simdgroup moves states of W - 1 columns, where those of all channels are neighbours, together as whole lines.
 // A state that keeps each token is the W - 2 columns before the first and then the tokens: after `a` of them were
 // accepted the next step's history starts at column a - 1.
 // Registers: the last W tokens and the weights of a thread's channel, in f32.
@@ -22,6 +23,15 @@ METAL_FUNC void load_window(
       window[tap] = load_history<1>(columns, parameters, has_state, end, tap - W);
     }
   }
+}
+
+// W - 1 columns a channel, which the window holds, and nothing between those of two channels.
+template <int W>
+METAL_FUNC bool states_are_neighbours(constant ConvolutionParameters& parameters) {
+  const bool before = parameters.state.column == 1 && parameters.state.channel == W - 1;
+  const bool after = parameters.new_state.column == 1 && parameters.new_state.channel == W - 1;
+  return W > 2 && parameters.columns == W - 1 && parameters.keeps_each == 0 && (before || parameters.has_state == 0) &&
+         after;
 }
 
 template <typename T, typename Weight, typename State, int W>
@@ -58,36 +68,48 @@ template <typename T, typename Weight, typename State, int W>
     }
   }
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
-  if (channel >= parameters.channels) return;
+  const bool is_inside = channel < parameters.channels;
+  const int first_channel = channel - int(lane);  // of the simdgroup
+  const int neighbours = (parameters.channels - first_channel) * (W - 1);
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
   device const T* tokens = x + first + channel * parameters.x.head;
-  device const State* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
+  device const State* states = state + slot.index * parameters.state.slot;
+  device const State* columns = states + channel * parameters.state.channel;
   device T* output = y + sequence.batch * parameters.y_batch + sequence.first * parameters.y_token + channel;
-  const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, channel);
+  const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, min(channel, parameters.channels - 1));
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
   const int end = parameters.keeps_each != 0 ? accepted.tokens + W - 2 : parameters.columns;
+  const bool together = states_are_neighbours<W>(parameters);
   Values<1> window[W];
-  load_window<W>(window, columns, parameters, has_state, end);
-  for (int token = 0; token < count; ++token) {
+  UNROLL for (int tap = 0; tap < W; ++tap) window[tap] = no_values<1>();
+  if (!together) {
+    if (is_inside) load_window<W>(window, columns, parameters, has_state, end);
+  } else if (has_state) {
+    load_neighbours<W - 1>(states + int64_t(first_channel) * (W - 1), neighbours, int(lane), window + 1);
+  }
+  for (int token = 0; token < count && is_inside; ++token) {
     move_window<W, 1>(window);
     window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
     Values<1> result = convolve<W, 1>(window, filter, parameters.has_silu != 0);
     if (!slot.is_present) result = no_values<1>();
     store_values(output + token * parameters.y_token, result);
   }
-  if (slot.is_present) {
-    device State* target = new_state + slot.index * parameters.new_state.slot + channel * parameters.new_state.channel;
-    if (W == 4 && parameters.has_column_vectors != 0) {
-      Values<4> together;
-      UNROLL for (int tap = 0; tap < W; ++tap) together.at[tap] = window[tap].at[0];
-      store_values(target, together);
-    } else if (parameters.keeps_each != 0) {
-      const int kept = count > 0 ? min(W - 2 + count, parameters.columns) : 0;
-      write_state<1>(target, columns, tokens, parameters, has_state, end, 2 - W, kept);
-    } else {
-      write_state<1>(
-          target, columns, tokens, parameters, has_state, end, count - parameters.columns, parameters.columns);
-    }
+  if (!slot.is_present) return;
+  device State* new_states = new_state + slot.index * parameters.new_state.slot;
+  device State* target = new_states + channel * parameters.new_state.channel;
+  if (together) {
+    store_neighbours<W - 1>(new_states + int64_t(first_channel) * (W - 1), neighbours, int(lane), window + 1);
+  } else if (!is_inside) {
+    return;
+  } else if (W == 4 && parameters.has_column_vectors != 0) {
+    Values<4> of_channel;
+    UNROLL for (int tap = 0; tap < W; ++tap) of_channel.at[tap] = window[tap].at[0];
+    store_values(target, of_channel);
+  } else if (parameters.keeps_each != 0) {
+    const int kept = count > 0 ? min(W - 2 + count, parameters.columns) : 0;
+    write_state<1>(target, columns, tokens, parameters, has_state, end, 2 - W, kept);
+  } else {
+    write_state<1>(target, columns, tokens, parameters, has_state, end, count - parameters.columns, parameters.columns);
   }
 }

@@ -6,6 +6,7 @@
 #include "core/slots.h"
 #include "core/vectors.h"
 #include "layers/convolution.h"
+#include "layers/neighbours.h"
 
 // A negative position. `state` is that of the thread's first channel.
 template <int Width, typename State>
@@ -26,9 +27,23 @@ struct Filter {
 };
 
 template <int W, int Width, typename Weight>
-METAL_FUNC Filter<W, Width> load_filter(
-    device const Weight* weight, device const Weight* bias, constant ConvolutionParameters& parameters, int channel) {
+METAL_FUNC Filter<W, Width> load_bias(
+    device const Weight* bias, constant ConvolutionParameters& parameters, int channel) {
   Filter<W, Width> filter;
+  filter.bias = no_values<Width>();
+  UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap] = no_values<Width>();
+  if (parameters.has_bias != 0) {
+    UNROLL for (int i = 0; i < Width; ++i) filter.bias.at[i] = float(bias[channel + i]);
+  }
+  return filter;
+}
+
+template <int W, int Width, typename Weight>
+METAL_FUNC void load_taps(
+    device const Weight* weight,
+    constant ConvolutionParameters& parameters,
+    int channel,
+    thread Filter<W, Width>& filter) {
   UNROLL for (int i = 0; i < Width; ++i) {
     device const Weight* taps = weight + (channel + i) * parameters.weight_channel;
     if (W == 4 && parameters.has_tap_vectors != 0) {
@@ -37,8 +52,39 @@ METAL_FUNC Filter<W, Width> load_filter(
     } else {
       UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap].at[i] = float(taps[tap * parameters.weight_tap]);
     }
-    filter.bias.at[i] = parameters.has_bias != 0 ? float(bias[channel + i]) : 0.0f;
   }
+}
+
+template <int W, int Width, typename Weight>
+METAL_FUNC Filter<W, Width> load_filter(
+    device const Weight* weight, device const Weight* bias, constant ConvolutionParameters& parameters, int channel) {
+  Filter<W, Width> filter = load_bias<W, Width>(bias, parameters, channel);
+  load_taps<W, Width>(weight, parameters, channel, filter);
+  return filter;
+}
+
+// Where the taps of all channels are neighbours they are loaded as whole lines. All lanes of the simdgroup come here,
+// those beyond the last channel too.
+template <int W, int Width, typename Weight>
+METAL_FUNC Filter<W, Width> load_filter_together(
+    device const Weight* weight,
+    device const Weight* bias,
+    constant ConvolutionParameters& parameters,
+    int channel,
+    int lane) {
+  Filter<W, Width> filter = load_bias<W, Width>(bias, parameters, min(channel, parameters.channels - Width));
+  if constexpr (W == 4 && Width == 4) {
+    if (parameters.has_tap_vectors != 0 && parameters.weight_channel == W) {
+      const int first = channel - lane * Width;  // of the simdgroup
+      Values<W> taps[Width];
+      load_neighbours<Width>(weight + int64_t(first) * W, parameters.channels - first, lane, taps);
+      UNROLL for (int i = 0; i < Width; ++i) {
+        UNROLL for (int tap = 0; tap < W; ++tap) filter.weight[tap].at[i] = taps[i].at[tap];
+      }
+      return filter;
+    }
+  }
+  load_taps<W, Width>(weight, parameters, min(channel, parameters.channels - Width), filter);
   return filter;
 }
 

@@ -36,10 +36,12 @@ MPSDevice* MPSDevice::getInstance() {
 
 std::string MPSDevice::getName() const { return simulator::kDeviceName; }
 unsigned MPSDevice::getCoreCount() const { return simulator::kCoreCount; }
-bool MPSDevice::isMacOS13Plus(MacOSVersion version) const { return version <= MacOSVersion::MACOS_VER_15_0_PLUS; }
+// macOS 15.0 is second in the enumeration, whose names are others from torch 2.14 on.
+bool MPSDevice::isMacOS13Plus(MacOSVersion version) const { return static_cast<int>(version) <= 1; }
 
 bool is_available() { return true; }
 bool is_macos_13_or_newer(MacOSVersion version) { return MPSDevice::getInstance()->isMacOS13Plus(version); }
+bool is_macos_at_least(MacOSVersion version) { return is_macos_13_or_newer(version); }  // its name from torch 2.14 on
 bool is_apple_family_or_newer(AppleGPUFamily family) { return static_cast<int>(family) <= simulator::kFamily; }
 
 MPSStream::MPSStream(Stream stream) : _stream(stream) {

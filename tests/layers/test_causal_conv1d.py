@@ -45,10 +45,16 @@ def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = tor
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("W", [2, 3, 4])
-@pytest.mark.parametrize("D", [12, 131])
+@pytest.mark.parametrize("D", [12, 131, 140])  # 140: vectors of channels for a simdgroup and a part of the next
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, W: int, D: int) -> None:
     x, weight, bias, state = inputs(39, D, W, dtype=dtype)
     check(device, x, weight, bias, state, True, None, "silu")
+
+
+def test_taps_with_a_gap_after_each_channel(device: torch.device) -> None:
+    x, weight, _, _ = inputs(39, 140)
+    y, _ = convolve(device, x, torch.nn.functional.pad(weight, (0, 4)).to(device)[:, :4])
+    assert_close("y", y, reference.causal_conv1d(x.double(), weight.double())[0], BOUND[x.dtype], head_dim=2)
 
 
 @pytest.mark.parametrize("activation", [None, "silu", "swish"])

@@ -109,6 +109,17 @@ def test_transposed_slots(device: torch.device, S: int, dtype: torch.dtype) -> N
     check(device, x, weight, pool, state_indices=torch.tensor([2, 1, 3]), has_initial_state=flags)
 
 
+@pytest.mark.parametrize("T", [1, 2, 5])
+@pytest.mark.parametrize("W", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_as_many_columns_as_taps_before(device: torch.device, dtype: torch.dtype, W: int, T: int) -> None:
+    """W - 1, of enough channels for several simdgroups and a part of one; the last sequence starts anew."""
+    channels = 170
+    x, weight = torch.randn(3, T, channels).to(dtype), torch.randn(channels, W).to(dtype)
+    pool, flags = torch.randn(5, channels, W - 1).to(dtype), torch.tensor([True, True, False])
+    check(device, x, weight, pool, state_indices=torch.tensor([4, 1, 3]), has_initial_state=flags)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_pool_has_its_own_dtype(device: torch.device, dtype: torch.dtype) -> None:
     x, weight = torch.randn(2, 5, D).bfloat16(), torch.randn(D, 4).bfloat16()

@@ -54,11 +54,13 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
     assert coalesced(figures) >= 0.9
 
 
-def test_a_decoding_step_of_the_convolution_moves_its_state_once() -> None:
+@pytest.mark.parametrize("columns", [3, 4])
+def test_a_decoding_step_of_the_convolution_moves_its_state_once(columns: int) -> None:
     import simulator
 
     device = ready("mps")
-    x, weight, pool = (torch.randn(sizes).bfloat16().to(device) for sizes in ((1, 1, 256), (256, 4), (3, 256, 4)))
+    shapes = ((1, 1, 256), (256, 4), (3, 256, columns))
+    x, weight, pool = (torch.randn(sizes).bfloat16().to(device) for sizes in shapes)
     with simulator.profile(detailed=True) as profile:
         torch_gdn.causal_conv1d_update_(x, weight, pool, torch.tensor([1], device=device))
     figures = only_kernel(profile)
@@ -66,11 +68,13 @@ def test_a_decoding_step_of_the_convolution_moves_its_state_once() -> None:
     assert coalesced(figures) >= 0.9
 
 
-def test_a_convolution_of_neighbouring_tokens_moves_whole_cache_lines() -> None:
+@pytest.mark.parametrize("neighbours", ["tokens", "channels"])
+def test_a_convolution_moves_whole_cache_lines(neighbours: str) -> None:
     import simulator
 
     device = ready("mps")
-    x = torch.randn(1, 128, 128).bfloat16().to(device).transpose(1, 2)
+    x = torch.randn(1, 128, 128).bfloat16().to(device)
+    x = x.transpose(1, 2) if neighbours == "tokens" else x
     weight = torch.randn(128, 4).bfloat16().to(device)
     with simulator.profile(detailed=True) as profile:
         torch.ops.gdn.causal_conv1d(x, weight)

@@ -50,7 +50,7 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const int64_t block_size = op.block_size.value_or(default_block_size(s.T, cpu::kTileKeys, groups, kWorkItems));
   const auto rotated = rotate_query(op);
   const auto pass_1 = op.pass_1(rotated.q, rotated.sums, block_size);
-  const auto partials = pass_1.outputs();
+  const auto partials = pass_1.partials();
   cpu::flash_p1(pass_1, partials);
   cpu::flash_p2(op.pass_2(partials), o);
 }

@@ -13,22 +13,23 @@ namespace {
 // A work item is a block of keys of one KV head and up to kFlashRows rows of its query heads, which share kTileKeys
 // dequantised keys. Rows of a tile are `width` floats apart, D rounded up to whole kColumns.
 constexpr int64_t kColumns = 32;
+constexpr int64_t kKeysTogether = 16;  // at most, in a register of the kernels: they read that far past the last
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // What the rows of a work item carry from tile to tile.
 struct WorkItem {
   std::vector<float> memory;
-  float *q, *o, *keys, *values;  // [rows, width] and [kTileKeys, width], two of each
+  float *q, *o, *keys, *values;  // [rows, width] and [keys_of_tile, width], two of each
   alignas(64) float scores[kFlashRows * kTileKeys];
   alignas(64) float key_norms[kTileKeys], key_means[kTileKeys], value_norms[kTileKeys], value_means[kTileKeys];
   AuraRow states[kFlashRows];
   int64_t first[kFlashRows], last[kFlashRows];  // keys that a row sees
 
-  WorkItem(int64_t rows, int64_t width) : memory(2 * (rows + kTileKeys) * width) {
+  WorkItem(int64_t rows, int64_t keys_of_tile, int64_t width) : memory(2 * (rows + keys_of_tile) * width) {
     q = memory.data();
     o = q + rows * width;
     keys = o + rows * width;
-    values = keys + kTileKeys * width;
+    values = keys + keys_of_tile * width;
   }
 };
 
@@ -56,8 +57,9 @@ class Pass1 {
 
   void run() const {
     const int64_t row_tiles = ceil_div(s_.L * ratio_, kFlashRows);
+    const int64_t keys_of_tile = std::min(kTileKeys, ceil_div(s_.T, kKeysTogether) * kKeysTogether);
     at::parallel_for(0, s_.B * s_.HK * s_.NB * row_tiles, 1, [&](int64_t begin, int64_t end) {
-      const auto item = std::make_unique<WorkItem>(std::min(kFlashRows, s_.L * ratio_), width_);
+      const auto item = std::make_unique<WorkItem>(std::min(kFlashRows, s_.L * ratio_), keys_of_tile, width_);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t tile = i % row_tiles, block = i / row_tiles % s_.NB, head = i / row_tiles / s_.NB;
         run_item(*item, head / s_.HK, head % s_.HK, block, tile * kFlashRows);

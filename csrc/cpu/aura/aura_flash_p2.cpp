@@ -3,6 +3,7 @@
 
 #include "cpu/aura/aura_flash.h"
 #include "cpu/aura/rotation.h"
+#include "cpu/aura/vectors.h"
 #include "cpu/common.h"
 #include "cpu/define.h"
 
@@ -45,23 +46,24 @@ void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
   const Tensor signs = op.value_signs.contiguous();
   const Rows out(o);
   at::parallel_for(0, s.B * s.HQ * s.L, 16, [&](int64_t begin, int64_t end) {
-    std::vector<float> row(s.D), factors(s.NB);
+    float row[kLargestD];
+    std::vector<float> factors(s.NB);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i / s.L % s.HQ, at = i * s.NB;
       const RowPartials partials{m.const_data_ptr<float>() + at, l.const_data_ptr<float>() + at,
                                  mean.defined() ? mean.const_data_ptr<float>() + at : nullptr, s.NB};
       const auto merged = merge(partials, sinks.defined() ? sinks.const_data_ptr<float>() + head : nullptr, factors);
-      std::fill(row.begin(), row.end(), 0.0f);
+      std::fill_n(row, s.D, 0.0f);
       for (int64_t block = 0; block < s.NB; ++block) {
         if (factors[block] == 0.0f) continue;
         const float* part = parts.const_data_ptr<float>() + (at + block) * s.D;
         for (int64_t d = 0; d < s.D; ++d) row[d] += factors[block] * part[d];
       }
-      rotate(row.data(), signs.const_data_ptr<float>(), s.D, true);
+      rotate(row, signs.const_data_ptr<float>(), s.D, true);
       const float inverse = merged.sum == 0.0f ? 0.0f : 1.0f / merged.sum;  // no key was seen: 0
       const float factor = inverse / std::sqrt(static_cast<float>(s.D));
-      for (float& x : row) x = x * factor + merged.mean * inverse;
-      out.write(i / s.L / s.HQ, head, i % s.L, 0, s.D, row.data());
+      for (int64_t d = 0; d < s.D; ++d) row[d] = row[d] * factor + merged.mean * inverse;
+      out.write(i / s.L / s.HQ, head, i % s.L, 0, s.D, row);
     }
   });
 }

@@ -23,7 +23,7 @@ Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor
       int32_t(s.T),      int32_t(s.HQ)};
   return {"paged_rotate",
           "attention/paged_rotate.metal",
-          {metal_type(in.scalar_type()), metal_type(out.scalar_type()), call.head_size(), inverse ? "true" : "false"},
+          {in.scalar_type(), out.scalar_type(), call.head_size(), inverse},
           {in, signs.contiguous(), call.cu_seqlens, out, Binding::values(parameters)},
           {rotation_groups(vectors, s.D), 1, 1},
           kAuraThreads};
@@ -34,7 +34,7 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
   const int64_t simdgroups = call.plan.rows / kPrefillRows;
   return {"aura_paged_attention",
           "attention/aura_paged_attention.metal",
-          {std::to_string(op.key_bits), std::to_string(op.value_bits), call.head_size(), std::to_string(simdgroups)},
+          {op.key_bits, op.value_bits, call.head_size(), simdgroups},
           {call.q, call.bound(op.key.codes), call.bound(op.key.norms), op.key.codebook.contiguous(),
            call.bound(op.value.codes), call.bound(op.value.norms), op.value.codebook.contiguous(),
            call.bound(call.block_table), call.cu_seqlens, call.seq_lens, call.sinks, call.out, call.o_partials,

@@ -13,11 +13,10 @@ Launch launch_attention(const PagedAttention<int64_t>& op, const PagedCall& call
   const auto& plan = call.plan;
   const auto heads = size_t(op.shape.HK), sequences = size_t(op.shape.N), splits = size_t(plan.splits);
   const int64_t simdgroups = plan.is_decode ? kDecodeSimdgroups : plan.rows / kPrefillRows;
-  const std::string kernel = plan.is_decode ? "paged_attention_decode" : "paged_attention_prefill";
-  std::vector<std::string> arguments = {call.q_type(), metal_type(op.key_cache.scalar_type()), call.head_size()};
-  if (!plan.is_decode) arguments.push_back(std::to_string(simdgroups));
-  Launch launch{kernel,
-                "attention/" + kernel + ".metal",
+  TemplateArguments arguments = {call.q_type(), op.key_cache.scalar_type(), call.head_size()};
+  if (!plan.is_decode) arguments[3] = simdgroups;
+  Launch launch{plan.is_decode ? "paged_attention_decode" : "paged_attention_prefill",
+                plan.is_decode ? "attention/paged_attention_decode.metal" : "attention/paged_attention_prefill.metal",
                 arguments,
                 {call.q, call.bound(op.key_cache), call.bound(op.value_cache), call.bound(call.block_table),
                  call.cu_seqlens, call.seq_lens, call.sinks, call.out, call.o_partials, call.m_partials,

@@ -45,7 +45,7 @@ PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_
   parameters.splits = int32_t(call.plan.splits);
   parameters.least_keys = int32_t(call.plan.least_keys);
   parameters.has_sinks = options.sinks.has_value() ? 1 : 0;
-  parameters.has_vectors = vector_width({keys, values}) == "4" ? 1 : 0;
+  parameters.has_vectors = vector_width({keys, values}) == 4 ? 1 : 0;
   parameters.scale = float(scale_or_default(options.scale, s.D));
   return parameters;
 }

@@ -29,8 +29,8 @@ struct PagedCall {
   Tensor o_partials, m_partials, l_partials;  // [N, HK, rows, splits, D] and without D; of one element without splits
   PagedParameters parameters;
 
-  std::string q_type() const { return metal_type(q.scalar_type()); }
-  std::string head_size() const { return std::to_string(shape.D); }
+  at::ScalarType q_type() const { return q.scalar_type(); }
+  int64_t head_size() const { return shape.D; }
   // Metal has no buffer for a tensor without elements.
   Tensor bound(const Tensor& x) const { return x.numel() > 0 ? x : or_dummy(std::nullopt, q); }
 };

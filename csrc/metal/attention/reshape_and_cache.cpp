@@ -28,8 +28,7 @@ void run(const ReshapeAndCache<int64_t>& op) {
   launcher().run(
       {{"reshape_and_cache",
         "attention/reshape_and_cache.metal",
-        {metal_type(key.scalar_type()), metal_type(op.key_cache.scalar_type()),
-         vector_width({key, value, op.key_cache, op.value_cache})},
+        {key.scalar_type(), op.key_cache.scalar_type(), vector_width({key, value, op.key_cache, op.value_cache})},
         {key, value, op.key_cache, op.value_cache, op.slot_mapping, Binding::error_log(), Binding::values(parameters)},
         {size_t(op.tokens), 1, 1},
         kCacheThreads}});

@@ -23,7 +23,7 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const int64_t block_size =
       op.block_size.value_or(default_block_size(s.T, kFlashKeys, s.B * s.HK * row_tiles, kThreadgroups));
   const auto pass_1 = op.pass_1(q_rot, q_sums, block_size);
-  const auto partials = pass_1.outputs();
+  const auto partials = pass_1.partials();
   launcher().run({launch_aura_rotate({q, op.key_signs, scale_or_default(op.scale, s.D), false}, q_rot, q_sums),
                   launch_aura_flash_p1(pass_1, partials), launch_aura_flash_p2(op.pass_2(partials), o)});
 }

@@ -27,7 +27,7 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
   parameters.capacity = int32_t(std::min<int64_t>(codes.size(2), INT32_MAX));
   launcher().run({{"aura_encode",
                    "aura/aura_encode.metal",
-                   {metal_type(x.scalar_type()), std::to_string(op.bits), std::to_string(op.D)},
+                   {x.scalar_type(), op.bits, op.D},
                    {x, or_dummy(slots, x), op.signs.contiguous(), op.boundaries.contiguous(), op.codebook.contiguous(),
                     codes, norms, or_dummy(means, norms), Binding::error_log(), Binding::values(parameters)},
                    {rotation_groups(parameters.vectors.count, op.D), 1, 1},

@@ -66,12 +66,11 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
 
   const int64_t rows = rows_of_threadgroup(s), row_tiles = ceil_div(int64_t(parameters.rows), rows);
   const bool is_matrix = rows == kMatrixRows;
-  const std::string kernel = is_matrix ? "aura_flash_p1_matrix" : "aura_flash_p1";
-  std::vector<std::string> arguments = {std::to_string(s.key_bits), std::to_string(s.value_bits), std::to_string(s.D)};
-  if (!is_matrix) arguments.push_back(std::to_string(rows));
+  TemplateArguments arguments = {s.key_bits, s.value_bits, s.D};
+  if (!is_matrix) arguments[3] = rows;
   const int64_t column_groups = is_matrix ? ceil_div(s.D, kMatrixColumns) : 1;
-  return {kernel,
-          "aura/" + kernel + ".metal",
+  return {is_matrix ? "aura_flash_p1_matrix" : "aura_flash_p1",
+          is_matrix ? "aura/aura_flash_p1_matrix.metal" : "aura/aura_flash_p1.metal",
           arguments,
           {q_rot, or_dummy(op.q_sums, q_rot), key_codes, op.key.norms, or_dummy(op.key.means, op.key.norms),
            op.key.codebook.contiguous(), value_codes, op.value.norms, or_dummy(op.value.means, op.value.norms),

@@ -19,7 +19,7 @@ Launch launch_aura_flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
   const MergeParameters parameters{vector_parameters(o), int32_t(s.NB), has_means ? 1 : 0, has_sinks ? 1 : 0, together};
   return {"aura_flash_p2",
           "aura/aura_flash_p2.metal",
-          {metal_type(o.scalar_type()), std::to_string(s.D)},
+          {o.scalar_type(), s.D},
           {op.o_partials.contiguous(), op.m_partials.contiguous(), l, has_means ? op.mean_partials->contiguous() : l,
            has_sinks ? op.sinks->contiguous() : signs, signs, o, Binding::values(parameters)},
           {rotation_groups(int64_t(parameters.vectors.count) * together, s.D), 1, 1},

@@ -11,7 +11,7 @@ Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const 
   const RotateParameters parameters{vector_parameters(x), vector_strides(x), float(op.scale), sums.has_value() ? 1 : 0};
   return {"aura_rotate",
           "aura/aura_rotate.metal",
-          {metal_type(x.scalar_type()), std::to_string(x.size(3)), op.inverse ? "true" : "false"},
+          {x.scalar_type(), x.size(3), op.inverse},
           {x, op.signs.contiguous(), y, or_dummy(sums, y), Binding::values(parameters)},
           {rotation_groups(parameters.vectors.count, x.size(3)), 1, 1},
           kAuraThreads};

@@ -18,13 +18,11 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
   // Without tokens the inputs are empty: the pool is their dummy.
   const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, call.states.target); };
   const auto or_bound = [&](const optional<Tensor>& x) { return bound(or_dummy(x, call.g_cumsum)); };
-  std::vector<std::string> arguments = {metal_type(k.scalar_type()), metal_type(w.scalar_type()), std::to_string(s.K),
-                                        std::to_string(s.V),         std::to_string(s.C),         vector_width({k, w}),
-                                        metal_type(states.dtype())};
-  if (has_channel_decays) arguments.emplace_back("true");
+  TemplateArguments arguments = {k.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({k, w}), states.dtype()};
+  if (has_channel_decays) arguments[7] = true;
   return {"chunk_fwd_h",
           "gdn/chunk_fwd_h.metal",
-          std::move(arguments),
+          arguments,
           {bound(k), bound(w), bound(u), bound(g_cumsum), or_bound(states.source), or_bound(cu_seqlens),
            or_bound(states.slots.indices), or_bound(states.slots.flags), or_bound(states.checkpoints.offsets),
            or_bound(states.checkpoints.indices), bound(h), bound(v_new), states.target.defined() ? states.target : h,

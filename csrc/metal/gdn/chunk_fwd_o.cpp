@@ -21,12 +21,11 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
   parameters.value_heads = int32_t(s.HV);
   parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
   parameters.scale = float(scale);
-  std::vector<std::string> arguments = {metal_type(q.scalar_type()), metal_type(h.scalar_type()), std::to_string(s.K),
-                                        std::to_string(s.V),         std::to_string(s.C),         vector_width({q, k})};
-  if (has_scores) arguments.emplace_back("true");
+  TemplateArguments arguments = {q.scalar_type(), h.scalar_type(), s.K, s.V, s.C, vector_width({q, k})};
+  if (has_scores) arguments[6] = true;
   return {"chunk_fwd_o",
           "gdn/chunk_fwd_o.metal",
-          std::move(arguments),
+          arguments,
           {q, k, v_new, h, g_cumsum, or_dummy(cu_seqlens, g_cumsum), or_dummy(slots.indices, g_cumsum), o,
            Binding::error_log(), Binding::values(parameters)},
           {size_t(s.NT), size_t(s.HV), size_t(s.B)},

@@ -14,7 +14,7 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
   const ChunkScaledDotKktParameters parameters{sequence_parameters(s), row_strides(k), head_groups(s), int32_t(s.HV)};
   launcher().run({{"chunk_scaled_dot_kkt",
                    "gdn/chunk_scaled_dot_kkt.metal",
-                   {metal_type(k.scalar_type()), std::to_string(s.K), std::to_string(s.C), vector_width({k})},
+                   {k.scalar_type(), s.K, s.C, vector_width({k})},
                    {k, g_cumsum, beta, or_dummy(cu_seqlens_on(k.device(), op.cu_seqlens), g_cumsum), A,
                     Binding::error_log(), Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.H), size_t(s.B)},

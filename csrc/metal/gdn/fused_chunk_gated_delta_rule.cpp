@@ -13,9 +13,8 @@ Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_s
   const auto or_output = [&](const optional<Tensor>& x) { return or_dummy(x, o); };
   return {"fused_chunk_gated_delta_rule",
           "gdn/fused_chunk_gated_delta_rule.metal",
-          {metal_type(in.q.scalar_type()), std::to_string(s.K),
-           std::to_string(fused_chunk_size(s.K, int64_t(in.q.element_size()), chunk_size)), vector_width({in.q, in.k}),
-           metal_type(states.dtype())},
+          {in.q.scalar_type(), s.K, fused_chunk_size(s.K, int64_t(in.q.element_size()), chunk_size),
+           vector_width({in.q, in.k}), states.dtype()},
           {in.q, in.k, in.v, *in.gates.g, *in.gates.beta, or_output(in.gates.A_log), or_output(in.gates.dt_bias),
            or_output(states.source), or_output(in.cu_seqlens), or_output(states.slots.indices),
            or_output(states.slots.flags), or_output(states.checkpoints.offsets), or_output(states.checkpoints.indices),

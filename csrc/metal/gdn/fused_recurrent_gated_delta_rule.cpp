@@ -19,7 +19,7 @@ bool value_is_inner(const StateIo& states) {
 bool has_vectors(const Tensor& state, bool v_first, bool value_inner) {
   const auto strides = state_strides(state, v_first);
   const Tensor inner_last = v_first == value_inner ? state.mT() : state;
-  return (value_inner ? strides.value : strides.key) == 1 && vector_width({inner_last}) == "4";
+  return (value_inner ? strides.value : strides.key) == 1 && vector_width({inner_last}) == 4;
 }
 
 ChannelDecays readable_channels(const ChannelDecays& channels) {
@@ -56,11 +56,9 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
   // Without tokens the inputs are empty: the pool is their dummy.
   const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, states.target); };
   const auto or_bound = [&](const optional<Tensor>& x) { return bound(x.value_or(o)); };
-  const auto spelled = [](bool value) { return value ? "true" : "false"; };
   return {"fused_recurrent_gated_delta_rule",
           "gdn/fused_recurrent_gated_delta_rule.metal",
-          {metal_type(in.q.scalar_type()), std::to_string(in.shape.K), spelled(inner), spelled(in.normalise),
-           spelled(has_channels), metal_type(states.dtype())},
+          {in.q.scalar_type(), in.shape.K, inner, in.normalise, has_channels, states.dtype()},
           {bound(in.q),
            bound(in.k),
            bound(in.v),

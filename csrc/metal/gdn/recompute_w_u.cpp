@@ -17,8 +17,7 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
                                          int32_t(s.HV)};
   launcher().run({{"recompute_w_u",
                    "gdn/recompute_w_u.metal",
-                   {metal_type(k.scalar_type()), std::to_string(s.K), std::to_string(s.V), std::to_string(s.C),
-                    vector_width({k, v})},
+                   {k.scalar_type(), s.K, s.V, s.C, vector_width({k, v})},
                    {k, v, as_f32(op.beta), as_contiguous(op.A, "A"), g_cumsum,
                     or_dummy(cu_seqlens_on(k.device(), op.cu_seqlens), g_cumsum), w, u, Binding::error_log(),
                     Binding::values(parameters)},

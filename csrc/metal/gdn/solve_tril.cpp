@@ -14,7 +14,7 @@ void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
   const SolveTrilParameters parameters{sequence_parameters(s), int32_t(s.HV)};
   launcher().run({{"solve_tril",
                    "gdn/solve_tril.metal",
-                   {std::to_string(s.C)},
+                   {s.C},
                    {A, or_dummy(cu_seqlens_on(A.device(), op.cu_seqlens), A), A_inv, Binding::error_log(),
                     Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.HV), size_t(s.B)},

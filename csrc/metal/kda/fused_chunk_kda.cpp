@@ -27,8 +27,7 @@ Launch launch_fused_chunk_kda(const RuleInputs& in, const ChannelGates& gates, i
   const auto or_output = [&](const optional<Tensor>& x) { return or_dummy(x, o); };
   return {"fused_chunk_kda",
           "kda/fused_chunk_kda.metal",
-          {metal_type(in.q.scalar_type()), std::to_string(s.K), std::to_string(fused_kda_chunk_size(s.K, chunk_size)),
-           vector_width({in.q, in.k}), metal_type(states.dtype())},
+          {in.q.scalar_type(), s.K, fused_kda_chunk_size(s.K, chunk_size), vector_width({in.q, in.k}), states.dtype()},
           {in.q, in.k, in.v, gates.g, *in.gates.beta, or_output(gates.A_log), or_output(gates.dt_bias),
            or_output(states.source), or_output(in.cu_seqlens), or_output(states.slots.indices),
            or_output(states.slots.flags), or_output(states.checkpoints.offsets), or_output(states.checkpoints.indices),

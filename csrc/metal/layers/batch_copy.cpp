@@ -41,7 +41,7 @@ void run(const BatchCopy<int64_t>& op) {
                                        int32_t(op.pool.storage_offset() % 16)};
   launcher().run({{"batch_copy",
                    "layers/batch_copy.metal",
-                   {std::to_string(kCopyThreads)},
+                   {kCopyThreads},
                    {op.pool.numel() > 0 ? op.pool : source, source, destination, sizes, Binding::error_log(),
                     Binding::values(parameters)},
                    {size_t(parts), size_t(n), 1},

@@ -27,7 +27,7 @@ struct Call {
 ColumnStrides column_strides(const Tensor& state) { return {state.stride(0), state.stride(1), state.stride(2)}; }
 
 bool has_vector_rows(const Tensor& x) {
-  return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && vector_width({x}) == "4";
+  return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && vector_width({x}) == 4;
 }
 
 // `tokens`: of a threadgroup; 0: a whole sequence.
@@ -70,23 +70,22 @@ Tensor or_weight(const Tensor& tensor, const Call& call) {
 Tensor or_weight(const optional<Tensor>& tensor, const Call& call) { return or_dummy(tensor, call.op.weight); }
 
 // Of the states, else of x.
-std::string state_type(const Call& call) {
+at::ScalarType state_type(const Call& call) {
   const Tensor& state = call.new_state.defined() ? call.new_state : call.state;
-  return metal_type((state.defined() ? state : call.op.x).scalar_type());
+  return (state.defined() ? state : call.op.x).scalar_type();
 }
 
 // Template arguments common to the three convolution kernels.
-std::vector<std::string> arguments_of(const Call& call) {
-  return {metal_type(call.op.x.scalar_type()), metal_type(call.op.weight.scalar_type()), state_type(call),
-          std::to_string(call.op.W)};
+TemplateArguments arguments_of(const Call& call) {
+  return {call.op.x.scalar_type(), call.op.weight.scalar_type(), state_type(call), call.op.W};
 }
 
-std::string channel_vector_width(const Call& call) {
+int channel_vector_width(const Call& call) {
   const bool neighbours = call.op.x.stride(2) == 1 && call.op.D % 4 == 0;
-  return neighbours ? vector_width({call.op.x, call.y}) : "1";
+  return neighbours ? vector_width({call.op.x, call.y}) : 1;
 }
 
-std::vector<Binding> convolution_bindings(const Call& call, const ConvolutionParameters& parameters) {
+Bindings convolution_bindings(const Call& call, const ConvolutionParameters& parameters) {
   return {call.op.x,
           call.op.weight,
           or_weight(call.bias, call),
@@ -104,12 +103,12 @@ Launch launch_causal_conv1d(const Call& call) {
   const auto parameters = parameters_of(call, kConvolutionTokens);
   const auto width = channel_vector_width(call);
   auto arguments = arguments_of(call);
-  arguments.push_back(width);
+  arguments[4] = width;
   return {"causal_conv1d",
           "layers/causal_conv1d.metal",
           arguments,
           convolution_bindings(call, parameters),
-          {size_t(ceil_div(call.op.D, kConvolutionThreads * std::stoi(width))), size_t(parameters.sequence.chunks),
+          {size_t(ceil_div(call.op.D, kConvolutionThreads * width)), size_t(parameters.sequence.chunks),
            size_t(call.op.shape.B)},
           kConvolutionThreads};
 }
@@ -148,7 +147,7 @@ Launch launch_causal_conv1d_update(const Call& call) {
 Launch launch_causal_conv1d_state(const Call& call) {
   return {"causal_conv1d_state",
           "layers/causal_conv1d_state.metal",
-          {metal_type(call.op.x.scalar_type()), state_type(call)},
+          {call.op.x.scalar_type(), state_type(call)},
           {or_weight(call.op.x.numel() > 0 ? call.op.x : Tensor(), call), or_weight(call.state, call),
            or_weight(call.slots.indices, call), or_weight(call.slots.flags, call), or_weight(call.cu_seqlens, call),
            or_weight(call.checkpoints.offsets, call), or_weight(call.checkpoints.indices, call), call.new_state,
@@ -159,19 +158,15 @@ Launch launch_causal_conv1d_state(const Call& call) {
 
 void launch(const Call& call) {
   const int64_t tokens = call.op.shape.T;
-  std::vector<Launch> launches;
   const bool keeps_each = call.slots.accepted.has_value();            // a few tokens a sequence, however many in all
   const bool has_checkpoints = call.checkpoints.offsets.has_value();  // causal_conv1d_state alone writes them
   if (call.new_state.defined() && tokens > 0 && !has_checkpoints && (tokens <= kFewTokens || keeps_each)) {
-    launches = {launch_causal_conv1d_update(call)};
-  } else {
-    if (tokens > 0) {
-      launches.push_back(is_channel_first(call.op.x) ? launch_causal_conv1d_channel_first(call)
-                                                     : launch_causal_conv1d(call));
-    }
-    if (call.new_state.defined()) launches.push_back(launch_causal_conv1d_state(call));
+    return launcher().run(launch_causal_conv1d_update(call));
   }
-  launcher().run(launches);
+  if (tokens > 0) {
+    launcher().run(is_channel_first(call.op.x) ? launch_causal_conv1d_channel_first(call) : launch_causal_conv1d(call));
+  }
+  if (call.new_state.defined()) launcher().run(launch_causal_conv1d_state(call));
 }
 
 Call call_of(const CausalConvolution<int64_t>& op, const Tensor& y) {

@@ -33,7 +33,7 @@ void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
                                        int32_t(a.size(1)), int32_t(op.HV)};
   launcher().run({{"gdn_gating",
                    "layers/gdn_gating.metal",
-                   {std::to_string(kThreads)},
+                   {kThreads},
                    {*gates.g, *gates.beta, *gates.A_log, or_dummy(gates.dt_bias, *gates.A_log), g, beta,
                     Binding::values(parameters)},
                    {size_t(ceil_div(count, kThreads)), 1, 1},

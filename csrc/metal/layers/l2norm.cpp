@@ -12,7 +12,7 @@ Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y) {
   parameters.eps = float(eps);
   return {"l2norm",
           "layers/l2norm.metal",
-          {metal_type(x.scalar_type()), std::to_string(x.size(3))},
+          {x.scalar_type(), x.size(3)},
           {x, y, Binding::values(parameters)},
           {size_t(ceil_div(parameters.rows, kL2NormRows)), 1, 1},
           32 * kL2NormRows};

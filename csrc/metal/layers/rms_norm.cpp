@@ -25,8 +25,7 @@ Launch launch_rms_norm(const RmsNorm<int64_t>& op, const Tensor& x, const Tensor
   const bool aligned = !has_weight || weight.storage_offset() % 4 == 0;
   return {"rms_norm",
           "layers/rms_norm.metal",
-          {metal_type(x.scalar_type()), metal_type(weight.scalar_type()), std::to_string(op.D),
-           aligned ? vector_width({x, residual}) : "1"},
+          {x.scalar_type(), weight.scalar_type(), op.D, aligned ? vector_width({x, residual}) : 1},
           {x, residual, weight, y, has_residual ? residual_out : y, Binding::values(parameters)},
           {size_t(parameters.rows), 1, 1},
           size_t(rms_norm_threads(int(op.D)))};

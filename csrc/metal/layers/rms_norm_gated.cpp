@@ -23,8 +23,7 @@ Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, c
   const bool aligned = !has_weight || weight.storage_offset() % 4 == 0;
   return {"rms_norm_gated",
           "layers/rms_norm_gated.metal",
-          {metal_type(x.scalar_type()), metal_type(g.scalar_type()), metal_type(weight.scalar_type()),
-           std::to_string(op.D), aligned ? vector_width({x, g}) : "1"},
+          {x.scalar_type(), g.scalar_type(), weight.scalar_type(), op.D, aligned ? vector_width({x, g}) : 1},
           {x, g, weight, y, Binding::values(parameters)},
           {size_t(ceil_div(parameters.rows, kRmsNormGatedRows)), 1, 1},
           32 * kRmsNormGatedRows};

@@ -52,7 +52,7 @@ struct AuraPagedAttention {
   int64_t check_coded(const Check<Int>& check, const char* codes_name, const char* norms_name,
                       const char* codebook_name, const char* signs_name, const CodedTensor& coded,
                       const Tensor& signs) const {
-    const std::vector<Int> rows = {shape.blocks, shape.block_size, shape.HK};
+    const Sizes<Int> rows = {shape.blocks, shape.block_size, shape.HK};
     const int64_t bits = check_codebook(check, codebook_name, coded.codebook);
     check_codes(check, codes_name, coded.codes, rows, shape.D, bits);
     check_rows_of_pages(check, codes_name, coded.codes);

@@ -1,7 +1,8 @@
 // Shared by the AURA ops: attention over a KV cache of codes.
 #pragma once
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
-#include <vector>
 
 #include "ops/chunk_shape.h"
 #include "ops/op.h"
@@ -38,13 +39,18 @@ Int code_words(const Int& D, int64_t bits) {
   return ceil_div(D * bits, Int(32));
 }
 
+// Without the heap: a step of decoding checks six shapes.
 template <typename Int>
-std::vector<Int> sizes_without_last(const Tensor& x) {
-  return sizes_of<Int>(x).slice(0, x.dim() - 1).vec();
+using Sizes = c10::SmallVector<Int, 6>;
+
+template <typename Int>
+Sizes<Int> sizes_without_last(const Tensor& x) {
+  const auto sizes = sizes_of<Int>(x).slice(0, x.dim() - 1);
+  return Sizes<Int>(sizes.begin(), sizes.end());
 }
 
 template <typename Int>
-std::vector<Int> with_last(std::vector<Int> sizes, const Int& last) {
+Sizes<Int> with_last(Sizes<Int> sizes, const Int& last) {
   sizes.push_back(last);
   return sizes;
 }
@@ -76,7 +82,7 @@ int64_t check_codebook(const Check<Int>& check, const char* argument, const Tens
 }
 
 template <typename Int>
-void check_codes(const Check<Int>& check, const char* argument, const Tensor& codes, const std::vector<Int>& rows,
+void check_codes(const Check<Int>& check, const char* argument, const Tensor& codes, const Sizes<Int>& rows,
                  const Int& D, int64_t bits) {
   check.is_int32(argument, codes);
   check.shape(argument, codes, "[.., ceil(D * bits / 32)]", with_last(rows, code_words(D, bits)));
@@ -84,7 +90,7 @@ void check_codes(const Check<Int>& check, const char* argument, const Tensor& co
 
 // Norms or means: one value for each row of codes.
 template <typename Int>
-void check_norms(const Check<Int>& check, const char* argument, const Tensor& norms, const std::vector<Int>& rows) {
+void check_norms(const Check<Int>& check, const char* argument, const Tensor& norms, const Sizes<Int>& rows) {
   check.is_float32(argument, norms);
   check.shape(argument, norms, "that of the codes without their words", rows);
 }
@@ -124,7 +130,7 @@ struct CachedAttention {
     s.HK = size_of<Int>(key.codes, 1), s.T = size_of<Int>(key.codes, 2);
     check_heads(check, "key_codes", s.HK, q_name, s.HQ);
 
-    const std::vector<Int> rows = {s.B, s.HK, s.T};
+    const Sizes<Int> rows = {s.B, s.HK, s.T};
     check_codes(check, "key_codes", key.codes, rows, s.D, s.key_bits);
     check_norms(check, "key_norms", key.norms, rows);
     if (key.means.has_value()) check_norms(check, "key_means", *key.means, rows);

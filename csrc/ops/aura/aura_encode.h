@@ -78,7 +78,7 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
     const auto& [codes, norms, means] = cache;
     check.is_int32("codes", codes);
     check.dimensions("codes", codes, 4, "[B, HK, S, ceil(D * bits / 32)]");
-    const std::vector<Int> rows = {B, HK, size_of<Int>(codes, 2)};
+    const Sizes<Int> rows = {B, HK, size_of<Int>(codes, 2)};
     check_codes(check, "codes", codes, rows, this->D, this->bits);
     const auto stride = codes.sym_stride(3);
     check.value(sym_eq(stride, c10::SymInt(1)), "codes", "a last stride of 1", stride);

@@ -42,12 +42,20 @@ struct AuraFlashP1 : CachedAttention<Int> {
     s.NB = ceil_div(s.T, block_size);
   }
 
-  Partials outputs() const {
+  // The mean is undefined where values have none.
+  Partials partials() const {
     const auto& s = this->shape;
-    const std::vector<Int> rows = {s.B, s.HQ, s.L, s.NB};
+    const Sizes<Int> rows = {s.B, s.HQ, s.L, s.NB};
     const auto f32 = q_rot.options();
     return {empty<Int>(with_last(rows, s.D), f32), empty<Int>(rows, f32), empty<Int>(rows, f32),
-            this->value.means.has_value() ? empty<Int>(rows, f32) : no_output(f32)};
+            this->value.means.has_value() ? empty<Int>(rows, f32) : Tensor()};
+  }
+
+  Partials outputs() const {
+    auto outputs = partials();
+    auto& mean = std::get<3>(outputs);
+    if (!mean.defined()) mean = no_output(q_rot.options());
+    return outputs;
   }
 };
 

@@ -1,0 +1,45 @@
+// A simdgroup's 32 * Count vectors that lie side by side in device memory, Count of them each lane's: moved as whole
+// lines, lane beside lane, and exchanged by shuffles. A lane that loaded its own would touch each line Count times.
+// Every lane of the simdgroup takes part; vectors from `available` on are not touched. A lane stores where it loaded,
+// so that both may be of one tensor without a barrier.
+#pragma once
+#include "core/vectors.h"
+
+GDN_CONSTANT int kLanes = 32;
+
+template <int Width>
+METAL_FUNC Values<Width> of_lane(Values<Width> values, int lane) {
+  UNROLL for (int i = 0; i < Width; ++i) values.at[i] = simd_shuffle(values.at[i], ushort(lane));
+  return values;
+}
+
+// own[i]: vector Count * lane + i, zeros where there is none.
+template <int Count, int Width, typename T>
+METAL_FUNC void load_neighbours(device const T* first, int available, int lane, thread Values<Width>* own) {
+  Values<Width> lines[Count];
+  UNROLL for (int line = 0; line < Count; ++line) {
+    const int at = line * kLanes + lane;
+    lines[line] = no_values<Width>();
+    if (at < available) lines[line] = load_values<Width>(first + at * Width);
+  }
+  UNROLL for (int i = 0; i < Count; ++i) {
+    const int at = Count * lane + i;
+    UNROLL for (int line = 0; line < Count; ++line) {
+      const Values<Width> there = of_lane(lines[line], at % kLanes);
+      if (line == 0 || line == at / kLanes) own[i] = there;
+    }
+  }
+}
+
+template <int Count, int Width, typename T>
+METAL_FUNC void store_neighbours(device T* first, int available, int lane, thread const Values<Width>* own) {
+  UNROLL for (int line = 0; line < Count; ++line) {
+    const int at = line * kLanes + lane;
+    Values<Width> values = no_values<Width>();
+    UNROLL for (int i = 0; i < Count; ++i) {
+      const Values<Width> there = of_lane(own[i], at / Count);
+      if (i == at % Count) values = there;
+    }
+    if (at < available) store_values(first + at * Width, values);
+  }
+}
