@@ -189,7 +189,8 @@ template <int key_bits, int value_bits, int D>
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int column = 0; column < kSlice; column += 8) {
         UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
-          multiply_add(o[(slice + column) / 8], scores[n], load_fragment(tile + n * 8 * kStride + column, kStride, at));
+          multiply_add(
+              o[(slice + column) / 8], scores[n], load_even_fragment(tile + n * 8 * kStride + column, kStride, at));
         }
       }
     }

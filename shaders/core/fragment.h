@@ -33,14 +33,7 @@ METAL_FUNC void multiply_add(thread float2& accumulator, float2 a, float2 b) {
   accumulator = float2(sum.thread_elements()[0], sum.thread_elements()[1]);
 }
 
-// From threadgroup memory; `origin` is the fragment's corner.
-template <typename T>
-METAL_FUNC float2 load_fragment(threadgroup const T* origin, int stride, LanePosition at) {
-  threadgroup const T* source = origin + at.row * stride + at.column;
-  return float2(float(source[0]), float(source[1]));
-}
-
-// One load for both elements: origin and stride are even.
+// From threadgroup memory, one load for both elements: `origin` is the fragment's corner, it and the stride are even.
 template <typename T>
 METAL_FUNC float2 load_even_fragment(threadgroup const T* origin, int stride, LanePosition at) {
   return float2(vec<T, 2>(*(threadgroup const vec<T, 2>*)(origin + at.row * stride + at.column)));
@@ -75,12 +68,6 @@ METAL_FUNC void store_fragment(
   device T* target = origin + at.row * row_stride + at.column * column_stride;
   if (at.row < rows && at.column < columns) target[0] = T(values.x);
   if (at.row < rows && at.column + 1 < columns) target[column_stride] = T(values.y);
-}
-
-METAL_FUNC void store_fragment(threadgroup float* origin, int stride, LanePosition at, float2 values) {
-  threadgroup float* target = origin + at.row * stride + at.column;
-  target[0] = values.x;
-  target[1] = values.y;
 }
 
 template <typename T>

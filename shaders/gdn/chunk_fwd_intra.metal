@@ -6,6 +6,7 @@
 // Intermediate: T, or float where T is half. A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta
 // v);  w = (I + A)^-1 (beta exp(c) k); c = g_cumsum
 #include "core/gates.h"
+#include "core/running_sum.h"
 #include "core/sequences.h"
 #include "gdn/chunk_fwd_intra.h"
 #include "gdn/chunk_threads.h"
@@ -33,7 +34,7 @@ METAL_FUNC void scan_gates(
     const bool inside = token < chunk.tokens;
     const float gate = inside ? log_decay_at(g, A_log, dt_bias, gates, chunk.batch, chunk.first + token, head) : 0.0f;
     const float token_beta = inside ? beta_at(beta, gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
-    const float sum = carried + simd_prefix_inclusive_sum(clamped_log_decay(gate));
+    const float sum = running_sum<(C < 32 ? C : 32)>(carried, clamped_log_decay(gate), lane);
     carried = simd_shuffle(sum, ushort(31));
     if (token < C) {
       chunk_g_cumsum[token] = sum;

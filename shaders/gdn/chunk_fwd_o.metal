@@ -52,7 +52,7 @@ METAL_FUNC void masked_scores(
     float2 score = float2(0.0f);
     if (i < tokens && i >= j) score.x = products[n].x * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j]);
     if (i < tokens && i >= j + 1) score.y = products[n].y * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j + 1]);
-    store_fragment(scores + block.row * 8 * (C + 4) + block.column * 8, C + 4, at, score);
+    store_even_fragment(scores + block.row * 8 * (C + 4) + block.column * 8, C + 4, at, score);
   }
 }
 
@@ -69,7 +69,7 @@ METAL_FUNC void load_scores(
     const BlockPosition block = own_block<C>(simdgroup, n);
     const int row = block.row * 8;
     const float2 score = load_fragment(source + row * stride + block.column * 8, stride, 1, tokens - row, 8, at);
-    store_fragment(scores + row * (C + 4) + block.column * 8, C + 4, at, score);
+    store_even_fragment(scores + row * (C + 4) + block.column * 8, C + 4, at, score);
   }
 }
 
@@ -147,7 +147,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
               parameters.h.value, tokens > 0 ? K - slice - depth : 0, V - column - side * 8, at);
         }
         UNROLL for (int block = 0; block < kBlocks; ++block) {
-          const float2 query = load_fragment(query_tile + block * 8 * kStride + depth, kStride, at);
+          const float2 query = load_even_fragment(query_tile + block * 8 * kStride + depth, kStride, at);
           multiply_add(sum[block][0], query, states[0]);
           multiply_add(sum[block][1], query, states[1]);
         }
@@ -171,7 +171,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
             V - column - side * 8, at);
       }
       UNROLL for (int block = depth; block < kBlocks; ++block) {
-        const float2 score = load_fragment(scores + block * 8 * kScoreStride + depth * 8, kScoreStride, at);
+        const float2 score = load_even_fragment(scores + block * 8 * kScoreStride + depth * 8, kScoreStride, at);
         multiply_add(sum[block][0], score, values[0]);
         multiply_add(sum[block][1], score, values[1]);
       }

@@ -9,6 +9,7 @@
 // scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c =
 // g_cumsum
 #include "core/checkpoints.h"
+#include "core/running_sum.h"
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/fused_chunk.h"
@@ -98,7 +99,7 @@ METAL_FUNC void finish_scalars(
     uint lane) {
   const bool is_there = int(lane) < min(C, count);
   const float gate = is_there ? log_decay_of(scalars[lane].gate, head_gate) : 0.0f;
-  const float g_cumsum = simd_prefix_inclusive_sum(clamped_log_decay(gate));
+  const float g_cumsum = running_sum<C>(0.0f, clamped_log_decay(gate), lane);
   if (int(lane) < C) {
     threadgroup TokenScalars& own = scalars[lane];
     own.gate = g_cumsum;

@@ -71,6 +71,15 @@ def test_a_prefill_of_repeated_keys_in_float32_at_the_edge_of_the_specification(
     assert_exact(op, case, run(op, case, mps))
 
 
+@pytest.mark.parametrize(("device", "bound"), [("mps-fused_chunk", 1e-6), ("mps-chunked", 1e-5)], indirect=["device"])
+def test_a_strong_gate_keeps_its_digits_whatever_order_a_scan_has(mps: torch.device, bound: float) -> None:
+    """What a token leaves of the state is exp of the difference of two sums, which reach -60."""
+    case = load("strong_gate").case.map(torch.Tensor.float)
+    unkind(seed=3, perturb=True)
+    _, state = run("chunk_gated_delta_rule", case, mps)
+    assert_close("final_state", state, case.exact()[1], bound, head_dim=1)
+
+
 @on_mps()
 @pytest.mark.parametrize("name", NAMES)
 def test_the_recurrent_op_at_the_edge_of_the_specification(mps: torch.device, name: str) -> None:

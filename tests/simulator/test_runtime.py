@@ -102,8 +102,9 @@ def test_the_watch_does_not_change_results() -> None:
     assert torch.equal(sums(watch=True), sums(watch=False))
 
 
-def test_a_reduction_is_shuffled_by_the_perturbing_mode_alone() -> None:
-    source = SUMS.replace(" + exp(-source[i])", "")
+@pytest.mark.parametrize("function", ["simd_sum", "simd_prefix_inclusive_sum"])
+def test_a_reduction_is_shuffled_by_the_perturbing_mode_alone(function: str) -> None:
+    source = SUMS.replace(" + exp(-source[i])", "").replace("simd_sum", function)
     values = torch.rand(4096)
 
     def reduced(**options: object) -> torch.Tensor:
@@ -117,7 +118,8 @@ def test_a_reduction_is_shuffled_by_the_perturbing_mode_alone() -> None:
     assert not torch.equal(plain, shuffled)
     assert not torch.equal(shuffled, reduced(perturb=True, seed=4))
     assert torch.equal(shuffled, reduced(perturb=True))
-    exact = values.double().view(-1, 32).sum(1).repeat_interleave(32)
+    rows = values.double().view(-1, 32)
+    exact = (rows.sum(1, keepdim=True).expand_as(rows) if function == "simd_sum" else rows.cumsum(1)).reshape(-1)
     assert (plain.double() - exact).abs().max() < 32 * 2**-24 * 32
     assert (shuffled.double() - exact).abs().max() < 32 * 2**-24 * 32
 

@@ -91,16 +91,21 @@ SIMULATOR_UNWATCHED inline void reduce(void* const slots[32]) {
   }
 }
 
+// Lane after lane; the perturbing mode takes the lanes up to each in its own order.
 template <typename T, typename Operation, bool inclusive, uint width>
 SIMULATOR_UNWATCHED inline void scan(void* const slots[32]) {
-  for (uint base = 0; base < 32; base += width) {
+  const uint8_t* order = simulator_reduction_order();
+  T values[32];
+  for (uint lane = 0; lane < 32; ++lane) values[lane] = slots[lane] ? slot_of<T>(slots, lane)->value : undefined<T>();
+  for (uint lane = 0; lane < 32; ++lane) {
+    if (!slots[lane]) continue;
+    const uint base = lane / width * width, last = lane + (inclusive ? 1 : 0);
     T total = __is_same(Operation, multiply) ? T(1) : T(0);
-    for (uint lane = base; lane < base + width; ++lane) {
-      if (!slots[lane]) continue;
-      T before = total;
-      total = Operation::apply(total, slot_of<T>(slots, lane)->value);
-      slot_of<T>(slots, lane)->value = inclusive ? total : before;
+    for (uint i = 0; i < 32; ++i) {
+      const uint from = order[i];
+      if (from >= base && from < last && slots[from]) total = Operation::apply(total, values[from]);
     }
+    slot_of<T>(slots, lane)->value = total;
   }
 }
 
