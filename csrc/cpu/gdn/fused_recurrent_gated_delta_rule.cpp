@@ -52,7 +52,7 @@ class Work {
         state_io_(state_io),
         out_(o),
         sequences_(cpu::sequences_of(s, cu_seqlens)),
-        in_rows_(!in.gk && !in.gv && state_io.has_vector_rows(s)),
+        in_rows_(!in.gv && state_io.has_vector_rows(s)),
         slice_(in_rows_ ? s.V : cpu::kColumns) {
     const int64_t heads = s.N * s.HV, threads = at::get_num_threads();
     if (heads < 2 * threads) slice_ = cpu::kColumns;

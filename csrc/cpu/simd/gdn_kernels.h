@@ -99,9 +99,9 @@ struct StateRows {
 };
 
 struct RecurrentKernels {
-  // Rows [K, columns]. Columns up to the next multiple of 32 are read and written too. Only a panel may have gk or gv.
+  // Rows [K, columns]. Columns up to the next multiple of 32 are read and written too. Only a panel may have gv.
   void (*run_key_rows)(const RecurrentHead& head, const StateRows& state);
-  // Rows [columns, K]; K must be a multiple of 16, `columns` of 4, and there must be no gk and gv.
+  // Rows [columns, K]; K must be a multiple of 16, `columns` of 4, and there must be no gv.
   void (*run_value_rows)(const RecurrentHead& head, const StateRows& state);
 };
 

@@ -4,7 +4,8 @@
 
 // The scratch of one token: rows as f32, zero past V.
 struct TokenRows {
-  alignas(64) float q[kLargestK], k[kLargestK], gk[kLargestK];
+  alignas(64) float q[kLargestK], k[kLargestK];
+  alignas(64) float base[kLargestK], change[kLargestK], decayed_k[kLargestK];  // where channels of K decay
   alignas(64) float v[kLargestV], beta[kLargestV], gv[kLargestV], o[kLargestV];
 };
 
@@ -18,6 +19,29 @@ struct Decay {
 TORCH_GDN_INLINE Decay decay_from_log(float g) {
   const float whole = __builtin_expf(g);
   return whole > 0.5f ? Decay{1.0f, __builtin_expm1f(g), whole} : Decay{0.0f, whole, whole};
+}
+
+// What multiplies the state: one factor, as Decay has it, or two for each channel of K.
+enum class Factors { kWeak, kStrong, kChannels };
+
+template <Factors kFactors, typename Factor>
+TORCH_GDN_INLINE Floats decayed(Floats before, Factor base, Factor change) {
+  if constexpr (kFactors == Factors::kWeak) return before + change * before;
+  if constexpr (kFactors == Factors::kStrong) return change * before;
+  return base * before + change * before;
+}
+
+// The factors of a token's channels, g among them. S^T k of the decayed state is that of the state and the decayed k.
+TORCH_GDN_INLINE void decay_keys(const RecurrentHead& head, int64_t t, TokenRows& token) {
+  upcast_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.change);
+  const float g = head.g[t * head.g_stride];
+  for_each_vector(head.K, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+    const auto [p, n] = exponential_parts(load(token.change + i, count) + g);
+    const Floats whole = times_power_of_two(p + 1.0f, n);
+    store(token.base + i, n == 0.0f ? all_lanes(1.0f) : Floats{});
+    store(token.change + i, n == 0.0f ? p : whole);
+    store(token.decayed_k + i, whole * load(token.k + i, count));
+  });
 }
 
 TORCH_GDN_INLINE void read_token(const RecurrentHead& head, int64_t t, TokenRows& token) {
@@ -73,21 +97,22 @@ TORCH_GDN_INLINE Sums<kCount> read_state(const float* state, int64_t stride, con
 
 // S <- decay S + k u^T, from one place to another or the same; returns S^T q of the new S. The last rows come first: of
 // 64 KB that were just read, the last are still in the first-level cache. The next head's rows are fetched meanwhile.
-template <bool kWeak, int64_t kCount>
-TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column, float change, const TokenRows& token,
-                                          const Sums<kCount>& u, int64_t K) {
+template <Factors kFactors, int64_t kCount>
+TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column, const Decay& decay,
+                                          const TokenRows& token, const Sums<kCount>& u, int64_t K) {
   Sums<kCount> total{};
   for (int64_t end = K; end > 0; end -= kRowsOfPart) {
     Sums<kCount> part{};
     for (int64_t i = end - 1; i >= 0 && i >= end - kRowsOfPart; --i) {
       const float* from = rows.from + i * rows.from_stride + column;
       float* to = rows.to + i * rows.to_stride + column;
+      constexpr bool kChannels = kFactors == Factors::kChannels;
+      const float base = kChannels ? token.base[i] : decay.base, change = kChannels ? token.change[i] : decay.change;
 #pragma GCC unroll 8
       for (int64_t c = 0; c < kCount; ++c) {
         prefetch(from + rows.to_next + c * kLanes);
         const Floats before = load(from + c * kLanes);
-        const Floats decayed = kWeak ? before + change * before : change * before;
-        const Floats after = multiply_add(token.k[i], u.at[c], decayed);
+        const Floats after = multiply_add(token.k[i], u.at[c], decayed<kFactors>(before, base, change));
         store(to + c * kLanes, after);
         part.at[c] = multiply_add(token.q[i], after, part.at[c]);
       }
@@ -98,27 +123,26 @@ TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column,
 }
 
 // kCount vectors of columns of one token.
-template <int64_t kCount>
+template <Factors kFactors, int64_t kCount>
 TORCH_GDN_INLINE void step_columns(const StateRows& rows, int64_t column, const Decay& decay, TokenRows& token,
                                    int64_t K, float scale) {
-  const Sums<kCount> read = read_state<kCount>(rows.from + column, rows.from_stride, token.k, K);
+  const float* k = kFactors == Factors::kChannels ? token.decayed_k : token.k;
+  const Sums<kCount> read = read_state<kCount>(rows.from + column, rows.from_stride, k, K);
   Sums<kCount> u;
 #pragma GCC unroll 8
   for (int64_t c = 0; c < kCount; ++c) {
     const int64_t j = column + c * kLanes;
     u.at[c] = load(token.beta + j) * (load(token.v + j) - decay.whole * read.at[c]);
   }
-  const Sums<kCount> o = decay.base > 0 ? write_state<true>(rows, column, decay.change, token, u, K)
-                                        : write_state<false>(rows, column, decay.change, token, u, K);
+  const Sums<kCount> o = write_state<kFactors>(rows, column, decay, token, u, K);
 #pragma GCC unroll 8
   for (int64_t c = 0; c < kCount; ++c) store(token.o + column + c * kLanes, scale * o.at[c]);
 }
 
-TORCH_GDN_INLINE void decay_channels(const RecurrentHead& head, int64_t t, const StateRows& rows, TokenRows& token) {
+// Of the columns of a panel.
+TORCH_GDN_INLINE void decay_values(const RecurrentHead& head, int64_t t, const StateRows& rows, TokenRows& token) {
   for (int64_t j = 0; j < kColumns; ++j) token.gv[j] = 0;
-  for (int64_t i = 0; i < head.K; ++i) token.gk[i] = 0;
-  if (head.gk.data) upcast_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.gk);
-  if (head.gv.data) upcast_row(head.gv.data + t * head.gv.stride, head.gv.dtype, head.columns, token.gv);
+  upcast_row(head.gv.data + t * head.gv.stride, head.gv.dtype, head.columns, token.gv);
   alignas(64) float base[kColumns], change[kColumns];
   for (int64_t j = 0; j < kColumns; ++j) {
     const Decay decay = decay_from_log(token.gv[j]);
@@ -126,14 +150,35 @@ TORCH_GDN_INLINE void decay_channels(const RecurrentHead& head, int64_t t, const
     change[j] = decay.change;
   }
   for (int64_t i = 0; i < head.K; ++i) {
-    const Decay key = decay_from_log(token.gk[i]);
     float* row = rows.to + i * rows.to_stride;
 #pragma omp simd
-    for (int64_t j = 0; j < kColumns; ++j) {
-      const float value = key.base * row[j] + key.change * row[j];
-      row[j] = base[j] * value + change[j] * value;
-    }
+    for (int64_t j = 0; j < kColumns; ++j) row[j] = base[j] * row[j] + change[j] * row[j];
   }
+}
+
+template <Factors kFactors>
+TORCH_GDN_INLINE void step_all_columns(const RecurrentHead& head, const StateRows& rows, const Decay& decay,
+                                       int64_t columns, TokenRows& token) {
+  constexpr int64_t kWide = 8, kNarrow = kColumns / kLanes;
+  int64_t column = 0;
+  for (; column + kWide * kLanes <= columns; column += kWide * kLanes) {
+    step_columns<kFactors, kWide>(rows, column, decay, token, head.K, head.scale);
+  }
+  for (; column < columns; column += kColumns) {
+    step_columns<kFactors, kNarrow>(rows, column, decay, token, head.K, head.scale);
+  }
+}
+
+// f<Factors>(decay) with the decay of a token.
+template <typename F>
+TORCH_GDN_INLINE void with_factors(const RecurrentHead& head, int64_t t, TokenRows& token, const F& f) {
+  if (head.gk.data) {
+    decay_keys(head, t, token);
+    return f.template operator()<Factors::kChannels>(Decay{0.0f, 1.0f, 1.0f});
+  }
+  const Decay decay = decay_from_log(head.g[t * head.g_stride]);
+  if (decay.base > 0) return f.template operator()<Factors::kWeak>(decay);
+  f.template operator()<Factors::kStrong>(decay);
 }
 
 // States whose rows are those of K, [K, V].
@@ -144,16 +189,10 @@ void run_key_rows(const RecurrentHead& head, const StateRows& state) {
   StateRows rows = state;
   for (int64_t t = 0; t < head.tokens; ++t) {
     read_token(head, t, token);
-    if (head.gk.data || head.gv.data) decay_channels(head, t, rows, token);
-    const Decay decay = decay_from_log(head.g[t * head.g_stride]);
-    constexpr int64_t kWide = 8, kNarrow = kColumns / kLanes;
-    int64_t column = 0;
-    for (; column + kWide * kLanes <= columns; column += kWide * kLanes) {
-      step_columns<kWide>(rows, column, decay, token, head.K, head.scale);
-    }
-    for (; column < columns; column += kColumns) {
-      step_columns<kNarrow>(rows, column, decay, token, head.K, head.scale);
-    }
+    if (head.gv.data) decay_values(head, t, rows, token);
+    with_factors(head, t, token, [&]<Factors kFactors>(const Decay& decay) __attribute__((always_inline)) {
+      step_all_columns<kFactors>(head, rows, decay, columns, token);
+    });
     downcast_row(token.o, head.columns, head.o.dtype, head.o.data + t * head.o.stride);
     rows.from = rows.to;
     rows.from_stride = rows.to_stride;
@@ -186,14 +225,15 @@ TORCH_GDN_INLINE Four sums_of(const Sums<4>& x) {
 }
 
 // Four rows of a state [V, K]: each is read and written along K.
-template <bool kWeak>
+template <Factors kFactors>
 TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay& decay, TokenRows& token, int64_t K,
                                 float scale) {
   const float* from = rows.from + row * rows.from_stride;
   float* to = rows.to + row * rows.to_stride;
+  constexpr bool kChannels = kFactors == Factors::kChannels;
   Sums<4> read{}, answer{};
   for (int64_t i = 0; i < K; i += kLanes) {
-    const Floats k = load(token.k + i);
+    const Floats k = load((kChannels ? token.decayed_k : token.k) + i);
 #pragma GCC unroll 4
     for (int64_t r = 0; r < 4; ++r) {
       prefetch(from + r * rows.from_stride + i + rows.to_next);
@@ -205,11 +245,12 @@ TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay&
   const Four u = beta * (v - decay.whole * sums_of(read));
   for (int64_t i = 0; i < K; i += kLanes) {
     const Floats k = load(token.k + i), q = load(token.q + i);
+    const Floats base = kChannels ? load(token.base + i) : all_lanes(decay.base);
+    const Floats change = kChannels ? load(token.change + i) : all_lanes(decay.change);
 #pragma GCC unroll 4
     for (int64_t r = 0; r < 4; ++r) {
       const Floats before = load(from + r * rows.from_stride + i);
-      const Floats decayed = kWeak ? before + decay.change * before : decay.change * before;
-      const Floats after = multiply_add(u[r], k, decayed);
+      const Floats after = multiply_add(u[r], k, decayed<kFactors>(before, base, change));
       store(to + r * rows.to_stride + i, after);
       answer.at[r] += q * after;
     }
@@ -223,16 +264,11 @@ void run_value_rows(const RecurrentHead& head, const StateRows& state) {
   StateRows rows = state;
   for (int64_t t = 0; t < head.tokens; ++t) {
     read_token(head, t, token);
-    const Decay decay = decay_from_log(head.g[t * head.g_stride]);
-    if (decay.base > 0) {
+    with_factors(head, t, token, [&]<Factors kFactors>(const Decay& decay) __attribute__((always_inline)) {
       for (int64_t row = 0; row < head.columns; row += 4) {
-        step_rows<true>(rows, row, decay, token, head.K, head.scale);
+        step_rows<kFactors>(rows, row, decay, token, head.K, head.scale);
       }
-    } else {
-      for (int64_t row = 0; row < head.columns; row += 4) {
-        step_rows<false>(rows, row, decay, token, head.K, head.scale);
-      }
-    }
+    });
     downcast_row(token.o, head.columns, head.o.dtype, head.o.data + t * head.o.stride);
     rows.from = rows.to;
     rows.from_stride = rows.to_stride;
