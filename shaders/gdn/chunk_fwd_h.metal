@@ -82,7 +82,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   constexpr int kStageStride = tile_stride<Intermediate>(kColumns);
   constexpr int kKeyStride = tile_stride<T>(kColumns);
   constexpr int kStageFloats = kRows * kStageStride * int(sizeof(Intermediate)) / 4;
-  constexpr int kScratchFloats = kStageFloats > 8 * kScratchStride ? kStageFloats : 8 * kScratchStride;
+  constexpr int kScratchFloats = kStageFloats > 8 * kStateColumns ? kStageFloats : 8 * kStateColumns;
   constexpr int kKeys = staged_keys(kScratchFloats);
   alignas(16) threadgroup float scratch[kScratchFloats];  // of w, then of k; between chunks of S
   threadgroup Intermediate* stage_tile = (threadgroup Intermediate*)scratch;

@@ -186,7 +186,7 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kStride = tile_stride<T>(kPadded);
   constexpr int kMatrixStride = C + 4;
   constexpr int kTileFloats = 2 * C * kStride * int(sizeof(T)) / 4;
-  constexpr int kScratchFloats = kTileFloats > 8 * kScratchStride ? kTileFloats : 8 * kScratchStride;
+  constexpr int kScratchFloats = kTileFloats > 8 * kStateColumns ? kTileFloats : 8 * kStateColumns;
   constexpr int kKeys = staged_keys(kScratchFloats);
   alignas(16) threadgroup float scratch[kScratchFloats];  // q and k of a chunk; before and after, S
   threadgroup T* query_tile = (threadgroup T*)scratch;

@@ -4,14 +4,17 @@
 #include "gdn/state_tile.h"
 
 GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
-GDN_CONSTANT int kScratchStride = kStateColumns + 2;  // even: a fragment's two elements move at once
+
+// Where an element of S lies: pairs of a key's values are exchanged by the key, so that four rows of a fragment are in
+// 32 banks, and a column of 16 keys in 16. 8 keys further the pair differs by 16.
+METAL_FUNC int state_place(int key, int value) { return key * kStateColumns + (value ^ (key * 10 & 30)); }
+
+// Of a lane's two elements in the 8 rows from `row` on; `first` is their place in rows 0 to 7.
+METAL_FUNC int state_place_below(int first, int row) { return row * kStateColumns + (first ^ (row & 8) * 2); }
 
 // Keys of S that `floats` of threadgroup memory hold: whole 128-byte lines where possible.
 METAL_FUNC constexpr int staged_keys(int floats) {
-  return floats >= 64 * kScratchStride   ? 64
-         : floats >= 32 * kScratchStride ? 32
-         : floats >= 16 * kScratchStride ? 16
-                                         : 8;
+  return floats >= 64 * kStateColumns ? 64 : floats >= 32 * kStateColumns ? 32 : floats >= 16 * kStateColumns ? 16 : 8;
 }
 
 // The element of a [keys, 32] part of S that item `item` moves, so that lanes access neighbours in memory.
@@ -38,17 +41,17 @@ METAL_FUNC void load_state(
     uint thread_index,
     uint simdgroup,
     LanePosition at) {
+  const int own = state_place(at.row, int(simdgroup) * 8 + at.column);
   UNROLL for (int first = 0; first < K; first += Keys) {
     for (uint item = thread_index; item < uint(Keys * kStateColumns); item += kSimdgroups * 32) {
       const StateItem of = state_item(item, Keys, strides.value <= strides.key);
       const bool inside = first + of.key < K && of.value < values;
-      scratch[of.key * kScratchStride + of.value] =
+      scratch[state_place(of.key, of.value)] =
           inside ? float(source[(first + of.key) * strides.key + of.value * strides.value]) : 0.0f;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     UNROLL for (int row = 0; row < Keys && first + row < K; row += 8) {
-      state[(first + row) / 8] =
-          load_even_fragment(scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at);
+      state[(first + row) / 8] = *(threadgroup const float2*)(scratch + state_place_below(own, row));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
@@ -64,17 +67,16 @@ METAL_FUNC void store_state(
     uint thread_index,
     uint simdgroup,
     LanePosition at) {
+  const int own = state_place(at.row, int(simdgroup) * 8 + at.column);
   UNROLL for (int first = 0; first < K; first += Keys) {
     UNROLL for (int row = 0; row < Keys && first + row < K; row += 8) {
-      store_even_fragment(
-          scratch + row * kScratchStride + int(simdgroup) * 8, kScratchStride, at, state[(first + row) / 8]);
+      *(threadgroup float2*)(scratch + state_place_below(own, row)) = state[(first + row) / 8];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint item = thread_index; item < uint(Keys * kStateColumns); item += kSimdgroups * 32) {
       const StateItem of = state_item(item, Keys, strides.value <= strides.key);
       if (first + of.key < K && of.value < values) {
-        target[(first + of.key) * strides.key + of.value * strides.value] =
-            P(scratch[of.key * kScratchStride + of.value]);
+        target[(first + of.key) * strides.key + of.value * strides.value] = P(scratch[state_place(of.key, of.value)]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -195,7 +195,7 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kStride = tile_stride<float>(kPadded);
   constexpr int kTile = C * kStride;
   constexpr int kKeys = staged_keys(3 * kTile);
-  static_assert(3 * kTile >= 8 * kScratchStride, "the tiles hold 8 keys of S");
+  static_assert(3 * kTile >= 8 * kStateColumns, "the tiles hold 8 keys of S");
   alignas(16) threadgroup float query_tile[3 * kTile];  // q, k and the decays of a chunk; before and after, S
   threadgroup float* key_tile = query_tile + kTile;
   threadgroup float* decay_tile = key_tile + kTile;

@@ -168,3 +168,42 @@ def test_the_program_prints_bounds_as_a_model(capsys: pytest.CaptureFixture[str]
     metal_model.main(["gating", "--tokens", "8", "--chips", "M1", "M4 Max"])
     text = capsys.readouterr().out
     assert "not a measurement" in text and "| M1 |" in text.replace("  ", " ") and "M4 Max" in text
+
+
+LOADS = """
+#include <metal_stdlib>
+using namespace metal;
+kernel void loads(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                  uint i [[thread_index_in_threadgroup]]) {
+  threadgroup float tile[32];
+  FIRST
+  float sum = 0.0f;
+  for (int part = 0; part < 4; ++part) {
+    tile[i] = VALUE;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum += tile[31 - i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  y[i] = sum;
+}
+"""
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a real device does not count")
+@pytest.mark.parametrize(
+    ("first", "value", "rounds", "width"),
+    [
+        ("const float4 all = ((device const float4*)x)[i];", "all[part]", "1.00", "10.00"),  # 16 read, 4 written
+        ("", "x[part * 32 + i]", "4.00", "4.00"),
+    ],
+    ids=["at once", "between barriers"],
+)
+def test_the_counts_show_narrow_loads_between_barriers(first: str, value: str, rounds: str, width: str) -> None:
+    """What made decode with [K, V] states slow on another maker's GPU, and no count had shown."""
+    simulator.activate()
+    library = torch.mps.compile_shader(LOADS.replace("FIRST", first).replace("VALUE", value))
+    with simulator.profile(detailed=True) as profile:
+        library.loads(torch.rand(128).to("mps"), torch.empty(32, device="mps"), threads=32, group_size=32)
+    titles, _, row = (line.split(" | ") for line in metal_model.counts_table(profile.kernels, {}).splitlines()[-3:])
+    shown = dict(zip(titles, row, strict=True))
+    assert (shown["load rounds"], shown["bytes a lane's access"]) == (rounds, width)
