@@ -41,6 +41,16 @@ def test_key_channels_that_forget_beside_others_that_do_not(device: torch.device
     assert_exact_kda(function, inputs, device)
 
 
+@pytest.mark.parametrize("v_first", [False, True])
+@each_function
+def test_states_whose_rows_are_vectors(device: torch.device, function: str, v_first: bool) -> None:
+    """The CPU decodes them in place: a decay is a factor of a row of [K, V], and a vector along one of [V, K]."""
+    inputs = kda_inputs(20, 48, 64, HV=4)
+    if v_first:
+        inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
+    assert_exact_kda(function, inputs, device, state_v_first=v_first)
+
+
 def repeated_keys(inputs: Inputs, beta: float) -> Inputs:
     key = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
     return inputs | {"k": key, "beta": beta * (1 - 0.1 * inputs["beta"]), "g": 0.01 * inputs["g"]}
