@@ -34,13 +34,17 @@ METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, int first) {
   return codes;
 }
 
-// 4 codes from a multiple of 4 on, in the low bits: 8, 12, 16 or 32 bits, of which 12 may straddle two words.
+// 4 codes from a multiple of 4 on, in the low bits: 8, 12, 16 or 32 bits. 12 bits may straddle two words but lie in two
+// bytes: in two loads a simdgroup asks for 4/3 of the codes by bytes, for 5/3 by words.
 template <int bits>
 METAL_FUNC uint four_codes(device const uint* words, int first) {
   const int bit = first * bits;
-  uint codes = words[bit / 32] >> uint(bit % 32);
-  if (32 % (4 * bits) != 0 && bit % 32 + 4 * bits > 32) codes |= words[bit / 32 + 1] << uint(32 - bit % 32);
-  return codes;
+  if constexpr (32 % (4 * bits) == 0) {
+    return words[bit / 32] >> uint(bit % 32);
+  } else {
+    device const uchar* bytes = (device const uchar*)words + bit / 8;
+    return (uint(bytes[0]) | uint(bytes[1]) << 8u) >> uint(bit % 8);
+  }
 }
 
 // The centroids of the 4 codes in the low bits.
