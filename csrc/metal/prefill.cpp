@@ -40,7 +40,7 @@ struct HeuristicRow {
   PrefillAlgorithm algorithm;
 };
 constexpr std::array<HeuristicRow, 3> kHeuristic = {{
-    {256, 1.0, PrefillAlgorithm::kChunked},  // too few threadgroups for the cores: chunks in parallel
+    {384, 0.5, PrefillAlgorithm::kChunked},  // too few threadgroups for the cores: chunks in parallel
     {16, INFINITY, PrefillAlgorithm::kFusedChunk},
     {0, INFINITY, PrefillAlgorithm::kRecurrent},  // chunks would be mostly padding
 }};

@@ -42,11 +42,10 @@ def algorithm(
         ({"tokens": 15}, "recurrent"),
         ({"tokens": 16}, "fused_chunk"),
         ({"tokens": 8192}, "fused_chunk"),
-        ({"tokens": 255, "heads": 1}, "fused_chunk"),
-        ({"tokens": 256, "heads": 1}, "chunked"),
-        ({"tokens": 8192, "heads": 2}, "chunked"),  # 8 threadgroups, 8 cores
-        ({"tokens": 8192, "heads": 3}, "fused_chunk"),
-        ({"tokens": 8192, "heads": 2, "V": 129}, "fused_chunk"),  # 10 threadgroups
+        ({"tokens": 383, "heads": 1}, "fused_chunk"),
+        ({"tokens": 384, "heads": 1}, "chunked"),  # 4 threadgroups, 8 cores
+        ({"tokens": 8192, "heads": 2}, "fused_chunk"),
+        ({"tokens": 8192, "heads": 1, "V": 129}, "fused_chunk"),  # 5 threadgroups
         ({"tokens": 8192, "heads": 3, "cores": 80}, "chunked"),
         ({"tokens": 0, "heads": 0, "cores": 0}, "recurrent"),
     ],
