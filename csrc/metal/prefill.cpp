@@ -43,8 +43,8 @@ struct HeuristicRow {
   PrefillAlgorithm algorithm;
 };
 constexpr std::array<HeuristicRow, 3> kHeuristic = {{
-    {{384, 0.5}, {256, 1.6}, PrefillAlgorithm::kChunked},  // few threadgroups for the cores: chunks in parallel
-    {{16, INFINITY}, {8, INFINITY}, PrefillAlgorithm::kFusedChunk},
+    {{384, 0.5}, {256, 4.0}, PrefillAlgorithm::kChunked},  // few threadgroups for the cores: chunks in parallel
+    {{9, INFINITY}, {8, INFINITY}, PrefillAlgorithm::kFusedChunk},
     {{0, INFINITY}, {0, INFINITY}, PrefillAlgorithm::kRecurrent},  // chunks would be mostly padding
 }};
 

@@ -138,7 +138,7 @@ def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
     assert tokens.tolist() == expected.tolist()
 
 
-SHORT, LONG = 12, 389
+SHORT, LONG = 8, 389
 SHIPPED = {SHORT: "recurrent", PROMPT: "fused_chunk", LONG: "chunked"}  # by the longest prompt
 PROMPTS = {
     "one": (PROMPT,),

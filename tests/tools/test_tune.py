@@ -45,8 +45,8 @@ def algorithm(
     ("shape", "expected"),
     [
         ({"tokens": 1}, "recurrent"),
-        ({"tokens": 15}, "recurrent"),
-        ({"tokens": 16}, "fused_chunk"),
+        ({"tokens": 8}, "recurrent"),
+        ({"tokens": 9}, "fused_chunk"),
         ({"tokens": 8192}, "fused_chunk"),
         ({"tokens": 383, "heads": 1}, "fused_chunk"),
         ({"tokens": 384, "heads": 1}, "chunked"),  # 4 threadgroups, 8 cores
@@ -68,8 +68,8 @@ def test_the_heuristic(shape: dict[str, int], expected: str) -> None:
         ({"tokens": 8}, "fused_chunk"),
         ({"tokens": 255, "heads": 1}, "fused_chunk"),
         ({"tokens": 256, "heads": 1}, "chunked"),
-        ({"tokens": 8192, "heads": 4, "cores": 10}, "chunked"),  # 16 threadgroups
-        ({"tokens": 8192, "heads": 4, "V": 129, "cores": 10}, "fused_chunk"),  # 20
+        ({"tokens": 8192, "heads": 8}, "chunked"),  # 32 threadgroups, 8 cores
+        ({"tokens": 8192, "heads": 8, "V": 129}, "fused_chunk"),  # 40
         ({"tokens": 0, "heads": 0, "cores": 0}, "recurrent"),
     ],
     ids=str,
