@@ -43,11 +43,11 @@ def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, sec
     torch.manual_seed(0)
     layer = KIMI_LINEAR if workload.startswith("kda") else QWEN3_NEXT
     work = WORKLOADS[workload](Shape(layer, tokens, 1, torch.bfloat16, algorithm))
-    kernels, registers = metal_model.count(work.call)
+    kernels, codes = metal_model.count(work.call)
     row.size, row.bytes = work.tokens, work.compulsory_bytes
     row.counts = sums(kernels)
     for chip in CHIPS:
-        bound, binds = metal_model.total(kernels, registers, chip)
+        bound, binds = metal_model.total(kernels, codes, chip)
         row.model[chip] = (bound, binds)
     return [row]
 

@@ -10,11 +10,13 @@ rate for it is a time that no run of these kernels on that chip can be below, if
     memory        distinct bytes, over the memory's bandwidth
     cache         bytes of all simdgroup accesses to device memory, over what a core takes from the cache outside it
     arithmetic    scalar operations and 8x8x8 matrix products (512 multiply-adds at the scalar rate)
+    issue         instructions, of which each of a core's four schedulers starts one a cycle: as many as Mesa's code
+                  for M1 and M2 needs at least for the sums, accesses, products and barriers that were counted
     threadgroup   cycles of the threadgroup memory's banks
-    latency       what one simdgroup does in turn, arithmetic and waits (for barriers, and for loads wherever a barrier
-                  keeps later ones from starting), times the turns that a core takes: it holds so many threadgroups at
-                  once as threads, threadgroup memory and registers allow, the latter as Mesa's compiler for M1 and M2
-                  allots them
+    latency       what one simdgroup does in turn, arithmetic or instructions, and waits (for barriers, and for loads
+                  wherever a barrier keeps later ones from starting), times the turns that a core takes: it holds so
+                  many threadgroups at once as threads, threadgroup memory and registers allow, the latter as Mesa's
+                  compiler allots them
 
 The largest is the bound of the kernel; dispatches follow each other, so their bounds add up. All threadgroups are taken
 to be alike, and the core with the most of them decides. Whatever the chip does besides (a dispatch's own start, caches
@@ -35,6 +37,7 @@ import simulator
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.results import markdown
 from bench.shapes import LAYERS, QWEN3_NEXT
+from proof.agx import issue
 from proof.agx.table import Table, compiled_figures, recorded
 from proof.metal.facts import ISA_REGISTERS
 from proof.metal.kernels import check_batch
@@ -61,6 +64,7 @@ class Chip(NamedTuple):
 # Rates of one core, which no source finds different between chips.
 LANES = 128  # multiply-adds a cycle, float32 and float16 alike [metal-benchmarks]
 MATRIX_LANES = 102  # multiply-adds a cycle of simdgroup_matrix [metal-benchmarks: 101.7 and 102.5]
+SCHEDULERS = 4  # each starts an instruction of a simdgroup a cycle [metal-benchmarks]
 CACHE_BYTES = 32  # a cycle from the cache outside the core [metal-benchmarks]
 THREADGROUP_MEMORY = 60 * 1024  # bytes [metal-benchmarks]
 REGISTERS = 208 * 1024  # bytes [metal-benchmarks]
@@ -103,7 +107,7 @@ CHIPS: Mapping[str, Chip] = {
 class Prediction(NamedTuple):
     """Seconds of one kernel's dispatches together, and what they are made of."""
 
-    bounds: Mapping[str, float]  # memory, cache, arithmetic, threadgroup, latency -> seconds
+    bounds: Mapping[str, float]  # memory, cache, arithmetic, issue, threadgroup, latency -> seconds
     cores: int  # that have a threadgroup
     threads: int  # that a core holds at once
 
@@ -116,17 +120,27 @@ class Prediction(NamedTuple):
         return max(self.bounds, key=lambda name: self.bounds[name])
 
 
+class Code(NamedTuple):
+    """What a compiler made of a kernel."""
+
+    registers: int = 0  # of 32 bits a thread; 0: not known
+    prices: Mapping[str, int] = {}  # hundredths of an instruction: proof/agx/issue.py; none: not known
+
+
+UNKNOWN = Code()
+
+
 @cache
-def estimated_registers(variant: KernelVariant) -> int:
-    """32-bit registers of a thread: those recorded in proof/agx/isa.tsv, of the pipeline that is nearer to Apple's
-    compiler; else by the model of proof/metal/facts.py, but no more than there are: seconds for each variant.
+def estimated_code(variant: KernelVariant) -> Code:
+    """As recorded in proof/agx/isa.tsv, of the pipeline that is nearer to Apple's compiler; else registers alone, by
+    the model of proof/metal/facts.py, but no more than there are: seconds for each variant.
     """
     of = recorded_figures().get(variant.name, {})
     figures = compiled_figures({pipeline: of[pipeline] for pipeline in ("lean", "O2") if pipeline in of})
     if figures:
-        return figures[0].registers
+        return Code(figures[0].registers, {kind: getattr(figures[0], f"issue_{kind}") for kind in issue.KINDS})
     (facts,) = check_batch([variant]).facts
-    return min(facts.registers, ISA_REGISTERS)
+    return Code(min(facts.registers, ISA_REGISTERS))
 
 
 @cache
@@ -134,13 +148,13 @@ def recorded_figures() -> Table:
     return recorded()[1]
 
 
-def count(call: Callable[[], object]) -> tuple[Mapping[str, Any], Mapping[str, int]]:
-    """Of each kernel by its name: its figures in a detailed profile, and the registers of our own."""
+def count(call: Callable[[], object]) -> tuple[Mapping[str, Any], Mapping[str, Code]]:
+    """Of each kernel by its name: its figures in a detailed profile, and the code of our own."""
     with simulator.profile(detailed=True) as profile:
         call()
     with recording() as recorded:
         call()
-    return profile.kernels, {variant.name: estimated_registers(variant) for variant in recorded.variants}
+    return profile.kernels, {variant.name: estimated_code(variant) for variant in recorded.variants}
 
 
 def groups_at_once(figures: Any, threads: int, registers: int) -> int:
@@ -159,47 +173,64 @@ def arithmetic_cycles(figures: Any) -> float:
     return scalar / LANES + figures.matrix_multiplies * 8 * 8 * 8 / MATRIX_LANES
 
 
-def predict(figures: Any, chip: str | Chip, registers: int = 0) -> Prediction:
-    """The lower bound of a kernel's dispatches on a chip, from its figures in a detailed profile.
+def instructions(figures: Any, code: Code) -> float:
+    """That all simdgroups issue at least, for all the work there is."""
+    simdgroups = simdgroups_of(figures)
+    counted = {
+        "start": simdgroups,
+        "float": sum(figures.operations_issued.get(kind, 0) for kind in ("fma", "add", "mul")) / SIMDGROUP,
+        "device": figures.device_accesses,
+        "threadgroup": figures.threadgroup_accesses,
+        "barrier": figures.barriers * simdgroups / max(1, figures.threadgroups),
+        "matrix": figures.matrix_multiplies,
+    }
+    return sum(price * counted[kind] for kind, price in code.prices.items()) / 100
 
-    registers: of a thread, 0 where they are not known; see estimated_registers().
-    """
+
+def simdgroups_of(figures: Any) -> int:
+    threads = max(1, figures.threads // max(1, figures.threadgroups))
+    return -(-threads // SIMDGROUP) * max(1, figures.threadgroups)
+
+
+def predict(figures: Any, chip: str | Chip, code: Code = UNKNOWN) -> Prediction:
+    """The lower bound of a kernel's dispatches on a chip, from its figures in a detailed profile."""
     chip = CHIPS[chip] if isinstance(chip, str) else chip
     dispatches = max(1, figures.dispatches)
     groups = max(1, figures.threadgroups // dispatches)
     cores = min(chip.cores, groups)
     share = -(-groups // chip.cores) / groups  # of the work, on the core that has most of it
     threads = max(1, figures.threads // max(1, figures.threadgroups))
-    at_once = min(groups_at_once(figures, threads, registers), -(-groups // chip.cores))
-    simdgroups = -(-threads // SIMDGROUP) * max(1, figures.threadgroups)
+    at_once = min(groups_at_once(figures, threads, code.registers), -(-groups // chip.cores))
+    simdgroups = simdgroups_of(figures)
 
     distinct = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
     issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
-    arithmetic = arithmetic_cycles(figures)
-    # One simdgroup's path: its arithmetic at a quarter of the core, then what it waits for.
+    arithmetic, started = arithmetic_cycles(figures), instructions(figures, code)
+    # One simdgroup's path: its arithmetic at a quarter of the core, or an instruction a cycle; what it waits for.
     others = figures.collectives - figures.matrix_multiplies
     waits = figures.barriers / max(1, figures.threadgroups) * BARRIER_LATENCY + others / simdgroups * COLLECTIVE_LATENCY
     waits += figures.load_rounds / simdgroups * LOAD_LATENCY
-    alone = 4 * arithmetic / simdgroups + waits
+    alone = max(SCHEDULERS * arithmetic, started) / simdgroups + waits
     rounds = -(-groups // (chip.cores * at_once))
     bounds = {
         "memory": distinct / (chip.bandwidth * 1e9),
         "cache": issued * share / CACHE_BYTES / chip.hertz,
         "arithmetic": arithmetic * share / chip.hertz,
+        "issue": started / SCHEDULERS * share / chip.hertz,
         "threadgroup": figures.bank_cycles * share / chip.hertz,
         "latency": dispatches * rounds * alone / chip.hertz,
     }
     return Prediction(bounds, cores, at_once * threads)
 
 
-def predict_all(kernels: Mapping[str, Any], registers: Mapping[str, int], chip: str | Chip) -> list[Prediction]:
-    """Of each kernel of a profile; one whose registers are not known takes none."""
-    return [predict(figures, chip, registers.get(name, 0)) for name, figures in kernels.items()]
+def predict_all(kernels: Mapping[str, Any], codes: Mapping[str, Code], chip: str | Chip) -> list[Prediction]:
+    """Of each kernel of a profile; one whose code is not known takes no registers and no instructions."""
+    return [predict(figures, chip, codes.get(name, UNKNOWN)) for name, figures in kernels.items()]
 
 
-def total(kernels: Mapping[str, Any], registers: Mapping[str, int], chip: str | Chip) -> tuple[float, str]:
+def total(kernels: Mapping[str, Any], codes: Mapping[str, Code], chip: str | Chip) -> tuple[float, str]:
     """Seconds of a workload whose kernels follow each other, and what binds the longest part of them."""
-    predictions = predict_all(kernels, registers, chip)
+    predictions = predict_all(kernels, codes, chip)
     parts: dict[str, float] = {}
     for prediction in predictions:
         parts[prediction.binds] = parts.get(prediction.binds, 0) + prediction.seconds
@@ -213,7 +244,7 @@ def ratio(part: int, whole: int) -> str:
     return f"{part / whole:.2f}" if whole else ""
 
 
-def counts_table(kernels: Mapping[str, Any], registers: Mapping[str, int]) -> str:
+def counts_table(kernels: Mapping[str, Any], codes: Mapping[str, Code]) -> str:
     rows = []
     for name, figures in kernels.items():
         issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
@@ -223,7 +254,7 @@ def counts_table(kernels: Mapping[str, Any], registers: Mapping[str, int]) -> st
                 name,
                 f"{figures.threadgroups}",
                 f"{figures.threadgroup_memory}",
-                f"{registers.get(name, '')}",
+                f"{codes[name].registers}" if name in codes else "",
                 f"{distinct:,}",
                 ratio(issued, distinct),
                 ratio(figures.least_cache_lines, figures.cache_lines),
@@ -236,6 +267,7 @@ def counts_table(kernels: Mapping[str, Any], registers: Mapping[str, int]) -> st
                 f"{figures.matrix_multiplies}",
                 f"{sum(n for kind, n in figures.operations.items() if kind in OPERATION_CYCLES):,}",
                 f"{sum(n for kind, n in figures.operations.items() if kind not in OPERATION_CYCLES):,}",
+                f"{instructions(figures, codes[name]):,.0f}" if name in codes else "",
             ]
         )
     titles = [
@@ -257,15 +289,16 @@ def counts_table(kernels: Mapping[str, Any], registers: Mapping[str, int]) -> st
         "matrix products",
         "float operations",
         "others",
+        "instructions, at least",
     ]
     return markdown(titles, rows)
 
 
-def chips_table(kernels: Mapping[str, Any], registers: Mapping[str, int], chips: list[str]) -> str:
+def chips_table(kernels: Mapping[str, Any], codes: Mapping[str, Code], chips: list[str]) -> str:
     rows = []
     for name in chips:
-        seconds, binds = total(kernels, registers, name)
-        parts = predict_all(kernels, registers, name)
+        seconds, binds = total(kernels, codes, name)
+        parts = predict_all(kernels, codes, name)
         summed = [f"{1e6 * sum(part.bounds[bound] for part in parts):.1f}" for bound in parts[0].bounds]
         rows.append([name, f"{1e6 * seconds:.1f}", binds, *summed])
     names = [f"{bound}, us" for bound in predict(next(iter(kernels.values())), chips[0]).bounds]
@@ -295,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
     layer = next(layer for layer in LAYERS if layer.model == options.model)
     shape = Shape(layer, options.tokens, options.batch, getattr(torch, options.dtype), options.algorithm)
     workload = WORKLOADS[options.workload](shape)
-    kernels, registers = count(workload.call)
+    kernels, codes = count(workload.call)
     issued = sum(k.device_bytes_issued_read + k.device_bytes_issued_written for k in kernels.values())
     distinct = sum(k.device_bytes_distinct_read + k.device_bytes_distinct_written for k in kernels.values())
     moved = workload.compulsory_bytes
@@ -303,9 +336,9 @@ def main(arguments: list[str] | None = None) -> None:
     print(
         f"compulsory bytes {moved:,}; distinct {distinct / moved:.2f} times, issued {issued / moved:.2f} times that\n"
     )
-    print(counts_table(kernels, registers))
+    print(counts_table(kernels, codes))
     print("\nA model, not a measurement: no run of these kernels can be below the bound, if the chip's rates hold.\n")
-    print(chips_table(kernels, registers, options.chips))
+    print(chips_table(kernels, codes, options.chips))
 
 
 if __name__ == "__main__":

@@ -168,8 +168,8 @@ void set_tuning_cache(const std::map<std::string, Rows>& table) {
 }
 
 py::tuple prefill_algorithm(int64_t tokens, int64_t heads, int64_t K, int64_t V, const std::string& device,
-                            int64_t cores) {
-  return named(torch_gdn::prefill_algorithm({tokens, heads, K, V}, device, cores));
+                            int64_t cores, bool channel_decays) {
+  return named(torch_gdn::prefill_algorithm({tokens, heads, K, V, channel_decays}, device, cores));
 }
 
 // parallel_for is inline in PyTorch's headers: without OpenMP's flag it is a loop.
@@ -232,9 +232,9 @@ PYBIND11_MODULE(_C, m) {
         "The Metal source of a kernel variant.");
   m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "The names of the prefill algorithms on Metal.");
   m.def("prefill_algorithm", &prefill_algorithm, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"),
-        py::arg("device"), py::arg("cores"),
+        py::arg("device"), py::arg("cores"), py::arg("channel_decays") = false,
         "Algorithm and chunk_size of a prefill: tokens are the mean of the sequences, heads the value heads of all of "
-        "them; device and cores, its name and number of cores.");
+        "them; device and cores, its name and number of cores; channel_decays, whether it is chunk_kda's.");
   m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
         "The fastest algorithms: {device name: [(tokens, threadgroups of 32 columns of V, K, algorithm, chunk_size), "
         "...]}.");

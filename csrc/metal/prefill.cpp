@@ -34,22 +34,26 @@ PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& r
 
 // The first row that fits decides. From the simulated device's counts and published rates (bench/metal_model.py), not
 // measured on a Mac.
-struct HeuristicRow {
+struct Suited {
   int64_t least_tokens;
   double most_threadgroups_a_core;
+};
+struct HeuristicRow {
+  Suited delta_rule, channel_decays;
   PrefillAlgorithm algorithm;
 };
 constexpr std::array<HeuristicRow, 3> kHeuristic = {{
-    {256, 1.0, PrefillAlgorithm::kChunked},  // too few threadgroups for the cores: chunks in parallel
-    {16, INFINITY, PrefillAlgorithm::kFusedChunk},
-    {0, INFINITY, PrefillAlgorithm::kRecurrent},  // chunks would be mostly padding
+    {{384, 0.5}, {256, 4.0}, PrefillAlgorithm::kChunked},  // few threadgroups for the cores: chunks in parallel
+    {{9, INFINITY}, {8, INFINITY}, PrefillAlgorithm::kFusedChunk},
+    {{0, INFINITY}, {0, INFINITY}, PrefillAlgorithm::kRecurrent},  // chunks would be mostly padding
 }};
 
 PrefillAlgorithm heuristic(const PrefillShape& shape, int64_t cores) {
   const double share = double(shape.threadgroups()) / double(std::max<int64_t>(cores, 1));
   return std::find_if(kHeuristic.begin(), kHeuristic.end(),
                       [&](const HeuristicRow& row) {
-                        return shape.tokens >= row.least_tokens && share <= row.most_threadgroups_a_core;
+                        const Suited& suited = shape.has_channel_decays ? row.channel_decays : row.delta_rule;
+                        return shape.tokens >= suited.least_tokens && share <= suited.most_threadgroups_a_core;
                       })
       ->algorithm;
 }

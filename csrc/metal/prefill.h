@@ -28,6 +28,7 @@ struct PrefillShape {
   int64_t tokens;  // of a sequence, on average
   int64_t heads;   // value heads of all sequences
   int64_t K, V;
+  bool has_channel_decays = false;  // Kimi Delta Attention
 
   // Of the kernels that carry a state.
   int64_t threadgroups() const { return heads * ((V + kStateColumns - 1) / kStateColumns); }

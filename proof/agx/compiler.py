@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from proof.agx import rules
+from proof.agx import issue, rules
 from proof.agx.dialect import opencl
 from proof.agx.spaces import resolved
 from proof.mac.wheels import Unavailable, cache_directory, locked
@@ -27,7 +27,10 @@ HERE = Path(__file__).resolve().parent
 MAKE = HERE / "make_compiler.sh"
 MESA = re.findall(r"^mesa=(.*)$", MAKE.read_text(), re.MULTILINE)[0]
 SPACE_NEEDED = 4 << 30
-SOURCES = [HERE.parent / "dialects.py", *(HERE / f"{name}.py" for name in ("compiler", "dialect", "rules", "spaces"))]
+SOURCES = [
+    HERE.parent / "dialects.py",
+    *(HERE / f"{name}.py" for name in ("compiler", "dialect", "issue", "rules", "spaces")),
+]
 
 # -O2 as clang has it, and one without its motion of loads and computations out of loops and over branches (LICM, GVN),
 # which lengthens what registers must hold. Apple's is neither: what holds in both is believed.
@@ -70,6 +73,12 @@ class Figures:
     cycles_integer: int  # estimate: of the integer and complex pipeline
     uniforms: int  # registers of 16 bits that all threads share, of 512
     loops: int
+    issue_start: int  # hundredths of an instruction that a simdgroup issues at least: issue.py
+    issue_float: int
+    issue_device: int
+    issue_threadgroup: int
+    issue_barrier: int
+    issue_matrix: int
 
 
 @dataclass(frozen=True)
@@ -251,6 +260,7 @@ def read_figures(listing: str) -> Figures:
         cycles_integer=of["ic"],
         uniforms=of["uniforms"],
         loops=of["loops"],
+        **{f"issue_{kind}": price for kind, price in issue.prices(assembly(listing)).items()},
     )
 
 

@@ -87,7 +87,8 @@ def algorithm_of(function: str, inputs: Inputs, device: torch.device) -> str:
         return "recurrent"
     batch, tokens, heads, V = inputs["v"].shape
     sequences = len(inputs["initial_state"])
-    return algorithm_at(-(-batch * tokens // sequences), sequences * heads, inputs["k"].shape[3], V)
+    mean = -(-batch * tokens // sequences)
+    return algorithm_at(mean, sequences * heads, inputs["k"].shape[3], V, channel_decays=True)
 
 
 def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, *, f32: float = F32, **options: Any) -> None:

@@ -64,8 +64,7 @@ def algorithm_of(case: Case) -> str:
     return algorithm_at(tokens, sequences * HV, case.q.shape[3], V)
 
 
-def algorithm_at(tokens: int, heads: int, K: int, V: int) -> str:
+def algorithm_at(tokens: int, heads: int, K: int, V: int, channel_decays: bool = False) -> str:
     """Of sequences of so many tokens, with so many value heads in all of them."""
     facts = _C.device_facts()
-    algorithm: str = _C.prefill_algorithm(tokens, heads, K, V, facts["name"], facts["core_count"])[0]
-    return algorithm
+    return _C.prefill_algorithm(tokens, heads, K, V, facts["name"], facts["core_count"], channel_decays)[0]

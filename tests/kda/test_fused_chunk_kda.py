@@ -241,8 +241,8 @@ def test_rows_that_are_not_aligned() -> None:
 @pytest.mark.parametrize(
     ("T", "forced", "kernel"),
     [
-        (15, None, KERNEL),
-        (16, None, FUSED),
+        (7, None, KERNEL),
+        (8, None, FUSED),
         (40, "recurrent", KERNEL),
         (3, "fused_chunk", FUSED),
     ],
@@ -257,7 +257,7 @@ def test_which_kernel_runs(T: int, forced: str | None, kernel: str) -> None:
 
 
 @only_simulated
-@pytest.mark.parametrize(("tokens", "kernel"), [((20, 0, 10), KERNEL), ((40, 0, 8), FUSED)])
+@pytest.mark.parametrize(("tokens", "kernel"), [((13, 0, 8), KERNEL), ((13, 0, 9), FUSED)])
 def test_the_mean_length_of_packed_sequences_decides(tokens: tuple[int, ...], kernel: str) -> None:
     import simulator
 

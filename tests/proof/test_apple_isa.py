@@ -26,8 +26,8 @@ template <typename T, int K>
   threadgroup float tile[K];
 }
 """
-SMALL = compiler.Figures(32, 1024, 0, 0, 0, 200, 150, 90, 40, 1)
-LARGE = compiler.Figures(128, 384, 64, 12, 20, 3000, 2500, 900, 512, 9)
+SMALL = compiler.Figures(32, 1024, 0, 0, 0, 200, 150, 90, 40, 1, 9000, 100, 200, 300, 400, 500)
+LARGE = compiler.Figures(128, 384, 64, 12, 20, 3000, 2500, 900, 512, 9, 0, 150, 1100, 700, 20, 800)
 
 
 def test_a_kernel_template_becomes_an_entry_point() -> None:
@@ -127,8 +127,8 @@ def test_an_element_of_a_vector_in_memory_loaded_alone_is_a_problem() -> None:
 def test_figures_are_those_of_the_compilers_line() -> None:
     line = "SHADER-DB: MESA_SHADER_KERNEL shader: 1565 inst, 1350 alu, 1300 fscib, 900 ic, 9000 code, 73 regs, "
     line += "54 uniforms, 16 scratch, 1024 threads, 2 loops, 3:5 spills:fills"
-    figures = compiler.read_figures(f"block0 {{\n}}\n{line}\n")
-    assert figures == compiler.Figures(37, 1024, 16, 3, 5, 1565, 1300, 900, 54, 2)
+    figures = compiler.read_figures(f"\nblock0 {{\n   r1 = mov_imm #0\n   stop\n}}\n{line}\n")
+    assert figures == compiler.Figures(37, 1024, 16, 3, 5, 1565, 1300, 900, 54, 2, 200, 0, 0, 0, 0, 0)
     with pytest.raises(compiler.Failed, match="no SHADER-DB line"):
         compiler.read_figures("block0 {\n}\n")
     with pytest.raises(compiler.Failed, match="figures of another form"):

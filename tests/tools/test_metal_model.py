@@ -11,9 +11,10 @@ import torch
 
 import simulator
 from bench import metal_model
-from bench.metal_model import CHIPS, Chip, predict
+from bench.metal_model import CHIPS, Chip, Code, predict
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.shapes import Layer
+from proof.agx import issue
 from proof.agx.compiler import Figures
 from tests.helpers.devices import on_a_mac
 from tests.proof.needs import needs_clang
@@ -26,6 +27,7 @@ CHIP = Chip(7, 8, 100.0, 2.048, "made up: 1 GHz, 8 cores of 128 lanes")
 def figures(**counts: Any) -> Any:
     """One dispatch of 64 threadgroups of 128 threads that do nothing but `counts`."""
     names = ["bank_cycles", "barriers", "collectives", "load_rounds", "matrix_multiplies", "threadgroup_memory"]
+    names += ["device_accesses", "threadgroup_accesses"]
     names += [f"device_bytes_{kind}_{way}" for kind in ("issued", "distinct") for way in ("read", "written")]
     nothing = dict.fromkeys(names, 0)
     return SimpleNamespace(
@@ -59,6 +61,32 @@ def test_each_bound_by_hand(counts: dict[str, Any], binds: str, seconds: float) 
     assert prediction.seconds == pytest.approx(seconds, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("counts", "price"),
+    [
+        # 32,000 instructions; 8 cores start four a nanosecond each
+        ({}, {"start": 12_500}),  # 256 simdgroups
+        ({"operations_issued": {"fma": 256_000, "add": 128_000, "mul": 128_000, "integer": 9_000_000}}, {"float": 200}),
+        ({"device_accesses": 3_200}, {"device": 1_000}),
+        ({"threadgroup_accesses": 6_400}, {"threadgroup": 500}),
+        ({"barriers": 640}, {"barrier": 1_250}),  # of 4 simdgroups each
+        ({"matrix_multiplies": 320, "collectives": 320}, {"matrix": 10_000}),
+    ],
+    ids=lambda of: next(iter(of), "none"),
+)
+def test_instructions_by_hand(counts: dict[str, Any], price: dict[str, int]) -> None:
+    code = Code(prices=dict.fromkeys(issue.KINDS, 0) | price)
+    prediction = predict(figures(**counts), CHIP, code)
+    assert prediction.binds == "issue"
+    assert prediction.seconds == pytest.approx(1e-6, rel=1e-12)
+
+
+def test_a_simdgroup_issues_an_instruction_a_cycle() -> None:
+    alone = predict(figures(threadgroups=1, threads=32, barriers=10), CHIP, Code(prices={"start": 80_000}))
+    assert alone.bounds["issue"] == pytest.approx(0.2e-6)
+    assert alone.bounds["latency"] == pytest.approx(1e-6)  # 800 and 10 waits of 20 cycles
+
+
 def test_the_busiest_core_decides() -> None:
     """9 threadgroups on 8 cores: one core has two of them; one threadgroup: one core has all."""
     nine = predict(figures(threadgroups=9, threads=9 * 128, bank_cycles=9_000), CHIP)
@@ -77,7 +105,7 @@ def test_the_busiest_core_decides() -> None:
     ],
 )
 def test_what_a_core_holds_hides_latency(counts: dict[str, Any], registers: int, threads: int, seconds: float) -> None:
-    prediction = predict(figures(barriers=6_400, **counts), CHIP, registers)
+    prediction = predict(figures(barriers=6_400, **counts), CHIP, Code(registers))
     assert prediction.threads == threads
     assert prediction.bounds["latency"] == pytest.approx(seconds)
 
@@ -89,14 +117,16 @@ def test_dispatches_follow_each_other() -> None:
     assert two.bounds["latency"] == pytest.approx(2e-6)
 
 
-FEW, MANY = (Figures(registers, 1024, 0, 0, 0, 200, 150, 90, 40, 1) for registers in (40, 70))
+FEW, MANY = (
+    Figures(registers, 1024, 0, 0, 0, 200, 150, 90, 40, 1, *range(registers, registers + 6)) for registers in (40, 70)
+)
 
 
 @pytest.fixture
-def no_registers_known() -> Iterator[None]:
-    metal_model.estimated_registers.cache_clear()
+def no_code_known() -> Iterator[None]:
+    metal_model.estimated_code.cache_clear()
     yield
-    metal_model.estimated_registers.cache_clear()
+    metal_model.estimated_code.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -107,27 +137,27 @@ def no_registers_known() -> Iterator[None]:
         ({"O2": MANY, "lean": "no registers left"}, 70),
     ],
 )
-def test_registers_of_a_recorded_kernel_are_those_of_the_nearer_compiler(
-    monkeypatch: pytest.MonkeyPatch, no_registers_known: None, of: dict[str, Figures | str], registers: int
+def test_the_code_of_a_recorded_kernel_is_that_of_the_nearer_compiler(
+    monkeypatch: pytest.MonkeyPatch, no_code_known: None, of: dict[str, Figures | str], registers: int
 ) -> None:
     monkeypatch.setattr(metal_model, "recorded_figures", lambda: {"probe_1": of})
-    assert metal_model.estimated_registers(KernelVariant("probe", "probe.metal", ("1",))) == registers
+    code = metal_model.estimated_code(KernelVariant("probe", "probe.metal", ("1",)))
+    assert code == Code(registers, dict(zip(issue.KINDS, range(registers, registers + 6), strict=True)))
 
 
 @needs_clang
 def test_registers_of_other_kernels_are_those_of_the_strict_check(
-    monkeypatch: pytest.MonkeyPatch, no_registers_known: None
+    monkeypatch: pytest.MonkeyPatch, no_code_known: None
 ) -> None:
     monkeypatch.setattr(metal_model, "recorded_figures", dict)
     arguments = ("bfloat", "bfloat", "bfloat", "128", "4")
-    registers = metal_model.estimated_registers(KernelVariant("rms_norm_gated", NORM, arguments))
-    assert registers == 48
+    assert metal_model.estimated_code(KernelVariant("rms_norm_gated", NORM, arguments)) == Code(48)
 
 
-def test_a_kernel_whose_registers_are_not_known_takes_none() -> None:
+def test_a_kernel_whose_code_is_not_known_takes_no_registers() -> None:
     busy = figures(threadgroups=640, threads=640 * 1024, barriers=640)
-    ours, unknown = metal_model.predict_all({"ours": busy, "torch's": busy}, {"ours": 52}, CHIP)
-    assert ours == predict(busy, CHIP, 52) and unknown == predict(busy, CHIP)
+    ours, unknown = metal_model.predict_all({"ours": busy, "torch's": busy}, {"ours": Code(52)}, CHIP)
+    assert ours == predict(busy, CHIP, Code(52)) and unknown == predict(busy, CHIP)
     assert ours.threads < unknown.threads
 
 

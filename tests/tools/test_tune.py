@@ -30,23 +30,28 @@ def _no_table_is_left() -> Iterator[None]:
 
 
 def algorithm(
-    tokens: int, heads: int = 32, K: int = 128, V: int = 128, device: str = DEVICE, cores: int = CORES
+    tokens: int,
+    heads: int = 32,
+    K: int = 128,
+    V: int = 128,
+    device: str = DEVICE,
+    cores: int = CORES,
+    channel_decays: bool = False,
 ) -> str:
-    return _C.prefill_algorithm(tokens, heads, K, V, device, cores)[0]
+    return _C.prefill_algorithm(tokens, heads, K, V, device, cores, channel_decays)[0]
 
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
         ({"tokens": 1}, "recurrent"),
-        ({"tokens": 15}, "recurrent"),
-        ({"tokens": 16}, "fused_chunk"),
+        ({"tokens": 8}, "recurrent"),
+        ({"tokens": 9}, "fused_chunk"),
         ({"tokens": 8192}, "fused_chunk"),
-        ({"tokens": 255, "heads": 1}, "fused_chunk"),
-        ({"tokens": 256, "heads": 1}, "chunked"),
-        ({"tokens": 8192, "heads": 2}, "chunked"),  # 8 threadgroups, 8 cores
-        ({"tokens": 8192, "heads": 3}, "fused_chunk"),
-        ({"tokens": 8192, "heads": 2, "V": 129}, "fused_chunk"),  # 10 threadgroups
+        ({"tokens": 383, "heads": 1}, "fused_chunk"),
+        ({"tokens": 384, "heads": 1}, "chunked"),  # 4 threadgroups, 8 cores
+        ({"tokens": 8192, "heads": 2}, "fused_chunk"),  # 8
+        ({"tokens": 8192, "heads": 1, "V": 129}, "fused_chunk"),  # 5
         ({"tokens": 8192, "heads": 3, "cores": 80}, "chunked"),
         ({"tokens": 0, "heads": 0, "cores": 0}, "recurrent"),
     ],
@@ -54,6 +59,23 @@ def algorithm(
 )
 def test_the_heuristic(shape: dict[str, int], expected: str) -> None:
     assert algorithm(**shape) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ({"tokens": 7}, "recurrent"),
+        ({"tokens": 8}, "fused_chunk"),
+        ({"tokens": 255, "heads": 1}, "fused_chunk"),
+        ({"tokens": 256, "heads": 1}, "chunked"),
+        ({"tokens": 8192, "heads": 8}, "chunked"),  # 32 threadgroups, 8 cores
+        ({"tokens": 8192, "heads": 8, "V": 129}, "fused_chunk"),  # 40
+        ({"tokens": 0, "heads": 0, "cores": 0}, "recurrent"),
+    ],
+    ids=str,
+)
+def test_the_heuristic_of_channel_decays(shape: dict[str, int], expected: str) -> None:
+    assert algorithm(**shape, channel_decays=True) == expected
 
 
 def test_the_nearest_measured_shape_decides() -> None:

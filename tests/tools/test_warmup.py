@@ -39,7 +39,7 @@ def test_a_layer_of_a_warm_shape_compiles_nothing_and_launches_what_was_compiled
         compiled = torch_gdn.warmup([shape], device=device, dtypes=[torch.float32], progress=False)
         before, launched = names(), set()
         weight = torch.zeros(2 * 48 + 2 * 28, 4, device=device)
-        for T in (1, 2, 16, 300):
+        for T in (1, 2, 16, 400):
             for state_v_first in (False, True):
                 x = torch.ones(1, T, len(weight), device=device)
                 between_projections(x, weight, shape, state_v_first=state_v_first)
@@ -113,7 +113,7 @@ def test_generation_of_a_warm_model_compiles_nothing_more(model: Any) -> None:
         for kernel in ("causal_conv1d_", "causal_conv1d_update_", "rms_norm_gated_", "fused_chunk_", "chunk_fwd_h_"):
             assert any(name.startswith(kernel) for name in compiled), kernel
         with torch_gdn.recording() as recorded:
-            for length in (1, 3, 20, 70, 300):
+            for length in (1, 3, 20, 70, 400):
                 generate(model, length)
         assert {variant.name for variant in recorded.variants} == set(compiled)
         generate(model, 40)

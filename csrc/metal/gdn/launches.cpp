@@ -58,11 +58,12 @@ std::vector<Launch> normalise_keys(RuleInputs& in) {
   return launches;
 }
 
-PrefillChoice choose_prefill(const ChunkShape<>& s) {
+PrefillChoice choose_prefill(const ChunkShape<>& s, bool has_channel_decays) {
   const int64_t sequences = std::max<int64_t>(s.N, 1);
   const int64_t tokens = s.packed ? ceil_div(s.T, sequences) : s.T;
   const auto& device = launcher().device();
-  return prefill_algorithm({tokens, sequences * s.HV, s.K, s.V}, device.name, int64_t(device.core_count));
+  return prefill_algorithm({tokens, sequences * s.HV, s.K, s.V, has_channel_decays}, device.name,
+                           int64_t(device.core_count));
 }
 
 }  // namespace torch_gdn

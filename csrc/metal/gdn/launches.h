@@ -77,7 +77,7 @@ RuleInputs rule_inputs(const GatedDeltaRule<>& op);
 std::vector<Launch> normalise_keys(RuleInputs& in);
 
 // For sequences of these sizes on this device.
-PrefillChoice choose_prefill(const ChunkShape<>& shape);
+PrefillChoice choose_prefill(const ChunkShape<>& shape, bool has_channel_decays = false);
 
 Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const ChannelDecays& channels,
                                                const StateIo& states, const Tensor& o);

@@ -60,7 +60,7 @@ std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, cons
 }
 
 std::vector<Launch> prefill_launches(const Rule& op, const StateIo& states, const Tensor& o) {
-  const auto [algorithm, chunk_size] = choose_prefill(op.shape);
+  const auto [algorithm, chunk_size] = choose_prefill(op.shape, /*has_channel_decays=*/true);
   if (op.shape.T == 0 || algorithm == PrefillAlgorithm::kRecurrent) return {recurrent_launch(op, states, o)};
   if (algorithm == PrefillAlgorithm::kChunked) return chunked_launches(op, states, o);
   return {
