@@ -188,7 +188,9 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       }
       threadgroup const T* rows = key_tile + i % kRows * kKeyStride;
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
-        multiply_add(state[depth], load_transposed(rows + depth * 8, kKeyStride, at), weighted[0]);
+        float2 update = float2(0.0f);  // of 8 tokens, rounded as one: each may be small beside S
+        multiply_add(update, load_transposed(rows + depth * 8, kKeyStride, at), weighted[0]);
+        state[depth] += update;
       }
       pop_block<C / 8>(weighted);
     }

@@ -132,7 +132,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     write_triangle<C>(triangle, products, chunk_g_cumsum, value_scale, chunk.tokens, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    invert_triangle<C>(triangle, thread_index, simdgroup, at);
+    invert_diagonal<C>(triangle, thread_index);
 
     device const T* values =
         v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
@@ -141,7 +141,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
       const bool is_key = slice >= kValueSlices;
       const int size = is_key ? K : V;
       const int column = (is_key ? slice - kValueSlices : slice) * kColumns;
-      multiply_slice<C, kSides, kColumns, Width, kThreads>(
+      solve_slice<C, kSides, kColumns, Width, kThreads>(
           (is_key ? w : u) + row * size + column, value_heads * size, (is_key ? keys : values) + column,
           is_key ? parameters.k.token : parameters.v.token, results, triangle, is_key ? &key_scale[0] : &value_scale[0],
           chunk.tokens, size - column, thread_index, simdgroup, at);

@@ -8,6 +8,24 @@
 #include "gdn/recompute_w_u.h"
 #include "gdn/triangle.h"
 
+// tile = inverse * operand, in the simdgroup's 8 columns.
+template <int C, typename T>
+METAL_FUNC void multiply_triangle(
+    threadgroup T* tile,
+    threadgroup const float* inverse,
+    thread const float2* operand,
+    uint simdgroup,
+    LanePosition at) {
+  constexpr int kStride = tile_stride<T>(C / 2);
+  UNROLL for (int row = 0; row < C / 8; ++row) {
+    float2 sum = float2(0.0f);
+    UNROLL for (int depth = 0; depth <= row; ++depth) {
+      multiply_add(sum, load_triangle(inverse, row, depth, at), operand[depth]);
+    }
+    store_even_fragment(tile + int(simdgroup) * 8 + row * 8 * kStride, kStride, at, sum);
+  }
+}
+
 template <int Columns, int C, int Width, typename T>
 METAL_FUNC void multiply_inverse(
     threadgroup const float* inverse,
@@ -29,7 +47,7 @@ METAL_FUNC void multiply_inverse(
     float2 operand[C / 8];
     load_operand<C, 1, kTile>(operand, tile, scale, simdgroup, at);
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the product replaces the simdgroup's own columns
-    multiply_triangle<C, 1, kTile>(tile, inverse, operand, simdgroup, at);
+    multiply_triangle<C>(tile, inverse, operand, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     write_rows<C, kTile, Width, chunk_threads(C)>(
         result + first, tile, result_stride, tokens, Columns - first, thread_index);

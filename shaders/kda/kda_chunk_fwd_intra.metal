@@ -63,7 +63,9 @@ METAL_FUNC void add_lower_blocks(
         key = load_even_fragment(keys + left, kStride, at);
       } else {
         const float2 other = load_transposed(others + block.column * 8 * kStride + depth, kStride, at);
-        multiply_add(key_products[n], key, other);
+        float2 product = float2(0.0f);
+        multiply_add(product, key, other);
+        key_products[n] += product;
         multiply_add(query_products[n], query, other);
         const float2 between = *(threadgroup const float2*)(block_decays + block.column * kSlice + depth + at.column);
         query *= between;
@@ -229,17 +231,17 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  invert_triangle<C>(triangle, thread_index, simdgroup, at);
+  invert_diagonal<C>(triangle, thread_index);
   threadgroup_barrier(mem_flags::mem_device);
 
   for (int column = 0; column < V; column += kColumns) {
-    multiply_slice<C, kSides, kColumns, Width, kThreads>(
+    solve_slice<C, kSides, kColumns, Width, kThreads>(
         u + row * V + column, value_heads * V, values + column, parameters.v.token, results, triangle, betas,
         chunk.tokens, V - column, thread_index, simdgroup, at);
   }
   for (int column = 0; column < K; column += kColumns) {
     device Intermediate* own_w = w + row * K + column;
-    multiply_slice<C, kSides, kColumns, Width, kThreads>(
+    solve_slice<C, kSides, kColumns, Width, kThreads>(
         own_w, value_heads * K, (device const Intermediate*)own_w, value_heads * K, results, triangle, betas,
         chunk.tokens, K - column, thread_index, simdgroup, at);
   }

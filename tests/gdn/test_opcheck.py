@@ -62,6 +62,8 @@ def test_opcheck_with_gates_of_channels_in_the_kernel(device: torch.device, op: 
     call = valid_call(op, device, dtype=torch.float16) | {"lower_bound": lower_bound, "use_gate_in_kernel": True}
     call |= {"A_log": torch.zeros(1, 4, 1, device=device), "dt_bias": torch.zeros(4, 64, device=device)}
     call |= {"output_dtype": torch.float32, "head_grouping": "tiled", "use_beta_sigmoid_in_kernel": True}
+    if op == "chunk_kda":
+        call["return_intermediate_states"] = True
     opcheck(op, call, device)
 
 

@@ -37,7 +37,6 @@ BAD: list[tuple[str, type[Exception], dict[str, Any]]] = [
 ]
 BAD_CHUNKED: list[tuple[str, type[Exception], dict[str, Any]]] = [
     ("chunk_size: expected 16, 32 or 64, got 24", ValueError, {"chunk_size": 24}),
-    ("return_intermediate_states: expected False", ValueError, {"return_intermediate_states": True}),
     ("cp_context: expected None", ValueError, {"cp_context": object()}),
     ("cu_seqlens_cpu: expected None", ValueError, {"cu_seqlens_cpu": torch.tensor([0, 5])}),
     ("lower_bound: expected one from -5 to 0", ValueError, GATE | {"safe_gate": True}),

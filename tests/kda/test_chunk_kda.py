@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.errors import assert_close, assert_same_bits
-from tests.helpers.kda import F32, Inputs, assert_exact_kda, exact_kda, kda_inputs, moved
+from tests.helpers.devices import kernels_run
+from tests.helpers.errors import CHUNK_STATE, assert_close, assert_same_bits
+from tests.helpers.kda import CHUNKED, F32, Inputs, assert_exact_kda, exact_kda, kda_inputs, moved
 from tests.helpers.prefill import each_device
+from torch_gdn.tune import prefill_algorithm
 
 CPU = torch.device("cpu")
 NAME = "chunk_kda"
@@ -67,6 +69,15 @@ def test_decays_from_minus_20_to_0_and_repeated_keys(device: torch.device, kind:
     inputs["g"] = inputs["g"].expand(1, 70, 2, 64).contiguous()
     inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
     assert_exact_kda(NAME, inputs, device)
+
+
+@pytest.mark.parametrize("chunk_size", [16, 64])
+@by_chunks
+def test_small_updates_of_a_large_state(device: torch.device, chunk_size: int) -> None:
+    """2,000 of them, each rounded beside the state, would be off by 1.2e-6 to 2.4e-6: some are rounded as one."""
+    inputs = kda_inputs(2000, 32, 8, HV=1)
+    inputs["g"], inputs["beta"] = torch.full_like(inputs["g"], -3e-5), 1e-3 * inputs["beta"]
+    assert_exact_kda(NAME, inputs, device, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("grouping", ["block", "tiled"])
@@ -125,6 +136,57 @@ def test_both_layouts(device: torch.device, v_first: bool, dtype: torch.dtype) -
 
 def first_tokens(inputs: Inputs, tokens: int) -> Inputs:
     return {name: x if name == "initial_state" else x[:, :tokens] for name, x in inputs.items()}
+
+
+def states_between(inputs: Inputs, device: torch.device, **options: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+    """By whatever device: on mps from the kernels of a stage each, which have the states in memory."""
+    with kernels_run(device, *CHUNKED):
+        return torch_gdn.chunk_kda(**moved(inputs, device), **options, return_intermediate_states=True)
+
+
+@pytest.mark.parametrize("T", [3, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype, T: int) -> None:
+    """Each that of the float64 recurrence up to there; beside them o and the final state are what they are alone."""
+    inputs = kda_inputs(T, 32, 16, B=2, dtype=dtype)
+    o, state, h = states_between(inputs, device, chunk_size=32, output_final_state=True)
+    rows = -(-T // 32)
+    assert h.shape == (2, rows, 2, 32, 16)
+    assert h.dtype == (torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+    for row in range(rows):
+        exact = exact_kda(first_tokens(inputs, 32 * row))[1] if row else inputs["initial_state"]
+        assert_close(f"h[:, {row}]", h[:, row].cpu(), exact, CHUNK_STATE.get(dtype, F32), head_dim=1)
+    if T > 4:  # fewer are the recurrence's on the CPU
+        with prefill_algorithm("chunked"):
+            plain = torch_gdn.chunk_kda(**moved(inputs, device), chunk_size=32, output_final_state=True)
+        assert state is not None and plain[1] is not None
+        assert_same_bits("o", o, plain[0])
+        assert_same_bits("final_state", state, plain[1])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_states_between_chunks_of_packed_sequences(device: torch.device, on_device: bool) -> None:
+    """FLA's rows, then zeros: the host does not know how many chunks there are."""
+    inputs = kda_inputs(70, 32, 16, N=3)
+    cu_seqlens = torch.tensor([0, 40, 40, 70], device=device if on_device else CPU)
+    _, none, h = states_between(inputs | {"cu_seqlens": cu_seqlens}, device, chunk_size=32)
+    assert none is None and h.shape == (1, 3 + 3, 2, 32, 16)
+    first = inputs | {"initial_state": inputs["initial_state"][:1]}
+    second = exact_kda(first_tokens(first, 32))[1]
+    for row, exact in enumerate((inputs["initial_state"][:1], second, inputs["initial_state"][2:])):
+        assert_close(f"h[:, {row}]", h[:, row].cpu(), exact, F32, head_dim=1)
+    assert (h[:, 3:] == 0).all()
+
+
+def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch.device) -> None:
+    inputs = kda_inputs(40, 32, 16)
+    _, _, h = states_between(inputs, device, chunk_size=16)
+    inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
+    _, _, transposed = states_between(inputs, device, chunk_size=16, state_v_first=True)
+    assert_same_bits("h", transposed.mT, h)
+    empty = kda_inputs(0, 32, 16, N=2) | {"cu_seqlens": torch.tensor([0, 0, 0])}
+    _, _, h = torch_gdn.chunk_kda(**moved(empty, device), return_intermediate_states=True)
+    assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
 
 
 def pool_of(inputs: Inputs, device: torch.device) -> tuple[dict[str, Any], Tensor]:

@@ -21,7 +21,8 @@ def fused(inputs: dict[str, Any], chunk_size: int = 0, **options: Any) -> tuple[
     """o and the final state, on mps; the kernel must run."""
     mps = ready("mps")
     with kernels_run(mps, FUSED), prefill_algorithm("fused_chunk", chunk_size):
-        o, state = torch.ops.gdn.chunk_kda(**moved(inputs, mps), **({"output_final_state": True} | moved(options, mps)))
+        given = {"output_final_state": True} | moved(options, mps)
+        o, state, _ = torch.ops.gdn.chunk_kda(**moved(inputs, mps), **given)
     return o, state
 
 

@@ -12,6 +12,7 @@ from torch_gdn import (
     chunk_fwd_h,
     chunk_gated_delta_rule,
     chunk_gated_delta_rule_,
+    chunk_kda,
     fused_recurrent_gated_delta_rule,
 )
 
@@ -24,6 +25,14 @@ def prefill(x: Tensor, wanted: bool) -> None:
     assert_type(rule(x, x, x, x, x, output_final_state=wanted), tuple[Tensor, Tensor | None])
     assert_type(rule(x, x, x, x, x, return_intermediate_states=True), tuple[Tensor, Tensor | None, Tensor])
     rule(x, x, x, x, x, chunk_sise=64)  # type: ignore[call-overload]
+
+
+def prefill_of_kda(x: Tensor, wanted: bool) -> None:
+    assert_type(chunk_kda(x, x, x, x, x, lower_bound=-5.0), tuple[Tensor, Tensor | None])
+    assert_type(
+        chunk_kda(x, x, x, x, x, output_final_state=wanted, return_intermediate_states=True),
+        tuple[Tensor, Tensor | None, Tensor],
+    )
 
 
 def decode(x: Tensor, wanted: bool) -> None:

@@ -98,13 +98,13 @@ std::vector<float> biases_of(const ChunkShape<>& s, const ChannelGateOptions& ga
   return rows;
 }
 
-void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, const Tensor& o) {
+void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
   const auto& s = op.shape;
   const auto& gate = op.channel_gate;
   const cpu::ChunkedWork work(s, op.cu_seqlens);
-  if (work.longest() <= cpu::kFewTokens) {
+  if (!op.return_intermediate_states && work.longest() <= cpu::kFewTokens) {
     const ChannelDecays channels{.gk = channel_decays(s, op.required_g, gate), .gv = std::nullopt};
-    return cpu::run_recurrence(op, channels, state_io, o);
+    return cpu::run_recurrence(op, channels, state_io, outputs.o);
   }
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
   const Tensor g = unit_last_stride(cpu::as_activation(op.required_g), "g");
@@ -120,16 +120,16 @@ void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, co
                   .biases = biases_of(s, gate),
                   .gate = gate.use_gate,
                   .lower_bound = static_cast<float>(gate.lower_bound.value_or(0))};
-  cpu::run_chunks(work, state_io, {o, op.chunk_states()}, [&] { return ChannelDecayRule(in, s.K); });
+  cpu::run_chunks(work, state_io, outputs, [&] { return ChannelDecayRule(in, s.K); });
 }
 
-void run(const ChunkKda<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
-  const auto& [o, final_state] = outputs;
-  run_chunked(op, cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), o);
+void run(const ChunkKda<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
+  const auto& [o, final_state, h] = outputs;
+  run_chunked(op, cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), {o, h});
 }
 
 void run_in_place(const ChunkKdaInPlace<int64_t>& op, const Tensor& o) {
-  run_chunked(op, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), op.out.value_or(o));
+  run_chunked(op, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), {op.out.value_or(o), op.chunk_states()});
 }
 
 }  // namespace

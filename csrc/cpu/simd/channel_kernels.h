@@ -17,10 +17,10 @@ struct ChannelKeys {
 // What a value head's decays make of them. c: the cumulative sum of log decays.
 struct ChannelTiles {
   int64_t tokens, rows, K;
-  alignas(64) float q[kTokens * kLargestK];          // q exp(c)
-  alignas(64) float k[kTokens * kLargestK];          // k exp(c)
-  alignas(64) float k_writing[kTokens * kLargestK];  // k exp(c_last - c)
-  alignas(64) float decays[kLargestK];               // exp(c_last)
+  alignas(64) float q[kTokens * kLargestK];              // q exp(c)
+  alignas(64) float k[kTokens * kLargestK];              // k exp(c)
+  alignas(64) float k_writing[kTokens * kLargestK];      // k exp(c_last - c)
+  alignas(64) float base[kLargestK], change[kLargestK];  // as in HeadTiles
   alignas(64) float log_decays[kTokens * kLargestK];
   alignas(64) float left[kTokens * kLargestK];  // c_last - c, up to the tokens that were gone over
   alignas(64) float update[kTokens * kTokens];  // these as in HeadTiles

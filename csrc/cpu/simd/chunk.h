@@ -288,7 +288,8 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
     sums[i] = sum;
     head.beta[i] = 0.0f;
   }
-  head.decay = exponential(all_lanes(static_cast<float>(sum)))[0];
+  const auto [base, change] = decay_parts(all_lanes(static_cast<float>(sum)));
+  head.base = base[0], head.change = change[0];
   alignas(64) float passed[kTokens], left[kTokens];
 #pragma omp simd
   for (int64_t i = 0; i < kTokens; ++i) {
@@ -364,7 +365,7 @@ TORCH_GDN_INLINE Tile answer_rows(const Keys& keys, const Head& head, int64_t i,
   return tile;
 }
 
-// S <- exp(c_last) S + k^T (exp(c_last - c) v_new); decay(i) is of row i of S.
+// S <- exp(c_last) S + k^T (exp(c_last - c) v_new); decay(i) is of row i of S, as base and change.
 template <typename Operand, typename Keys, typename Decay>
 TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Decay& decay,
                                    const PanelTiles<Operand>& tiles, float* state, Operand* operand) {
@@ -372,14 +373,18 @@ TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Dec
   for (int64_t i = 0; i < keys.K; i += kRows) {
     for (int64_t j = 0; j < kColumns; j += kTileColumns) {
       float* at = state + i * kColumns + j;
-      Tile tile;
+      Tile tile{};  // of all tokens, rounded as one with the decay: each may be small beside S
+      const auto [row, step] = kHasAmx ? std::pair(kTokens / 2, int64_t{1}) : std::pair(int64_t{1}, keys.K);
+      accumulate(tile, k + i * row, row, step, tiles.writing + j, keys.rows / kTogether<Operand>);
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-        for (int64_t c = 0; c < kVectors; ++c) tile.at[r][c] = decay(i + r) * load(at + r * kColumns + c * kLanes);
+        for (int64_t c = 0; c < kVectors; ++c) {
+          const auto [base, change] = decay(i + r);
+          const Floats before = load(at + r * kColumns + c * kLanes);
+          tile.at[r][c] = base * before + (change * before + tile.at[r][c]);
+        }
       }
-      const auto [row, step] = kHasAmx ? std::pair(kTokens / 2, int64_t{1}) : std::pair(int64_t{1}, keys.K);
-      accumulate(tile, k + i * row, row, step, tiles.writing + j, keys.rows / kTogether<Operand>);
       store_tile(tile, at);
       if constexpr (paired) store_operand(tile, operand + i / 2 * kColumns + j);
     }
@@ -421,7 +426,7 @@ void advance(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, cons
   const AmxTiles amx;
 #endif
   const Operand* k_writing = kTogether<Operand> == 2 ? keys.k_down : keys.k;
-  const auto decay = [&](int64_t) __attribute__((always_inline)) { return head.decay; };
+  const auto decay = [&](int64_t) __attribute__((always_inline)) { return std::pair(head.base, head.change); };
   advance_panel(keys, head, k_writing, decay, v, o, columns, state, operand, tiles);
 }
 

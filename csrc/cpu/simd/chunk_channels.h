@@ -158,7 +158,11 @@ void make_channels(const ChannelKeys& keys, const ChannelGates& gates, ChannelTi
     }
     leave_block(keys, tiles, first, before);
   }
-  for (int64_t d = 0; d < K; d += kLanes) store(tiles.decays + d, exponential(load(before + d)));
+  for (int64_t d = 0; d < K; d += kLanes) {
+    const auto [base, change] = decay_parts(load(before + d));
+    store(tiles.base + d, base);
+    store(tiles.change + d, change);
+  }
   for (int64_t i = 0; i < keys.rows; ++i)
     scale_row(tiles.update + i * kTokens, i / kBlock * kBlock + kBlock, -tiles.beta[i]);
 }
@@ -166,7 +170,9 @@ void make_channels(const ChannelKeys& keys, const ChannelGates& gates, ChannelTi
 void advance_channels(const ChannelTiles& tiles, const HeadRows& v, const HeadRows& o, int64_t columns, float* state,
                       PanelTiles<float>& panel) {
   const float* k_writing = tiles.k_writing;
-  const auto decay = [&](int64_t channel) __attribute__((always_inline)) { return tiles.decays[channel]; };
+  const auto decay = [&](int64_t channel) __attribute__((always_inline)) {
+    return std::pair(tiles.base[channel], tiles.change[channel]);
+  };
   advance_panel(tiles, tiles, k_writing, decay, v, o, columns, state, state, panel);
 }
 

@@ -46,7 +46,7 @@ struct HeadTiles {
   alignas(64) float reading[kTokens];   // beta exp(c)
   alignas(64) float querying[kTokens];  // scale exp(c)
   alignas(64) float writing[kTokens];   // exp(c_last - c)
-  float decay;                          // exp(c_last)
+  float base, change;                   // whose sum is exp(c_last)
 };
 
 // What one panel of one chunk needs.

@@ -36,11 +36,10 @@ TORCH_GDN_INLINE void decay_keys(const RecurrentHead& head, int64_t t, TokenRows
   upcast_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.change);
   const float g = head.g[t * head.g_stride];
   for_each_vector(head.K, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
-    const auto [p, n] = exponential_parts(load(token.change + i, count) + g);
-    const Floats whole = times_power_of_two(p + 1.0f, n);
-    store(token.base + i, n == 0.0f ? all_lanes(1.0f) : Floats{});
-    store(token.change + i, n == 0.0f ? p : whole);
-    store(token.decayed_k + i, whole * load(token.k + i, count));
+    const auto [base, change] = decay_parts(load(token.change + i, count) + g);
+    store(token.base + i, base);
+    store(token.change + i, change);
+    store(token.decayed_k + i, (base + change) * load(token.k + i, count));
   });
 }
 

@@ -179,6 +179,18 @@ TORCH_GDN_INLINE Floats times_exponential(Floats y, Floats x) {
   return times_power_of_two(y + p * y, n);
 }
 
+// exp(x) = base + change: 1 and exp(x) - 1 near 0, so that a state S keeps its digits in base S + (change S + update);
+// else 0 and exp(x).
+struct DecayParts {
+  Floats base, change;
+};
+
+TORCH_GDN_INLINE DecayParts decay_parts(Floats x) {
+  const auto [p, n] = exponential_parts(x);
+  const auto is_weak = n == 0.0f;
+  return {is_weak ? all_lanes(1.0f) : Floats{}, is_weak ? p : times_power_of_two(p + 1.0f, n)};
+}
+
 TORCH_GDN_INLINE Floats sigmoid(Floats x) { return reciprocal(1.0f + exponential(-x)); }
 
 // For a result that is rounded to Element.

@@ -13,11 +13,6 @@ namespace {
 
 using Rule = ChunkedRule<int64_t>;
 
-PrefillChoice choose(const Rule& op) {
-  if (op.return_intermediate_states) return {PrefillAlgorithm::kChunked};  // the others keep states in registers
-  return choose_prefill(op.shape);
-}
-
 void run_chunked(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h_output) {
   const auto& s = op.shape;
   auto in = rule_inputs(op);
@@ -60,7 +55,7 @@ Op in_one_dtype(Op op) {
 }
 
 void run_algorithm(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h) {
-  const auto [algorithm, chunk_size] = choose(op);
+  const auto [algorithm, chunk_size] = choose_prefill(op);
   switch (algorithm) {
     case PrefillAlgorithm::kChunked:
       return run_chunked(op, states, o, h);

@@ -58,7 +58,9 @@ std::vector<Launch> normalise_keys(RuleInputs& in) {
   return launches;
 }
 
-PrefillChoice choose_prefill(const ChunkShape<>& s, bool has_channel_decays) {
+PrefillChoice choose_prefill(const ChunkedRule<int64_t>& op, bool has_channel_decays) {
+  if (op.return_intermediate_states) return {PrefillAlgorithm::kChunked};  // the others keep states in registers
+  const auto& s = op.shape;
   const int64_t sequences = std::max<int64_t>(s.N, 1);
   const int64_t tokens = s.packed ? ceil_div(s.T, sequences) : s.T;
   const auto& device = launcher().device();

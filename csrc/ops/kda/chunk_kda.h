@@ -12,7 +12,6 @@ struct ChunkedKda : ChunkedRule<Int> {
   ChannelGateOptions channel_gate;
 
   void check_kda(const Check<Int>& check) {
-    this->return_intermediate_states = false;  // no kernel has them
     this->check_chunks(check);
     const auto& s = this->shape;
     const Tensor& g = this->required_g;
@@ -30,8 +29,8 @@ struct ChunkKda : ChunkedKda<Int> {
       "bool output_final_state=False, bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, "
       "Tensor? cu_seqlens=None, int chunk_size=64, bool use_gate_in_kernel=False, Tensor? A_log=None, "
       "Tensor? dt_bias=None, float? lower_bound=None, bool use_beta_sigmoid_in_kernel=False, "
-      "bool allow_neg_eigval=False, ScalarType? output_dtype=None, str head_grouping='block') -> "
-      "(Tensor o, Tensor final_state)";
+      "bool allow_neg_eigval=False, ScalarType? output_dtype=None, str head_grouping='block', "
+      "bool return_intermediate_states=False) -> (Tensor o, Tensor final_state, Tensor h)";
 
   optional<Tensor> initial_state;
   bool output_final_state;
@@ -41,7 +40,8 @@ struct ChunkKda : ChunkedKda<Int> {
     return std::tie(this->q, this->k, this->v, this->required_g, this->required_beta, this->scale, initial_state,
                     output_final_state, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->chunk_size,
                     gate.use_gate, gate.A_log, gate.dt_bias, gate.lower_bound, this->gates.use_beta_sigmoid,
-                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping);
+                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
+                    this->return_intermediate_states);
   }
 
   void check() {
@@ -50,8 +50,9 @@ struct ChunkKda : ChunkedKda<Int> {
     check_initial_state(check, this->shape, initial_state, this->state_v_first);
   }
 
-  std::tuple<Tensor, Tensor> outputs() const {
-    return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first)};
+  std::tuple<Tensor, Tensor, Tensor> outputs() const {
+    return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first),
+            this->chunk_states()};
   }
 };
 
@@ -79,6 +80,7 @@ struct ChunkKdaInPlace : ChunkedKda<Int> {
 
   void check() {
     const Check<Int> check("chunk_kda_", "q", this->q);
+    this->return_intermediate_states = false;  // FLA has no such function
     this->check_kda(check);
     this->check_pool(check, pool);
     check_checkpoints(check, pool, this->shape, this->cu_seqlens, kCheckpointMultiple);

@@ -39,6 +39,22 @@ class ChunkOptions(FlaOptions, total=False):
     chunk_size: int
 
 
+class KdaOptions(RuleOptions, total=False):
+    """Of `chunk_kda`."""
+
+    initial_state: Tensor | None
+    output_final_state: bool
+    safe_gate: bool
+    lower_bound: float | None
+    disable_recompute: bool
+    cu_seqlens_cpu: Tensor | None
+    cp_context: None
+    use_graph: bool
+    max_num_seqs: int | None
+    chunk_size: int
+    transpose_state_layout: bool | None
+
+
 class ChunkPoolOptions(RuleOptions, total=False):
     chunk_indices: Tensor | None
     chunk_size: int

@@ -1,14 +1,43 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.gdn import fla_arguments
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torch_gdn.ops.gdn.typed_options import KdaOptions
+
 NAME = "chunk_kda"
 LOWEST_SAFE_BOUND = -5.0
 
 
+@overload
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    return_intermediate_states: Literal[False] = False,
+    **options: Unpack[KdaOptions],
+) -> tuple[Tensor, Tensor | None]: ...
+@overload
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    return_intermediate_states: Literal[True],
+    **options: Unpack[KdaOptions],
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_kda(
     q: Tensor,
     k: Tensor,
@@ -39,7 +68,7 @@ def chunk_kda(
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     transpose_state_layout: bool | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Kimi Delta Attention over whole sequences, a chunk of tokens at a time: for prefill.
 
     FLA: `fla.ops.kda.chunk_kda`, its arguments in its order. Ours alone are `output_dtype` and `head_grouping`.
@@ -63,7 +92,8 @@ def chunk_kda(
             one; here there is no other effect. Default: False.
         lower_bound: of g, below 0; read with use_gate_in_kernel. Default: None, for the unbounded gate.
         disable_recompute: FLA's option of training; without effect. Default: False.
-        return_intermediate_states: False: no kernel has the states between chunks. Default: False.
+        return_intermediate_states: whether h is returned, which FLA does under torch.inference_mode() alone.
+            Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
             device. A sequence may be empty. Default: None.
@@ -74,14 +104,16 @@ def chunk_kda(
         A_log: HV values of any shape, any floating dtype; read with use_gate_in_kernel, which needs it or lower_bound.
             Default: None.
         dt_bias: HV * K values of any shape, any floating dtype; read with use_gate_in_kernel. Default: None.
-        chunk_size: 16, 32 or 64; the result is the same but for rounding. Default: 64.
+        chunk_size: 16, 32 or 64: of h; the result is the same but for rounding. Default: 64.
         output_dtype: dtype of o, that of q or float32. Default: that of q.
         head_grouping: as of `chunk_gated_delta_rule`. Default: "block".
         transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
 
     Returns:
         o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
-        for.
+        for. With return_intermediate_states also h [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), the state
+        before each chunk, in q's dtype, or float32 where q is float16; NT as in `chunk_fwd_h`: of packed sequences h
+        has FLA's rows, then rows of zeros.
 
     Raises:
         ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
@@ -95,19 +127,22 @@ def chunk_kda(
         >>> o, state = torch_gdn.chunk_kda(q, k, v, g, beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
         >>> o.shape, state.shape
         (torch.Size([1, 100, 2, 32]), torch.Size([1, 2, 64, 32]))
+        >>> o, state, h = torch_gdn.chunk_kda(q, k, v, g, beta, return_intermediate_states=True)
+        >>> h.shape, state, h[:, 0].any()
+        (torch.Size([1, 2, 2, 64, 32]), None, tensor(False))
     """
     fla_arguments.refuse_context_parallelism(NAME, cp_context)
     fla_arguments.check_cu_seqlens_cpu(NAME, cu_seqlens, cu_seqlens_cpu)
-    if return_intermediate_states:
-        raise ValueError(f"{NAME}: return_intermediate_states: expected False (no kernel has them), got True")
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not LOWEST_SAFE_BOUND <= lower_bound < 0):
         raise ValueError(f"{NAME}: lower_bound: expected one from -5 to 0 where safe_gate is set, got {lower_bound}")
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
     state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout)
     gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping)
-    o, final_state = torch.ops.gdn.chunk_kda(q, k, v, g, beta, scale, *state, cu_seqlens, chunk_size, *gates, *more)
-    return o, final_state if output_final_state else None
+    more = (output_dtype, head_grouping, return_intermediate_states)
+    o, final_state, h = torch.ops.gdn.chunk_kda(q, k, v, g, beta, scale, *state, cu_seqlens, chunk_size, *gates, *more)
+    if not output_final_state:
+        final_state = None
+    return (o, final_state, h) if return_intermediate_states else (o, final_state)
 
 
 def chunk_kda_(
