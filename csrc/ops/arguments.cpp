@@ -92,14 +92,14 @@ std::vector<Argument> arguments_of(const std::string& schema) {
   return arguments;
 }
 
-void check_required(const char* op, const std::vector<Argument>& arguments, const TensorPointers& tensors) {
+void check_required(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     TORCH_CHECK_TYPE(tensors[i] == nullptr || tensors[i]->defined(), op, ": ", arguments[i].name,
                      ": expected a tensor, got None");
   }
 }
 
-void check_written(const char* op, const std::vector<Argument>& arguments, const TensorPointers& tensors) {
+void check_written(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!arguments[i].is_written || tensors[i] == nullptr) continue;
     TORCH_CHECK_VALUE(tensors[i]->numel() == 0 || !Box(*tensors[i]).overlaps_itself(), op, ": ", arguments[i].name,

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -18,14 +19,14 @@ struct Argument {
 std::vector<Argument> arguments_of(const std::string& schema);
 
 // Of each argument, nullptr for what is no tensor.
-using TensorPointers = std::vector<const at::Tensor*>;
+using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
-void check_required(const char* op, const std::vector<Argument>& arguments, const TensorPointers& tensors);
+void check_required(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);
 // A written tensor overlaps neither itself nor another argument.
-void check_written(const char* op, const std::vector<Argument>& arguments, const TensorPointers& tensors);
+void check_written(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);
 
 template <typename... Member>
-TensorPointers tensors_of(const std::tuple<Member&...>& members, bool required_only) {
+std::array<const at::Tensor*, sizeof...(Member)> tensors_of(const std::tuple<Member&...>& members, bool required_only) {
   const auto pointer = [&](const auto& member) -> const at::Tensor* {
     using Type = std::decay_t<decltype(member)>;
     if constexpr (std::is_same_v<Type, at::Tensor>) {
@@ -36,7 +37,7 @@ TensorPointers tensors_of(const std::tuple<Member&...>& members, bool required_o
       return nullptr;
     }
   };
-  return std::apply([&](const auto&... each) { return TensorPointers{pointer(each)...}; }, members);
+  return std::apply([&](const auto&... each) { return std::array{pointer(each)...}; }, members);
 }
 
 }  // namespace torch_gdn

@@ -1,5 +1,7 @@
 // Inputs, options and states of the end-to-end ops.
 #pragma once
+#include <c10/util/SmallVector.h>
+
 #include "ops/chunk_shape.h"
 #include "ops/gates.h"
 #include "ops/op.h"
@@ -17,9 +19,10 @@ struct ChannelDecays {
 
 // [rows.., HV, K, V], or [rows.., HV, V, K] where v_first.
 template <typename Int>
-std::vector<Int> state_sizes(std::vector<Int> rows, const ChunkShape<Int>& s, bool v_first) {
-  rows.insert(rows.end(), {s.HV, v_first ? s.V : s.K, v_first ? s.K : s.V});
-  return rows;
+c10::SmallVector<Int, 5> state_sizes(std::initializer_list<Int> rows, const ChunkShape<Int>& s, bool v_first) {
+  c10::SmallVector<Int, 5> sizes(rows);
+  sizes.append({s.HV, v_first ? s.V : s.K, v_first ? s.K : s.V});
+  return sizes;
 }
 
 template <typename Int>
