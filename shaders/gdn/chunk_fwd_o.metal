@@ -1,21 +1,56 @@
 // A threadgroup owns one chunk of one value head: simdgroup s of C/16 owns block rows s and C/8-1-s of the masked q
 // k^T, then 16 columns of o at a time. In registers: o [C, 16]. In threadgroup memory: the masked q k^T [C, C], over
-// the slices of q and k that it is made of, and a slice of q.
-// Layout: q, k [B, T, H, K] with row strides, v_new [B, T, HV, V], h [B, NT, HV, ...] with any strides of K and V,
-// g_cumsum [B, T, HV] f32. o [B, T, HV, V] with row strides is T or f32. Intermediate is T, or float where T is half: a
-// state may leave half's range. o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new), c = g_cumsum; the diagonal
-// is included. With scores given o = scale (q h + scores v_new): the scores [B, T, HV, C], f32, are in the place of k,
-// zeros above the diagonal of a block of 8, and g_cumsum is not read.
+// the slices of q and k that it is made of; a slice of q and keys of h, then v_new, then o, in whole rows: a
+// simdgroup's own 16 columns are a quarter of a 128-byte line. Layout: q, k [B, T, H, K] with row strides, v_new [B, T,
+// HV, V], h [B, NT, HV, ...] with any strides of K and V, g_cumsum [B, T, HV] f32. o [B, T, HV, V] with row strides is
+// T or f32. Intermediate is T, or float where T is half: a state may leave half's range. o = scale ((q exp(c)) h +
+// tril(q k^T exp(c_i - c_j)) v_new), c = g_cumsum; the diagonal is included. With scores given o = scale (q h + scores
+// v_new): the scores [B, T, HV, C], f32, are in the place of k, zeros above the diagonal of a block of 8, and g_cumsum
+// is not read.
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/chunk_fwd_o.h"
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-GDN_CONSTANT int kSlice = 32;  // columns of q and k in threadgroup memory
+// Columns of q and k in threadgroup memory: a 128-byte line.
+template <typename T>
+METAL_FUNC constexpr int slice_columns() {
+  return 128 / int(sizeof(T));
+}
 
-// scores = tril(q k^T exp(c_i - c_j)); may overlap `scratch`, 2 * C * tile_stride(kSlice) elements. The barriers of its
-// slices stand before what reads chunk_g_cumsum; the caller's next one has to stand before what reads the scores.
+// Rows of `row_bytes` that `bytes` hold, C or half of them.
+METAL_FUNC constexpr int rows_within(int bytes, int row_bytes, int C) { return C * row_bytes <= bytes ? C : C / 2; }
+
+// Keys of a part of h, [keys, columns], whichever of both is contiguous; zeros beyond.
+template <int Keys, int Columns, int Threads, typename T>
+METAL_FUNC void stage_keys(
+    threadgroup T* tile, device const T* source, StateStrides strides, int keys, int columns, uint thread_index) {
+  const bool value_inner = strides.value <= strides.key;
+  for (uint item = thread_index; item < uint(Keys * Columns); item += Threads) {
+    const int key = int(value_inner ? item / uint(Columns) : item % uint(Keys));
+    const int column = int(value_inner ? item % uint(Columns) : item / uint(Keys));
+    const bool is_there = key < keys && column < columns;
+    tile[key * tile_stride<T>(Columns) + column] =
+        T(is_there ? float(source[key * strides.key + column * strides.value]) : 0.0f);
+  }
+}
+
+template <int Rows, int Columns, int Threads, typename T>
+METAL_FUNC void write_outputs(
+    device T* target, threadgroup const float* tile, int64_t stride, int rows, int columns, uint thread_index) {
+  for (uint item = thread_index; item < uint(Rows * Columns); item += Threads) {
+    const int row = int(item / uint(Columns));
+    const int column = int(item % uint(Columns));
+    if (row < rows && column < columns) {
+      target[row * stride + column] = T(tile[row * tile_stride<float>(Columns) + column]);
+    }
+  }
+}
+
+// scores = tril(q k^T exp(c_i - c_j)); may overlap `scratch`, 2 * C * tile_stride(slice_columns()) elements. The
+// barriers of its slices stand before what reads chunk_g_cumsum; the caller's next one has to stand before what reads
+// the scores.
 template <typename T, int K, int C, int Width>
 METAL_FUNC void masked_scores(
     threadgroup float* scores,
@@ -30,6 +65,7 @@ METAL_FUNC void masked_scores(
     uint simdgroup,
     LanePosition at) {
   constexpr int kBlocks = C / 8;
+  constexpr int kSlice = slice_columns<T>();
   constexpr int kStride = tile_stride<T>(kSlice);
   threadgroup T* query_tile = scratch;
   threadgroup T* key_tile = scratch + C * kStride;
@@ -92,12 +128,26 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   static_assert(C == 16 || C == 32 || C == 64, "a chunk has 16, 32 or 64 tokens");
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
   constexpr int kBlocks = C / 8;
+  constexpr int kThreads = chunk_threads(C);
+  constexpr int kSlice = slice_columns<T>();
   constexpr int kStride = tile_stride<T>(kSlice);
+  constexpr int kTileBytes = C * kStride * int(sizeof(T));
+  constexpr int kKeys = 64 / int(sizeof(Intermediate));  // of h at once
+  static_assert(kSlice % kKeys == 0, "a slice of q is whole parts of h");
+  constexpr int kValueStride = tile_stride<Intermediate>(C);
+  constexpr int kValueRows = rows_within(kTileBytes, kValueStride * int(sizeof(Intermediate)), C);
+  constexpr int kOutputStride = tile_stride<float>(C);
+  constexpr int kOutputRows = rows_within(kTileBytes, kOutputStride * 4, C);
+  static_assert(kOutputRows * kOutputStride * 4 <= kTileBytes, "rows of o lie in the tile");
+  static_assert(kValueRows * kValueStride * int(sizeof(Intermediate)) <= kTileBytes, "rows of v_new lie in the tile");
   constexpr int kScoreStride = C + 4;
   constexpr int kScoreFloats = C * kScoreStride;
   constexpr int kScratchFloats = 2 * C * kStride * int(sizeof(T)) / 4;
   alignas(16) threadgroup float scores[kScoreFloats > kScratchFloats ? kScoreFloats : kScratchFloats];
-  alignas(16) threadgroup T query_tile[C * kStride];
+  alignas(16) threadgroup float tile[kTileBytes / 4];  // q, then v_new, then o
+  threadgroup T* query_tile = (threadgroup T*)tile;
+  threadgroup Intermediate* value_tile = (threadgroup Intermediate*)tile;
+  alignas(16) threadgroup Intermediate key_tile[kKeys * kValueStride];  // of h
   threadgroup float chunk_g_cumsum[C];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
@@ -130,24 +180,27 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
       chunk.batch * parameters.o.batch + chunk.first * parameters.o.token + head * parameters.o.head;
   device const Intermediate* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
   for (int group_column = 0; group_column < V; group_column += C) {
-    const int column = group_column + int(simdgroup) * 16;
+    const int column = int(simdgroup) * 16;  // of the group's
     float2 sum[kBlocks][2];
     UNROLL for (int block = 0; block < kBlocks; ++block) sum[block][0] = sum[block][1] = float2(0.0f);
 
     // q h
-    for (int slice = 0; slice < K; slice += kSlice) {
-      stage_rows<C, kSlice, Width, chunk_threads(C)>(
-          query_tile, queries + slice, parameters.q.token, tokens, K - slice, thread_index);
+    for (int key = 0; key < K; key += kKeys) {
+      if (key % kSlice == 0) {
+        stage_rows<C, kSlice, Width, kThreads>(
+            query_tile, queries + key, parameters.q.token, tokens, K - key, thread_index);
+      }
+      stage_keys<kKeys, C, kThreads>(
+          key_tile, state + key * parameters.h.key + group_column * parameters.h.value, parameters.h,
+          tokens > 0 ? K - key : 0, V - group_column, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (int depth = 0; depth < kSlice; depth += 8) {
+      for (int depth = 0; depth < kKeys; depth += 8) {
         float2 states[2];
         UNROLL for (int side = 0; side < 2; ++side) {
-          states[side] = load_fragment(
-              state + (slice + depth) * parameters.h.key + (column + side * 8) * parameters.h.value, parameters.h.key,
-              parameters.h.value, tokens > 0 ? K - slice - depth : 0, V - column - side * 8, at);
+          states[side] = load_even_fragment(key_tile + depth * kValueStride + column + side * 8, kValueStride, at);
         }
         UNROLL for (int block = 0; block < kBlocks; ++block) {
-          const float2 query = load_even_fragment(query_tile + block * 8 * kStride + depth, kStride, at);
+          const float2 query = load_even_fragment(query_tile + block * 8 * kStride + key % kSlice + depth, kStride, at);
           multiply_add(sum[block][0], query, states[0]);
           multiply_add(sum[block][1], query, states[1]);
         }
@@ -163,31 +216,45 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
     }
 
     // + scores v_new
-    UNROLL for (int depth = 0; depth < kBlocks; ++depth) {
-      float2 values[2];
-      UNROLL for (int side = 0; side < 2; ++side) {
-        values[side] = load_fragment(
-            v_new + (row + depth * 8 * value_heads) * V + column + side * 8, value_heads * V, 1, tokens - depth * 8,
-            V - column - side * 8, at);
-      }
-      UNROLL for (int block = depth; block < kBlocks; ++block) {
-        const float2 score = load_even_fragment(scores + block * 8 * kScoreStride + depth * 8, kScoreStride, at);
-        multiply_add(sum[block][0], score, values[0]);
-        multiply_add(sum[block][1], score, values[1]);
-      }
-    }
-    UNROLL for (int block = 0; block < kBlocks; ++block) {
-      UNROLL for (int side = 0; side < 2; ++side) {
-        const int64_t corner = first_output + block * 8 * parameters.o.token + column + side * 8;
-        const float2 values = parameters.scale * sum[block][side];
-        const int rows = chunk.tokens - block * 8;
-        const int columns = V - column - side * 8;
-        if (parameters.output_is_f32 != 0) {
-          store_fragment((device float*)o + corner, parameters.o.token, 1, rows, columns, at, values);
-        } else {
-          store_fragment(o + corner, parameters.o.token, 1, rows, columns, at, values);
+    UNROLL for (int first = 0; first < C; first += kValueRows) {
+      stage_rows<kValueRows, C, Width, kThreads>(
+          value_tile, v_new + (row + first * value_heads) * V + group_column, value_heads * V, tokens - first,
+          V - group_column, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL for (int depth = first / 8; depth < (first + kValueRows) / 8; ++depth) {
+        float2 values[2];
+        UNROLL for (int side = 0; side < 2; ++side) {
+          values[side] =
+              load_even_fragment(value_tile + (depth * 8 - first) * kValueStride + column + side * 8, kValueStride, at);
+        }
+        UNROLL for (int block = depth; block < kBlocks; ++block) {
+          const float2 score = load_even_fragment(scores + block * 8 * kScoreStride + depth * 8, kScoreStride, at);
+          multiply_add(sum[block][0], score, values[0]);
+          multiply_add(sum[block][1], score, values[1]);
         }
       }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+
+    UNROLL for (int first = 0; first < C; first += kOutputRows) {
+      UNROLL for (int block = first / 8; block < (first + kOutputRows) / 8; ++block) {
+        UNROLL for (int side = 0; side < 2; ++side) {
+          store_even_fragment(
+              tile + (block * 8 - first) * kOutputStride + column + side * 8, kOutputStride, at,
+              parameters.scale * sum[block][side]);
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      const int64_t corner = first_output + first * parameters.o.token + group_column;
+      const int rows = chunk.tokens - first;
+      const int columns = V - group_column;
+      if (parameters.output_is_f32 != 0) {
+        write_outputs<kOutputRows, C, kThreads>(
+            (device float*)o + corner, tile, parameters.o.token, rows, columns, thread_index);
+      } else {
+        write_outputs<kOutputRows, C, kThreads>(o + corner, tile, parameters.o.token, rows, columns, thread_index);
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
 }

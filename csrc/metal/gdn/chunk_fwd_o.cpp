@@ -21,7 +21,7 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
   parameters.value_heads = int32_t(s.HV);
   parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
   parameters.scale = float(scale);
-  TemplateArguments arguments = {q.scalar_type(), h.scalar_type(), s.K, s.V, s.C, vector_width({q, k})};
+  TemplateArguments arguments = {q.scalar_type(), h.scalar_type(), s.K, s.V, s.C, vector_width({q, k, v_new})};
   if (has_scores) arguments[6] = true;
   return {"chunk_fwd_o",
           "gdn/chunk_fwd_o.metal",
