@@ -120,9 +120,11 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   }
 
   const int64_t value_heads = parameters.value_heads;
-  for (int member = first_member; member < min(first_member + parameters.members, parameters.heads.members); ++member) {
-    const int64_t head =
-        int64_t(key_head) * parameters.heads.divisor + int64_t(member) * parameters.heads.member_stride;
+  const int64_t first_head =
+      int64_t(key_head) * parameters.heads.divisor + int64_t(first_member) * parameters.heads.member_stride;
+  int head = int(min(first_head, value_heads - 1));  // 32 bits: 64 would take a register more than there are
+  for (int member = first_member; member < min(first_member + parameters.members, parameters.heads.members);
+       ++member, head += parameters.heads.member_stride) {
     const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
     if (simdgroup == 0) {
       scan_gates<C>(

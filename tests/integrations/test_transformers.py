@@ -14,6 +14,7 @@ from tests.helpers.prefill import ALGORITHMS, on_mps
 from tests.integrations import models
 from tests.integrations.models import KINDS, PROMPT, QUESTIONS, distance, random_model, torch_gdn_enabled
 from torch_gdn.integrations.transformers.functions import FUNCTIONS
+from torch_gdn.tune import prefill_algorithm
 
 CPU = torch.device("cpu")
 # The logits' relative distance in f32: 9e-7 was the most that any model, version and question showed; a decay one
@@ -139,13 +140,14 @@ def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
 
 
 SHORT, LONG = 8, 389
-SHIPPED = {SHORT: "recurrent", PROMPT: "fused_chunk", LONG: "chunked"}  # by the longest prompt
+SHIPPED = {SHORT: "recurrent", 12: "fused_chunk", PROMPT: "fused_chunk", LONG: "chunked"}  # by the longest prompt
 PROMPTS = {
     "one": (PROMPT,),
     "two": (PROMPT, PROMPT),
     "padded": (PROMPT, 9),
     "short": (SHORT,),
     "short and padded": (SHORT, 5),
+    "a dozen and padded": (12, 5),
     "long": (LONG,),
     "long and padded": (LONG, 70),
 }
@@ -181,14 +183,21 @@ def test_on_mps_other_algorithms(device: torch.device, prompts: str) -> None:
     assert distance(found, expected) < BAR
 
 
-@pytest.mark.parametrize("prompts", ["one", "padded", "short and padded", "long"])
+@pytest.mark.parametrize("prompts", ["one", "padded", "a dozen and padded", "long"])
 @each_kind
 def test_on_mps_in_bf16(kind: str, prompts: str) -> None:
+    """A dozen tokens by the algorithm for few; of fewer tokens, too few values are compared with the fallback's."""
+    few = prompts == "a dozen and padded"
+    kernels = ALGORITHMS["recurrent"] if few else shipped(kind, prompts)
     device, model = ready("mps"), model_or_skip(kind, torch.bfloat16)
     exact = models.padded(random_model(kind), CPU, PROMPTS[prompts])
     fallback = distance(models.padded(model, CPU, PROMPTS[prompts]), exact)
     model = copy.deepcopy(model).to(device)
-    with torch_gdn_enabled(), kernels_run(device, *shipped(kind, prompts), "causal_conv1d", "rms_norm_gated"):
+    with (
+        torch_gdn_enabled(),
+        prefill_algorithm("recurrent" if few else None),
+        kernels_run(device, *kernels, "causal_conv1d", "rms_norm_gated"),
+    ):
         found = models.padded(model, device, PROMPTS[prompts])
     assert distance(found, exact) < 1.1 * fallback
 
