@@ -4,6 +4,7 @@
     python -m bench --only decode aura    some of it
     python -m bench --only serving        whole servers, which are in nothing else; a quarter of an hour more
     python -m bench --only model          a layer and a model of transformers, which are in nothing else; minutes
+    python -m bench --only launches       what a call on mps costs the host, on the simulated device, by name too
     python -m bench --quick               tiny shapes: does it run?
     python -m simulator -m bench --device mps --quick    the same on the simulated device, whose times mean nothing
 
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bench import aura, gdn, kda, metal, models, modules, overhead, plots, results, serving, vllm_kernels
+from bench import aura, gdn, kda, launches, metal, models, modules, overhead, plots, results, serving, vllm_kernels
 from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import QWEN3_NEXT, Layer
@@ -79,6 +80,7 @@ SECTIONS = {
     ),
     "aura": Section("AURA: one token's attention to a cache of T tokens", "T", aura.jobs, aura.run),
     "overhead": Section("Host overhead of tiny shapes", "T", overhead.jobs, overhead.run),
+    "launches": Section("A call on mps without its encoding, simulated", "T", launches.jobs, launches.run),
     "scaling": Section("From one core to all", "size", scaling_jobs, scaling),
     "sweep": Section("Every length and number of heads, beside the fallback", "T", gdn.sweep_jobs, sweep),
     "serving": Section("Servers: requests of clients that each wait for their answer", "", serving.jobs, serving.run),
@@ -87,20 +89,20 @@ SECTIONS = {
 }
 
 
-SLOW = ("serving", "model")  # run by name only
+BY_NAME = ("serving", "model", "launches")  # slow, or of the simulated device
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    usual = [name for name in SECTIONS if name not in SLOW]
+    usual = [name for name in SECTIONS if name not in BY_NAME]
     parser.add_argument(
         "--only",
         nargs="+",
         choices=SECTIONS,
         default=usual,
-        help=f"sections to run; default: all but {' and '.join(SLOW)}",
+        help=f"sections to run; default: all but {', '.join(BY_NAME)}",
     )
     parser.add_argument("--device", choices=("cpu", "mps"), help="default: mps where there is one, else cpu")
     parser.add_argument("--threads", type=int, help="of the CPU; default: PyTorch's")

@@ -46,7 +46,9 @@ Slots slots_on(at::Device device, const StatePool& pool) {
   parameters.null_index = int32_t(pool.null_index);
   if (pool.indices.has_value()) {
     if (pool.has_slot_per_token()) parameters.columns = int32_t(pool.indices->size(1));
-    slots.indices = pool.indices->to(device).flatten();
+    const Tensor& indices = *pool.indices;
+    const bool is_ready = indices.device() == device && indices.dim() == 1;  // PyTorch takes 0.3 us to see it
+    slots.indices = is_ready ? indices : indices.to(device).flatten();
     parameters.index_stride = slots.indices->stride(0);
     parameters.index_bytes = int32_t(slots.indices->element_size());
     parameters.is_checked = pool.indices->is_cpu();  // by check_state_indices()

@@ -33,11 +33,11 @@ void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     }
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const Tensor x = values[i].isTensor() ? values[i].toTensor() : Tensor();
+    if (!values[i].isTensor()) continue;
+    const Tensor& x = values[i].toTensor();
     TORCH_CHECK_NOT_IMPLEMENTED(!x.defined() || is_strided(x), op.schema().name(), ": ", arguments[i].name(),
                                 ": expected a dense tensor, got one of layout ", x.layout(), " and dtype ", x.dtype());
-    if (!is_written(arguments[i]) || !values[i].isTensor() || values[i].toTensor().is_inference()) continue;
-    values[i].toTensor().unsafeGetTensorImpl()->bump_version();
+    if (is_written(arguments[i]) && !x.is_inference()) x.unsafeGetTensorImpl()->bump_version();
   }
   const at::AutoDispatchBelowAutograd below_autograd;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);

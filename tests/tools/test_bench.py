@@ -14,13 +14,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import contenders, counting, gdn, ggml, kda, models, modules, overhead, results, timing, vllm_kernels
+from bench import (
+    contenders,
+    counting,
+    gdn,
+    ggml,
+    kda,
+    launches,
+    models,
+    modules,
+    overhead,
+    results,
+    timing,
+    vllm_kernels,
+)
 from bench.ceilings import Ceilings
 from bench.contenders import Prepared, Unavailable
 from bench.results import OURS, Row
 from bench.shapes import ATTENTIONS, KIMI_LINEAR, QWEN3_NEXT, Layer
 from bench.timing import Time, measure, steadiest
-from tests.helpers.devices import on_a_mac
+from tests.helpers.devices import on_a_mac, ready
 from torch_gdn.check.cases import Case
 from torch_gdn.integrations import transformers as integration
 
@@ -285,6 +298,19 @@ def test_the_table_holds_ratios_to_ours() -> None:
 def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:
     names = set().union(*(calls(CPU) for calls in overhead.GROUPS.values()))
     assert {"chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "l2norm", *modules.MODULES} <= names
+
+
+@pytest.mark.skipif(on_a_mac(), reason="the do-nothing launcher is built for the simulated device")
+def test_a_call_without_its_encoding_launches_nothing() -> None:
+    import simulator
+
+    device = ready("mps")
+    with simulator.profile() as profile:
+        (row,) = launches.run("l2norm", Ceilings(CPU), 0.01)
+    assert row.seconds is not None and row.seconds > 0 and set(row.others) == {launches.NOTHING, launches.ADD}
+    assert not profile.kernels
+    again = torch.ops.gdn.l2norm(torch.ones(2, 4, device=device))
+    torch.testing.assert_close(again.cpu(), torch.full((2, 4), 0.5))
 
 
 def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""Host cost of an op on `mps`: microseconds of a call whose launches go to a launcher that does nothing.
+
+Beside each op the same call of one with the same schema that does nothing but allocate its output: what PyTorch takes
+to read the arguments and to hand back the result. Needs the simulated device, whose allocator is timed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import simulator
+from bench.ceilings import Ceilings
+from bench.results import OURS, Row
+from bench.timing import Call, measure
+from torch_gdn import _C
+
+NOTHING, ADD = "an op that does nothing", "torch.add_"
+SOURCE = Path(__file__).with_name("do_nothing.cpp")
+
+
+def decode_calls(ops: Any, device: torch.device) -> dict[str, Call]:
+    """A token of one Qwen3-Next layer, by the ops of a namespace."""
+
+    def some(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    q, v, g = some(1, 1, 16, 128), some(1, 1, 32, 128), some(1, 1, 32)
+    states, slots = some(4, 32, 128, 128, dtype=torch.float32), some(1, dtype=torch.int32)
+    x, weight, columns, scale = some(1, 1, 8192), some(8192, 4), some(4, 8192, 3), some(128)
+    o, y = v.clone(), x.clone()
+    return {
+        "l2norm": lambda: ops.l2norm(v),
+        "rms_norm_gated": lambda: ops.rms_norm_gated(v, v, scale),
+        "causal_conv1d_update_": lambda: ops.causal_conv1d_update_(x, weight, columns, slots, out=y, activation="silu"),
+        "fused_recurrent_gated_delta_rule": lambda: ops.fused_recurrent_gated_delta_rule(q, q, v, g, g),
+        "fused_recurrent_gated_delta_rule_": lambda: ops.fused_recurrent_gated_delta_rule_(
+            q, q, v, g, g, states, slots, out=o
+        ),
+    }
+
+
+def load() -> Any:
+    """torch.ops.gdn_nothing, once a process."""
+    simulator.activate()
+    if not hasattr(torch.ops.gdn_nothing, "start"):
+        folder = SOURCE.parents[1]
+        include = [folder, folder / "csrc", folder / "shaders"]
+        simulator.load(SOURCE, include=include, libraries=[str(_C.__file__)])
+    return torch.ops.gdn_nothing
+
+
+def jobs(quick: bool) -> Iterator[tuple[str]]:
+    yield from ((name,) for name in decode_calls(torch.ops.gdn, torch.device("cpu")))
+
+
+def run(op: str, ceilings: Ceilings, seconds: float) -> list[Row]:
+    nothing = load()
+    device, one = torch.device("mps"), torch.zeros(1)
+    calls: dict[str, Callable[[], object]] = {
+        OURS: decode_calls(torch.ops.gdn, device)[op],
+        NOTHING: decode_calls(nothing, device)[op],
+        ADD: lambda: one.add_(1),
+    }
+    nothing.start()
+    try:
+        times = measure(calls, torch.device("cpu"), seconds)
+    finally:
+        nothing.stop()
+    row = Row("launches", op, "bfloat16", 1, OURS, torch.get_num_threads())
+    row.time(times[OURS])
+    row.others = {name: times[name].best for name in (NOTHING, ADD)}
+    return [row]
