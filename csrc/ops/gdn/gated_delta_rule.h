@@ -1,6 +1,6 @@
 // Inputs, options and states of the end-to-end ops.
 #pragma once
-#include "ops/chunk_shape.h"
+#include "ops/channel_gate.h"
 #include "ops/gates.h"
 #include "ops/op.h"
 #include "ops/slots.h"
@@ -13,6 +13,7 @@ constexpr int64_t kCheckpointMultiple = 64;
 // Decays of each channel of K and of V, besides g.
 struct ChannelDecays {
   optional<Tensor> gk, gv;
+  ChannelGateOptions gate = {};  // of gk
 };
 
 // [rows.., HV, K, V], or [rows.., HV, V, K] where v_first.
