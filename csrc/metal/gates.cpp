@@ -36,4 +36,22 @@ Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const Ga
   return gates;
 }
 
+ChannelGates channel_gates_of(const optional<Tensor>& g, const char* name, const ChannelGateOptions& options) {
+  ChannelGates gates;
+  if (!g.has_value()) return gates;
+  gates.g = unit_last_stride(readable(*g), name);
+  auto& parameters = gates.parameters;
+  parameters.g = row_strides(*gates.g);
+  parameters.g_type = element_type(gates.g);
+  parameters.kind = kFinalGate;
+  if (!options.use_gate) return gates;
+  if (options.A_log.has_value()) gates.A_log = readable(*options.A_log).contiguous();
+  if (options.dt_bias.has_value()) gates.dt_bias = readable(*options.dt_bias).contiguous();
+  parameters.kind = options.lower_bound.has_value() ? kBoundedGate : kSoftplusGate;
+  parameters.A_log_type = element_type(gates.A_log);
+  parameters.dt_bias_type = element_type(gates.dt_bias);
+  parameters.lower_bound = float(options.lower_bound.value_or(0));
+  return gates;
+}
+
 }  // namespace torch_gdn

@@ -1,7 +1,9 @@
 // g and beta of any strides and float dtype, final or raw.
 #pragma once
 #include "metal/parameters.h"
+#include "ops/channel_gate.h"
 #include "ops/gates.h"
+#include "shaders/core/channel_gate_parameters.h"
 
 namespace torch_gdn {
 
@@ -15,5 +17,13 @@ Tensor readable(const Tensor& x);
 int32_t element_type(const optional<Tensor>& x);
 
 Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const GateOptions& options);
+
+// Of channels: g [B, T, HV, K], final or raw.
+struct ChannelGates {
+  optional<Tensor> g, A_log, dt_bias;
+  ChannelGateParameters parameters{};
+};
+
+ChannelGates channel_gates_of(const optional<Tensor>& g, const char* name, const ChannelGateOptions& options);
 
 }  // namespace torch_gdn

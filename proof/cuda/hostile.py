@@ -49,7 +49,6 @@ class Hostile:
             getattr(torch.ops.gdn, self.op)(**call)
 
 
-POOLED = ("fused_recurrent_gated_delta_rule_", "chunk_gated_delta_rule_", "chunk_kda_", "causal_conv1d_update_")
 PACKED = (
     ("fused_recurrent_gated_delta_rule", None),
     ("chunk_gated_delta_rule", "fused_chunk"),
@@ -60,7 +59,7 @@ PACKED = (
 
 
 def hostile() -> Iterator[Hostile]:
-    for op in POOLED:
+    for op in calls.IN_PLACE:
         for indices in ([4, 5], [LARGE, 1], [3, 3]):  # of 5 slots
             yield Hostile(op, "state_indices", indices)
     for op, algorithm in PACKED:

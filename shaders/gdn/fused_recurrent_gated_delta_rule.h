@@ -1,4 +1,5 @@
 #pragma once
+#include "core/channel_gate_parameters.h"
 #include "gdn/state_tile.h"
 
 // A thread has K / 4 floats of S up to a K of 128, then K / 8: half would spill.
@@ -6,8 +7,7 @@ constexpr int recurrent_threads(int K) { return K > 128 ? 2 * kStateThreads : kS
 
 // Decays of channels (absent: 1), and beta of value columns.
 struct ChannelParameters {
-  RowStrides gk, gv;
-  int32_t gk_type, gv_type;
+  ChannelGateParameters gk, gv;
   int32_t has_vector_beta;
 };
 

@@ -4,12 +4,12 @@
 // that no token needs a barrier.
 // Layout: q, k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, with row strides; g, beta [B, T, HV] of
 // any strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
-// Channels: decays gk [B, T, HV, K] and gv [B, T, HV, V], and beta [B, T, HV, V].
+// Channels: decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV, V]; and beta [B, T, HV, V].
 // With state_indices [N, tokens] the state after each token goes to a slot of its own, one token at a time.
 // S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "core/checkpoints.h"
 #include "core/fragment.h"
-#include "core/gates.h"
+#include "core/gate_of_channel.h"
 #include "core/norm_eps.h"
 #include "core/sequences.h"
 #include "core/slots.h"
@@ -308,23 +308,32 @@ METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup
 }
 
 // gk or gv as two factors: S <- base S + change S, with base 1 for weak decays and 0 for strong ones (struct Decay).
-template <int Threads>
+template <int Threads, bool HasGate>
 METAL_FUNC void stage_decays(
     threadgroup float* base,
     threadgroup float* change,
     int padded,
-    device const uchar* gates,
-    int type,
-    int64_t first,
-    int64_t row_stride,
+    device const uchar* g,
+    device const uchar* A_log,
+    device const uchar* dt_bias,
+    constant ChannelGateParameters& gates,
+    int64_t origin,
+    int64_t head,
     int rows,
     int columns,
     uint thread_index) {
   for (int item = int(thread_index); item < rows * padded; item += Threads) {
     const int row = item / padded;
     const int column = item % padded;
-    const bool inside = type != kAbsent && column < columns;
-    const Decay decay = decay_from_log(inside ? read_float(gates, first + row * row_stride + column, type) : 0.0f);
+    float log_decay = 0.0f;
+    if (gates.g_type != kAbsent && column < columns) {
+      log_decay = read_float(g, origin + row * gates.g.token + column, gates.g_type);
+      if (HasGate) {
+        const ChannelGate gate = channel_gate_of(A_log, dt_bias, gates, head, column, columns);
+        log_decay = channel_log_decay(log_decay, gate, gates);
+      }
+    }
+    const Decay decay = decay_from_log(log_decay);
     base[item] = decay.weak ? 1.0f : 0.0f;
     change[item] = decay.factor;
   }
@@ -451,16 +460,15 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       beta_tile[thread_index] = inside ? beta_of_bits(reads.beta, parameters.gates) : 0.0f;
     }
     if (Channels) {
-      const RowStrides gk_rows = parameters.channels.gk;
-      const RowStrides gv_rows = parameters.channels.gv;
-      stage_decays<kThreads>(
-          key_base, key_change, kPadded, gk, parameters.channels.gk_type,
-          sequence.batch * gk_rows.batch + first * gk_rows.token + head * gk_rows.head, gk_rows.token, tokens, K,
-          thread_index);
-      stage_decays<kThreads>(
-          value_base, value_change, kStateColumns, gv, parameters.channels.gv_type,
-          sequence.batch * gv_rows.batch + first * gv_rows.token + head * gv_rows.head + first_value, gv_rows.token,
-          tokens, values, thread_index);
+      const RowStrides gk_rows = parameters.channels.gk.g;
+      const RowStrides gv_rows = parameters.channels.gv.g;
+      stage_decays<kThreads, true>(
+          key_base, key_change, kPadded, gk, A_log, dt_bias, parameters.channels.gk,
+          sequence.batch * gk_rows.batch + first * gk_rows.token + head * gk_rows.head, head, tokens, K, thread_index);
+      stage_decays<kThreads, false>(
+          value_base, value_change, kStateColumns, gv, A_log, dt_bias, parameters.channels.gv,
+          sequence.batch * gv_rows.batch + first * gv_rows.token + head * gv_rows.head + first_value, head, tokens,
+          values, thread_index);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (Normalise) {

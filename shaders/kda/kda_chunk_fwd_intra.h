@@ -1,5 +1,5 @@
 #pragma once
-#include "kda/channel_gate_parameters.h"
+#include "core/channel_gate_parameters.h"
 
 struct KdaChunkFwdIntraParameters {
   SequenceParameters sequence;

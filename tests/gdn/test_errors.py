@@ -15,8 +15,11 @@ from torch._subclasses import FakeTensorMode
 import torch_gdn
 from tests.helpers.calls import (
     CHUNKED,
+    END_TO_END,
     IN_PLACE,
+    KDA,
     OPS,
+    STATEFUL,
     UNPACKED,
     Change,
     change,
@@ -30,13 +33,9 @@ from tests.helpers.calls import (
 )
 
 PUBLIC_FUNCTIONS = [x for x in (getattr(torch_gdn, name) for name in torch_gdn.__all__) if inspect.isfunction(x)]
-STATEFUL = ("chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda")
-KDA = ("chunk_kda", "chunk_kda_")
 PACKABLE = tuple(op for op in OPS if op not in UNPACKED)
 SIZED = (*(op for op in CHUNKED if op not in ("solve_tril", "recompute_w_u")), *KDA)
-POOLED = ("chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_", "chunk_kda_")
-WHOLE = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", *POOLED)
-QKV = ("chunk_fwd_o", *WHOLE)
+QKV = ("chunk_fwd_o", *END_TO_END)
 FLOAT32_ONLY = {
     "chunk_scaled_dot_kkt": ["g"],
     "solve_tril": ["A"],
@@ -48,7 +47,7 @@ SAME_DTYPE = {
     "recompute_w_u": ["v"],
     "chunk_fwd_h": ["w", "u"],
     "chunk_fwd_o": ["k", "v", "h"],
-    **{op: ["k", "v"] if op in KDA else ["k"] for op in WHOLE},
+    **{op: ["k", "v"] if op in KDA else ["k"] for op in END_TO_END},
 }
 FIRST = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in OPS}
 KEY = {op: next(iter(valid_call(op, torch.device("cpu")))) for op in (*QKV, "recompute_w_u", "chunk_fwd_h")}
@@ -71,11 +70,17 @@ WRONG_OF_KDA: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
     ("lower_bound", ValueError, "zero", GATE | {"lower_bound": 0.0}),
     ("lower_bound", ValueError, "nan", GATE | {"lower_bound": torch.nan}),
 ]
+RAW_GK = {"use_channel_gate_in_kernel": True, "gk": torch.zeros(2, 20, 4, 64), "lower_bound": -5.0}
 WRONG_CHANNELS: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
     ("g", ValueError, "none for the gate", GATE | {"g": None}),
     ("beta", ValueError, "none for the sigmoid", SIGMOID | {"beta": None}),
     ("beta", ValueError, "columns of K", {"beta": torch.zeros(2, 20, 4, 64)}),
     ("gk", ValueError, "columns of V", {"gk": torch.zeros(2, 20, 4, 32)}),
+    ("gk", ValueError, "none for its gate", RAW_GK | {"gk": None}),
+    ("A_log", ValueError, "none for the gate of gk", RAW_GK | {"lower_bound": None}),
+    ("dt_bias", ValueError, "one for each head of gk", RAW_GK | {"dt_bias": torch.zeros(4)}),
+    ("lower_bound", ValueError, "zero", RAW_GK | {"lower_bound": 0.0}),
+    ("use_gate_in_kernel", ValueError, "of g and of gk", RAW_GK | GATE),
     ("gk", TypeError, "integers", {"gk": torch.zeros(2, 20, 4, 64, dtype=torch.int64)}),
     ("gv", ValueError, "a token too few", {"gv": torch.zeros(2, 19, 4, 32)}),
     ("gv", TypeError, "integers", {"gv": torch.zeros(2, 20, 4, 32, dtype=torch.int64)}),
@@ -110,9 +115,9 @@ def bad_calls() -> list[Bad]:
     for op, names in SAME_DTYPE.items():
         for name in names:
             bad(op, name, TypeError, "another dtype", change(name, torch.Tensor.bfloat16))
-    for op in WHOLE:
+    for op in END_TO_END:
         bad(op, "v", TypeError, "float64", change("v", torch.Tensor.double))
-    for op in ("chunk_scaled_dot_kkt", "recompute_w_u", *WHOLE):
+    for op in ("chunk_scaled_dot_kkt", "recompute_w_u", *END_TO_END):
         bad(op, "beta", TypeError, "integers", change("beta", torch.Tensor.long))
         bad(op, "beta", ValueError, "too short", change("beta", short))
     for op in OPS:
@@ -139,12 +144,12 @@ def bad_calls() -> list[Bad]:
         bad(op, "initial_state", ValueError, "one for three", change("initial_state", lambda s: s[:1]), packed=True)
         bad(op, "initial_state", ValueError, "V and K swapped", put("state_v_first", True))
         bad(op, "initial_state", TypeError, "integers", change("initial_state", torch.Tensor.int))
-    for op in POOLED:
+    for op in (op for op in END_TO_END if op in IN_PLACE):
         bad(op, "state_pool", TypeError, "integers", change("state_pool", torch.Tensor.int))
         bad(op, "state_pool", ValueError, "three dimensions", change("state_pool", flat))
         bad(op, "state_pool", ValueError, "three heads for four", change("state_pool", lambda pool: pool[:, :3]))
         bad(op, "state_pool", ValueError, "V and K swapped", put("state_v_first", True))
-    for op in WHOLE:
+    for op in END_TO_END:
         for argument, error, what, value in WRONG_OPTIONS:
             bad(op, argument, error, what, lambda call, value=value: call | value)
     wrong = dict.fromkeys(("fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"), WRONG_CHANNELS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.calls import COPY, OPS, tensors_of, valid_call
+from tests.helpers.calls import COPY, KDA, OPS, STATEFUL, tensors_of, valid_call
 
 ALL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 # torch itself raises "NYI devices other than CPU/CUDA/XPU" on mps there.
@@ -31,9 +31,7 @@ def test_opcheck_of_a_copy(device: torch.device) -> None:
     opcheck(COPY, valid_call(COPY, device), device)
 
 
-@pytest.mark.parametrize(
-    "op", ["chunk_fwd_h", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda"]
-)
+@pytest.mark.parametrize("op", STATEFUL)
 def test_opcheck_with_the_other_options(device: torch.device, op: str) -> None:
     """No state, or states with V first; for packed sequences no chunk_indices."""
     call = valid_call(op, device) | {"initial_state": None, "output_final_state": False}
@@ -56,10 +54,14 @@ def test_opcheck_with_gates_in_the_kernel(device: torch.device, op: str) -> None
     opcheck(op, call, device)
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if "kda" in op])
+@pytest.mark.parametrize("op", [op for op in OPS if op in KDA or "recurrent" in op])
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
 def test_opcheck_with_gates_of_channels_in_the_kernel(device: torch.device, op: str, lower_bound: float | None) -> None:
-    call = valid_call(op, device, dtype=torch.float16) | {"lower_bound": lower_bound, "use_gate_in_kernel": True}
+    call = valid_call(op, device, dtype=torch.float16) | {"lower_bound": lower_bound}
+    if op in KDA:
+        call["use_gate_in_kernel"] = True
+    else:
+        call |= {"g": None, "gk": torch.randn(2, 20, 4, 64, device=device), "use_channel_gate_in_kernel": True}
     call |= {"A_log": torch.zeros(1, 4, 1, device=device), "dt_bias": torch.zeros(4, 64, device=device)}
     call |= {"output_dtype": torch.float32, "head_grouping": "tiled", "use_beta_sigmoid_in_kernel": True}
     if op == "chunk_kda":

@@ -103,7 +103,7 @@ void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, co
   const auto& gate = op.channel_gate;
   const cpu::ChunkedWork work(s, op.cu_seqlens);
   if (!op.return_intermediate_states && work.longest() <= cpu::kFewTokens) {
-    const ChannelDecays channels{.gk = channel_decays(s, op.required_g, gate), .gv = std::nullopt};
+    const ChannelDecays channels{.gk = op.required_g, .gv = std::nullopt, .gate = gate};
     return cpu::run_recurrence(op, channels, state_io, outputs.o);
   }
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");

@@ -22,37 +22,23 @@ bool has_vectors(const Tensor& state, bool v_first, bool value_inner) {
   return (value_inner ? strides.value : strides.key) == 1 && vector_width({inner_last}) == 4;
 }
 
-ChannelDecays readable_channels(const ChannelDecays& channels) {
-  ChannelDecays result;
-  if (channels.gk.has_value()) result.gk = unit_last_stride(readable(*channels.gk), "gk");
-  if (channels.gv.has_value()) result.gv = unit_last_stride(readable(*channels.gv), "gv");
-  return result;
-}
-
-ChannelParameters channel_parameters(const ChannelDecays& channels, const Gates& gates) {
-  ChannelParameters parameters{};
-  if (channels.gk.has_value()) parameters.gk = row_strides(*channels.gk);
-  if (channels.gv.has_value()) parameters.gv = row_strides(*channels.gv);
-  parameters.gk_type = element_type(channels.gk);
-  parameters.gv_type = element_type(channels.gv);
-  parameters.has_vector_beta = gates.beta.has_value() && gates.beta->dim() == 4;
-  return parameters;
-}
-
 }  // namespace
 
-Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const ChannelDecays& channels_any,
+Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const ChannelDecays& channels,
                                                const StateIo& states, const Tensor& o) {
-  const auto channels = readable_channels(channels_any);
+  const ChannelGates gk = channel_gates_of(channels.gk, "gk", channels.gate);
+  const ChannelGates gv = channel_gates_of(channels.gv, "gv", {});
   auto parameters = in.parameters<FusedRecurrentParameters>(states, o);
   auto& channel = parameters.channels;
-  channel = channel_parameters(channels, in.gates);
+  channel.gk = gk.parameters;
+  channel.gv = gv.parameters;
+  channel.has_vector_beta = in.gates.beta.has_value() && in.gates.beta->dim() == 4;
   parameters.v_type = element_type(in.v);
   parameters.o_type = element_type(o);
   const bool inner = value_is_inner(states);
   if (states.source.has_value()) parameters.initial_has_vectors = has_vectors(*states.source, states.v_first, inner);
   if (states.target.defined()) parameters.final_has_vectors = has_vectors(states.target, states.v_first, inner);
-  const bool has_channels = channel.gk_type != kAbsent || channel.gv_type != kAbsent || channel.has_vector_beta;
+  const bool has_channels = gk.g.has_value() || gv.g.has_value() || channel.has_vector_beta;
   // Without tokens the inputs are empty: the pool is their dummy.
   const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, states.target); };
   const auto or_bound = [&](const optional<Tensor>& x) { return bound(x.value_or(o)); };
@@ -64,10 +50,10 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
            bound(in.v),
            or_bound(in.gates.g),
            or_bound(in.gates.beta),
-           or_bound(in.gates.A_log),
-           or_bound(in.gates.dt_bias),
-           or_bound(channels.gk),
-           or_bound(channels.gv),
+           or_bound(channels.gate.use_gate ? gk.A_log : in.gates.A_log),
+           or_bound(channels.gate.use_gate ? gk.dt_bias : in.gates.dt_bias),
+           or_bound(gk.g),
+           or_bound(gv.g),
            or_bound(states.source),
            or_bound(in.cu_seqlens),
            or_bound(states.slots.indices),

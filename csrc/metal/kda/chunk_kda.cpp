@@ -14,7 +14,7 @@ namespace {
 using Rule = ChunkedKda<int64_t>;
 
 Launch recurrent_launch(const Rule& op, const StateIo& states, const Tensor& o) {
-  const ChannelDecays channels{.gk = channel_decays(op.shape, op.required_g, op.channel_gate), .gv = std::nullopt};
+  const ChannelDecays channels{.gk = op.required_g, .gv = std::nullopt, .gate = op.channel_gate};
   return launch_fused_recurrent_gated_delta_rule(rule_inputs(op), channels, states, o);
 }
 
@@ -34,7 +34,7 @@ std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, cons
   const auto h = h_output.dim() > 1 ? h_output : at::empty(state_sizes({s.B, s.NT}, s, op.state_v_first), options);
   auto value_heads = s;  // what is decayed has a head each
   value_heads.H = s.HV;
-  launches.push_back(launch_kda_chunk_fwd_intra(in, channel_gates_of(op.required_g, op.channel_gate), chunk));
+  launches.push_back(launch_kda_chunk_fwd_intra(in, channel_gates_of(op.required_g, "g", op.channel_gate), chunk));
   launches.push_back(launch_chunk_fwd_h({.shape = value_heads,
                                          .k = chunk.decayed_k,
                                          .w = chunk.w,
@@ -64,8 +64,8 @@ std::vector<Launch> prefill_launches(const Rule& op, const StateIo& states, cons
   const auto [algorithm, chunk_size] = choose_prefill(op, /*has_channel_decays=*/true);
   if (op.shape.T == 0 || algorithm == PrefillAlgorithm::kRecurrent) return {recurrent_launch(op, states, o)};
   if (algorithm == PrefillAlgorithm::kChunked) return chunked_launches(op, states, o, h);
-  return {
-      launch_fused_chunk_kda(rule_inputs(op), channel_gates_of(op.required_g, op.channel_gate), chunk_size, states, o)};
+  return {launch_fused_chunk_kda(rule_inputs(op), channel_gates_of(op.required_g, "g", op.channel_gate), chunk_size,
+                                 states, o)};
 }
 
 void run_prefill(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h) {

@@ -6,15 +6,6 @@
 
 namespace torch_gdn {
 
-// g [B, T, HV, K], final or raw.
-struct ChannelGates {
-  Tensor g;
-  optional<Tensor> A_log, dt_bias;
-  ChannelGateParameters parameters{};
-};
-
-ChannelGates channel_gates_of(const Tensor& g, const ChannelGateOptions& options);
-
 // chunk_size: see fused_kda_chunk_size(); 0: chosen.
 Launch launch_fused_chunk_kda(const RuleInputs& in, const ChannelGates& gates, int64_t chunk_size,
                               const StateIo& states, const Tensor& o);

@@ -7,12 +7,12 @@ namespace torch_gdn {
 
 template <typename Int>
 struct RecurrentRule : GatedDeltaRule<Int> {
-  ChannelDecays channels;
+  ChannelDecays channels;  // its gate shares A_log and dt_bias with g's, of which there is one
 
   void check_recurrent(const Check<Int>& check) {
     this->check_inputs(check);
     auto& s = this->shape;
-    const auto& [gk, gv] = channels;
+    auto& [gk, gv, gate] = channels;
     if (this->beta.has_value() && this->beta->dim() == 4) {
       check.shape("beta", *this->beta, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     } else if (this->beta.has_value()) {
@@ -26,6 +26,13 @@ struct RecurrentRule : GatedDeltaRule<Int> {
       check.is_floating("gv", *gv);
       check.shape("gv", *gv, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     }
+    if (gate.use_gate) {
+      check.value(gk.has_value(), "gk", "a tensor where use_channel_gate_in_kernel is set", "None");
+      check.value(!this->gates.use_gate, "use_gate_in_kernel", "False where use_channel_gate_in_kernel is set", "True");
+      gate.A_log = this->gates.A_log;
+      gate.dt_bias = this->gates.dt_bias;
+      check_channel_gate(check, s, gate);
+    }
     check_sequences(check, s, this->cu_seqlens);
   }
 };
@@ -38,7 +45,8 @@ struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
       "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
       "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
       "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
-      "str head_grouping='block') -> (Tensor o, Tensor final_state)";
+      "str head_grouping='block', bool use_channel_gate_in_kernel=False, float? lower_bound=None) -> "
+      "(Tensor o, Tensor final_state)";
 
   optional<Tensor> initial_state;
   bool output_final_state;
@@ -47,7 +55,8 @@ struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
     return std::tie(this->q, this->k, this->v, this->g, this->beta, this->scale, initial_state, output_final_state,
                     this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->channels.gk, this->channels.gv,
                     this->gates.use_gate, this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid,
-                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping);
+                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping, this->channels.gate.use_gate,
+                    this->channels.gate.lower_bound);
   }
 
   void check() {
@@ -69,7 +78,8 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
       "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
       "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
       "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
-      "str head_grouping='block', Tensor? num_accepted_tokens=None, Tensor(b!)? out=None) -> Tensor o";
+      "str head_grouping='block', Tensor? num_accepted_tokens=None, Tensor(b!)? out=None, "
+      "bool use_channel_gate_in_kernel=False, float? lower_bound=None) -> Tensor o";
 
   StatePool pool;
 
@@ -78,7 +88,7 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
                     pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
                     this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
                     this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    pool.num_accepted_tokens, this->out);
+                    pool.num_accepted_tokens, this->out, this->channels.gate.use_gate, this->channels.gate.lower_bound);
   }
 
   void check() {

@@ -2,6 +2,7 @@
 #pragma once
 #include <c10/util/SmallVector.h>
 
+#include "ops/channel_gate.h"
 #include "ops/chunk_shape.h"
 #include "ops/gates.h"
 #include "ops/op.h"
@@ -15,6 +16,7 @@ constexpr int64_t kCheckpointMultiple = 64;
 // Decays of each channel of K and of V, besides g.
 struct ChannelDecays {
   optional<Tensor> gk, gv;
+  ChannelGateOptions gate = {};  // of gk
 };
 
 // [rows.., HV, K, V], or [rows.., HV, V, K] where v_first.

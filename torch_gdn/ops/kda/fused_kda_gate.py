@@ -46,13 +46,14 @@ def fused_kda_gate(
         raise TypeError(
             f"fused_kda_gate: output_dtype: expected bfloat16, float16 or float32, got {str(output_dtype)[6:]}"
         )
-    return log_decay("fused_kda_gate", g, A_log, dt_bias, lower_bound).to(output_dtype)
+    check_channel_gate("fused_kda_gate", g, A_log, dt_bias, lower_bound)
+    return log_decay(g, A_log, dt_bias, lower_bound).to(output_dtype)
 
 
-def log_decay(
+def check_channel_gate(
     function: str, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None
-) -> Tensor:
-    """In float32; errors are in the function's name."""
+) -> None:
+    """Errors are in the function's name."""
     if g.dim() < 2:
         raise ValueError(f"{function}: g: expected [..., HV, K], got {g.dim()} dimensions")
     heads, channels = g.shape[-2:]
@@ -65,6 +66,10 @@ def log_decay(
             check_gate_input(function, name, x, pattern, size)
     if lower_bound is not None and not lower_bound < 0:
         raise ValueError(f"{function}: lower_bound: expected None or a number below 0, got {lower_bound}")
+
+
+def log_decay(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> Tensor:
+    heads, channels = g.shape[-2:]
     x = g.float()
     if dt_bias is not None:
         x = x + dt_bias.float().reshape(heads, channels)

@@ -4,11 +4,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.ops.gdn import fla_arguments
-from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import (
-    fused_recurrent_gated_delta_rule,
-    fused_recurrent_gated_delta_rule_,
-)
-from torch_gdn.ops.kda.log_decays import log_decays
+from torch_gdn.ops.kda.check_gates import check_gates
 
 NAME = "fused_recurrent_kda"
 
@@ -44,7 +40,7 @@ def fused_recurrent_kda(
 
     FLA: `fla.ops.kda.fused_recurrent_kda`, its arguments in its order. Ours alone are `output_dtype` and
     `head_grouping`. It runs the op `fused_recurrent_gated_delta_rule` with g as its gk, which is what errors of
-    arguments that both have are named after; the gate is computed before, by PyTorch's own functions.
+    arguments that both have are named after. On `mps` the gate is in its kernel, on the CPU it is computed before.
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
@@ -92,23 +88,15 @@ def fused_recurrent_kda(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
-    return fused_recurrent_gated_delta_rule(
-        q,
-        k,
-        v,
-        gk=log_decays(NAME, q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
-        beta=beta,
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
-        allow_neg_eigval=allow_neg_eigval,
-        state_v_first=fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout),
-        cu_seqlens=cu_seqlens,
-        output_dtype=output_dtype,
-        head_grouping=head_grouping,
-    )
+    check_gates(NAME, q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    if not use_gate_in_kernel:
+        A_log = dt_bias = lower_bound = None
+    layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
+    state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout, cu_seqlens)
+    gates = (g, None, False, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (output_dtype, head_grouping, use_gate_in_kernel, lower_bound)
+    o, final_state = torch.ops.gdn.fused_recurrent_gated_delta_rule(q, k, v, None, beta, scale, *state, *gates, *more)
+    return o, final_state if output_final_state else None
 
 
 def fused_recurrent_kda_(
@@ -171,25 +159,12 @@ def fused_recurrent_kda_(
         >>> o[1].any(), pool.flatten(1).any(1).nonzero().flatten()
         (tensor(False), tensor([5]))
     """
-    return fused_recurrent_gated_delta_rule_(
-        q,
-        k,
-        v,
-        None,
-        beta,
-        state_pool,
-        state_indices,
-        has_initial_state,
-        null_index,
-        gk=log_decays(f"{NAME}_", q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
-        scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
-        allow_neg_eigval=allow_neg_eigval,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        output_dtype=output_dtype,
-        head_grouping=head_grouping,
-        num_accepted_tokens=num_accepted_tokens,
-        out=out,
-    )
+    check_gates(f"{NAME}_", q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    if not use_gate_in_kernel:
+        A_log = dt_bias = lower_bound = None
+    slots = (state_pool, state_indices, has_initial_state, null_index)
+    options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens)
+    gates = (g, None, False, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (output_dtype, head_grouping, num_accepted_tokens, out, use_gate_in_kernel, lower_bound)
+    o: Tensor = torch.ops.gdn.fused_recurrent_gated_delta_rule_(q, k, v, None, beta, *slots, *options, *gates, *more)
+    return o if out is None else out
