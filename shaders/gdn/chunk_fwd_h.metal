@@ -1,6 +1,6 @@
 // A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
 // 8. In registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk. In threadgroup memory: rows of w or k,
-// or keys of S on their way from or to device memory.
+// or keys of S on their way from or to device memory; rows of u, then of v_new.
 // Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h [B,
 // NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place both states are a pool of P. Intermediate
 // is T, or float where T is half: a state may leave half's range.
@@ -85,8 +85,11 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   constexpr int kScratchFloats = kStageFloats > 8 * kStateColumns ? kStageFloats : 8 * kStateColumns;
   constexpr int kKeys = staged_keys(kScratchFloats);
   alignas(16) threadgroup float scratch[kScratchFloats];  // of w, then of k; between chunks of S
+  constexpr int kValueStride = tile_stride<Intermediate>(kStateColumns);
   threadgroup Intermediate* stage_tile = (threadgroup Intermediate*)scratch;
   threadgroup T* key_tile = (threadgroup T*)scratch;
+  alignas(16) threadgroup Intermediate value_tile[kRows * kValueStride];  // u, then v_new
+  threadgroup float weights[C];                                           // exp(c_last - c)
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
@@ -94,8 +97,6 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   const int64_t value_heads = parameters.value_heads;
   const int first_value = int(group.x) * kStateColumns;
   const int values = min(kStateColumns, V - first_value);
-  const int first_column = first_value + int(simdgroup) * 8;
-  const int columns = values - int(simdgroup) * 8;  // may be 0 or less for the last simdgroups
   const LanePosition at = lane_position(lane);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, C, lane);
 
@@ -143,13 +144,19 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
     // addresses and operands of all rounds are in registers together.
     const bool has_g_last = !HasChannelDecays && read_tokens > 0;
     const float g_last = has_g_last ? g_cumsum[row + (tokens - 1) * value_heads] : 0.0f;
+    if (!HasChannelDecays && int(thread_index) < C) {
+      const int token = int(thread_index);
+      weights[token] = token < read_tokens ? exp(g_last - g_cumsum[row + token * value_heads]) : 0.0f;
+    }
     float2 weighted[C / 8];
     UNROLL for (int block = 0; block < C / 8; ++block) weighted[block] = float2(0.0f);
     for (int i = 0; i < tokens; i += 8) {
       if (i % kRows == 0) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const int64_t corner = row + i * value_heads;
         stage_rows<kRows, kColumns, Width, kStateThreads>(
-            stage_tile, w + (row + i * value_heads) * K, value_heads * K, read_tokens - i, K, thread_index);
+            stage_tile, w + corner * K, value_heads * K, read_tokens - i, K, thread_index);
+        stage_rows<kRows, kStateColumns, Width, kStateThreads>(
+            value_tile, u + corner * V + first_value, value_heads * V, read_tokens - i, values, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
       }
       threadgroup const Intermediate* rows = stage_tile + i % kRows * kStageStride;
@@ -157,15 +164,20 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         multiply_add(read, load_even_fragment(rows + depth * 8, kStageStride, at), state[depth]);
       }
-      const int64_t corner = (row + i * value_heads) * V + first_column;
-      const float2 value = load_fragment(u + corner, value_heads * V, 1, read_tokens - i, columns, at) - read;
-      store_fragment(v_new + corner, value_heads * V, 1, tokens - i, columns, at, value);
+      threadgroup Intermediate* own_values = value_tile + i % kRows * kValueStride + int(simdgroup) * 8;
+      const float2 value = load_even_fragment(own_values, kValueStride, at) - read;
+      store_even_fragment(own_values, kValueStride, at, value);
       if constexpr (HasChannelDecays) {
         push_block<C / 8>(weighted, value);
       } else {
-        const int own = i + at.row;
-        const float weight = own < read_tokens ? exp(g_last - g_cumsum[row + own * value_heads]) : 0.0f;
-        push_block<C / 8>(weighted, weight * value);
+        push_block<C / 8>(weighted, weights[i + at.row] * value);
+      }
+      if (i % kRows == kRows - 8 || i + 8 >= tokens) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const int first_row = i / kRows * kRows;
+        write_rows<kRows, kStateColumns, Width, kStateThreads>(
+            v_new + (row + first_row * value_heads) * V + first_value, value_tile, value_heads * V, tokens - first_row,
+            values, thread_index);
       }
     }
 
@@ -180,7 +192,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
     for (int i = last_block; i >= 0; i -= 8) {
       if (i == last_block || i % kRows == kRows - 8) {
         const int first_row = i / kRows * kRows;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (i < last_block) threadgroup_barrier(mem_flags::mem_threadgroup);
         stage_rows<kRows, kColumns, Width, kStateThreads>(
             key_tile, keys + (first + first_row) * parameters.k.token, parameters.k.token, read_tokens - first_row, K,
             thread_index);

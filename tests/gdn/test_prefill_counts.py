@@ -1,4 +1,4 @@
-"""A fused_chunk prefill beside MLX's kernel, by the simulated device's counts.
+"""Prefill by the simulated device's counts, the fused_chunk algorithm beside MLX's kernel.
 
 Of one key head with two value heads of 128 x 128; Qwen3-Next's 16/32 have 16 times as much of everything.
 """
@@ -80,6 +80,18 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_
     figures = figures_of_fused(case, state_v_first=state_v_first)
     assert compulsory_bytes(case) <= read_and_written(figures, "distinct") <= 1.05 * compulsory_bytes(case)
     assert figures.least_cache_lines >= 0.95 * figures.cache_lines
+
+
+# bfloat16. A threadgroup of chunk_fwd_h takes 32 columns of u, v_new and h: half a line.
+@pytest.mark.parametrize(("kernel", "share"), [("chunk_fwd_intra", 0.8), ("chunk_fwd_h", 0.8), ("chunk_fwd_o", 0.95)])
+def test_kernels_of_the_chunked_algorithm_move_whole_lines(kernel: str, share: float) -> None:
+    import simulator
+
+    there = inputs(torch.bfloat16).to(ready("mps"))
+    with prefill_algorithm("chunked"), simulator.profile(detailed=True) as profile:
+        torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
+    (figures,) = (figures for name, figures in profile.kernels.items() if name.startswith(kernel))
+    assert figures.least_cache_lines >= share * figures.cache_lines
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx") is None, reason="MLX is not installed: pip install 'mlx[cpu]'")

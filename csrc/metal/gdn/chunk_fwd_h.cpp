@@ -18,7 +18,8 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
   // Without tokens the inputs are empty: the pool is their dummy.
   const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, call.states.target); };
   const auto or_bound = [&](const optional<Tensor>& x) { return bound(or_dummy(x, call.g_cumsum)); };
-  TemplateArguments arguments = {k.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({k, w}), states.dtype()};
+  TemplateArguments arguments = {k.scalar_type(),         w.scalar_type(), s.K, s.V, s.C,
+                                 vector_width({k, w, u}), states.dtype()};
   if (has_channel_decays) arguments[7] = true;
   return {"chunk_fwd_h",
           "gdn/chunk_fwd_h.metal",
