@@ -151,7 +151,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
     float2 weighted[C / 8];
     UNROLL for (int block = 0; block < C / 8; ++block) weighted[block] = float2(0.0f);
     for (int i = 0; i < tokens; i += 8) {
-      if (i % kRows == 0) {
+      if (i % kRows == 0) {  // no barrier: a thread stages u where it has just read v_new
         const int64_t corner = row + i * value_heads;
         stage_rows<kRows, kColumns, Width, kStateThreads>(
             stage_tile, w + corner * K, value_heads * K, read_tokens - i, K, thread_index);

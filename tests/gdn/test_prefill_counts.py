@@ -82,15 +82,24 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_
     assert figures.least_cache_lines >= 0.95 * figures.cache_lines
 
 
-# bfloat16. A threadgroup of chunk_fwd_h takes 32 columns of u, v_new and h: half a line.
-@pytest.mark.parametrize(("kernel", "share"), [("chunk_fwd_intra", 0.8), ("chunk_fwd_h", 0.8), ("chunk_fwd_o", 0.95)])
-def test_kernels_of_the_chunked_algorithm_move_whole_lines(kernel: str, share: float) -> None:
+# A threadgroup of chunk_fwd_h takes 32 columns of u, v_new and h: a line of float32, half a line of bfloat16.
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "share"),
+    [
+        ("chunk_fwd_intra", torch.bfloat16, 0.8),
+        ("chunk_fwd_h", torch.bfloat16, 0.8),
+        ("chunk_fwd_h", torch.float32, 0.95),
+        ("chunk_fwd_o", torch.bfloat16, 0.95),
+    ],
+    ids=str,
+)
+def test_kernels_of_the_chunked_algorithm_move_whole_lines(kernel: str, dtype: torch.dtype, share: float) -> None:
     import simulator
 
-    there = inputs(torch.bfloat16).to(ready("mps"))
+    there = inputs(dtype).to(ready("mps"))
     with prefill_algorithm("chunked"), simulator.profile(detailed=True) as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
-    (figures,) = (figures for name, figures in profile.kernels.items() if name.startswith(kernel))
+    (figures,) = (figures for name, figures in profile.kernels.items() if name.startswith(kernel + "_"))
     assert figures.least_cache_lines >= share * figures.cache_lines
 
 
