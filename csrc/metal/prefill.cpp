@@ -32,8 +32,8 @@ PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& r
       ->choice;
 }
 
-// The first row that fits decides. From the simulated device's counts and published rates (bench/metal_model.py), not
-// measured on a Mac.
+// The first row that fits decides. From the simulated device's counts and published rates (bench/prefill_choice.py),
+// not measured on a Mac.
 struct Suited {
   int64_t least_tokens;
   double most_threadgroups_a_core;
@@ -44,7 +44,7 @@ struct HeuristicRow {
 };
 constexpr std::array<HeuristicRow, 3> kHeuristic = {{
     {{384, 0.5}, {256, 4.0}, PrefillAlgorithm::kChunked},  // few threadgroups for the cores: chunks in parallel
-    {{9, INFINITY}, {8, INFINITY}, PrefillAlgorithm::kFusedChunk},
+    {{9, INFINITY}, {5, INFINITY}, PrefillAlgorithm::kFusedChunk},
     {{0, INFINITY}, {0, INFINITY}, PrefillAlgorithm::kRecurrent},  // chunks would be mostly padding
 }};
 

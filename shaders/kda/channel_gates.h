@@ -10,59 +10,45 @@ struct ChannelItem {
 };
 
 template <int Blocks, int Padded>
-METAL_FUNC ChannelItem channel_item(int item) {
+METAL_FUNC ChannelItem channel_item(uint item) {
   ChannelItem at;
-  at.block = item / Padded;
-  at.channel = item % Padded;
+  at.block = int(item / Padded);
+  at.channel = int(item % Padded);
   at.is_there = item < Blocks * Padded;
   return at;
 }
 
-// gates[8 n + row]: as passed, of the thread's n-th item; tokens from `count` on do not exist.
-template <int Padded, int Blocks, int Items, int Threads, typename G>
+// gates[8 n + row]: as passed, 8 tokens of a channel from element offsets[n] on, of which the first rows[n] exist.
+template <int Items, typename G>
 METAL_FUNC void load_channels(
     thread float* gates,
     device const G* g,
     int64_t token_stride,
-    int channels,
-    int first,
-    int count,
-    uint thread_index) {
+    thread const int64_t* offsets,
+    thread const int* rows) {
   UNROLL for (int n = 0; n < Items; ++n) {
-    const ChannelItem at = channel_item<Blocks, Padded>(n * Threads + int(thread_index));
-    const int rows = at.is_there && at.channel < channels ? count - at.block * 8 : 0;
-    device const G* source = g + (int64_t(first) + at.block * 8) * token_stride + at.channel;
+    device const G* source = g + offsets[n];
     UNROLL for (int row = 0; row < 8; ++row) {
-      gates[n * 8 + row] = row < rows ? float(*source) : 0.0f;
+      gates[n * 8 + row] = row < rows[n] ? float(*source) : 0.0f;
       source += token_stride;
     }
   }
 }
 
-// Of the channels from first_channel on, the first `channels`.
-template <int Padded, int Blocks, int Items, int Threads>
+template <int Items>
 METAL_FUNC void load_channel_gates(
     thread float* gates,
     device const uchar* g,
     constant ChannelGateParameters& parameters,
-    int64_t batch,
-    int64_t head,
-    int first_channel,
-    int channels,
-    int first,
-    int count,
-    uint thread_index) {
-  const int64_t origin = batch * parameters.g.batch + head * parameters.g.head + first_channel;
+    thread const int64_t* offsets,
+    thread const int* rows) {
   const int64_t stride = parameters.g.token;
   if (parameters.g_type == kFloat32) {
-    load_channels<Padded, Blocks, Items, Threads>(
-        gates, (device const float*)g + origin, stride, channels, first, count, thread_index);
+    load_channels<Items>(gates, (device const float*)g, stride, offsets, rows);
   } else if (parameters.g_type == kFloat16) {
-    load_channels<Padded, Blocks, Items, Threads>(
-        gates, (device const half*)g + origin, stride, channels, first, count, thread_index);
+    load_channels<Items>(gates, (device const half*)g, stride, offsets, rows);
   } else {
-    load_channels<Padded, Blocks, Items, Threads>(
-        gates, (device const bfloat*)g + origin, stride, channels, first, count, thread_index);
+    load_channels<Items>(gates, (device const bfloat*)g, stride, offsets, rows);
   }
 }
 
@@ -75,9 +61,11 @@ METAL_FUNC float store_block_decays(
     ChannelGate channel_gate,
     constant ChannelGateParameters& parameters,
     int count) {
+  // By way of the tile, so that the loop below need not be unrolled: that takes 600 instructions more.
+  UNROLL for (int row = 0; row < 8; ++row) decays[row * stride] = raw_gates[row];
   float sum = 0.0f;
-  UNROLL for (int row = 0; row < 8; ++row) {
-    const float gate = channel_log_decay(raw_gates[row], channel_gate, parameters);
+  for (int row = 0; row < 8; ++row) {
+    const float gate = channel_log_decay(decays[row * stride], channel_gate, parameters);
     const float log_decay = row < count ? clamped_log_decay(gate) : 0.0f;
     decays[row * stride] = gate_exp(log_decay);
     sum += log_decay;

@@ -85,7 +85,7 @@ METAL_FUNC void store_decays(
     uint thread_index) {
   constexpr int kStride = tile_stride<float>(Padded);
   UNROLL for (int n = 0; n < Items; ++n) {
-    const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + int(thread_index));
+    const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + thread_index);
     if (at.is_there) {
       const float sum = store_block_decays(
           decay_tile + at.block * 8 * kStride + at.channel, kStride, raw_gates + n * 8, channel_gates[n], parameters,
@@ -94,6 +94,25 @@ METAL_FUNC void store_decays(
       kept[at.block * Padded + at.channel] = float2(decay.weak ? 1.0f : 0.0f, decay.factor);
     }
   }
+}
+
+// Raw, from element elements[n] of g on, which then is that of the next chunk; the first `count` tokens exist.
+template <int Padded, int Blocks, int Items>
+METAL_FUNC void load_gates(
+    thread float* gates,
+    thread int64_t* elements,
+    device const uchar* g,
+    constant ChannelGateParameters& parameters,
+    int channels,
+    int count,
+    uint thread_index) {
+  int rows[Items];
+  UNROLL for (int n = 0; n < Items; ++n) {
+    const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + thread_index);
+    rows[n] = at.is_there && at.channel < channels ? count - at.block * 8 : 0;
+  }
+  load_channel_gates<Items>(gates, g, parameters, elements, rows);
+  UNROLL for (int n = 0; n < Items; ++n) elements[n] += Blocks * 8 * parameters.g.token;
 }
 
 template <int Width, typename Floats>
@@ -155,7 +174,7 @@ template <int Padded, int Blocks, int Items>
 METAL_FUNC void decay_tiles(threadgroup float* query_tile, int tile, uint thread_index) {
   constexpr int kStride = tile_stride<float>(Padded);
   UNROLL for (int n = 0; n < Items; ++n) {
-    const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + int(thread_index));
+    const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + thread_index);
     if (at.is_there) decay_block(query_tile + at.block * 8 * kStride + at.channel, tile, kStride);
   }
 }
@@ -242,19 +261,22 @@ template <typename T, int K, int C, int Width, typename P>
   from.head = head;
   from.values = values;
   ChannelGate channel_gates[kItems];
+  int64_t gate_elements[kItems];
   UNROLL for (int n = 0; n < kItems; ++n) {
-    const ChannelItem item = channel_item<kBlocks, kPadded>(n * kStateThreads + int(thread_index));
+    const ChannelItem item = channel_item<kBlocks, kPadded>(n * kStateThreads + thread_index);
     channel_gates[n] = channel_gate_of(A_log, dt_bias, all.gate, head, item.channel, K);
+    gate_elements[n] = sequence.batch * all.gate.g.batch + head * all.gate.g.head +
+                       (int64_t(sequence.first) + item.block * 8) * all.gate.g.token + item.channel;
   }
   for (int i = int(thread_index); i < 2 * kBlocks * kMatrixFloats; i += kStateThreads) minus_A[i] = 0.0f;
   const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
   Tokens<T, Vector, kRounds, kVectors> next;
   float next_gates[kItems * 8];
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
-  load_channel_gates<kPadded, kBlocks, kItems, kStateThreads>(
-      next_gates, g, all.gate, sequence.batch, head, 0, K, sequence.first, last_read - sequence.first, thread_index);
+  load_gates<kPadded, kBlocks, kItems>(
+      next_gates, gate_elements, g, all.gate, K, last_read - sequence.first, thread_index);
 
-  device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
+  const int64_t first_kept = head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
   for (int first = sequence.first; first < sequence.last; first += C) {
     const int count = last_read - first;
@@ -284,8 +306,6 @@ template <typename T, int K, int C, int Width, typename P>
       multiply_add(output, load_even_fragment(scores + block * kMatrixFloats, kMatrixStride, at), v_new);
       store_even_fragment(own_values, kValueStride, at, output);
       if (block == kBlocks - 1) {  // only now, so that the next chunk is in registers beside S and v_new alone
-        load_channel_gates<kPadded, kBlocks, kItems, kStateThreads>(
-            next_gates, g, all.gate, sequence.batch, head, 0, K, first + C, count - C, thread_index);
         load_tokens<K, Width>(next, from, parameters, first + C, count - C, lane, simdgroup);
       }
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
@@ -295,19 +315,20 @@ template <typename T, int K, int C, int Width, typename P>
         state[depth] = decay.x * state[depth] + change;
       }
     }
+    load_gates<kPadded, kBlocks, kItems>(next_gates, gate_elements, g, all.gate, K, count - C, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     write_outputs<C>(o, value_tile, first_output, parameters, first, sequence.last, values, lane, simdgroup);
     if (first + C - sequence.first == checkpoint.tokens && slot.is_present) {
       store_state<K, kKeys>(
-          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,
-          query_tile, thread_index, simdgroup, at);
+          state, final_state + (first_kept + checkpoint.index * parameters.final_state.sequence),
+          parameters.final_state, values, query_tile, thread_index, simdgroup, at);
     }
   }
 
   if (parameters.has_final_state != 0 && slot.is_present) {
     store_state<K, kKeys>(
-        state, kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, values, query_tile,
-        thread_index, simdgroup, at);
+        state, final_state + (first_kept + slot.index * parameters.final_state.sequence), parameters.final_state,
+        values, query_tile, thread_index, simdgroup, at);
   }
 }

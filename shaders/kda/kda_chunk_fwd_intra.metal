@@ -20,24 +20,50 @@
 GDN_CONSTANT int kSlice = 16;  // channels in threadgroup memory: 4 of a lane
 GDN_CONSTANT int kStride = kSlice + 4;
 
-// Column lane / 4 of a block of 8 tokens, in the lane's channels: rows i of k_i D(j, i) k_j and q_i D(j, i) k_j.
-struct DiagonalColumn {
-  float keys[8];
-  float queries[8];
+// Of the simdgroup's two diagonal blocks, in the lane's channels: k_i D(j, i) k_j and q_i D(j, i) k_j, column c = lane
+// / 4 of the low block from its diagonal down, then column 7 - c of the high one: 9 elements for every lane.
+struct DiagonalColumns {
+  float keys[9];
+  float queries[9];
 };
 
-// The tiles of q, k and e lie `tile` floats apart.
-METAL_FUNC void add_diagonal(thread DiagonalColumn& sums, threadgroup const float* query_rows, int tile, uint lane) {
-  threadgroup const float* queries = query_rows + lane % 4 * 4;
+struct DiagonalElement {
+  bool is_low;
+  int row;
+  int column;
+};
+
+METAL_FUNC DiagonalElement diagonal_element(int n, uint lane) {
+  const int column = int(lane / 4);
+  DiagonalElement element;
+  element.is_low = n < 8 - column;
+  element.row = element.is_low ? column + n : n - 1;
+  element.column = element.is_low ? column : 7 - column;
+  return element;
+}
+
+// `low` and `high` are the blocks' rows of q; the tiles of q, k and e lie `tile` floats apart.
+METAL_FUNC void add_diagonals(
+    thread DiagonalColumns& sums, threadgroup const float* low, threadgroup const float* high, int tile, uint lane) {
+  const int column = int(lane / 4);
+  threadgroup const float* query = low + column * kStride + lane % 4 * 4;
+  high += (7 - column) * kStride + lane % 4 * 4;
   float4 decayed = float4(0.0f);
-  UNROLL for (int i = 0; i < 8; ++i) {
-    const float4 query = *(threadgroup const float4*)(queries + i * kStride);
-    const float4 key = *(threadgroup const float4*)(queries + tile + i * kStride);
-    decayed *= *(threadgroup const float4*)(queries + 2 * tile + i * kStride);
-    if (i == int(lane / 4)) decayed = key;
-    sums.keys[i] += dot(decayed, key);
-    sums.queries[i] += dot(decayed, query);
+  UNROLL for (int n = 0; n < 9; ++n) {
+    if (n == 8 - column) query = high;
+    const float4 key = *(threadgroup const float4*)(query + tile);
+    decayed *= *(threadgroup const float4*)(query + 2 * tile);
+    if (n == 0 || n == 8 - column) decayed = key;
+    if (n > 0) sums.keys[n] += dot(decayed, key);
+    sums.queries[n] += dot(decayed, *(threadgroup const float4*)query);
+    query += kStride;
   }
+}
+
+// Block n of the C/8-1 below the diagonal that a simdgroup owns: those of the low row, then those of the high row.
+template <int C>
+METAL_FUNC BlockPosition lower_block(uint simdgroup, int n) {
+  return own_block<C>(simdgroup, n < int(simdgroup) ? n : n + 1);
 }
 
 // The simdgroup's blocks below the diagonal, over the slice's channels. The tiles hold q D(0, i), k D(0, i) and k D(i,
@@ -52,50 +78,69 @@ METAL_FUNC void add_lower_blocks(
     LanePosition at) {
   threadgroup const float* keys = queries + C * kStride;
   threadgroup const float* others = keys + C * kStride;
-  for (int depth = 0; depth < kSlice; depth += 8) {
-    float2 query = float2(0.0f);
-    float2 key = float2(0.0f);
-    UNROLL for (int n = C / 8; n >= 0; --n) {  // of each row from its diagonal on
-      const BlockPosition block = own_block<C>(simdgroup, n);
-      const int left = block.row * 8 * kStride + depth;
-      if (block.row == block.column) {
-        query = load_even_fragment(queries + left, kStride, at);
-        key = load_even_fragment(keys + left, kStride, at);
-      } else {
-        const float2 other = load_transposed(others + block.column * 8 * kStride + depth, kStride, at);
-        float2 product = float2(0.0f);
-        multiply_add(product, key, other);
-        key_products[n] += product;
-        multiply_add(query_products[n], query, other);
-        const float2 between = *(threadgroup const float2*)(block_decays + block.column * kSlice + depth + at.column);
-        query *= between;
-        key *= between;
+  constexpr int kDepths = kSlice / 8;
+  float2 query[kDepths];
+  float2 key[kDepths];
+  UNROLL for (int depth = 0; depth < kDepths; ++depth) query[depth] = key[depth] = float2(0.0f);
+  int column = 0;
+  UNROLL for (int n = C / 8 - 2; n >= 0; --n) {  // of each row from its diagonal on
+    if (n == C / 8 - 2 || n + 1 == int(simdgroup)) {
+      column = n + 1 == int(simdgroup) ? int(simdgroup) : C / 8 - 1 - int(simdgroup);
+      UNROLL for (int depth = 0; depth < kDepths; ++depth) {
+        query[depth] = load_even_fragment(queries + column * 8 * kStride + depth * 8, kStride, at);
+        key[depth] = load_even_fragment(keys + column * 8 * kStride + depth * 8, kStride, at);
       }
+    }
+    column -= 1;
+    UNROLL for (int depth = 0; depth < kDepths; ++depth) {
+      const float2 other = load_transposed(others + column * 8 * kStride + depth * 8, kStride, at);
+      float2 product = float2(0.0f);
+      multiply_add(product, key[depth], other);
+      key_products[n] += product;
+      multiply_add(query_products[n], query[depth], other);
+      const float2 between = *(threadgroup const float2*)(block_decays + column * kSlice + depth * 8 + at.column);
+      query[depth] *= between;
+      key[depth] *= between;
     }
   }
 }
 
-// Sums over the lanes of a column; one of them stores it.
-METAL_FUNC void store_diagonal(
+METAL_FUNC float sum_of_four(float x) {
+  const float half_sum = x + simd_shuffle_xor(x, ushort(1));
+  return half_sum + simd_shuffle_xor(half_sum, ushort(2));
+}
+
+// Sums over the lanes of a column; one of them stores it. Zeros above the diagonal of the scores; nothing reads A
+// there.
+template <int C>
+METAL_FUNC void store_diagonals(
     threadgroup float* triangle,
     device float* scores,
     int64_t score_stride,
-    thread const DiagonalColumn& sums,
+    thread const DiagonalColumns& sums,
     threadgroup const float* betas,
-    int block,
     int tokens,
-    uint lane) {
-  const int first = block * 8;
-  const int column = int(lane / 4);
-  UNROLL for (int i = 0; i < 8; ++i) {
-    const float half_key = sums.keys[i] + simd_shuffle_xor(sums.keys[i], ushort(1));
-    const float half_query = sums.queries[i] + simd_shuffle_xor(sums.queries[i], ushort(1));
-    const float key = half_key + simd_shuffle_xor(half_key, ushort(2));
-    const float query = half_query + simd_shuffle_xor(half_query, ushort(2));
+    uint lane,
+    uint simdgroup) {
+  const int low = int(simdgroup) * 8;
+  const int high = C - 8 - low;
+  UNROLL for (int n = 0; n < 9; ++n) {
+    const float key = sum_of_four(sums.keys[n]);
+    const float query = sum_of_four(sums.queries[n]);
+    const DiagonalElement element = diagonal_element(n, lane);
+    const int first = element.is_low ? low : high;
+    const int i = first + element.row;
+    const int j = first + element.column;
     if (lane % 4 == 0) {
-      triangle[triangle_element(first + i, first + column)] = i > column ? betas[first + i] * key : 0.0f;
-      if (first + i < tokens) scores[(first + i) * score_stride + first + column] = i >= column ? query : 0.0f;
+      if (n > 0) triangle[triangle_element(i, j)] = betas[i] * key;
+      if (i < tokens) scores[i * score_stride + j] = query;
     }
+  }
+  const int column = int(lane / 4);
+  for (int n = int(lane % 4); n < 7; n += 4) {  // the rows above, c of the low block and 7 - c of the high one
+    const int i = n < column ? low + n : high + n - column;
+    const int j = n < column ? low + column : high + 7 - column;
+    if (i < tokens) scores[i * score_stride + j] = 0.0f;
   }
 }
 
@@ -103,13 +148,6 @@ METAL_FUNC void store_diagonal(
 template <typename T>
 METAL_FUNC void load_column(threadgroup float* tile, device const T* source, int64_t stride, int count) {
   UNROLL for (int row = 0; row < 8; ++row) tile[row * kStride] = row < count ? float(source[row * stride]) : 0.0f;
-}
-
-template <typename T>
-METAL_FUNC void write_column(device T* target, int64_t stride, threadgroup const float* tile, float factor, int count) {
-  UNROLL for (int row = 0; row < 8; ++row) {
-    if (row < count) target[row * stride] = T(tile[row * kStride] * factor);
-  }
 }
 
 template <typename T, typename Intermediate, int K, int V, int C, int Width>
@@ -157,45 +195,45 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int64_t value_heads = parameters.value_heads;
   const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
-  device const T* queries =
-      q + chunk.batch * parameters.q.batch + chunk.first * parameters.q.token + key_head * parameters.q.head;
-  device const T* keys =
-      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
-  device const T* values =
-      v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
   if (int(thread_index) < C) {
     const int token = int(thread_index);
     betas[token] =
         token < chunk.tokens ? beta_at(beta, parameters.gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
   }
 
-  const ChannelItem item = channel_item<kBlocks, kSlice>(int(thread_index));
+  const ChannelItem item = channel_item<kBlocks, kSlice>(thread_index);
   const int first = item.block * 8;
+  const int64_t token = chunk.first + first;
+  device const T* queries =
+      q + (chunk.batch * parameters.q.batch + token * parameters.q.token + key_head * parameters.q.head + item.channel);
+  device const T* keys =
+      k + (chunk.batch * parameters.k.batch + token * parameters.k.token + key_head * parameters.k.head + item.channel);
+  constant RowStrides& gate_strides = parameters.channel_gate.g;
+  int64_t gates =
+      chunk.batch * gate_strides.batch + token * gate_strides.token + head * gate_strides.head + item.channel;
   threadgroup float* own = query_tile + first * kStride + item.channel;
-  float2 key_products[kBlocks + 1];
-  float2 query_products[kBlocks + 1];
-  UNROLL for (int n = 0; n <= kBlocks; ++n) key_products[n] = query_products[n] = float2(0.0f);
-  DiagonalColumn low, high;
-  UNROLL for (int i = 0; i < 8; ++i) low.keys[i] = low.queries[i] = high.keys[i] = high.queries[i] = 0.0f;
-  const int low_row = int(simdgroup);
-  const int high_row = kBlocks - 1 - low_row;
+  device float* decay_sum = log_decays + ((chunk.row * value_heads + head) * K + item.channel);
+  float2 key_products[kBlocks - 1];
+  float2 query_products[kBlocks - 1];
+  UNROLL for (int n = 0; n < kBlocks - 1; ++n) key_products[n] = query_products[n] = float2(0.0f);
+  DiagonalColumns diagonals;
+  UNROLL for (int n = 0; n < 9; ++n) diagonals.keys[n] = diagonals.queries[n] = 0.0f;
+  threadgroup const float* low_queries = query_tile + int(simdgroup) * 8 * kStride;
+  threadgroup const float* high_queries = query_tile + (kBlocks - 1 - int(simdgroup)) * 8 * kStride;
 
   for (int slice = 0; slice < K; slice += kSlice) {
     const int channel = slice + item.channel;
     const int count = channel < K ? chunk.tokens - first : 0;
     float raw_gates[8];
-    load_channel_gates<kSlice, kBlocks, 1, kThreads>(
-        raw_gates, g, parameters.channel_gate, chunk.batch, head, slice, K - slice, chunk.first, chunk.tokens,
-        thread_index);
+    load_channel_gates<1>(raw_gates, g, parameters.channel_gate, &gates, &count);
     const ChannelGate gate = channel_gate_of(A_log, dt_bias, parameters.channel_gate, head, channel, K);
-    load_column(own, queries + first * parameters.q.token + channel, parameters.q.token, count);
-    load_column(own + kTile, keys + first * parameters.k.token + channel, parameters.k.token, count);
+    load_column(own, queries, parameters.q.token, count);
+    load_column(own + kTile, keys, parameters.k.token, count);
     const float sum = store_block_decays(own + 2 * kTile, kStride, raw_gates, gate, parameters.channel_gate, count);
     block_sums[thread_index] = sum;
     block_decays[thread_index] = gate_exp(sum);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    add_diagonal(low, query_tile + low_row * 8 * kStride, kTile, lane);
-    add_diagonal(high, query_tile + high_row * 8 * kStride, kTile, lane);
+    add_diagonals(diagonals, low_queries, high_queries, kTile, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     decay_block(own, kTile, kStride);
 
@@ -207,33 +245,40 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
       if (block > item.block) sum_after += other;
     }
     const float before = gate_exp(sum_before);
-    const int64_t token_channel = (row + first * value_heads) * K + channel;
-    write_column(decayed_q + token_channel, value_heads * K, own, before, count);
-    write_column(w + token_channel, value_heads * K, own + kTile, before, count);  // read again below
-    write_column(decayed_k + token_channel, value_heads * K, own + 2 * kTile, gate_exp(sum_after), count);
-    if (item.block == 0 && channel < K) log_decays[(chunk.row * value_heads + head) * K + channel] = sum + sum_after;
+    const float after = gate_exp(sum_after);
+    int64_t element = (row + first * value_heads) * K + channel;
+    for (int i = 0; i < min(count, 8); ++i) {
+      decayed_q[element] = T(own[i * kStride] * before);
+      w[element] = Intermediate(own[kTile + i * kStride] * before);  // read again below
+      decayed_k[element] = T(own[2 * kTile + i * kStride] * after);
+      element += value_heads * K;
+    }
+    if (item.block == 0 && channel < K) *decay_sum = sum + sum_after;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     add_lower_blocks<C>(key_products, query_products, query_tile, block_decays, simdgroup, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    queries += kSlice;
+    keys += kSlice;
+    gates += kSlice;
+    decay_sum += kSlice;
   }
 
   device float* chunk_scores = scores + row * C;
-  store_diagonal(triangle, chunk_scores, value_heads * C, low, betas, low_row, chunk.tokens, lane);
-  store_diagonal(triangle, chunk_scores, value_heads * C, high, betas, high_row, chunk.tokens, lane);
-  UNROLL for (int n = 0; n <= kBlocks; ++n) {
-    const BlockPosition block = own_block<C>(simdgroup, n);
-    if (block.row != block.column) {
-      const int token = block.row * 8;
-      store_triangle(triangle, block.row, block.column, at, betas[token + at.row] * key_products[n]);
-      store_fragment(
-          chunk_scores + token * value_heads * C + block.column * 8, value_heads * C, 1, chunk.tokens - token, 8, at,
-          query_products[n]);
-    }
+  store_diagonals<C>(triangle, chunk_scores, value_heads * C, diagonals, betas, chunk.tokens, lane, simdgroup);
+  UNROLL for (int n = 0; n < kBlocks - 1; ++n) {
+    const BlockPosition block = lower_block<C>(simdgroup, n);
+    const int token = block.row * 8;
+    store_triangle(triangle, block.row, block.column, at, betas[token + at.row] * key_products[n]);
+    store_fragment(
+        chunk_scores + token * value_heads * C + block.column * 8, value_heads * C, 1, chunk.tokens - token, 8, at,
+        query_products[n]);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   invert_diagonal<C>(triangle, thread_index);
   threadgroup_barrier(mem_flags::mem_device);
 
+  device const T* values =
+      v + (chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head);
   for (int column = 0; column < V; column += kColumns) {
     solve_slice<C, kSides, kColumns, Width, kThreads>(
         u + row * V + column, value_heads * V, values + column, parameters.v.token, results, triangle, betas,

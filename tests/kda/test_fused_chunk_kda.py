@@ -242,8 +242,8 @@ def test_rows_that_are_not_aligned() -> None:
 @pytest.mark.parametrize(
     ("T", "forced", "kernel"),
     [
-        (7, None, KERNEL),
-        (8, None, FUSED),
+        (4, None, KERNEL),
+        (5, None, FUSED),
         (40, "recurrent", KERNEL),
         (3, "fused_chunk", FUSED),
     ],
@@ -258,7 +258,7 @@ def test_which_kernel_runs(T: int, forced: str | None, kernel: str) -> None:
 
 
 @only_simulated
-@pytest.mark.parametrize(("tokens", "kernel"), [((13, 0, 8), KERNEL), ((13, 0, 9), FUSED)])
+@pytest.mark.parametrize(("tokens", "kernel"), [((7, 0, 5), KERNEL), ((7, 0, 6), FUSED)])
 def test_the_mean_length_of_packed_sequences_decides(tokens: tuple[int, ...], kernel: str) -> None:
     import simulator
 

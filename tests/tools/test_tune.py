@@ -64,8 +64,8 @@ def test_the_heuristic(shape: dict[str, int], expected: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        ({"tokens": 7}, "recurrent"),
-        ({"tokens": 8}, "fused_chunk"),
+        ({"tokens": 4}, "recurrent"),
+        ({"tokens": 5}, "fused_chunk"),
         ({"tokens": 255, "heads": 1}, "fused_chunk"),
         ({"tokens": 256, "heads": 1}, "chunked"),
         ({"tokens": 8192, "heads": 8}, "chunked"),  # 32 threadgroups, 8 cores
