@@ -1,13 +1,13 @@
 // A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
 // 8. In registers: S [K, 8] f32 for the whole sequence; S^T k, S^T q and v_new [C, 8] of a chunk; q, k and v of the
-// next chunk, loaded ahead. In threadgroup memory: q, k, v and the two C x C matrices. No intermediate in device
-// memory.
-// Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
-// raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any strides of K and V; in place both are a
-// pool of P. (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, by forward
-// substitution in blocks of 8 rows, whose inverses are formed by forward substitution too: no w, no Neumann series. o =
-// scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c =
-// g_cumsum
+// next chunk, loaded ahead. In threadgroup memory: q, k, v and the two C x C matrices; where there is room, k of the
+// next chunk too, so that a chunk has two barriers: one for what is staged, one for the matrices. No intermediate in
+// device memory. Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and
+// float dtype, or raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any strides of K and V; in
+// place both are a pool of P. (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i >
+// j, by forward substitution in blocks of 8 rows, whose inverses are formed by forward substitution too: no w, no
+// Neumann series. o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last -
+// c))^T v_new; c = g_cumsum
 #include "core/checkpoints.h"
 #include "core/running_sum.h"
 #include "core/sequences.h"
@@ -136,15 +136,17 @@ METAL_FUNC void multiply_tiles(
       queries[block] = pair_at(own_queries + corner);
       multiply_add(query_read[block], queries[block], state[depth]);
     }
-    const float2 right = column_pair_at(own_right + depth * 8, kStride);
-    UNROLL for (int row = 0; row < kBlocks; ++row) {
-      if (row >= column) multiply_add(products[row], choice(queries[row], keys[row], is_q), right);
+    if (kBlocks > 1 || column == 0) {
+      const float2 right = column_pair_at(own_right + depth * 8, kStride);
+      UNROLL for (int row = 0; row < kBlocks; ++row) {
+        if (row >= column) multiply_add(products[row], choice(queries[row], keys[row], is_q), right);
+      }
     }
     if constexpr (kBlocks == 4) {
       const float2 other = load_transposed(key_tile + (kBlocks - 1 - column) * 8 * kStride + depth * 8, kStride, at);
       UNROLL for (int row = 0; row < kBlocks; ++row) {
-        if (row >= kBlocks - 1 - column)
-          multiply_add(products[kBlocks + row], choice(keys[row], queries[row], is_q), other);
+        if (row + column < kBlocks - 1) continue;
+        multiply_add(products[kBlocks + row], choice(keys[row], queries[row], is_q), other);
       }
     }
   }
