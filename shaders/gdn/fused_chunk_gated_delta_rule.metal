@@ -65,20 +65,23 @@ METAL_FUNC void store_tokens(
     uint lane,
     uint simdgroup) {
   constexpr int kStride = tile_stride<T>(Padded);
+  float query_norm = 1.0f;  // of number r in lane r
+  float key_norm = 1.0f;
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
     store_row<Padded, Vectors, Width>(query_tile + row * kStride, tokens.queries[round], lane);
     store_row<Padded, Vectors, Width>(key_tile + row * kStride, tokens.keys[round], lane);
-    float query_norm = 1.0f;
-    float key_norm = 1.0f;
     if (parameters.has_norm != 0) {
-      query_norm = inverse_norm<Vectors, Width>(tokens.queries[round]);
-      key_norm = inverse_norm<Vectors, Width>(tokens.keys[round]);
+      const float norms[2] = {
+          inverse_norm<Vectors, Width>(tokens.queries[round]), inverse_norm<Vectors, Width>(tokens.keys[round])};
+      query_norm = int(lane) == round ? norms[0] : query_norm;
+      key_norm = int(lane) == round ? norms[1] : key_norm;
     }
-    if (lane == 0) {
-      scalars[row].query_norm = row < count ? parameters.scale * query_norm : 0.0f;
-      scalars[row].key_norm = row < count ? key_norm : 0.0f;
-    }
+  }
+  if (int(lane) < Rounds) {
+    const int row = int(lane) * kSimdgroups + int(simdgroup);
+    scalars[row].query_norm = row < count ? parameters.scale * query_norm : 0.0f;
+    scalars[row].key_norm = row < count ? key_norm : 0.0f;
   }
 }
 
