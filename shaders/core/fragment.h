@@ -33,16 +33,27 @@ METAL_FUNC void multiply_add(thread float2& accumulator, float2 a, float2 b) {
   accumulator = float2(sum.thread_elements()[0], sum.thread_elements()[1]);
 }
 
-// From threadgroup memory, one load for both elements: `origin` is the fragment's corner, it and the stride are even.
+// From threadgroup memory, where a lane's first element is at `own`: the second is beside it, one load for both, or a
+// row further.
+template <typename T>
+METAL_FUNC float2 pair_at(threadgroup const T* own) {
+  return float2(vec<T, 2>(*(threadgroup const vec<T, 2>*)own));
+}
+
+template <typename T>
+METAL_FUNC float2 column_pair_at(threadgroup const T* own, int stride) {
+  return float2(float(own[0]), float(own[stride]));
+}
+
+// The same, of a fragment whose corner is at `origin`; it and the stride are even.
 template <typename T>
 METAL_FUNC float2 load_even_fragment(threadgroup const T* origin, int stride, LanePosition at) {
-  return float2(vec<T, 2>(*(threadgroup const vec<T, 2>*)(origin + at.row * stride + at.column)));
+  return pair_at(origin + at.row * stride + at.column);
 }
 
 template <typename T>
 METAL_FUNC float2 load_transposed(threadgroup const T* origin, int stride, LanePosition at) {
-  threadgroup const T* source = origin + at.column * stride + at.row;
-  return float2(float(source[0]), float(source[stride]));
+  return column_pair_at(origin + at.column * stride + at.row, stride);
 }
 
 // From device memory, any strides; zero beyond `rows` and `columns`.

@@ -8,8 +8,8 @@
 
 GDN_CONSTANT int kValueStride = kStateColumns + 4;  // 4 banks further each row
 
-// A simdgroup's tokens of a chunk, every fourth: a lane holds vectors of q and k and a column of v of each, and lane r
-// the beta, as passed, of number r.
+// A simdgroup's tokens of a chunk, every fourth: a lane holds vectors of q and k and a column of v of each; lane i of
+// the first simdgroup holds the beta, as passed, of token i.
 template <typename T, typename Vector, int Rounds, int Vectors>
 struct Tokens {
   Vector queries[Rounds][Vectors];
@@ -18,8 +18,11 @@ struct Tokens {
   float beta;
 };
 
-// Of which a lane holds the beta, in the chunk.
-METAL_FUNC int own_token(uint lane, uint simdgroup) { return int(lane) * kSimdgroups + int(simdgroup); }
+// Whether a lane holds the beta of one of `count` tokens.
+template <int C>
+METAL_FUNC bool has_token(int count, uint lane, uint simdgroup) {
+  return simdgroup == 0 && int(lane) < min(C, count);
+}
 
 // q, k and v of a head of a batch row, at its first token.
 template <typename T>
@@ -72,9 +75,9 @@ METAL_FUNC void load_tokens(
     int count,
     uint lane,
     uint simdgroup) {
-  const int own = own_token(lane, simdgroup);
-  const bool has_own = int(lane) < Rounds && own < count;
-  tokens.beta = has_own ? raw_beta_at(from.beta, parameters.gates, from.batch, first + own, from.head, 0) : 0.0f;
+  tokens.beta = has_token<Rounds * kSimdgroups>(count, lane, simdgroup)
+                    ? raw_beta_at(from.beta, parameters.gates, from.batch, first + int(lane), from.head, 0)
+                    : 0.0f;
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
     const int64_t token = first + row;

@@ -1,28 +1,30 @@
 // A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
 // 8. In registers: S [K, 8] f32 for the whole sequence; S^T k, S^T q and v_new [C, 8] of a chunk; q, k and v of the
-// next chunk, loaded ahead. In threadgroup memory: q, k, v and the two C x C matrices. No intermediate in device
-// memory.
-// Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and float dtype, or
-// raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any strides of K and V; in place both are a
-// pool of P. (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, by forward
-// substitution in blocks of 8 rows, whose inverses are formed by forward substitution too: no w, no Neumann series. o =
-// scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last - c))^T v_new; c =
-// g_cumsum
+// next chunk, loaded ahead. In threadgroup memory: q, k, v and the two C x C matrices; where there is room, k of the
+// next chunk too, so that a chunk has two barriers: one for what is staged, one for the matrices. No intermediate in
+// device memory. Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and
+// float dtype, or raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any strides of K and V; in
+// place both are a pool of P. (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i >
+// j, by forward substitution in blocks of 8 rows, whose inverses are formed by forward substitution too: no w, no
+// Neumann series. o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last -
+// c))^T v_new; c = g_cumsum
 #include "core/checkpoints.h"
 #include "core/running_sum.h"
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/fused_chunk.h"
 
-// L <- (I - L)^-1, L strictly lower triangular, 8 rows, by forward substitution: a lane solves a column.
+// L <- (I - L)^-1, L strictly lower triangular, 8 rows, by forward substitution: each of 8 lanes solves a column.
 METAL_FUNC void invert_diagonal(threadgroup float* block, int stride, uint lane) {
-  const int column = int(lane) % 8;
+  const int column = int(lane);
   float x[8];
-  UNROLL for (int i = 0; i < 8; ++i) {
-    x[i] = i == column ? 1.0f : 0.0f;
-    UNROLL for (int first = 0; first < i; first += 4) {
-      const float4 row = *(threadgroup const float4*)(block + i * stride + first);
-      UNROLL for (int m = first; m < i && m < first + 4; ++m) x[i] += row[m - first] * x[m];
+  UNROLL for (int i = 0; i < 8; ++i) x[i] = i == column ? 1.0f : 0.0f;
+  if (lane < 8) {
+    UNROLL for (int i = 1; i < 8; ++i) {
+      UNROLL for (int first = 0; first < i; first += 4) {
+        const float4 row = *(threadgroup const float4*)(block + i * stride + first);
+        UNROLL for (int m = first; m < i && m < first + 4; ++m) x[i] += row[m - first] * x[m];
+      }
     }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -34,12 +36,12 @@ METAL_FUNC void invert_diagonal(threadgroup float* block, int stride, uint lane)
 // What the rows of a token are multiplied by. In threadgroup memory: a shuffle whose lane differs within four
 // neighbours is four shuffles and three choices on M1 and M2.
 struct TokenScalars {
-  float gate, beta;            // as passed: raw, or final; then g_cumsum and beta
-  float query_norm, key_norm;  // inverse; 1 without normalisation; then 0 of no token, and scale is in the first
+  float g_cumsum, beta;
+  float query_norm, key_norm;  // inverse; 1 without normalisation; 0 of no token, and scale is in the first
 };
 
-// Of the simdgroup's tokens, lane r the gate, as passed, of number r.
-template <int Rounds>
+// As passed, of token i in lane i of the first simdgroup.
+template <int C>
 METAL_FUNC float load_gate(
     device const uchar* g,
     constant FusedChunkParameters& parameters,
@@ -49,107 +51,148 @@ METAL_FUNC float load_gate(
     int count,
     uint lane,
     uint simdgroup) {
-  const int own = own_token(lane, simdgroup);
-  return int(lane) < Rounds && own < count ? raw_gate_at(g, parameters.gates, batch, first + own, head) : 0.0f;
+  return has_token<C>(count, lane, simdgroup) ? raw_gate_at(g, parameters.gates, batch, first + int(lane), head) : 0.0f;
 }
 
 template <int Padded, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void store_tokens(
     thread const Tokens<T, Vector, Rounds, Vectors>& tokens,
-    float gate,
     threadgroup T* query_tile,
     threadgroup T* key_tile,
-    threadgroup float* value_tile,
     threadgroup TokenScalars* scalars,
-    bool has_norm,
+    constant FusedChunkParameters& parameters,
+    int count,
     uint lane,
     uint simdgroup) {
   constexpr int kStride = tile_stride<T>(Padded);
+  float query_norm = 1.0f;  // of number r in lane r
+  float key_norm = 1.0f;
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
     store_row<Padded, Vectors, Width>(query_tile + row * kStride, tokens.queries[round], lane);
     store_row<Padded, Vectors, Width>(key_tile + row * kStride, tokens.keys[round], lane);
-    value_tile[row * kValueStride + int(lane)] = float(tokens.values[round]);
-    float query_norm = 1.0f;
-    float key_norm = 1.0f;
-    if (has_norm) {
-      query_norm = inverse_norm<Vectors, Width>(tokens.queries[round]);
-      key_norm = inverse_norm<Vectors, Width>(tokens.keys[round]);
-    }
-    if (lane == 0) {
-      scalars[row].query_norm = query_norm;
-      scalars[row].key_norm = key_norm;
+    if (parameters.has_norm != 0) {
+      const float norms[2] = {
+          inverse_norm<Vectors, Width>(tokens.queries[round]), inverse_norm<Vectors, Width>(tokens.keys[round])};
+      query_norm = int(lane) == round ? norms[0] : query_norm;
+      key_norm = int(lane) == round ? norms[1] : key_norm;
     }
   }
   if (int(lane) < Rounds) {
-    threadgroup TokenScalars& own = scalars[own_token(lane, simdgroup)];
-    own.gate = gate;
-    own.beta = tokens.beta;
+    const int row = int(lane) * kSimdgroups + int(simdgroup);
+    scalars[row].query_norm = row < count ? parameters.scale * query_norm : 0.0f;
+    scalars[row].key_norm = row < count ? key_norm : 0.0f;
   }
 }
 
-// By one simdgroup: lane i has token i, of `count`. Gates are clamped so that differences of g_cumsum keep their
-// digits.
+// By the first simdgroup, whose lane i has token i, of `count`. Gates are clamped so that differences of g_cumsum keep
+// their digits.
 template <int C>
-METAL_FUNC void finish_scalars(
+METAL_FUNC void store_gates(
     threadgroup TokenScalars* scalars,
+    float raw_gate,
+    float raw_beta,
     HeadGate head_gate,
     constant FusedChunkParameters& parameters,
     int count,
     uint lane) {
   const bool is_there = int(lane) < min(C, count);
-  const float gate = is_there ? log_decay_of(scalars[lane].gate, head_gate) : 0.0f;
+  const float gate = is_there ? log_decay_of(raw_gate, head_gate) : 0.0f;
   const float g_cumsum = running_sum<C>(0.0f, clamped_log_decay(gate), lane);
   if (int(lane) < C) {
-    threadgroup TokenScalars& own = scalars[lane];
-    own.gate = g_cumsum;
-    own.beta = is_there ? beta_of(own.beta, parameters.gates) : 0.0f;
-    own.query_norm = is_there ? parameters.scale * own.query_norm : 0.0f;
-    own.key_norm = is_there ? own.key_norm : 0.0f;
+    scalars[lane].g_cumsum = g_cumsum;
+    scalars[lane].beta = is_there ? beta_of(raw_beta, parameters.gates) : 0.0f;
   }
 }
 
-// -A, then tril(q k^T exp(c_i - c_j)): the lower blocks, divided among the simdgroups; of -A's diagonal blocks L is (I
-// - L)^-1 written. The key tile follows the query tile.
+// Of two values, not of their places: registers have none.
+METAL_FUNC float2 choice(float2 a, float2 b, bool is_a) { return float2(is_a ? a.x : b.x, is_a ? a.y : b.y); }
+
+// k S and q S, and beside them a block column, from the diagonal down, of k k^T, or with `is_q` of q k^T: a fragment is
+// loaded once for both. Of 4 blocks also a column of the other product, as far from the last as this one from the
+// first. A lane's own place is added to the pointers: what is left is known to the compiler, and takes no register.
 template <int Padded, int C, typename T>
-METAL_FUNC void form_matrices(
-    threadgroup float* minus_A,
+METAL_FUNC void multiply_tiles(
+    thread float2* key_read,
+    thread float2* query_read,
+    thread float2* products,
     threadgroup const T* query_tile,
-    threadgroup const TokenScalars* scalars,
-    uint lane,
-    uint simdgroup,
+    threadgroup const T* key_tile,
+    thread const float2* state,
+    bool is_q,
+    int column,
     LanePosition at) {
   constexpr int kBlocks = C / 8;
   constexpr int kStride = tile_stride<T>(Padded);
-  constexpr int kMatrixStride = C + 4;
-  threadgroup const T* key_tile = query_tile + C * kStride;
-  for (int item = int(simdgroup); item < kBlocks * (kBlocks + 1); item += kSimdgroups) {
-    const bool is_A = item % 2 == 0;
-    const int block = item / 2;
-    const int row = int(block >= 1) + int(block >= 3) + int(block >= 6);
-    const int column = block - row * (row + 1) / 2;
-    threadgroup const T* left = query_tile + (is_A ? C * kStride : 0) + row * 8 * kStride;
-    threadgroup const T* right = key_tile + column * 8 * kStride;
-    float2 product = float2(0.0f);
-    for (int depth = 0; depth < Padded; depth += 8) {
-      multiply_add(product, load_even_fragment(left + depth, kStride, at), load_transposed(right + depth, kStride, at));
+  const int own = at.row * kStride + at.column;
+  const int own_transposed = at.column * kStride + at.row;
+  threadgroup const T* own_keys = key_tile + own;
+  threadgroup const T* own_queries = query_tile + own;
+  threadgroup const T* own_right = key_tile + (column * 8 * kStride + own_transposed);
+  UNROLL for (int depth = 0; depth < Padded / 8; ++depth) {
+    float2 keys[kBlocks];
+    float2 queries[kBlocks];
+    UNROLL for (int block = 0; block < kBlocks; ++block) {
+      const int corner = block * 8 * kStride + depth * 8;
+      keys[block] = pair_at(own_keys + corner);
+      multiply_add(key_read[block], keys[block], state[depth]);
+      queries[block] = pair_at(own_queries + corner);
+      multiply_add(query_read[block], queries[block], state[depth]);
     }
-    const int i = row * 8 + at.row;
-    const int j = column * 8 + at.column;
-    const TokenScalars own = scalars[i];
-    const TokenScalars others[2] = {scalars[j], scalars[j + 1]};
-    const float factor = is_A ? -own.beta * own.key_norm : own.query_norm;
-    product *= factor * float2(others[0].key_norm, others[1].key_norm);
-    const int below = is_A ? i - 1 : i;  // the last column kept
-    product.x = j <= below ? product.x * gate_exp(own.gate - others[0].gate) : 0.0f;
-    product.y = j + 1 <= below ? product.y * gate_exp(own.gate - others[1].gate) : 0.0f;
-    threadgroup float* target = minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + column * 8;
-    store_even_fragment(target, kMatrixStride, at, product);
-    if (is_A && row == column) {
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      invert_diagonal(target, kMatrixStride, lane);
+    if (kBlocks > 1 || column == 0) {
+      const float2 right = column_pair_at(own_right + depth * 8, kStride);
+      UNROLL for (int row = 0; row < kBlocks; ++row) {
+        if (row >= column) multiply_add(products[row], choice(queries[row], keys[row], is_q), right);
+      }
+    }
+    if constexpr (kBlocks == 4) {
+      const float2 other = load_transposed(key_tile + (kBlocks - 1 - column) * 8 * kStride + depth * 8, kStride, at);
+      UNROLL for (int row = 0; row < kBlocks; ++row) {
+        if (row + column < kBlocks - 1) continue;
+        multiply_add(products[kBlocks + row], choice(keys[row], queries[row], is_q), other);
+      }
     }
   }
+}
+
+// Of -A, or of tril(q k^T exp(c_i - c_j)), which follows it, a block column from the diagonal down; of -A's diagonal
+// block L is (I - L)^-1 written.
+template <int C>
+METAL_FUNC void store_matrix(
+    threadgroup float* minus_A,
+    thread const float2* products,
+    threadgroup const TokenScalars* scalars,
+    bool is_q,
+    int block_column,
+    uint lane,
+    LanePosition at) {
+  constexpr int kMatrixStride = C + 4;
+  const bool is_A = !is_q;
+  const int j = block_column * 8 + at.column;
+  UNROLL for (int row = 0; row < C / 8; ++row) {
+    if (row >= block_column) {
+      const int i = row * 8 + at.row;
+      const TokenScalars own = scalars[i];
+      const TokenScalars others[2] = {scalars[j], scalars[j + 1]};
+      const float factor = is_A ? -own.beta * own.key_norm : own.query_norm;
+      float2 product = products[row] * (factor * float2(others[0].key_norm, others[1].key_norm));
+      const int below = is_A ? i - 1 : i;  // the last column kept
+      product.x = j <= below ? product.x * gate_exp(own.g_cumsum - others[0].g_cumsum) : 0.0f;
+      product.y = j + 1 <= below ? product.y * gate_exp(own.g_cumsum - others[1].g_cumsum) : 0.0f;
+      threadgroup float* target = minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + block_column * 8;
+      store_even_fragment(target, kMatrixStride, at, product);
+      if (is_A && row == block_column) {
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        invert_diagonal(target, kMatrixStride, lane);
+      }
+    }
+  }
+}
+
+// With a second tile of k the next chunk is stored while this one's k is still read, without a barrier; where three
+// threadgroups, which is what registers allow, would then not have room in the 60 KB of an M1's core, there is one.
+METAL_FUNC constexpr int key_tiles(int tile_bytes, int rest_bytes) {
+  return 3 * tile_bytes + rest_bytes <= 20 * 1024 ? 2 : 1;
 }
 
 template <typename T, int K, int C, int Width, typename P>
@@ -181,20 +224,23 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kDepths = (K + 7) / 8;
   constexpr int kPadded = kDepths * 8;
   constexpr int kBlocks = C / 8;
+  constexpr int kStrips = (2 * kBlocks + kSimdgroups - 1) / kSimdgroups;  // block columns that a simdgroup forms
   constexpr int kRounds = C / kSimdgroups;
   constexpr int kVectors = (kPadded / Width + 31) / 32;
   constexpr int kStride = tile_stride<T>(kPadded);
   constexpr int kMatrixStride = C + 4;
-  constexpr int kTileFloats = 2 * C * kStride * int(sizeof(T)) / 4;
+  constexpr int kRestFloats = C * kValueStride + 2 * C * kMatrixStride + 8 * C;
+  constexpr int kKeyTiles = key_tiles(C * kStride * int(sizeof(T)), kRestFloats * 4);
+  constexpr int kTileFloats = (1 + kKeyTiles) * C * kStride * int(sizeof(T)) / 4;
   constexpr int kScratchFloats = kTileFloats > 8 * kStateColumns ? kTileFloats : 8 * kStateColumns;
   constexpr int kKeys = staged_keys(kScratchFloats);
   alignas(16) threadgroup float scratch[kScratchFloats];  // q and k of a chunk; before and after, S
   threadgroup T* query_tile = (threadgroup T*)scratch;
-  threadgroup T* key_tile = query_tile + C * kStride;
+  threadgroup T* all_keys = query_tile + C * kStride;
   alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o
   alignas(16) threadgroup float minus_A[2 * C * kMatrixStride];
   threadgroup float* scores = minus_A + C * kMatrixStride;
-  alignas(16) threadgroup TokenScalars scalars[C];
+  alignas(16) threadgroup TokenScalars all_scalars[kKeyTiles * C];
 
   const int target = int(group.z);
   const int64_t head = int64_t(group.y);
@@ -235,41 +281,51 @@ template <typename T, int K, int C, int Width, typename P>
   const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
   Tokens<T, Vector, kRounds, kVectors> next;
   load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
-  float next_gate = load_gate<kRounds>(
-      g, parameters, sequence.batch, head, sequence.first, last_read - sequence.first, lane, simdgroup);
+  float next_gate =
+      load_gate<C>(g, parameters, sequence.batch, head, sequence.first, last_read - sequence.first, lane, simdgroup);
 
   const int checkpoint_at = sequence.first + checkpoint.tokens;
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
-  for (int first = sequence.first; first < sequence.last; first += C) {
-    store_tokens<kPadded, Width>(
-        next, next_gate, query_tile, key_tile, value_tile, scalars, parameters.has_norm != 0, lane, simdgroup);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    if (simdgroup == 0) finish_scalars<C>(scalars, head_gate, parameters, last_read - first, lane);
-    // S^T k and S^T q
-    float2 key_read[kBlocks];
-    float2 query_read[kBlocks];
-    UNROLL for (int block = 0; block < kBlocks; ++block) key_read[block] = query_read[block] = float2(0.0f);
-    UNROLL for (int depth = 0; depth < kDepths; ++depth) {
-      UNROLL for (int block = 0; block < kBlocks; ++block) {
-        const int corner = block * 8 * kStride + depth * 8;
-        multiply_add(key_read[block], load_even_fragment(key_tile + corner, kStride, at), state[depth]);
-        multiply_add(query_read[block], load_even_fragment(query_tile + corner, kStride, at), state[depth]);
-      }
+  int first = sequence.first;
+  for (int tile = 0; first < sequence.last; first += C, tile = kKeyTiles - 1 - tile) {
+    threadgroup T* key_tile = all_keys + tile * C * kStride;
+    threadgroup TokenScalars* scalars = all_scalars + tile * C;
+    store_tokens<kPadded, Width>(next, query_tile, key_tile, scalars, parameters, last_read - first, lane, simdgroup);
+    if (simdgroup == 0) {
+      store_gates<C>(scalars, next_gate, next.beta, head_gate, parameters, last_read - first, lane);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    form_matrices<kPadded, C>(minus_A, query_tile, scalars, lane, simdgroup, at);
+
+    // Only now is all of the last chunk's o there. It and v are of one lane each: no barrier between them.
+    if (first > sequence.first) {
+      write_outputs<C>(o, value_tile, first_output, parameters, first - C, sequence.last, values, lane, simdgroup);
+    }
+    UNROLL for (int round = 0; round < kRounds; ++round) {
+      value_tile[(round * kSimdgroups + int(simdgroup)) * kValueStride + int(lane)] = float(next.values[round]);
+    }
+    float2 key_read[kBlocks];
+    float2 query_read[kBlocks];
+    float2 products[kStrips * kBlocks];
+    UNROLL for (int block = 0; block < kBlocks; ++block) key_read[block] = query_read[block] = float2(0.0f);
+    UNROLL for (int n = 0; n < kStrips * kBlocks; ++n) products[n] = float2(0.0f);
+    const bool is_q = simdgroup % 2 == 1;
+    const int column = int(simdgroup) / 2;
+    multiply_tiles<kPadded, C>(key_read, query_read, products, query_tile, key_tile, state, is_q, column, at);
+    store_matrix<C>(minus_A, products, scalars, is_q, column, lane, at);
+    if constexpr (kStrips == 2) {
+      store_matrix<C>(minus_A, products + kBlocks, scalars, !is_q, kBlocks - 1 - column, lane, at);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     // v_new by block substitution, and o; then exp(c_last - c) v_new, times what k is normalised by
-    const float g_last = scalars[C - 1].gate;
+    const float g_last = scalars[C - 1].g_cumsum;
     float2 v_new[kBlocks];
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       const int corner = block * 8 * kMatrixStride;
       threadgroup float* own_values = value_tile + block * 8 * kValueStride + int(simdgroup) * 8;
       const TokenScalars own = scalars[block * 8 + at.row];
-      const float decay = gate_exp(own.gate);
+      const float decay = gate_exp(own.g_cumsum);
       const float2 seen = decay * own.key_norm * key_read[block];
       float2 wanted = own.beta * (load_even_fragment(own_values, kValueStride, at) - seen);
       float2 output = decay * own.query_norm * query_read[block];
@@ -284,7 +340,7 @@ template <typename T, int K, int C, int Width, typename P>
     }
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       const TokenScalars own = scalars[block * 8 + at.row];
-      v_new[block] *= own.key_norm * gate_exp(g_last - own.gate);
+      v_new[block] *= own.key_norm * gate_exp(g_last - own.g_cumsum);
     }
 
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
@@ -294,24 +350,28 @@ template <typename T, int K, int C, int Width, typename P>
     }
     // Only now, so that the next chunk is in registers beside S and v_new alone.
     load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
-    next_gate =
-        load_gate<kRounds>(g, parameters, sequence.batch, head, first + C, last_read - first - C, lane, simdgroup);
+    next_gate = load_gate<C>(g, parameters, sequence.batch, head, first + C, last_read - first - C, lane, simdgroup);
+    threadgroup const T* own_keys = key_tile + (at.column * kStride + at.row);
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         const int corner = block * 8 * kStride + depth * 8;
-        multiply_add(state[depth], load_transposed(key_tile + corner, kStride, at), v_new[block]);
+        multiply_add(state[depth], column_pair_at(own_keys + corner, kStride), v_new[block]);
       }
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if constexpr (kKeyTiles == 1) threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    write_outputs<C>(o, value_tile, first_output, parameters, first, sequence.last, values, lane, simdgroup);
     if (first + C == checkpoint_at && slot.is_present) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
       store_state<K, kKeys>(
           state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,
           scratch, thread_index, simdgroup, at);
     }
   }
 
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (first > sequence.first) {
+    write_outputs<C>(o, value_tile, first_output, parameters, first - C, sequence.last, values, lane, simdgroup);
+  }
   if (parameters.has_final_state != 0 && slot.is_present) {
     store_state<K, kKeys>(
         state, kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, values, scratch,

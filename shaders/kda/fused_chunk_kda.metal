@@ -66,9 +66,8 @@ METAL_FUNC void store_tokens(
     store_scaled<Padded, Vectors, Width>(key_tile + row * kStride, tokens.keys[round], key_norm, lane);
     value_tile[row * kValueStride + int(lane)] = float(tokens.values[round]);
   }
-  if (int(lane) < Rounds) {
-    const int own = own_token(lane, simdgroup);
-    betas[own] = own < count ? beta_of(tokens.beta, parameters.gates) : 0.0f;
+  if (simdgroup == 0 && int(lane) < Rounds * kSimdgroups) {
+    betas[lane] = int(lane) < count ? beta_of(tokens.beta, parameters.gates) : 0.0f;
   }
 }
 

@@ -22,8 +22,8 @@ TOKENS, SIZE, VALUE_HEADS = 64, 128, 2
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 
 
-def inputs(dtype: torch.dtype) -> Case:
-    return make_case(TOKENS, SIZE, SIZE, HV=VALUE_HEADS, dtype=dtype)
+def inputs(dtype: torch.dtype, tokens: int = TOKENS) -> Case:
+    return make_case(tokens, SIZE, SIZE, HV=VALUE_HEADS, dtype=dtype)
 
 
 def compulsory_bytes(case: Case) -> int:
@@ -101,6 +101,20 @@ def test_kernels_of_the_chunked_algorithm_move_whole_lines(kernel: str, dtype: t
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
     (figures,) = (figures for name, figures in profile.kernels.items() if name.startswith(kernel + "_"))
     assert figures.least_cache_lines >= share * figures.cache_lines
+
+
+@pytest.mark.parametrize(
+    ("dtype", "chunk_size", "kilobytes"), [(torch.bfloat16, 16, 6.2), (torch.float32, 8, 10.0)], ids=str
+)
+def test_a_chunk_has_two_barriers(dtype: torch.dtype, chunk_size: int, kilobytes: float) -> None:
+    """One for what is staged, one for the matrices. `kilobytes` a token pass through a threadgroup's memory: each
+    simdgroup reads q once and k twice, and half of k once more for the matrices.
+    """
+    short, long = (figures_of_fused(inputs(dtype, tokens)) for tokens in (TOKENS, 2 * TOKENS))
+    tokens = TOKENS * short.threadgroups
+    assert long.barriers - short.barriers == 2 * tokens / chunk_size
+    traffic = [x.threadgroup_bytes_read + x.threadgroup_bytes_written for x in (short, long)]
+    assert traffic[1] - traffic[0] <= 1000 * kilobytes * tokens
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx") is None, reason="MLX is not installed: pip install 'mlx[cpu]'")
