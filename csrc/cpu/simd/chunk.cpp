@@ -12,6 +12,8 @@ const ChunkKernels<Pair>* chunk_kernels_of_pairs() {
 #if TORCH_GDN_HAS_X86_ISAS
   if (best_isa() == Isa::kAmx) return &amx::kChunkKernels<Pair>;
   if (best_isa() == Isa::kAvx512Bf16) return &avx512_bf16::kChunkKernels<Pair>;
+#elif TORCH_GDN_HAS_ARM_ISAS
+  if (best_isa() == Isa::kBfmmla) return &bfmmla::kChunkKernels<Pair>;
 #endif
   return nullptr;
 }

@@ -60,8 +60,14 @@ TORCH_GDN_INLINE Tile load_tile(const float* in) {
   return tile;
 }
 
+// Whether the left operand of a product has the pairs of a row next to each other, also where it is k^T.
+#if TORCH_GDN_ISA_HAS_AMX || TORCH_GDN_ISA_HAS_BFMMLA
+constexpr bool kHasRowsOfPairs = true;
+#else
+constexpr bool kHasRowsOfPairs = false;
+#endif
+
 #if TORCH_GDN_ISA_HAS_AMX
-constexpr bool kHasAmx = true;
 constexpr int64_t kLongStep = 16, kShortStep = 4;  // pairs that one product of AMX tiles sums over
 static_assert(kRowsAtOnce % (2 * kShortStep) == 0 && kRows == 8 && kTileColumns == kColumns);
 
@@ -108,7 +114,7 @@ TORCH_GDN_INLINE void multiply_add_amx(const Pair* a, int64_t row, const Pair* b
   multiply_add_amx<kRightSums, A, Right>();
 }
 
-// The pairs of a row of a lie next to each other: step is 1.
+// step is 1.
 TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t, const Pair* b, int64_t count) {
   zero_amx<kLeftSums>();
   zero_amx<kRightSums>();
@@ -127,8 +133,41 @@ TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t
     for (int64_t j = 0; j < kVectors; ++j) tile.at[i][j] += load(sums + i * kColumns + j * kLanes);
   }
 }
-#else
-constexpr bool kHasAmx = false;
+#elif TORCH_GDN_ISA_HAS_BFMMLA
+static_assert(kRowsAtOnce % 4 == 0 && kRows == 8 && kTileColumns == 8 && kLanes == 4);
+
+TORCH_GDN_INLINE bfloat16x8_t join(uint32x2_t low, uint32x2_t high) {
+  return vreinterpretq_bf16_u32(vcombine_u32(low, high));
+}
+
+// An instruction multiplies 2 rows by 2 columns over two pairs: 16 blocks of 2 x 2 sums. step is 1.
+TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t, const Pair* b, int64_t count) {
+  float32x4_t sums[kRows / 2][kTileColumns / 2] = {};
+  for (int64_t p = 0; p < count; p += 2, a += 2, b += 2 * kColumns) {
+    bfloat16x8_t columns[kTileColumns / 2];
+#pragma GCC unroll 2
+    for (int64_t j = 0; j < kVectors; ++j) {
+      const uint32x4_t first = vld1q_u32(b + j * kLanes), second = vld1q_u32(b + kColumns + j * kLanes);
+      columns[2 * j] = vreinterpretq_bf16_u32(vzip1q_u32(first, second));
+      columns[2 * j + 1] = vreinterpretq_bf16_u32(vzip2q_u32(first, second));
+    }
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kRows / 2; ++i) {
+      const bfloat16x8_t rows = join(vld1_u32(a + 2 * i * row), vld1_u32(a + (2 * i + 1) * row));
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < kTileColumns / 2; ++j) sums[i][j] = vbfmmlaq_f32(sums[i][j], rows, columns[j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < kRows / 2; ++i) {
+#pragma GCC unroll 2
+    for (int64_t j = 0; j < kVectors; ++j) {
+      const float64x2_t left = (float64x2_t)sums[i][2 * j], right = (float64x2_t)sums[i][2 * j + 1];
+      tile.at[2 * i][j] += (Floats)vzip1q_f64(left, right);
+      tile.at[2 * i + 1][j] += (Floats)vzip2q_f64(left, right);
+    }
+  }
+}
 #endif
 
 // A tile, or numbers of a row, as what a later product multiplies.
@@ -139,22 +178,27 @@ TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, float* out) {
 }
 
 #if TORCH_GDN_ISA_HAS_BF16
-TORCH_GDN_INLINE Words downcast(Floats x) { return to_words((Halves)_mm512_cvtneps_pbh((__m512)x)); }
+TORCH_GDN_INLINE Halves downcast(Floats x) { return (Halves)_mm512_cvtneps_pbh((__m512)x); }
+#elif TORCH_GDN_ISA_HAS_BFMMLA
+TORCH_GDN_INLINE Halves downcast(Floats x) { return (Halves)vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)x)); }
+#endif
+
+#if TORCH_GDN_ISA_HAS_BF16 || TORCH_GDN_ISA_HAS_BFMMLA
 // Rows 2p and 2p + 1 of a tile as one row of pairs.
 TORCH_GDN_INLINE void store_operand(const Tile& tile, Pair* out) {
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kRows; i += 2) {
 #pragma GCC unroll 4
     for (int64_t j = 0; j < kVectors; ++j) {
-      const Words low = downcast(tile.at[i][j]), high = downcast(tile.at[i + 1][j]);
+      const Words low = to_words(downcast(tile.at[i][j])), high = to_words(downcast(tile.at[i + 1][j]));
       store(out + i / 2 * kColumns + j * kLanes, low | high << 16);
     }
   }
 }
 TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, Pair* out) {
   for (int64_t i = 0; i < count; i += kLanes) {
-    const auto pairs = (__m256i)_mm512_cvtneps_pbh((__m512)load(x + i));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i / 2), pairs);
+    const Halves halves = downcast(load(x + i));
+    __builtin_memcpy(out + i / 2, &halves, sizeof(halves));
   }
 }
 #endif
@@ -219,10 +263,10 @@ TORCH_GDN_INLINE void transpose(const Operand* in, int64_t rows, int64_t length,
   }
 }
 
-// Rows 2p and 2p + 1 of [rows, length] pairs of columns, as pairs of rows: [rows / 2, 2 * length], or for AMX, whose
-// left operand has the pairs of a sum next to each other, [2 * length, 16].
+// Rows 2p and 2p + 1 of [rows, length] pairs of columns, as pairs of rows: [rows / 2, 2 * length], or [2 * length, 16]
+// (kHasRowsOfPairs).
 TORCH_GDN_INLINE void pair_rows(const Pair* in, int64_t rows, int64_t length, Pair* out) {
-  const int64_t row = kHasAmx ? 1 : 2 * length, column = kHasAmx ? kTokens / 2 : 1;
+  const int64_t row = kHasRowsOfPairs ? 1 : 2 * length, column = kHasRowsOfPairs ? kTokens / 2 : 1;
   for (int64_t i = 0; i < rows; i += 2, in += 2 * length, out += row) {
 #pragma omp simd
     for (int64_t j = 0; j < length; ++j) {
@@ -374,7 +418,7 @@ TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Dec
     for (int64_t j = 0; j < kColumns; j += kTileColumns) {
       float* at = state + i * kColumns + j;
       Tile tile{};  // of all tokens, rounded as one with the decay: each may be small beside S
-      const auto [row, step] = kHasAmx ? std::pair(kTokens / 2, int64_t{1}) : std::pair(int64_t{1}, keys.K);
+      const auto [row, step] = kHasRowsOfPairs ? std::pair(kTokens / 2, int64_t{1}) : std::pair(int64_t{1}, keys.K);
       accumulate(tile, k + i * row, row, step, tiles.writing + j, keys.rows / kTogether<Operand>);
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kRows; ++r) {

@@ -1,12 +1,19 @@
 #include "cpu/simd/isa.h"
 
-#include <ATen/Version.h>
-
-#include <string>
-
 #if TORCH_GDN_HAS_X86_ISAS
+#include <ATen/Version.h>
 #include <ATen/cpu/Utils.h>
 #include <cpuid.h>
+
+#include <string>
+#elif TORCH_GDN_HAS_ARM_ISAS
+#include <cstdlib>
+#include <string_view>
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#else
+#include <sys/auxv.h>
+#endif
 #endif
 
 namespace torch_gdn::cpu {
@@ -18,6 +25,23 @@ namespace {
 bool has_amx_bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bit_AMX_BF16);
+}
+#elif TORCH_GDN_HAS_ARM_ISAS
+bool has_bfmmla() {
+#ifdef __APPLE__
+  int has = 0;
+  size_t size = sizeof(has);
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has != 0;
+#else
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16, which older headers lack
+  return (getauxval(AT_HWCAP2) & kBf16) != 0;
+#endif
+}
+
+// torch has one capability without SVE, and does not tell which it was told.
+bool is_limited() {
+  const char* capability = std::getenv("ATEN_CPU_CAPABILITY");
+  return capability != nullptr && std::string_view(capability) == "default";
 }
 #endif
 
@@ -31,6 +55,8 @@ Isa find_best_isa() {
     return __builtin_cpu_is("amd") ? Isa::kAvx512Bf16 : Isa::kAvx512;
   }
   if (capability == "AVX2") return Isa::kAvx2;
+#elif TORCH_GDN_HAS_ARM_ISAS
+  if (has_bfmmla() && !is_limited()) return Isa::kBfmmla;
 #endif
   return Isa::kBaseline;
 }

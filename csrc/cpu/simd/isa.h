@@ -6,19 +6,30 @@
 #else
 #define TORCH_GDN_HAS_X86_ISAS 0
 #endif
+#if defined(__aarch64__)
+#define TORCH_GDN_HAS_ARM_ISAS 1
+#else
+#define TORCH_GDN_HAS_ARM_ISAS 0
+#endif
 
 namespace torch_gdn::cpu {
 
+#if TORCH_GDN_HAS_ARM_ISAS
+enum class Isa { kBaseline, kBfmmla };
+#else
 enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };  // each has what those before it have
+#endif
 
 // As torch chooses, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
 Isa best_isa();
 
+#if TORCH_GDN_HAS_X86_ISAS
 template <typename Kernels>
 const Kernels& best_variant(const Kernels& baseline, const Kernels& avx2, const Kernels& avx512) {
   const Isa isa = best_isa();
   return isa >= Isa::kAvx512 ? avx512 : isa == Isa::kAvx2 ? avx2 : baseline;
 }
+#endif
 
 }  // namespace torch_gdn::cpu
 

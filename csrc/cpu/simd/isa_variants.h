@@ -2,7 +2,7 @@
 // include guard, and neither has that file, which may include nothing: the inline functions of a header would be
 // compiled for that ISA, and the linker may keep that copy for everybody. The unnamed namespaces keep the variants of
 // one file apart from another file's. TORCH_GDN_HAS_BF16_VARIANTS adds AVX-512 with products of bf16,
-// and AMX beside it.
+// and AMX beside it; bfmmla on arm64.
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -21,9 +21,6 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
-#if TORCH_GDN_HAS_X86_ISAS
-#include <immintrin.h>
-
 #define TORCH_GDN_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define TORCH_GDN_BEGIN_ISA(name) \
@@ -33,6 +30,9 @@
 #define TORCH_GDN_BEGIN_ISA(name) TORCH_GDN_PRAGMA(GCC push_options) TORCH_GDN_PRAGMA(GCC target(name))
 #define TORCH_GDN_END_ISA TORCH_GDN_PRAGMA(GCC pop_options)
 #endif
+
+#if TORCH_GDN_HAS_X86_ISAS
+#include <immintrin.h>
 
 #define TORCH_GDN_REGISTERS 32
 #define TORCH_GDN_LANES 16
@@ -81,6 +81,25 @@ namespace {
 }  // namespace
 }  // namespace torch_gdn::cpu::avx2
 TORCH_GDN_END_ISA
+#undef TORCH_GDN_LANES
+#undef TORCH_GDN_REGISTERS
+#endif
+
+#if TORCH_GDN_HAS_ARM_ISAS && defined(TORCH_GDN_HAS_BF16_VARIANTS)
+#include <arm_neon.h>
+
+#define TORCH_GDN_REGISTERS 32
+#define TORCH_GDN_LANES 4
+#define TORCH_GDN_ISA_HAS_BFMMLA 1
+TORCH_GDN_BEGIN_ISA("+bf16")
+namespace torch_gdn::cpu::bfmmla {
+namespace {
+#include "cpu/simd/vectors.h"
+#include TORCH_GDN_PER_ISA
+}  // namespace
+}  // namespace torch_gdn::cpu::bfmmla
+TORCH_GDN_END_ISA
+#undef TORCH_GDN_ISA_HAS_BFMMLA
 #undef TORCH_GDN_LANES
 #undef TORCH_GDN_REGISTERS
 #endif

@@ -1,0 +1,86 @@
+"""Prefill by the CPU's kernels for arm64, which an emulator runs: bf16 through bfmmla where the processor has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.cases import Case, assert_exact, make_case
+from tests.helpers.golden import load
+from torch_gdn.check import golden as recorded
+
+CHECKOUT = Path(__file__).parents[2]
+EMULATOR = "qemu-aarch64"
+SOURCES = ("tests/gdn/arm64_prefill.cpp", "csrc/cpu/simd/chunk.cpp", "csrc/cpu/simd/isa.cpp")
+PROCESSORS = {"max": "pairs", "cortex-a72": "floats"}  # the second has no bfmmla
+COLUMNS = 32
+
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which(EMULATOR) is None or sys.platform != "linux", reason=f"no {EMULATOR}: apt-get install qemu-user"
+    ),
+    pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang: pip install ziglang"),
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("arm64") / "prefill"
+    include = Path(torch.__file__).parent / "include"
+    folders = [f"-I{folder}" for folder in (CHECKOUT, CHECKOUT / "csrc", CHECKOUT / "shaders", include)]
+    flags = ["-target", "aarch64-linux-musl", "-std=c++20", "-O2", "-UNDEBUG", "-Wall", "-Werror", *folders]
+    command = [sys.executable, "-m", "ziglang", "c++", *flags, *(str(CHECKOUT / name) for name in SOURCES)]
+    subprocess.run([*command, "-o", str(built)], check=True)
+    return built
+
+
+def prefill(program: Path, case: Case, processor: str, **environment: str) -> tuple[str, torch.Tensor, torch.Tensor]:
+    """Which kernels ran, o and the final state."""
+    there, back = program.parent / "in", program.parent / "out"
+    assert case.initial_state is not None
+    tokens, K = case.q.size(1), case.q.size(3)
+    tensors = (torch.tensor([tokens, K]), *case.qkv, case.g, case.beta, case.initial_state)
+    there.write_bytes(b"".join(x.contiguous().view(torch.uint8).numpy().tobytes() for x in tensors))
+    command = [EMULATOR, "-cpu", processor, str(program), str(there), str(back)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment).stdout
+    of_o = 2 * tokens * COLUMNS
+    results = bytearray(back.read_bytes())
+    o = torch.frombuffer(results[:of_o], dtype=torch.bfloat16).view(case.v.shape)
+    return found.strip(), o, torch.frombuffer(results[of_o:], dtype=torch.float32).view(case.initial_state.shape)
+
+
+@pytest.mark.parametrize("K", [128, 40, 33])
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_prefill_is_exact(program: Path, processor: str, K: int) -> None:
+    case = make_case(83, K, COLUMNS, HV=1, dtype=torch.bfloat16)
+    found, o, state = prefill(program, case, processor)
+    assert found == PROCESSORS[processor]
+    assert_exact("chunk_gated_delta_rule", case, (o, state))
+
+
+@pytest.mark.parametrize("name", ["base_k128", "wide_k256", "strong_gate", "same_keys"])
+def test_bfmmla_is_as_exact_as_fla(program: Path, name: str) -> None:
+    golden = load(name)
+    case = golden.case
+    o, state = torch.empty_like(case.v), torch.empty(case.v.size(2), case.k.size(3), case.v.size(3))
+    for head in range(case.v.size(2)):
+        shared = case.map(lambda x, head=head: x[:, :, head * x.size(2) // case.v.size(2)].unsqueeze(2))
+        for first in range(0, case.v.size(3), COLUMNS):
+            columns = slice(first, first + COLUMNS)
+            panel = replace(shared, v=shared.v[..., columns], initial_state=torch.zeros(case.k.size(3), COLUMNS))
+            _, o[:, :, head : head + 1, columns], state[head, :, columns] = prefill(program, panel, "max")
+    for part in recorded.end_to_end_parts(golden, "chunk_gated_delta_rule", o, state.unsqueeze(0)):
+        assert part.kept, str(part)
+
+
+def test_a_limited_capability_takes_no_bfmmla(program: Path) -> None:
+    case = make_case(8, 16, COLUMNS, HV=1, dtype=torch.bfloat16)
+    assert prefill(program, case, "max", ATEN_CPU_CAPABILITY="default")[0] == "floats"
