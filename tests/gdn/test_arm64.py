@@ -23,22 +23,40 @@ SOURCES = ("tests/gdn/arm64_prefill.cpp", "csrc/cpu/simd/chunk.cpp", "csrc/cpu/s
 PROCESSORS = {"max": "pairs", "cortex-a72": "floats"}  # the second has no bfmmla
 COLUMNS = 32
 
-pytestmark = [
-    pytest.mark.skipif(
-        shutil.which(EMULATOR) is None or sys.platform != "linux", reason=f"no {EMULATOR}: apt-get install qemu-user"
+COMPILERS = {
+    "clang": (
+        [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl", "-UNDEBUG"],
+        "pip install ziglang",
     ),
-    pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang: pip install ziglang"),
-]
+    "gcc": (
+        ["aarch64-linux-gnu-g++", "-static", "-fopenmp-simd"],
+        "apt-get install g++-aarch64-linux-gnu",
+    ),
+}
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(EMULATOR) is None or sys.platform != "linux", reason=f"no {EMULATOR}: apt-get install qemu-user"
+)
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def is_there(compiler: str) -> bool:
+    if compiler == "clang":
+        return importlib.util.find_spec("ziglang") is not None
+    return shutil.which(COMPILERS[compiler][0][0]) is not None
+
+
+@pytest.fixture(scope="module", params=COMPILERS)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    command, how_to_get = COMPILERS[request.param]
+    if not is_there(request.param):
+        pytest.skip(f"no {request.param} for arm64: {how_to_get}")
     built = tmp_path_factory.mktemp("arm64") / "prefill"
     include = Path(torch.__file__).parent / "include"
     folders = [f"-I{folder}" for folder in (CHECKOUT, CHECKOUT / "csrc", CHECKOUT / "shaders", include)]
-    flags = ["-target", "aarch64-linux-musl", "-std=c++20", "-O2", "-UNDEBUG", "-Wall", "-Werror", *folders]
-    command = [sys.executable, "-m", "ziglang", "c++", *flags, *(str(CHECKOUT / name) for name in SOURCES)]
-    subprocess.run([*command, "-o", str(built)], check=True)
+    sources = [str(CHECKOUT / name) for name in SOURCES]
+    subprocess.run(
+        [*command, "-std=c++20", "-O2", "-Wall", "-Werror", *folders, *sources, "-o", str(built)], check=True
+    )
     return built
 
 

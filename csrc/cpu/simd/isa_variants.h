@@ -91,7 +91,7 @@ TORCH_GDN_END_ISA
 #define TORCH_GDN_REGISTERS 32
 #define TORCH_GDN_LANES 4
 #define TORCH_GDN_ISA_HAS_BFMMLA 1
-TORCH_GDN_BEGIN_ISA("+bf16")
+TORCH_GDN_BEGIN_ISA("arch=armv8.2-a+bf16")
 namespace torch_gdn::cpu::bfmmla {
 namespace {
 #include "cpu/simd/vectors.h"
