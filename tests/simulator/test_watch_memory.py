@@ -187,6 +187,20 @@ BOUNDS = [
         [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
     ),
     Twin(
+        "misaligned float4 that is assigned",
+        """
+        kernel void widen(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          float4 four = float4(source[i]);
+        #ifdef FAULTY
+          four = *(device const float4*)(source + min(i, 60u));
+        #endif
+          out[i] = four.x;
+        }
+        """,
+        [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
+    ),
+    Twin(
         "float4 of a threadgroup array that is aligned for float",
         """
         kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],

@@ -161,7 +161,7 @@ struct vec : simulator::members<T, N> {
   METAL_FUNC constexpr vec(A a, B b, Rest... rest) : members(build(indices(), a, b, rest...)) {}
 
   METAL_FUNC constexpr vec& operator=(const vec& other) {
-    store(other);
+    store(vec(other));  // which loads it whole
     return *this;
   }
 
