@@ -87,12 +87,14 @@ template <typename T, typename C, int D>
 
   const LanePosition at = lane_position(lane);
   const QueryRows<T> rows = query_rows(q, parameters, tile, kv_head, at.column, at.row);
-  for (int part = int(simdgroup); part < D / 8; part += kDecodeSimdgroups) {
-    shared[part * 32 + int(lane)] = float2(rows.elements(part));
+  for (int part = int(simdgroup) * 2; part < D / 8; part += kDecodeSimdgroups * 2) {
+    const QueryParts<T> both = rows.parts(part);
+    shared[part * 32 + int(lane)] = float2(both.first);
+    shared[part * 32 + 32 + int(lane)] = float2(both.second);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   StagedQuery query;
-  query.parts = shared;
+  query.staged = shared;
   query.lane = lane;
   const SeenKeys seen = seen_by_lane(parameters, tile, at.column);
   const bool has_vectors = parameters.has_vectors != 0;

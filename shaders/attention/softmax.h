@@ -37,6 +37,12 @@ struct StagedRows {
   }
 };
 
+// What a lane has of q in a fragment and the next one: an element each of its two rows.
+template <typename T>
+struct QueryParts {
+  vec<T, 2> first, second;
+};
+
 // A lane's two query rows; one that is not there is zeros.
 template <typename T>
 struct QueryRows {
@@ -45,13 +51,17 @@ struct QueryRows {
   bool has_first, has_second;
   int row;  // of a fragment
 
-  // Of 16 columns a lane of the keys has four, of which the next fragment has the last two.
-  METAL_FUNC vec<T, 2> elements(int part) const {
-    const int64_t column = int64_t(part / 2) * 16 + int64_t(row / 2) * 4 + int64_t(part % 2) * 2 + row % 2;
-    vec<T, 2> pair = vec<T, 2>(T(0), T(0));
-    if (has_first) pair.x = first[column];
-    if (has_second) pair.y = second[column];
-    return pair;
+  // Of 16 columns a lane of the keys has four, and one of the queries two neighbours: one in each fragment.
+  METAL_FUNC QueryParts<T> parts(int part) const {
+    const int64_t column = int64_t(part) * 8 + int64_t(row) * 2;
+    vec<T, 2> of_first = vec<T, 2>(T(0), T(0));
+    vec<T, 2> of_second = vec<T, 2>(T(0), T(0));
+    if (has_first) of_first = *(device const vec<T, 2>*)(first + column);
+    if (has_second) of_second = *(device const vec<T, 2>*)(second + column);
+    QueryParts<T> both;
+    both.first = vec<T, 2>(of_first.x, of_second.x);
+    both.second = vec<T, 2>(of_first.y, of_second.y);
+    return both;
   }
 };
 
@@ -72,28 +82,44 @@ METAL_FUNC QueryRows<T> query_rows(
   return rows;
 }
 
-// Queries in registers, in their own dtype, where they take no more than 512 bytes a row: 128 a lane.
+// Queries in registers, in their own dtype, where they take no more than 256 bytes a row: 64 a lane. More spill, beside
+// o and what the keys take, and are read again for each tile of keys.
 template <typename T, int D>
 struct HeldQuery {
-  enum { kHeld = D * int(sizeof(T)) <= 512 ? D / 8 : 0 };
+  typedef T Element;
+  enum { kHeld = D * int(sizeof(T)) <= 256 ? D / 8 : 0 };
   QueryRows<T> rows;
   vec<T, 2> held[kHeld + 1];
 
   METAL_FUNC void load(QueryRows<T> source) {
     rows = source;
-    UNROLL for (int part = 0; part < kHeld; ++part) held[part] = rows.elements(part);
+    UNROLL for (int part = 0; part < kHeld; part += 2) {
+      const QueryParts<T> both = rows.parts(part);
+      held[part] = both.first;
+      held[part + 1] = both.second;
+    }
   }
-  METAL_FUNC float2 elements(int part) const {
-    return kHeld > 0 ? float2(held[kHeld > 0 ? part : 0]) : float2(rows.elements(part));
+  METAL_FUNC QueryParts<T> parts(int part) const {
+    if (kHeld == 0) return rows.parts(part);
+    QueryParts<T> both;
+    both.first = held[kHeld > 0 ? part : 0];
+    both.second = held[kHeld > 0 ? part + 1 : 0];
+    return both;
   }
 };
 
 // Queries in threadgroup memory: the lanes' parts of fragment 0, of fragment 1, and so on.
 struct StagedQuery {
-  threadgroup const float2* parts;
+  typedef float Element;
+  threadgroup const float2* staged;
   uint lane;
 
-  METAL_FUNC float2 elements(int part) const { return parts[part * 32 + int(lane)]; }
+  METAL_FUNC QueryParts<float> parts(int part) const {
+    QueryParts<float> both;
+    both.first = staged[part * 32 + int(lane)];
+    both.second = staged[part * 32 + 32 + int(lane)];
+    return both;
+  }
 };
 
 // scores = K Q^T of kBlocks blocks of 8 keys.
@@ -101,12 +127,11 @@ template <int D, int kBlocks, typename Rows, typename Query>
 METAL_FUNC void multiply_keys(thread float2* scores, Rows keys, thread const Query& query, LanePosition at) {
   UNROLL for (int n = 0; n < kBlocks; ++n) scores[n] = float2(0.0f);
   UNROLL for (int part = 0; part < D / 8; part += 2) {
-    const float2 first = query.elements(part);
-    const float2 second = query.elements(part + 1);
+    const QueryParts<typename Query::Element> both = query.parts(part);
     UNROLL for (int n = 0; n < kBlocks; ++n) {
       const float4 key = keys.four(n * 8 + at.row, part * 8 + at.column * 2);
-      multiply_add(scores[n], float2(key[0], key[1]), first);
-      multiply_add(scores[n], float2(key[2], key[3]), second);
+      multiply_add(scores[n], float2(key[0], key[2]), float2(both.first));
+      multiply_add(scores[n], float2(key[1], key[3]), float2(both.second));
     }
   }
 }

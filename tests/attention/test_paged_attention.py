@@ -131,9 +131,9 @@ def test_blocks_that_sequences_share(device: torch.device) -> None:
     check(device, make_call([1, 5, 1, 30], [70, 90, 64, 94], shared_blocks=4))
 
 
-@pytest.mark.parametrize("which", ["key_cache", "value_cache"])
+@pytest.mark.parametrize("which", ["key_cache", "value_cache", "q"])
 @pytest.mark.parametrize("name", ["decode", "prompt"])
-def test_one_cache_without_alignment(device: torch.device, name: str, which: str) -> None:
+def test_one_tensor_without_alignment(device: torch.device, name: str, which: str) -> None:
     call = make_call(*SEQUENCES[name], layout="apart")
     aligned = call[which]
     call[which] = torch.full((aligned.numel() + 1,), torch.nan)[1:].view(aligned.shape).copy_(aligned)
@@ -186,7 +186,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         assert_same_bits("o", o, found[0])
 
 
-@pytest.mark.parametrize("which", ["key_cache", "value_cache"])
+@pytest.mark.parametrize("which", ["key_cache", "value_cache", "q"])
 @pytest.mark.parametrize("queries", [1, 12])
 def test_what_is_not_finite_stays_in_its_sequence_and_head(device: torch.device, queries: int, which: str) -> None:
     """A key that all queries of a sequence see."""

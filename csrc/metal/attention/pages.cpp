@@ -76,7 +76,7 @@ PagedCall paged_call(const char* op, const PagedShape<>& s, const PagedSequences
   const int64_t rows = plan.splits > 1 ? s.N * s.HK * plan.rows * plan.splits : 1;
   PagedCall call{.shape = s,
                  .plan = plan,
-                 .q = q,
+                 .q = vector_width({q}) == 4 ? q : q.clone(at::MemoryFormat::Contiguous),
                  .out = out,
                  .block_table = sequences.block_table.to(device),
                  .cu_seqlens = sequences.cu_seqlens.to(device),
