@@ -56,29 +56,17 @@ METAL_FUNC float2 load_transposed(threadgroup const T* origin, int stride, LaneP
   return column_pair_at(origin + at.column * stride + at.row, stride);
 }
 
-// From device memory, any strides; zero beyond `rows` and `columns`.
+// From device memory, whole rows of 8; zeros past `rows`.
 template <typename T>
-METAL_FUNC float2 load_fragment(
-    device const T* origin, int64_t row_stride, int64_t column_stride, int rows, int columns, LanePosition at) {
-  device const T* source = origin + at.row * row_stride + at.column * column_stride;
+METAL_FUNC float2 load_even_fragment(device const T* origin, int64_t stride, int rows, LanePosition at) {
   float2 values = float2(0.0f);
-  if (at.row < rows && at.column < columns) values.x = float(source[0]);
-  if (at.row < rows && at.column + 1 < columns) values.y = float(source[column_stride]);
+  if (at.row < rows) values = float2(*(device const vec<T, 2>*)(origin + at.row * stride + at.column));
   return values;
 }
 
 template <typename T>
-METAL_FUNC void store_fragment(
-    device T* origin,
-    int64_t row_stride,
-    int64_t column_stride,
-    int rows,
-    int columns,
-    LanePosition at,
-    float2 values) {
-  device T* target = origin + at.row * row_stride + at.column * column_stride;
-  if (at.row < rows && at.column < columns) target[0] = T(values.x);
-  if (at.row < rows && at.column + 1 < columns) target[column_stride] = T(values.y);
+METAL_FUNC void store_even_fragment(device T* origin, int64_t stride, int rows, LanePosition at, float2 values) {
+  if (at.row < rows) *(device vec<T, 2>*)(origin + at.row * stride + at.column) = vec<T, 2>(values);
 }
 
 template <typename T>

@@ -104,7 +104,7 @@ METAL_FUNC void load_scores(
   UNROLL for (int n = 0; n <= C / 8; ++n) {
     const BlockPosition block = own_block<C>(simdgroup, n);
     const int row = block.row * 8;
-    const float2 score = load_fragment(source + row * stride + block.column * 8, stride, 1, tokens - row, 8, at);
+    const float2 score = load_even_fragment(source + row * stride + block.column * 8, stride, tokens - row, at);
     store_even_fragment(scores + row * (C + 4) + block.column * 8, C + 4, at, score);
   }
 }

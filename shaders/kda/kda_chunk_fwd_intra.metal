@@ -269,8 +269,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     const BlockPosition block = lower_block<C>(simdgroup, n);
     const int token = block.row * 8;
     store_triangle(triangle, block.row, block.column, at, betas[token + at.row] * key_products[n]);
-    store_fragment(
-        chunk_scores + token * value_heads * C + block.column * 8, value_heads * C, 1, chunk.tokens - token, 8, at,
+    store_even_fragment(
+        chunk_scores + token * value_heads * C + block.column * 8, value_heads * C, chunk.tokens - token, at,
         query_products[n]);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
