@@ -7,7 +7,7 @@ GDN_CONSTANT int kKeysOfRound = 128;  // of a threadgroup of the decoding kernel
 // Row r of a KV head is query r / ratio of its head r % ratio, in a sequence.
 struct PagedParameters {
   PageStrides key, value;
-  TokenStrides q, out;
+  TokenStrides q, out;                                    // rows of q start at multiples of 4 elements
   int64_t table_sequence, table_block, boundary, length;  // strides of block_table, cu_seqlens, seq_lens
   int32_t sequences, tokens;                              // N, T
   int32_t kv_heads, ratio;                                // HK, HQ / HK
