@@ -1,15 +1,31 @@
 """Loads the extension, which defines torch.ops.gdn.*: where its shaders are, what its ops return for fake tensors."""
 
 from functools import partial
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch  # before the extension, which is linked against its libraries
 
-REBUILD = "build torch_gdn for it: pip install . --no-build-isolation"
+PACKAGE = Path(__file__).resolve().parent
+BUILD = (
+    "pip install -e . --no-build-isolation"  # in a checkout; without -e Python finds the sources there, not the build
+)
+REBUILD = f"build torch_gdn for it, in a checkout: {BUILD}"
+
+
+def why_not_loaded() -> str:
+    if any((PACKAGE / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        return f"torch_gdn: its extension does not load with torch {torch.__version__}; {REBUILD}"
+    return (
+        f"torch_gdn: {PACKAGE} has no extension for this Python, only the sources. Build it in {PACKAGE.parent}: "
+        f"{BUILD}. To use a torch_gdn that is installed elsewhere, start Python in another folder"
+    )
+
+
 try:
     from torch_gdn import _C
 except ImportError as error:
-    raise ImportError(f"torch_gdn: its extension does not load with torch {torch.__version__}; {REBUILD}") from error
+    raise ImportError(why_not_loaded()) from error
 
 
 def check_torch(built_with: str, loaded: str) -> None:
@@ -20,9 +36,8 @@ def check_torch(built_with: str, loaded: str) -> None:
 
 def shader_directory() -> Path:
     """torch_gdn/shaders in an installed wheel, else shaders/ of the checkout."""
-    package = Path(__file__).resolve().parent
-    packaged = package / "shaders"
-    return packaged if packaged.is_dir() else package.parent / "shaders"
+    packaged = PACKAGE / "shaders"
+    return packaged if packaged.is_dir() else PACKAGE.parent / "shaders"
 
 
 check_torch(_C.built_with_torch, torch.__version__)

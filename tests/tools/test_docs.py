@@ -31,7 +31,7 @@ def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
 def need(*modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)}: not installed; pip install '.[dev]' --no-build-isolation brings it")
+        pytest.skip(f"{', '.join(missing)}: not installed; pip install -e '.[dev]' --no-build-isolation brings it")
 
 
 def test_builds_without_a_warning(tmp_path: Path) -> None:

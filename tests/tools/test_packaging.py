@@ -4,6 +4,7 @@ import email
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("packaging")  # one process: the wheel is built once
@@ -93,17 +95,31 @@ def test_wheel_states_the_torch_and_python_that_it_accepts(metadata: Message) ->
     assert metadata["Requires-Python"] == ">=3.10"
 
 
-def test_installed_wheel_finds_its_own_shaders(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    wheel.extractall(tmp_path)
-    program = "import torch_gdn; print(torch_gdn.__file__); print(torch_gdn._C.shader_directory())"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, text=True, capture_output=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    module, shaders = (Path(line) for line in finished.stdout.split("\n")[:2])
-    assert module == tmp_path / "torch_gdn" / "__init__.py"
-    assert shaders.resolve() == (tmp_path / "torch_gdn" / "shaders").resolve()
+PLACES = "import torch_gdn; print(torch_gdn.__file__); print(torch_gdn._C.shader_directory())"
+
+
+def test_installed_wheel_finds_its_own_shaders_and_a_checkout_says_why_it_does_not_load(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    """In a checkout that was not built Python finds the sources there before the installed wheel."""
+    installed, checkout = tmp_path / "installed", tmp_path / "checkout"
+    wheel.extractall(installed)
+    shutil.copytree(ROOT / "torch_gdn", checkout / "torch_gdn", ignore=shutil.ignore_patterns("_C.*.so", "__pycache__"))
+    # -S: without the finder of an editable install, which would find the extension for the checkout's sources.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(installed), str(Path(torch.__file__).parents[1])])}
+
+    def start(folder: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-S", "-c", PLACES]
+        return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
+
+    elsewhere, there = start(tmp_path), start(checkout)
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    module, shaders = (Path(line) for line in elsewhere.stdout.split("\n")[:2])
+    assert module == installed / "torch_gdn" / "__init__.py"
+    assert shaders.resolve() == (installed / "torch_gdn" / "shaders").resolve()
+    last = there.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: torch_gdn: {checkout / 'torch_gdn'} has no extension"), there.stderr
+    assert "pip install -e . --no-build-isolation" in last and "start Python in another folder" in last
 
 
 CHECK = """
