@@ -17,6 +17,7 @@ version = release = torch_gdn.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence", "deflist"]  # boxes between :::, definitions behind a colon
 myst_heading_anchors = 3  # a link may name a heading: page.md#heading
 
 default_role = "py:obj"  # docstrings quote names in single backticks: a link where the name is documented
