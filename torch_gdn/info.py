@@ -6,16 +6,19 @@
 Each device present also runs both end-to-end ops once on a small input; their results must agree.
 """
 
+import argparse
 import importlib.metadata
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import torch_gdn
 from torch_gdn import _C
+from torch_gdn._mps import why_no_mps
 
 
 def versions() -> dict[str, str]:
@@ -56,8 +59,8 @@ def system() -> dict[str, str]:
 
 
 def mps() -> dict[str, str]:
-    facts = {"available": str(torch.backends.mps.is_available())}
-    facts["shaders"] = _C.shader_directory()
+    reason = why_no_mps("-m torch_gdn.info")
+    facts = {"available": f"False: {reason}" if reason else "True", "shaders": _C.shader_directory()}
     if _C.has_launcher():
         facts |= {name.replace("_", " "): str(value) for name, value in _C.device_facts().items()}
     return facts
@@ -115,7 +118,10 @@ def facts_as_lines(facts: dict[str, str]) -> list[str]:
     return [f"{name}: {value}" for name, value in facts.items()]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    argparse.ArgumentParser(
+        prog="python -m torch_gdn.info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args(arguments)
     show("versions", facts_as_lines(versions()))
     show("system", facts_as_lines(system()))
     show("mps device", facts_as_lines(mps()))

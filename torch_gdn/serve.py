@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import sys
 
-import torch
+from torch_gdn._mps import why_no_mps
 
 
 def main() -> None:
@@ -14,8 +14,9 @@ def main() -> None:
         print(f"{__doc__}\nTORCH_GDN_VLLM=cpu: on vLLM's CPU platform. vLLM's documentation lists the arguments.")
         return
     device = os.environ.setdefault("TORCH_GDN_VLLM", "mps")
-    if device == "mps" and not torch.backends.mps.is_available():
-        sys.exit("torch_gdn.serve: this PyTorch has no mps device; TORCH_GDN_VLLM=cpu serves on the CPU")
+    reason = why_no_mps() if device == "mps" else ""
+    if reason:
+        sys.exit(f"torch_gdn.serve: {reason}; TORCH_GDN_VLLM=cpu serves on the CPU")
     try:
         import vllm  # noqa: F401
     except ImportError as error:

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from torch_gdn import _C, tuning_cache
+from torch_gdn._mps import why_no_mps
 from torch_gdn.tuning_cache import Row
 
 TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
@@ -133,8 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file = options.file or default_file()
     if file is None:
         sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is set to nothing")
-    if not torch.backends.mps.is_available() or not _C.has_launcher():
-        sys.exit("expected an mps device, got none: run this on a Mac, or with `python -m simulator -m torch_gdn.tune`")
+    reason = why_no_mps("-m torch_gdn.tune")
+    if reason:
+        sys.exit(f"torch_gdn.tune: {reason}")
     table = tuning_cache.read(file) if file.is_file() else {}
     with torch.no_grad():
         rows = measured(options)

@@ -290,8 +290,12 @@ class TestWithoutADevice:
         arguments = [sys.executable, "-m", "torch_gdn.check", "--quick", "--json", str(tmp_path / "report.json")]
         process = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, check=False)
         assert process.returncode == 1
-        assert "no mps device is available" in process.stdout and "python -m simulator" in process.stdout
-        assert json.loads((tmp_path / "report.json").read_text())["status"] == FAIL
+        simulated = "this checkout has a simulated one: python -m simulator -m torch_gdn.check"
+        reason = f"this PyTorch has no mps device; {simulated}"
+        assert process.stdout == f"FAIL: {reason}\nreport: {tmp_path / 'report.json'}\n"
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert report["status"] == FAIL
+        assert [(name_of(row), row["message"]) for row in report["results"]] == [("facts this machine", reason)]
 
 
 class TestWithoutRecordedOutputs:

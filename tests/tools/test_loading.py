@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-from torch_gdn import _C, _library, info
+from torch_gdn import _C, _library, _mps, info, tune
 
 
 @pytest.mark.parametrize("loaded", ["2.14.1", "2.1.0", "3.13.0"])
@@ -31,3 +35,39 @@ def test_info_says_how_many_threads_the_cpu_ops_have(threads: int) -> None:
         assert info.system()["threads of torch_gdn on the CPU"] == str(threads)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("system", "macos", "with_torch", "words"),
+    [
+        ("darwin", "14.6", "2.15.0", "torch 2.15.0 needs macOS 15 or later (torch 2.13 and 2.14: 14 or later)"),
+        ("darwin", "13.7", "2.14.1", "torch 2.14.1 needs macOS 14 or later"),
+        ("linux", "", "2.13.0", "python -m simulator -m torch_gdn.tune"),
+    ],
+)
+def test_without_a_device_the_reason_is_given(
+    system: str, macos: str, with_torch: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "__version__", with_torch)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), "arm64"))
+    with pytest.raises(SystemExit) as caught:
+        tune.main(["--file", "rows.json"])
+    for message in (str(caught.value), info.mps()["available"].replace("torch_gdn.info", "torch_gdn.tune")):
+        assert "this PyTorch has no mps device" in message and words in message and macos in message
+
+
+def test_an_installed_package_has_no_simulated_device_to_offer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(_mps, "PACKAGE", tmp_path / "torch_gdn")
+    assert "simulator" not in _mps.why_no_mps("-m torch_gdn.tune")
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["--json", "report.json"], 2)])
+def test_info_reads_its_arguments(arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        info.main(arguments)
+    printed = capsys.readouterr()
+    assert caught.value.code == status and "usage: python -m torch_gdn.info" in printed.out + printed.err
+    assert "versions" not in printed.out.split("\n")

@@ -136,7 +136,7 @@ json.dump({"status": status, "checked": len(results), "problems": problems}, ope
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a device, and the whole check takes it minutes")
 def test_installed_wheel_checks_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """Without a checkout: what is missing is a line of the report, and every comparison with float64 can be made."""
+    """Without a checkout: nothing sends the reader to the simulated device, and what compares with float64 runs."""
     wheel.extractall(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(
@@ -145,12 +145,8 @@ def test_installed_wheel_checks_itself(wheel: zipfile.ZipFile, tmp_path: Path) -
     assert finished.returncode == 0, finished.stderr
     own = json.loads((tmp_path / "own.json").read_text())
     assert own["status"] == 1 and own["problems"] == {} and own["checked"] > 10
-    assert "no mps device is available" in finished.stdout
-    rows = json.loads((tmp_path / "report.json").read_text())["results"]
-    assert {row["section"]: row["status"] for row in rows} == {
-        "facts": "FAIL",  # there is no device
-        **dict.fromkeys(("use", "compile", "recorded", "seeded", "timing", "inductor"), "left out"),
-    }
+    assert finished.stdout.startswith("FAIL: this PyTorch has no mps device")
+    assert "simulator" not in finished.stdout + finished.stderr
 
 
 # What setuptools asks, with the platform set to macOS: flags of the compiler, and the platform in the wheel's name.

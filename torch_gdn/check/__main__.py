@@ -6,7 +6,8 @@
 It compiles every kernel variant that models use with the device's own compiler; holds each stage and both end-to-end
 ops against float64 and, in a checkout, against FLA's recorded outputs; times decode and prefill beside transformers'
 own PyTorch code; and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line of the report.
-Exit status: 0 if everything passed, 1 if something failed.
+Where PyTorch has no mps device the report describes the machine and nothing is checked.
+Exit status: 0 if everything passed, 1 if something failed or there is no device.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from torch_gdn import _C
+from torch_gdn._mps import why_no_mps
 from torch_gdn.check import golden, plan
 from torch_gdn.check.device import simulated_settings
 from torch_gdn.check.report import Report
@@ -111,8 +113,9 @@ def run(steps: Sequence[Step], worker: Worker, results: list[Result]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     known = parser()
     options = known.parse_args(arguments)
-    steps = plan.steps(options.golden, options.quick)
-    if options.only:
+    no_device = why_no_mps("-m torch_gdn.check")
+    steps = plan.machine() if no_device else plan.steps(options.golden, options.quick)
+    if options.only and not no_device:
         steps = chosen(steps, options.only)
         if all(step.section in (FACTS, USE) for step in steps):
             known.error("--only: no step has such a name")
@@ -127,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         worker.close()
     report.seconds = time.perf_counter() - start
-    print(report.text())
+    print(f"{FAIL}: {no_device}" if no_device else report.text())
     if options.json is not None:
         options.json.write_text(report.json() + "\n")
         print(f"report: {options.json}")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
 from torch_gdn import _C, info
+from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant
 from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
-
-NO_DEVICE = "no mps device is available to PyTorch here"
-ON_LINUX = "; a checkout on Linux has a simulated one: python -m simulator -m torch_gdn.check"
 
 
 def simulated_settings() -> dict[str, Any] | None:
@@ -25,10 +22,9 @@ def simulated_settings() -> dict[str, Any] | None:
 
 
 def check_facts(device: torch.device) -> Outcome:
-    available = torch.backends.mps.is_available()
     figures: dict[str, Any] = {"versions": info.versions(), "system": info.system(), "mps": info.mps()}
     figures |= {"ops": info.ops(), "simulated": simulated_settings()}
-    return Outcome(figures, "" if available else NO_DEVICE + (ON_LINUX if sys.platform == "linux" else ""))
+    return Outcome(figures, why_no_mps("-m torch_gdn.check"))
 
 
 def round_trip(device: torch.device) -> torch.Tensor:

@@ -1,0 +1,23 @@
+"""Whether PyTorch has an mps device here and, if not, why and what to do about it."""
+
+import platform
+import sys
+
+import torch
+
+from torch_gdn._library import PACKAGE
+
+
+def why_no_mps(program: str = "") -> str:
+    """Empty where there is one. `program` is what runs on the simulated device too, as "-m torch_gdn.tune"."""
+    if torch.backends.mps.is_available():
+        return ""
+    reason = "this PyTorch has no mps device"
+    if sys.platform == "darwin":
+        minor = int(torch.__version__.split(".")[1])
+        needed = "macOS 15 or later (torch 2.13 and 2.14: 14 or later)" if minor >= 15 else "macOS 14 or later"
+        here = f"macOS {platform.mac_ver()[0]} on {platform.machine()}"
+        return f"{reason}: torch {torch.__version__} needs {needed} on Apple silicon, and this is {here}"
+    if program and sys.platform == "linux" and (PACKAGE.parent / "simulator").is_dir():
+        return f"{reason}; this checkout has a simulated one: python -m simulator {program}"
+    return f"{reason}: that is the GPU of a Mac"
