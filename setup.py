@@ -1,22 +1,32 @@
 """Builds torch_gdn._C and puts the shaders into the wheel; everything else is in pyproject.toml."""
 
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+if sys.platform not in ("darwin", "linux"):
+    sys.exit(f"torch_gdn builds on macOS (arm64) and on Linux; this is {sys.platform}")
+try:
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"torch_gdn: {missing}. It is built with the installed PyTorch. Install that first:\n"
+        "    pip install torch==2.13.0 numpy 'setuptools>=77.0.3' wheel ninja\n"
+        "    pip install -e . --no-build-isolation"
+    )
 
 ROOT = Path(__file__).parent.resolve()
 ON_MAC = sys.platform == "darwin"
 
 # ninja from pip lies beside the interpreter, whose environment need not be activated.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-# A translation unit with PyTorch's headers takes 1 to 2 GB, so not one job per core unless asked.
-os.environ.setdefault("MAX_JOBS", "2")
 if ON_MAC:
     os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # as torch's own wheel
     # python.org's Python would build for Intel as well, for which there is no torch, and say so in the wheel's name.
@@ -30,6 +40,33 @@ SANITIZE = SANITIZERS if os.environ.get("TORCH_GDN_SANITIZE") == "1" else []
 OPTIMISE = ["-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer", *SANITIZERS] if SANITIZE else ["-O3", "-g0"]
 OPENMP = ["-Xpreprocessor", "-fopenmp"] if ON_MAC else ["-fopenmp"]
 COMPILE_FLAGS = ["-std=c++20", *OPTIMISE, "-Wall", *OPENMP, *(["-fno-objc-arc"] if ON_MAC else [])]
+
+JOB_BYTES = 2 * 10**9  # of memory, for a compiler that reads PyTorch's headers
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+
+
+def jobs() -> int:
+    """One compiler per core, as far as memory allows."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = MEMORY_LIMIT.read_text().strip() if MEMORY_LIMIT.is_file() else "max"
+    if limit != "max":
+        memory = min(memory, int(limit))
+    return max(1, min(cores, memory // JOB_BYTES))
+
+
+os.environ.setdefault("MAX_JOBS", str(jobs()))
+
+
+def check_compiler() -> None:
+    compiler = os.environ.get("CXX", "c++")  # as PyTorch chooses it
+    try:
+        subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(
+            f"torch_gdn: the C++ compiler does not run: {error}. On a Mac: xcode-select --install. "
+            "On Linux install g++ (Debian, Ubuntu), gcc-c++ (Fedora) or gcc (Arch). CXX may name another compiler."
+        )
 
 
 def sources(*patterns: str) -> list[str]:
@@ -60,6 +97,7 @@ class BuildIncrementally(BuildExtension):
         self.build_temp = str(ROOT / "build" / "objects")
 
     def build_extensions(self):
+        check_compiler()
         # One run of setup.py may come here twice, and torch adds its flags to the extension's each time: other flags
         # than before would compile everything again.
         for extension in self.extensions:
@@ -77,9 +115,6 @@ class BuildPythonAndShaders(build_py):
             shutil.rmtree(packaged, ignore_errors=True)  # a shader deleted since the last build must not be shipped
             shutil.copytree(ROOT / "shaders", packaged, ignore=shutil.ignore_patterns(".*"))
 
-
-if sys.platform not in ("darwin", "linux"):
-    sys.exit(f"torch_gdn builds on macOS (arm64) and on Linux; this is {sys.platform}")
 
 setup(
     ext_modules=[extension()],

@@ -1,6 +1,7 @@
 """The wheel holds torch_gdn with its shaders and nothing else; the README's commands exist."""
 
 import email
+import importlib.util
 import json
 import os
 import re
@@ -11,8 +12,10 @@ import tarfile
 import zipfile
 from email.message import Message
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import setuptools
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,6 +171,55 @@ def test_python_for_both_kinds_of_mac_builds_for_one() -> None:
         [sys.executable, "-c", UNIVERSAL_PYTHON], cwd=ROOT, text=True, capture_output=True, check=False
     )
     assert finished.stdout.splitlines()[-1:] == ["['arm64'] macosx-14.0-arm64"], finished.stderr
+
+
+@pytest.fixture
+def setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """setup.py as a module, which builds nothing; what it changes in the environment is put back."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    spec = importlib.util.spec_from_file_location("setup_py", ROOT / "setup.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "limit", "jobs"),
+    [
+        (12, 64 << 30, None, 12),
+        (8, 8 << 30, None, 4),  # 2 GB a job
+        (8, 1 << 30, None, 1),
+        (16, 64 << 30, str(4 << 30), 2),  # in a container
+        (16, 64 << 30, "max", 16),
+    ],
+)
+def test_a_build_has_as_many_jobs_as_cores_and_memory_allow(
+    cores: int, memory: int, limit: str | None, jobs: int, setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory // 4096}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    monkeypatch.setattr(setup_py, "MEMORY_LIMIT", tmp_path / "memory.max")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    assert setup_py.jobs() == jobs
+
+
+def test_a_build_without_a_compiler_says_what_to_install(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "CXX", "no-such-compiler --flag")
+    with pytest.raises(SystemExit, match=r"No such file or directory: 'no-such-compiler'.*xcode-select --install"):
+        setup_py.BuildIncrementally(setuptools.Distribution()).build_extensions()
+
+
+def test_a_build_without_torch_says_what_to_install(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.cpp_extension", None)
+    with pytest.raises(SystemExit, match=r"Install that first:\n    pip install torch==2\.13\.0 numpy"):
+        request.getfixturevalue("setup_py")
 
 
 def test_source_distribution_holds_every_file_git_does(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Runs a page's program in a process of its own, forked from one that has imported PyTorch and transformers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["torch", "transformers.models.qwen3_5.modeling_qwen3_5"]
+)  # torch_gdn is the page's to import
+
+
+def run(code: str, page: Path, folder: Path, small_downloads: bool) -> str:
+    """What the program wrote to stderr if it failed, else nothing."""
+    errors = folder / "stderr.txt"
+    process = FORKS.Process(target=_run, args=(code, page, folder, errors, small_downloads))
+    process.start()
+    process.join()
+    return errors.read_text() + f"exit status {process.exitcode}" if process.exitcode else ""
+
+
+def _run(code: str, page: Path, folder: Path, errors: Path, small_downloads: bool) -> None:
+    sys.stderr = errors.open("w")
+    os.chdir(folder)
+    if small_downloads:
+        import tests.helpers.downloads  # noqa: F401
+    exec(compile(code, str(page), "exec"), {"__name__": "__main__"})
