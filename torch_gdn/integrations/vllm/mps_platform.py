@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
+from torch_gdn.integrations.vllm import require_mps
+
 HERE = "torch_gdn.integrations.vllm"
 BLOCK_SIZE = 32  # tokens of a block of keys and values, unless the user or a hybrid model's states ask for another
 
@@ -20,6 +22,9 @@ class MpsPlatform(Platform):
     dist_backend = "gloo"  # of a world of one process
     simple_compile_backend = "eager"
     supported_quantization: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        require_mps()
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
