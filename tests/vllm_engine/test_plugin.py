@@ -1,9 +1,11 @@
-"""What the plugin decides inside vLLM before an engine starts."""
+"""What the plugin decides inside vLLM before an engine starts: platform, configuration, registrations."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,18 @@ def registered() -> None:
 
     register()
     register()  # vLLM may load its plugins again in a process
+
+
+@pytest.fixture
+def mps(monkeypatch: pytest.MonkeyPatch) -> Any:
+    import vllm.platforms
+
+    from torch_gdn.integrations.vllm.mps_platform import MpsPlatform
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    platform = MpsPlatform()
+    monkeypatch.setattr(vllm.platforms, "_current_platform", platform)
+    return platform
 
 
 def resolved(
@@ -119,3 +133,30 @@ def test_nothing_is_changed_on_another_platform(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(vllm.platforms, "_current_platform", OtherPlatform())
     monkeypatch.setattr(compat, "version_of_vllm", lambda: "0.27.1")
     register.__wrapped__()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([None, "8v4", "4v4"])), ids=str)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_engines_of_one_process_have_their_own_schemes(
+    device: str, order: tuple[str | None, ...], request: pytest.FixtureRequest
+) -> None:
+    """vLLM caches the backend by what it selects it by, which is not additional_config."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.v1.attention.selector import get_attn_backend
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from torch_gdn.aura import Scheme
+
+    if device == "mps":
+        request.getfixturevalue("mps")
+    backends = []
+    for scheme in (*order, *order):
+        config = VllmConfig(additional_config={"aura": scheme} if scheme else {})
+        with set_current_vllm_config(config):
+            backends.append(get_attn_backend(head_size=64, dtype=torch.float32, kv_cache_dtype="auto"))
+    assert backends[:3] == backends[3:] and len(set(backends)) == 3
+    plain = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
+    for scheme, backend in zip(order, backends, strict=False):
+        size = 2 * 64 * 4 if scheme is None else Scheme(scheme).bytes_per_token(64)
+        assert backend.customize_spec(plain).page_size_bytes == 16 * 2 * size
+        assert getattr(backend.get_impl_cls(), "scheme", None) == (scheme and Scheme(scheme))

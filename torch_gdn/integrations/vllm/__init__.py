@@ -88,14 +88,15 @@ def register() -> None:
         )
     if not is_mps and not current_platform.is_cpu():
         return
-    from torch_gdn.integrations.vllm import attention, compat, layers, models
+    from torch_gdn.integrations.vllm import compat, layers, models, selector
 
     compat.require_checked_version()
     compat.replace_state_copies()
     compat.replace_triton_allocator()
+    compat.replace_backend_cache()
     if current_platform.is_cpu():
         compat.replace_cpu_attention()
         compat.replace_cpu_lora()
     models.register()
     layers.register()
-    attention.register()
+    selector.register()
