@@ -45,9 +45,15 @@ def environment(device: str, first: Sequence[Path] = ()) -> dict[str, str]:
 
 
 def run_engine(device: str, scenario: dict[str, Any], first: Sequence[Path] = ()) -> dict[str, Any]:
+    (result,) = run_engines(device, [scenario], first)
+    return result
+
+
+def run_engines(device: str, scenarios: list[dict[str, Any]], first: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """One engine after the other, in one process."""
     done = subprocess.run(
         [sys.executable, str(HERE / "scenario.py")],
-        input=json.dumps(scenario),
+        input=json.dumps(scenarios),
         env=environment(device, first),
         capture_output=True,
         text=True,
@@ -55,9 +61,9 @@ def run_engine(device: str, scenario: dict[str, Any], first: Sequence[Path] = ()
     )
     if done.returncode:
         raise EngineFailed(f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"rounds"')]  # others log beside it
-    result: dict[str, Any] = json.loads(line)
-    return result
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith('[{"rounds"')]  # others log beside it
+    results: list[dict[str, Any]] = json.loads(line)
+    return results
 
 
 class EngineFailed(Exception):

@@ -1,4 +1,6 @@
-"""Runs vLLM's engine in this process on what standard input says; a line of the output is the result. Both are JSON.
+"""Runs vLLM's engine in this process, once for each scenario that standard input lists, one after the other.
+
+A line of the output lists the results. Both are JSON. A scenario is
 
     {"model": folder, "options": arguments of vllm.LLM, "rounds": [round, ...]}
 
@@ -164,15 +166,16 @@ def pool(llm: Any) -> dict[str, int]:
 
 
 def main() -> None:
-    scenario = json.load(sys.stdin)
     simulator = sys.modules.get("simulator")
-    if simulator is None:
-        result = run(scenario)
-    else:
+    results = []
+    for scenario in json.load(sys.stdin):
+        if simulator is None:
+            results.append(run(scenario))
+            continue
         with simulator.profile() as profile:
             result = run(scenario)
-        result["kernels"] = {name: profile.launched(name) for name in sorted(profile.kernels)}
-    print(json.dumps(result))
+        results.append(result | {"kernels": {name: profile.launched(name) for name in sorted(profile.kernels)}})
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm_engine.conftest import GREEDY_TOKENS, EngineFailed, run_engine
+from tests.vllm_engine.conftest import GREEDY_TOKENS, EngineFailed, run_engine, run_engines
 from tests.vllm_engine.models import TEXT, TRAINED, generated
 
 CHUNKS = {"max_num_batched_tokens": 64}  # prompts come in parts, beside the decoding of others
@@ -62,12 +62,13 @@ def test_bfloat16_differs_only_where_two_tokens_are_close(device: str, reference
 
 @pytest.mark.parametrize("scheme", ["8v8", "8v4"])
 def test_pages_of_codes(device: str, scheme: str, reference: Any) -> None:
-    """Tokens differ only where two are close, and a pool of as many bytes holds more blocks."""
+    """Tokens differ only where two are close, and a pool of the same size holds more blocks. The next engine of the
+    process, which does not ask for codes, has none."""
     path, texts, tokens, margins = reference("qwen3")
-    given = {"prompts": texts, "tokens": GREEDY_TOKENS}
     options = {"dtype": "float32", **CHUNKS, "block_size": 32}
-    coded = {**options, "additional_config": {"aura": scheme}}
-    result = run_engine(device, {"model": str(path), "options": coded, "rounds": [given]})
+    plain = {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
+    coded = {**plain, "options": {**options, "additional_config": {"aura": scheme}}}
+    result, later = run_engines(device, [coded, plain])
     for got, want, margin in zip(result["rounds"][0]["tokens"], tokens, margins, strict=True):
         first = next((i for i, (x, y) in enumerate(zip(got, want, strict=True)) if x != y), None)
         assert first is None or margin[first] < {"8v8": 0.05, "8v4": 0.5}[scheme], (first, margin)
@@ -75,8 +76,8 @@ def test_pages_of_codes(device: str, scheme: str, reference: Any) -> None:
     assert result["compiled late"] == []
     if device == "mps":
         assert any(name.startswith("aura_paged_attention") for name in result["kernels"])
-    plain = run_engine(device, {"model": str(path), "options": options, "rounds": []})
-    assert result["pool"]["all"] > 2.5 * plain["pool"]["all"]
+    assert later["rounds"][0]["tokens"] == tokens
+    assert result["pool"]["all"] > 2.5 * later["pool"]["all"]
 
 
 def test_the_same_fails_without_the_plugin(reference: Any) -> None:

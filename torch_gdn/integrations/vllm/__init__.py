@@ -1,10 +1,10 @@
 """vLLM's engine over torch_gdn's kernels: on `mps`, which vLLM itself has no platform for, and on vLLM's CPU platform.
 
-Nothing is imported by hand: installed beside vLLM, torch_gdn is found by vLLM's entry points. What it does there the
-environment variable TORCH_GDN_VLLM says:
+Nothing is imported by hand: installed beside vLLM, torch_gdn is found by vLLM's entry points. The environment variable
+TORCH_GDN_VLLM says what it does there:
 
-    auto    (default) the mps platform where PyTorch has mps; elsewhere the Gated DeltaNet layers on vLLM's CPU
-            platform; nothing on any other platform of vLLM's
+    auto    (default) the mps platform where PyTorch has mps, unless another platform plugin is installed; elsewhere
+            the Gated DeltaNet layers on vLLM's CPU platform; nothing on any other platform of vLLM's
     mps     the mps platform, or an error that says why there is none
     cpu     vLLM's CPU platform, even on a Mac
     off     nothing at all
@@ -12,12 +12,17 @@ environment variable TORCH_GDN_VLLM says:
 
 from __future__ import annotations
 
+import importlib.metadata
+import logging
 import os
 from functools import cache
 
 import torch
 
 MODES = ("auto", "mps", "cpu", "off")
+PLATFORMS = "vllm.platform_plugins"
+
+logger = logging.getLogger(__name__)
 
 
 def mode() -> str:
@@ -28,17 +33,42 @@ def mode() -> str:
 
 
 def platform() -> str | None:
-    """The entry point of vllm.platform_plugins: the platform's class, None where this is not its machine."""
-    if mode() in ("off", "cpu"):
+    """The entry point of vllm.platform_plugins: the platform's class, or None where this is not its machine.
+
+    It raises nothing: vLLM would swallow the error and take its CPU platform. The class's constructor, which vLLM
+    calls where an error comes through, checks the mode, the device and vLLM's version.
+    """
+    wanted = os.environ.get("TORCH_GDN_VLLM", "auto")
+    if wanted in ("off", "cpu"):
         return None
+    if wanted == "auto":
+        if not torch.backends.mps.is_available():
+            return None
+        others = other_platforms()
+        if others:
+            logger.warning(
+                "torch_gdn leaves vLLM to another platform plugin (%s), since vLLM accepts only one. Set "
+                "VLLM_PLUGINS=torch_gdn to serve on PyTorch's mps, or TORCH_GDN_VLLM=off to silence this warning.",
+                ", ".join(others),
+            )
+            return None
+    return f"{__name__}.mps_platform.MpsPlatform"
+
+
+def other_platforms() -> list[str]:
+    """The platform plugins that vLLM loads besides this one: all installed ones, or those that VLLM_PLUGINS lists."""
+    names = {point.name for point in importlib.metadata.entry_points(group=PLATFORMS)} - {"torch_gdn"}
+    allowed = os.environ.get("VLLM_PLUGINS")
+    return sorted(names if allowed is None else names.intersection(allowed.split(",")))
+
+
+def require_mps() -> None:
+    mode()
     if not torch.backends.mps.is_available():
-        if mode() == "mps":
-            raise RuntimeError("TORCH_GDN_VLLM=mps: this PyTorch has no mps device")
-        return None
+        raise RuntimeError("TORCH_GDN_VLLM=mps: this PyTorch has no mps device")
     from torch_gdn.integrations.vllm import compat
 
     compat.require_checked_version()
-    return "torch_gdn.integrations.vllm.platform.MpsPlatform"
 
 
 @cache
@@ -48,16 +78,25 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
-    if current_platform.device_type not in ("cpu", "mps"):
+    from torch_gdn.integrations.vllm.mps_platform import MpsPlatform
+
+    is_mps = isinstance(current_platform, MpsPlatform)
+    if mode() == "mps" and not is_mps:
+        raise RuntimeError(
+            f"TORCH_GDN_VLLM=mps: expected vLLM on mps, got {type(current_platform).__name__}: unset "
+            "VLLM_TARGET_DEVICE, and let VLLM_PLUGINS, if it is set, list torch_gdn"
+        )
+    if not is_mps and not current_platform.is_cpu():
         return
-    from torch_gdn.integrations.vllm import attention, compat, layers, models
+    from torch_gdn.integrations.vllm import compat, layers, models, selector
 
     compat.require_checked_version()
     compat.replace_state_copies()
     compat.replace_triton_allocator()
+    compat.replace_backend_cache()
     if current_platform.is_cpu():
         compat.replace_cpu_attention()
         compat.replace_cpu_lora()
     models.register()
     layers.register()
-    attention.register()
+    selector.register()

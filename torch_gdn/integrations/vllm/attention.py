@@ -1,7 +1,6 @@
-"""Full attention over vLLM's blocks: `reshape_and_cache` and `paged_attention`, or the same over AURA's codes.
+"""Full attention over vLLM's blocks: `reshape_and_cache` and `paged_attention`.
 
-A block is [KV heads, block_size, content]: the content of a cell, one token of one head, is its key and its value; with
-additional_config={"aura": "8v4"} (or another scheme of torch_gdn.aura) their codes and norms instead.
+A block is [KV heads, block_size, content]: the content of a cell, one token of one head, is its key and its value.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionImpl,
@@ -19,33 +17,9 @@ from vllm.v1.attention.backend import (
     AttentionType,
     MultipleOf,
 )
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import torch_gdn
-
-HERE = "torch_gdn.integrations.vllm"
-
-
-def aura_scheme() -> str | None:
-    config = get_current_vllm_config_or_none()
-    additional = config.additional_config if config is not None else None
-    return additional.get("aura") if isinstance(additional, dict) else None
-
-
-def backend_path() -> str:
-    name = aura_scheme()
-    if name is None:
-        return f"{HERE}.attention.PagedBackend"
-    from torch_gdn.aura import Scheme
-    from torch_gdn.integrations.vllm.aura_attention import AuraPagedBackend
-
-    AuraPagedBackend.scheme = Scheme(name)
-    return f"{HERE}.aura_attention.AuraPagedBackend"
-
-
-def register() -> None:
-    register_backend(AttentionBackendEnum.CUSTOM, f"{HERE}.attention.PagedBackend")
 
 
 @dataclass

@@ -7,6 +7,7 @@ pools by it. A page is [block_size, KV heads, cell]: a token's slot has one stri
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -21,9 +22,10 @@ from torch_gdn.integrations.vllm.attention import PagedAttention, PagedBackend, 
 
 
 class AuraPagedAttention(PagedAttention):
+    scheme: ClassVar[Scheme]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.scheme = AuraPagedBackend.scheme
         self.tables: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def parts(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -90,11 +92,11 @@ def flat_slots(part: Tensor) -> Tensor:
 
 
 class AuraPagedBackend(PagedBackend):
-    scheme: ClassVar[Scheme]  # of the engine, set when the backend is chosen: vLLM asks later without its configuration
+    implementation: ClassVar[type[AuraPagedAttention]]
 
-    @staticmethod
-    def get_impl_cls() -> type[PagedAttention]:
-        return AuraPagedAttention
+    @classmethod
+    def get_impl_cls(cls) -> type[PagedAttention]:
+        return cls.implementation
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
@@ -108,4 +110,20 @@ class AuraPagedBackend(PagedBackend):
     def customize_spec(cls, spec: Any) -> Any:
         if spec.state_content_bytes is not None:
             return spec
-        return replace(spec, state_content_bytes=cls.scheme.bytes_per_token(spec.head_size))
+        return replace(spec, state_content_bytes=cls.implementation.scheme.bytes_per_token(spec.head_size))
+
+
+@cache
+def backend_of(scheme: str) -> type[AuraPagedBackend]:
+    """A class per scheme: vLLM asks a backend for its sizes where it no longer knows the engine's configuration."""
+    own = {"__module__": __name__}  # of an abstract class it would be abc
+    implementation = type(f"AuraPagedAttention_{scheme}", (AuraPagedAttention,), {"scheme": Scheme(scheme), **own})
+    return type(f"AuraPagedBackend_{scheme}", (AuraPagedBackend,), {"implementation": implementation, **own})
+
+
+def __getattr__(name: str) -> Any:
+    """The classes of `backend_of` by name: vLLM imports a backend by its path."""
+    prefix, _, scheme = name.partition("_")
+    if prefix != "AuraPagedBackend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return backend_of(scheme)

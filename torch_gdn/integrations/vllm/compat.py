@@ -197,15 +197,23 @@ def replace_cpu_lora() -> None:
     CpuPlatform.get_punica_wrapper = classmethod(get_punica_wrapper)
 
 
+def replace_backend_cache() -> None:
+    """vLLM caches attention backends by a key without additional_config, so that an engine would compute with the AURA
+    scheme of an earlier one. A backend is chosen once per layer, when the model is built: it needs no cache."""
+    from vllm.v1.attention import selector
+
+    selector._cached_get_attn_backend = selector._cached_get_attn_backend.__wrapped__
+
+
 def replace_cpu_attention() -> None:
     """vLLM's CPU platform names one attention backend; with codes it is ours, else it stays vLLM's."""
     from vllm.platforms.cpu import CpuPlatform
 
-    from torch_gdn.integrations.vllm import attention
+    from torch_gdn.integrations.vllm import selector
 
     theirs = CpuPlatform.get_attn_backend_cls.__func__
 
     def get_attn_backend_cls(cls: Any, *args: Any, **kwargs: Any) -> str:
-        return attention.backend_path() if attention.aura_scheme() else theirs(cls, *args, **kwargs)
+        return selector.backend_path() if selector.aura_scheme() else theirs(cls, *args, **kwargs)
 
     CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

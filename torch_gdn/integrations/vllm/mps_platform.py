@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
+from torch_gdn.integrations.vllm import require_mps
+
 HERE = "torch_gdn.integrations.vllm"
 BLOCK_SIZE = 32  # tokens of a block of keys and values, unless the user or a hybrid model's states ask for another
 
@@ -20,6 +22,9 @@ class MpsPlatform(Platform):
     dist_backend = "gloo"  # of a world of one process
     simple_compile_backend = "eager"
     supported_quantization: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        require_mps()
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -86,7 +91,7 @@ class MpsPlatform(Platform):
     def get_attn_backend_cls(cls, selected_backend: Any, attn_selector_config: Any, num_heads: Any = None) -> str:
         if attn_selector_config.use_mla or attn_selector_config.use_sparse:
             raise NotImplementedError("attention on mps: expected full attention, got MLA or sparse attention")
-        from torch_gdn.integrations.vllm.attention import backend_path
+        from torch_gdn.integrations.vllm.selector import backend_path
 
         return backend_path()
 

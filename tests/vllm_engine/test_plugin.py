@@ -1,0 +1,162 @@
+"""What the plugin decides inside vLLM before an engine starts: platform, configuration, registrations."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+OTHER_PLATFORM = "vllm.platforms.interface.UnspecifiedPlatform"
+
+
+def other_plugin() -> str:
+    """The entry point of another platform, as vllm-metal has one."""
+    return OTHER_PLATFORM
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> None:
+    """The plugin on vLLM's CPU platform, as in an engine's processes."""
+    from torch_gdn.integrations.vllm import register
+
+    register()
+    register()  # vLLM may load its plugins again in a process
+
+
+@pytest.fixture
+def mps(monkeypatch: pytest.MonkeyPatch) -> Any:
+    import vllm.platforms
+
+    from torch_gdn.integrations.vllm.mps_platform import MpsPlatform
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    platform = MpsPlatform()
+    monkeypatch.setattr(vllm.platforms, "_current_platform", platform)
+    return platform
+
+
+def resolved(
+    monkeypatch: pytest.MonkeyPatch, mode: str, has_mps: bool, version: str = "0.32.0", plugins: tuple[str, ...] = ()
+) -> str:
+    """The platform that vLLM's own resolver makes; plugins: others beside torch_gdn's."""
+    import vllm.platforms
+
+    from torch_gdn.integrations.vllm import compat
+
+    group = "vllm.platform_plugins"
+    points = [importlib.metadata.EntryPoint(name, f"{__name__}:other_plugin", group) for name in plugins]
+    (ours,) = {*importlib.metadata.entry_points(group=group, name="torch_gdn")}
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [*points, ours])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
+    monkeypatch.setattr(compat, "version_of_vllm", lambda: version)
+    monkeypatch.setattr(vllm.platforms, "_current_platform", None)
+    monkeypatch.setenv("TORCH_GDN_VLLM", mode)
+    return type(vllm.platforms.current_platform).__name__
+
+
+@pytest.mark.parametrize(
+    "mode, has_mps, platform",
+    [
+        ("auto", True, "MpsPlatform"),
+        ("auto", False, "CpuPlatform"),
+        ("mps", True, "MpsPlatform"),
+        ("cpu", True, "CpuPlatform"),
+        ("off", True, "CpuPlatform"),
+    ],
+)
+def test_vllm_resolves_the_platform(mode: str, has_mps: bool, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolved(monkeypatch, mode, has_mps) == platform
+
+
+@pytest.mark.parametrize(
+    "mode, has_mps, version, error",
+    [
+        ("mps", False, "0.32.0", "TORCH_GDN_VLLM=mps: this PyTorch has no mps device"),
+        ("metal", True, "0.32.0", "TORCH_GDN_VLLM: expected one of auto, mps, cpu, off, got 'metal'"),
+        ("auto", True, "0.31.2", r"was checked with vLLM .*, not with 0\.31\.2: install one of those"),
+        ("mps", True, "0.34.0", r"was checked with vLLM .*, not with 0\.34\.0: install one of those"),
+    ],
+)
+def test_vllm_does_not_fall_back_to_the_cpu(
+    mode: str, has_mps: bool, version: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM swallows what a platform's entry point raises, and takes its CPU platform."""
+    with pytest.raises((RuntimeError, ValueError), match=error):
+        resolved(monkeypatch, mode, has_mps, version)
+
+
+@pytest.mark.parametrize(
+    "allowed, platform",
+    [
+        (None, "UnspecifiedPlatform"),
+        ("metal,torch_gdn", "UnspecifiedPlatform"),
+        ("metal", "UnspecifiedPlatform"),
+        ("torch_gdn", "MpsPlatform"),
+    ],
+)
+def test_beside_another_platform(
+    allowed: str | None, platform: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM refuses to start with two: auto leaves it to the other one unless VLLM_PLUGINS chooses."""
+    if allowed is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    with caplog.at_level(logging.WARNING):
+        assert resolved(monkeypatch, "auto", True, plugins=("metal",)) == platform
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("torch_gdn")]
+    both = allowed in (None, "metal,torch_gdn")
+    assert [("metal" in each, "VLLM_PLUGINS=torch_gdn" in each) for each in said] == [(True, True)] * both
+
+
+def test_mps_is_not_replaced_by_another_platform_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM_TARGET_DEVICE=cpu has vLLM choose its CPU platform without asking a plugin."""
+    from torch_gdn.integrations.vllm import register
+
+    monkeypatch.setenv("TORCH_GDN_VLLM", "mps")
+    with pytest.raises(RuntimeError, match=r"expected vLLM on mps, got CpuPlatform: unset VLLM_TARGET_DEVICE"):
+        register.__wrapped__()
+
+
+def test_nothing_is_changed_on_another_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vllm-metal's says that its device type is cpu, and may be made for another version of vLLM."""
+    import vllm.platforms
+
+    from torch_gdn.integrations.vllm import compat, register
+
+    class OtherPlatform(vllm.platforms.interface.Platform):
+        _enum = vllm.platforms.interface.PlatformEnum.OOT
+        device_type = "cpu"
+
+    monkeypatch.setattr(vllm.platforms, "_current_platform", OtherPlatform())
+    monkeypatch.setattr(compat, "version_of_vllm", lambda: "0.27.1")
+    register.__wrapped__()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([None, "8v4", "4v4"])), ids=str)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_engines_of_one_process_have_their_own_schemes(
+    device: str, order: tuple[str | None, ...], request: pytest.FixtureRequest
+) -> None:
+    """vLLM caches the backend by what it selects it by, which is not additional_config."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.v1.attention.selector import get_attn_backend
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from torch_gdn.aura import Scheme
+
+    if device == "mps":
+        request.getfixturevalue("mps")
+    backends = []
+    for scheme in (*order, *order):
+        config = VllmConfig(additional_config={"aura": scheme} if scheme else {})
+        with set_current_vllm_config(config):
+            backends.append(get_attn_backend(head_size=64, dtype=torch.float32, kv_cache_dtype="auto"))
+    assert backends[:3] == backends[3:] and len(set(backends)) == 3
+    plain = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
+    for scheme, backend in zip(order, backends, strict=False):
+        size = 2 * 64 * 4 if scheme is None else Scheme(scheme).bytes_per_token(64)
+        assert backend.customize_spec(plain).page_size_bytes == 16 * 2 * size
+        assert getattr(backend.get_impl_cls(), "scheme", None) == (scheme and Scheme(scheme))
