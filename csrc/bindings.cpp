@@ -70,11 +70,20 @@ py::list recorded(const torch_gdn::Recorder& recorder) {
   return result;
 }
 
-// A tensor, the bytes of the parameter block, or None: the error log.
+// A tensor, or None for an absent one; the bytes of the parameter block; "errors" for the error log.
 py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Binding& binding) {
-  if (binding.tensor.defined()) return py::cast(binding.tensor);
-  if (!binding.is_parameter_block) return py::none();
-  return py::bytes(reinterpret_cast<const char*>(bindings.block()), bindings.block_bytes());
+  using Kind = torch_gdn::Binding::Kind;
+  switch (binding.kind) {
+    case Kind::kAbsent:
+      return py::none();
+    case Kind::kTensor:
+      return py::cast(binding.tensor);
+    case Kind::kParameterBlock:
+      return py::bytes(reinterpret_cast<const char*>(bindings.block()), bindings.block_bytes());
+    case Kind::kErrorLog:
+      break;
+  }
+  return py::str("errors");
 }
 
 torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {

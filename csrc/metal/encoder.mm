@@ -21,17 +21,28 @@ static_assert(sizeof(ErrorLog) == sizeof(c10::metal::ErrorMessages) &&
                   offsetof(ErrorLog::Message, line) == offsetof(c10::metal::ErrorMessage, line),
               "shaders/core/error.h must have the layout of PyTorch's error buffer");
 
+// Metal wants a buffer for every argument. This one stands for all absent tensors, which kernels neither read nor
+// write. It has room for an element of any type and lives as long as the process.
+id<MTLBuffer> dummy_buffer() {
+  static id<MTLBuffer> buffer =
+      [at::mps::MPSDevice::getInstance()->device() newBufferWithLength:256 options:MTLResourceStorageModePrivate];
+  return buffer;
+}
+
 void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, const Bindings& bindings,
           const Binding& binding, NSUInteger index) {
-  if (binding.tensor.defined()) {
-    const at::Tensor& tensor = binding.tensor;
-    [encoder setBuffer:__builtin_bit_cast(id<MTLBuffer>, tensor.storage().data())
-                offset:NSUInteger(tensor.storage_offset() * tensor.element_size())
-               atIndex:index];
-  } else if (binding.is_parameter_block) {
-    [encoder setBytes:bindings.block() length:bindings.block_bytes() atIndex:index];
-  } else {
-    [encoder setBuffer:stream->getErrorBuffer() offset:0 atIndex:index];
+  const at::Tensor& tensor = binding.tensor;
+  switch (binding.kind) {
+    case Binding::Kind::kAbsent:
+      return [encoder setBuffer:dummy_buffer() offset:0 atIndex:index];
+    case Binding::Kind::kTensor:
+      return [encoder setBuffer:__builtin_bit_cast(id<MTLBuffer>, tensor.storage().data())
+                         offset:NSUInteger(tensor.storage_offset() * tensor.element_size())
+                        atIndex:index];
+    case Binding::Kind::kParameterBlock:
+      return [encoder setBytes:bindings.block() length:bindings.block_bytes() atIndex:index];
+    case Binding::Kind::kErrorLog:
+      return [encoder setBuffer:stream->getErrorBuffer() offset:0 atIndex:index];
   }
 }
 

@@ -3,7 +3,12 @@
 namespace torch_gdn {
 
 namespace {
+
 optional<Tensor> readable_or_none(const optional<Tensor>& x) { return x.has_value() ? readable(*x) : x; }
+
+// Of value heads or of channels: small.
+optional<Tensor> table(const optional<Tensor>& x) { return contiguous(readable_or_none(x)); }
+
 }  // namespace
 
 Tensor readable(const Tensor& x) {
@@ -19,8 +24,8 @@ int32_t element_type(const optional<Tensor>& x) {
 Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const GateOptions& options) {
   Gates gates{.g = readable_or_none(g), .beta = readable_or_none(beta)};
   if (options.use_gate) {
-    gates.A_log = readable(*options.A_log).contiguous();
-    if (options.dt_bias.has_value()) gates.dt_bias = readable(*options.dt_bias).contiguous();
+    gates.A_log = table(options.A_log);
+    gates.dt_bias = table(options.dt_bias);
   }
   auto& parameters = gates.parameters;
   if (gates.g.has_value()) parameters.g = row_strides(*gates.g);
@@ -45,8 +50,8 @@ ChannelGates channel_gates_of(const optional<Tensor>& g, const char* name, const
   parameters.g_type = element_type(gates.g);
   parameters.kind = kFinalGate;
   if (!options.use_gate) return gates;
-  if (options.A_log.has_value()) gates.A_log = readable(*options.A_log).contiguous();
-  if (options.dt_bias.has_value()) gates.dt_bias = readable(*options.dt_bias).contiguous();
+  gates.A_log = table(options.A_log);
+  gates.dt_bias = table(options.dt_bias);
   parameters.kind = options.lower_bound.has_value() ? kBoundedGate : kSoftplusGate;
   parameters.A_log_type = element_type(gates.A_log);
   parameters.dt_bias_type = element_type(gates.dt_bias);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -43,12 +44,21 @@ constexpr size_t kMostTemplateArguments = 8;
 using TemplateArguments = std::array<TemplateArgument, kMostTemplateArguments>;  // those that are none last
 
 struct Binding {
-  at::Tensor tensor;                // bound at its storage offset
-  bool is_parameter_block = false;  // with neither: the stream's error log
+  enum class Kind : uint8_t { kAbsent, kTensor, kParameterBlock, kErrorLog };
+
+  Kind kind = Kind::kAbsent;
+  at::Tensor tensor;  // bound at its storage offset
 
   Binding() = default;
-  Binding(at::Tensor value) : tensor(std::move(value)) {}
-  static Binding error_log() { return {}; }
+  explicit Binding(Kind kind) : kind(kind) {}
+  // Undefined tensors and those without elements, which have no buffer, count as absent.
+  Binding(at::Tensor value) {
+    if (!value.defined() || value.numel() == 0) return;
+    kind = Kind::kTensor;
+    tensor = std::move(value);
+  }
+  Binding(const std::optional<at::Tensor>& value) : Binding(value.value_or(at::Tensor())) {}
+  static Binding error_log() { return Binding(Kind::kErrorLog); }
 
   // A struct of shaders/, which Bindings copies.
   template <typename Parameters>
@@ -61,7 +71,7 @@ struct Binding {
   }
 };
 
-// What a launch binds, in the order of [[buffer(i)]]: tensors, error log, and one parameter block.
+// What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, error log, and one parameter block.
 class Bindings {
  public:
   static constexpr size_t kMost = 24, kMostBytes = 768;
@@ -87,7 +97,7 @@ class Bindings {
     static_assert(std::is_trivially_copyable_v<Parameters> && sizeof(Parameters) <= kMostBytes);
     block_bytes_ = sizeof(Parameters);
     std::memcpy(block_.data(), &values.parameters, sizeof(Parameters));
-    bindings_[size_++].is_parameter_block = true;
+    bindings_[size_++].kind = Binding::Kind::kParameterBlock;
   }
 
   std::array<Binding, kMost> bindings_;

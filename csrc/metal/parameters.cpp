@@ -47,9 +47,8 @@ Tensor as_contiguous(const Tensor& x, const char* name) {
   return x.contiguous();
 }
 
-Tensor or_dummy(const std::optional<Tensor>& x, const Tensor& dummy) {
-  if (x.has_value()) return *x;
-  return dummy.storage_offset() == 0 ? dummy : dummy.as_strided({1}, {1}, 0);
+std::optional<Tensor> contiguous(const std::optional<Tensor>& x) {
+  return x.has_value() ? std::optional(x->contiguous()) : x;
 }
 
 std::optional<Tensor> state_as_f32(const std::optional<Tensor>& state) {

@@ -29,8 +29,7 @@ Tensor as_f32(const Tensor& x);
 // An intermediate: our ops return them contiguous; any other is copied, with one warning.
 Tensor as_contiguous(const Tensor& x, const char* name);
 
-// Metal wants a buffer at every binding: for an absent tensor the start of the dummy's storage, aligned for any type.
-Tensor or_dummy(const std::optional<Tensor>& x, const Tensor& dummy);
+std::optional<Tensor> contiguous(const std::optional<Tensor>& x);
 
 std::optional<Tensor> state_as_f32(const std::optional<Tensor>& state);
 

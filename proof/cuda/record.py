@@ -23,11 +23,12 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Binding:
-    """A buffer from `offset` on, a parameter block by its hash, or, with neither, the error log."""
+    """A buffer from `offset` on, a parameter block by its hash, the error log, or, with none of them, nothing."""
 
     buffer: int = -1
     offset: int = 0
     block: str = ""
+    is_error_log: bool = False
 
 
 @dataclass(frozen=True)

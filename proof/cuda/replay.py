@@ -52,8 +52,10 @@ class Session:
         if binding.block:
             content = self.reader.content(binding.block)
             return ctypes.create_string_buffer(content, len(content))
-        if binding.buffer < 0:
+        if binding.is_error_log:
             return ctypes.c_uint64(self._log.address.value)
+        if binding.buffer < 0:
+            return ctypes.c_uint64(0)  # an access to what is absent then faults
         return ctypes.c_uint64(buffers[binding.buffer].address.value + binding.offset)
 
     def fill(self, fill: Fill, buffers: Sequence[Buffer]) -> None:

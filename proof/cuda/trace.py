@@ -104,9 +104,9 @@ class Trace:
         head = (launch["kernel"], launch["file"], launch["arguments"], list(launch["threadgroups"]), launch["threads"])
         self.case.launches.append(LaunchRecord(*head, [self._binding(x) for x in launch["bindings"]]))
 
-    def _binding(self, bound: Tensor | bytes | None) -> Binding:
+    def _binding(self, bound: Tensor | bytes | str | None) -> Binding:
         if isinstance(bound, bytes):
             return Binding(block=self._writer.keep(bound))
-        if bound is None:
-            return Binding()
+        if not isinstance(bound, Tensor):
+            return Binding(is_error_log=bound is not None)
         return Binding(self.number_of(bound), int(bound.storage_offset()) * bound.element_size())

@@ -97,7 +97,12 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "record.zip")
     block, content = writer.keep(b"parameters"), writer.keep(bytes(range(6)))
     launch = LaunchRecord(
-        "l2norm", "layers/l2norm.metal", ["half", "8"], [3, 2, 1], 128, [Binding(0, 4), Binding(block=block), Binding()]
+        "l2norm",
+        "layers/l2norm.metal",
+        ["half", "8"],
+        [3, 2, 1],
+        128,
+        [Binding(0, 4), Binding(block=block), Binding(is_error_log=True), Binding()],
     )
     output = Output("y", 1, 2, "half", [2, 2], [3, 1], content, 1e-4)
     case = CaseRecord("a case", [16, 32], [launch, launch], [Fill(0, 0, [[2, 6], [8, 10]], content)], [output], 7)

@@ -35,10 +35,9 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
   return {"aura_paged_attention",
           "attention/aura_paged_attention.metal",
           {op.key_bits, op.value_bits, call.head_size(), simdgroups},
-          {call.q, call.bound(op.key.codes), call.bound(op.key.norms), op.key.codebook.contiguous(),
-           call.bound(op.value.codes), call.bound(op.value.norms), op.value.codebook.contiguous(),
-           call.bound(call.block_table), call.cu_seqlens, call.seq_lens, call.sinks, call.out, call.o_partials,
-           call.m_partials, call.l_partials, Binding::error_log(), Binding::values(parameters)},
+          {call.q, op.key.codes, op.key.norms, op.key.codebook.contiguous(), op.value.codes, op.value.norms,
+           op.value.codebook.contiguous(), call.block_table, call.cu_seqlens, call.seq_lens, call.sinks, call.out,
+           call.o_partials, call.m_partials, call.l_partials, Binding::error_log(), Binding::values(parameters)},
           {size_t(call.plan.tiles), size_t(op.shape.HK), size_t(call.plan.splits)},
           size_t(simdgroups * 32)};
 }

@@ -73,7 +73,6 @@ PagedCall paged_call(const char* op, const PagedShape<>& s, const PagedSequences
   const auto device = q.device();
   const auto f32 = q.options().dtype(at::kFloat);
   const Plan plan = plan_of(s, sequences, options.has_decode);
-  const int64_t rows = plan.splits > 1 ? s.N * s.HK * plan.rows * plan.splits : 1;
   PagedCall call{.shape = s,
                  .plan = plan,
                  .q = vector_width({q}) == 4 ? q : q.clone(at::MemoryFormat::Contiguous),
@@ -81,12 +80,17 @@ PagedCall paged_call(const char* op, const PagedShape<>& s, const PagedSequences
                  .block_table = sequences.block_table.to(device),
                  .cu_seqlens = sequences.cu_seqlens.to(device),
                  .seq_lens = sequences.seq_lens.to(device),
-                 .sinks = {},
-                 .o_partials = at::empty({plan.splits > 1 ? rows * s.D : 1}, f32),
-                 .m_partials = at::empty({rows}, f32),
-                 .l_partials = at::empty({rows}, f32),
+                 .sinks = contiguous(options.sinks),
+                 .o_partials = {},
+                 .m_partials = {},
+                 .l_partials = {},
                  .parameters = {}};
-  call.sinks = options.sinks.has_value() ? options.sinks->contiguous() : call.m_partials;
+  if (plan.splits > 1) {
+    const int64_t rows = s.N * s.HK * plan.rows * plan.splits;
+    call.o_partials = at::empty({rows * s.D}, f32);
+    call.m_partials = at::empty({rows}, f32);
+    call.l_partials = at::empty({rows}, f32);
+  }
   call.parameters = parameters_of(call, sequences, keys, values, options);
   return call;
 }

@@ -25,14 +25,13 @@ struct PagedCall {
   const PagedShape<>& shape;
   Plan plan;
   Tensor q, out;
-  Tensor block_table, cu_seqlens, seq_lens, sinks;
-  Tensor o_partials, m_partials, l_partials;  // [N, HK, rows, splits, D] and without D; of one element without splits
+  Tensor block_table, cu_seqlens, seq_lens;
+  optional<Tensor> sinks;
+  optional<Tensor> o_partials, m_partials, l_partials;  // of splits: [N, HK, rows, splits, D] and without D
   PagedParameters parameters;
 
   at::ScalarType q_type() const { return q.scalar_type(); }
   int64_t head_size() const { return shape.D; }
-  // Metal has no buffer for a tensor without elements.
-  Tensor bound(const Tensor& x) const { return x.numel() > 0 ? x : or_dummy(std::nullopt, q); }
 };
 
 struct PagedOptions {

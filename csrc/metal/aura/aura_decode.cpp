@@ -10,10 +10,10 @@ namespace {
 
 void run(const AuraDecode<int64_t>& op, const Tensor& x) {
   const auto codes = as_vectors(op.vectors.codes, "codes"), norms = as_values(op.vectors.norms, "norms");
-  const bool has_means = op.vectors.means.has_value();
-  const auto means = has_means ? as_values(*op.vectors.means, "means") : norms;
+  auto means = op.vectors.means;
+  if (means.has_value()) means = as_values(*means, "means");
   const DecodeParameters parameters{vector_parameters(codes), vector_strides(codes), vector_strides(norms),
-                                    vector_strides(means), has_means ? 1 : 0};
+                                    vector_strides(means), means.has_value() ? 1 : 0};
   launcher().run(
       {{"aura_decode",
         "aura/aura_decode.metal",

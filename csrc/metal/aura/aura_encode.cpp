@@ -28,8 +28,8 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
   launcher().run({{"aura_encode",
                    "aura/aura_encode.metal",
                    {x.scalar_type(), op.bits, op.D},
-                   {x, or_dummy(slots, x), op.signs.contiguous(), op.boundaries.contiguous(), op.codebook.contiguous(),
-                    codes, norms, or_dummy(means, norms), Binding::error_log(), Binding::values(parameters)},
+                   {x, slots, op.signs.contiguous(), op.boundaries.contiguous(), op.codebook.contiguous(), codes, norms,
+                    means, Binding::error_log(), Binding::values(parameters)},
                    {rotation_groups(parameters.vectors.count, op.D), 1, 1},
                    kAuraThreads}});
 }

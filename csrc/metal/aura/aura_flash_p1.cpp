@@ -56,8 +56,6 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
   const Tensor q_rot = unit_last_stride(op.q_rot, "q_rot");
   const Tensor key_codes = unit_last_stride(op.key.codes, "key_codes");
   const Tensor value_codes = unit_last_stride(op.value.codes, "value_codes");
-  auto starts = op.visibility.starts;
-  if (starts.has_value()) starts = starts->contiguous();
 
   FlashParameters parameters = flash_parameters(op);
   parameters.q = vector_strides(q_rot);
@@ -72,10 +70,9 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
   return {is_matrix ? "aura_flash_p1_matrix" : "aura_flash_p1",
           is_matrix ? "aura/aura_flash_p1_matrix.metal" : "aura/aura_flash_p1.metal",
           arguments,
-          {q_rot, or_dummy(op.q_sums, q_rot), key_codes, op.key.norms, or_dummy(op.key.means, op.key.norms),
-           op.key.codebook.contiguous(), value_codes, op.value.norms, or_dummy(op.value.means, op.value.norms),
-           op.value.codebook.contiguous(), or_dummy(starts, key_codes), o, m, l, op.value.means.has_value() ? mean : l,
-           Binding::values(parameters)},
+          {q_rot, op.q_sums, key_codes, op.key.norms, op.key.means, op.key.codebook.contiguous(), value_codes,
+           op.value.norms, op.value.means, op.value.codebook.contiguous(), contiguous(op.visibility.starts), o, m, l,
+           mean, Binding::values(parameters)},
           {size_t(s.NB * column_groups), size_t(s.HK * row_tiles), size_t(s.B)},
           kAuraThreads};
 }

@@ -12,7 +12,7 @@ Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const 
   return {"aura_rotate",
           "aura/aura_rotate.metal",
           {x.scalar_type(), x.size(3), op.inverse},
-          {x, op.signs.contiguous(), y, or_dummy(sums, y), Binding::values(parameters)},
+          {x, op.signs.contiguous(), y, sums, Binding::values(parameters)},
           {rotation_groups(parameters.vectors.count, x.size(3)), 1, 1},
           kAuraThreads};
 }

@@ -15,19 +15,15 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
   parameters.heads = head_groups(s);
   parameters.value_heads = int32_t(s.HV);
   states.set(parameters);
-  // Without tokens the inputs are empty: the pool is their dummy.
-  const auto bound = [&](const Tensor& x) { return x.numel() > 0 ? x : or_dummy({}, call.states.target); };
-  const auto or_bound = [&](const optional<Tensor>& x) { return bound(or_dummy(x, call.g_cumsum)); };
   TemplateArguments arguments = {k.scalar_type(),         w.scalar_type(), s.K, s.V, s.C,
                                  vector_width({k, w, u}), states.dtype()};
   if (has_channel_decays) arguments[7] = true;
   return {"chunk_fwd_h",
           "gdn/chunk_fwd_h.metal",
           arguments,
-          {bound(k), bound(w), bound(u), bound(g_cumsum), or_bound(states.source), or_bound(cu_seqlens),
-           or_bound(states.slots.indices), or_bound(states.slots.flags), or_bound(states.checkpoints.offsets),
-           or_bound(states.checkpoints.indices), bound(h), bound(v_new), states.target.defined() ? states.target : h,
-           Binding::error_log(), Binding::values(parameters)},
+          {k, w, u, g_cumsum, states.source, cu_seqlens, states.slots.indices, states.slots.flags,
+           states.checkpoints.offsets, states.checkpoints.indices, h, v_new, states.target, Binding::error_log(),
+           Binding::values(parameters)},
           state_threadgroups(s),
           kStateThreads};
 }

@@ -24,8 +24,8 @@ Launch launch_chunk_fwd_intra(const RuleInputs& in, const Tensor& g_cumsum, cons
   return {"chunk_fwd_intra",
           "gdn/chunk_fwd_intra.metal",
           {in.k.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({in.k, in.v})},
-          {in.k, in.v, *g, *beta, or_dummy(A_log, g_cumsum), or_dummy(dt_bias, g_cumsum),
-           or_dummy(in.cu_seqlens, g_cumsum), g_cumsum, w, u, Binding::error_log(), Binding::values(parameters)},
+          {in.k, in.v, *g, *beta, A_log, dt_bias, in.cu_seqlens, g_cumsum, w, u, Binding::error_log(),
+           Binding::values(parameters)},
           {size_t(s.NT), size_t(s.HV / members), size_t(s.B)},
           size_t(chunk_threads(int(s.C)))};
 }

@@ -26,8 +26,7 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
   return {"chunk_fwd_o",
           "gdn/chunk_fwd_o.metal",
           arguments,
-          {q, k, v_new, h, g_cumsum, or_dummy(cu_seqlens, g_cumsum), or_dummy(slots.indices, g_cumsum), o,
-           Binding::error_log(), Binding::values(parameters)},
+          {q, k, v_new, h, g_cumsum, cu_seqlens, slots.indices, o, Binding::error_log(), Binding::values(parameters)},
           {size_t(s.NT), size_t(s.HV), size_t(s.B)},
           size_t(chunk_threads(int(s.C)))};
 }

@@ -15,8 +15,8 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
   launcher().run({{"chunk_scaled_dot_kkt",
                    "gdn/chunk_scaled_dot_kkt.metal",
                    {k.scalar_type(), s.K, s.C, vector_width({k})},
-                   {k, g_cumsum, beta, or_dummy(cu_seqlens_on(k.device(), op.cu_seqlens), g_cumsum), A,
-                    Binding::error_log(), Binding::values(parameters)},
+                   {k, g_cumsum, beta, cu_seqlens_on(k.device(), op.cu_seqlens), A, Binding::error_log(),
+                    Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.H), size_t(s.B)},
                    size_t(chunk_threads(int(s.C)))}});
 }

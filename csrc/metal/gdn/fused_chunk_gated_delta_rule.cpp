@@ -10,15 +10,13 @@ Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_s
   auto parameters = in.parameters<FusedChunkParameters>(states, o);
   parameters.has_norm = in.normalise;
   parameters.output_is_f32 = o.scalar_type() != in.q.scalar_type();
-  const auto or_output = [&](const optional<Tensor>& x) { return or_dummy(x, o); };
   return {"fused_chunk_gated_delta_rule",
           "gdn/fused_chunk_gated_delta_rule.metal",
           {in.q.scalar_type(), s.K, fused_chunk_size(s.K, int64_t(in.q.element_size()), chunk_size),
            vector_width({in.q, in.k}), states.dtype()},
-          {in.q, in.k, in.v, *in.gates.g, *in.gates.beta, or_output(in.gates.A_log), or_output(in.gates.dt_bias),
-           or_output(states.source), or_output(in.cu_seqlens), or_output(states.slots.indices),
-           or_output(states.slots.flags), or_output(states.checkpoints.offsets), or_output(states.checkpoints.indices),
-           o, states.target.defined() ? states.target : o, Binding::error_log(), Binding::values(parameters)},
+          {in.q, in.k, in.v, *in.gates.g, *in.gates.beta, in.gates.A_log, in.gates.dt_bias, states.source,
+           in.cu_seqlens, states.slots.indices, states.slots.flags, states.checkpoints.offsets,
+           states.checkpoints.indices, o, states.target, Binding::error_log(), Binding::values(parameters)},
           state_threadgroups(s),
           kStateThreads};
 }

@@ -18,9 +18,8 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
   launcher().run({{"recompute_w_u",
                    "gdn/recompute_w_u.metal",
                    {k.scalar_type(), s.K, s.V, s.C, vector_width({k, v})},
-                   {k, v, as_f32(op.beta), as_contiguous(op.A, "A"), g_cumsum,
-                    or_dummy(cu_seqlens_on(k.device(), op.cu_seqlens), g_cumsum), w, u, Binding::error_log(),
-                    Binding::values(parameters)},
+                   {k, v, as_f32(op.beta), as_contiguous(op.A, "A"), g_cumsum, cu_seqlens_on(k.device(), op.cu_seqlens),
+                    w, u, Binding::error_log(), Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.HV), size_t(s.B)},
                    size_t(chunk_threads(int(s.C)))}});
 }

@@ -16,12 +16,11 @@ Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const ChannelGates& gate
                                               .v = row_strides(in.v),
                                               .heads = head_groups(s),
                                               .value_heads = int32_t(s.HV)};
-  const auto or_w = [&](const optional<Tensor>& x) { return or_dummy(x, w); };
   return {"kda_chunk_fwd_intra",
           "kda/kda_chunk_fwd_intra.metal",
           {in.q.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({in.v, w, u})},
-          {in.q, in.k, in.v, *gates.g, *in.gates.beta, or_w(gates.A_log), or_w(gates.dt_bias), or_w(in.cu_seqlens),
-           decayed_q, decayed_k, scores, log_decays, w, u, Binding::error_log(), Binding::values(parameters)},
+          {in.q, in.k, in.v, *gates.g, *in.gates.beta, gates.A_log, gates.dt_bias, in.cu_seqlens, decayed_q, decayed_k,
+           scores, log_decays, w, u, Binding::error_log(), Binding::values(parameters)},
           {size_t(s.NT), size_t(s.HV), size_t(s.B)},
           size_t(chunk_threads(int(s.C)))};
 }

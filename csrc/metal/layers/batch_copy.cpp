@@ -42,8 +42,7 @@ void run(const BatchCopy<int64_t>& op) {
   launcher().run({{"batch_copy",
                    "layers/batch_copy.metal",
                    {kCopyThreads},
-                   {op.pool.numel() > 0 ? op.pool : source, source, destination, sizes, Binding::error_log(),
-                    Binding::values(parameters)},
+                   {op.pool, source, destination, sizes, Binding::error_log(), Binding::values(parameters)},
                    {size_t(parts), size_t(n), 1},
                    size_t(kCopyThreads)}});
 }

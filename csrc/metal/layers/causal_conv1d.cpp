@@ -13,12 +13,10 @@ namespace {
 // among threadgroups.
 constexpr int64_t kFewTokens = 16;
 
-// Absent tensors are undefined.
 struct Call {
   const CausalConvolution<int64_t>& op;
-  Tensor bias, seq_idx;
-  optional<Tensor> cu_seqlens;
-  Tensor state, new_state;  // before the first token and after the last
+  optional<Tensor> bias, seq_idx, cu_seqlens;
+  Tensor state, new_state;  // before the first token and after the last; undefined: absent
   Slots slots;
   Checkpoints checkpoints;
   Tensor y;
@@ -46,7 +44,7 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   parameters.weight_tap = op.weight.stride(1);
   parameters.channels = int32_t(op.D);
   parameters.columns = int32_t(op.S);
-  parameters.has_bias = call.bias.defined();
+  parameters.has_bias = call.bias.has_value();
   parameters.has_silu = op.has_silu();
   parameters.has_state = call.state.defined();
   parameters.has_tap_vectors = has_vector_rows(op.weight);
@@ -55,19 +53,13 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
                                   (!call.state.defined() || has_vector_rows(call.state));
   if (call.state.defined()) parameters.state = column_strides(call.state);
   if (call.new_state.defined()) parameters.new_state = column_strides(call.new_state);
-  if (call.seq_idx.defined()) {
-    parameters.segment_batch = call.seq_idx.stride(0);
-    parameters.segment_token = call.seq_idx.stride(1);
-    parameters.segment_bytes = int32_t(call.seq_idx.element_size());
+  if (call.seq_idx.has_value()) {
+    parameters.segment_batch = call.seq_idx->stride(0);
+    parameters.segment_token = call.seq_idx->stride(1);
+    parameters.segment_bytes = int32_t(call.seq_idx->element_size());
   }
   return parameters;
 }
-
-Tensor or_weight(const Tensor& tensor, const Call& call) {
-  return or_dummy(tensor.defined() ? optional(tensor) : std::nullopt, call.op.weight);
-}
-
-Tensor or_weight(const optional<Tensor>& tensor, const Call& call) { return or_dummy(tensor, call.op.weight); }
 
 // Of the states, else of x.
 at::ScalarType state_type(const Call& call) {
@@ -86,17 +78,9 @@ int channel_vector_width(const Call& call) {
 }
 
 Bindings convolution_bindings(const Call& call, const ConvolutionParameters& parameters) {
-  return {call.op.x,
-          call.op.weight,
-          or_weight(call.bias, call),
-          or_weight(call.state, call),
-          or_weight(call.slots.indices, call),
-          or_weight(call.slots.flags, call),
-          or_weight(call.cu_seqlens, call),
-          or_weight(call.seq_idx, call),
-          call.y,
-          Binding::error_log(),
-          Binding::values(parameters)};
+  return {
+      call.op.x,       call.op.weight, call.bias, call.state,           call.slots.indices,         call.slots.flags,
+      call.cu_seqlens, call.seq_idx,   call.y,    Binding::error_log(), Binding::values(parameters)};
 }
 
 Launch launch_causal_conv1d(const Call& call) {
@@ -136,10 +120,8 @@ Launch launch_causal_conv1d_update(const Call& call) {
   return {"causal_conv1d_update",
           "layers/causal_conv1d_update.metal",
           arguments_of(call),
-          {call.op.x, call.op.weight, or_weight(call.bias, call), or_weight(call.state, call),
-           or_weight(call.slots.indices, call), or_weight(call.slots.flags, call), or_weight(call.slots.accepted, call),
-           or_weight(call.cu_seqlens, call), call.y, call.new_state, Binding::error_log(),
-           Binding::values(parameters_of(call, 0))},
+          {call.op.x, call.op.weight, call.bias, call.state, call.slots.indices, call.slots.flags, call.slots.accepted,
+           call.cu_seqlens, call.y, call.new_state, Binding::error_log(), Binding::values(parameters_of(call, 0))},
           sequence_threadgroups(call),
           kConvolutionThreads};
 }
@@ -148,10 +130,8 @@ Launch launch_causal_conv1d_state(const Call& call) {
   return {"causal_conv1d_state",
           "layers/causal_conv1d_state.metal",
           {call.op.x.scalar_type(), state_type(call)},
-          {or_weight(call.op.x.numel() > 0 ? call.op.x : Tensor(), call), or_weight(call.state, call),
-           or_weight(call.slots.indices, call), or_weight(call.slots.flags, call), or_weight(call.cu_seqlens, call),
-           or_weight(call.checkpoints.offsets, call), or_weight(call.checkpoints.indices, call), call.new_state,
-           Binding::error_log(), Binding::values(parameters_of(call, 0))},
+          {call.op.x, call.state, call.slots.indices, call.slots.flags, call.cu_seqlens, call.checkpoints.offsets,
+           call.checkpoints.indices, call.new_state, Binding::error_log(), Binding::values(parameters_of(call, 0))},
           sequence_threadgroups(call),
           kConvolutionThreads};
 }
@@ -171,7 +151,7 @@ void launch(const Call& call) {
 
 Call call_of(const CausalConvolution<int64_t>& op, const Tensor& y) {
   return {.op = op,
-          .bias = op.bias.has_value() ? op.bias->contiguous() : Tensor(),
+          .bias = contiguous(op.bias),
           .seq_idx = {},
           .cu_seqlens = cu_seqlens_on(op.x.device(), op.cu_seqlens),
           .state = {},
@@ -184,7 +164,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const Tensor& y) {
 void causal_conv1d(const CausalConv1d<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, final_state] = outputs;
   Call call = call_of(op, y);
-  call.seq_idx = op.seq_idx.value_or(Tensor());
+  call.seq_idx = op.seq_idx;
   call.state = op.initial_state.value_or(Tensor());
   if (op.output_final_state) call.new_state = final_state;
   launch(call);

@@ -34,8 +34,7 @@ void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   launcher().run({{"gdn_gating",
                    "layers/gdn_gating.metal",
                    {kThreads},
-                   {*gates.g, *gates.beta, *gates.A_log, or_dummy(gates.dt_bias, *gates.A_log), g, beta,
-                    Binding::values(parameters)},
+                   {*gates.g, *gates.beta, *gates.A_log, gates.dt_bias, g, beta, Binding::values(parameters)},
                    {size_t(ceil_div(count, kThreads)), 1, 1},
                    kThreads}});
 }

@@ -10,31 +10,35 @@ namespace {
 
 static_assert(RmsNorm<int64_t>::kLargestRow == kRmsNormLargestRow);
 
-Launch launch_rms_norm(const RmsNorm<int64_t>& op, const Tensor& x, const Tensor& residual,
-                       const std::tuple<Tensor, Tensor>& outputs) {
+Launch launch_rms_norm(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, residual_out] = outputs;
-  const bool has_weight = op.weight.has_value(), has_residual = op.residual.has_value();
+  const Tensor x = as_rows(op.x, "x");
   auto parameters = row_parameters<RmsNormParameters>(x, "rms_norm: x");
-  parameters.residual = row_strides(residual);
+  int width = vector_width({x});
+  auto residual = op.residual;
+  const auto weight = contiguous(op.weight);
+  if (residual.has_value()) {
+    residual = as_rows(*residual, "residual");
+    parameters.residual = row_strides(*residual);
+    width = std::min(width, vector_width({*residual}));
+  }
+  if (weight.has_value() && weight->storage_offset() % 4 != 0) width = 1;
   parameters.eps = float(op.eps);
-  parameters.has_weight = has_weight;
-  parameters.has_residual = has_residual;
+  parameters.has_weight = weight.has_value();
+  parameters.has_residual = residual.has_value();
   parameters.zero_centered = op.zero_centered;
   parameters.round_norm = op.round_norm;
-  const Tensor weight = has_weight ? op.weight->contiguous() : x;  // x: a dummy
-  const bool aligned = !has_weight || weight.storage_offset() % 4 == 0;
   return {"rms_norm",
           "layers/rms_norm.metal",
-          {x.scalar_type(), weight.scalar_type(), op.D, aligned ? vector_width({x, residual}) : 1},
-          {x, residual, weight, y, has_residual ? residual_out : y, Binding::values(parameters)},
+          {x.scalar_type(), weight.value_or(x).scalar_type(), op.D, width},
+          {x, residual, weight, y, residual_out, Binding::values(parameters)},
           {size_t(parameters.rows), 1, 1},
           size_t(rms_norm_threads(int(op.D)))};
 }
 
 void run(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   if (op.x.numel() == 0) return;
-  const Tensor x = as_rows(op.x, "x"), residual = op.residual.has_value() ? as_rows(*op.residual, "residual") : x;
-  launcher().run({launch_rms_norm(op, x, residual, outputs)});
+  launcher().run({launch_rms_norm(op, outputs)});
 }
 
 }  // namespace

@@ -11,22 +11,22 @@ namespace {
 static_assert(RmsNormGated<int64_t>::kLargestRow == kRmsNormGatedLargestRow);
 
 Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, const Tensor& g, const Tensor& y) {
-  const bool has_weight = op.weight.has_value();
   auto parameters = row_parameters<RmsNormGatedParameters>(x, "rms_norm_gated: x");
   parameters.gate = row_strides(g);
   parameters.eps = float(op.eps);
-  parameters.has_weight = has_weight;
+  parameters.has_weight = op.weight.has_value();
   parameters.has_sigmoid = op.has_sigmoid();
   parameters.round_norm = op.round_norm;
   parameters.round_product = op.round_product();
-  const Tensor weight = has_weight ? op.weight->contiguous() : x;  // x: a dummy
-  const bool aligned = !has_weight || weight.storage_offset() % 4 == 0;
-  return {"rms_norm_gated",
-          "layers/rms_norm_gated.metal",
-          {x.scalar_type(), g.scalar_type(), weight.scalar_type(), op.D, aligned ? vector_width({x, g}) : 1},
-          {x, g, weight, y, Binding::values(parameters)},
-          {size_t(ceil_div(parameters.rows, kRmsNormGatedRows)), 1, 1},
-          32 * kRmsNormGatedRows};
+  const auto weight = contiguous(op.weight);
+  const bool aligned = !weight.has_value() || weight->storage_offset() % 4 == 0;
+  return {
+      "rms_norm_gated",
+      "layers/rms_norm_gated.metal",
+      {x.scalar_type(), g.scalar_type(), weight.value_or(x).scalar_type(), op.D, aligned ? vector_width({x, g}) : 1},
+      {x, g, weight, y, Binding::values(parameters)},
+      {size_t(ceil_div(parameters.rows, kRmsNormGatedRows)), 1, 1},
+      32 * kRmsNormGatedRows};
 }
 
 void run(const RmsNormGated<int64_t>& op, const Tensor& y) {
