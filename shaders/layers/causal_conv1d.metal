@@ -15,9 +15,10 @@ template <typename T, typename Weight, typename State, int W, int Width>
     device const uchar* has_initial_state [[buffer(5)]],
     device const int64_t* cu_seqlens [[buffer(6)]],
     device const int* seq_idx [[buffer(7)]],
-    device T* y [[buffer(8)]],
-    device ErrorLog* errors [[buffer(9)]],
-    constant ConvolutionParameters& parameters [[buffer(10)]],
+    device const T* residual [[buffer(8)]],
+    device T* y [[buffer(9)]],
+    device ErrorLog* errors [[buffer(10)]],
+    constant ConvolutionParameters& parameters [[buffer(11)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -35,6 +36,7 @@ template <typename T, typename Weight, typename State, int W, int Width>
 
   device const T* tokens = x + chunk.batch * parameters.x.batch + channel * parameters.x.head;
   device const State* columns = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
+  device const T* added = residual + chunk.batch * parameters.residual.batch + channel * parameters.residual.head;
   device T* output = y + chunk.batch * parameters.y_batch + channel;
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
   Values<Width> window[W];
@@ -49,7 +51,7 @@ template <typename T, typename Weight, typename State, int W, int Width>
   for (int token = chunk.first; token < chunk.first + chunk.tokens; ++token) {
     window[W - 1] = load_values<Width>(tokens + token * parameters.x.token);
     const Values<Width> result =
-        convolve_token<W, Width>(window, filter, slot.is_present, seq_idx, parameters, chunk, token);
+        convolve_token<W, Width>(window, filter, added, slot.is_present, seq_idx, parameters, chunk, token);
     store_values(output + token * parameters.y_token, result);
     move_window<W, Width>(window);
   }

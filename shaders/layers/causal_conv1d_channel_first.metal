@@ -17,9 +17,10 @@ template <typename T, typename Weight, typename State, int W>
     device const uchar* has_initial_state [[buffer(5)]],
     device const int64_t* cu_seqlens [[buffer(6)]],
     device const int* seq_idx [[buffer(7)]],
-    device T* y [[buffer(8)]],
-    device ErrorLog* errors [[buffer(9)]],
-    constant ConvolutionParameters& parameters [[buffer(10)]],
+    device const T* residual [[buffer(8)]],
+    device T* y [[buffer(9)]],
+    device ErrorLog* errors [[buffer(10)]],
+    constant ConvolutionParameters& parameters [[buffer(11)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
@@ -64,13 +65,14 @@ template <typename T, typename Weight, typename State, int W>
   if (channel < parameters.channels && first < last) {
     const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, channel);
     threadgroup const float* own = tile + int(lane) * kTileStride;
+    device const T* added = residual + chunk.batch * parameters.residual.batch + channel * parameters.residual.head;
     device T* output = y + chunk.batch * parameters.y_batch + chunk.first * parameters.y_token + channel;
     Values<1> window[W];
     UNROLL for (int tap = 0; tap + 1 < W; ++tap) window[tap].at[0] = own[first + tap];
     for (int token = first; token < last; ++token) {
       window[W - 1].at[0] = own[token + W - 1];
       const Values<1> result =
-          convolve_token<W, 1>(window, filter, slot.is_present, seq_idx, parameters, chunk, chunk.first + token);
+          convolve_token<W, 1>(window, filter, added, slot.is_present, seq_idx, parameters, chunk, chunk.first + token);
       store_values(output + token * parameters.y_token, result);
       move_window<W, 1>(window);
     }

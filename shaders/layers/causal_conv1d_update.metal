@@ -44,10 +44,11 @@ template <typename T, typename Weight, typename State, int W>
     device const uchar* has_initial_state [[buffer(5)]],
     device const int* num_accepted_tokens [[buffer(6)]],
     device const int64_t* cu_seqlens [[buffer(7)]],
-    device T* y [[buffer(8)]],
-    device State* new_state [[buffer(9)]],
-    device ErrorLog* errors [[buffer(10)]],
-    constant ConvolutionParameters& parameters [[buffer(11)]],
+    device const T* residual [[buffer(8)]],
+    device T* y [[buffer(9)]],
+    device State* new_state [[buffer(10)]],
+    device ErrorLog* errors [[buffer(11)]],
+    constant ConvolutionParameters& parameters [[buffer(12)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -76,6 +77,8 @@ template <typename T, typename Weight, typename State, int W>
   device const T* tokens = x + first + channel * parameters.x.head;
   device const State* states = state + slot.index * parameters.state.slot;
   device const State* columns = states + channel * parameters.state.channel;
+  device const T* added = residual + sequence.batch * parameters.residual.batch +
+                          sequence.first * parameters.residual.token + channel * parameters.residual.head;
   device T* output = y + sequence.batch * parameters.y_batch + sequence.first * parameters.y_token + channel;
   const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, min(channel, parameters.channels - 1));
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
@@ -92,6 +95,7 @@ template <typename T, typename Weight, typename State, int W>
     move_window<W, 1>(window);
     window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
     Values<1> result = convolve<W, 1>(window, filter, parameters.has_silu != 0);
+    add_residual<1>(result, added + token * parameters.residual.token, parameters);
     if (!slot.is_present) result = no_values<1>();
     store_values(output + token * parameters.y_token, result);
   }

@@ -13,15 +13,16 @@ struct ConvolutionParameters {
   SequenceParameters sequence;
   SlotParameters slots;
   CheckpointParameters checkpoints;       // read by causal_conv1d_state
-  RowStrides x;                           // the head is the channel
+  RowStrides x, residual;                 // the head is the channel
   int64_t y_batch, y_token;               // strides; channels are neighbours
   int64_t weight_channel, weight_tap;     // strides
   ColumnStrides state, new_state;         // before the first token and after the last
   int64_t segment_batch, segment_token;   // strides of seq_idx
   int32_t channels, columns;              // D, S
   int32_t has_bias, has_silu, has_state;  // has_state: `state` is read
-  int32_t segment_bytes;                  // of a number in seq_idx: 4 or 8; 0: there is none
-  int32_t has_tap_vectors;                // 1: the 4 taps of a channel can be loaded at once
-  int32_t has_column_vectors;             // 1: the 4 columns of its states can be moved at once
-  int32_t keeps_each;                     // 1: the state after each token stays in the columns, for the next step
+  int32_t has_residual;
+  int32_t segment_bytes;       // of a number in seq_idx: 4 or 8; 0: there is none
+  int32_t has_tap_vectors;     // 1: the 4 taps of a channel can be loaded at once
+  int32_t has_column_vectors;  // 1: the 4 columns of its states can be moved at once
+  int32_t keeps_each;          // 1: the state after each token stays in the columns, for the next step
 };

@@ -109,7 +109,7 @@ segment_of(device const int* seq_idx, constant ConvolutionParameters& parameters
   return ((device const int64_t*)seq_idx)[at];
 }
 
-// Taps in other segments read zero; a negative segment gives zeros.
+// Taps in other segments than the token's read zero.
 template <int W, int Width>
 METAL_FUNC Values<Width> convolve_segment(
     thread const Values<Width>* window,
@@ -117,8 +117,8 @@ METAL_FUNC Values<Width> convolve_segment(
     device const int* seq_idx,
     constant ConvolutionParameters& parameters,
     Chunk chunk,
-    int token) {
-  const int64_t segment = segment_of(seq_idx, parameters, chunk.batch, token);
+    int token,
+    int64_t segment) {
   Values<Width> of_segment[W];
   UNROLL for (int tap = 0; tap < W; ++tap) {
     const int there = token - (W - 1) + tap;
@@ -126,23 +126,41 @@ METAL_FUNC Values<Width> convolve_segment(
     of_segment[tap] = window[tap];
     if (!is_inside) of_segment[tap] = no_values<Width>();
   }
-  if (segment < 0) return no_values<Width>();
   return convolve<W, Width>(of_segment, filter, parameters.has_silu != 0);
 }
 
-template <int W, int Width>
+// Before the result is rounded. `residual` is that of the token and the thread's first channel.
+template <int Width, typename T>
+METAL_FUNC void add_residual(
+    thread Values<Width>& result, device const T* residual, constant ConvolutionParameters& parameters) {
+  if (parameters.has_residual == 0) return;
+  const Values<Width> values = load_values<Width>(residual);
+  UNROLL for (int i = 0; i < Width; ++i) result.at[i] += values.at[i];
+}
+
+// `residual` is that of the batch row and the thread's first channel. A sequence without a slot and a negative segment
+// give zeros.
+template <int W, int Width, typename T>
 METAL_FUNC Values<Width> convolve_token(
     thread const Values<Width>* window,
     thread const Filter<W, Width>& filter,
+    device const T* residual,
     bool is_present,
     device const int* seq_idx,
     constant ConvolutionParameters& parameters,
     Chunk chunk,
     int token) {
   if (!is_present) return no_values<Width>();
-  if (parameters.segment_bytes != 0)
-    return convolve_segment<W, Width>(window, filter, seq_idx, parameters, chunk, token);
-  return convolve<W, Width>(window, filter, parameters.has_silu != 0);
+  Values<Width> result;
+  if (parameters.segment_bytes != 0) {
+    const int64_t segment = segment_of(seq_idx, parameters, chunk.batch, token);
+    if (segment < 0) return no_values<Width>();
+    result = convolve_segment<W, Width>(window, filter, seq_idx, parameters, chunk, token, segment);
+  } else {
+    result = convolve<W, Width>(window, filter, parameters.has_silu != 0);
+  }
+  add_residual<Width>(result, residual + token * parameters.residual.token, parameters);
+  return result;
 }
 
 // Written out: a compiler takes a loop for a copy of memory, and then keeps the window there.

@@ -93,9 +93,11 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
 def convolution_call(op: str, packed: bool, dtype: torch.dtype) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     N, B, D, W = (3, 1, 32, 4) if packed else (2, 2, 32, 4)
-    shapes = {"x": (B, T, D), "weight": (D, W), "bias": (D,), "initial_state": (N, D, W), "state_pool": (5, D, W)}
+    shapes: dict[str, tuple[int, ...]] = {"x": (B, T, D), "weight": (D, W), "bias": (D,), "initial_state": (N, D, W)}
+    shapes |= {"state_pool": (5, D, W), "residual": (B, T, D)}
     tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
-    call: dict[str, Any] = {name: tensors[name] for name in ("x", "weight", "bias")} | {"activation": "silu"}
+    call: dict[str, Any] = {name: tensors[name] for name in ("x", "weight", "bias", "residual")}
+    call["activation"] = "silu"
     if op == "causal_conv1d":
         call |= {"initial_state": tensors["initial_state"], "output_final_state": True}
     else:
@@ -181,6 +183,8 @@ def bad_convolutions(bad: Callable[..., None]) -> None:
         bad(op, "weight", ValueError, "W of 5", change("weight", lambda w: w.new_zeros(len(w), 5)))
         bad(op, "bias", TypeError, "another dtype", change("bias", torch.Tensor.half))
         bad(op, "bias", ValueError, "too short", change("bias", lambda b: b[1:]))
+        bad(op, "residual", TypeError, "another dtype", change("residual", torch.Tensor.half))
+        bad(op, "residual", ValueError, "too few tokens", change("residual", lambda r: r[:, 1:]))
         bad(op, "activation", ValueError, "gelu", put("activation", "gelu"))
         bad(op, state, TypeError, "integers", change(state, torch.Tensor.int))
         bad(op, state, ValueError, "two dimensions", change(state, flat))

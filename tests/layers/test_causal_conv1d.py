@@ -48,7 +48,7 @@ def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = tor
 @pytest.mark.parametrize("D", [12, 131, 140])  # 140: vectors of channels for a simdgroup and a part of the next
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, W: int, D: int) -> None:
     x, weight, bias, state = inputs(39, D, W, dtype=dtype)
-    check(device, x, weight, bias, state, True, None, "silu")
+    check(device, x, weight, bias, state, True, None, "silu", residual=torch.randn(x.shape).to(dtype))
 
 
 def test_taps_with_a_gap_after_each_channel(device: torch.device) -> None:
@@ -128,7 +128,7 @@ def test_two_calls_are_one(device: torch.device, T: int) -> None:
 def test_segments_do_not_see_each_other(device: torch.device, dtype: torch.dtype) -> None:
     x, weight, bias, _ = inputs(40)
     runs = torch.tensor([[0] * 2 + [1] * 30 + [3] * 8, [0] * 31 + [-1] * 3 + [2] + [5] * 5], dtype=dtype)
-    check(device, x, weight, bias, activation="silu", seq_idx=runs)
+    check(device, x, weight, bias, activation="silu", seq_idx=runs, residual=x)
     x[1, 20] = torch.nan
     y, _ = convolve(device, x, weight, bias, seq_idx=runs)
     assert y[1, 31:].isfinite().all() and torch.equal(y[1, 31:34], torch.zeros(3, 12))
@@ -156,7 +156,7 @@ def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dt
     cu_seqlens = torch.tensor([0, 0, 2, 67, 140])
     states, runs = torch.randn(4, 35, 5), torch.tensor([[0] * 63 + [1] * 66 + [-1] * 11])
     with kernels_run(device, "causal_conv1d_channel_first"):
-        check(device, across, weight, bias, states, True, None, "silu", cu_seqlens=cu_seqlens)
+        check(device, across, weight, bias, states, True, None, "silu", cu_seqlens=cu_seqlens, residual=across)
         check(device, across, weight, bias, activation="silu", seq_idx=runs)
         check(device, across[:, :3], weight[:, :2], bias)
 
@@ -165,9 +165,12 @@ def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dt
 def test_any_strides(device: torch.device, T: int) -> None:
     x, weight, bias, state = inputs(T)
     y, final_state = convolve(device, x, weight, bias, state, True)
+    filter_there = [each.to(device) for each in (weight, bias, state)]
     for name, view in views_of(x.to(device)).items():
-        there = torch.ops.gdn.causal_conv1d(view, weight.to(device), bias.to(device), state.to(device), True)
+        there = torch.ops.gdn.causal_conv1d(view, *filter_there, True)
         assert_same_bits(name, there[0], y)
+        added, _ = torch.ops.gdn.causal_conv1d(x.to(device), *filter_there, residual=view)
+        assert_same_bits(f"residual, {name}", added, y + x)
         assert_same_bits(name, there[1], final_state)
     across = [
         weight.T.contiguous().T,
@@ -252,10 +255,12 @@ class TestPublicFunctions:
         assert torch_gdn.causal_conv1d(x, weight)[1] is None
 
     def test_fla_with_heads_and_a_residual(self, device: torch.device) -> None:
-        x, weight, bias, _ = (each.to(device) for each in inputs(6))
-        y, _ = torch_gdn.causal_conv1d(x.view(2, 6, 3, 4), weight, bias, residual=x.view(2, 6, 3, 4))
-        expected = torch_gdn.causal_conv1d(x, weight, bias)[0] + x
-        assert_same_bits("y", y, expected.view(2, 6, 3, 4))
+        """The sum with the residual is rounded once."""
+        x, weight, bias, _ = inputs(6, dtype=torch.bfloat16)
+        residual, there = torch.randn(2, 6, 3, 4).bfloat16(), [each.to(device) for each in (weight, bias)]
+        y, _ = torch_gdn.causal_conv1d(x.view(2, 6, 3, 4).to(device), *there, residual=residual.to(device))
+        exact = reference.causal_conv1d(x.double(), weight.double(), bias.double())[0] + residual.view(x.shape)
+        assert_close("y", y.view(x.shape), exact, BOUND[x.dtype], head_dim=2)
 
     @pytest.mark.parametrize("columns", [3, 4])
     def test_dao(self, device: torch.device, columns: int) -> None:

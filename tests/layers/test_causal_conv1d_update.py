@@ -44,7 +44,8 @@ def check(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **optio
 @pytest.mark.parametrize("T", [1, 3, 16, 17, 40])
 @pytest.mark.parametrize("S", [3, 4, 6])
 def test_moves_the_states_on(device: torch.device, T: int, S: int) -> None:
-    check(device, torch.randn(3, T, D), torch.randn(D, 4), padded_pool(3, S), bias=torch.randn(D), activation="silu")
+    x, weight, bias = torch.randn(3, T, D), torch.randn(D, 4), torch.randn(D)
+    check(device, x, weight, padded_pool(3, S), bias=bias, activation="silu", residual=torch.randn(3, T, D))
 
 
 @pytest.mark.parametrize("T", [1, 20])
@@ -92,6 +93,7 @@ def test_packed_prefill(device: torch.device, tokens: int) -> None:
         torch.randn(1, tokens, D),
         torch.randn(D, 4),
         padded_pool(6, 3),
+        residual=torch.randn(1, tokens, D),
         cu_seqlens=cu_seqlens,
         state_indices=torch.tensor([4, 1, -1, 0], dtype=torch.int32),
         has_initial_state=torch.tensor([True, False, True, True]),
@@ -106,7 +108,7 @@ def test_transposed_slots(device: torch.device, S: int, dtype: torch.dtype) -> N
     pool = torch.randn(4, S, channels).to(dtype).transpose(1, 2)
     x, weight = torch.randn(3, 1, channels).to(dtype), torch.randn(channels, 4).to(dtype)
     flags = torch.tensor([True, True, False])
-    check(device, x, weight, pool, state_indices=torch.tensor([2, 1, 3]), has_initial_state=flags)
+    check(device, x, weight, pool, state_indices=torch.tensor([2, 1, 3]), has_initial_state=flags, residual=x)
 
 
 @pytest.mark.parametrize("T", [1, 2, 5])
@@ -186,9 +188,11 @@ class TestPublicFunctions:
     @pytest.mark.parametrize("shape", [(3, D), (1, 3, D), (3, 1, D)], ids=str)
     def test_fla(self, device: torch.device, shape: tuple[int, ...]) -> None:
         x, weight, cache = torch.randn(shape).to(device), torch.randn(D, 4).to(device), torch.randn(3, D, 4).to(device)
-        expected_cache = cache.clone()
-        expected = torch.ops.gdn.causal_conv1d_update_(x.view(3, 1, D), weight, expected_cache, activation="silu")
-        y, same = torch_gdn.causal_conv1d_update(x, cache, weight=weight, activation="silu")
+        expected_cache, residual = cache.clone(), torch.randn(shape).to(device)
+        expected = torch.ops.gdn.causal_conv1d_update_(
+            x.view(3, 1, D), weight, expected_cache, activation="silu", residual=residual.view(3, 1, D)
+        )
+        y, same = torch_gdn.causal_conv1d_update(x, cache, residual, weight, activation="silu")
         assert same is cache and y.shape == x.shape
         assert_same_bits("y", y, expected.view(shape))
         assert_same_bits("cache", cache, expected_cache)

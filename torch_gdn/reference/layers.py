@@ -96,8 +96,9 @@ def causal_conv1d(
     activation: str | None = None,
     cu_seqlens: Tensor | None = None,
     seq_idx: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """y[t] = bias + sum over j of weight[W - 1 - j] x[t - j], then silu, of x [B, T, D] behind the state."""
+    """y[t] = silu(bias + sum over j of weight[W - 1 - j] x[t - j]) + residual[t], for x [B, T, D] behind the state."""
     dtype = compute_dtype(x)
     batch, tokens, channels = x.shape
     W = weight.shape[1]
@@ -120,6 +121,8 @@ def causal_conv1d(
         y += bias.to(dtype)
     if activation is not None:
         y = silu(y)
+    if residual is not None:
+        y = y + residual.to(dtype)
     if seq_idx is not None:
         y = torch.where(seq_idx[..., None] < 0, 0, y)
     return y.to(x.dtype), final_state if output_final_state else None
@@ -143,6 +146,7 @@ def causal_conv1d_update_(
     cu_seqlens: Tensor | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoint_indices: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """`causal_conv1d` from the slots of a pool of states, which it updates; zeros for a sequence without a slot.
 
@@ -159,7 +163,10 @@ def causal_conv1d_update_(
         if has_initial_state is not None and not has_initial_state[n]:
             state = torch.zeros_like(state)
         here = x[b : b + 1, first:last]
-        y[b, first:last], final_state = causal_conv1d(here, weight, bias, state[None], True, activation=activation)
+        added = None if residual is None else residual[b : b + 1, first:last]
+        y[b, first:last], final_state = causal_conv1d(
+            here, weight, bias, state[None], True, activation=activation, residual=added
+        )
         assert final_state is not None
         if checkpoint_offsets is not None and checkpoint_indices is not None:
             tokens, index = int(checkpoint_offsets[n]), int(checkpoint_indices[n])

@@ -113,6 +113,8 @@ Tensor as_dense_rows_or_columns(const Tensor& x) {
   return in_rows || in_columns ? x : x.contiguous();
 }
 
+Tensor as_dense_rows(const Tensor& x) { return x.size(2) <= 1 || x.stride(2) == 1 ? x : x.contiguous(); }
+
 // [B, T, D] as raw memory.
 struct Elements {
   char* data;
@@ -132,7 +134,7 @@ struct Elements {
 // One call. Channels are independent of each other, and so are sequences: a work item is some channels of one sequence.
 struct Call {
   const CausalConvolution<int64_t>& op;
-  Tensor x;
+  Tensor x, residual;  // residual: undefined where there is none
   Elements in, out;
   Columns columns;  // of x
   optional<Columns> state, new_state;
@@ -184,11 +186,18 @@ struct Call {
             .in_stride = in.token_stride,
             .out = nullptr,
             .out_stride = out.token_stride,
+            .residual = nullptr,
+            .residual_stride = residual.defined() ? residual.stride(1) : 0,
             .tokens = 0,
             .channels = count,
             .weight = scratch.weight,
             .bias = scratch.bias,
             .before = scratch.before};
+  }
+
+  // Of a token, from `channel` on.
+  const void* residual_at(const cpu::Sequence& sequence, int64_t token, int64_t channel) const {
+    return residual.defined() ? Elements(residual).at(sequence.batch, token, channel) : nullptr;
   }
 
   void convolve_rows(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
@@ -198,6 +207,7 @@ struct Call {
       rows.tokens = std::min(kTokens, last - t);
       rows.in = in.at(sequence.batch, t, channel);
       rows.out = out.at(sequence.batch, t, channel);
+      rows.residual = residual_at(sequence, t, channel);
       convolve(rows);
     }
   }
@@ -213,6 +223,7 @@ struct Call {
       rows.tokens = std::min(kTransposedTokens, last - t);
       read_transposed(in.at(sequence.batch, t, channel), in.channel_stride, rows.tokens, count, scratch.rows);
       rows.out = out.at(sequence.batch, t, channel);
+      rows.residual = residual_at(sequence, t, channel);
       convolve(rows);
     }
   }
@@ -238,6 +249,7 @@ struct Call {
         }
       }
       columns.read(sequence.batch, channel, t, count, scratch.rows);
+      rows.residual = residual_at(sequence, t, channel);
       convolve(rows);
     }
   }
@@ -259,6 +271,7 @@ struct Call {
                                     .weight = scratch.weight,
                                     .bias = scratch.bias,
                                     .before = state && slot.has_state ? state->at(slot.index, channel) : nullptr,
+                                    .residual = residual_at(sequence, sequence.first, channel),
                                     .after = new_state->at(slot.index, channel),
                                     .y = out.at(sequence.batch, sequence.first, channel),
                                     .column_stride = new_state->column_stride(),
@@ -365,6 +378,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const optional<Tensor>& seq_i
   const Tensor x = as_dense_rows_or_columns(op.x);
   return {.op = op,
           .x = x,
+          .residual = op.residual.has_value() ? as_dense_rows(*op.residual) : Tensor(),
           .in = Elements(x),
           .out = Elements(y),
           .columns = Columns(x, 0, 2, 1),

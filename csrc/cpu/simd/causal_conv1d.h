@@ -5,6 +5,7 @@ template <typename In, typename Out, int W, bool kSilu>
 TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channel, int64_t count) {
   const auto* in = static_cast<const In*>(rows.in) + channel;
   auto* out = static_cast<Out*>(rows.out) + channel;
+  const auto* residual = rows.residual != nullptr ? static_cast<const Out*>(rows.residual) + channel : nullptr;
   Floats window[W], weight[W];
 #pragma GCC unroll 4
   for (int tap = 0; tap < W; ++tap) weight[tap] = load(rows.weight + tap * kChannels + channel);
@@ -18,6 +19,7 @@ TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channe
 #pragma GCC unroll 4
     for (int tap = 0; tap < W; ++tap) sum += weight[tap] * window[tap];
     if constexpr (kSilu) sum = silu<Out>(sum);
+    if (residual != nullptr) sum += load(residual + t * rows.residual_stride, count);
     store(out, sum, count);
 #pragma GCC unroll 4
     for (int tap = 0; tap + 1 < W; ++tap) window[tap] = window[tap + 1];
@@ -75,7 +77,8 @@ TORCH_GDN_INLINE void store_columns(Element* to, int64_t count, Floats (&columns
 }
 
 template <typename Element, int W, int S, bool kSilu>
-TORCH_GDN_INLINE Floats step_output(const ConvolutionStep& step, int64_t channel, Floats x, const Floats (&state)[S]) {
+TORCH_GDN_INLINE Floats step_output(const ConvolutionStep& step, int64_t channel, int64_t count, Floats x,
+                                    const Floats (&state)[S]) {
   Floats sum = load(step.bias + channel);
 #pragma GCC unroll 4
   for (int tap = 0; tap + 1 < W; ++tap) {
@@ -83,6 +86,7 @@ TORCH_GDN_INLINE Floats step_output(const ConvolutionStep& step, int64_t channel
   }
   sum += load(step.weight + (W - 1) * kChannels + channel) * x;
   if constexpr (kSilu) sum = silu<Element>(sum);
+  if (step.residual != nullptr) sum += load(static_cast<const Element*>(step.residual) + channel, count);
   return sum;
 }
 
@@ -92,7 +96,8 @@ TORCH_GDN_INLINE void step_lanes(const ConvolutionStep& step, int64_t channel, i
   Floats state[S] = {};
   if (step.before != nullptr) load_columns(static_cast<const Element*>(step.before) + channel * S, count, state);
   const Floats x = load(static_cast<const Element*>(step.x) + channel, count);
-  store(static_cast<Element*>(step.y) + channel, step_output<Element, W, S, kSilu>(step, channel, x, state), count);
+  store(static_cast<Element*>(step.y) + channel, step_output<Element, W, S, kSilu>(step, channel, count, x, state),
+        count);
 #pragma GCC unroll 4
   for (int column = 0; column + 1 < S; ++column) state[column] = state[column + 1];
   state[S - 1] = x;
@@ -117,7 +122,8 @@ TORCH_GDN_INLINE void step_dense_lanes(const ConvolutionStep& step, int64_t chan
 #pragma GCC unroll 4
   for (int column = 0; column < S; ++column) state[column] = Memory<Element>::upcast(elements[column]);
   const Floats x = Memory<Element>::upcast(elements[S]);
-  store(static_cast<Element*>(step.y) + channel, step_output<Element, W, S, kSilu>(step, channel, x, state), count);
+  store(static_cast<Element*>(step.y) + channel, step_output<Element, W, S, kSilu>(step, channel, count, x, state),
+        count);
   auto* after = static_cast<Element*>(step.after) + channel;
 #pragma GCC unroll 4
   for (int column = 0; column < S; ++column) {

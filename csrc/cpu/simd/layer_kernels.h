@@ -17,6 +17,8 @@ struct ConvolutionRows {
   int64_t in_stride;
   void* out;
   int64_t out_stride;
+  const void* residual;  // added last, of out's dtype; nullptr: none
+  int64_t residual_stride;
   int64_t tokens, channels;
   const float *weight, *bias;  // [W, kChannels], [kChannels]
   float* before;               // [W - 1, kChannels]: the tokens before the first; after the call, before the next one
@@ -28,6 +30,7 @@ struct ConvolutionStep {
   const void* x;
   const float *weight, *bias;  // [W, kChannels], [kChannels]
   const void* before;          // [channels, S], or nullptr: zeros
+  const void* residual;        // as in ConvolutionRows
   void *after, *y;             // `after` may be `before`
   int64_t column_stride;       // of the states: elements from column to column of dense channels, or 1: the reverse
   int64_t channels;

@@ -38,6 +38,7 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   parameters.slots = call.slots.parameters;
   parameters.checkpoints = call.checkpoints.parameters;
   parameters.x = row_strides(op.x);
+  if (op.residual.has_value()) parameters.residual = row_strides(*op.residual);
   parameters.y_batch = call.y.stride(0);
   parameters.y_token = call.y.stride(1);
   parameters.weight_channel = op.weight.stride(0);
@@ -45,6 +46,7 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   parameters.channels = int32_t(op.D);
   parameters.columns = int32_t(op.S);
   parameters.has_bias = call.bias.has_value();
+  parameters.has_residual = op.residual.has_value();
   parameters.has_silu = op.has_silu();
   parameters.has_state = call.state.defined();
   parameters.has_tap_vectors = has_vector_rows(op.weight);
@@ -73,14 +75,16 @@ TemplateArguments arguments_of(const Call& call) {
 }
 
 int channel_vector_width(const Call& call) {
-  const bool neighbours = call.op.x.stride(2) == 1 && call.op.D % 4 == 0;
-  return neighbours ? vector_width({call.op.x, call.y}) : 1;
+  const auto& x = call.op.x;
+  const Tensor& residual = call.op.residual.value_or(x);
+  const bool neighbours = x.stride(2) == 1 && residual.stride(2) == 1 && call.op.D % 4 == 0;
+  return neighbours ? vector_width({x, residual, call.y}) : 1;
 }
 
 Bindings convolution_bindings(const Call& call, const ConvolutionParameters& parameters) {
   return {
-      call.op.x,       call.op.weight, call.bias, call.state,           call.slots.indices,         call.slots.flags,
-      call.cu_seqlens, call.seq_idx,   call.y,    Binding::error_log(), Binding::values(parameters)};
+      call.op.x,       call.op.weight, call.bias,        call.state, call.slots.indices,   call.slots.flags,
+      call.cu_seqlens, call.seq_idx,   call.op.residual, call.y,     Binding::error_log(), Binding::values(parameters)};
 }
 
 Launch launch_causal_conv1d(const Call& call) {
@@ -121,7 +125,8 @@ Launch launch_causal_conv1d_update(const Call& call) {
           "layers/causal_conv1d_update.metal",
           arguments_of(call),
           {call.op.x, call.op.weight, call.bias, call.state, call.slots.indices, call.slots.flags, call.slots.accepted,
-           call.cu_seqlens, call.y, call.new_state, Binding::error_log(), Binding::values(parameters_of(call, 0))},
+           call.cu_seqlens, call.op.residual, call.y, call.new_state, Binding::error_log(),
+           Binding::values(parameters_of(call, 0))},
           sequence_threadgroups(call),
           kConvolutionThreads};
 }

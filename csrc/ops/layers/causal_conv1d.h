@@ -12,7 +12,7 @@ namespace torch_gdn {
 template <typename Int>
 struct CausalConvolution {
   Tensor x, weight;
-  optional<Tensor> bias;
+  optional<Tensor> bias, residual;  // the residual is added last, before y is rounded
   optional<std::string_view> activation;
   optional<Tensor> cu_seqlens;
   optional<Tensor> out;  // of the in-place form: y, where the caller has it
@@ -34,6 +34,10 @@ struct CausalConvolution {
     if (bias.has_value()) {
       check.same_dtype("bias", *bias, "weight", weight);
       check.shape("bias", *bias, "[D]", {D});
+    }
+    if (residual.has_value()) {
+      check.same_dtype("residual", *residual, "x", x);
+      check.same_shape("residual", *residual, "x", x);
     }
     check.value(!activation.has_value() || *activation == "silu" || *activation == "swish", "activation",
                 "None, 'silu' or 'swish'", "'", activation.value_or(""), "'");
@@ -60,7 +64,7 @@ struct CausalConv1d : CausalConvolution<Int> {
   static constexpr const char* kSchema =
       "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, "
       "bool output_final_state=False, int? state_width=None, str? activation=None, Tensor? cu_seqlens=None, "
-      "Tensor? seq_idx=None) -> (Tensor y, Tensor final_state)";
+      "Tensor? seq_idx=None, Tensor? residual=None) -> (Tensor y, Tensor final_state)";
 
   optional<Tensor> initial_state;
   bool output_final_state;
@@ -69,7 +73,7 @@ struct CausalConv1d : CausalConvolution<Int> {
 
   auto arguments() {
     return std::tie(this->x, this->weight, this->bias, initial_state, output_final_state, state_width, this->activation,
-                    this->cu_seqlens, seq_idx);
+                    this->cu_seqlens, seq_idx, this->residual);
   }
 
   void check() {
@@ -106,14 +110,14 @@ struct CausalConv1dUpdate : CausalConvolution<Int> {
       "causal_conv1d_update_(Tensor x, Tensor weight, Tensor(a!) state_pool, Tensor? state_indices=None, "
       "Tensor? has_initial_state=None, int null_index=-1, Tensor? bias=None, str? activation=None, "
       "Tensor? cu_seqlens=None, Tensor? num_accepted_tokens=None, Tensor? checkpoint_offsets=None, "
-      "Tensor? checkpoint_indices=None, Tensor(b!)? out=None) -> Tensor y";
+      "Tensor? checkpoint_indices=None, Tensor(b!)? out=None, Tensor? residual=None) -> Tensor y";
 
   StatePool pool;
 
   auto arguments() {
     return std::tie(this->x, this->weight, pool.states, pool.indices, pool.has_initial_state, pool.null_index,
                     this->bias, this->activation, this->cu_seqlens, pool.num_accepted_tokens, pool.checkpoint_offsets,
-                    pool.checkpoint_indices, this->out);
+                    pool.checkpoint_indices, this->out, this->residual);
   }
 
   void check() {

@@ -77,7 +77,7 @@ def causal_conv1d(
             behind T are taken as D, as [B, T, H, K].
         weight: [D, W], W from 2 to 4, bfloat16, float16 or float32, any strides.
         bias: [D], dtype of weight. Default: None.
-        residual: of x's shape, added last. Default: None.
+        residual: x's shape and dtype, any strides; added last, before y is rounded to its dtype. Default: None.
         initial_state: [N, D, S], the columns before the first token, S at least W - 1 (FLA: W, Dao: W - 1), any float
             dtype of x's kinds, any strides; N is B or the number of packed sequences. Default: zeros, with S = W.
         output_final_state: whether the last S of the columns before and the tokens are returned. Default: False.
@@ -104,12 +104,11 @@ def causal_conv1d(
         >>> y[0, :, 0], state.shape
         (tensor([1., 2., 3.]), torch.Size([1, 2, 4]))
     """
+    if x.dim() > 3 and residual is not None:
+        residual = residual.flatten(2)
     rows = x.flatten(2) if x.dim() > 3 else x
     boundaries = cu_seqlens_cpu if cu_seqlens is None else cu_seqlens
     y, final_state = torch.ops.gdn.causal_conv1d(
-        rows, weight, bias, initial_state, output_final_state, None, activation, boundaries
+        rows, weight, bias, initial_state, output_final_state, None, activation, boundaries, residual=residual
     )
-    y = y.view(x.shape)
-    if residual is not None:
-        y = y + residual
-    return y, final_state if output_final_state else None
+    return y.view(x.shape), final_state if output_final_state else None

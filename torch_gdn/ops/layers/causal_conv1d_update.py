@@ -20,7 +20,7 @@ def causal_conv1d_update(
     Args:
         x: [N, D], [1, N, D] or [N, 1, D], any strides, dtypes as `causal_conv1d`'s.
         cache: [N, D, S], S at least W - 1 (FLA: W), any strides; its columns shift by one and x becomes the last.
-        residual: of x's shape, added last. Default: None.
+        residual: x's shape and dtype, any strides; added last, before y is rounded to its dtype. Default: None.
         weight: [D, W], W from 2 to 4; there is no call without one.
         bias: [D], dtype of weight. Default: None.
         activation: "silu" ("swish" is the same) or None. Default: None.
@@ -44,10 +44,19 @@ def causal_conv1d_update(
         raise ValueError("causal_conv1d_update: weight: expected a tensor of shape [D, W], got None")
     if x.dim() not in (2, 3) or (x.dim() == 3 and 1 not in x.shape[:2]):
         raise ValueError(f"causal_conv1d_update: x: expected shape [N, D], [1, N, D] or [N, 1, D], got {list(x.shape)}")
-    x3 = x[:, None] if x.dim() == 2 else x
-    rows = x3 if x3.shape[1] == 1 else x3.transpose(0, 1)
-    y = torch.ops.gdn.causal_conv1d_update_(rows, weight, cache, bias=bias, activation=activation).view(x.shape)
-    return (y if residual is None else y + residual), cache
+    if residual is not None and residual.shape != x.shape:
+        shapes = f"the shape of x, {list(x.shape)}, got {list(residual.shape)}"
+        raise ValueError(f"causal_conv1d_update: residual: expected {shapes}")
+
+    def as_rows(x: Tensor) -> Tensor:
+        rows = x[:, None] if x.dim() == 2 else x
+        return rows if rows.shape[1] == 1 else rows.transpose(0, 1)
+
+    added = None if residual is None else as_rows(residual)
+    y: Tensor = torch.ops.gdn.causal_conv1d_update_(
+        as_rows(x), weight, cache, bias=bias, activation=activation, residual=added
+    )
+    return y.view(x.shape), cache
 
 
 def causal_conv1d_update_(
@@ -64,6 +73,7 @@ def causal_conv1d_update_(
     checkpoint_offsets: Tensor | None = None,
     checkpoint_indices: Tensor | None = None,
     out: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """`causal_conv1d` from states in a pool, updated in place: for servers, prefill and decoding alike.
 
@@ -92,6 +102,7 @@ def causal_conv1d_update_(
             null_index none. Given with checkpoint_offsets. Default: None.
         out: [B, T, D], dtype of x, any strides but a last one of 1: y goes there, as into a part of a buffer for
             several calls, and is returned. Default: a new tensor.
+        residual: as `causal_conv1d`'s; a sequence without a slot has zeros without it. Default: None.
 
     Returns:
         y [B, T, D], contiguous, dtype of x.
@@ -127,5 +138,6 @@ def causal_conv1d_update_(
         checkpoint_offsets,
         checkpoint_indices,
         out,
+        residual,
     )
     return y if out is None else out
