@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,3 +161,30 @@ def test_engines_of_one_process_have_their_own_schemes(
         size = 2 * 64 * 4 if scheme is None else Scheme(scheme).bytes_per_token(64)
         assert backend.customize_spec(plain).page_size_bytes == 16 * 2 * size
         assert getattr(backend.get_impl_cls(), "scheme", None) == (scheme and Scheme(scheme))
+
+
+QUANTISED = {
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    "mlx": {"bits": 4, "group_size": 64},  # as MLX writes it, without a method: vLLM takes the weights for bfloat16
+}
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_quantised_weights_are_refused_on_mps(kind: str, mps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By vLLM's own check of a model's configuration, or by the platform's."""
+    import vllm.config.model
+    from vllm.config import VllmConfig
+
+    written = {"quant_method": "", **QUANTISED[kind]}  # vLLM adds the method where a file has none
+    model = SimpleNamespace(
+        quantization=None,
+        hf_config=SimpleNamespace(quantization_config=written),
+        model_arch_config=SimpleNamespace(quantization_config=written),
+    )
+    monkeypatch.setattr(vllm.config.model, "current_platform", mps)
+    config = VllmConfig()
+    config.model_config = model
+    with pytest.raises(ValueError, match=f"expected weights in bfloat16, float16 or float32 on mps, got (?i:.*{kind})"):
+        vllm.config.model.ModelConfig._verify_quantization(model)
+        mps.check_and_update_config(config)

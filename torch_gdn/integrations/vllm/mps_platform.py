@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
@@ -21,7 +21,6 @@ class MpsPlatform(Platform):
     dispatch_key = "MPS"
     dist_backend = "gloo"  # of a world of one process
     simple_compile_backend = "eager"
-    supported_quantization: ClassVar[list[str]] = []
 
     def __init__(self) -> None:
         require_mps()
@@ -122,10 +121,20 @@ class MpsPlatform(Platform):
         return "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
 
     @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        raise ValueError(
+            f"quantization: expected weights in bfloat16, float16 or float32 on mps, got {quant}: the plugin has no "
+            "kernels for quantised weights"
+        )
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         from vllm.config import CompilationMode
         from vllm.config.compilation import CUDAGraphMode
 
+        model = vllm_config.model_config
+        if model is not None and model.model_arch_config.quantization_config:  # one that vLLM does not recognise
+            cls.verify_quantization("a quantization_config without a quant_method, as MLX writes it")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
             raise ValueError(
