@@ -188,3 +188,20 @@ def test_quantised_weights_are_refused_on_mps(kind: str, mps: Any, monkeypatch: 
     with pytest.raises(ValueError, match=f"expected weights in bfloat16, float16 or float32 on mps, got (?i:.*{kind})"):
         vllm.config.model.ModelConfig._verify_quantization(model)
         mps.check_and_update_config(config)
+
+
+@pytest.mark.parametrize("name", ["CpuPlatform", "MpsPlatform"])
+def test_kernels_are_registered_whatever_was_imported(name: str) -> None:
+    """vLLM's registry walks over the objects of all modules; n-gram drafts import numba, whose llvmlite has one that
+    claims to have every attribute. A second engine of the process registers again."""
+    import llvmlite.binding  # noqa: F401
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.sample import rejection_sampler
+
+    from torch_gdn.integrations.vllm.mps_platform import MpsPlatform
+
+    platform = object.__new__({"CpuPlatform": CpuPlatform, "MpsPlatform": MpsPlatform}[name])
+    platform.register_triton_kernel_overrides()
+    first = rejection_sampler.expand_kernel
+    platform.register_triton_kernel_overrides()
+    assert rejection_sampler.expand_kernel is first

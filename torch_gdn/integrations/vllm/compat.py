@@ -7,8 +7,9 @@ Triton kernels) is in the other modules.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -187,6 +188,19 @@ def replace_state_copies() -> None:
     context.run_fused_postprocess = state_copies.copy_after_step
 
 
+def replace_cpu_registration() -> None:
+    """vLLM's CPU platform registers its kernels again for each engine of a process."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    theirs = CpuPlatform.register_triton_kernel_overrides.__func__
+
+    @cache
+    def register_triton_kernel_overrides(cls: Any) -> None:
+        theirs(cls)
+
+    CpuPlatform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
+
+
 def replace_cpu_lora() -> None:
     """vLLM 0.32 gives requests without an adapter, beside others in a batch, the last adapter's on its CPU platform."""
     from vllm.platforms.cpu import CpuPlatform
@@ -195,6 +209,18 @@ def replace_cpu_lora() -> None:
         return "torch_gdn.integrations.vllm.lora.TorchGdnPunicaWrapper"
 
     CpuPlatform.get_punica_wrapper = classmethod(get_punica_wrapper)
+
+
+def replace_registry_scan() -> None:
+    """vLLM's registry of kernels looks for "kernel" in the `__dict__` of every object in every module. llvmlite, which
+    n-gram drafts import, has an object that makes up a `__dict__` without `get`: no later engine would start."""
+    from vllm.triton_utils import dispatcher
+
+    def attributes(value: Any) -> Mapping[str, Any]:
+        found = vars(value)
+        return found if isinstance(found, Mapping) else {}
+
+    dispatcher.vars = attributes
 
 
 def replace_backend_cache() -> None:

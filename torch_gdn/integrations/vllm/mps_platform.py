@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ class MpsPlatform(Platform):
         """None of vllm._C's: on a Mac it has no kernels for the GPU, and need not be there."""
 
     @classmethod
+    @cache
     def register_triton_kernel_overrides(cls) -> None:
         from vllm.triton_utils.dispatcher import register_kernels
 
