@@ -34,7 +34,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     }
     llm = LLM(model=scenario["model"], **{**options, **scenario["options"]})
     compiled = pipelines()
-    results = [run_round(llm, each) for each in scenario["rounds"]]
+    results = [run_round(llm, each) | {"metrics": metrics(llm)} for each in scenario["rounds"]]
     return {
         "rounds": results,
         "metrics": metrics(llm),

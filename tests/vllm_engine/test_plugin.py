@@ -205,3 +205,5 @@ def test_kernels_are_registered_whatever_was_imported(name: str) -> None:
     first = rejection_sampler.expand_kernel
     platform.register_triton_kernel_overrides()
     assert rejection_sampler.expand_kernel is first
+    temperatures = rejection_sampler.expand_batch_to_tokens(torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, 0, 1)
+    assert temperatures.tolist() == [1.0, 0.5, 0.5]

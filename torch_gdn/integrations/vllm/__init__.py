@@ -96,7 +96,7 @@ def register() -> None:
     compat.replace_backend_cache()
     compat.replace_registry_scan()
     if current_platform.is_cpu():
-        compat.replace_cpu_registration()
+        compat.replace_cpu_preparation()
         compat.replace_cpu_attention()
         compat.replace_cpu_lora()
     models.register()

@@ -188,15 +188,27 @@ def replace_state_copies() -> None:
     context.run_fused_postprocess = state_copies.copy_after_step
 
 
-def replace_cpu_registration() -> None:
-    """vLLM's CPU platform registers its kernels again for each engine of a process."""
+def replace_cpu_preparation() -> None:
+    """What vLLM's CPU platform does before a worker is made, once for all engines of a process.
+
+    Two faults of vLLM's are corrected. Its `expand` writes to a copy, so that requests with drafts are sampled at
+    uninitialised temperatures. Its runner fails at seeds (`seeds`).
+    """
     from vllm.platforms.cpu import CpuPlatform
 
     theirs = CpuPlatform.register_triton_kernel_overrides.__func__
 
     @cache
     def register_triton_kernel_overrides(cls: Any) -> None:
+        from vllm.utils import cpu_triton_utils
+
+        from torch_gdn.integrations.vllm import kernels, seeds
+
+        cpu_triton_utils._expand_kernel_impl = kernels.expand
         theirs(cls)
+        from vllm.v1.worker import cpu_worker  # not before: it replaces parts of torch for the whole process
+
+        cpu_worker.CPUModelRunner = type("CPUModelRunner", (seeds.KeepsSeeds, cpu_worker.CPUModelRunner), {})
 
     CpuPlatform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
 
