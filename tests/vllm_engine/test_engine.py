@@ -212,7 +212,7 @@ def test_a_pool_that_is_too_small_preempts(device: str) -> None:
     assert holds_nothing(result)
 
 
-def test_aborted_requests_leave_nothing(device: str, reference: Any) -> None:
+def test_aborted_requests_and_sleep_leave_nothing(device: str, reference: Any) -> None:
     path, texts, tokens, _ = reference("qwen3_next")
     aborted = list(range(0, len(texts), 3))
     result = run_engine(
@@ -222,7 +222,7 @@ def test_aborted_requests_leave_nothing(device: str, reference: Any) -> None:
             "options": {"dtype": "float32", **CHUNKS},
             "rounds": [
                 {"prompts": texts, "tokens": GREEDY_TOKENS, "abort": aborted, "abort_after": 9},
-                {"prompts": texts, "tokens": GREEDY_TOKENS},
+                {"prompts": texts, "tokens": GREEDY_TOKENS, "sleep": True},
             ],
         },
     )
