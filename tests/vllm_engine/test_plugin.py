@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.vllm_engine.models import config_of
 
 OTHER_PLATFORM = "vllm.platforms.interface.UnspecifiedPlatform"
 
@@ -207,3 +210,26 @@ def test_kernels_are_registered_whatever_was_imported(name: str) -> None:
     assert rejection_sampler.expand_kernel is first
     temperatures = rejection_sampler.expand_batch_to_tokens(torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, 0, 1)
     assert temperatures.tolist() == [1.0, 0.5, 0.5]
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("name", ["RMSNorm", "GemmaRMSNorm"])
+def test_norms_on_the_cpu_are_replaced_beside_gated_delta_net_alone(name: str, family: str) -> None:
+    from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers import layernorm
+
+    config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
+    config.model_config = SimpleNamespace(hf_text_config=config_of(family))
+    with set_current_vllm_config(config), torch.no_grad(), Operators() as operators:
+        getattr(layernorm, name)(64)(torch.ones(2, 64), torch.ones(2, 64))
+    assert any(each.startswith("gdn.rms_norm") for each in operators.names) == (family == "qwen3_5")
