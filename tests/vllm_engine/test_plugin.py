@@ -233,3 +233,25 @@ def test_norms_on_the_cpu_are_replaced_beside_gated_delta_net_alone(name: str, f
     with set_current_vllm_config(config), torch.no_grad(), Operators() as operators:
         getattr(layernorm, name)(64)(torch.ones(2, 64), torch.ones(2, 64))
     assert any(each.startswith("gdn.rms_norm") for each in operators.names) == (family == "qwen3_5")
+
+
+def test_torch_keeps_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's runner on mps sees others; threads of the same process that use torch's do not."""
+    from vllm.v1.spec_decode import ngram_proposer_gpu
+    from vllm.v1.worker import gpu_model_runner
+
+    from torch_gdn.integrations.vllm import compat
+
+    def names(torch: Any) -> list[Any]:
+        cuda = torch.cuda
+        return [torch.Event, cuda.Event, cuda.Stream, cuda.current_stream, cuda.stream]
+
+    own = names(torch)
+    modules = [gpu_model_runner, ngram_proposer_gpu]
+    for module in modules:
+        monkeypatch.setattr(module, "torch", torch)
+    compat.replace_streams()
+    assert names(torch) == own
+    for module in modules:
+        assert not set(names(module.torch)) & set(own)
+        assert module.torch.float32 is torch.float32 and module.torch.cuda.Event is module.torch.Event

@@ -7,8 +7,7 @@ Triton kernels) is in the other modules.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +38,8 @@ def require_checked_version() -> None:
         )
 
 
-# Streams and events: mps has one stream, in which everything is in order. V1's runner makes torch.cuda's in its
-# constructor and in methods; vLLM's CPU and XPU runners replace the same names.
+# Streams and events: mps has one stream, in which everything is in order. V1's runner makes torch.cuda's, in its
+# constructor and in each step.
 
 
 class Event:
@@ -80,23 +79,25 @@ class Stream:
         pass
 
 
-@contextmanager
-def one_stream() -> Iterator[None]:
-    replacements = {
-        (torch, "Event"): Event,
-        (torch.cuda, "Event"): Event,
-        (torch.cuda, "Stream"): Stream,
-        (torch.cuda, "current_stream"): lambda *args: Stream(),
-        (torch.cuda, "stream"): lambda stream: stream,
-    }
-    saved = {key: getattr(*key) for key in replacements}
-    try:
-        for (owner, name), value in replacements.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for (owner, name), value in saved.items():
-            setattr(owner, name, value)
+class View:
+    """A module with other values for some of its names."""
+
+    def __init__(self, module: Any, **others: Any) -> None:
+        self.module = module
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def replace_streams() -> None:
+    """In the two modules of vLLM's that use them; the rest of the process has torch's own."""
+    from vllm.v1.spec_decode import ngram_proposer_gpu
+    from vllm.v1.worker import gpu_model_runner
+
+    cuda = View(torch.cuda, Event=Event, Stream=Stream, current_stream=Stream, stream=lambda stream: stream)
+    for module in (gpu_model_runner, ngram_proposer_gpu):
+        module.torch = View(torch, Event=Event, cuda=cuda)
 
 
 def replace_accelerator_functions() -> None:

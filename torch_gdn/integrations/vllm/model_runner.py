@@ -1,4 +1,4 @@
-"""The model runner: vLLM's V1, with one stream."""
+"""The model runner: vLLM's V1, without CUDA's graphs and copies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import torch
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from torch_gdn.integrations.vllm.compat import one_stream
 from torch_gdn.integrations.vllm.seeds import KeepsSeeds
 
 
 class MpsModelRunner(KeepsSeeds, GPUModelRunner):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
-        with one_stream():
-            super().__init__(vllm_config, device)
+        super().__init__(vllm_config, device)
         self.use_cuda_graph = False
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
@@ -30,14 +28,6 @@ class MpsModelRunner(KeepsSeeds, GPUModelRunner):
 
     def get_model(self) -> torch.nn.Module:
         return self.model
-
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        with one_stream():
-            return super().execute_model(*args, **kwargs)
-
-    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        with one_stream():
-            return super().sample_tokens(*args, **kwargs)
 
     def _sync_device(self) -> None:
         torch.mps.synchronize()

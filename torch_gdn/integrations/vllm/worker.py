@@ -26,6 +26,7 @@ class MpsWorker(Worker):
         return contextlib.nullcontext()
 
     def init_device(self) -> None:
+        compat.replace_streams()
         compat.replace_accelerator_functions()
         compat.replace_uniform_probabilities()
         compat.replace_expert_routing()
