@@ -193,6 +193,20 @@ def test_quantised_weights_are_refused_on_mps(kind: str, mps: Any, monkeypatch: 
         mps.check_and_update_config(config)
 
 
+@pytest.mark.parametrize(
+    "convolution, asked, states",
+    [("auto", "auto", "float32"), ("auto", "bfloat16", "bfloat16"), ("float16", "auto", "auto")],
+)
+def test_states_are_float32_on_mps_unless_asked_otherwise(convolution: str, asked: str, states: str, mps: Any) -> None:
+    """As in transformers; vLLM's auto is the model's dtype."""
+    from vllm.config import VllmConfig
+
+    config = VllmConfig()
+    config.cache_config.mamba_cache_dtype, config.cache_config.mamba_ssm_cache_dtype = convolution, asked
+    mps.check_and_update_config(config)
+    assert config.cache_config.mamba_ssm_cache_dtype == states
+
+
 @pytest.mark.parametrize("name", ["CpuPlatform", "MpsPlatform"])
 def test_kernels_are_registered_whatever_was_imported(name: str) -> None:
     """vLLM's registry walks over the objects of all modules; n-gram drafts import numba, whose llvmlite has one that

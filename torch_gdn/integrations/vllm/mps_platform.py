@@ -151,7 +151,10 @@ class MpsPlatform(Platform):
         compilation.mode = CompilationMode.NONE
         compilation.cudagraph_mode = CUDAGraphMode.NONE
         compilation.cudagraph_capture_sizes = []
-        if not vllm_config.cache_config.user_specified_block_size:
-            vllm_config.cache_config.block_size = BLOCK_SIZE
+        cache = vllm_config.cache_config
+        if not cache.user_specified_block_size:
+            cache.block_size = BLOCK_SIZE
+        if cache.mamba_cache_dtype == cache.mamba_ssm_cache_dtype == "auto":
+            cache.mamba_ssm_cache_dtype = "float32"  # as in transformers; vLLM's auto is the model's dtype
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 is Triton throughout
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # Metal does not survive a fork
