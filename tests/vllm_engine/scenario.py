@@ -8,6 +8,7 @@ A round is {"prompts": [tokens, ...], "tokens": how many to generate}, and may h
     "accept": [n, ...]   drafts are made of "continuations", right up to the n-th; of a request the next n each step
     "adapters": [folder or null, ...]   the LoRA adapter of each prompt
     "images": [pixels or null, ...]     of each prompt, which is a text then
+    "sleep": true        the engine sleeps and wakes up before
     "abort": [i, ...]    these prompts are aborted after "abort_after" steps of the engine
     "sampling": {...}    arguments of vllm.SamplingParams, over those of greedy sampling; a list has one for each prompt
 """
@@ -34,7 +35,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     }
     llm = LLM(model=scenario["model"], **{**options, **scenario["options"]})
     compiled = pipelines()
-    results = [run_round(llm, each) for each in scenario["rounds"]]
+    results = [run_round(llm, each) | {"metrics": metrics(llm)} for each in scenario["rounds"]]
     return {
         "rounds": results,
         "metrics": metrics(llm),
@@ -45,6 +46,9 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_round(llm: Any, each: dict[str, Any]) -> dict[str, Any]:
+    if each.get("sleep"):
+        llm.sleep()
+        llm.wake_up()
     if "accept" in each:
         force_drafts(llm, each)
     given = each.get("sampling", {})

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.vllm_engine.models import config_of
 
 OTHER_PLATFORM = "vllm.platforms.interface.UnspecifiedPlatform"
 
@@ -160,3 +164,108 @@ def test_engines_of_one_process_have_their_own_schemes(
         size = 2 * 64 * 4 if scheme is None else Scheme(scheme).bytes_per_token(64)
         assert backend.customize_spec(plain).page_size_bytes == 16 * 2 * size
         assert getattr(backend.get_impl_cls(), "scheme", None) == (scheme and Scheme(scheme))
+
+
+QUANTISED = {
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    "mlx": {"bits": 4, "group_size": 64},  # as MLX writes it, without a method: vLLM takes the weights for bfloat16
+}
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_quantised_weights_are_refused_on_mps(kind: str, mps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By vLLM's own check of a model's configuration, or by the platform's."""
+    import vllm.config.model
+    from vllm.config import VllmConfig
+
+    written = {"quant_method": "", **QUANTISED[kind]}  # vLLM adds the method where a file has none
+    model = SimpleNamespace(
+        quantization=None,
+        hf_config=SimpleNamespace(quantization_config=written),
+        model_arch_config=SimpleNamespace(quantization_config=written),
+    )
+    monkeypatch.setattr(vllm.config.model, "current_platform", mps)
+    config = VllmConfig()
+    config.model_config = model
+    with pytest.raises(ValueError, match=f"expected weights in bfloat16, float16 or float32 on mps, got (?i:.*{kind})"):
+        vllm.config.model.ModelConfig._verify_quantization(model)
+        mps.check_and_update_config(config)
+
+
+@pytest.mark.parametrize(
+    "convolution, asked, states",
+    [("auto", "auto", "float32"), ("auto", "bfloat16", "bfloat16"), ("float16", "auto", "auto")],
+)
+def test_states_are_float32_on_mps_unless_asked_otherwise(convolution: str, asked: str, states: str, mps: Any) -> None:
+    """As in transformers; vLLM's auto is the model's dtype."""
+    from vllm.config import VllmConfig
+
+    config = VllmConfig()
+    config.cache_config.mamba_cache_dtype, config.cache_config.mamba_ssm_cache_dtype = convolution, asked
+    mps.check_and_update_config(config)
+    assert config.cache_config.mamba_ssm_cache_dtype == states
+
+
+@pytest.mark.parametrize("name", ["CpuPlatform", "MpsPlatform"])
+def test_kernels_are_registered_whatever_was_imported(name: str) -> None:
+    """vLLM's registry walks over the objects of all modules; n-gram drafts import numba, whose llvmlite has one that
+    claims to have every attribute. A second engine of the process registers again."""
+    import llvmlite.binding  # noqa: F401
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.sample import rejection_sampler
+
+    from torch_gdn.integrations.vllm.mps_platform import MpsPlatform
+
+    platform = object.__new__({"CpuPlatform": CpuPlatform, "MpsPlatform": MpsPlatform}[name])
+    platform.register_triton_kernel_overrides()
+    first = rejection_sampler.expand_kernel
+    platform.register_triton_kernel_overrides()
+    assert rejection_sampler.expand_kernel is first
+    temperatures = rejection_sampler.expand_batch_to_tokens(torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, 0, 1)
+    assert temperatures.tolist() == [1.0, 0.5, 0.5]
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("name", ["RMSNorm", "GemmaRMSNorm"])
+def test_norms_on_the_cpu_are_replaced_beside_gated_delta_net_alone(name: str, family: str) -> None:
+    from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers import layernorm
+
+    config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
+    config.model_config = SimpleNamespace(hf_text_config=config_of(family))
+    with set_current_vllm_config(config), torch.no_grad(), Operators() as operators:
+        getattr(layernorm, name)(64)(torch.ones(2, 64), torch.ones(2, 64))
+    assert any(each.startswith("gdn.rms_norm") for each in operators.names) == (family == "qwen3_5")
+
+
+def test_torch_keeps_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's runner on mps sees others; threads of the same process that use torch's do not."""
+    from vllm.v1.spec_decode import ngram_proposer_gpu
+    from vllm.v1.worker import gpu_model_runner
+
+    from torch_gdn.integrations.vllm import compat
+
+    def names(torch: Any) -> list[Any]:
+        cuda = torch.cuda
+        return [torch.Event, cuda.Event, cuda.Stream, cuda.current_stream, cuda.stream]
+
+    own = names(torch)
+    modules = [gpu_model_runner, ngram_proposer_gpu]
+    for module in modules:
+        monkeypatch.setattr(module, "torch", torch)
+    compat.replace_streams()
+    assert names(torch) == own
+    for module in modules:
+        assert not set(names(module.torch)) & set(own)
+        assert module.torch.float32 is torch.float32 and module.torch.cuda.Event is module.torch.Event

@@ -94,7 +94,9 @@ def register() -> None:
     compat.replace_state_copies()
     compat.replace_triton_allocator()
     compat.replace_backend_cache()
+    compat.replace_registry_scan()
     if current_platform.is_cpu():
+        compat.replace_cpu_preparation()
         compat.replace_cpu_attention()
         compat.replace_cpu_lora()
     models.register()

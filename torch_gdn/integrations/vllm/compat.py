@@ -7,8 +7,8 @@ Triton kernels) is in the other modules.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,8 +38,8 @@ def require_checked_version() -> None:
         )
 
 
-# Streams and events: mps has one stream, in which everything is in order. V1's runner makes torch.cuda's in its
-# constructor and in methods; vLLM's CPU and XPU runners replace the same names.
+# Streams and events: mps has one stream, in which everything is in order. V1's runner makes torch.cuda's, in its
+# constructor and in each step.
 
 
 class Event:
@@ -79,23 +79,25 @@ class Stream:
         pass
 
 
-@contextmanager
-def one_stream() -> Iterator[None]:
-    replacements = {
-        (torch, "Event"): Event,
-        (torch.cuda, "Event"): Event,
-        (torch.cuda, "Stream"): Stream,
-        (torch.cuda, "current_stream"): lambda *args: Stream(),
-        (torch.cuda, "stream"): lambda stream: stream,
-    }
-    saved = {key: getattr(*key) for key in replacements}
-    try:
-        for (owner, name), value in replacements.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for (owner, name), value in saved.items():
-            setattr(owner, name, value)
+class View:
+    """A module with other values for some of its names."""
+
+    def __init__(self, module: Any, **others: Any) -> None:
+        self.module = module
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def replace_streams() -> None:
+    """In the two modules of vLLM's that use them; the rest of the process has torch's own."""
+    from vllm.v1.spec_decode import ngram_proposer_gpu
+    from vllm.v1.worker import gpu_model_runner
+
+    cuda = View(torch.cuda, Event=Event, Stream=Stream, current_stream=Stream, stream=lambda stream: stream)
+    for module in (gpu_model_runner, ngram_proposer_gpu):
+        module.torch = View(torch, Event=Event, cuda=cuda)
 
 
 def replace_accelerator_functions() -> None:
@@ -187,6 +189,31 @@ def replace_state_copies() -> None:
     context.run_fused_postprocess = state_copies.copy_after_step
 
 
+def replace_cpu_preparation() -> None:
+    """What vLLM's CPU platform does before a worker is made, once for all engines of a process.
+
+    Two faults of vLLM's are corrected. Its `expand` writes to a copy, so that requests with drafts are sampled at
+    uninitialised temperatures. Its runner fails at seeds (`seeds`).
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    theirs = CpuPlatform.register_triton_kernel_overrides.__func__
+
+    @cache
+    def register_triton_kernel_overrides(cls: Any) -> None:
+        from vllm.utils import cpu_triton_utils
+
+        from torch_gdn.integrations.vllm import kernels, seeds
+
+        cpu_triton_utils._expand_kernel_impl = kernels.expand
+        theirs(cls)
+        from vllm.v1.worker import cpu_worker  # not before: it replaces parts of torch for the whole process
+
+        cpu_worker.CPUModelRunner = type("CPUModelRunner", (seeds.KeepsSeeds, cpu_worker.CPUModelRunner), {})
+
+    CpuPlatform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
+
+
 def replace_cpu_lora() -> None:
     """vLLM 0.32 gives requests without an adapter, beside others in a batch, the last adapter's on its CPU platform."""
     from vllm.platforms.cpu import CpuPlatform
@@ -195,6 +222,18 @@ def replace_cpu_lora() -> None:
         return "torch_gdn.integrations.vllm.lora.TorchGdnPunicaWrapper"
 
     CpuPlatform.get_punica_wrapper = classmethod(get_punica_wrapper)
+
+
+def replace_registry_scan() -> None:
+    """vLLM's registry of kernels looks for "kernel" in the `__dict__` of every object in every module. llvmlite, which
+    n-gram drafts import, has an object that makes up a `__dict__` without `get`: no later engine would start."""
+    from vllm.triton_utils import dispatcher
+
+    def attributes(value: Any) -> Mapping[str, Any]:
+        found = vars(value)
+        return found if isinstance(found, Mapping) else {}
+
+    dispatcher.vars = attributes
 
 
 def replace_backend_cache() -> None:

@@ -1,4 +1,4 @@
-"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, its norms over ours, its experts on mps.
+"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, the norms beside them, and on mps all norms and experts.
 
 vLLM instantiates these in place of its own classes, by name: PluggableLayer.register_oot and CustomOp.register_oot.
 """
@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm, RMSNormGated
@@ -117,9 +119,27 @@ def normalise(
     return y if residual is None else (y, h)
 
 
-class TorchGdnRMSNorm(RMSNorm):
-    """Without compilation, where vLLM's own is PyTorch's operations one by one; Inductor fuses those."""
+def has_gated_delta_net() -> bool:
+    """Whether the model that is being built has Gated DeltaNet layers."""
+    config = get_current_vllm_config()
+    return config.model_config is not None and hasattr(config.model_config.hf_text_config, "linear_num_value_heads")
 
+
+class ReplacedNorm(CustomOp):
+    """Without compilation vLLM's norms are PyTorch's operations, one by one; these are one kernel.
+
+    On vLLM's CPU platform only models with Gated DeltaNet layers use them.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_replaced = current_platform.is_out_of_tree() or has_gated_delta_net()
+
+    def forward_cpu(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        return self.forward_oot(x, residual) if self.is_replaced else self.forward_native(x, residual)
+
+
+class TorchGdnRMSNorm(ReplacedNorm, RMSNorm):
     def forward_oot(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         has_other_dtype = self.weight.dtype not in (x.dtype, torch.float32)
         if self.variance_size_override is not None or has_other_dtype:
@@ -127,14 +147,10 @@ class TorchGdnRMSNorm(RMSNorm):
         weight = self.weight if self.has_weight else None
         return normalise(x, residual, weight, self.variance_epsilon, round_norm=self.weight.dtype == x.dtype)
 
-    forward_cpu = forward_oot
 
-
-class TorchGdnGemmaRMSNorm(GemmaRMSNorm):
+class TorchGdnGemmaRMSNorm(ReplacedNorm, GemmaRMSNorm):
     def forward_oot(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         return normalise(x, residual, self.weight, self.variance_epsilon, zero_centered=True)
-
-    forward_cpu = forward_oot
 
 
 class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):

@@ -1,4 +1,4 @@
-"""The model runner: vLLM's V1, with one stream."""
+"""The model runner: vLLM's V1, without CUDA's graphs and copies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from torch_gdn.integrations.vllm.compat import one_stream
+from torch_gdn.integrations.vllm.seeds import KeepsSeeds
 
 
-class MpsModelRunner(GPUModelRunner):
+class MpsModelRunner(KeepsSeeds, GPUModelRunner):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
-        with one_stream():
-            super().__init__(vllm_config, device)
+        super().__init__(vllm_config, device)
         self.use_cuda_graph = False
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
@@ -29,33 +28,6 @@ class MpsModelRunner(GPUModelRunner):
 
     def get_model(self) -> torch.nn.Module:
         return self.model
-
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        with one_stream():
-            return super().execute_model(*args, **kwargs)
-
-    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        with one_stream():
-            return super().sample_tokens(*args, **kwargs)
-
-    # A part of a prompt samples a token that is thrown away, and vLLM winds the request's generator back by an offset,
-    # which CUDA's generators alone have: here the state before is kept, and put back.
-
-    def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
-        generators = self.input_batch.generators
-        self.states_before = {i: generators[i].get_state() for i in discarded if i in generators}
-        return super()._sample(*args, **kwargs)
-
-    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
-        generators = self.input_batch.generators
-        kept = {i: generators.pop(i) for i in self.states_before if i in generators}
-        for i, generator in kept.items():
-            generator.set_state(self.states_before[i])
-        try:
-            return super()._bookkeeping_sync(*args, **kwargs)
-        finally:
-            generators.update(kept)
 
     def _sync_device(self) -> None:
         torch.mps.synchronize()

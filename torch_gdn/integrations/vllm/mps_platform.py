@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
@@ -21,7 +22,6 @@ class MpsPlatform(Platform):
     dispatch_key = "MPS"
     dist_backend = "gloo"  # of a world of one process
     simple_compile_backend = "eager"
-    supported_quantization: ClassVar[list[str]] = []
 
     def __init__(self) -> None:
         require_mps()
@@ -80,6 +80,7 @@ class MpsPlatform(Platform):
         """None of vllm._C's: on a Mac it has no kernels for the GPU, and need not be there."""
 
     @classmethod
+    @cache
     def register_triton_kernel_overrides(cls) -> None:
         from vllm.triton_utils.dispatcher import register_kernels
 
@@ -122,10 +123,20 @@ class MpsPlatform(Platform):
         return "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
 
     @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        raise ValueError(
+            f"quantization: expected weights in bfloat16, float16 or float32 on mps, got {quant}: the plugin has no "
+            "kernels for quantised weights"
+        )
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         from vllm.config import CompilationMode
         from vllm.config.compilation import CUDAGraphMode
 
+        model = vllm_config.model_config
+        if model is not None and model.model_arch_config.quantization_config:  # one that vLLM does not recognise
+            cls.verify_quantization("a quantization_config without a quant_method, as MLX writes it")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
             raise ValueError(
@@ -140,7 +151,10 @@ class MpsPlatform(Platform):
         compilation.mode = CompilationMode.NONE
         compilation.cudagraph_mode = CUDAGraphMode.NONE
         compilation.cudagraph_capture_sizes = []
-        if not vllm_config.cache_config.user_specified_block_size:
-            vllm_config.cache_config.block_size = BLOCK_SIZE
+        cache = vllm_config.cache_config
+        if not cache.user_specified_block_size:
+            cache.block_size = BLOCK_SIZE
+        if cache.mamba_cache_dtype == cache.mamba_ssm_cache_dtype == "auto":
+            cache.mamba_ssm_cache_dtype = "float32"  # as in transformers; vLLM's auto is the model's dtype
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 is Triton throughout
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # Metal does not survive a fork

@@ -26,6 +26,7 @@ class MpsWorker(Worker):
         return contextlib.nullcontext()
 
     def init_device(self) -> None:
+        compat.replace_streams()
         compat.replace_accelerator_functions()
         compat.replace_uniform_probabilities()
         compat.replace_expert_routing()
@@ -66,8 +67,10 @@ class MpsWorker(Worker):
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=seconds, encoder=0.0)
 
+    # vLLM has paused its scheduler when it calls these, and an error would leave it paused.
+
     def sleep(self, level: int = 1) -> None:
-        raise NotImplementedError("sleep: there is no sleep mode on mps")
+        logger.warning("sleep: mps has no sleep mode; weights and pools stay in memory")
 
     def wake_up(self, tags: Any = None) -> None:
-        raise NotImplementedError("wake_up: there is no sleep mode on mps")
+        logger.warning("wake_up: mps has no sleep mode; weights and pools stayed in memory")
