@@ -221,7 +221,7 @@ void cpu::run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channe
   const auto& s = op.shape;
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
   const Tensor log_decays = log_decays_of(s, op.g, op.gates), betas = betas_of(s, op.beta, op.gates);
-  const auto log_gk = channels.gk ? channel_decays(s, *channels.gk, channels.gate) : channels.gk;
+  const auto log_gk = channels.gk ? channel_decays_of(*channels.gk, channels.gate) : channels.gk;
   const auto gk = rows_or_none(log_gk, "gk"), gv = rows_or_none(channels.gv, "gv");
   const Inputs in{.q = Rows(q),
                   .k = Rows(k),
