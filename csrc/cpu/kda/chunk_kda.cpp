@@ -67,14 +67,9 @@ class ChannelDecayRule {
   int64_t width_;
 };
 
-void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
+void run_chunks(const ChunkedKda<int64_t>& op, const cpu::ChunkedWork& work, const cpu::StateIo& state_io,
+                const cpu::ChunkedOutputs& outputs) {
   const auto& s = op.shape;
-  const auto& gate = op.channel_gate;
-  const cpu::ChunkedWork work(s, op.cu_seqlens);
-  if (!op.return_intermediate_states && work.longest() <= cpu::kFewTokens) {
-    const ChannelDecays channels{.gk = op.required_g, .gv = std::nullopt, .gate = gate};
-    return cpu::run_recurrence(op, channels, state_io, outputs.o);
-  }
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
   const Tensor g = unit_last_stride(cpu::as_activation(op.required_g), "g");
   const Tensor betas = cpu::betas_of(s, op.beta, op.gates);
@@ -85,8 +80,15 @@ void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, co
                   .beta = cpu::Rows(betas),
                   .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
                   .normalise = op.use_qk_l2norm,
-                  .gate = {s.HV, s.K, gate}};
+                  .gate = {s.HV, s.K, op.channel_gate}};
   cpu::run_chunks(work, state_io, outputs, [&] { return ChannelDecayRule(in, s.K); });
+}
+
+void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
+  const cpu::ChunkedWork work(op.shape, op.cu_seqlens, cpu::few_tokens_of(op));
+  if (!work.order.empty()) run_chunks(op, work, state_io, outputs);
+  const ChannelDecays channels{.gk = op.required_g, .gv = std::nullopt, .gate = op.channel_gate};
+  cpu::run_recurrence_of(work.short_ones, op, channels, state_io, outputs.o);
 }
 
 void run(const ChunkKda<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
