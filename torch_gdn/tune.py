@@ -40,7 +40,8 @@ MOST_TOKENS = 16384  # of all sequences together
 def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[None]:
     """Inside, each prefill on `mps` takes this algorithm, in every thread; None: the tuned or heuristic one.
 
-    A call that returns its intermediate states is chunked in any case. chunk_size is the fused chunk's: 8, 16 or
+    A sequence then has the same bits alone and in any batch. A call that returns its intermediate states is chunked in
+    any case. chunk_size is the fused chunk's: 8, 16 or
     32 tokens, where they fit threadgroup memory; 0: 16, or 8 where a row of keys is over 256 bytes.
 
     Example:

@@ -36,6 +36,12 @@ Tensor transformed(const Tensor& x, const F& f) {
 
 double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
 
+std::vector<float> floats_of(const Tensor& x) {
+  const Tensor values = x.to(at::kFloat).contiguous();
+  const auto* first = values.const_data_ptr<float>();
+  return {first, first + values.numel()};
+}
+
 }  // namespace
 
 Tensor log_decays_of(const ChunkShape<>& s, const optional<Tensor>& g, const GateOptions& options) {
@@ -55,6 +61,54 @@ Tensor betas_of(const ChunkShape<>& s, const optional<Tensor>& beta, const GateO
   }
   const double beta_scale = options.allow_neg_eigval ? 2.0 : 1.0;
   return transformed(*beta, [&](int64_t, double x) { return beta_scale / (1.0 + std::exp(-x)); });
+}
+
+ChannelGateValues::ChannelGateValues(int64_t HV, int64_t K, const ChannelGateOptions& options)
+    : K_(K), use_gate_(options.use_gate), lower_bound_(static_cast<float>(options.lower_bound.value_or(0))) {
+  if (!use_gate_) return;
+  rates_ = options.A_log.has_value() ? floats_of(*options.A_log) : std::vector<float>(HV);
+  for (float& rate : rates_) rate = std::exp(rate);
+  if (!options.dt_bias.has_value()) return;
+  const auto biases = floats_of(*options.dt_bias);
+  biases_.resize(HV * padded_channels(K));
+  for (int64_t head = 0; head < HV; ++head) {
+    std::copy_n(biases.begin() + head * K, K, biases_.begin() + head * padded_channels(K));
+  }
+}
+
+ChannelGates ChannelGateValues::of_head(int64_t head, const HeadRows& g) const {
+  return {.g = g,
+          .beta = nullptr,
+          .beta_stride = 0,
+          .width = K_,
+          .gate = use_gate_,
+          .rate = use_gate_ ? rates_[head] : 1.0f,
+          .lower_bound = lower_bound_,
+          .bias = biases_.empty() ? nullptr : biases_.data() + head * padded_channels(K_)};
+}
+
+void write_channel_decays(const Tensor& g, const ChannelGateOptions& options, const Tensor& out) {
+  const int64_t T = g.size(1), HV = g.size(2), K = g.size(3);
+  const Tensor raw = unit_last_stride(as_activation(g), "g");
+  const Rows from(raw), to(out);
+  const ChannelGateValues gates(HV, K, options);
+  const auto& kernels = channel_kernels();
+  constexpr int64_t kGatesOfThread = 4096;
+  at::parallel_for(0, g.size(0) * T * HV, ceil_div(kGatesOfThread, std::max<int64_t>(1, K)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       const int64_t head = i % HV, token = i / HV % T, batch = i / HV / T;
+                       kernels.write_log_decays(gates.of_head(head, from.head(batch, token, head, 0)),
+                                                to.head(batch, token, head, 0));
+                     }
+                   });
+}
+
+Tensor channel_decays_of(const Tensor& g, const ChannelGateOptions& options) {
+  if (!options.use_gate) return g;
+  const Tensor log_decays = at::empty(g.sizes(), g.options().dtype(at::kFloat));
+  write_channel_decays(g, options, log_decays);
+  return log_decays;
 }
 
 }  // namespace torch_gdn::cpu

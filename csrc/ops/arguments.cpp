@@ -2,92 +2,111 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
-#include <sstream>
+#include <functional>
+#include <ranges>
 
 namespace torch_gdn {
 
 namespace {
 
-// The bytes of a strided tensor: dimensions of more than one element, the largest stride first.
-struct Box {
-  struct Dimension {
-    int64_t size, stride;
-  };
-  const char* first;
-  c10::SmallVector<Dimension, 6> dimensions;
-  int64_t item, extent;  // from the first byte to the last
-
-  explicit Box(const at::Tensor& x) : first(static_cast<const char*>(x.const_data_ptr())), item(x.element_size()) {
-    for (int64_t d = 0; d < x.dim(); ++d) {
-      if (x.size(d) > 1) dimensions.push_back({x.size(d), x.stride(d) * item});
-    }
-    std::sort(dimensions.begin(), dimensions.end(), [](const auto& a, const auto& b) { return a.stride > b.stride; });
-    measure();
-  }
-
-  void measure() {
-    extent = item;
-    for (const auto& [size, stride] : dimensions) extent += (size - 1) * stride;
-  }
-
-  bool is_dense() const {
-    int64_t bytes = item;
-    for (const auto& each : dimensions) bytes *= each.size;
-    return bytes == extent;
-  }
-
-  // Each dimension steps over all that is within it. Other layouts without overlap exist, but no allocator makes them.
-  bool overlaps_itself() const {
-    int64_t within = item;
-    for (auto each = dimensions.rbegin(); each != dimensions.rend(); ++each) {
-      if (each->stride < within) return true;
-      within += (each->size - 1) * each->stride;
-    }
-    return false;
-  }
-
-  Box slice(int64_t index) const {
-    Box part = *this;
-    part.first += index * dimensions.front().stride;
-    part.dimensions.erase(part.dimensions.begin());
-    part.measure();
-    return part;
-  }
+struct Dimension {
+  int64_t size, stride;  // in bytes
 };
 
-// Slices of what has gaps are compared, up to `slices` of them: pages with several tensors each have many, and are
-// right.
-bool overlap(const Box& a, const Box& b, int& slices) {
-  if (a.first >= b.first + b.extent || b.first >= a.first + a.extent) return false;
-  const bool a_is_dense = a.is_dense(), b_is_dense = b.is_dense();
-  if (a_is_dense && b_is_dense) return true;
-  const bool split_a = b_is_dense || (!a_is_dense && a.extent >= b.extent);
-  const Box &split = split_a ? a : b, &other = split_a ? b : a;
-  for (int64_t i = 0; i < split.dimensions.front().size; ++i) {
-    if (--slices < 0) return false;
-    if (overlap(split.slice(i), other, slices)) return true;
+// Those of more than one element, the largest stride first.
+c10::SmallVector<Dimension, 6> dimensions_of(const at::Tensor& x) {
+  c10::SmallVector<Dimension, 6> dimensions;
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    if (x.size(d) > 1) dimensions.push_back({x.size(d), x.stride(d) * x.element_size()});
+  }
+  std::ranges::sort(dimensions, std::greater{}, &Dimension::stride);
+  return dimensions;
+}
+
+// Each dimension steps over all that is within it. Other layouts without overlap exist, but no allocator makes them.
+bool overlaps_itself(const at::Tensor& x) {
+  int64_t within = x.element_size();
+  for (const auto& [size, stride] : dimensions_of(x) | std::views::reverse) {
+    if (stride < within) return true;
+    within += (size - 1) * stride;
   }
   return false;
 }
 
-bool share_memory(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.storage().is_alias_of(b.storage()) || a.numel() == 0 || b.numel() == 0) return false;
-  int slices = 1024;
-  return overlap(Box(a), Box(b), slices);
+enum class Sharing { kNone, kSome, kUndecided };
+
+// Whether an element of one tensor shares a byte with one of another. Elements are apart by the distance of the first
+// ones and a sum of stride times difference of indices. Tensors that are views of one layout have the same strides, so
+// that these differences have one term; and where a stride steps over all that is within it, few of its multiples come
+// near a sum. Others are not worth a long search.
+class Distances {
+ public:
+  Distances(const at::Tensor& a, const at::Tensor& b) {
+    for (const auto& [size, stride] : dimensions_of(a)) add({stride, 0, size - 1});
+    for (const auto& [size, stride] : dimensions_of(b)) add({stride, 1 - size, 0});
+    std::ranges::sort(terms_, std::greater{}, &Term::stride);
+  }
+
+  // Whether a sum lies from `least` to `most`.
+  Sharing reach(int64_t least, int64_t most) { return reach(least, most, 0); }
+
+ private:
+  struct Term {
+    int64_t stride, least, most;  // of the difference of indices
+  };
+
+  void add(const Term& term) {
+    if (term.stride == 0) return;
+    const auto same = std::ranges::find(terms_, term.stride, &Term::stride);
+    if (same == terms_.end()) {
+      terms_.push_back(term);
+    } else {
+      same->least += term.least;
+      same->most += term.most;
+    }
+  }
+
+  // By the terms from `first` on, the largest strides.
+  Sharing reach(int64_t least, int64_t most, size_t first) {
+    if (first == terms_.size()) return least <= 0 && most >= 0 ? Sharing::kSome : Sharing::kNone;
+    int64_t rest_least = 0, rest_most = 0;
+    for (size_t i = first + 1; i < terms_.size(); ++i) {
+      rest_least += terms_[i].stride * terms_[i].least;
+      rest_most += terms_[i].stride * terms_[i].most;
+    }
+    const auto [stride, fewest, largest] = terms_[first];
+    const int64_t begin = std::max(fewest, ceil_div_signed(least - rest_most, stride));
+    const int64_t end = std::min(largest, -ceil_div_signed(rest_least - most, stride));
+    for (int64_t i = begin; i <= end; ++i) {
+      if (--left_ < 0) return Sharing::kUndecided;
+      const Sharing found = reach(least - i * stride, most - i * stride, first + 1);
+      if (found != Sharing::kNone) return found;
+    }
+    return Sharing::kNone;
+  }
+
+  static int64_t ceil_div_signed(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
+
+  c10::SmallVector<Term, 12> terms_;
+  int64_t left_ = 100'000;  // a millisecond
+};
+
+Sharing sharing_of(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.storage().is_alias_of(b.storage()) || a.numel() == 0 || b.numel() == 0) return Sharing::kNone;
+  const int64_t apart = static_cast<const char*>(b.const_data_ptr()) - static_cast<const char*>(a.const_data_ptr());
+  return Distances(a, b).reach(apart - a.element_size() + 1, apart + b.element_size() - 1);
 }
 
 }  // namespace
 
 std::vector<Argument> arguments_of(const std::string& schema) {
   std::vector<Argument> arguments;
-  const size_t open = schema.find('('), close = schema.find(") ->");
-  std::istringstream list(schema.substr(open + 1, close - open - 1));
-  for (std::string text; std::getline(list, text, ',');) {
-    const std::string declared = text.substr(0, text.find('='));
-    if (declared == " *") continue;  // those after it are given by name
-    arguments.push_back({declared.substr(declared.rfind(' ') + 1), declared.find("!)") != std::string::npos});
+  const auto parsed = torch::jit::parseSchema(schema);
+  for (const auto& each : parsed.arguments()) {
+    arguments.push_back({each.name(), each.alias_info() != nullptr && each.alias_info()->isWrite()});
   }
   return arguments;
 }
@@ -102,12 +121,16 @@ void check_required(const char* op, const std::vector<Argument>& arguments, Tens
 void check_written(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!arguments[i].is_written || tensors[i] == nullptr) continue;
-    TORCH_CHECK_VALUE(tensors[i]->numel() == 0 || !Box(*tensors[i]).overlaps_itself(), op, ": ", arguments[i].name,
+    TORCH_CHECK_VALUE(tensors[i]->numel() == 0 || !overlaps_itself(*tensors[i]), op, ": ", arguments[i].name,
                       ": expected elements that do not overlap, got strides ", tensors[i]->strides());
     for (size_t j = 0; j < tensors.size(); ++j) {
       if (j == i || tensors[j] == nullptr) continue;
-      TORCH_CHECK_VALUE(!share_memory(*tensors[i], *tensors[j]), op, ": ", arguments[i].name,
+      const Sharing sharing = sharing_of(*tensors[i], *tensors[j]);
+      TORCH_CHECK_VALUE(sharing != Sharing::kSome, op, ": ", arguments[i].name,
                         ": expected memory of its own, got some that is ", arguments[j].name, "'s too");
+      TORCH_CHECK_VALUE(sharing != Sharing::kUndecided, op, ": ", arguments[i].name,
+                        ": expected memory of its own, got strides ", tensors[i]->strides(),
+                        " whose elements lie among ", arguments[j].name, "'s in too many ways to compare them all");
     }
   }
 }

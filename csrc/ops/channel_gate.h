@@ -23,17 +23,20 @@ void check_values(const Check<Int>& check, const char* argument, const optional<
 }
 
 template <typename Int>
-void check_channel_gate(const Check<Int>& check, const ChunkShape<Int>& s, const ChannelGateOptions& gate) {
-  if (!gate.use_gate) return;
+void check_channel_gate(const Check<Int>& check, const Int& HV, const Int& K, const ChannelGateOptions& gate) {
   const auto& bound = gate.lower_bound;
-  check.value(gate.A_log.has_value() || bound.has_value(), "A_log",
-              "a tensor where use_gate_in_kernel is set without lower_bound", "None");
-  check_values(check, "A_log", gate.A_log, "HV", s.HV);
-  check_values(check, "dt_bias", gate.dt_bias, "HV * K", Int(s.HV * s.K));
+  check_values(check, "A_log", gate.A_log, "HV", HV);
+  check_values(check, "dt_bias", gate.dt_bias, "HV * K", Int(HV * K));
   check.value(!bound.has_value() || *bound < 0, "lower_bound", "None or a number below 0", bound.value_or(0));
 }
 
-// g [B, T, HV, K] itself, or what the gate makes of it: by PyTorch's own functions, in float32.
-Tensor channel_decays(const ChunkShape<>& s, const Tensor& g, const ChannelGateOptions& gate);
+// Of a rule that computes the gate where use_gate is set.
+template <typename Int>
+void check_channel_gate_in_kernel(const Check<Int>& check, const ChunkShape<Int>& s, const ChannelGateOptions& gate) {
+  if (!gate.use_gate) return;
+  check.value(gate.A_log.has_value() || gate.lower_bound.has_value(), "A_log",
+              "a tensor where use_gate_in_kernel is set without lower_bound", "None");
+  check_channel_gate(check, s.HV, s.K, gate);
+}
 
 }  // namespace torch_gdn

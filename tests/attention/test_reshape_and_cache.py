@@ -86,5 +86,25 @@ def test_pages_of_keys_and_values_that_overlap(device: torch.device) -> None:
         torch_gdn.reshape_and_cache(**(call | {"value_cache": shifted}))
 
 
+@pytest.mark.parametrize(
+    ("blocks", "D", "strides", "words"),
+    [
+        (2000, 128, (300, 300), None),
+        (2000, 128, (300, 301), "got some that is value_cache's too"),  # from page 45 on
+        (200_000, 2, (12, 16), "got strides .* whose elements lie among value_cache's in too many ways"),
+    ],
+)
+def test_many_pages_in_one_storage(blocks: int, D: int, strides: tuple[int, int], words: str | None) -> None:
+    """Keys of one token a page, behind which lie its values."""
+    storage, new = torch.zeros(max(strides) * blocks, dtype=torch.bfloat16), torch.ones(1, 1, D, dtype=torch.bfloat16)
+    caches = [storage.as_strided((blocks, 1, 1, D), (stride, D, D, 1), i * D) for i, stride in enumerate(strides)]
+    if words is None:
+        torch_gdn.reshape_and_cache(new, new, *caches, torch.tensor([1999]))
+        assert storage.nonzero().flatten().tolist() == list(range(1999 * 300, 1999 * 300 + 256))
+        return
+    with pytest.raises(ValueError, match=f"^reshape_and_cache_: key_cache: expected memory of its own, {words}"):
+        torch_gdn.reshape_and_cache(new, new, *caches, torch.tensor([0]))
+
+
 def test_opcheck(device: torch.device) -> None:
     opcheck("reshape_and_cache_", valid_call("reshape_and_cache_", device), device)

@@ -8,6 +8,9 @@ recurrent op's kernel, and has those where the prefill hands it something else.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -221,14 +224,20 @@ def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: 
     assert_same_bits("the state of an empty sequence", result[1][empty], case.initial_state[empty])
 
 
-@each_op("chunked")
-def test_packed_sequences_are_the_sequences_alone(device: torch.device, op: str) -> None:
-    case = make_case(150, cu_seqlens=[0, 17, 81, 150], state=False)
-    packed_o, packed_state = run(op, case, device)
-    for n, (first, last) in enumerate([(0, 17), (17, 81), (81, 150)]):
-        alone = make_case(150, state=False).map(lambda x: x[:, first:last])  # noqa: B023  called at once
-        result = (packed_o[:, first:last], packed_state[n : n + 1])
-        assert_exact(op, alone, result)
+@each_op("chunked", "fused_chunk", "recurrent", devices=("cpu",))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(
+    device: torch.device, op: str, dtype: torch.dtype
+) -> None:
+    """Of a few tokens, of less than a chunk, of a chunk and more, by an algorithm that is pinned on `mps`."""
+    boundaries = [0, 3, 3, 20, 21, 85, 155]
+    case = make_case(155, dtype=dtype, cu_seqlens=boundaries)
+    o, state = run(op, case, device)
+    for n, (first, last) in enumerate(pairwise(boundaries)):
+        alone = case.map(lambda x: x[:, first:last] if x.shape[1] == 155 else x[n : n + 1])  # noqa: B023  called at once
+        alone_o, alone_state = run(op, replace(alone, cu_seqlens=None), device)
+        assert_same_bits(f"o of sequence {n}", o[:, first:last], alone_o)
+        assert_same_bits(f"state of sequence {n}", state[n : n + 1], alone_state)
 
 
 @each_op("chunked", "fused_chunk")

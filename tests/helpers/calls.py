@@ -26,15 +26,16 @@ OPS = (
     "rms_norm",
     "rms_norm_gated",
     "gdn_gating",
+    "fused_kda_gate",
     "chunk_gated_delta_rule_",
     "fused_recurrent_gated_delta_rule_",
     "chunk_kda",
     "chunk_kda_",
 )
-UNPACKED = ("l2norm", "rms_norm", "rms_norm_gated", "gdn_gating")  # have no cu_seqlens
+UNPACKED = ("l2norm", "rms_norm", "rms_norm_gated", "gdn_gating", "fused_kda_gate")  # have no cu_seqlens
 CHUNKED = (*OPS[:6], "chunk_gated_delta_rule", "chunk_gated_delta_rule_")  # and chunk_indices
 IN_PLACE = tuple(op for op in OPS if op.endswith("_"))
-KDA = tuple(op for op in OPS if "kda" in op)
+KDA = ("chunk_kda", "chunk_kda_")
 END_TO_END = tuple(op for op in OPS if op in KDA or "gated_delta_rule" in op)
 STATEFUL = ("chunk_fwd_h", *(op for op in END_TO_END if op not in IN_PLACE))  # have an initial_state
 COPY = "batch_copy_"  # takes bytes, not activations: it is in none of the above
@@ -78,6 +79,7 @@ def valid_call(op: str, device: torch.device, *, packed: bool = False, dtype: to
         "fused_recurrent_gated_delta_rule": {"q": case.q} | k_v | {"g": case.g, "beta": case.beta} | state,
     }
     channels = case.g[..., None] * torch.linspace(0.5, 1.5, 64)
+    arguments["fused_kda_gate"] = {"g": channels, "A_log": case.g[0, 0].clone(), "dt_bias": channels[0, 0].clone()}
     arguments["chunk_kda"] = arguments["chunk_gated_delta_rule"] | {"g": channels}
     for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda"):
         inputs = {argument: x for argument, x in arguments[name].items() if argument not in state}
@@ -172,6 +174,15 @@ def bad_gates(bad: Callable[..., None]) -> None:
         bad(op, name, TypeError, "integers", change(name, torch.Tensor.int))
         bad(op, name, ValueError, "a head too few", change(name, lambda x: x[..., 1:]))
     bad(op, "b", ValueError, "a token too few", change("b", short))
+    op = "fused_kda_gate"
+    bad(op, "g", ValueError, "one dimension", change("g", torch.Tensor.flatten))
+    bad(op, "g", TypeError, "integers", change("g", torch.Tensor.int))
+    bad(op, "lower_bound", ValueError, "zero", put("lower_bound", 0.0))
+    bad(op, "lower_bound", ValueError, "nan", put("lower_bound", torch.nan))
+    bad(op, "output_dtype", TypeError, "an integer", put("output_dtype", torch.int32))
+    for name in ("A_log", "dt_bias"):
+        bad(op, name, TypeError, "integers", change(name, torch.Tensor.int))
+        bad(op, name, ValueError, "a value too few", change(name, lambda x: x.flatten()[1:]))
 
 
 def bad_convolutions(bad: Callable[..., None]) -> None:

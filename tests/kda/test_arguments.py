@@ -74,22 +74,6 @@ def test_refused_by_chunk_kda(message: str, error: type[Exception], change: dict
     refuses("chunk_kda", message, error, change)
 
 
-def test_refused_by_the_gate() -> None:
-    g = torch.zeros(5, 2, 32)
-    for message, error, arguments in (
-        (r"g: expected \[..., HV, K\], got 1 dimensions", ValueError, {"g": torch.zeros(5)}),
-        ("g: expected a floating dtype, got int64", TypeError, {"g": g.long()}),
-        ("A_log: expected HV = 2 values", ValueError, {"g": g, "A_log": torch.zeros(64)}),
-        ("A_log: expected a tensor that does not", RuntimeError, {"g": g, "A_log": torch.zeros(2).requires_grad_()}),
-        (r"dt_bias: expected HV \* K = 64 values", ValueError, {"g": g, "dt_bias": torch.zeros(2)}),
-        ("lower_bound: expected None or a number below 0, got 1", ValueError, {"g": g, "lower_bound": 1}),
-        ("lower_bound: expected None or a number below 0, got nan", ValueError, {"g": g, "lower_bound": torch.nan}),
-        ("output_dtype: expected bfloat16", TypeError, {"g": g, "output_dtype": torch.float64}),
-    ):
-        with pytest.raises(error, match=f"^fused_kda_gate: {message}"):
-            torch_gdn.fused_kda_gate(**arguments)  # type: ignore[arg-type]
-
-
 @each_function
 def test_the_old_name_of_state_v_first(function: str) -> None:
     inputs = kda_inputs(5, 32, 16)

@@ -3,6 +3,7 @@ tokens meet, and what is kept of the states between them."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -122,6 +123,23 @@ def test_packed_sequences(device: torch.device, on_device: bool) -> None:
     assert state is not None
     assert_close("o", o.cpu(), exact_o, F32)
     assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps-chunked", "mps-fused_chunk", "mps-recurrent"], indirect=True)
+def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(device: torch.device) -> None:
+    """From raw gates; by an algorithm that is pinned on `mps`."""
+    boundaries, gate = [0, 3, 20, 21, 90], {"use_gate_in_kernel": True, "lower_bound": -5.0}
+    inputs = moved(kda_inputs(90, 32, 16, N=4), device)
+    o, state = torch_gdn.chunk_kda(**inputs, **gate, cu_seqlens=torch.tensor(boundaries), output_final_state=True)
+    assert state is not None
+    for n, (first, last) in enumerate(pairwise(boundaries)):
+        alone = {name: x[:, first:last] for name, x in inputs.items()} | {
+            "initial_state": inputs["initial_state"][n:][:1]
+        }
+        alone_o, alone_state = torch_gdn.chunk_kda(**alone, **gate, output_final_state=True)
+        assert alone_state is not None
+        assert_same_bits(f"o of sequence {n}", o[:, first:last], alone_o)
+        assert_same_bits(f"state of sequence {n}", state[n : n + 1], alone_state)
 
 
 @pytest.mark.parametrize("v_first", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.errors import assert_close
+from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 
 HV, K = 3, 20
@@ -38,6 +38,20 @@ def test_computes_in_float32_and_rounds_once(device: torch.device, dtype: torch.
     assert found.dtype == dtype
     rounding = ((exact.to(dtype).double() - exact).norm() / exact.norm()).item()
     assert ((found.cpu().double() - exact).norm() / exact.norm()).item() < 1.05 * rounding + 2e-7
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+@pytest.mark.parametrize("channels", [1, 16, 24, 40, 120])
+def test_a_value_does_not_depend_on_its_position(
+    device: torch.device, channels: int, lower_bound: float | None
+) -> None:
+    """A token alone has the bits that it has among others, and a channel those that it has behind others."""
+    g, A_log, dt_bias = (torch.randn(size).to(device) for size in ((5, 2, channels), (2,), (2, channels)))
+    together = torch_gdn.fused_kda_gate(g, A_log, dt_bias, lower_bound)
+    alone = [torch_gdn.fused_kda_gate(token, A_log, dt_bias, lower_bound) for token in g]
+    assert_same_bits("token by token", torch.stack(alone), together)
+    last = torch_gdn.fused_kda_gate(g[..., -1:], A_log, dt_bias[:, -1:], lower_bound)
+    assert_same_bits("channel by channel", last, together[..., -1:])
 
 
 def test_a_bounded_gate_stays_within_its_bound() -> None:

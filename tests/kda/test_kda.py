@@ -165,6 +165,21 @@ def test_of_a_few_tokens_both_functions_have_the_same_bits(device: torch.device)
     assert_same_bits("o", torch_gdn.chunk_kda(**inputs)[0], torch_gdn.fused_recurrent_kda(**inputs)[0])
 
 
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_token_by_token_from_raw_gates_has_the_bits_of_one_call(
+    device: torch.device, lower_bound: float | None
+) -> None:
+    """48 gates a token: no multiple of the 32 floats that a vectorised loop of PyTorch takes at once."""
+    inputs = moved(kda_inputs(24, 24, 16), device)
+    gate = {"use_gate_in_kernel": True, "A_log": torch.tensor([0.5, -0.5], device=device), "lower_bound": lower_bound}
+    _, state = torch_gdn.fused_recurrent_kda(**inputs, **gate, output_final_state=True)
+    tokens, decoded = {name: inputs[name] for name in ("q", "k", "v", "g", "beta")}, inputs["initial_state"]
+    for t in range(24):
+        token = {name: x[:, t : t + 1] for name, x in tokens.items()}
+        _, decoded = torch_gdn.fused_recurrent_kda(**token, **gate, initial_state=decoded, output_final_state=True)
+    assert_same_bits("final_state", decoded, state)
+
+
 def test_the_reference_without_decay_is_the_delta_rule() -> None:
     """The oracle itself: with one decay for all channels it is the gated delta rule's."""
     inputs = kda_inputs(20, 32, 32)

@@ -122,9 +122,10 @@ def end_to_end(call: Call) -> None:
 
 
 def kda(call: Call) -> None:
-    """A prefill of Kimi Delta Attention in both chunk algorithms; on a pool of another dtype in place."""
+    """A prefill of Kimi Delta Attention in both chunk algorithms; on a pool of another dtype in place. And its gate."""
     q, v, beta = rows(call)
     g, state = empty(1, TOKENS, 2, call.K), empty(1, 2, call.K, call.V, dtype=call.pool)
+    torch_gdn.fused_kda_gate(g, output_dtype=call.dtype)
     for algorithm, chunk_size in (("chunked", 0), ("fused_chunk", call.fused_chunk_size)):
         with prefill_algorithm(algorithm, chunk_size):
             if call.pool == torch.float32:

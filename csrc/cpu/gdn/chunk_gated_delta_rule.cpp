@@ -64,12 +64,9 @@ class HeadDecayRule {
   int64_t width_;
 };
 
-void run_chunked(const ChunkedRule<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
+void run_chunks(const ChunkedRule<int64_t>& op, const cpu::ChunkedWork& work, const cpu::StateIo& state_io,
+                const cpu::ChunkedOutputs& outputs) {
   const auto& s = op.shape;
-  const cpu::ChunkedWork work(s, op.cu_seqlens);
-  if (!op.return_intermediate_states && work.longest() <= cpu::kFewTokens) {
-    return cpu::run_recurrence(op, {}, state_io, outputs.o);
-  }
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
   const Tensor log_decays = cpu::log_decays_of(s, op.g, op.gates), betas = cpu::betas_of(s, op.beta, op.gates);
   const Inputs in{.q = cpu::Rows(q),
@@ -87,6 +84,12 @@ void run_chunked(const ChunkedRule<int64_t>& op, const cpu::StateIo& state_io, c
   } else {
     cpu::run_chunks(work, state_io, outputs, [&] { return HeadDecayRule(in, s.K, cpu::chunk_kernels()); });
   }
+}
+
+void run_chunked(const ChunkedRule<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
+  const cpu::ChunkedWork work(op.shape, op.cu_seqlens, cpu::few_tokens_of(op));
+  if (!work.order.empty()) run_chunks(op, work, state_io, outputs);
+  cpu::run_recurrence_of(work.short_ones, op, {}, state_io, outputs.o);
 }
 
 void run(const ChunkGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {

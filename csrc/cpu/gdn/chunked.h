@@ -8,7 +8,6 @@
 #pragma once
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "cpu/common.h"
 
@@ -30,11 +29,11 @@ struct ChunkedWork {
   int64_t items_of_key_head;
   std::vector<Sequence> sequences;
   std::vector<int64_t> first_rows;  // of h, for each sequence
-  std::vector<int64_t> order;       // of sequences, longest first
+  std::vector<int64_t> order;       // of sequences with more than `few` tokens, longest first
+  std::vector<int64_t> short_ones;  // the others, which are the recurrence's
 
-  ChunkedWork(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
-  int64_t work_items() const { return s.N * s.H * items_of_key_head; }
-  int64_t longest() const { return s.N > 0 ? sequences[order[0]].length : 0; }
+  ChunkedWork(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens, int64_t few);
+  int64_t work_items() const { return std::ssize(order) * s.H * items_of_key_head; }
   int64_t threads() const;
   int64_t value_head(int64_t key_head, int64_t panel) const {
     const int64_t i = panel / panels_of_head;
@@ -42,22 +41,20 @@ struct ChunkedWork {
   }
 };
 
-// Up to so many tokens the recurrence is faster: a chunk of 1 to 8 costs what 8 tokens of the recurrence do.
-constexpr int64_t kFewTokens = 4;
-
 // At most so many panels a work item: with K = 128 their state is half of a second-level cache of 1 MB.
 constexpr int64_t kMostPanels = 32;
 
-inline ChunkedWork::ChunkedWork(const ChunkShape<>& shape, const optional<Tensor>& cu_seqlens)
+inline ChunkedWork::ChunkedWork(const ChunkShape<>& shape, const optional<Tensor>& cu_seqlens, int64_t few)
     : s(shape),
       step(std::min(s.C, kTokens)),
       panels_of_head(ceil_div(s.V, kColumns)),
       panels(panels_of_head * (s.HV / s.H)),
       sequences(sequences_of(s, cu_seqlens)),
-      first_rows(s.N),
-      order(s.N) {
+      first_rows(s.N) {
+  for (int64_t n = 0; n < s.N; ++n) (sequences[n].length > few ? order : short_ones).push_back(n);
+  std::ranges::stable_sort(order, std::greater{}, [&](int64_t n) { return sequences[n].length; });
   int64_t work_items = ceil_div(panels, kMostPanels);
-  const int64_t heads = std::max<int64_t>(1, s.N * s.H), threads = at::get_num_threads();
+  const int64_t heads = std::max<int64_t>(1, std::ssize(order) * s.H), threads = at::get_num_threads();
   while (work_items < panels && heads * work_items < 4 * threads && heads * work_items % threads != 0) ++work_items;
   panels_of_item = ceil_div(panels, work_items);
   items_of_key_head = ceil_div(panels, panels_of_item);
@@ -66,8 +63,6 @@ inline ChunkedWork::ChunkedWork(const ChunkShape<>& shape, const optional<Tensor
     first_rows[n] = s.packed ? rows : 0;
     rows += ceil_div(sequences[n].length, s.C);
   }
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater{}, [&](int64_t n) { return sequences[n].length; });
 }
 
 // Another thread costs some microseconds: it must have some of them to do.

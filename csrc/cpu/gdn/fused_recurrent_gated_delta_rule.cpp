@@ -1,5 +1,7 @@
 #include "ops/gdn/fused_recurrent_gated_delta_rule.h"
 
+#include <ATen/ops/tensor.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -221,7 +223,7 @@ void cpu::run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channe
   const auto& s = op.shape;
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
   const Tensor log_decays = log_decays_of(s, op.g, op.gates), betas = betas_of(s, op.beta, op.gates);
-  const auto log_gk = channels.gk ? channel_decays(s, *channels.gk, channels.gate) : channels.gk;
+  const auto log_gk = channels.gk ? channel_decays_of(*channels.gk, channels.gate) : channels.gk;
   const auto gk = rows_or_none(log_gk, "gk"), gv = rows_or_none(channels.gv, "gv");
   const Inputs in{.q = Rows(q),
                   .k = Rows(k),
@@ -234,6 +236,34 @@ void cpu::run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channe
                   .has_vector_beta = betas.dim() == 4,
                   .normalise = op.use_qk_l2norm};
   Work(s, in, state_io, o, op.cu_seqlens).run();
+}
+
+void cpu::run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDeltaRule<>& op,
+                            const ChannelDecays& channels, const StateIo& state_io, const Tensor& o) {
+  if (sequences.empty()) return;
+  if (std::ssize(sequences) == op.shape.N) return run_recurrence(op, channels, state_io, o);
+  const auto all = sequences_of(op.shape, op.cu_seqlens);
+  GatedDeltaRule<> part = op;
+  ChannelDecays part_channels = channels;
+  StateIo part_io = state_io;
+  part_io.slots.clear();
+  std::vector<int64_t> boundaries = {0}, tokens;
+  for (const int64_t n : sequences) {
+    for (int64_t t = 0; t < all[n].length; ++t) tokens.push_back(all[n].first + t);
+    boundaries.push_back(std::ssize(tokens));
+    part_io.slots.push_back(state_io.slots[n]);
+  }
+  part.shape.N = std::ssize(sequences);
+  part.shape.T = std::ssize(tokens);
+  part.cu_seqlens = at::tensor(boundaries, at::kLong);
+  const Tensor rows = at::tensor(tokens, at::kLong);
+  for (Tensor* x : {&part.q, &part.k, &part.v}) *x = x->index_select(1, rows);
+  for (auto* x : {&part.g, &part.beta, &part_channels.gk}) {
+    if (x->has_value()) *x = (*x)->index_select(1, rows);
+  }
+  const Tensor part_o = at::empty({1, part.shape.T, part.shape.HV, part.shape.V}, o.options());
+  run_recurrence(part, part_channels, part_io, part_o);
+  o.index_copy_(1, rows, part_o);
 }
 
 namespace {

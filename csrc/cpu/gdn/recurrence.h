@@ -1,11 +1,22 @@
-// The recurrence token by token, for both end-to-end ops: the chunked one hands it sequences of a few tokens.
+// The recurrence token by token, for all end-to-end ops: the chunked ones hand it their sequences of a few tokens.
 #pragma once
 #include "cpu/common.h"
-#include "ops/gdn/gated_delta_rule.h"
+#include "ops/gdn/chunk_gated_delta_rule.h"
 
 namespace torch_gdn::cpu {
 
+// Up to so many tokens of a sequence the recurrence is faster: a chunk of 1 to 8 costs what 8 of its tokens do. Each
+// sequence is judged by itself, so that its bits do not depend on those that are packed with it.
+constexpr int64_t kFewTokens = 4;
+
+// The recurrence does not keep the states between chunks.
+inline int64_t few_tokens_of(const ChunkedRule<int64_t>& op) { return op.return_intermediate_states ? -1 : kFewTokens; }
+
 void run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channels, const StateIo& state_io,
                     const Tensor& o);
+
+// These sequences of the call alone, on copies of their tokens.
+void run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDeltaRule<>& op, const ChannelDecays& channels,
+                       const StateIo& state_io, const Tensor& o);
 
 }  // namespace torch_gdn::cpu

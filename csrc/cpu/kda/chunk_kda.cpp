@@ -14,20 +14,14 @@ struct Inputs {
   cpu::Rows q, k, v, g, beta;
   float scale;
   bool normalise;
-  std::vector<float> rates, biases;  // of the gate: one a value head, and rows of padded_channels(K), or none
-  bool gate;
-  float lower_bound;  // 0: none
+  cpu::ChannelGateValues gate;
 
-  cpu::ChannelGates gates(int64_t batch, int64_t token, int64_t head, int64_t K) const {
+  cpu::ChannelGates gates(int64_t batch, int64_t token, int64_t head) const {
+    auto gates = gate.of_head(head, g.head(batch, token, head, 0));
     const auto betas = beta.head(batch, token, head, 0);
-    return {.g = g.head(batch, token, head, 0),
-            .beta = reinterpret_cast<const float*>(betas.data),
-            .beta_stride = betas.stride / static_cast<int64_t>(sizeof(float)),
-            .width = K,
-            .gate = gate,
-            .rate = gate ? rates[head] : 1.0f,
-            .lower_bound = lower_bound,
-            .bias = biases.empty() ? nullptr : biases.data() + head * cpu::padded_channels(K)};
+    gates.beta = reinterpret_cast<const float*>(betas.data);
+    gates.beta_stride = betas.stride / static_cast<int64_t>(sizeof(float));
+    return gates;
   }
 };
 
@@ -51,7 +45,7 @@ class ChannelDecayRule {
   }
 
   void make_head(int64_t batch, int64_t token, int64_t head) {
-    kernels_.make_head(tiles_->keys, in_.gates(batch, token, head, width_), tiles_->head);
+    kernels_.make_head(tiles_->keys, in_.gates(batch, token, head), tiles_->head);
   }
 
   void advance(int64_t batch, int64_t token, int64_t head, int64_t column, int64_t columns, const cpu::Rows& o,
@@ -73,39 +67,9 @@ class ChannelDecayRule {
   int64_t width_;
 };
 
-std::vector<float> floats_of(const Tensor& x) {
-  const Tensor values = x.to(at::kFloat).contiguous();
-  const auto* first = values.const_data_ptr<float>();
-  return {first, first + values.numel()};
-}
-
-std::vector<float> rates_of(const ChunkShape<>& s, const ChannelGateOptions& gate) {
-  if (!gate.A_log.has_value()) return std::vector<float>(s.HV, 1.0f);
-  auto rates = floats_of(*gate.A_log);
-  for (float& rate : rates) rate = std::exp(rate);
-  return rates;
-}
-
-// Rows as long as the kernels read them.
-std::vector<float> biases_of(const ChunkShape<>& s, const ChannelGateOptions& gate) {
-  if (!gate.use_gate || !gate.dt_bias.has_value()) return {};
-  const auto biases = floats_of(*gate.dt_bias);
-  const int64_t width = cpu::padded_channels(s.K);
-  std::vector<float> rows(s.HV * width);
-  for (int64_t head = 0; head < s.HV; ++head) {
-    std::copy_n(biases.begin() + head * s.K, s.K, rows.begin() + head * width);
-  }
-  return rows;
-}
-
-void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
+void run_chunks(const ChunkedKda<int64_t>& op, const cpu::ChunkedWork& work, const cpu::StateIo& state_io,
+                const cpu::ChunkedOutputs& outputs) {
   const auto& s = op.shape;
-  const auto& gate = op.channel_gate;
-  const cpu::ChunkedWork work(s, op.cu_seqlens);
-  if (!op.return_intermediate_states && work.longest() <= cpu::kFewTokens) {
-    const ChannelDecays channels{.gk = op.required_g, .gv = std::nullopt, .gate = gate};
-    return cpu::run_recurrence(op, channels, state_io, outputs.o);
-  }
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
   const Tensor g = unit_last_stride(cpu::as_activation(op.required_g), "g");
   const Tensor betas = cpu::betas_of(s, op.beta, op.gates);
@@ -116,11 +80,15 @@ void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, co
                   .beta = cpu::Rows(betas),
                   .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
                   .normalise = op.use_qk_l2norm,
-                  .rates = gate.use_gate ? rates_of(s, gate) : std::vector<float>(),
-                  .biases = biases_of(s, gate),
-                  .gate = gate.use_gate,
-                  .lower_bound = static_cast<float>(gate.lower_bound.value_or(0))};
+                  .gate = {s.HV, s.K, op.channel_gate}};
   cpu::run_chunks(work, state_io, outputs, [&] { return ChannelDecayRule(in, s.K); });
+}
+
+void run_chunked(const ChunkedKda<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
+  const cpu::ChunkedWork work(op.shape, op.cu_seqlens, cpu::few_tokens_of(op));
+  if (!work.order.empty()) run_chunks(op, work, state_io, outputs);
+  const ChannelDecays channels{.gk = op.required_g, .gv = std::nullopt, .gate = op.channel_gate};
+  cpu::run_recurrence_of(work.short_ones, op, channels, state_io, outputs.o);
 }
 
 void run(const ChunkKda<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {

@@ -44,6 +44,8 @@ struct ChannelKernels {
   void (*read_keys)(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, float scale,
                     ChannelKeys& keys);
   void (*make_head)(const ChannelKeys& keys, const ChannelGates& gates, ChannelTiles& tiles);
+  // Those of one raw row of g, of any width.
+  void (*write_log_decays)(const ChannelGates& gates, const HeadRows& out);
   // As ChunkKernels::advance.
   void (*advance)(const ChannelTiles& tiles, const HeadRows& v, const HeadRows& o, int64_t columns, float* state,
                   PanelTiles<float>& panel);

@@ -290,10 +290,12 @@ TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>
   }
 }
 
+TORCH_GDN_INLINE int64_t item_size(at::ScalarType dtype) { return dtype == at::kFloat ? 4 : 2; }
+
 // Rows lie kilobytes apart, and no processor guesses which are next: those to be read are fetched a chunk ahead, those
 // to be written when their chunk begins.
 TORCH_GDN_INLINE void prefetch_rows(const HeadRows& rows, int64_t first, int64_t count, int64_t columns) {
-  const int64_t bytes = columns * (rows.dtype == at::kFloat ? 4 : 2);
+  const int64_t bytes = columns * item_size(rows.dtype);
   for (int64_t i = first; i < first + count; ++i) {
     for (int64_t at = 0; at < bytes; at += 64) prefetch(rows.data + i * rows.stride + at);
   }

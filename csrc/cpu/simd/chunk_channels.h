@@ -44,6 +44,16 @@ TORCH_GDN_INLINE void read_log_decays(const ChannelKeys& keys, const ChannelGate
   }
 }
 
+void write_log_decays(const ChannelGates& gates, const HeadRows& out) {
+  alignas(64) float row[kLargestK] = {};
+  for (int64_t first = 0; first < gates.width; first += kLargestK) {
+    const int64_t count = gates.width - first < kLargestK ? gates.width - first : kLargestK;
+    upcast_row(gates.g.data + first * item_size(gates.g.dtype), gates.g.dtype, count, row);
+    for (int64_t d = 0; d < count; d += kLanes) store(row + d, log_decay(load(row + d), gates, first + d));
+    downcast_row(row, count, out.dtype, out.data + first * item_size(out.dtype));
+  }
+}
+
 // k_i . k_j and q_i . k_j of a block's token j and those after it, decayed from j to i.
 TORCH_GDN_INLINE void multiply_by_key(const ChannelKeys& keys, ChannelTiles& tiles, int64_t first, int64_t j) {
   const int64_t K = keys.K, rows = first * K;
@@ -176,4 +186,4 @@ void advance_channels(const ChannelTiles& tiles, const HeadRows& v, const HeadRo
   advance_panel(tiles, tiles, k_writing, decay, v, o, columns, state, state, panel);
 }
 
-constexpr ChannelKernels kChannelKernels = {&read_channel_keys, &make_channels, &advance_channels};
+constexpr ChannelKernels kChannelKernels = {&read_channel_keys, &make_channels, &write_log_decays, &advance_channels};

@@ -31,7 +31,7 @@ struct RecurrentRule : GatedDeltaRule<Int> {
       check.value(!this->gates.use_gate, "use_gate_in_kernel", "False where use_channel_gate_in_kernel is set", "True");
       gate.A_log = this->gates.A_log;
       gate.dt_bias = this->gates.dt_bias;
-      check_channel_gate(check, s, gate);
+      check_channel_gate_in_kernel(check, s, gate);
     }
     check_sequences(check, s, this->cu_seqlens);
   }

@@ -18,7 +18,7 @@ struct ChunkedKda : ChunkedRule<Int> {
     check.same_dtype("v", this->v, "q", this->q);
     check.is_floating("g", g);
     check.shape("g", g, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
-    check_channel_gate(check, s, channel_gate);
+    check_channel_gate_in_kernel(check, s, channel_gate);
   }
 };
 

@@ -1,0 +1,36 @@
+// The gate of Kimi Delta Attention as an op of its own: g [..., HV, K], in float32 and rounded once.
+#pragma once
+#include "ops/channel_gate.h"
+#include "ops/op.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct FusedKdaGate {
+  static constexpr const char* kSchema =
+      "fused_kda_gate(Tensor g, Tensor? A_log=None, Tensor? dt_bias=None, float? lower_bound=None, "
+      "ScalarType? output_dtype=None) -> Tensor";
+
+  Tensor g;
+  ChannelGateOptions gate{.use_gate = true};
+  optional<at::ScalarType> output_dtype;
+
+  Int HV = 0, K = 0;
+
+  auto arguments() { return std::tie(g, gate.A_log, gate.dt_bias, gate.lower_bound, output_dtype); }
+
+  void check() {
+    const Check<Int> check("fused_kda_gate", "g", g);
+    check.is_floating("g", g);
+    check.value(g.dim() >= 2, "g", "shape [..., HV, K]", sizes_of<Int>(g));
+    HV = size_of<Int>(g, -2), K = size_of<Int>(g, -1);
+    check_channel_gate(check, HV, K, gate);
+    check.is_activation("output_dtype", dtype_of_output());
+  }
+
+  at::ScalarType dtype_of_output() const { return output_dtype.value_or(at::kFloat); }
+
+  Tensor outputs() const { return empty(sizes_of<Int>(g), g.options().dtype(dtype_of_output())); }
+};
+
+}  // namespace torch_gdn

@@ -1,0 +1,9 @@
+#pragma once
+#include "core/channel_gate_parameters.h"
+
+GDN_CONSTANT int kKdaGateThreads = 256;  // of a threadgroup
+
+struct KdaGateParameters {
+  ChannelGateParameters gate;
+  int32_t tokens, heads, channels;  // g [B, T, HV, K]
+};
