@@ -90,7 +90,7 @@ def is_shape(shape: Any) -> bool:
 
 
 def dtypes_of(dtypes: Any) -> list[torch.dtype]:
-    found = list(dtypes) if isinstance(dtypes, Iterable) else [None]
+    found: list[Any] = list(dtypes) if isinstance(dtypes, Iterable) else [None]
     if not all(isinstance(dtype, torch.dtype) for dtype in found):
         raise TypeError(f"warmup: dtypes: expected a list of dtypes, as [torch.bfloat16], got {dtypes!r}")
     return found
