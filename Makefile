@@ -8,6 +8,9 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 TORCH := torch==2.13.0
+# Where pip finds torch; empty is PyPI, which for Linux has the CUDA build, gigabytes.
+TORCH_INDEX ?=
+INDEX_OPTION = $(TORCH_INDEX:%=--index-url %)
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
@@ -18,7 +21,7 @@ CXX_FILES = $(shell find csrc shaders simulator proof tests -name '*.cpp' -o -na
 
 ifeq ($(SYSTEM),Darwin)
 DEMO_DEVICE := mps
-DEVICE := install
+DEVICE := $(VENV)/.extension
 else
 DEMO_DEVICE := simulated-mps
 DEVICE := $(VENV)/.simulator
@@ -27,7 +30,8 @@ endif
 .PHONY: help demo test test-vllm quick proof sanitize docs lint format clean install
 
 help:  ## what there is
-	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | column -t -s :
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
+	@echo 'On Linux, TORCH_INDEX=https://download.pytorch.org/whl/cpu gets the CPU build of torch, not the CUDA build.'
 
 demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulated one
 	$(BIN)/python examples/generate.py --device $(DEMO_DEVICE)
@@ -41,7 +45,7 @@ test: lint $(DEVICE)  ## every test but those of the cross-build, two processes 
 test-vllm: $(VLLM_VENV)/.packages $(DEVICE)  ## vLLM's engine on the CPU and on mps, in an environment of its own (3.5 GB)
 	$(VLLM_VENV)/bin/python -m pytest -n 2 --confcutdir tests/vllm_engine tests/vllm_engine
 
-quick: $(DEVICE)  ## each op on both devices, errors, torch.compile and a model, in three minutes of two cores
+quick: install $(DEVICE)  ## each op on both devices, errors, torch.compile and a model, in three minutes of two cores
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m quick
 
 proof: install  ## what can be shown of the Mac build and of the shaders without a Mac: one table
@@ -55,7 +59,7 @@ SANITIZED := build/sanitized
 RUN_TIMES = $(foreach name,asan ubsan stdc++,$(shell g++ -print-file-name=lib$(name).so))
 SANITIZE_TESTS := tests/gdn tests/layers tests/aura tests/hostile
 
-sanitize: $(DEVICE)  ## the tests of the ops under AddressSanitizer and UndefinedBehaviorSanitizer, on Linux
+sanitize: install $(DEVICE)  ## the tests of the ops under AddressSanitizer and UndefinedBehaviorSanitizer, on Linux
 	mkdir -p $(SANITIZED)
 	find $(SANITIZED) -mindepth 1 -maxdepth 1 -not -name build -exec rm -rf {} +
 	git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --preserve=timestamps -t $(SANITIZED)
@@ -85,7 +89,7 @@ clean:  ## remove what was built and installed here
 	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info torch_gdn/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-install: $(VENV)/.extension  ## the environment in .venv with torch_gdn built in place
+install: $(VENV)/.dev  ## the environment in .venv with torch_gdn built in place, and what tests, linters and docs need
 
 $(VENV)/.system:
 	@PYTHON=$(PYTHON) ./.ci/system-packages
@@ -94,11 +98,17 @@ $(VENV)/.system:
 
 $(VENV)/.torch: $(VENV)/.system
 	@echo 'Installing $(TORCH) into $(VENV): some minutes'
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	@touch $@
 
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
+	@echo 'Building the extension: some minutes'
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[examples]'
+	@touch $@
+
+# Beyond what the demo needs.
+$(VENV)/.dev: $(VENV)/.extension pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
 	@touch $@
 
@@ -106,7 +116,8 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml setup.py
 $(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	@echo 'Installing $(TORCH) and vLLM into $(VLLM_VENV): some minutes'
-	$(VLLM_VENV)/bin/python -m pip install --quiet '$(TORCH)' 'setuptools>=77.0.3' wheel ninja
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
+	$(VLLM_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test-vllm]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec  # PyPI's are for CUDA: torch cannot load them
 	@touch $@

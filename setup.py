@@ -41,7 +41,7 @@ OPTIMISE = ["-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer", *SANITIZERS] 
 OPENMP = ["-Xpreprocessor", "-fopenmp"] if ON_MAC else ["-fopenmp"]
 COMPILE_FLAGS = ["-std=c++20", *OPTIMISE, "-Wall", *OPENMP, *(["-fno-objc-arc"] if ON_MAC else [])]
 
-JOB_BYTES = 2 * 10**9  # of memory, for a compiler that reads PyTorch's headers
+JOB_BYTES = 2 * 10**9  # of memory: g++ takes up to 1.8 GB for a source file
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 

@@ -19,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from torch_gdn._mps import why_no_mps
 from torch_gdn.integrations import transformers as integration
 
 PYCODE = Path(__file__).resolve().parent / "pycode"
@@ -106,6 +107,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=int, default=1024, help="what the conversations' cache may take (1024)")
     parser.add_argument("--file", type=Path, help="conversations to read and to save")
     given = parser.parse_args(arguments)
+    if given.device == "mps" and (reason := why_no_mps("examples/chat.py")):
+        sys.exit(f"--device mps: {reason}")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 

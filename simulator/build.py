@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -16,15 +15,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 
+from simulator import requirements
+
 SIMULATOR = Path(__file__).resolve().parent
 CHECKOUT = SIMULATOR.parent
-COMPILER = "clang++-19"
 JOBS = 2
-NEEDED = "clang-19 libobjc-12-dev libblocksruntime-dev libboost-context-dev"
 
 
 class BuildError(RuntimeError):
@@ -36,34 +36,28 @@ def cache_directory() -> Path:
     return Path(os.environ.get("SIMULATOR_CACHE") or Path.home() / ".cache" / "mps_simulator").absolute()
 
 
-def _gcc_directory() -> Path | None:
-    """GCC's folder of the newest version whose Objective-C headers are installed: clang does not search it."""
-    found = [header.parents[2] for header in Path("/usr/lib/gcc").glob("*/*/include/objc/objc.h")]
-    return max(found, key=lambda directory: int(directory.name.split(".")[0]), default=None)
-
-
 def check_tools() -> None:
-    missing = [] if shutil.which(COMPILER) else [COMPILER]
-    if _gcc_directory() is None:
-        missing.append("objc/objc.h")
-    headers = ("Block.h", "boost/context/fiber.hpp")
-    missing += [header for header in headers if not Path("/usr/include", header).exists()]
+    missing = [kind for kind in requirements.missing() if kind in requirements.DEVICE]
     if missing:
-        raise BuildError(f"the simulated device needs {', '.join(missing)}: apt-get install {NEEDED}")
+        names = {"clang": f"clang {requirements.OLDEST} or later", "python": "Python.h", "objective-c": "objc/objc.h"}
+        wanted = ", ".join((names | requirements.HEADERS)[kind] for kind in missing)
+        raise BuildError(f"the simulated device needs {wanted}: {requirements.install_command(missing)}")
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Flags that every object shares."""
+    """The compiler, and flags that every object shares."""
 
+    compiler: str
     common: tuple[str, ...]
     objective_c: tuple[str, ...]
     libraries: tuple[str, ...]
 
     @staticmethod
+    @cache
     def make() -> Toolchain:
         check_tools()
-        gcc = _gcc_directory()
+        gcc = requirements.gcc_directory()
         assert gcc is not None  # check_tools() looked
         root = Path(torch.__file__).parent
         system = [
@@ -72,6 +66,7 @@ class Toolchain:
             sysconfig.get_paths()["include"],
         ]
         return Toolchain(
+            compiler=requirements.clang(),
             common=(
                 "-std=c++20",
                 "-fPIC",
@@ -98,16 +93,25 @@ class Toolchain:
     def key(self) -> str:
         """One folder for each torch, Python, set of flags and checkout."""
         flags = [*self.common, *self.objective_c, *self.libraries]
-        text = [torch.__version__, sys.version, COMPILER, str(CHECKOUT), *flags]
+        text = [torch.__version__, sys.version, self.compiler, str(CHECKOUT), *flags]
         return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
 
     def command(self, source: Path, output: Path, flags: Sequence[str]) -> list[str]:
         if source.suffix == ".c":
-            return ["clang-19", "-O2", "-fPIC", "-MMD", "-c", str(source), "-o", str(output)]
+            return [
+                self.compiler.replace("clang++", "clang"),
+                "-O2",
+                "-fPIC",
+                "-MMD",
+                "-c",
+                str(source),
+                "-o",
+                str(output),
+            ]
         language = self.objective_c if source.suffix == ".mm" else ()
         # Only the engine is worth the time that -O2 takes.
         level = "-O2" if SIMULATOR / "engine" in source.parents else "-O1"
-        return [COMPILER, *self.common, level, *flags, "-MMD", *language, "-c", str(source), "-o", str(output)]
+        return [self.compiler, *self.common, level, *flags, "-MMD", *language, "-c", str(source), "-o", str(output)]
 
 
 @contextmanager
@@ -174,8 +178,10 @@ def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], fla
     return objects
 
 
-def _link(output: Path, objects: Sequence[Path], flags: Sequence[str], inputs: Sequence[Path] = ()) -> Path:
-    command = [COMPILER, "-shared", "-o", str(output), *map(str, objects), f"-Wl,-soname,{output.name}", *flags]
+def _link(
+    compiler: str, output: Path, objects: Sequence[Path], flags: Sequence[str], inputs: Sequence[Path] = ()
+) -> Path:
+    command = [compiler, "-shared", "-o", str(output), *map(str, objects), f"-Wl,-soname,{output.name}", *flags]
     if not _is_current(output, command, [*objects, *inputs]):
         # A running process may have the old file mapped: write beside it, then replace.
         unfinished = output.with_name(f"new_{output.name}")
@@ -202,7 +208,8 @@ def build_device() -> Path:
     flags = [f"-I{CHECKOUT}", "-Wall", "-Werror", f"-DTORCH_EXTENSION_NAME={MODULE}"]
     with _locked(directory):
         objects = _compile(toolchain, directory, device_sources(), flags)
-        return _link(directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", objects, toolchain.libraries)
+        module = directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        return _link(toolchain.compiler, module, objects, toolchain.libraries)
 
 
 def build_library(
@@ -229,4 +236,5 @@ def build_library(
         objects = _compile(toolchain, directory, [*sources, SIMULATOR / "foundation/personality.c"], flags)
         linked = (device, *libraries)
         rpaths = (f"-Wl,-rpath,{path.parent}" for path in linked)
-        return _link(directory / f"lib{name}.so", objects, [*map(str, linked), *toolchain.libraries, *rpaths], linked)
+        flags = [*map(str, linked), *toolchain.libraries, *rpaths]
+        return _link(toolchain.compiler, directory / f"lib{name}.so", objects, flags, linked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -49,6 +50,7 @@ def open_device() -> None:
     finally:
         sys.setdlopenflags(flags)
     module.set_directories(str(build.SIMULATOR / "engine"), str(build.cache_directory() / "shaders"))
+    module.set_clang(shutil.which(build.Toolchain.make().compiler))
     module.set_fault_class(Fault)
     patches.apply(module)
     _device = module

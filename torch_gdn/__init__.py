@@ -5,6 +5,8 @@ torch.compile takes without a graph break. All are forward only: an input that r
 error.
 """
 
+from typing import TYPE_CHECKING
+
 from torch_gdn import _library, aura, reference, tuning_cache
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
@@ -42,6 +44,24 @@ from torch_gdn.ops.layers.l2norm import l2norm, l2norm_fwd
 from torch_gdn.ops.layers.rms_norm import rms_norm
 from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
 from torch_gdn.warmup import warmup
+
+if TYPE_CHECKING:
+    from torch_gdn import tune as tune
+    from torch_gdn.integrations.transformers import disable as disable
+    from torch_gdn.integrations.transformers import enable as enable
+    from torch_gdn.integrations.transformers import status as status
+else:  # hidden from type checkers, for which a module with this function would have every name
+
+    def __getattr__(name: str) -> object:
+        """Names whose modules import torch_gdn themselves: they are imported when first used."""
+        from importlib import import_module
+
+        if name == "tune":
+            return import_module("torch_gdn.tune")
+        if name in ("disable", "enable", "status"):
+            return getattr(import_module("torch_gdn.integrations.transformers"), name)
+        raise AttributeError(f"module 'torch_gdn' has no attribute {name!r}")
+
 
 __all__ = [
     "__version__",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import warnings
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import relative_error
 from torch_gdn import reference
 from torch_gdn.aura import KVCache, Scheme, codebooks
-from torch_gdn.integrations.aura import AuraCache, Codes, aura_attention
+from torch_gdn.integrations.aura import AuraCache, Codes, aura_attention, warn_of_tensors
 
 COMMON = {
     "vocab_size": 64,
@@ -303,7 +304,7 @@ def test_rows_of_the_cache() -> None:
 
 def test_padding_elsewhere_than_on_the_left_is_an_error() -> None:
     model = model_of("llama")
-    with pytest.raises(ValueError, match=r"attention_mask: expected left padding, \[B, 10\], got torch.bool of shape"):
+    with pytest.raises(ValueError, match=r"attention_mask: expected left padding, \[B, 10\], got bool of shape"):
         logits_of(model, aura_cache(model, "8v4"), PADDED.flip(-1))
 
 
@@ -314,9 +315,7 @@ def call(model: PreTrainedModel, cache: AuraCache | None = None, **options: Any)
 
 
 def test_a_mask_of_ones_own_is_an_error() -> None:
-    with pytest.raises(
-        ValueError, match=r"attention_mask: expected left padding, \[B, T\], got torch.float32 of shape"
-    ):
+    with pytest.raises(ValueError, match=r"attention_mask: expected left padding, \[B, T\], got float32 of shape"):
         call(model_of("llama"), attention_mask=torch.zeros(2, 1, 11, 11))
 
 
@@ -326,7 +325,7 @@ def test_what_the_attention_does_not_do_is_an_error() -> None:
         call(model, softcap=50.0)
     with pytest.raises(ValueError, match="is_causal: expected True, got False"):
         call(model, is_causal=False)
-    with pytest.raises(ValueError, match=r"position_bias: expected None, got torch\.float32 of shape \[1, 4, 11, 11\]"):
+    with pytest.raises(ValueError, match=r"position_bias: expected None, got float32 of shape \[1, 4, 11, 11\]"):
         call(model, position_bias=torch.zeros(1, 4, 11, 11))
     model.config.attention_dropout = 0.5
     model = type(model)(model.config).train()
@@ -354,8 +353,40 @@ def test_a_model_that_has_nothing_to_hold_as_codes_is_an_error() -> None:
     with pytest.raises(ValueError, match="AuraCache: config: expected a model with layers of full attention"):
         AuraCache(config)
     small = LlamaConfig(**COMMON | {"head_dim": 48}, num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"D: expected one of 64, 80, .*, got 48"):
-        call(LlamaForCausalLM(small))
+    with pytest.raises(ValueError, match=r"config: expected heads of 64, 80, .* or 512 values, got 48 in layer 0"):
+        AuraCache(small)
+    for config, got in (("Qwen/Qwen3.5-0.8B", "'Qwen/Qwen3.5-0.8B'"), (LlamaForCausalLM(small), "a LlamaForCausalLM")):
+        with pytest.raises(TypeError, match=f"config: expected a model's configuration, as model.config, got {got}"):
+            AuraCache(config)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])  # full attention, and a sliding window
+def test_a_used_cache_without_new_tokens_is_an_error(kind: str) -> None:
+    model = model_of(kind)
+    cache = aura_cache(model, "8v4")
+    options = {"past_key_values": cache, "do_sample": False, "pad_token_id": 0}
+    model.generate(PROMPT, max_new_tokens=PROMPT.shape[1] + 1, **options)
+    with pytest.raises(ValueError, match=f"expected new tokens, got none: it already holds {2 * PROMPT.shape[1]}"):
+        model.generate(PROMPT, max_new_tokens=1, **options)
+    with pytest.raises(ValueError, match=r"attention_mask: expected \[B, 24\], with a column for each token that the"):
+        model(PROMPT[:, :2], attention_mask=torch.tensor([[0, 1], [1, 1]]), past_key_values=cache)
+
+
+@torch.no_grad()
+def test_attention_without_the_cache_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not of layers that an AuraCache leaves as they are."""
+    warn_of_tensors.cache_clear()
+    model = model_of("llama")
+    model.set_attn_implementation("aura")
+    with pytest.warns(UserWarning, match=r"keys and values are not held as codes: pass past_key_values=AuraCache"):
+        model(PROMPT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(PROMPT)
+        warn_of_tensors.cache_clear()
+        monkeypatch.setattr(model.config, "attention_chunk_size", 4, raising=False)
+        model(PROMPT)
+        call(model_of("gpt_oss"), None)
 
 
 def test_the_example_runs() -> None:

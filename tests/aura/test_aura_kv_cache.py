@@ -263,7 +263,7 @@ BAD_FILES = {
     "no codes": (lambda tensors, metadata: tensors.pop("value.codes"), "expected value.codes of shape .*, got None"),
     "short codes": (
         lambda tensors, metadata: tensors.update({"key.codes": tensors["key.codes"][..., 1:].clone()}),
-        r"expected key.codes of shape \[2, 2, 20, 8\], torch.int32, got torch.int32 of shape \[2, 2, 20, 7\]",
+        r"expected key.codes of shape \[2, 2, 20, 8\], int32, got int32 of shape \[2, 2, 20, 7\]",
     ),
     "no key norms": (lambda tensors, metadata: tensors.pop("key.norms"), "expected key.norms of shape"),
     "another D": (
@@ -326,14 +326,20 @@ ERRORS = {
     "k's dimensions": (lambda cache: cache.append(K[0], K), r"append: k: expected shape \[2, 2, T, 64\], got \[2, 1"),
     "v's batch": (lambda cache: cache.append(K, K[:1]), r"append: v: expected shape \[2, 2, T, 64\], got \[1, 2"),
     "v's length": (lambda cache: cache.append(K, K[:, :, :0]), r"append: v: expected shape \[2, 2, 1, 64\] like k"),
-    "k's dtype": (lambda cache: cache.append(K.half(), K), "append: k: expected dtype torch.float32 like the cache"),
+    "k's dtype": (
+        lambda cache: cache.append(K.half(), K),
+        "append: k: expected dtype float32 like the cache, got float16",
+    ),
     "k's device": (lambda cache: cache.append(K.to("meta"), K), "append: k: expected a tensor on cpu like the cache"),
     "too many": (
         lambda cache: cache.append(*[K.expand(2, 2, 13, 64)] * 2),
         r"append: k: expected at most 12 more tokens \(capacity 32\), got 13",
     ),
     "q's size": (lambda cache: cache.attend(K[..., :32]), r"attend: q: expected shape \[2, HQ, L, 64\], got \[2, 2, 1"),
-    "q's dtype": (lambda cache: cache.attend(K.half()), "attend: q: expected dtype torch.float32 like the cache"),
+    "q's dtype": (
+        lambda cache: cache.attend(K.half()),
+        "attend: q: expected dtype float32 like the cache, got float16",
+    ),
     "q's heads": (lambda cache: cache.attend(K[:, :1].expand(2, 3, 1, 64)), "multiple"),
     "crop beyond": (lambda cache: cache.crop(21), "crop: length: expected from -20 to 20, got 21"),
     "crop below": (lambda cache: cache.crop(-21), "crop: length: expected from -20 to 20, got -21"),

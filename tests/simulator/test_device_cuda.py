@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulator import activation
+from simulator import activation, requirements
 
 HOOKS = """
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -47,7 +47,17 @@ def hooks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = Path(torch.__file__).parent
     library = tmp_path_factory.mktemp("cuda") / "libhooks.so"
     flags = ["-std=c++20", "-fPIC", "-shared", f"-I{root / 'include'}", f"-L{root / 'lib'}"]
-    command = ["clang++-19", "-x", "c++", "-", "-o", str(library), *flags, f"-Wl,-rpath,{root / 'lib'}", *LIBRARIES]
+    command = [
+        requirements.clang(),
+        "-x",
+        "c++",
+        "-",
+        "-o",
+        str(library),
+        *flags,
+        f"-Wl,-rpath,{root / 'lib'}",
+        *LIBRARIES,
+    ]
     subprocess.run(command, input=HOOKS, text=True, check=True)
     return library
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import simulator
-from simulator import build
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +114,3 @@ def test_four_threads_encode_on_one_stream(probe: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: probe.four_times(x).tolist(), range(40)))
     assert results == [[4.0 * i for i in range(6)]] * 40
-
-
-# ---- the build ----
-
-
-def test_a_missing_tool_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "COMPILER", "no-such-clang")
-    with pytest.raises(build.BuildError, match="needs no-such-clang: apt-get install clang-19 libobjc-12-dev"):
-        build.check_tools()

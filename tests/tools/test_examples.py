@@ -88,10 +88,14 @@ def test_generate_fails_on_a_decay_one_percent_off(function: str) -> None:
 
 
 @pytest.mark.skipif(ON_MAC, reason="a Mac has an mps device")
-def test_generate_refuses_an_absent_device() -> None:
-    finished = generate("mps")
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("generate", "there is no mps device here"), ("chat", "--device mps: this PyTorch has no mps device")],
+)
+def test_an_absent_device_is_refused(program: str, words: str) -> None:
+    finished = run(f"examples/{program}.py", "--device", "mps")
     assert finished.returncode == 1
-    assert "there is no mps device here" in finished.stderr
+    assert words in finished.stderr and "Traceback" not in finished.stderr
 
 
 @pytest.mark.parametrize("name", ["absent", "empty"])

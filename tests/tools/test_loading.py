@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from torch_gdn import _C, _library, _mps, info, tune
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("loaded", ["2.14.1", "2.1.0", "3.13.0"])
@@ -62,6 +65,20 @@ def test_an_installed_package_has_no_simulated_device_to_offer(monkeypatch: pyte
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(_mps, "PACKAGE", tmp_path / "torch_gdn")
     assert "simulator" not in _mps.why_no_mps("-m torch_gdn.tune")
+
+
+@pytest.mark.parametrize(
+    ("module", "status", "words"),
+    [
+        ("torch_gdn", 0, ["torch_gdn.info", "torch_gdn.check", "torch_gdn.tune", "torch_gdn.serve"]),
+        ("torch_gdn.warmup", 1, ["torch_gdn.warmup is a function, not a command"]),
+    ],
+)
+def test_commands_that_only_tell(module: str, status: int, words: list[str]) -> None:
+    finished = subprocess.run([sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True)
+    printed = finished.stdout + finished.stderr
+    assert finished.returncode == status and "Warning" not in printed
+    assert all(word in printed for word in words), printed
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["--json", "report.json"], 2)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +82,36 @@ def test_refuses_what_the_ops_refuse(
 ) -> None:
     with pytest.raises(error, match=words):
         torch_gdn.warmup([shape], device=ready(device), dtypes=[dtype], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("Qwen/Qwen3.5-0.8B",),
+            "model_or_shapes: expected a model, or a list of (H, HV, K, V), as [(16, 32, 128, 128)]",
+        ),
+        (([(16, 32)],), "model_or_shapes: expected a model, or a list of (H, HV, K, V)"),
+        (((16, 32, 128, 128),), "model_or_shapes: expected a model, or a list of (H, HV, K, V)"),
+        (({"H": 16},), "model_or_shapes: expected a model, or a list of (H, HV, K, V)"),
+        ((None,), "model_or_shapes: expected a model, or a list of (H, HV, K, V)"),
+        (([SHAPE], "cpu", ["bfloat16"]), "dtypes: expected a list of dtypes, as [torch.bfloat16], got ['bfloat16']"),
+        (([SHAPE], "cpu", "bfloat16"), "dtypes: expected a list of dtypes, as [torch.bfloat16], got 'bfloat16'"),
+        (
+            ([SHAPE], "cpu", torch.bfloat16),
+            "dtypes: expected a list of dtypes, as [torch.bfloat16], got torch.bfloat16",
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_named(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(TypeError, match=f"^warmup: {re.escape(words)}"):
+        torch_gdn.warmup(*arguments)
+
+
+def test_without_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"^warmup: device: .*got mps: this PyTorch has no mps device"):
+        torch_gdn.warmup([SHAPE])
 
 
 def test_pipelines_have_facts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import assert_type
 
+import torch_gdn
 from torch_gdn import (
     causal_conv1d,
     causal_conv1d_fn,
@@ -40,6 +41,14 @@ def decode(x: Tensor, wanted: bool) -> None:
     assert_type(rule(x, x, x), tuple[Tensor, None])
     assert_type(rule(x, x, x, x, beta=x, output_final_state=True, A_log=x), tuple[Tensor, Tensor])
     assert_type(rule(x, x, x, gk=x, output_final_state=wanted), tuple[Tensor, Tensor | None])
+
+
+def imported_when_first_used() -> None:
+    assert_type(torch_gdn.enable(rollback=True).enabled, bool)
+    assert_type(torch_gdn.disable().taken, dict[str, int])
+    assert_type(torch_gdn.status().transformers, str)
+    assert_type(torch_gdn.tune.positive("1"), int)
+    torch_gdn.enabel()  # type: ignore[attr-defined]
 
 
 def in_place(x: Tensor) -> None:

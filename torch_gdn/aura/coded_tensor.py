@@ -10,6 +10,11 @@ OF_TOKENS = ("codes", "norms", "means")  # [B, HK, capacity, ..] each; means may
 TABLES = ("codebook", "boundaries", "signs")
 
 
+def dtype_name(dtype: object) -> str:
+    """As the ops' errors have it: bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
 class CodedTensor:
     """The keys of a cache, or its values: codes [B, HK, S, W], norms and perhaps means [B, HK, S], and their tables."""
 

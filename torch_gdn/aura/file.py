@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn.aura.coded_tensor import DTYPES
+from torch_gdn.aura.coded_tensor import DTYPES, dtype_name
 from torch_gdn.aura.scheme import Scheme
 
 FORMAT, VERSION = "torch_gdn.aura", "1"
-NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+NAMES = {dtype_name(dtype): dtype for dtype in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Content:
         for part, expected in like.items():
             x, shape = self.tensors.get(f"{name}.{part}"), list(expected.shape)
             fits = x is not None and list(x.shape) == shape and x.dtype == expected.dtype
-            require(fits, f"{name}.{part} of shape {shape}, {expected.dtype}", x)
+            require(fits, f"{name}.{part} of shape {shape}, {dtype_name(expected.dtype)}", x)
             found[part] = self.tensors[f"{name}.{part}"]
         return found
 
@@ -53,7 +53,7 @@ def write(path: str | os.PathLike[str], content: Content) -> None:
 
 def description(content: Content) -> dict[str, str]:
     """What tells how to read the tensors."""
-    scheme, dtype = content.scheme, str(content.dtype).removeprefix("torch.")
+    scheme, dtype = content.scheme, dtype_name(content.dtype)
     means, seed = str(scheme.means), str(content.seed)
     return {"scheme": scheme.name, "table": scheme.table, "means": means, "seed": seed, "dtype": dtype}
 
@@ -95,5 +95,5 @@ def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
 
 def require(holds: bool, expected: str, got: Any) -> None:
     if not holds:
-        what = f"{got.dtype} of shape {list(got.shape)}" if isinstance(got, Tensor) else repr(got)
+        what = f"{dtype_name(got.dtype)} of shape {list(got.shape)}" if isinstance(got, Tensor) else repr(got)
         raise ValueError(f"load: path: expected {expected}, got {what}")

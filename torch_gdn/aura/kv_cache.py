@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torch_gdn.aura import file
 from torch_gdn.aura.codebooks import aura_signs, codebook
-from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor
+from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor, dtype_name
 from torch_gdn.aura.scheme import Scheme
 
 
@@ -59,7 +59,7 @@ class KVCache:
             if value < lowest:
                 raise ValueError(f"KVCache: {argument}: expected at least {lowest}, got {value}")
         if dtype not in DTYPES:
-            raise TypeError(f"KVCache: dtype: expected bfloat16, float16 or float32, got {dtype}")
+            raise TypeError(f"KVCache: dtype: expected bfloat16, float16 or float32, got {dtype_name(dtype)}")
         self.scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
         self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
         self.length = 0
@@ -188,7 +188,7 @@ class KVCache:
     def reorder(self, rows: Tensor) -> None:
         """Makes row b what row rows[b] was, as beam search does; `rows` [B'] may repeat and leave out rows."""
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64) or rows.shape[0] == 0:
-            got = f"{rows.dtype} of shape {list(rows.shape)}"
+            got = f"{dtype_name(rows.dtype)} of shape {list(rows.shape)}"
             raise ValueError(f"reorder: rows: expected shape [B'], int32 or int64, B' >= 1, got {got}")
         if rows.device.type == "cpu" and not 0 <= rows.min() <= rows.max() < self.batch:
             raise ValueError(f"reorder: rows: expected rows from 0 to {self.batch - 1}, got {rows.tolist()}")
@@ -260,6 +260,7 @@ class KVCache:
             expected = f"[{batch}, {heads or 'HQ'}, {'T' if heads else 'L'}, {self.head_dim}]"
             raise ValueError(f"{method}: {name}: expected shape {expected}, got {list(given)}")
         if x.dtype != self.dtype:
-            raise TypeError(f"{method}: {name}: expected dtype {self.dtype} like the cache, got {x.dtype}")
+            expected = f"dtype {dtype_name(self.dtype)} like the cache"
+            raise TypeError(f"{method}: {name}: expected {expected}, got {dtype_name(x.dtype)}")
         if x.device != device:
             raise ValueError(f"{method}: {name}: expected a tensor on {device} like the cache, got {x.device}")

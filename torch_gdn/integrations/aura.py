@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
+from torch_gdn.aura.coded_tensor import dtype_name
 from torch_gdn.aura.scheme import Scheme
 from torch_gdn.integrations import aura_file
 from torch_gdn.integrations.aura_layers import AuraLayer, Codes, WindowLayer
@@ -40,7 +43,9 @@ class AuraCache(Cache):
         capacity: of each layer at first, in tokens; it grows by a quarter at a time. Default: 256.
 
     Raises:
-        ValueError: a scheme that is none, or a model without a layer of full attention or of a sliding window.
+        TypeError: config is not a model's configuration.
+        ValueError: an unknown scheme, a model without a layer of full attention or of a sliding window, or one whose
+            heads have a size that has no codes.
 
     Example:
         >>> import torch
@@ -61,6 +66,9 @@ class AuraCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig, scheme: Scheme | str = "8v4", capacity: int = 256) -> None:
+        if not isinstance(config, PreTrainedConfig):
+            got = repr(config) if isinstance(config, str) else f"a {type(config).__name__}"
+            raise TypeError(f"AuraCache: config: expected a model's configuration, as model.config, got {got}")
         scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
         decoder = config.get_text_config(decoder=True)
         kinds = getattr(decoder, "layer_types", None) or []
@@ -146,6 +154,8 @@ def aura_attention(
         expect(
             "s_aux", s_aux is None, "None where the cache holds no codes (a sliding window, or no AuraCache)", "sinks"
         )
+        if could_be_codes(module, attention_mask, is_causal) and not torch.compiler.is_compiling():
+            warn_of_tensors()
         L, T = query.shape[2], key.shape[2]
         if attention_mask is None and 1 < L < T:  # sdpa's own causal mask is that of the first L positions
             attention_mask = torch.zeros(query.shape[0], dtype=torch.int32, device=query.device)
@@ -161,6 +171,22 @@ def aura_attention(
     sinks = None if s_aux is None else s_aux.detach().float()
     o = key.cache.attend(query, scale=scaling, window=window, starts=attention_mask, sinks=sinks)
     return o.transpose(1, 2), None
+
+
+def could_be_codes(module: torch.nn.Module, attention_mask: Tensor | None, is_causal: bool | None) -> bool:
+    """Whether an AuraCache would hold this layer's keys and values as codes."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    chunked = getattr(getattr(module, "config", None), "attention_chunk_size", None) is not None
+    return causal and not chunked and (attention_mask is None or attention_mask.dim() == 1)
+
+
+@cache
+def warn_of_tensors() -> None:
+    warnings.warn(
+        'the attention implementation is "aura", but the keys and values are not held as codes: pass '
+        "past_key_values=AuraCache(model.config)",
+        stacklevel=3,
+    )
 
 
 def aura_mask(
@@ -192,8 +218,9 @@ def starts_of(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> 
     mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
     starts = (~mask).sum(-1, dtype=torch.int32)
     left = torch.arange(mask.shape[1], device=mask.device) >= starts[:, None]
-    fits = mask.shape[1] == kv_length and torch.equal(mask, left)
-    expect("attention_mask", fits, f"left padding, [B, {kv_length}]", attention_mask)
+    expected = f"[B, {kv_length}], with a column for each token that the cache already holds"
+    expect("attention_mask", mask.shape[1] == kv_length, expected, attention_mask)
+    expect("attention_mask", torch.equal(mask, left), f"left padding, [B, {kv_length}]", attention_mask)
     return starts if bool(starts.any()) else None
 
 
@@ -220,7 +247,7 @@ def mask_of_starts(starts: Tensor, L: int, T: int, window: int) -> Tensor:
 
 def expect(argument: str, holds: bool, expected: str, got: object) -> None:
     if not holds:
-        what = f"{got.dtype} of shape {list(got.shape)}" if isinstance(got, Tensor) else got
+        what = f"{dtype_name(got.dtype)} of shape {list(got.shape)}" if isinstance(got, Tensor) else got
         raise ValueError(f"aura attention: {argument}: expected {expected}, got {what}")
 
 

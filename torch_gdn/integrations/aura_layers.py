@@ -9,8 +9,19 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
+from torch_gdn.aura.codebooks import DIMENSIONS
 from torch_gdn.aura.kv_cache import KVCache
 from torch_gdn.aura.scheme import Scheme
+
+
+def head_size(config: PreTrainedConfig, index: int) -> int | None:
+    """Of a layer's keys, as far as a model's configuration says it."""
+    layers = getattr(config, "per_layer_config", None)  # from transformers 5.23 on: layers may differ
+    layer = config if layers is None else layers[index]
+    size: int | None = getattr(layer, "head_dim", None) or getattr(layer, "attention_head_dim", None)
+    if size is None and hasattr(layer, "hidden_size") and hasattr(layer, "num_attention_heads"):
+        size = layer.hidden_size // layer.num_attention_heads
+    return size
 
 
 class AuraLayer(CacheLayerMixin):
@@ -20,6 +31,10 @@ class AuraLayer(CacheLayerMixin):
 
     def __init__(self, config: PreTrainedConfig, scheme: Scheme, capacity: int, index: int) -> None:
         super().__init__()
+        size = head_size(config, index)
+        if size is not None and size not in DIMENSIONS:
+            expected = f"heads of {', '.join(map(str, DIMENSIONS[:-1]))} or {DIMENSIONS[-1]} values"
+            raise ValueError(f"AuraCache: config: expected {expected}, got {size} in layer {index}")
         self.config, self.scheme, self.capacity, self.index = config, scheme, capacity, index
         self.cache: KVCache | None = None
 
@@ -46,7 +61,16 @@ class AuraLayer(CacheLayerMixin):
         return cache.decoded(cache.dtype)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        self.expect_tokens(query_length)
         return self.get_seq_length() + query_length, 0
+
+    def expect_tokens(self, tokens: int) -> None:
+        """transformers' generate() leaves none where a cache holds as many as the prompt has."""
+        if tokens == 0:
+            raise ValueError(
+                f"AuraCache: expected new tokens, got none: it already holds {self.get_seq_length()}, behind which "
+                "generate() continues. Pass the whole conversation so far, or make a new AuraCache for another one"
+            )
 
     def get_seq_length(self) -> int:
         return 0 if self.cache is None else len(self.cache)
@@ -117,6 +141,7 @@ class WindowLayer(AuraLayer):
         return super().update(key_states, value_states, *args, **kwargs)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        self.expect_tokens(query_length)
         held = self.held_before(query_length)
         return held + query_length, self.seen - held
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_gdn import _C
+from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant, recording
 from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
 from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
@@ -59,8 +60,8 @@ def warmup(
         the names of the pipelines that were compiled by this call.
 
     Raises:
-        ValueError, TypeError: a shape or dtype that the ops do not take.
-        RuntimeError: Metal could not compile a kernel, or no Metal device is there.
+        ValueError, TypeError: an argument that is not as above, or a shape or dtype that the ops do not take.
+        RuntimeError: Metal could not compile a kernel, or PyTorch has no mps device.
 
     Example:
         >>> import torch, torch_gdn
@@ -70,8 +71,29 @@ def warmup(
     if isinstance(model_or_shapes, nn.Module):
         variants = variants_of_model(model_or_shapes, longest_prompt, cache)
     else:
-        variants = variants_of_shapes(list(model_or_shapes), torch.device(device), list(dtypes))
+        variants = variants_of_shapes(shapes_of(model_or_shapes), torch.device(device), dtypes_of(dtypes))
     return compile_missing(variants, progress)
+
+
+def shapes_of(model_or_shapes: Any) -> list[Shape]:
+    shapes = list(model_or_shapes) if isinstance(model_or_shapes, Iterable) else [model_or_shapes]
+    if not all(is_shape(shape) for shape in shapes):
+        raise TypeError(
+            "warmup: model_or_shapes: expected a model, or a list of (H, HV, K, V), as [(16, 32, 128, 128)], "
+            f"got {model_or_shapes!r}"
+        )
+    return shapes
+
+
+def is_shape(shape: Any) -> bool:
+    return isinstance(shape, Sequence) and len(shape) == 4 and all(isinstance(size, int) for size in shape)
+
+
+def dtypes_of(dtypes: Any) -> list[torch.dtype]:
+    found: list[Any] = list(dtypes) if isinstance(dtypes, Iterable) else [None]
+    if not all(isinstance(dtype, torch.dtype) for dtype in found):
+        raise TypeError(f"warmup: dtypes: expected a list of dtypes, as [torch.bfloat16], got {dtypes!r}")
+    return found
 
 
 def compile_missing(variants: list[KernelVariant], progress: bool = True) -> list[str]:
@@ -111,6 +133,9 @@ def variants_of_shapes(shapes: list[Shape], device: torch.device, dtypes: list[t
         require_supported(*shape, dtype)
     if device.type != "mps":
         return []
+    reason = why_no_mps()
+    if reason:
+        raise RuntimeError(f"warmup: device: expected one that is there, got {device}: {reason}")
     with recording() as recorded:
         for shape, dtype in itertools.product(shapes, dtypes):
             call_delta_rule(shape, device, dtype)

@@ -36,9 +36,8 @@ Directories& directories() {
   return instance;
 }
 
-const std::string& clang() {
-  static const std::string path = find_program({"clang++-19", "clang-19"});
-  if (path.empty()) throw CompileError("the Metal engine needs clang-19: apt-get install clang-19");
+std::string& clang() {
+  static std::string path;
   return path;
 }
 
@@ -130,6 +129,7 @@ std::string in_metal_terms(const std::string& errors) {
 }
 
 std::string run_clang(const std::vector<std::string>& arguments) {
+  if (clang().empty()) throw std::logic_error("set_clang() was not called");
   std::vector<std::string> command = {clang()};
   append(command, arguments);
   ProcessResult result = run_process(command);
@@ -263,6 +263,8 @@ void set_directories(const std::string& engine, const std::string& cache) {
   fs::create_directories(cache);
   directories() = {engine, cache};
 }
+
+void set_clang(const std::string& path) { clang() = path; }
 
 std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options) {
   CompileOptions with_settings = options;

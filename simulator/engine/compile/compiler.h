@@ -8,4 +8,7 @@ namespace simulator {
 // set before the first compile.
 void set_directories(const std::string& engine, const std::string& cache);
 
+// The path of the clang++ that compiles kernels. To be set before the first compile.
+void set_clang(const std::string& path);
+
 }  // namespace simulator

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -79,20 +78,6 @@ ProcessResult run_process(const std::vector<std::string>& arguments) {
   drain(output, errors, result);
   while (waitpid(child, &result.status, 0) < 0 && errno == EINTR) continue;
   return result;
-}
-
-std::string find_program(const std::vector<std::string>& names) {
-  const char* path = std::getenv("PATH");
-  const std::string directories = path ? path : "/usr/local/bin:/usr/bin:/bin";
-  for (const std::string& name : names) {
-    for (size_t begin = 0; begin <= directories.size();) {
-      const size_t end = std::min(directories.find(':', begin), directories.size());
-      const std::string candidate = directories.substr(begin, end - begin) + "/" + name;
-      if (access(candidate.c_str(), X_OK) == 0) return candidate;
-      begin = end + 1;
-    }
-  }
-  return "";
 }
 
 }  // namespace simulator

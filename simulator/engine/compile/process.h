@@ -12,7 +12,4 @@ struct ProcessResult {
 // arguments[0] is the program's path. Throws std::runtime_error if it cannot be started.
 ProcessResult run_process(const std::vector<std::string>& arguments);
 
-// The path of the first of `names` that $PATH has; empty if none.
-std::string find_program(const std::vector<std::string>& names);
-
 }  // namespace simulator

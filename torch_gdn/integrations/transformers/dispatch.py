@@ -12,6 +12,7 @@ import torch
 
 from torch_gdn.integrations.transformers.functions import CACHED_STATE, FUNCTIONS
 
+HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # it comes with each fallback
 taken: Counter[str] = Counter()  # function
 left: Counter[tuple[str, str]] = Counter()  # function and reason
 
@@ -70,7 +71,8 @@ def count(function: str, reason: str) -> None:
         taken[function] += 1
         return
     if not any(reason == known for _, known in left):
-        warnings.warn(f"torch_gdn leaves {function} to transformers: {reason}", stacklevel=4)
+        hint = "" if torch.cuda.is_available() else HINT
+        warnings.warn(f"torch_gdn leaves {function} to transformers: {reason}{hint}", stacklevel=4)
     left[function, reason] += 1
 
 

@@ -165,4 +165,7 @@ def transformers_version() -> str:
     try:
         return importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
-        raise ImportError("torch_gdn.integrations.transformers: expected transformers to be installed") from None
+        raise ImportError(
+            "torch_gdn.integrations.transformers: expected transformers to be installed: "
+            "pip install 'transformers>=4.57.6,<5.24'"
+        ) from None
