@@ -18,7 +18,7 @@ from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT, Layer
 from bench.timing import Call, measure
 from torch_gdn import reference
-from torch_gdn.check.bounds import relative_error
+from torch_gdn.testing.bounds import relative_error
 
 LARGEST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 TOKENS = (1, 1024, 4096)

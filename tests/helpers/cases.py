@@ -1,4 +1,4 @@
-"""Runs the end-to-end ops on cases (torch_gdn/check/cases.py) and compares with the exact results."""
+"""Runs the end-to-end ops on cases (torch_gdn/testing/cases.py) and compares with the exact results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.helpers import errors
 from tests.helpers.devices import kernels_run
 from tests.helpers.prefill import kernels_of
-from torch_gdn.check.cases import END_TO_END_OPS, Case, bounds_of, make_case
+from torch_gdn.testing.cases import END_TO_END_OPS, Case, bounds_of, make_case
 
 __all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "run"]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from tests.helpers.errors import assert_close
 from tests.helpers.kda import F32, FUNCTIONS, Inputs, exact_kda, moved
 from tests.helpers.prefill import each_device
-from torch_gdn.check import bounds, golden
+from torch_gdn.check import golden
+from torch_gdn.testing import bounds
 
 FOLDER = golden.FOLDER / "kda"
 INDEX: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads((FOLDER / "index.json").read_text())}

@@ -286,7 +286,7 @@ def test_a_wrong_call_is_recorded_without_being_run(tmp_path: Path) -> None:
     ready("mps")
     from proof.cuda import hostile
 
-    (each,) = (each for each in hostile.hostile() if each.op == "aura_encode_")
+    (each,) = (each for each in hostile.hostile() if each.entry.name == "aura_encode_")
     writer = Writer(tmp_path / "record.zip")
     hostile.record(each, writer)
     writer.close()
@@ -304,7 +304,7 @@ def test_a_wrong_call_is_reported_by_the_simulated_device(op: str) -> None:
     ready("mps")
     from proof.cuda import hostile
 
-    for each in (each for each in hostile.hostile() if each.op == op):
+    for each in (each for each in hostile.hostile() if each.entry.name == op):
         with pytest.raises(Exception, match="expected"):
             each.run(each.call())
             torch.mps.synchronize()

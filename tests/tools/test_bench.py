@@ -34,8 +34,8 @@ from bench.results import OURS, Row
 from bench.shapes import ATTENTIONS, KIMI_LINEAR, QWEN3_NEXT, Layer
 from bench.timing import Time, measure, steadiest
 from tests.helpers.devices import on_a_mac, ready
-from torch_gdn.check.cases import Case
 from torch_gdn.integrations import transformers as integration
+from torch_gdn.testing.cases import Case
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
