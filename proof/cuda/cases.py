@@ -75,9 +75,14 @@ def golden_case(name: str, op: str, algorithm: str | None = None) -> Case:
     return Case(f"golden {algorithm or 'recurrent'} {name}", run, exact)
 
 
+def replayed() -> Iterator[tuple[OpEntry[Any], Point]]:
+    """Every op at the points where the check computes it."""
+    return computed(quick=False)
+
+
 def all_cases() -> list[Case]:
-    """Every op at the points where the check computes it, and FLA's recorded inputs."""
-    return [*(case_of(entry, point) for entry, point in computed(quick=False)), *on_golden_inputs()]
+    """And FLA's recorded inputs."""
+    return [*(case_of(*each) for each in replayed()), *on_golden_inputs()]
 
 
 # ---- to be timed: launches alone, of buffers that hold nothing -------------------------------------------------------

@@ -104,7 +104,7 @@ def mixed_dtypes() -> Wanted:
 def all_launches() -> list[Launch]:
     """Of everything that is proved."""
     rules = list(rule_points())
-    wanted = [end_to_end(point) for point in rules]
+    wanted: list[Wanted] = [end_to_end(point) for point in rules]
     wanted += [stages_at(rules), *(kda_at(point) for point in kda_points())]
     wanted += [compiled_at(CodecPoint, AuraPoint, PagePoint, RowPoint, ConvolutionPoint, Point), mixed_dtypes()]
     return launches(itertools.chain.from_iterable(wanted))
@@ -128,7 +128,7 @@ def model_launches() -> list[Launch]:
         for v_first in BOTH
     ]
     others = compiled_at(CodecPoint, AuraPoint, PagePoint, RowPoint, ConvolutionPoint, Point)
-    wanted = [*(end_to_end(point) for point in rules), stages_at(rules)]
+    wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
     wanted.append((entry, point) for entry, point in others if is_of_models(point))
     # A length that is no power of two, codes that straddle words, and the longest vectors.

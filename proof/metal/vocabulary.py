@@ -12,7 +12,7 @@ import importlib.util
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proof.mac import wheels
@@ -20,6 +20,7 @@ from proof.metal.front_end import SHADERS, compile_strictly
 from proof.metal.kernels import batches, source_of
 from proof.metal.launches import compiled_at, variants
 from proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
+from torch_gdn.testing import Point
 from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.gdn import RulePoint, end_to_end, stages_at
@@ -27,6 +28,7 @@ from torch_gdn.testing.models import DTYPES, METAL_TYPES
 from torch_gdn.testing.registry import computed
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
+BFLOAT16, _, FLOAT32 = DTYPES
 HEADER = "kind\tword\toccurs in\n"
 NAMED = 2  # files of each project
 
@@ -86,17 +88,19 @@ def metal_blocks(text: str) -> str:
     return "\n".join(kept)
 
 
+def _has_words_of_its_own(point: Point) -> bool:
+    """In float32: 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words."""
+    if not isinstance(point, CodecPoint | AuraPoint | PagePoint) or point.dtype != FLOAT32:
+        return False
+    sizes = (80, 128, 256) if isinstance(point, PagePoint) else (64, 80, 96)
+    return point.D in sizes and point.bits in (3, (3, 3), (3, 4))
+
+
 def _trees() -> list[Tree]:
     """One instance of each kernel; recurrent ones in both layouts and with both decays, since each leaves out code."""
-    bfloat16, _, float32 = DTYPES
-    rules = [RulePoint(bfloat16, normalise=True, state_v_first=not x, channels=x, tokens=2) for x in (True, False)]
-    # AURA: 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
-    kept = {CodecPoint: (64, 80, 96), AuraPoint: (64, 80, 96), PagePoint: (80, 128, 256)}
-    others = (
-        (entry, point)
-        for entry, point in compiled_at(*kept)
-        if point.dtype == float32 and point.D in kept[type(point)] and point.bits in (3, (3, 3), (3, 4))
-    )
+    rule = RulePoint(BFLOAT16, normalise=True, tokens=2)
+    rules = [replace(rule, state_v_first=not channels, channels=channels) for channels in (True, False)]
+    others = (each for each in compiled_at(CodecPoint, AuraPoint, PagePoint) if _has_words_of_its_own(each[1]))
     wanted = itertools.chain(*map(end_to_end, rules), stages_at(rules), computed(quick=True), others)
     return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(variants(wanted))]
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.aura import BITS, Codec, make_cache
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
+from torch_gdn.testing.aura import BITS, Codec, make_cache
 
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512") if sys.platform == "linux" else ("DEFAULT",)
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}

@@ -82,3 +82,20 @@ def test_a_tensor_without_memory_is_recorded_at_any_size() -> None:
     (large,) = recorded.launches
     assert large.variant.name == "l2norm_float_56" and large.threadgroups == (2**24, 1, 1)
     assert {facts["name"] for facts in _C.pipelines()} == before
+
+
+def test_every_kernel_is_replayed_on_the_second_machine() -> None:
+    from proof.cuda.cases import replayed  # its device is there
+
+    ready("mps")
+    launches = [launch for each in replayed() for launch in launches_at(*each, fake_mps())]
+    assert kernels_of(launches) == kernels()
+    with_channels = {each.variant.kernel for each in launches if each.variant.arguments[-1:] == ("true",)}
+    assert {"chunk_fwd_h", "chunk_fwd_o"} <= with_channels
+
+
+def test_every_kernel_is_compiled_strictly_and_for_apples_gpus() -> None:
+    """The compiler for Apple's GPUs gets these and more: see proof/agx/checks.py."""
+    from proof.metal.launches import model_launches
+
+    assert kernels_of(model_launches()) == kernels()

@@ -17,7 +17,7 @@ from torch_gdn.testing.gdn import LARGE
 from torch_gdn.testing.inputs import Call, columns_apart
 from torch_gdn.testing.invalid import change, put
 from torch_gdn.testing.models import DTYPES
-from torch_gdn.testing.registry import Hostile, Invalid, Named, OpEntry, Point, register
+from torch_gdn.testing.registry import Change, Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SIZES = (64, 80, 96, 128, 256)
@@ -117,8 +117,9 @@ def aura_pages(codec: Codec, cache: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def draw_attention(point: PagePoint) -> Call:
-    shape = {"HQ": point.HQ, "HK": point.HK, "D": point.D, "block_size": point.block_size, "padding": 1}
-    call = make_call(point.queries, point.keys, dtype=point.dtype, cache_dtype=point.cache, **shape)
+    call = make_call(
+        point.queries, point.keys, point.HQ, point.HK, point.D, point.block_size, point.dtype, point.cache, padding=1
+    )
     call["max_seq_len"] = point.longest or call["max_seq_len"]
     if point.plain:
         call["block_table"] = call["block_table"].clamp(max=0)
@@ -147,8 +148,8 @@ def exact_coded(call: Call) -> None:
     """Attention to the vectors that the codes stand for."""
     plain = {name: x for name, x in call.items() if not name.startswith(("key_", "value_"))}
     for name in ("key", "value"):
-        parts = [call[f"{name}_{part}"] for part in ("codes", "norms", "codebook", "signs")]
-        plain[f"{name}_cache"] = reference.aura_decode(*parts, dtype=torch.float64)
+        parts = {part: call[f"{name}_{part}"] for part in ("codes", "norms", "codebook", "signs")}
+        plain[f"{name}_cache"] = reference.aura_decode(**parts, dtype=torch.float64)
     reference.paged_attention(**plain)
 
 
@@ -192,14 +193,14 @@ def wrong_writes(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     yield Invalid(slots, ValueError, "two dimensions", change(slots, lambda x: x[None]))
 
 
-def each_of(*names: str, how: slice | tuple[slice, ...]) -> invalid.Change:
+def each_of(*names: str, how: slice | tuple[slice, ...]) -> Change:
     return lambda call: call | {name: call[name][how] for name in names}
 
 
 def wrong_attention(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     yield from [*wrong_pages(entry), *invalid.half("out", "sinks")]
     for size in (8, 40, 272):
-        yield Invalid("q", ValueError, f"D of {size}", change("q", lambda x, n=size: x.new_zeros(11, 4, n)))
+        yield Invalid("q", ValueError, f"D of {size}", change("q", partial(invalid.zeros, size=size)))
     every = slice(None)
     yield Invalid("q", ValueError, "3 heads for 2", each_of("q", "out", how=(every, slice(3))))
     yield Invalid("out", ValueError, "a row fewer", change("out", lambda x: x[1:]))

@@ -139,8 +139,8 @@ def draw_encode_in_place(point: CodecPoint) -> Call:
 
 
 def exact_encode_in_place(call: Call) -> None:
-    tables = [call[name] for name in ("signs", "boundaries", "codebook")]
-    encoded = reference.aura_encode(call["x"], *tables, with_means=True)
+    inputs = {name: call[name] for name in ("x", "signs", "boundaries", "codebook")}
+    encoded = reference.aura_encode(**inputs, with_means=True)
     for name, part in zip(("codes", "norms", "means"), encoded, strict=True):
         call[name][:, :, call["slots"]] = part.to(call[name].dtype)
 
@@ -164,8 +164,7 @@ def wrong_codec(entry: OpEntry[Any]) -> Iterator[Invalid]:
             continue
         if name in ("x", "q"):  # activations
             yield from [*invalid.integers(name), *invalid.float64(name)]
-            zeros = change(name, lambda x: x.new_zeros(*x.shape[:-1], 72))
-            yield Invalid(name, ValueError, "a head size of 72", zeros)
+            yield Invalid(name, ValueError, "a head size of 72", change(name, partial(invalid.zeros, size=72)))
             continue
         yield from invalid.too_short(name, how=last)
         if name in ("starts", "slots"):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torch_gdn import _C, reference
+from torch_gdn import _C, prepare_chunk_indices, reference
 from torch_gdn.reference.common import sequences
 from torch_gdn.testing import bounds, invalid, stages
 from torch_gdn.testing.cases import Case, bounds_of, channels_of, make_case
@@ -105,7 +105,7 @@ def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool
     if case.cu_seqlens is not None:
         call["cu_seqlens"] = case.cu_seqlens
         if chunked and not of_channels:
-            call["chunk_indices"] = stages.prepare_chunk_indices(case.cu_seqlens, point.chunk_size)
+            call["chunk_indices"] = prepare_chunk_indices(case.cu_seqlens, point.chunk_size)
     if point.gated:
         call |= {"use_gate_in_kernel": True, "A_log": torch.randn(point.HV)}
         call["dt_bias"] = torch.randn(point.HV * (point.K if of_channels else 1))
@@ -210,7 +210,7 @@ def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterat
         yield from invalid.chunk_sizes()
     yield from invalid.packing(has_indices="chunk_indices" in entry.arguments)
     for argument, error, what, options in (*WRONG_OPTIONS, *rows):
-        yield Invalid(argument, error, what, lambda call, options=options: call | options)
+        yield Invalid(argument, error, what, invalid.options(options))
     if "initial_state" in entry.arguments:
         yield from invalid.states("initial_state")
         return
@@ -407,7 +407,7 @@ def draw_stage(point: RulePoint, op: str, inputs: tuple[tuple[str, str], ...], s
 
 def stage_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:
     """In float32 by the largest cumulative gate, which the call has, or the result is."""
-    g = exact.get("g_cumsum", call.get("g", torch.zeros(1)))
+    g: Tensor = exact["g_cumsum"] if "g_cumsum" in exact else call.get("g", torch.zeros(1))
     in_f32 = bounds.chunk_f32(g.abs().max().item())
     rounded = max(in_f32, bounds.STAGE_OUTPUT.get(point.dtype, 0))
     return {name: in_f32 if name in ("g_cumsum", "A", "A_inv") else rounded for name in exact}
@@ -429,8 +429,7 @@ def wrong_stages(
     if "beta" in entry.arguments:
         yield from invalid.integers("beta")
     if "A" in entry.arguments:
-        zeros = change("A", lambda A: A.new_zeros(*A.shape[:3], 20))
-        yield Invalid("A", ValueError, "chunk size 20", zeros)
+        yield Invalid("A", ValueError, "chunk size 20", change("A", partial(invalid.zeros, size=20)))
     if entry.name == "chunk_scaled_dot_kkt":
         yield Invalid("g", ValueError, "3 heads for 2", change("g", lambda g: g[:, :, :3]))
     if entry.name == "chunk_fwd_o":
@@ -490,12 +489,12 @@ register(
 STAGES = tuple(stages.INPUTS)
 
 
-def end_to_end(point: RulePoint) -> Iterator[tuple[OpEntry[RulePoint], RulePoint]]:
+def end_to_end(point: RulePoint) -> Iterator[tuple[OpEntry[Any], Point]]:
     """Both ops, a prefill in each algorithm; in place on a pool of another dtype than float32."""
     suffix = "" if point.pool == F32 else "_"
     yield REGISTRY[RECURRENT + suffix], point
     yield from ((REGISTRY[CHUNK + suffix], replace(point, algorithm=algorithm)) for algorithm in ALGORITHMS)
 
 
-def stages_at(points: Iterable[RulePoint]) -> Iterator[tuple[OpEntry[RulePoint], RulePoint]]:
+def stages_at(points: Iterable[RulePoint]) -> Iterator[tuple[OpEntry[Any], Point]]:
     yield from ((REGISTRY[op], point) for point in plain(points) for op in STAGES)

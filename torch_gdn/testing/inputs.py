@@ -28,8 +28,12 @@ def columns_apart(x: Tensor) -> Tensor:
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
+def is_floating(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
 def doubled(x: Any) -> Any:
-    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+    return x.double() if is_floating(x) else x
 
 
 def tensors_of(call: Call) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,15 @@ def short(x: Tensor) -> Tensor:
 def last(x: Tensor) -> Tensor:
     """One element fewer in the last dimension."""
     return x[..., :-1]
+
+
+def zeros(x: Tensor, size: int) -> Tensor:
+    """With another last dimension."""
+    return x.new_zeros(*x.shape[:-1], size)
+
+
+def options(changes: Call) -> Change:
+    return lambda call: call | changes
 
 
 def integers(*names: str) -> Iterator[Invalid]:
@@ -100,9 +110,8 @@ def slots() -> Iterator[Invalid]:
 def sizes(key: str, value: str) -> Iterator[Invalid]:
     """Of an argument [B, T, H, K] and one [B, T, HV, V]."""
     for size in (257, 0):
-        zeros = change(key, lambda x, size=size: x.new_zeros(*x.shape[:3], size))
-        yield Invalid(key, ValueError, f"K of {size}", zeros)
-    yield Invalid(value, ValueError, "V of 513", change(value, lambda x: x.new_zeros(*x.shape[:3], 513)))
+        yield Invalid(key, ValueError, f"K of {size}", change(key, partial(zeros, size=size)))
+    yield Invalid(value, ValueError, "V of 513", change(value, partial(zeros, size=513)))
     yield Invalid(value, ValueError, "3 heads for 2", change(value, lambda x: x[:, :, :3]))
     for name in (key, value):
         yield Invalid(name, ValueError, "no heads", change(name, lambda x: x[:, :, :0]))

@@ -72,7 +72,7 @@ def wrong_norm(entry: OpEntry[RowPoint], second: str, too_long: int) -> Iterator
     yield from [*invalid.integers("x", "weight", second), *invalid.float64("x"), *invalid.too_flat(second)]
     for size in (0, too_long):
         rows = dict.fromkeys(("x", second), torch.zeros(2, size))
-        yield Invalid("x", ValueError, f"D of {size}", lambda call, rows=rows: call | rows)
+        yield Invalid("x", ValueError, f"D of {size}", invalid.options(rows))
     yield Invalid("x", ValueError, "no dimension", put("x", torch.tensor(1.0)))
     yield Invalid("weight", ValueError, "too short", change("weight", lambda w: w[1:]))
     yield Invalid("eps", ValueError, "negative", put("eps", -1e-6))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torch_gdn._recorder import KernelVariant, Launch, recording
 from torch_gdn.testing import bounds
-from torch_gdn.testing.inputs import Call, bytes_of, doubled, empty_on
+from torch_gdn.testing.inputs import Call, bytes_of, doubled, empty_on, to_device
 from torch_gdn.testing.models import METAL_TYPES
 
 Named = dict[str, Tensor]
@@ -112,8 +112,8 @@ class OpEntry(Generic[P]):
     def packable(self) -> bool:
         return "cu_seqlens" in self.arguments and "seq_lens" not in self.arguments
 
-    def smallest(self, packed: bool = False, **changes: Any) -> Call:
-        return self.call(replace(self.small, packed=packed, **changes))
+    def smallest(self, packed: bool = False, device: torch.device | str = "cpu", **changes: Any) -> Call:
+        return to_device(self.call(replace(self.small, packed=packed, **changes)), device)
 
     def call(self, point: P, seed: int = 0) -> Call:
         with torch.random.fork_rng(devices=[]):
