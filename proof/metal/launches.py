@@ -17,10 +17,10 @@ from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.testing import REGISTRY, OpEntry, Point
 from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
-from torch_gdn.testing.gdn import CHUNKED, RulePoint, end_to_end, stages_at
-from torch_gdn.testing.layers import HIDDEN_ROWS, NORM_ROWS, ConvolutionPoint, RowPoint, mixed_convolutions
+from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
+from torch_gdn.testing.layers import ConvolutionPoint, RowPoint, mixed_dtypes
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
-from torch_gdn.testing.registry import first_of_each_variant, launches_at
+from torch_gdn.testing.registry import compiled, computed, first_of_each_variant, launches_at
 from torch_gdn.tuning_cache import FUSED_CHUNK_SIZES
 
 Wanted = Iterator[tuple[OpEntry[Any], Point]]
@@ -76,12 +76,6 @@ def kda_points() -> Iterator[RulePoint]:
         yield replace(SHORT, dtype=dtype, K=K, V=K, pool=dtype)
 
 
-def kda_at(point: RulePoint) -> Wanted:
-    """A prefill in both chunk algorithms; on a pool of another dtype in place."""
-    entry = REGISTRY["chunk_kda" if point.pool == torch.float32 else "chunk_kda_"]
-    yield from ((entry, replace(point, algorithm=algorithm)) for algorithm in CHUNKED)
-
-
 def compiled_at(*families: type[Point]) -> Wanted:
     """What the check compiles of ops with such points, and the points of those of which it compiles nothing more."""
     for entry in REGISTRY.values():
@@ -89,33 +83,27 @@ def compiled_at(*families: type[Point]) -> Wanted:
             yield from ((entry, point) for point in [*entry.compiled()] or entry.points)
 
 
-def mixed_dtypes() -> Wanted:
-    """The third dtype is that of the state, or of the gate; the rows, whose length is free, are those of the lists."""
-    for x, weight, other in itertools.product(DTYPES, repeat=3):
-        for W in (2, 3, 4):
-            yield from ((REGISTRY["causal_conv1d"], point) for point in mixed_convolutions((x, weight, other), W))
-        for norm, rows in (("rms_norm_gated", NORM_ROWS), ("rms_norm", HIDDEN_ROWS)):
-            for D, aligned in rows:
-                row = RowPoint(x, D=D, aligned=aligned, tokens=1, heads=1)
-                yield REGISTRY[norm], replace(row, other=other, weight=weight)
-
-
 @cache
 def all_launches() -> list[Launch]:
-    """Of everything that is proved."""
+    """Of everything that is proved: what the check computes and compiles, and more."""
     rules = list(rule_points())
     wanted: list[Wanted] = [end_to_end(point) for point in rules]
     wanted += [stages_at(rules), *(kda_at(point) for point in kda_points())]
-    wanted += [compiled_at(CodecPoint, AuraPoint, PagePoint, RowPoint, ConvolutionPoint, Point), mixed_dtypes()]
+    wanted += [computed(quick=False), compiled(), mixed_dtypes()]
     return launches(itertools.chain.from_iterable(wanted))
 
 
-def is_of_models(point: Point) -> bool:
-    """Of AURA and pages, what models call: 128 numbers a head, in bfloat16, 8 bits for keys and 4 for values."""
-    if isinstance(point, CodecPoint | AuraPoint | PagePoint):
-        bits = (8, 4) if isinstance(point, CodecPoint) else ((8, 4), (3, 4))
-        return point.dtype == torch.bfloat16 and point.D == 128 and point.bits in bits
-    return True
+def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
+    """Of AURA and pages: 128 numbers a head, in bfloat16, 8 bits for keys and 4 for values; q and k as long as K."""
+    if isinstance(point, RowPoint):
+        return entry.name != "l2norm" or point.D in (33, *(K for K, _ in MODEL_SIZES))
+    if not isinstance(point, CodecPoint | AuraPoint | PagePoint):
+        return True
+    if isinstance(point, PagePoint) and "key_codes" not in entry.arguments:
+        of_models = point.cache == torch.bfloat16
+    else:
+        of_models = point.bits in (8, 4, (8, 4))
+    return of_models and point.dtype == torch.bfloat16 and point.D == 128
 
 
 @cache
@@ -130,7 +118,7 @@ def model_launches() -> list[Launch]:
     others = compiled_at(CodecPoint, AuraPoint, PagePoint, RowPoint, ConvolutionPoint, Point)
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
-    wanted.append((entry, point) for entry, point in others if is_of_models(point))
+    wanted.append((entry, point) for entry, point in others if is_of_models(entry, point))
     # A length that is no power of two, codes that straddle words, and the longest vectors.
     awkward: list[tuple[str, Point]] = [("aura_encode", CodecPoint(DTYPES[0], D=80, tokens=2))]
     for D, form in ((80, 8), (512, 17)):

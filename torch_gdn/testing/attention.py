@@ -120,7 +120,10 @@ def draw_attention(point: PagePoint) -> Call:
     call = make_call(
         point.queries, point.keys, point.HQ, point.HK, point.D, point.block_size, point.dtype, point.cache, padding=1
     )
-    call["max_seq_len"] = point.longest or call["max_seq_len"]
+    if point.longest:
+        columns = -(-point.longest // point.block_size) - call["block_table"].shape[1]
+        call["block_table"] = torch.nn.functional.pad(call["block_table"], (0, columns))
+        call["max_seq_len"] = point.longest
     if point.plain:
         call["block_table"] = call["block_table"].clamp(max=0)
         for name in ("q", "out", "key_cache", "value_cache"):

@@ -20,10 +20,7 @@ END_TO_END_OPS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "fused_recurrent_gated_delta_rule": torch_gdn.fused_recurrent_gated_delta_rule,
 }
 
-IN_PLACE: dict[str, Callable[..., Tensor]] = {
-    "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule_,
-    "fused_recurrent_gated_delta_rule": torch_gdn.fused_recurrent_gated_delta_rule_,
-}
+IN_PLACE: dict[str, Callable[..., Tensor]] = {op: getattr(torch_gdn, f"{op}_") for op in END_TO_END_OPS}
 
 
 @dataclass

@@ -498,3 +498,9 @@ def end_to_end(point: RulePoint) -> Iterator[tuple[OpEntry[Any], Point]]:
 
 def stages_at(points: Iterable[RulePoint]) -> Iterator[tuple[OpEntry[Any], Point]]:
     yield from ((REGISTRY[op], point) for point in plain(points) for op in STAGES)
+
+
+def kda_at(point: RulePoint) -> Iterator[tuple[OpEntry[Any], Point]]:
+    """A prefill in both chunk algorithms; in place on a pool of another dtype."""
+    entry = REGISTRY["chunk_kda" if point.pool == F32 else "chunk_kda_"]
+    yield from ((entry, replace(point, algorithm=algorithm)) for algorithm in CHUNKED)

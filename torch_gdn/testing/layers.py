@@ -6,17 +6,18 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_gdn import reference
 from torch_gdn.testing import invalid
-from torch_gdn.testing.gdn import BOUNDARIES, LARGE, SLOTS
+from torch_gdn.testing.gdn import BOUNDARIES, LARGE, RECURRENT, SLOTS, RulePoint
 from torch_gdn.testing.inputs import Call, slots, unaligned
 from torch_gdn.testing.invalid import change, put
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
-from torch_gdn.testing.registry import Hostile, Invalid, OpEntry, Point, accepted_by, register
+from torch_gdn.testing.registry import REGISTRY, Hostile, Invalid, OpEntry, Point, accepted_by, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -26,7 +27,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 @dataclass(frozen=True)
 class RowPoint(Point):
-    """Rows of D numbers, as [2, tokens, heads, D]."""
+    """Rows of D numbers, as [batch, tokens, heads, D]."""
 
     D: int = 128
     other: torch.dtype | None = None  # of the gate; None: of x
@@ -34,9 +35,10 @@ class RowPoint(Point):
     aligned: bool = True  # rows start at a multiple of 4 elements
     tokens: int = 5
     heads: int = 3
+    batch: int = 2
 
     def rows(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.placed(torch.randn(2, self.tokens, self.heads, self.D).to(dtype or self.dtype))
+        return self.placed(torch.randn(self.batch, self.tokens, self.heads, self.D).to(dtype or self.dtype))
 
     def row(self) -> Tensor:
         return self.placed(torch.randn(self.D).to(self.weight or self.dtype))
@@ -93,7 +95,7 @@ def wrong_gates(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
 
 def draw_gates(point: RowPoint) -> Call:
     heads = torch.randn(2, point.heads)
-    a, b = torch.randn(2, 2, point.tokens, point.heads).to(point.dtype)
+    a, b = torch.randn(2, point.batch, point.tokens, point.heads).to(point.dtype)
     return {"A_log": heads[0].clone(), "a": a, "b": b, "dt_bias": heads[1].clone()}
 
 
@@ -153,6 +155,7 @@ class ConvolutionPoint(Point):
     batch: int = 2
     by_channel: bool = False  # tokens next to each other in memory
     biased: bool = True
+    from_state: bool = True
 
 
 def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:
@@ -163,7 +166,10 @@ def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:
     if point.biased:
         call |= {"bias": torch.randn(point.D).to(point.weight or point.dtype), "activation": "silu"}
     states = torch.randn(max(5, N + 2) if in_place else N, point.D, point.W).to(point.state or point.dtype)
-    call |= slots(states, N) if in_place else {"initial_state": states, "output_final_state": True}
+    if in_place:
+        call |= slots(states, N)
+    elif point.from_state:
+        call |= {"initial_state": states, "output_final_state": True}
     quarter = point.tokens // 4
     return call | ({"cu_seqlens": torch.tensor([0, quarter, quarter, point.tokens])} if point.packed else {})
 
@@ -244,6 +250,7 @@ register(
         points=[ConvolutionPoint(dtype, D=D, W=W, tokens=2, batch=3) for dtype, D, W, _ in CONVOLUTIONS]
         + [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
         quick=[ConvolutionPoint(BF16, D=72, tokens=2, batch=40)],  # more slots than lanes are located by a kernel
+        compiled=lambda: [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
         heads={"state_pool": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
         invalid=partial(wrong_convolution, state="state_pool"),
@@ -263,3 +270,36 @@ register(
         ],
     ),
 )
+
+
+def mixed_dtypes() -> Iterator[tuple[OpEntry[Any], Point]]:
+    """Every three dtypes, of which the third is that of the state, or of the gate; the rows are those of the lists."""
+    for x, weight, other in itertools.product(DTYPES, repeat=3):
+        for W in (2, 3, 4):
+            yield from ((REGISTRY["causal_conv1d"], point) for point in mixed_convolutions((x, weight, other), W))
+        for norm, rows in (("rms_norm_gated", NORM_ROWS), ("rms_norm", HIDDEN_ROWS)):
+            for D, aligned in rows:
+                row = RowPoint(x, D=D, aligned=aligned, tokens=1, heads=1)
+                yield REGISTRY[norm], replace(row, other=other, weight=weight)
+
+
+# ---- ops of a layer --------------------------------------------------------------------------------------------------
+
+
+def of_layer(sizes: tuple[int, int, int, int], dtype: torch.dtype, tokens: int, batch: int = 1) -> dict[str, Point]:
+    """Where a layer of these (H, HV, K, V) calls the ops around the rule: a prompt's, and the update of a step."""
+    H, HV, K, V = sizes
+    rows = RowPoint(dtype, D=V, tokens=tokens, heads=HV, batch=batch)
+    columns = ConvolutionPoint(dtype, D=2 * H * K + HV * V, tokens=tokens, batch=batch)
+    found: dict[str, Point] = dict.fromkeys(("gdn_gating", "rms_norm_gated"), rows)
+    return found | {"causal_conv1d": columns, "causal_conv1d_update_": replace(columns, tokens=1)}
+
+
+def of_decoding(sizes: tuple[int, int, int, int], dtype: torch.dtype, batch: int = 1) -> dict[str, Point]:
+    """Where a model of such layers calls ops for one token of each sequence."""
+    H, HV, K, V = sizes
+    found = of_layer(sizes, dtype, 1, batch)
+    del found["causal_conv1d"]
+    found |= dict.fromkeys(("l2norm", "rms_norm"), RowPoint(dtype, D=K, tokens=1, heads=H, batch=batch))
+    rule = RulePoint(dtype, K=K, V=V, tokens=1, batch=batch, H=H, HV=HV)
+    return found | dict.fromkeys((RECURRENT, RECURRENT + "_"), rule)
