@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from bench.modules import module
+from bench.modules import EXPONENTIALS, module
 from bench.shapes import Layer
 from torch_gdn import tune
 from torch_gdn.testing.inputs import bytes_of
@@ -114,8 +114,6 @@ WORKLOADS: Mapping[str, Callable[[Shape], Workload]] = {
     "decode-v-first": decode_v_first,
     "prefill": prefill,
     "kda-prefill": kda_prefill,
-    "conv": of_module("causal_conv1d"),
     "conv-update": conv_update,
-    "norm": of_module("rms_norm_gated"),
-    "gating": of_module("gdn_gating"),
+    **{name: of_module(name) for name in EXPONENTIALS},
 }
