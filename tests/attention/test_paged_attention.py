@@ -259,3 +259,12 @@ def test_opcheck(device: torch.device) -> None:
     call = REGISTRY["paged_attention_"].smallest(device=device)
     opcheck("paged_attention_", call, device)
     opcheck("paged_attention_", call | {"sinks": None, "window": 0, "causal": False, "scale": 0.2}, device)
+
+
+def test_index_tensors_may_stay_on_the_cpu(device: torch.device) -> None:
+    entry = REGISTRY["paged_attention_"]
+    call = entry.smallest(device=device)
+    expected = call["out"].clone()
+    entry.run(call | {"out": expected})
+    entry.run(call | {name: call[name].cpu() for name in ("block_table", "cu_seqlens", "seq_lens")})
+    assert torch.equal(call["out"].cpu(), expected.cpu())

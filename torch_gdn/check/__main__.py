@@ -5,8 +5,8 @@
 
 It compiles every kernel variant that models use with the device's own compiler. It compares every op, and so every
 kernel, with float64, and in a checkout the delta rule with FLA's recorded outputs. It times decode and prefill beside
-transformers' own PyTorch code, and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line of
-the report.
+transformers' own PyTorch code, and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line
+of the report.
 Exit status: 0 if everything passed, 1 if something failed.
 """
 
