@@ -8,6 +8,7 @@ from __future__ import annotations
 QUICK = (
     # each op, and what it refuses
     "gdn/test_errors.py",
+    "tools/test_registry.py::test_every_op_has_an_entry",
     "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[cpu",
     "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[mps-chunk_fwd_h-base_k128]",
     "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[mps-chunk_fwd_o-base_k128]",
