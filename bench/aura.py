@@ -14,7 +14,7 @@ from bench.results import OURS, Row
 from bench.shapes import ATTENTIONS, Attention
 from bench.timing import Call, measure
 from torch_gdn.aura import KVCache
-from torch_gdn.check.bounds import relative_error
+from torch_gdn.testing.bounds import relative_error
 
 TOKENS = 8192
 SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")

@@ -15,7 +15,7 @@ from torch import Tensor
 import torch_gdn
 from bench import ggml
 from bench.timing import Call
-from torch_gdn.check.cases import Case
+from torch_gdn.testing.cases import Case
 
 
 class Unavailable(Exception):

@@ -15,8 +15,8 @@ from bench.counting import Work
 from bench.results import OURS, Row
 from bench.shapes import LAYERS, QWEN3_NEXT, Layer
 from bench.timing import measure
-from torch_gdn.check.bounds import relative_error
-from torch_gdn.check.cases import Case, make_case
+from torch_gdn.testing.bounds import relative_error
+from torch_gdn.testing.cases import Case, make_case
 
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}  # more is another function
 PREFILL_TOKENS, DECODE_BATCHES = (512, 1024, 2048, 8192), (1, 8)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.installed import library_folder
-from torch_gdn.check.cases import Case
+from torch_gdn.testing.cases import Case
 
 FOLDER = "TORCH_GDN_GGML"  # environment: the folder of libggml-base and libggml-cpu, if llama-cpp-python is not there
 FLOAT32 = 0  # GGML_TYPE_F32

@@ -7,17 +7,21 @@ to read the arguments and to hand back the result. Needs the simulated device, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import simulator
 from bench.ceilings import Ceilings
 from bench.results import OURS, Row
+from bench.shapes import QWEN3_NEXT
 from bench.timing import Call, measure
 from torch_gdn import _C
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.inputs import to_device
+from torch_gdn.testing.layers import of_decoding
 
 NOTHING, ADD = "an op that does nothing", "torch.add_"
 SOURCE = Path(__file__).with_name("do_nothing.cpp")
@@ -25,23 +29,9 @@ SOURCE = Path(__file__).with_name("do_nothing.cpp")
 
 def decode_calls(ops: Any, device: torch.device) -> dict[str, Call]:
     """A token of one Qwen3-Next layer, by the ops of a namespace."""
-
-    def some(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    q, v, g = some(1, 1, 16, 128), some(1, 1, 32, 128), some(1, 1, 32)
-    states, slots = some(4, 32, 128, 128, dtype=torch.float32), some(1, dtype=torch.int32)
-    x, weight, columns, scale = some(1, 1, 8192), some(8192, 4), some(4, 8192, 3), some(128)
-    o, y = v.clone(), x.clone()
-    return {
-        "l2norm": lambda: ops.l2norm(v),
-        "rms_norm_gated": lambda: ops.rms_norm_gated(v, v, scale),
-        "causal_conv1d_update_": lambda: ops.causal_conv1d_update_(x, weight, columns, slots, out=y, activation="silu"),
-        "fused_recurrent_gated_delta_rule": lambda: ops.fused_recurrent_gated_delta_rule(q, q, v, g, g),
-        "fused_recurrent_gated_delta_rule_": lambda: ops.fused_recurrent_gated_delta_rule_(
-            q, q, v, g, g, states, slots, out=o
-        ),
-    }
+    points = of_decoding(QWEN3_NEXT[1:], torch.bfloat16).items()
+    calls = {op: to_device(REGISTRY[op].call(point), device) for op, point in points}
+    return {op: partial(getattr(ops, op), **call) for op, call in calls.items()}
 
 
 def load() -> Any:

@@ -10,22 +10,23 @@ from typing import Any
 
 import torch
 
+from bench.modules import EXPONENTIALS
 from bench.results import OURS, Row, markdown
 from bench.shapes import KIMI_LINEAR, QWEN3_NEXT
+from torch_gdn import _C
 from torch_gdn.check.steps import on_simulated_device
 
 TOKENS = 128
-ALGORITHMS = ("chunked", "fused_chunk", "recurrent")
 CHIPS = ("M1", "M2 Max", "M4 Max", "M5 Max")
 
 
 def jobs(quick: bool) -> Iterator[tuple[str, str | None, int]]:
     """Workload, algorithm, tokens."""
     tokens = 16 if quick else TOKENS
-    for algorithm in ALGORITHMS:
+    for algorithm in _C.prefill_algorithms():
         yield "prefill", algorithm, tokens
     yield "kda-prefill", "fused_chunk", tokens
-    for workload in ("decode", "decode-v-first", "conv-update", "conv", "norm", "gating"):
+    for workload in ("decode", "decode-v-first", "conv-update", *EXPONENTIALS):
         yield workload, None, tokens
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from bench.modules import Module, conv, gated_norm, gating, size_of
+from bench.modules import EXPONENTIALS, module
 from bench.shapes import Layer
 from torch_gdn import tune
+from torch_gdn.testing.inputs import bytes_of
 
 DEVICE = torch.device("mps")
 
@@ -56,7 +57,7 @@ def of_rule(op: Callable[..., object], shape: Shape, state_v_first: bool, algori
 
 
 def workload(op: Callable[..., object], shape: Shape, inputs: list[Tensor], tensors: dict[str, Tensor]) -> Workload:
-    moved = size_of(*inputs, *tensors.values()) + size_of(inputs[2]) + size_of(tensors["state_pool"])
+    moved = bytes_of(*inputs, *tensors.values()) + bytes_of(inputs[2]) + bytes_of(tensors["state_pool"])
 
     def call() -> object:
         forced = shape.algorithm
@@ -91,10 +92,10 @@ def kda_prefill(shape: Shape) -> Workload:
     return workload(torch_gdn.chunk_kda_, shape, inputs, tensors)
 
 
-def of_module(module_of: Callable[..., Module]) -> Callable[[Shape], Workload]:
+def of_module(name: str) -> Callable[[Shape], Workload]:
     def make(shape: Shape) -> Workload:
-        module = module_of(shape.layer, shape.tokens, shape.dtype, DEVICE)
-        return Workload(module.call, module.bytes, shape.tokens)
+        made = module(name, shape.layer, shape.tokens, shape.dtype, DEVICE)
+        return Workload(made.call, made.bytes, shape.tokens)
 
     return make
 
@@ -104,7 +105,7 @@ def conv_update(shape: Shape) -> Workload:
     channels, B = shape.layer.channels, shape.batch
     x, weight = randn(B, channels, dtype=shape.dtype), randn(channels, 4, dtype=shape.dtype)
     pool = randn(B, channels, 3, dtype=shape.dtype)
-    moved = 2 * size_of(x) + size_of(weight) + 2 * size_of(pool)
+    moved = 2 * bytes_of(x) + bytes_of(weight) + 2 * bytes_of(pool)
     return Workload(lambda: torch_gdn.causal_conv1d_update(x, pool, weight=weight, activation="silu"), moved, 1)
 
 
@@ -113,8 +114,6 @@ WORKLOADS: Mapping[str, Callable[[Shape], Workload]] = {
     "decode-v-first": decode_v_first,
     "prefill": prefill,
     "kda-prefill": kda_prefill,
-    "conv": of_module(conv),
     "conv-update": conv_update,
-    "norm": of_module(gated_norm),
-    "gating": of_module(gating),
+    **{name: of_module(name) for name in EXPONENTIALS},
 }

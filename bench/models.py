@@ -22,7 +22,7 @@ from bench.ceilings import Ceilings
 from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT
 from bench.timing import Call, measure
-from torch_gdn.check.bounds import relative_error
+from torch_gdn.testing.bounds import relative_error
 
 PYCODE = Path(__file__).resolve().parents[1] / "examples" / "pycode"
 LAYER, MODEL = "Gated DeltaNet layer of Qwen3-Next", "model of examples/"

@@ -27,7 +27,7 @@ from bench.results import markdown
 from bench.shapes import QWEN3_NEXT, Layer
 from torch_gdn import _C
 
-ALGORITHMS = ("chunked", "fused_chunk", "recurrent")
+ALGORITHMS = tuple(_C.prefill_algorithms())
 OPS = {"prefill": "the delta rule", "kda-prefill": "Kimi Delta Attention"}
 LAYER = QWEN3_NEXT._replace(H=1, HV=2)
 CHUNK = 64  # tokens

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torch_gdn.testing import models
+from torch_gdn.testing.models import MODELS
+
 
 class Layer(NamedTuple):
     """The heads of a Gated DeltaNet or Kimi Delta Attention layer, and the width of its short convolution."""
@@ -22,9 +25,9 @@ class Layer(NamedTuple):
         return f"{self.model} ({self.H}/{self.HV} heads, {self.K} x {self.V})"
 
 
-QWEN3_NEXT = Layer("Qwen3-Next", 16, 32, 128, 128)
+QWEN3_NEXT = Layer("Qwen3-Next", *MODELS[models.QWEN3_NEXT])
 KIMI_LINEAR = Layer("Kimi-Linear", 32, 32, 128, 128)
-LAYERS = (QWEN3_NEXT, Layer("Qwen3.5-27B", 16, 48, 128, 128), Layer("OLMo-Hybrid", 30, 30, 96, 192))
+LAYERS = (QWEN3_NEXT, *(Layer(name, *MODELS[name]) for name in ("Qwen3.5-27B", "OLMo-Hybrid-7B")))
 
 
 class Attention(NamedTuple):

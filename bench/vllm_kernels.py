@@ -28,8 +28,8 @@ from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT, Layer
 from bench.timing import measure
 from torch_gdn import reference
-from torch_gdn.check.bounds import relative_error
-from torch_gdn.check.cases import Case, make_case
+from torch_gdn.testing.bounds import relative_error
+from torch_gdn.testing.cases import Case, make_case
 
 FOLDER = "TORCH_GDN_VLLM_LIBRARY"  # environment: the folder of vLLM's _C*.so, if vLLM is not installed here
 DTYPE = torch.bfloat16

@@ -243,7 +243,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("prefill_algorithm", &prefill_algorithm, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"),
         py::arg("device"), py::arg("cores"), py::arg("channel_decays") = false,
         "Algorithm and chunk_size of a prefill: tokens are the mean of the sequences, heads the value heads of all of "
-        "them; device and cores, its name and number of cores; channel_decays, whether it is chunk_kda's.");
+        "them; device and cores, its name and number of cores; channel_decays, whether each key channel has its own.");
   m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
         "The fastest algorithms: {device name: [(tokens, threadgroups of 32 columns of V, K, algorithm, chunk_size), "
         "...]}.");

@@ -91,8 +91,8 @@ def default_file() -> Path | None:
 def measure(sizes: tuple[int, int, int, int], tokens: int, sequences: int, dtype: torch.dtype, repeats: int) -> Row:
     """The times of the algorithms, each from a state to a state, and the algorithm of the least."""
     from torch_gdn import chunk_gated_delta_rule  # here: this module is read while torch_gdn is
-    from torch_gdn.check.cases import make_case
     from torch_gdn.check.timing import median_seconds
+    from torch_gdn.testing.cases import make_case
 
     H, HV, K, V = sizes
     device = torch.device("mps")

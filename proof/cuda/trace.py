@@ -25,9 +25,9 @@ from proof.cuda.record import (
     shortened,
 )
 from torch_gdn import _C
+from torch_gdn.testing.models import METAL_TYPES
 
 LARGEST_ERROR = 0.02
-NAMES = {torch.bfloat16: "bfloat", torch.float16: "half", torch.float32: "float"}
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ class Trace:
             self.case.outputs.append(self._output(name, tensor, exact[name]))
 
     def _output(self, name: str, tensor: Tensor, exact: Tensor) -> Output:
-        dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
-        expected = (exact.double() if tensor.dtype in NAMES else exact).contiguous().cpu().numpy()
+        dtype = METAL_TYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+        expected = (exact.double() if tensor.dtype in METAL_TYPES else exact).contiguous().cpu().numpy()
         expected = shortened(expected, dtype)
         kept = self._writer.keep(packed_exact(expected))
         offset = int(tensor.storage_offset()) * tensor.element_size()

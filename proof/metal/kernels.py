@@ -25,7 +25,7 @@ def unlaunched_shaders() -> list[str]:
     """Shaders with a kernel that no call launches: nothing would be shown of them."""
     known = {launch.variant.file for launch in all_launches()}
     files = (str(path.relative_to(SHADERS)) for path in sorted(SHADERS.rglob("*.metal")))
-    return [f"{file} is launched by no call of torch_gdn/check/calls.py" for file in files if file not in known]
+    return [f"{file} is launched by no entry of torch_gdn/testing" for file in files if file not in known]
 
 
 def unlike_the_host(launches: Iterable[Launch], facts: Iterable[Facts]) -> list[str]:

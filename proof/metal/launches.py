@@ -4,108 +4,128 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
-from functools import cache, partial
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import torch
 
 from torch_gdn._recorder import KernelVariant, Launch
-from torch_gdn.check import calls
-from torch_gdn.check.calls import DTYPES, MODEL_SIZES, OTHER_SIZES, Call, Thunk
 from torch_gdn.check.fake_mps import fake_mps
+from torch_gdn.testing import REGISTRY, OpEntry, Point
+from torch_gdn.testing.attention import PagePoint
+from torch_gdn.testing.aura import AuraPoint, CodecPoint
+from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
+from torch_gdn.testing.layers import ConvolutionPoint, RowPoint, mixed_dtypes
+from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
+from torch_gdn.testing.registry import compiled, computed, first_of_each_variant, launches_at
 from torch_gdn.tuning_cache import FUSED_CHUNK_SIZES
+
+Wanted = Iterator[tuple[OpEntry[Any], Point]]
 
 # K and V are free up to 256 and 512. To the sizes of models and to those that torch_gdn.check compiles come K above V,
 # and the largest odd sizes, with the most registers and no vectors.
 SIZES = (*MODEL_SIZES, *OTHER_SIZES, (192, 96), (255, 511))
 CHUNK_SIZES = (16, 32, 64)
 BOTH = (True, False)
+SHORT = RulePoint(tokens=2)
 
 
-def launches(wanted: Iterable[Thunk]) -> list[Launch]:
+def launches(wanted: Iterable[tuple[OpEntry[Any], Point]]) -> list[Launch]:
     """Of these calls, the first of each kernel variant."""
+    memory: AbstractContextManager[Any] | None = None
     if sys.platform == "linux":
         import simulator
 
         simulator.activate()
-        return calls.launches(wanted)
-    with fake_mps():  # a virtual Mac cannot allocate; 10 ms a call
-        return calls.launches(wanted)
+    else:
+        memory = fake_mps()  # a virtual Mac cannot allocate; 10 ms a call
+    recorded = (launches_at(entry, point, memory) for entry, point in wanted)
+    return first_of_each_variant(itertools.chain.from_iterable(recorded))
 
 
-def variants(wanted: Iterable[Thunk]) -> list[KernelVariant]:
+def variants(wanted: Iterable[tuple[OpEntry[Any], Point]]) -> list[KernelVariant]:
     return [launch.variant for launch in launches(wanted)]
 
 
-def rule_calls() -> list[Call]:
+def rule_points() -> Iterator[RulePoint]:
     """Every dtype, chunk size, alignment, state layout and norm; at the usual size and the largest, gates of channels
     and pools of other dtypes.
     """
-    return (
-        [
-            Call(dtype, K, V, chunk_size, aligned, state_v_first, normalise)
-            for dtype in DTYPES
-            for K, V in SIZES
-            for chunk_size in CHUNK_SIZES
-            for aligned, state_v_first, normalise in itertools.product(BOTH, repeat=3)
-        ]
-        + [
-            Call(dtype, K, V, state_v_first=state_v_first, normalise=normalise, channels=channels, pool=pool)
-            for dtype in DTYPES
-            for K, V in ((128, 128), (255, 511))
-            for state_v_first, normalise in itertools.product(BOTH, repeat=2)
-            for channels, pool in ((True, torch.float32), (False, torch.bfloat16), (False, torch.float16))
-        ]
-        + [
-            Call(dtype, K, V, aligned=aligned, fused_chunk_size=size)
-            for dtype in DTYPES
-            for K, V in SIZES
-            for aligned in BOTH
-            for size in FUSED_CHUNK_SIZES
-        ]
-    )
+    for dtype, (K, V) in itertools.product(DTYPES, SIZES):
+        point = replace(SHORT, dtype=dtype, K=K, V=V)
+        for C, aligned, v_first, normalise in itertools.product(CHUNK_SIZES, BOTH, BOTH, BOTH):
+            yield replace(point, chunk_size=C, aligned=aligned, state_v_first=v_first, normalise=normalise)
+        for aligned, size in itertools.product(BOTH, FUSED_CHUNK_SIZES):
+            yield replace(point, aligned=aligned, fused_chunk_size=size)
+        if (K, V) in ((128, 128), (255, 511)):
+            for v_first, normalise in itertools.product(BOTH, BOTH):
+                laid_out = replace(point, state_v_first=v_first, normalise=normalise)
+                yield replace(laid_out, channels=True)
+                yield from (replace(laid_out, pool=pool) for pool in (torch.bfloat16, torch.float16))
 
 
-def kda_calls() -> list[Call]:
+def kda_points() -> Iterator[RulePoint]:
     """Every dtype, K, alignment and chunk size of either algorithm, and pools of other dtypes."""
-    return [
-        Call(dtype, K, V, chunk_size, aligned, fused_chunk_size=fused_chunk_size)
-        for dtype in DTYPES
-        for K, V in (*SIZES, (256, 256))
-        for aligned in BOTH
-        for chunk_size, fused_chunk_size in zip(CHUNK_SIZES, FUSED_CHUNK_SIZES, strict=True)
-    ] + [Call(dtype, K, K, pool=dtype) for dtype in DTYPES for K in (128, 255)]
+    chunks = tuple(zip(CHUNK_SIZES, FUSED_CHUNK_SIZES, strict=True))
+    for dtype, (K, V), aligned, (C, fused) in itertools.product(DTYPES, (*SIZES, (256, 256)), BOTH, chunks):
+        yield replace(SHORT, dtype=dtype, K=K, V=V, chunk_size=C, aligned=aligned, fused_chunk_size=fused)
+    for dtype, K in itertools.product(DTYPES, (128, 255)):
+        yield replace(SHORT, dtype=dtype, K=K, V=K, pool=dtype)
+
+
+def compiled_at(*families: type[Point]) -> Wanted:
+    """What the check compiles of ops with such points, and the points of those of which it compiles nothing more."""
+    for entry in REGISTRY.values():
+        if type(entry.small) in families:
+            yield from ((entry, point) for point in [*entry.compiled()] or entry.points)
 
 
 @cache
 def all_launches() -> list[Launch]:
-    """Of everything that is proved; the rows of norms, whose length is free, are those of the table."""
-    rules = rule_calls()
-    wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
-    wanted += [*calls.all_stages(rules), *(partial(calls.longest_norm, dtype) for dtype in DTYPES)]
-    wanted += [*(partial(calls.kda, call) for call in kda_calls()), *calls.aura_calls(), *calls.attention_calls()]
-    for x, weight, other in itertools.product(DTYPES, repeat=3):  # the state, or the gate
-        wanted += [partial(calls.convolution, x, weight, other, W) for W in (2, 3, 4)]
-        wanted += [partial(calls.gated_norm, x, other, weight, *row) for row in calls.NORM_ROWS]
-    for x, weight in itertools.product(DTYPES, repeat=2):
-        wanted += [partial(calls.hidden_norm, x, weight, *row) for row in calls.HIDDEN_ROWS]
-    return launches([*wanted, calls.gating, calls.many_slots, calls.copying])
+    """Of everything that is proved: what the check computes and compiles, and more."""
+    rules = list(rule_points())
+    wanted: list[Wanted] = [end_to_end(point) for point in rules]
+    wanted += [stages_at(rules), *(kda_at(point) for point in kda_points())]
+    wanted += [computed(quick=False), compiled(), mixed_dtypes()]
+    return launches(itertools.chain.from_iterable(wanted))
+
+
+def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
+    """Of AURA and pages: 128 numbers a head, in bfloat16, 8 bits for keys and 4 for values; q and k as long as K."""
+    if isinstance(point, RowPoint):
+        return entry.name != "l2norm" or point.D in (33, *(K for K, _ in MODEL_SIZES))
+    if not isinstance(point, CodecPoint | AuraPoint | PagePoint):
+        return True
+    if isinstance(point, PagePoint) and "key_codes" not in entry.arguments:
+        of_models = point.cache == torch.bfloat16
+    else:
+        of_models = point.bits in (8, 4, (8, 4))
+    return of_models and point.dtype == torch.bfloat16 and point.D == 128
 
 
 @cache
 def model_launches() -> list[Launch]:
     """Of what models call in chunks of 64, and of one awkward size: for every run of the tests."""
     rules = [
-        Call(dtype, K, V, state_v_first=state_v_first, normalise=True, channels=not state_v_first and K == 128)
+        replace(SHORT, dtype=dtype, K=K, V=V, state_v_first=v_first, normalise=True, channels=not v_first and K == 128)
         for dtype in DTYPES
         for K, V in (*MODEL_SIZES, (33, 65))
-        for state_v_first in BOTH
+        for v_first in BOTH
     ]
-    wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
-    wanted += [*calls.all_stages(rules), *calls.aura_calls(quick=True)]
-    wanted += [*(partial(calls.kda, Call(dtype, 128, 128)) for dtype in DTYPES)]
-    wanted += [*calls.attention_calls(quick=True), *calls.layer_calls()]
+    others = compiled_at(CodecPoint, AuraPoint, PagePoint, RowPoint, ConvolutionPoint, Point)
+    wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
+    wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
+    wanted.append((entry, point) for entry, point in others if is_of_models(entry, point))
     # A length that is no power of two, codes that straddle words, and the longest vectors.
-    awkward = launches(partial(calls.aura, (3, 3), D, DTYPES[0]) for D in (80, 512))
+    awkward: list[tuple[str, Point]] = [("aura_encode", CodecPoint(DTYPES[0], D=80, tokens=2))]
+    for D, form in ((80, 8), (512, 17)):
+        awkward.append(("aura_attention", AuraPoint(DTYPES[0], bits=(3, 3), D=D, ratio=form, queries=1, batch=1)))
     kept = ("aura_encode_bfloat_3_80", "aura_flash_p1_3_3_80_8", "aura_flash_p1_matrix_3_3_512")
-    return [*launches(wanted), *(launch for launch in awkward if launch.variant.name in kept)]
+    found = launches((REGISTRY[op], point) for op, point in awkward)
+    return [
+        *launches(itertools.chain.from_iterable(wanted)),
+        *(launch for launch in found if launch.variant.name in kept),
+    ]

@@ -12,19 +12,23 @@ import importlib.util
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proof.mac import wheels
 from proof.metal.front_end import SHADERS, compile_strictly
 from proof.metal.kernels import batches, source_of
-from proof.metal.launches import variants
+from proof.metal.launches import compiled_at, variants
 from proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
-from torch_gdn.check import calls
-from torch_gdn.check.calls import METAL_TYPES, Call, Thunk
+from torch_gdn.testing import Point
+from torch_gdn.testing.attention import PagePoint
+from torch_gdn.testing.aura import AuraPoint, CodecPoint
+from torch_gdn.testing.gdn import RulePoint, end_to_end, stages_at
+from torch_gdn.testing.models import DTYPES, METAL_TYPES
+from torch_gdn.testing.registry import computed
 
 TABLE = Path(__file__).with_name("vocabulary.tsv")
+BFLOAT16, _, FLOAT32 = DTYPES
 HEADER = "kind\tword\toccurs in\n"
 NAMED = 2  # files of each project
 
@@ -84,20 +88,20 @@ def metal_blocks(text: str) -> str:
     return "\n".join(kept)
 
 
+def _has_words_of_its_own(point: Point) -> bool:
+    """In float32: 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words."""
+    if not isinstance(point, CodecPoint | AuraPoint | PagePoint) or point.dtype != FLOAT32:
+        return False
+    sizes = (80, 128, 256) if isinstance(point, PagePoint) else (64, 80, 96)
+    return point.D in sizes and point.bits in (3, (3, 3), (3, 4))
+
+
 def _trees() -> list[Tree]:
     """One instance of each kernel; recurrent ones in both layouts and with both decays, since each leaves out code."""
-    bfloat16, _, float32 = calls.DTYPES
-    rules = [Call(bfloat16, 128, 128, normalise=True, state_v_first=not x, channels=x) for x in (True, False)]
-    # AURA: 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words.
-    wanted: list[Thunk] = [
-        *(partial(calls.end_to_end, call) for call in rules),
-        *calls.all_stages(rules),
-        *calls.kda_calls(quick=True),
-        *calls.layer_calls(quick=True),
-        *(partial(calls.aura, (3, 3), D, float32) for D in (64, 80, 96)),
-        *(partial(calls.pages, float32, bfloat16, D) for D in (80, 256)),
-        *(partial(calls.coded_pages, (3, 3), D, float32) for D in (80, 128)),
-    ]
+    rule = RulePoint(BFLOAT16, normalise=True, tokens=2)
+    rules = [replace(rule, state_v_first=not channels, channels=channels) for channels in (True, False)]
+    others = (each for each in compiled_at(CodecPoint, AuraPoint, PagePoint) if _has_words_of_its_own(each[1]))
+    wanted = itertools.chain(*map(end_to_end, rules), stages_at(rules), computed(quick=True), others)
     return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(variants(wanted))]
 
 

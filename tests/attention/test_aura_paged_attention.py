@@ -10,13 +10,13 @@ from torch import Tensor
 
 import torch_gdn
 from tests.attention.test_paged_attention import BOUND, DTYPES, SEQUENCES, exact, name_of
-from tests.gdn.test_opcheck import opcheck
-from tests.helpers.aura import Codec
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close
-from tests.helpers.paged import Call, aura_pages, make_call, there, valid_call
 from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
+from torch_gdn.testing.attention import aura_pages, make_call
+from torch_gdn.testing.aura import Codec
+from torch_gdn.testing.inputs import Call, to_device
 
 KERNELS = ("paged_rotate", "aura_paged_attention")
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -47,7 +47,7 @@ def coded(call: Call, scheme: tuple[int, int]) -> tuple[Call, Call]:
 
 def check(device: torch.device, call: Call, scheme: tuple[int, int], *kernels: str) -> None:
     codes, plain = coded(call, scheme)
-    moved = there(codes, device)
+    moved = to_device(codes, device)
     with kernels_run(device, *KERNELS, *kernels):
         o = torch_gdn.aura_paged_attention(**moved)
     rows = int(call["cu_seqlens"][-1])
@@ -86,7 +86,3 @@ def test_what_was_encoded_into_slots(device: torch.device) -> None:
     k = reference.aura_decode(*reference.aura_encode(x, *codec.tables)[:2], codec.codebook, codec.signs)
     sdpa: Tensor = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1)[None], k, k, enable_gqa=True)
     assert_close("o", o.cpu(), sdpa[0].transpose(0, 1), 3e-6, head_dim=1)
-
-
-def test_opcheck(device: torch.device) -> None:
-    opcheck("aura_paged_attention_", valid_call("aura_paged_attention_", device), device)

@@ -14,9 +14,11 @@ import torch_gdn
 from tests.gdn.test_opcheck import opcheck
 from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
-from tests.helpers.paged import Call, make_call, there, valid_call
 from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.attention import make_call
+from torch_gdn.testing.inputs import Call, to_device
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
@@ -55,7 +57,7 @@ def call_of(case: dict[str, Any], HK: int = 2) -> Call:
 
 def attend(device: torch.device, call: Call, *kernels: str) -> Tensor:
     """The rows of the sequences; padding, and what lies between rows of the output, must be as it was."""
-    moved = there(call, device)
+    moved = to_device(call, device)
     with kernels_run(device, *kernels):
         o = torch_gdn.paged_attention(**moved)
     memory = o.as_strided((o.untyped_storage().size() // o.element_size(),), (1,), 0).cpu()
@@ -162,7 +164,7 @@ def test_the_bounds_may_be_left_out(device: torch.device, name: str) -> None:
 
 def test_a_new_output(device: torch.device) -> None:
     call = make_call([5], [20], padding=0) | {"out": None}
-    o = torch_gdn.paged_attention(**there(call, device))
+    o = torch_gdn.paged_attention(**to_device(call, device))
     assert o.is_contiguous() and o.dtype == torch.float32
     assert_close("o", o.cpu(), exact(call), BOUND[torch.float32], head_dim=1)
 
@@ -245,7 +247,7 @@ def test_wrong_indices(device: torch.device, queries: list[int], wrong: Wrong) -
         with pytest.raises(ValueError, match=f"^paged_attention_: {wrong.argument}: {wrong.words}"):
             torch_gdn.paged_attention(**call)
         return
-    o = torch_gdn.paged_attention(**there(call, device))
+    o = torch_gdn.paged_attention(**to_device(call, device))
     with pytest.raises(RuntimeError, match=rf"{wrong.words}.*\(kernel {wrong.argument}\)"):
         torch.mps.synchronize()
     torch.mps.synchronize()  # reported once
@@ -254,6 +256,15 @@ def test_wrong_indices(device: torch.device, queries: list[int], wrong: Wrong) -
 
 
 def test_opcheck(device: torch.device) -> None:
-    call = valid_call("paged_attention_", device)
+    call = REGISTRY["paged_attention_"].smallest(device=device)
     opcheck("paged_attention_", call, device)
     opcheck("paged_attention_", call | {"sinks": None, "window": 0, "causal": False, "scale": 0.2}, device)
+
+
+def test_index_tensors_may_stay_on_the_cpu(device: torch.device) -> None:
+    entry = REGISTRY["paged_attention_"]
+    call = entry.smallest(device=device)
+    expected = call["out"].clone()
+    entry.run(call | {"out": expected})
+    entry.run(call | {name: call[name].cpu() for name in ("block_table", "cu_seqlens", "seq_lens")})
+    assert torch.equal(call["out"].cpu(), expected.cpu())

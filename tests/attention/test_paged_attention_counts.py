@@ -9,7 +9,8 @@ import torch
 
 import torch_gdn
 from tests.helpers.devices import on_a_mac, ready
-from tests.helpers.paged import make_call, there
+from torch_gdn.testing.attention import make_call
+from torch_gdn.testing.inputs import to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 HK, D, SIZE = 1, 128, 2  # heads of Qwen3-Next's kind, of which it has twice as many; bytes of an element
@@ -25,7 +26,7 @@ def bytes_of(queries: list[int], keys: list[int], ratio: int) -> Bytes:
     import simulator
 
     call = make_call(queries, keys, HQ=HK * ratio, HK=HK, D=D, dtype=torch.bfloat16, padding=0)
-    on_device = there(call, ready("mps"))
+    on_device = to_device(call, ready("mps"))
     with simulator.profile(detailed=True) as profile:
         torch_gdn.paged_attention(**on_device)
     figures = list(profile.kernels.values())

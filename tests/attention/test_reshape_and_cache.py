@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.gdn.test_opcheck import opcheck
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_same_bits
-from tests.helpers.paged import Call, pool, there, valid_call
 from torch_gdn import reference
+from torch_gdn.testing.attention import pool
+from torch_gdn.testing.inputs import Call, to_device
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -27,7 +27,7 @@ def memory(x: Tensor) -> Tensor:
 
 
 def check(device: torch.device, call: Call) -> None:
-    moved = there(call, device)
+    moved = to_device(call, device)
     launched(device, "reshape_and_cache", torch_gdn.reshape_and_cache, **moved)
     reference.reshape_and_cache(**call)
     for name in ("key_cache", "value_cache"):
@@ -56,14 +56,14 @@ def test_values_of_another_size(device: torch.device) -> None:
 
 
 def test_no_tokens(device: torch.device) -> None:
-    call = there(make_call(2, [], "pages", torch.float32, torch.float32), device)
+    call = to_device(make_call(2, [], "pages", torch.float32, torch.float32), device)
     torch_gdn.reshape_and_cache(**(call | {"slot_mapping": call["slot_mapping"].long()}))
     assert call["key_cache"].isnan().all() and call["value_cache"].isnan().all()
 
 
 @pytest.mark.parametrize("bad", [20, 2**31, 2**32 + 1])
 def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
-    call = there(make_call(3, [1, bad, 3], "pages", torch.float32, torch.float32), device)
+    call = to_device(make_call(3, [1, bad, 3], "pages", torch.float32, torch.float32), device)
     message = "slot_mapping: expected slots below the cache's size"
     if device.type == "cpu":
         with pytest.raises(ValueError, match=f"reshape_and_cache_: {message}, got {bad} for a size of 20"):
@@ -80,7 +80,7 @@ def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
 
 
 def test_pages_of_keys_and_values_that_overlap(device: torch.device) -> None:
-    call = there(make_call(3, [1, 2, 3], "pages", torch.float32, torch.float32), device)
+    call = to_device(make_call(3, [1, 2, 3], "pages", torch.float32, torch.float32), device)
     shifted = call["key_cache"].as_strided(call["key_cache"].shape, call["key_cache"].stride(), 63)
     with pytest.raises(ValueError, match="reshape_and_cache_: key_cache: expected memory of its own"):
         torch_gdn.reshape_and_cache(**(call | {"value_cache": shifted}))
@@ -105,6 +105,3 @@ def test_many_pages_in_one_storage(blocks: int, D: int, strides: tuple[int, int]
     with pytest.raises(ValueError, match=f"^reshape_and_cache_: key_cache: expected memory of its own, {words}"):
         torch_gdn.reshape_and_cache(new, new, *caches, torch.tensor([0]))
 
-
-def test_opcheck(device: torch.device) -> None:
-    opcheck("reshape_and_cache_", valid_call("reshape_and_cache_", device), device)

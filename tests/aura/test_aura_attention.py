@@ -11,12 +11,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
-from tests.helpers.aura import BITS, DTYPES, HEAD_SIZES, Codec, make_cache, there, valid_call
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.pairwise import pairwise
 from tests.helpers.prefill import on_mps
 from torch_gdn import reference
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.aura import BITS, HEAD_SIZES, Codec, make_cache
+from torch_gdn.testing.inputs import to_device
+from torch_gdn.testing.models import DTYPES
 
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 KERNELS = ("aura_rotate", "aura_flash_p1", "aura_flash_p2")
@@ -54,7 +57,7 @@ def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
 
 def attend(device: torch.device, call: Call) -> Tensor:
     with kernels_run(device, *KERNELS):
-        o = torch_gdn.aura_attention(**there(call, device))
+        o = torch_gdn.aura_attention(**to_device(call, device))
     assert o.dtype == call["q"].dtype and o.is_contiguous()
     return o.cpu()
 
@@ -141,7 +144,7 @@ def test_what_is_not_finite_reaches_those_that_see_it(device: torch.device, L: i
 @pytest.mark.parametrize(("L", "T"), [(3, 0), (0, 20)])
 def test_no_keys_or_no_queries(device: torch.device, L: int, T: int) -> None:
     call = make_call(PLAIN | {"L": L, "T": T})
-    assert torch.equal(torch_gdn.aura_attention(**there(call, device)).cpu(), torch.zeros(2, 4, L, 96))
+    assert torch.equal(torch_gdn.aura_attention(**to_device(call, device)).cpu(), torch.zeros(2, 4, L, 96))
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 128])
@@ -153,14 +156,14 @@ def test_length(device: torch.device, L: int, length: int) -> None:
     sliced = call | {name: call[name][:, :, :length].clone() for name in cached}
     for name in cached:
         call[name][:, :, length:] = -1 if name.endswith("codes") else torch.nan
-    o = torch_gdn.aura_attention(**there(call | {"length": length}, device)).cpu()
-    assert_same_bits("o", o, torch_gdn.aura_attention(**there(sliced, device)).cpu())
+    o = torch_gdn.aura_attention(**to_device(call | {"length": length}, device)).cpu()
+    assert_same_bits("o", o, torch_gdn.aura_attention(**to_device(sliced, device)).cpu())
     expected = exact(call | {"length": length})
     assert_close("o", o, expected, BOUND[torch.float32], head_dim=1)
 
 
 def test_opcheck(device: torch.device) -> None:
-    call = valid_call("aura_attention", device)
+    call = REGISTRY["aura_attention"].smallest(device=device)
     opcheck("aura_attention", call, device)
     plain = {"key_means": None, "value_means": None, "starts": None, "sinks": None, "block_size": None, "window": 0}
     opcheck("aura_attention", call | plain | {"q_offset": 5}, device)

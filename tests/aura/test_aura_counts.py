@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.aura import Codec, make_cache, there
 from tests.helpers.devices import on_a_mac, ready
+from torch_gdn.testing.aura import Codec, make_cache
+from torch_gdn.testing.inputs import to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 
@@ -18,7 +19,7 @@ def test_a_simdgroup_asks_for_codes_once(bits: tuple[int, int]) -> None:
 
     HK, ratio, D, T = 2, 4, 128, 1024
     cache = make_cache(Codec(D, bits[0]), Codec(D, bits[1], 4), 1, HK, T)
-    call = there({"q": torch.randn(1, HK * ratio, 1, D)} | cache.parts(True), ready("mps"))
+    call = to_device({"q": torch.randn(1, HK * ratio, 1, D)} | cache.parts(True), ready("mps"))
     with simulator.profile(detailed=True) as profile:
         torch_gdn.aura_attention(**call)
     (kernel,) = (figures for name, figures in profile.kernels.items() if "flash_p1" in name)

@@ -6,10 +6,13 @@ from torch import Tensor
 
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
-from tests.helpers.aura import CODECS, DTYPES, Codec, valid_call
+from tests.helpers.aura import CODECS
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.aura import Codec
+from torch_gdn.testing.models import DTYPES
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 
@@ -62,6 +65,6 @@ def test_no_vectors(device: torch.device) -> None:
 
 
 def test_opcheck(device: torch.device) -> None:
-    call = valid_call("aura_decode", device)
+    call = REGISTRY["aura_decode"].smallest(device=device)
     opcheck("aura_decode", call, device)
     opcheck("aura_decode", call | {"means": None, "dtype": None, "rotated": True}, device)

@@ -6,11 +6,14 @@ from torch import Tensor
 
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
-from tests.helpers.aura import BITS, CODECS, DTYPES, Codec, poisoned_cache, valid_call
+from tests.helpers.aura import CODECS
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_same_bits
 from torch_gdn import reference
 from torch_gdn.reference.aura import quantise, unpack
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.aura import BITS, Codec, poisoned_cache
+from torch_gdn.testing.models import DTYPES
 
 Encoded = tuple[Tensor, Tensor, Tensor]
 
@@ -141,7 +144,7 @@ def test_no_vectors(device: torch.device) -> None:
 
 @pytest.mark.parametrize("bad", [8, 2**31, 2**32 + 1])
 def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
-    call = valid_call("aura_encode_", device) | {"slots": torch.tensor([0, 1, bad, 3, 4], device=device)}
+    call = REGISTRY["aura_encode_"].smallest(device=device) | {"slots": torch.tensor([0, 1, bad, 3, 4], device=device)}
     message = "slots: expected slots below the cache's size"
     if device.type == "cpu":
         with pytest.raises(ValueError, match=f"aura_encode_: {message}, got {bad}"):
@@ -155,5 +158,8 @@ def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
 
 @pytest.mark.parametrize("op", ["aura_encode", "aura_encode_"])
 def test_opcheck(device: torch.device, op: str) -> None:
-    opcheck(op, valid_call(op, device), device)
-    opcheck(op, valid_call(op, device) | ({"with_means": False} if op == "aura_encode" else {"means": None}), device)
+    opcheck(
+        op,
+        REGISTRY[op].smallest(device=device) | ({"with_means": False} if op == "aura_encode" else {"means": None}),
+        device,
+    )

@@ -8,10 +8,12 @@ from torch import Tensor
 
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
-from tests.helpers.aura import Codec, make_cache, there, valid_call
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.aura import Codec, make_cache
+from torch_gdn.testing.inputs import to_device
 
 NAMES = ("o_partials", "m_partials", "l_partials", "mean_partials")
 
@@ -27,7 +29,7 @@ def make_call(D: int, L: int, ratio: int, with_means: bool = False, **options: A
 
 def both(device: torch.device, call: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
     """Name, ours, exact."""
-    ours = launched(device, "aura_flash_p1", torch_gdn.aura_flash_p1, **there(call, device))
+    ours = launched(device, "aura_flash_p1", torch_gdn.aura_flash_p1, **to_device(call, device))
     expected = reference.aura_flash_p1(**(call | {"q_rot": call["q_rot"].double()}))
     return list(zip(NAMES, (x.cpu() for x in ours), expected, strict=True))
 
@@ -53,13 +55,13 @@ def test_a_block_without_a_visible_key(device: torch.device, L: int) -> None:
 
 
 def test_opcheck(device: torch.device) -> None:
-    call = valid_call("aura_flash_p1", device)
+    call = REGISTRY["aura_flash_p1"].smallest(device=device)
     opcheck("aura_flash_p1", call, device)
     opcheck("aura_flash_p1", call | {"key_means": None, "q_sums": None, "value_means": None}, device)
 
 
 def test_query_rows_past_30_bits_are_refused_on_the_device(device: torch.device) -> None:
-    call = there({name: x[:0] if x.dim() > 1 else x for name, x in make_call(64, 1, 2).items()}, device)
+    call = to_device({name: x[:0] if x.dim() > 1 else x for name, x in make_call(64, 1, 2).items()}, device)
     call["q_rot"] = torch.empty(0, 4, 2**30, 64, device=device)
     if device.type == "cpu":
         assert torch_gdn.aura_flash_p1(**call)[1].shape[:3] == (0, 4, 2**30)

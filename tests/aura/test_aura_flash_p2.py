@@ -7,10 +7,13 @@ import torch
 
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
-from tests.helpers.aura import DTYPES, HEAD_SIZES, Codec, there, valid_call
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.aura import HEAD_SIZES, Codec
+from torch_gdn.testing.inputs import to_device
+from torch_gdn.testing.models import DTYPES
 
 BOUND = {torch.float32: 5e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 
@@ -32,7 +35,7 @@ def make_call(D: int, NB: int, with_means: bool, with_sinks: bool) -> dict[str, 
 @pytest.mark.parametrize("D", HEAD_SIZES)
 def test_equals_the_reference(device: torch.device, D: int, with_means: bool, with_sinks: bool) -> None:
     call, dtype = make_call(D, 1 + D % 37, with_means, with_sinks), DTYPES[D // 16 % 3]
-    o = launched(device, "aura_flash_p2", torch_gdn.aura_flash_p2, **there(call, device), dtype=dtype).cpu()
+    o = launched(device, "aura_flash_p2", torch_gdn.aura_flash_p2, **to_device(call, device), dtype=dtype).cpu()
     assert o.dtype == dtype and o.is_contiguous()
     doubled = {name: x.double() if name != "value_signs" else x for name, x in call.items()}
     assert_close("o", o, reference.aura_flash_p2(**doubled, dtype=torch.float64), BOUND[dtype], head_dim=1)
@@ -42,11 +45,11 @@ def test_rows_that_saw_nothing_are_zeros(device: torch.device) -> None:
     call = make_call(80, 3, True, True)
     for name, value in (("o_partials", 0), ("l_partials", 0), ("mean_partials", 0), ("m_partials", -torch.inf)):
         call[name][1, 2] = value
-    o = torch_gdn.aura_flash_p2(**there(call, device)).cpu()
+    o = torch_gdn.aura_flash_p2(**to_device(call, device)).cpu()
     assert (o[1, 2] == 0).all() and (o[1, 1] != 0).any()
 
 
 def test_opcheck(device: torch.device) -> None:
-    call = valid_call("aura_flash_p2", device)
+    call = REGISTRY["aura_flash_p2"].smallest(device=device)
     opcheck("aura_flash_p2", call, device)
     opcheck("aura_flash_p2", call | {"mean_partials": None, "sinks": None, "dtype": None}, device)

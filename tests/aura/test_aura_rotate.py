@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.gdn.test_opcheck import opcheck
-from tests.helpers.aura import DTYPES, HEAD_SIZES, Codec, valid_call
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
+from torch_gdn.testing.aura import HEAD_SIZES, Codec
+from torch_gdn.testing.models import DTYPES
 
 
 @pytest.mark.parametrize("inverse", [False, True])
@@ -24,7 +24,3 @@ def test_takes_any_strides(device: torch.device) -> None:
     signs, x = Codec(96, 4).signs, torch.randn(2, 5, 3, 96)
     y = torch_gdn.aura_rotate(x.to(device).transpose(1, 2), signs.to(device)).cpu()
     assert_close("y", y, reference.aura_rotate(x.double(), signs).transpose(1, 2), 4e-7, head_dim=None)
-
-
-def test_opcheck(device: torch.device) -> None:
-    opcheck("aura_rotate", valid_call("aura_rotate", device), device)

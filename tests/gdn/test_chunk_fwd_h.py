@@ -8,8 +8,8 @@ import torch_gdn
 from tests.helpers.cases import Case, make_case
 from tests.helpers.devices import kernels_run, launched
 from tests.helpers.errors import STAGE_OUTPUT, assert_close, chunk_f32
-from tests.helpers.stages import Stages, stages_of
 from torch_gdn import reference
+from torch_gdn.testing.stages import Stages, stages_of
 
 
 def state_of(case: Case, state_v_first: bool) -> Tensor | None:

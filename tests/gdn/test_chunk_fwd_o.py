@@ -7,8 +7,8 @@ import torch_gdn
 from tests.helpers.cases import Case, make_case
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import STAGE_OUTPUT, assert_close, chunk_f32
-from tests.helpers.stages import stages_of
 from torch_gdn import reference
+from torch_gdn.testing.stages import stages_of
 
 
 def check(

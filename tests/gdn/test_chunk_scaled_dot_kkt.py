@@ -8,8 +8,8 @@ import torch_gdn
 from tests.helpers.cases import Case, make_case
 from tests.helpers.devices import kernels_run, launched
 from tests.helpers.errors import assert_close, chunk_f32
-from tests.helpers.stages import stages_of
 from torch_gdn import reference
+from torch_gdn.testing.stages import stages_of
 
 
 def compute(device: torch.device, case: Case, chunk_size: int = 64) -> tuple[Tensor, Tensor]:

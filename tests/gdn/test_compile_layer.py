@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.helpers.calls import OPS, run_op, valid_call
 from tests.helpers.devices import kernels_run, on_a_mac
 from tests.helpers.layer import KERNELS, Layer, Served, inputs, layer_on
+from torch_gdn.testing import REGISTRY
 
 Backend = str
 
@@ -121,13 +121,14 @@ class OneOp(torch.nn.Module):
         self.op, self.constants = op, constants
 
     def forward(self, tensors: dict[str, Tensor]) -> Any:
-        return run_op(self.op, {**tensors, **self.constants})
+        return REGISTRY[self.op].run({**tensors, **self.constants})
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+@pytest.mark.parametrize(
+    ("op", "packed"), [(op, packed) for op, entry in REGISTRY.items() for packed in sorted({False, entry.packable})]
+)
 def test_every_op_exports(op: str, packed: bool) -> None:
-    call = valid_call(op, torch.device("cpu"), packed=packed)
+    call = REGISTRY[op].smallest(packed=packed)
     tensors = {name: value for name, value in call.items() if isinstance(value, Tensor)}
     module = OneOp(op, {name: value for name, value in call.items() if name not in tensors})
     again = {name: value.clone() for name, value in tensors.items()}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.calls import CHUNKED, OPS, UNPACKED, run_op, valid_call
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.inputs import to_device
 
-CALLS = [("mps", op) for op in OPS if op not in UNPACKED]
-CALLS += [(f"mps-{name}", op) for op in OPS if op.startswith("chunk_gated") for name in ("chunked", "recurrent")]
+PACKABLE = [entry for entry in REGISTRY.values() if entry.packable]
+CHUNKED = [entry.name for entry in PACKABLE if "chunk_indices" in entry.arguments]
+CALLS = [("mps", entry.name) for entry in PACKABLE]
+PREFILLS = [op for op in CHUNKED if REGISTRY[op].quick and REGISTRY[op].quick[0].algorithm]
+CALLS += [(f"mps-{name}", op) for op in PREFILLS for name in ("chunked", "recurrent")]
 WRONG = {
     "a start of 1": [1, 5, 5, 20],
     "a descent": [0, 7, 5, 20],
@@ -27,7 +31,8 @@ each_call = pytest.mark.parametrize(
 def call_of(op: str, device: torch.device, cu_seqlens: list[int]) -> dict:
     """On T 20; the states and slots are those of so many sequences."""
     N = len(cu_seqlens) - 1
-    call = valid_call(op, device, packed=True) | {"cu_seqlens": torch.tensor(cu_seqlens, device=device)}
+    call = to_device(REGISTRY[op].smallest(packed=True), device)
+    call["cu_seqlens"] = torch.tensor(cu_seqlens, device=device)
     if op in CHUNKED:
         chunks = -(-20 // 16) + N
         call["chunk_indices"] = torch.zeros(chunks, 2, dtype=torch.int64, device=device)
@@ -45,7 +50,7 @@ def call_of(op: str, device: torch.device, cu_seqlens: list[int]) -> dict:
 @each_call
 @pytest.mark.parametrize("cu_seqlens", WRONG.values(), ids=WRONG)
 def test_a_wrong_one_is_reported(device: torch.device, op: str, cu_seqlens: list[int]) -> None:
-    run_op(op, call_of(op, device, cu_seqlens))
+    REGISTRY[op].run(call_of(op, device, cu_seqlens))
     with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
         torch.mps.synchronize()
     torch.mps.synchronize()  # reported once
@@ -54,7 +59,7 @@ def test_a_wrong_one_is_reported(device: torch.device, op: str, cu_seqlens: list
 @each_call
 @pytest.mark.parametrize("cu_seqlens", [[0, 20], [0, 5, 5, 20], [*([0] * 40), 20, 20]], ids=len)
 def test_a_right_one_is_not(device: torch.device, op: str, cu_seqlens: list[int]) -> None:
-    run_op(op, call_of(op, device, cu_seqlens))
+    REGISTRY[op].run(call_of(op, device, cu_seqlens))
     torch.mps.synchronize()
 
 
@@ -68,6 +73,6 @@ def test_too_few_chunk_indices_are_reported(device: torch.device, op: str) -> No
     call["chunk_indices"] = call["chunk_indices"][:3]  # 4 chunks
     if "h" in call:
         call["h"] = call["h"][:, :3].contiguous()
-    run_op(op, call)
+    REGISTRY[op].run(call)
     with pytest.raises(RuntimeError, match="expected one row for each chunk of cu_seqlens, got fewer"):
         torch.mps.synchronize()

@@ -13,7 +13,7 @@ from tests.helpers.cases import END_TO_END_OPS, Case, make_case
 from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits
 from tests.helpers.prefill import each_op, kernels_of
-from torch_gdn.check.seeded import IN_PLACE
+from torch_gdn.testing.cases import IN_PLACE
 
 SLOTS, SLOT_PADDING = 7, 24
 TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}

@@ -11,7 +11,7 @@ from tests.helpers.errors import relative_error
 from tests.helpers.golden import NAMES, load
 from tests.helpers.prefill import each_device, each_op
 from torch_gdn.check import golden as recorded
-from torch_gdn.check import stages
+from torch_gdn.testing import stages
 
 CHUNKED = [name for name in NAMES if name != "decode_b4"]
 STAGED = [name for name in CHUNKED if name != "half_k128"]

@@ -15,14 +15,14 @@ from tests.attention.test_paged_attention import exact as exact_of_pages
 from tests.aura.test_aura_attention import attend, exact
 from tests.aura.test_aura_attention import make_call as aura_call
 from tests.aura.test_aura_encode import encode
-from tests.helpers.aura import Codec
 from tests.helpers.cases import assert_exact, run
 from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.golden import NAMES, load
-from tests.helpers.paged import make_call as paged_call
 from tests.helpers.prefill import each_op, on_mps
 from torch_gdn.check import golden as recorded
+from torch_gdn.testing.attention import make_call as paged_call
+from torch_gdn.testing.aura import Codec
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic")
 

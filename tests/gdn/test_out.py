@@ -10,19 +10,19 @@ from torch import Tensor
 
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
-from tests.helpers.calls import valid_call
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_device
+from torch_gdn.testing import REGISTRY
 
-OPS = ("chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_", "causal_conv1d_update_", "chunk_kda_")
+OPS = [name for name, entry in REGISTRY.items() if {"state_pool", "out"} <= {*entry.written}]
 each_way = pytest.mark.parametrize("op", OPS)
 
 
 def call_of(op: str, device: torch.device, packed: bool, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """The last sequence has no slot: its rows are zeros."""
-    return valid_call(op, device, packed=packed, dtype=dtype)
+    return REGISTRY[op].smallest(device=device, packed=packed, dtype=dtype)
 
 
 def copy_of(call: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_nothing_is_allocated_or_copied(op: str) -> None:
 @each_way
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_opcheck(device: torch.device, op: str, packed: bool) -> None:
-    call = valid_call(op, device, packed=packed)
+    call = REGISTRY[op].smallest(device=device, packed=packed)
     _, view = room_for(run(op, copy_of(call)), 4)
     opcheck(op, call | {"out": view}, device)
 
@@ -172,7 +172,7 @@ def wrong_outs() -> list[Any]:
 @each_way
 @pytest.mark.parametrize(("error", "words", "change"), wrong_outs())
 def test_wrong_outs(device: torch.device, op: str, error: type[Exception], words: str, change: Any) -> None:
-    call = valid_call(op, device)
+    call = REGISTRY[op].smallest(device=device)
     o = run(op, copy_of(call))
     with pytest.raises(error, match=f"^{op}: out: {words}"):
         run(op, call | {"out": change(o)})
@@ -180,7 +180,7 @@ def test_wrong_outs(device: torch.device, op: str, error: type[Exception], words
 
 @each_way
 def test_an_out_in_the_memory_of_an_input_is_refused(device: torch.device, op: str) -> None:
-    call = valid_call(op, device)
+    call = REGISTRY[op].smallest(device=device)
     name = "x" if op.startswith("causal") else "v"
     with pytest.raises(ValueError, match=rf"^{op}: out: expected memory of its own, got some that is {name}'s"):
         run(op, call | {"out": call[name]})

@@ -8,8 +8,8 @@ import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close
-from tests.helpers.stages import stages_of
 from torch_gdn import reference
+from torch_gdn.testing.stages import stages_of
 
 # What forward substitution reaches with repeated keys and beta 1.9 is 1.6e-6 by experiment, and 1e-9 otherwise.
 BOUND, HARD_BOUND = 2e-7, 5e-6

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_gdn
-from tests.helpers.calls import OPS, run_op, valid_call
 from tests.helpers.devices import ready
-from tests.helpers.errors import assert_same_bits
+from torch_gdn.testing import REGISTRY, OpEntry
+from torch_gdn.testing.inputs import to_device
+
+BATCHES = [(entry, packed) for entry in REGISTRY.values() for packed in sorted({False, entry.packable})]
 
 
 @pytest.fixture
@@ -21,30 +23,23 @@ def nan_in_new_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def results(op: str, call: dict) -> list[Tensor]:
-    found = run_op(op, call)
-    written = [call[name] for name in ("state_pool",) if name in call]
-    return [x.cpu() for x in (found if isinstance(found, (tuple, list)) else [found]) if x is not None] + written
-
-
 @pytest.mark.usefixtures("nan_in_new_memory")
 def test_new_memory_is_nan(device: torch.device) -> None:
     assert torch.empty(1000, device=device).isnan().all()
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("entry", "packed"), BATCHES, ids=[f"{e.name}-{'packed' if p else 'batch'}" for e, p in BATCHES]
+)
 def test_nan_in_new_memory_changes_nothing(
-    device: torch.device, op: str, packed: bool, request: pytest.FixtureRequest
+    device: torch.device, entry: OpEntry[Any], packed: bool, request: pytest.FixtureRequest
 ) -> None:
-    torch.manual_seed(0)
-    expected = results(op, valid_call(op, device, packed=packed))
-    assert all(x.isfinite().all() for x in expected)
-    torch.manual_seed(0)
-    call = valid_call(op, device, packed=packed)
+    expected_call, call = (to_device(entry.smallest(packed), device) for _ in range(2))
+    expected = entry.outputs(expected_call, entry.run(expected_call))
+    assert all(x.isfinite().all() for x in expected.values())
     request.getfixturevalue("nan_in_new_memory")
-    for x, with_nan in zip(expected, results(op, call), strict=True):
-        assert_same_bits(op, with_nan, x)
+    for name, x in entry.outputs(call, entry.run(call)).items():
+        assert torch.equal(x, expected[name]), name
 
 
 @pytest.mark.usefixtures("nan_in_new_memory")

@@ -7,45 +7,35 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
-from torch import Tensor
 
 import simulator
 from torch_gdn import _C
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.inputs import to_device
+from torch_gdn.testing.layers import of_decoding
 
 METAL = b"libtorch_gdn_metal"
 CALLS = 20
 
 
-def decode_calls(device: torch.device) -> dict[str, Callable[[], object]]:
-    def some(*shape: int) -> Tensor:
-        return torch.ones(shape, device=device)
-
-    ops = torch.ops.gdn
-    q, v, g = some(2, 1, 2, 64), some(2, 1, 4, 32), -some(2, 1, 4)
-    pool, slots = some(3, 4, 64, 32), torch.tensor([2, 0], dtype=torch.int32, device=device)
-    columns, weight, taps = some(2, 1, 32), some(32, 4), some(3, 32, 4)
-    return {
-        "l2norm": lambda: ops.l2norm(q),
-        "rms_norm": lambda: ops.rms_norm(v, v[0, 0, 0], v),
-        "rms_norm_gated": lambda: ops.rms_norm_gated(v, v, v[0, 0, 0]),
-        "gdn_gating": lambda: ops.gdn_gating(g[0, 0], g, g),
-        "causal_conv1d_update_": lambda: ops.causal_conv1d_update_(columns, weight, taps, slots, activation="silu"),
-        "fused_recurrent_gated_delta_rule": lambda: ops.fused_recurrent_gated_delta_rule(
-            q, q, v, g, g, initial_state=pool[:2], output_final_state=True
-        ),
-        "fused_recurrent_gated_delta_rule_": lambda: ops.fused_recurrent_gated_delta_rule_(
-            q, q, v, g, g, pool, slots, out=v.clone()
-        ),
-    }
+def decode_calls() -> Iterator[tuple[str, Callable[[], object]]]:
+    """In place with a buffer for the output."""
+    for op, point in of_decoding((2, 4, 64, 32), torch.float32, batch=2).items():
+        entry = REGISTRY[op]
+        call = to_device(entry.call(point), "mps")
+        if "out" in entry.written:
+            call["out"] = entry.run(call).clone()
+        yield op, partial(entry.overload, **call)
 
 
 def main() -> None:
     simulator.activate()
     counter, found = ctypes.CDLL(None), {}
-    for name, call in decode_calls(torch.device("mps")).items():
+    for name, call in decode_calls():
         call()  # compiles
         for library in (METAL, _C.__name__.rpartition(".")[2].encode()):
             counter.begin_counting(library)

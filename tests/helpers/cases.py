@@ -1,4 +1,4 @@
-"""Runs the end-to-end ops on cases (torch_gdn/check/cases.py) and compares with the exact results."""
+"""Runs the end-to-end ops on cases (torch_gdn/testing/cases.py) and compares with the exact results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from tests.helpers import errors
 from tests.helpers.devices import kernels_run
 from tests.helpers.prefill import kernels_of
-from torch_gdn.check.cases import END_TO_END_OPS, Case, bounds_of, make_case
+from torch_gdn.testing.cases import END_TO_END_OPS, Case, bounds_of, make_case
+from torch_gdn.testing.inputs import is_floating
 
 __all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "run"]
 
@@ -18,15 +19,11 @@ __all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "run"]
 def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tensor, Tensor]:
     """The op on the device, whose kernels must run; the results on the CPU."""
     there = case.to(device)
-    options = {name: moved(x, device) for name, x in options.items()}
+    options = {name: x.to(device) if is_floating(x) else x for name, x in options.items()}
     with kernels_run(device, *kernels_of(op, case, device, **options)):
         o, state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
     assert state is not None
     return o.cpu(), state.cpu()
-
-
-def moved(x: Any, device: torch.device) -> Any:
-    return x.to(device) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def assert_exact(op: str, case: Case, result: tuple[Tensor, Tensor], **options: Any) -> None:

@@ -13,17 +13,11 @@ import torch
 
 from torch_gdn.check.device import check_use
 from torch_gdn.check.steps import LeftOut
+from torch_gdn.testing.stages import INPUTS
 
 Result = TypeVar("Result")
 DEVICES = ("cpu", "mps")
-STAGE_KERNELS = (
-    "chunk_local_cumsum",
-    "chunk_scaled_dot_kkt",
-    "solve_tril",
-    "recompute_w_u",
-    "chunk_fwd_h",
-    "chunk_fwd_o",
-)
+STAGE_KERNELS = tuple(INPUTS)
 CHUNK_KERNELS = ("chunk_fwd_intra", "chunk_fwd_h", "chunk_fwd_o")  # of the end-to-end op
 
 

@@ -1,11 +1,11 @@
-"""Assertions about results: within a bound of the exact one (torch_gdn/check/bounds.py), or equal bit for bit."""
+"""Assertions about results: within a bound of the exact one (torch_gdn/testing/bounds.py), or equal bit for bit."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from torch_gdn.check.bounds import (
+from torch_gdn.testing.bounds import (
     CHUNK_OUTPUT,
     CHUNK_STATE,
     RECURRENT_F32,

@@ -15,6 +15,7 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import CHUNK_OUTPUT, CHUNK_STATE, RECURRENT_OUTPUT, assert_close
 from tests.helpers.prefill import algorithm_at
 from torch_gdn import reference
+from torch_gdn.testing.inputs import doubled, to_device
 
 FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "chunk_kda": torch_gdn.chunk_kda,
@@ -66,16 +67,10 @@ def inputs_and_options(T: int) -> tuple[Inputs, dict[str, Any]]:
     return inputs, dict.fromkeys(flags, True) | {"scale": 0.3}
 
 
-def moved(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-
-
 def exact_kda(inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor]:
     """The float64 recurrence on these inputs, which has no chunks."""
     options.pop("chunk_size", None)
-    wide: dict[str, Any] = {
-        name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()
-    }
+    wide: dict[str, Any] = {name: doubled(x) for name, x in inputs.items()}
     o, state = reference.fused_recurrent_kda(**wide, **options, output_final_state=True)
     assert state is not None
     return o, state
@@ -93,10 +88,10 @@ def algorithm_of(function: str, inputs: Inputs, device: torch.device) -> str:
 
 def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, *, f32: float = F32, **options: Any) -> None:
     """Output and final state of the function on the device, each head within its bound of the float64 recurrence."""
-    there = moved(inputs, device)
+    there = to_device(inputs, device)
     algorithm = algorithm_of(function, inputs, device)
     with kernels_run(device, *KERNELS[algorithm]):
-        o, state = FUNCTIONS[function](**there, **moved(options, device), output_final_state=True)
+        o, state = FUNCTIONS[function](**there, **to_device(options, device), output_final_state=True)
     assert state is not None
     exact_o, exact_state = exact_kda(inputs, **options)
     assert o.dtype == inputs["v"].dtype and state.dtype == torch.float32

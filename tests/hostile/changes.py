@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers import aura, calls, paged
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.inputs import Call, to_device, whole_storage
 
-OPS = (*calls.OPS, calls.COPY, *aura.OPS, *paged.OPS)
-Call = dict[str, Any]
+OPS = tuple(REGISTRY)
 Change = Callable[[Call], Any]  # the new value, from the call
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.complex64)
@@ -53,14 +53,6 @@ def schema_of(op: str) -> Any:
     return getattr(torch.ops.gdn, op).default._schema
 
 
-def arguments_of(op: str) -> list[str]:
-    return [argument.name for argument in schema_of(op).arguments]
-
-
-def written_by(op: str) -> list[str]:
-    return [each.name for each in schema_of(op).arguments if each.alias_info is not None and each.alias_info.is_write]
-
-
 def type_of(op: str, argument: str) -> str:
     """`Tensor` or a key of SCALARS; whether it may be None is left out."""
     declared = re.search(rf"(\w+)(\(\w!\))?\?? {argument}\b", str(schema_of(op)))
@@ -70,45 +62,29 @@ def type_of(op: str, argument: str) -> str:
 
 def bases_of(op: str) -> list[str]:
     """Names of valid calls: see base_call()."""
-    if op in (*aura.OPS, *paged.OPS, calls.COPY):
-        return ["plain"]
-    if op in calls.UNPACKED:
+    entry = REGISTRY[op]
+    if not entry.packable:
         return ["batch"]
-    has_gates = "delta_rule" in op or "kda" in op
-    return ["gated", "packed"] if op in calls.IN_PLACE and has_gates else ["batch", "packed"]
+    return ["gated" if "state_pool" in entry.written and "A_log" in entry.arguments else "batch", "packed"]
 
 
 def base_call(op: str, base: str, device: torch.device) -> Call:
     """A copy of its own: see made_base()."""
-    call = made_base(op, base, device)
-    return {name: aura.moved(x, x.device, True) if isinstance(x, Tensor) else x for name, x in call.items()}
+    return to_device(made_base(op, base, device), device)
 
 
 @functools.cache
 def made_base(op: str, base: str, device: torch.device) -> Call:
     """`gated`: every option that takes a tensor, with bf16 inputs; `packed`: with the boundaries on the device."""
-    torch.manual_seed(0)
-    if op in aura.OPS:
-        return aura.valid_call(op, device)
-    if op in paged.OPS:
-        return paged.valid_call(op, device)
-    if base == "packed":
-        return calls.valid_call(op, device, packed=True)
-    if base in ("batch", "plain"):
-        return calls.valid_call(op, device)
-    call = calls.valid_call(op, device, dtype=torch.bfloat16)
-    call |= {"use_gate_in_kernel": True, "A_log": torch.randn(4)}
-    call["dt_bias"] = torch.randn(4 * 64 if "kda" in op else 4)
-    call |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True, "use_qk_l2norm_in_kernel": True}
-    if op.startswith("fused"):
-        call |= {"gk": -torch.rand(2, calls.T, 4, 64), "gv": -torch.rand(2, calls.T, 4, 32)}
-    return aura.there(call, device)
+    if base == "gated":
+        return REGISTRY[op].smallest(device=device, dtype=torch.bfloat16, gated=True)
+    return REGISTRY[op].smallest(packed=base == "packed", device=device)
 
 
 def hostile_calls(op: str) -> Iterator[Hostile]:
     for base in bases_of(op):
         call = base_call(op, base, torch.device("cpu"))
-        for argument in arguments_of(op):
+        for argument in REGISTRY[op].arguments:
             value = call.get(argument)
             if isinstance(value, Tensor):
                 for kind, what, change in changes_of(op, argument, value):
@@ -148,7 +124,7 @@ def changes_of(op: str, argument: str, x: Tensor) -> Iterator[tuple[str, str, Ch
         yield "kinds", what, on(change)
     for value in NO_TENSORS:
         yield "kinds", repr(value), lambda call, value=value: value
-    for written in written_by(op):
+    for written in REGISTRY[op].written:
         if written not in (argument, "out"):  # `out` with the memory of another is among its own changes
             yield "aliases", f"memory of {written}", lambda call, written=written: memory_of(call[written], x)
 
@@ -246,10 +222,6 @@ def inference_tensor(x: Tensor) -> Tensor:
 
 def memory_of(written: Tensor, like: Tensor) -> Any:
     """As much of the written tensor's memory as this takes."""
-    whole = (
-        written.flatten()
-        if written.is_contiguous()
-        else written.as_strided((written.untyped_storage().nbytes() // written.element_size(),), (1,), 0)
-    )
+    whole = written.flatten() if written.is_contiguous() else whole_storage(written)
     whole = whole.view(torch.uint8)[: like.numel() * like.element_size()]
     return whole.view(like.dtype).view(like.shape)

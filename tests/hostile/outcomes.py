@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tests.helpers.calls import COPY
-from tests.hostile.changes import Hostile, arguments_of, base_call, written_by
+from tests.hostile.changes import Hostile, base_call
+from torch_gdn.testing import REGISTRY
 
 # PyTorch's own words for arguments that it refuses before an op is called.
 REFUSED_BY_PYTORCH = r"(argument|Argument)s? '?{name}'?|Overflow when unpacking long|There were no tensor arguments"
@@ -43,7 +43,7 @@ def outcome(hostile: Hostile, device: torch.device) -> Outcome:
             warnings.simplefilter("ignore")
             found = getattr(torch.ops.gdn, hostile.op)(**call)
         results = [] if found is None else list(found) if isinstance(found, tuple) else [found]
-        results += [call[name] for name in written_by(hostile.op) if isinstance(call.get(name), Tensor)]
+        results += [call[name] for name in REGISTRY[hostile.op].written if isinstance(call.get(name), Tensor)]
         if device.type == "mps":
             torch.mps.synchronize()
         return Outcome([torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x.detach().cpu() for x in results])
@@ -68,9 +68,9 @@ def is_clear(hostile: Hostile, error: Exception) -> bool:
         return True
     ours = re.match(rf"^(gdn::)?{hostile.op}: (\w+): expected .+, got .+", message)
     if ours:
-        return ours[2] in arguments_of(hostile.op)
+        return ours[2] in REGISTRY[hostile.op].arguments
     reported = re.search(r"expected .+ \(kernel (\w+)\)", message)
-    return reported is not None and reported[1] in (*arguments_of(hostile.op), hostile.op)
+    return reported is not None and reported[1] in (*REGISTRY[hostile.op].arguments, hostile.op)
 
 
 def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
@@ -81,7 +81,7 @@ def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
         return "cu_seqlens" in str(cpu.error)  # without tokens no kernel runs that could read the device's boundaries
     if (hostile.op, hostile.argument) in (("aura_encode_", "slots"), ("reshape_and_cache_", "slot_mapping")):
         return "data race" in str(there.error)  # which of two tokens stays in a slot
-    if hostile.op == COPY and "what another one reads or writes" in str(cpu.error):
+    if hostile.op == "batch_copy_" and "what another one reads or writes" in str(cpu.error):
         return True  # of ranges on the device that meet nothing is reported: which bytes stay is open
     if hostile.op == "aura_flash_p1" and hostile.argument == "q_sums" and hostile.what.endswith("-inf"):
         return True  # m of a block without any weight: -inf, or the lowest number

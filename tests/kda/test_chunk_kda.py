@@ -13,8 +13,9 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import CHUNK_STATE, assert_close, assert_same_bits
-from tests.helpers.kda import CHUNKED, F32, Inputs, assert_exact_kda, exact_kda, kda_inputs, moved
+from tests.helpers.kda import CHUNKED, F32, Inputs, assert_exact_kda, exact_kda, kda_inputs
 from tests.helpers.prefill import each_device
+from torch_gdn.testing.inputs import to_device
 from torch_gdn.tune import prefill_algorithm
 
 CPU = torch.device("cpu")
@@ -88,7 +89,7 @@ def test_value_heads_per_key_head(device: torch.device, ratio: int, grouping: st
     inputs = kda_inputs(40, 32, 40, H=2, HV=2 * ratio)
     heads = torch.arange(2 * ratio) % 2 if grouping == "tiled" else torch.arange(2 * ratio) // ratio
     exact_o, exact_state = exact_kda(inputs | {"q": inputs["q"][:, :, heads], "k": inputs["k"][:, :, heads]})
-    o, state = torch_gdn.chunk_kda(**moved(inputs, device), output_final_state=True, head_grouping=grouping)
+    o, state = torch_gdn.chunk_kda(**to_device(inputs, device), output_final_state=True, head_grouping=grouping)
     assert state is not None
     assert_close("o", o.cpu(), exact_o, F32)
     assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
@@ -104,7 +105,7 @@ def test_gate_in_the_kernel(device: torch.device, lower_bound: float | None, dty
     options = {"A_log": torch.tensor([[[-1.0], [0.5]]]), "dt_bias": torch.linspace(-3, 3, 72).view(2, 36)}
     flat = {name: x.flatten() for name, x in options.items()}
     given = {"use_gate_in_kernel": True, "lower_bound": lower_bound}
-    o, state = torch_gdn.chunk_kda(**moved(inputs | options, device), **given, output_final_state=True)
+    o, state = torch_gdn.chunk_kda(**to_device(inputs | options, device), **given, output_final_state=True)
     exact_o, exact_state = exact_kda(inputs, **flat, **given)
     assert state is not None
     assert_close("o", o.cpu(), exact_o, F32)
@@ -117,7 +118,7 @@ def test_packed_sequences(device: torch.device, on_device: bool) -> None:
     """Empty, of one token, of less than a chunk and of more."""
     cu_seqlens = torch.tensor([0, 1, 1, 41, 111])
     inputs = kda_inputs(111, 32, 16, N=4)
-    there = moved(inputs, device) | {"cu_seqlens": cu_seqlens.to(device if on_device else CPU)}
+    there = to_device(inputs, device) | {"cu_seqlens": cu_seqlens.to(device if on_device else CPU)}
     o, state = torch_gdn.chunk_kda(**there, output_final_state=True)
     exact_o, exact_state = exact_kda(inputs | {"cu_seqlens": cu_seqlens})
     assert state is not None
@@ -159,7 +160,7 @@ def first_tokens(inputs: Inputs, tokens: int) -> Inputs:
 def states_between(inputs: Inputs, device: torch.device, **options: Any) -> tuple[Tensor, Tensor | None, Tensor]:
     """By whatever device: on mps from the kernels of a stage each, which have the states in memory."""
     with kernels_run(device, *CHUNKED):
-        return torch_gdn.chunk_kda(**moved(inputs, device), **options, return_intermediate_states=True)
+        return torch_gdn.chunk_kda(**to_device(inputs, device), **options, return_intermediate_states=True)
 
 
 @pytest.mark.parametrize("T", [3, 100])
@@ -176,7 +177,7 @@ def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype, T: 
         assert_close(f"h[:, {row}]", h[:, row].cpu(), exact, CHUNK_STATE.get(dtype, F32), head_dim=1)
     if T > 4:  # fewer are the recurrence's on the CPU
         with prefill_algorithm("chunked"):
-            plain = torch_gdn.chunk_kda(**moved(inputs, device), chunk_size=32, output_final_state=True)
+            plain = torch_gdn.chunk_kda(**to_device(inputs, device), chunk_size=32, output_final_state=True)
         assert state is not None and plain[1] is not None
         assert_same_bits("o", o, plain[0])
         assert_same_bits("final_state", state, plain[1])
@@ -203,12 +204,12 @@ def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch
     _, _, transposed = states_between(inputs, device, chunk_size=16, state_v_first=True)
     assert_same_bits("h", transposed.mT, h)
     empty = kda_inputs(0, 32, 16, N=2) | {"cu_seqlens": torch.tensor([0, 0, 0])}
-    _, _, h = torch_gdn.chunk_kda(**moved(empty, device), return_intermediate_states=True)
+    _, _, h = torch_gdn.chunk_kda(**to_device(empty, device), return_intermediate_states=True)
     assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
 
 
 def pool_of(inputs: Inputs, device: torch.device) -> tuple[dict[str, Any], Tensor]:
-    there = moved(inputs, device)
+    there = to_device(inputs, device)
     del there["initial_state"]
     return there, torch.randn(8, 2, 32, 16, generator=torch.Generator().manual_seed(2)).to(device)
 
@@ -245,7 +246,7 @@ def test_a_checkpoint_has_the_bits_of_a_prefill_that_ends_there(device: torch.de
 @pytest.mark.parametrize("name", ["v", "k", "beta"])
 @by_chunks
 def test_nan_stays_in_its_head_from_its_chunk_on(device: torch.device, name: str) -> None:
-    inputs = moved(kda_inputs(70, 32, 16, H=2), device)
+    inputs = to_device(kda_inputs(70, 32, 16, H=2), device)
     expected = torch_gdn.chunk_kda(**inputs)[0]
     inputs[name][:, 40, 1] = torch.nan
     o = torch_gdn.chunk_kda(**inputs)[0]

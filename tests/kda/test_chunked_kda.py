@@ -9,8 +9,9 @@ import torch
 import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
-from tests.helpers.kda import CHUNKED, F32, assert_exact_kda, exact_kda, inputs_and_options, kda_inputs, moved
+from tests.helpers.kda import CHUNKED, F32, assert_exact_kda, exact_kda, inputs_and_options, kda_inputs
 from tests.helpers.prefill import forced
+from torch_gdn.testing.inputs import to_device
 
 NAME = "chunk_kda"
 pytestmark = pytest.mark.parametrize("device", forced(("chunked",)), indirect=True)
@@ -88,13 +89,13 @@ def test_a_sequence_without_a_slot_is_zeros(device: torch.device) -> None:
         x[1] = torch.nan
     pool = torch.zeros(4, 2, 32, 16, device=device)
     slots = torch.tensor([2, -1], device=device)
-    o = torch_gdn.chunk_kda_(**moved(inputs, device), state_pool=pool, state_indices=slots)
+    o = torch_gdn.chunk_kda_(**to_device(inputs, device), state_pool=pool, state_indices=slots)
     assert (o[1] == 0).all() and not o[0].isnan().any() and not pool.isnan().any()
 
 
 def test_rows_that_are_not_aligned(device: torch.device) -> None:
     inputs = kda_inputs(20, 32, 16)
-    there = moved(inputs, device)
+    there = to_device(inputs, device)
     for name in ("q", "k", "v", "g"):
         padded = torch.zeros(inputs[name].numel() + 1, device=device)
         there[name] = padded[1:].view(inputs[name].shape).copy_(inputs[name])
@@ -105,7 +106,7 @@ def test_rows_that_are_not_aligned(device: torch.device) -> None:
 
 def test_heads_of_views_are_those_of_their_copies(device: torch.device) -> None:
     """q, k, v and g of one projection, heads before tokens."""
-    inputs = moved(kda_inputs(70, 32, 32, B=2, H=2), device)
+    inputs = to_device(kda_inputs(70, 32, 32, B=2, H=2), device)
     stacked = torch.stack([inputs[name] for name in "qkvg"]).permute(3, 1, 2, 0, 4).contiguous()
     views = {name: stacked.permute(3, 1, 2, 0, 4)[i] for i, name in enumerate("qkvg")}
     assert not any(x.is_contiguous() for x in views.values())

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.errors import RECURRENT_OUTPUT, assert_close, assert_same_bits
-from tests.helpers.kda import F32, FUSED, KERNEL, Inputs, exact_kda, inputs_and_options, kda_inputs, moved
+from tests.helpers.kda import F32, FUSED, KERNEL, Inputs, exact_kda, inputs_and_options, kda_inputs
+from torch_gdn.testing.inputs import to_device
 from torch_gdn.tune import prefill_algorithm
 
 each_chunk_size = pytest.mark.parametrize("chunk_size", [8, 16])
@@ -21,8 +22,8 @@ def fused(inputs: dict[str, Any], chunk_size: int = 0, **options: Any) -> tuple[
     """o and the final state, on mps; the kernel must run."""
     mps = ready("mps")
     with kernels_run(mps, FUSED), prefill_algorithm("fused_chunk", chunk_size):
-        given = {"output_final_state": True} | moved(options, mps)
-        o, state, _ = torch.ops.gdn.chunk_kda(**moved(inputs, mps), **given)
+        given = {"output_final_state": True} | to_device(options, mps)
+        o, state, _ = torch.ops.gdn.chunk_kda(**to_device(inputs, mps), **given)
     return o, state
 
 
@@ -101,7 +102,7 @@ def test_the_gate_is_in_the_kernel(dtype: torch.dtype, has_bias: bool, lower_bou
     if not on_a_mac():
         import simulator
 
-        there, options = moved(inputs, ready("mps")), moved(options, ready("mps"))
+        there, options = to_device(inputs, ready("mps")), to_device(options, ready("mps"))
         with simulator.profile() as profile:
             torch.ops.gdn.chunk_kda(**there, **options)
         assert [each.dispatches for each in profile.kernels.values()] == [1] and not profile.fallbacks
@@ -172,7 +173,7 @@ def test_slots(dtype: torch.dtype) -> None:
     states[2] = 0
     expected, final = fused(inputs | {"initial_state": states})
     indices, flags = torch.tensor([5, -1, 1], device=mps), torch.tensor([True, True, False], device=mps)
-    o = in_place(moved(inputs, mps), pool, state_indices=indices, has_initial_state=flags)
+    o = in_place(to_device(inputs, mps), pool, state_indices=indices, has_initial_state=flags)
     assert (o[1] == 0).all()
     assert_same_bits("o", o[[0, 2]], expected[[0, 2]])
     assert_same_bits("the slots", pool[[5, 1]], final[[0, 2]].to(dtype))
@@ -187,18 +188,18 @@ def test_a_sequence_without_a_slot_is_not_read() -> None:
     for x in inputs.values():
         x[1] = torch.nan
     pool = torch.zeros(4, 2, 32, 16, device=mps)
-    o = in_place(moved(inputs, mps), pool, state_indices=torch.tensor([2, -1], device=mps))
+    o = in_place(to_device(inputs, mps), pool, state_indices=torch.tensor([2, -1], device=mps))
     assert (o[1] == 0).all() and not o[0].isnan().any()
 
 
 def test_checkpoints() -> None:
     """After 64 tokens of sequence 0 and 128 of 1, the states of prefills that end there."""
     mps = ready("mps")
-    inputs = moved(without_state(kda_inputs(130, 32, 16, B=2)), mps)
+    inputs = to_device(without_state(kda_inputs(130, 32, 16, B=2)), mps)
     pool = torch.randn(8, 2, 32, 16).to(mps)
     before, slots = pool.clone(), torch.tensor([3, 6], device=mps)
     checkpoints = {"checkpoint_offsets": torch.tensor([64, 128]), "checkpoint_indices": torch.tensor([1, 4])}
-    in_place(inputs, pool, state_indices=slots, **moved(checkpoints, mps))
+    in_place(inputs, pool, state_indices=slots, **to_device(checkpoints, mps))
     for n, (tokens, kept) in enumerate(((64, 1), (128, 4))):
         part, alone = {name: x[n : n + 1, :tokens] for name, x in inputs.items()}, before.clone()
         in_place(part, alone, state_indices=slots[n : n + 1])
@@ -211,7 +212,7 @@ def test_views_with_any_strides() -> None:
     inputs = without_state(kda_inputs(20, 36, 36, B=2, H=2, HV=2))
     pool = torch.randn(5, 2, 36, 36).to(mps)
     expected_pool = pool.clone()
-    expected = in_place(moved(inputs, mps), expected_pool)
+    expected = in_place(to_device(inputs, mps), expected_pool)
     stacked = torch.stack([inputs[name] for name in "qkvg"]).permute(3, 1, 2, 0, 4).contiguous().to(mps)
     views: dict[str, Any] = {name: stacked.permute(3, 1, 2, 0, 4)[i] for i, name in enumerate("qkvg")}
     views["beta"] = inputs["beta"].permute(2, 1, 0).contiguous().to(mps).permute(2, 1, 0)
@@ -229,7 +230,7 @@ def test_rows_that_are_not_aligned() -> None:
     for name in ("q", "k", "v", "g"):
         x = inputs[name]
         inputs[name] = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
-    there = moved(inputs, ready("mps"))
+    there = to_device(inputs, ready("mps"))
     for name in ("q", "k", "v", "g"):
         padded = torch.zeros(inputs[name].numel() + 1, device="mps")
         there[name] = padded[1:].view(inputs[name].shape).copy_(inputs[name])
@@ -251,7 +252,7 @@ def test_rows_that_are_not_aligned() -> None:
 def test_which_kernel_runs(T: int, forced: str | None, kernel: str) -> None:
     import simulator
 
-    inputs = moved(kda_inputs(T, 32, 16), ready("mps"))
+    inputs = to_device(kda_inputs(T, 32, 16), ready("mps"))
     with prefill_algorithm(forced), simulator.profile() as profile:
         torch.ops.gdn.chunk_kda(**inputs)
     assert [name.startswith(f"{kernel}_") for name in profile.kernels] == [True]
@@ -263,7 +264,7 @@ def test_the_mean_length_of_packed_sequences_decides(tokens: tuple[int, ...], ke
     import simulator
 
     cu_seqlens = torch.tensor([0, *tokens]).cumsum(0)
-    inputs = moved(kda_inputs(sum(tokens), 32, 16, N=3) | {"cu_seqlens": cu_seqlens}, ready("mps"))
+    inputs = to_device(kda_inputs(sum(tokens), 32, 16, N=3) | {"cu_seqlens": cu_seqlens}, ready("mps"))
     with simulator.profile() as profile:
         torch.ops.gdn.chunk_kda(**inputs)
     assert [name.startswith(f"{kernel}_") for name in profile.kernels] == [True]
@@ -277,7 +278,7 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype) -> Non
     inputs = kda_inputs(64, 128, 128, dtype=dtype)
     state = inputs["initial_state"].nbytes
     compulsory = sum(x.nbytes for x in inputs.values()) + inputs["v"].nbytes + state
-    there = moved(inputs, ready("mps"))
+    there = to_device(inputs, ready("mps"))
     with simulator.profile(detailed=True) as profile:
         torch.ops.gdn.chunk_kda(**there, output_final_state=True)
     (figures,) = profile.kernels.values()

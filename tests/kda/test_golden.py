@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers.errors import assert_close
-from tests.helpers.kda import F32, FUNCTIONS, Inputs, exact_kda, moved
+from tests.helpers.kda import F32, FUNCTIONS, Inputs, exact_kda
 from tests.helpers.prefill import each_device
-from torch_gdn.check import bounds, golden
+from torch_gdn.check import golden
+from torch_gdn.testing import bounds
+from torch_gdn.testing.inputs import to_device
 
 FOLDER = golden.FOLDER / "kda"
 INDEX: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads((FOLDER / "index.json").read_text())}
@@ -45,7 +47,7 @@ def load(name: str) -> Recorded:
 
 
 def run(function: str, inputs: Inputs, options: dict[str, Any], device: torch.device) -> tuple[Tensor, Tensor]:
-    o, state = FUNCTIONS[function](**moved(inputs, device), **options, output_final_state=True)
+    o, state = FUNCTIONS[function](**to_device(inputs, device), **options, output_final_state=True)
     assert state is not None
     return o.cpu(), state.cpu()
 

@@ -16,8 +16,8 @@ from tests.helpers.kda import (
     exact_kda,
     inputs_and_options,
     kda_inputs,
-    moved,
 )
+from torch_gdn.testing.inputs import to_device
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -93,10 +93,12 @@ def test_decoding_from_raw_gates_is_one_dispatch(lower_bound: float | None) -> N
     import simulator
 
     mps = ready("mps")
-    inputs = moved(kda_inputs(1, 128, 32, B=2), mps)
+    inputs = to_device(kda_inputs(1, 128, 32, B=2), mps)
     gate = {"A_log": torch.tensor([-1.0, 0.5]), "dt_bias": torch.randn(2, 128)}
     with simulator.profile() as profile:
-        torch_gdn.fused_recurrent_kda(**inputs, **moved(gate, mps), use_gate_in_kernel=True, lower_bound=lower_bound)
+        torch_gdn.fused_recurrent_kda(
+            **inputs, **to_device(gate, mps), use_gate_in_kernel=True, lower_bound=lower_bound
+        )
     assert [each.dispatches for each in profile.kernels.values()] == [1] and not profile.fallbacks
 
 
@@ -137,7 +139,7 @@ def test_strided_views(device: torch.device, function: str) -> None:
 @each_function
 def test_without_tokens_the_state_stays(device: torch.device, function: str) -> None:
     inputs = kda_inputs(0, 32, 32)
-    o, state = FUNCTIONS[function](**moved(inputs, device), output_final_state=True)
+    o, state = FUNCTIONS[function](**to_device(inputs, device), output_final_state=True)
     assert o.shape == (1, 0, 2, 32) and state is not None
     assert_same_bits("final_state", state, inputs["initial_state"])
 
@@ -161,7 +163,7 @@ def test_fullgraph_gives_the_same_bits(function: str) -> None:
 
 def test_of_a_few_tokens_both_functions_have_the_same_bits(device: torch.device) -> None:
     """Up to four the CPU's chunked op is the recurrence."""
-    inputs = moved(kda_inputs(4, 32, 32), device)
+    inputs = to_device(kda_inputs(4, 32, 32), device)
     assert_same_bits("o", torch_gdn.chunk_kda(**inputs)[0], torch_gdn.fused_recurrent_kda(**inputs)[0])
 
 
@@ -185,5 +187,7 @@ def test_the_reference_without_decay_is_the_delta_rule() -> None:
     inputs = kda_inputs(20, 32, 32)
     per_head = inputs["g"][..., 0]
     inputs["g"] = per_head[..., None].expand_as(inputs["g"])
-    of_rule = torch_gdn.reference.fused_recurrent_gated_delta_rule(**(moved(inputs, ready("cpu")) | {"g": per_head}))
+    of_rule = torch_gdn.reference.fused_recurrent_gated_delta_rule(
+        **(to_device(inputs, ready("cpu")) | {"g": per_head})
+    )
     assert (exact_kda(inputs)[0] - of_rule[0]).norm() < 1e-6 * of_rule[0].norm()

@@ -10,14 +10,15 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_same_bits
-from tests.helpers.kda import KERNEL, kda_inputs, moved
+from tests.helpers.kda import KERNEL, kda_inputs
+from torch_gdn.testing.inputs import to_device
 
 GATE: dict[str, Any] = {"use_gate_in_kernel": True, "lower_bound": -5.0, "use_qk_l2norm_in_kernel": True}
 
 
 def pool_inputs(T: int, B: int, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
     """The tokens, and a pool of 8 slots."""
-    inputs = moved(kda_inputs(T, 32, 16, B=B), device)
+    inputs = to_device(kda_inputs(T, 32, 16, B=B), device)
     del inputs["initial_state"]
     return inputs, torch.randn(8, 2, 32, 16).to(device)
 

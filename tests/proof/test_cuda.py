@@ -33,6 +33,7 @@ from proof.dialects import find_kernel, without_comments
 from proof.metal.front_end import SHADERS, shader_text
 from tests.helpers.devices import ready
 from tests.proof.needs import needs_simulated_device
+from torch_gdn.testing import REGISTRY
 
 KERNELS = sorted(path.relative_to(SHADERS).as_posix() for path in SHADERS.rglob("*.metal"))
 HEAD = """\
@@ -291,7 +292,7 @@ def test_a_wrong_call_is_recorded_without_being_run(tmp_path: Path) -> None:
     ready("mps")
     from proof.cuda import hostile
 
-    (each,) = (each for each in hostile.hostile() if each.op == "aura_encode_")
+    (each,) = (each for each in hostile.hostile() if each.entry.name == "aura_encode_")
     writer = Writer(tmp_path / "record.zip")
     hostile.record(each, writer)
     writer.close()
@@ -304,12 +305,12 @@ def test_a_wrong_call_is_recorded_without_being_run(tmp_path: Path) -> None:
 
 
 @needs_simulated_device
-@pytest.mark.parametrize("op", ["fused_recurrent_gated_delta_rule_", "batch_copy_", "paged_attention_"])
+@pytest.mark.parametrize("op", [op for op, entry in REGISTRY.items() if entry.hostile])
 def test_a_wrong_call_is_reported_by_the_simulated_device(op: str) -> None:
     ready("mps")
     from proof.cuda import hostile
 
-    for each in (each for each in hostile.hostile() if each.op == op):
+    for each in (each for each in hostile.hostile() if each.entry.name == op):
         with pytest.raises(Exception, match="expected"):
             each.run(each.call())
             torch.mps.synchronize()

@@ -23,10 +23,10 @@ from torch_gdn import _C
 from torch_gdn.check import __main__ as command
 from torch_gdn.check import device as device_steps
 from torch_gdn.check import golden, layer, plan, timing
-from torch_gdn.check.bounds import Part
 from torch_gdn.check.report import Report, table
 from torch_gdn.check.steps import FAIL, LEFT_OUT, PASS, LeftOut, Outcome, Result, Step, execute, judged
 from torch_gdn.check.worker import Setup, Worker
+from torch_gdn.testing.bounds import Part
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -195,7 +195,7 @@ def test_workloads_are_counted(workload: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
 def test_the_program_prints_bounds_as_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    metal_model.main(["gating", "--tokens", "8", "--chips", "M1", "M4 Max"])
+    metal_model.main(["rms_norm_gated", "--tokens", "8", "--chips", "M1", "M4 Max"])
     text = capsys.readouterr().out
     assert "not a measurement" in text and "| M1 |" in text.replace("  ", " ") and "M4 Max" in text
 

@@ -3,10 +3,10 @@
     python -m torch_gdn.check --json report.json                  on a Mac
     python -m simulator -m torch_gdn.check --json report.json     on the simulated device, in a checkout on Linux
 
-It compiles every kernel variant that models use with the device's own compiler; holds each stage and both end-to-end
-ops against float64 and, in a checkout, against FLA's recorded outputs; times decode and prefill beside transformers'
-own PyTorch code; and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line of the report.
-Where PyTorch has no mps device the report describes the machine and nothing is checked.
+It compiles every kernel variant that models use with the device's own compiler. It compares every op, and so every
+kernel, with float64, and in a checkout the delta rule with FLA's recorded outputs. It times decode and prefill beside
+transformers' own PyTorch code, and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line
+of the report. Where PyTorch has no mps device the report describes the machine and nothing is checked.
 Exit status: 0 if everything passed, 1 if something failed or there is no device.
 """
 

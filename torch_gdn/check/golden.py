@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from torch_gdn.check import bounds, stages
-from torch_gdn.check.cases import END_TO_END_OPS, Case
 from torch_gdn.check.steps import Outcome, judged
+from torch_gdn.testing import bounds, stages
+from torch_gdn.testing.cases import END_TO_END_OPS, Case
 from torch_gdn.tune import prefill_algorithm
 
 # 10 MB beside the package in a checkout, and in no wheel.

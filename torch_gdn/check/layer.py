@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_gdn
-from torch_gdn.check.bounds import Part
 from torch_gdn.check.steps import LeftOut, Outcome, judged, on_simulated_device
+from torch_gdn.testing.bounds import Part
 
 BOUND = 1e-5  # of float32 computed in another order
 

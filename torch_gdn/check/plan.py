@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torch_gdn import _C
-from torch_gdn.check import calls, device, golden, layer, seeded, stages, timing
-from torch_gdn.check.calls import METAL_TYPES, MODELS
+from torch_gdn._recorder import Launch
+from torch_gdn.check import device, golden, layer, seeded, timing
 from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.check.steps import COMPILE, FACTS, USE, LeftOut, Outcome, Step
+from torch_gdn.testing import OpEntry, Point, stages
+from torch_gdn.testing.models import MODELS, QWEN3_NEXT
+from torch_gdn.testing.registry import compiled, computed, first_of_each_variant, launches_at
 
-CHUNK_TOKENS = 130  # two chunks of 64 and a part of a third
-RECURRENT_TOKENS = 21  # two tiles of 8 tokens and a part of a third
+CHUNK = "chunk_gated_delta_rule"
 QUICK_CASES = ("base_k128", "ragged_k64", "decode_b4")
-TIMED = ("Qwen3-Next-80B-A3B, Qwen3.5-35B-A3B, 9B, 4B", "Qwen3.5-27B", "OLMo-Hybrid-7B")
+TIMED = (QWEN3_NEXT, "Qwen3.5-27B", "OLMo-Hybrid-7B")
 
 
 def machine() -> list[Step]:
@@ -24,27 +28,33 @@ def machine() -> list[Step]:
 
 
 def steps(folder: Path, quick: bool) -> list[Step]:
+    memory = fake_mps()
+    points = list(computed(quick))
+    launches: list[list[Launch]] = [[] for _ in points]
+    if _C.has_launcher():
+        launches = [launches_at(entry, point, memory) for entry, point in points]
+        others = () if quick else (launches_at(entry, point, memory) for entry, point in compiled())
+        compile_steps = compiling(first_of_each_variant(chain(chain(*launches), *others)))
+    else:
+        reason = "without the Metal half no call can be recorded"
+        compile_steps = [Step(COMPILE, "kernels", "", partial(leave_out, reason=reason))]
     return [
         *machine(),
         Step(USE, "PyTorch's own addition", "", device.check_use),
-        *compiling(quick),
+        *compile_steps,
         *recorded(folder, quick),
-        *from_seeds(folder, quick),
+        *from_seeds(points, launches),
         *timings(quick),
         Step("inductor", "Gated DeltaNet layer", "", layer.check_layer),
     ]
 
 
-def compiling(quick: bool) -> list[Step]:
-    """Every kernel variant that the calls launch, kernel by kernel."""
-    if not _C.has_launcher():
-        reason = "without the Metal half no call can be recorded"
-        return [Step(COMPILE, "kernels", "", partial(leave_out, reason=reason))]
-    with fake_mps():
-        variants = [launch.variant for launch in calls.launches(calls.table(quick))]
+def compiling(launches: list[Launch]) -> list[Step]:
+    """Every kernel variant, kernel by kernel."""
+    variants = sorted((launch.variant for launch in launches), key=lambda each: each.kernel)
     return [
         Step(COMPILE, each.kernel, "_".join(each.arguments), partial(device.check_compiles, variant=each))
-        for each in sorted(variants, key=lambda each: each.kernel)
+        for each in variants
     ]
 
 
@@ -81,37 +91,25 @@ def recorded(folder: Path, quick: bool) -> list[Step]:
 
 def algorithms_of(op: str) -> list[str] | list[None]:
     """In which the op is checked: a prefill in each of its own."""
-    return _C.prefill_algorithms() if op == seeded.CHUNK else [None]
+    return _C.prefill_algorithms() if op == CHUNK else [None]
 
 
 def group_of(op: str, algorithm: str | None) -> str:
     return op if algorithm is None else f"{op}:{algorithm}"
 
 
-def from_seeds(folder: Path, quick: bool) -> list[Step]:
-    """The stages in the dtypes that FLA's outputs leave open; the end-to-end ops in every call of the table."""
-    dtypes = [dtype for dtype in METAL_TYPES if not (quick and dtype == torch.float16)]
-    if not golden.why_not(folder):
-        dtypes.remove(torch.bfloat16)
-    found = [
-        Step("seeded", op, METAL_TYPES[dtype], partial(seeded.check_stage, op=op, dtype=dtype))
-        for op in stages.OUTPUTS
-        for dtype in dtypes
+def from_seeds(points: list[tuple[OpEntry[Any], Point]], launches: list[list[Launch]]) -> list[Step]:
+    """Every op at its points, with the kernels that it launches there."""
+    return [
+        Step(
+            "seeded",
+            group_of(entry.name, point.algorithm),
+            point.name,
+            partial(seeded.check_point, op=entry.name, point=point),
+            tuple(dict.fromkeys(launch.variant.kernel for launch in launched)),
+        )
+        for (entry, point), launched in zip(points, launches, strict=True)
     ]
-    table = calls.rule_calls(quick)
-    # The recurrent kernel knows no chunks and no alignment. The chunked ones read either state layout by its strides,
-    # so one of each is enough: normalised with [V, K], not normalised with [K, V].
-    of_op = {
-        seeded.CHUNK: [each for each in table if each.state_v_first == each.normalise],
-        seeded.RECURRENT: [each for each in table if each.chunk_size == 64 and each.aligned],
-    }
-    for op, tokens in ((seeded.CHUNK, CHUNK_TOKENS), (seeded.RECURRENT, RECURRENT_TOKENS)):
-        for algorithm in algorithms_of(op):
-            for each in of_op[op]:
-                if algorithm == "chunked" or each.chunk_size == 64:  # which is the chunked algorithm's
-                    run = partial(seeded.check_call, op=op, wanted=each, tokens=tokens, algorithm=algorithm)
-                    found.append(Step("seeded", group_of(op, algorithm), each.name, run))
-    return found
 
 
 def timings(quick: bool) -> list[Step]:

@@ -57,10 +57,15 @@ WORDS = ((PASS, "passed"), (FAIL, "failed"), (LEFT_OUT, "left out"))
 
 
 def table(results: list[Result]) -> list[str]:
-    """A line for each kernel, op or model: how many cases, how many of them failed, and what was measured."""
+    """A line for each kernel, op or model: how many cases, how many of them failed, and what was measured.
+
+    A kernel that is computed has a second line, of all cases that launch it.
+    """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.section, result.group), []).append(result)
+    for kernel in sorted({kernel for result in results for kernel in result.kernels}):
+        groups["computed", kernel] = [result for result in results if kernel in result.kernels]
     rows = [("", "", "cases", "result", "")]
     for (section, group), members in groups.items():
         counts = Counter(result.status for result in members)
@@ -107,7 +112,7 @@ def closest(results: list[Result]) -> str:
         (result, tensor, figures) for result in results for tensor, figures in result.figures.get("tensors", {}).items()
     ]
     result, tensor, figures = max(all_of_them, key=lambda each: share(each[2]))
-    where = " ".join((result.case, tensor, figures["of"])).strip()
+    where = " ".join((result.group, result.case, tensor, figures["of"])).strip()
     return f"error {figures['error']:.2e}, bound {figures['bound']:.2e} ({where})"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_gdn.check.bounds import Part, worst
+from torch_gdn.testing.bounds import Part, worst
 
 FACTS, USE, COMPILE = "facts", "use", "compile"  # the sections that others depend on
 PASS, FAIL, LEFT_OUT = "pass", "FAIL", "left out"
@@ -33,13 +33,14 @@ class Step:
     group: str  # the kernel, op or model: a line of the table
     case: str
     run: Callable[[torch.device], Outcome]  # is sent to another process: a function of a module, or a partial of one
+    kernels: tuple[str, ...] = ()  # that it launches, as far as that is known
 
     @property
     def name(self) -> str:
         return f"{self.section} {self.group} {self.case}".rstrip()
 
     def result(self, status: str, message: str = "") -> Result:
-        return Result(self.section, self.group, self.case, status, message=message)
+        return Result(self.section, self.group, self.case, status, message=message, kernels=self.kernels)
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Result:
     figures: dict[str, Any] = field(default_factory=dict)
     message: str = ""  # why it failed or was left out, in full
     traceback: str = ""
+    kernels: tuple[str, ...] = ()
 
 
 def on_simulated_device() -> bool:

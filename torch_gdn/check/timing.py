@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from torch_gdn.check.bounds import relative_error
 from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
+from torch_gdn.testing.bounds import relative_error
 
 LARGEST_DISTANCE = 1e-2  # of the outputs in bfloat16, whose rounding alone is 2e-3; wrong ones are at 1e-1 and more
 Call = Callable[[], tuple[Tensor, Tensor | None]]

@@ -5,20 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torch_gdn import _C
 from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant, recording
 from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
 from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
-from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
-from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update
-from torch_gdn.ops.layers.gdn_gating import gdn_gating
-from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
 
 Shape = tuple[int, int, int, int]  # H, HV, K, V
-WIDTH = 4  # of the convolution of every published model
 FEW_TOKENS, TOKENS = 2, 17  # up to 16 tokens a convolution with a state takes a kernel of its own
 LONGEST_PROMPT, MOST_SEQUENCES = 2**17, 64  # for which a shape's prefill algorithms are asked
 
@@ -187,21 +182,12 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
 
 def call_modules(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
     """The convolution (of a prompt, with a state, of few tokens), the gating and the gated norm."""
-    H, HV, K, V = shape
-    channels = 2 * H * K + HV * V
+    from torch_gdn.testing import REGISTRY  # here: torch_gdn.testing imports torch_gdn
+    from torch_gdn.testing.inputs import empty_on
+    from torch_gdn.testing.layers import of_layer
 
-    def zeros(*sizes: int) -> Tensor:
-        return torch.zeros(*sizes, dtype=dtype, device=device)
-
-    x, weight, state = zeros(1, TOKENS, channels), zeros(channels, WIDTH), zeros(1, channels, WIDTH)
-    causal_conv1d(x, weight)
-    causal_conv1d(x, weight, initial_state=state, output_final_state=True)
-    causal_conv1d_update(x[:, 0], state, weight=weight)
-    call_gating(HV, device, dtype)
-    rows = zeros(1, TOKENS, HV, V)
-    rms_norm_gated(rows, rows, zeros(V))
-
-
-def call_gating(HV: int, device: torch.device, dtype: torch.dtype) -> None:
-    a, of_heads = torch.zeros(1, TOKENS, HV, dtype=dtype, device=device), torch.zeros(HV, device=device)
-    gdn_gating(of_heads, a, a, of_heads)
+    for op, point in of_layer(shape, dtype, TOKENS).items():
+        call = empty_on(REGISTRY[op].call(point), device)
+        REGISTRY[op].run(call)
+        if "initial_state" in call:
+            REGISTRY[op].run(call | {"initial_state": None, "output_final_state": False})

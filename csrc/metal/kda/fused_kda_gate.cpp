@@ -18,8 +18,7 @@ void run(const FusedKdaGate<int64_t>& op, const Tensor& log_decays) {
   launcher().run({{"fused_kda_gate",
                    "kda/fused_kda_gate.metal",
                    {log_decays.scalar_type()},
-                   {*gates.g, or_dummy(gates.A_log, *gates.g), or_dummy(gates.dt_bias, *gates.g), log_decays,
-                    Binding::values(parameters)},
+                   {*gates.g, gates.A_log, gates.dt_bias, log_decays, Binding::values(parameters)},
                    {size_t(ceil_div(of_token, kKdaGateThreads)), size_t(tokens), 1},
                    kKdaGateThreads}});
 }

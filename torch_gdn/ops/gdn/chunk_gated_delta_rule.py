@@ -99,7 +99,7 @@ def chunk_gated_delta_rule(
 
     FLA: `fla.ops.gated_delta_rule.chunk_gated_delta_rule` of 0.6, its arguments in its order; the algorithm is that of
     "Gated Delta Networks" (Yang, Kautz, Hatamizadeh, 2024). Ours alone are `output_dtype`, `head_grouping` and
-    `return_intermediate_states` (which FLA's `chunk_kda` has).
+    `return_intermediate_states` (which FLA has for Kimi Delta Attention).
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs

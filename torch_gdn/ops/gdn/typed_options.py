@@ -40,7 +40,7 @@ class ChunkOptions(FlaOptions, total=False):
 
 
 class KdaOptions(RuleOptions, total=False):
-    """Of `chunk_kda`."""
+    """Of Kimi Delta Attention in chunks."""
 
     initial_state: Tensor | None
     output_final_state: bool

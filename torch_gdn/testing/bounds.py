@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 RECURRENT_F32 = 2e-7
+KDA_F32 = 1e-6
 # What FLA's own kernels reach (tests/golden/index.json: about 3.3e-3 and 4.0e-4 for the chunked output), times 1.05.
 CHUNK_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.2e-4}
 CHUNK_STATE = {torch.bfloat16: 2.9e-3, torch.float16: 3.4e-4}
@@ -20,6 +21,8 @@ RECURRENT_OUTPUT = {torch.bfloat16: 1.75e-3, torch.float16: 2.2e-4}
 STAGE_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.4e-4}
 # Of a stage in float32 beside FLA's recorded result, which has FLA's own error (TF32 for A).
 STAGE_BESIDE_FLA = {"g_cumsum": 2e-5, "A": 2e-5, "A_inv": 5e-6}
+# Of an op that computes an output in float32 from a few numbers, and rounds it once.
+ROUNDING = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
 OF_FLA = 1.05  # the end-to-end ops may have this share of FLA's own error
 
 
@@ -79,6 +82,13 @@ def compare(name: str, x: Tensor, exact: Tensor, bound: float, head_dim: int | N
         pairs = zip(head_errors(x, exact, head_dim), head_errors(rounded, exact, head_dim), strict=True)
         errors += [(f"head {i}", ours, rounding) for i, (ours, rounding) in enumerate(pairs)]
     return [Part(name, part, error, max(bound, OF_FLA * rounding)) for part, error, rounding in errors]
+
+
+def differing(name: str, x: Tensor, exact: Tensor, bound: float) -> Part:
+    """Of integers: the share that differs."""
+    if x.shape != exact.shape or x.dtype != exact.dtype:
+        raise AssertionError(f"{name}: {x.dtype} {tuple(x.shape)}, expected {exact.dtype} {tuple(exact.shape)}")
+    return Part(name, "the whole", (x.cpu() != exact).double().mean().item(), bound)
 
 
 def compare_with_fla(name: str, x: Tensor, theirs: Tensor, exact: Tensor, recorded: float, head_dim: int) -> list[Part]:

@@ -12,13 +12,15 @@ from torch.nn.functional import logsigmoid, normalize
 
 import torch_gdn
 from torch_gdn import reference
-from torch_gdn.check import bounds
 from torch_gdn.reference.common import log_decay_of
+from torch_gdn.testing import bounds
 
 END_TO_END_OPS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule,
     "fused_recurrent_gated_delta_rule": torch_gdn.fused_recurrent_gated_delta_rule,
 }
+
+IN_PLACE: dict[str, Callable[..., Tensor]] = {op: getattr(torch_gdn, f"{op}_") for op in END_TO_END_OPS}
 
 
 @dataclass
@@ -139,3 +141,11 @@ def errors_of_a_plain_recurrence(case: Case, exact: tuple[Tensor, Tensor], **opt
     plain = reference.fused_recurrent_gated_delta_rule(*in_f32.qkv, **(in_f32.options | options))
     assert plain[1] is not None
     return bounds.relative_error(plain[0].double(), exact[0]), bounds.relative_error(plain[1].double(), exact[1])
+
+
+def channels_of(case: Case, seed: int = 1) -> dict[str, Tensor]:
+    """gk and gv, weak and strong ones: the gates of the case are drawn for one number a head."""
+    random = torch.Generator().manual_seed(seed)
+    sizes = {"gk": case.q.shape[-1], "gv": case.v.shape[-1]}
+    draws = {name: torch.randn(*case.g.shape, size, generator=random) for name, size in sizes.items()}
+    return {name: -draw.exp() * 0.1 for name, draw in draws.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_gdn
 from torch_gdn import prepare_chunk_indices, reference
-from torch_gdn.check.cases import Case
+from torch_gdn.testing.cases import Case
 
 INPUTS = {
     "chunk_local_cumsum": ("g",),

@@ -1,0 +1,332 @@
+"""Attention to pages of keys and values, plain and coded, and what is written into the pages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torch_gdn import reference
+from torch_gdn.testing import invalid
+from torch_gdn.testing.aura import SCHEMES, Codec
+from torch_gdn.testing.gdn import LARGE
+from torch_gdn.testing.inputs import Call, columns_apart
+from torch_gdn.testing.invalid import change, put
+from torch_gdn.testing.models import DTYPES
+from torch_gdn.testing.registry import Change, Hostile, Invalid, Named, OpEntry, Point, register
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+SIZES = (64, 80, 96, 128, 256)
+FORMS = (8, 16, 64)  # queries x query heads of a KV head: each is a form of paged attention
+
+
+@dataclass(frozen=True)
+class PagePoint(Point):
+    cache: torch.dtype = F32
+    bits: tuple[int, int] = (3, 4)  # of pages of codes
+    D: int = 64
+    HQ: int = 4
+    HK: int = 2
+    block_size: int = 8
+    queries: tuple[int, ...] = (9, 0, 1)
+    keys: tuple[int, ...] = (20, 4, 33)
+    longest: int = 0  # keys that the host is told of; 0: as many as there are
+    plain: bool = False  # contiguous, with nothing that must not be read; windows and sinks
+    gap: int = 0  # elements between the pages that are written
+
+
+def pool(blocks: int, block_size: int, heads: int, D: int, dtype: torch.dtype, layout: str = "pages") -> list[Tensor]:
+    """Keys and values [blocks, block_size, heads, D] of NaN.
+
+    `pages`: one buffer, a page is [heads, block_size, 2 D], as vLLM lays it out; `padded`: the same with three
+    elements between the pages, so that no vector is aligned; `apart`: a tensor each.
+    """
+    if layout == "apart":
+        return [torch.full((blocks, block_size, heads, D), torch.nan, dtype=dtype) for _ in range(2)]
+    size = heads * block_size * 2 * D
+    gap = 3 if layout == "padded" else 0
+    whole = torch.full((blocks * (size + gap),), torch.nan, dtype=dtype)
+    pages = whole.as_strided((blocks, block_size, heads, 2 * D), (size + gap, 2 * D, block_size * 2 * D, 1))
+    return list(pages.chunk(2, dim=-1))
+
+
+def make_call(
+    queries: Sequence[int],
+    keys: Sequence[int],
+    HQ: int = 4,
+    HK: int = 2,
+    D: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
+    layout: str = "pages",
+    padding: int = 3,
+    shared_blocks: int = 0,
+) -> Call:
+    """Arguments of torch_gdn.paged_attention: sequences whose blocks are shuffled, in a pool of NaN; the first
+    `shared_blocks` blocks of all sequences are the same ones. What is not to be read is NaN, or a block of no pool.
+    """
+    needed = [-(-length // block_size) for length in keys]
+    order = torch.randperm(sum(needed) + 2).tolist()
+    table = torch.full((len(keys), max(needed, default=0) + 1), 2**31 - 1, dtype=torch.int32)
+    caches = pool(len(order), block_size, HK, D, cache_dtype or dtype, layout)
+    for n, length in enumerate(keys):
+        for i in range(needed[n]):
+            known = n > 0 and i < shared_blocks
+            table[n, i] = table[0, i] if known else order.pop()
+            filled = min(block_size, length - i * block_size)
+            for cache in caches:
+                if not known:
+                    cache[table[n, i], :filled] = torch.randn(filled, HK, D).to(cache.dtype)
+    boundaries = torch.tensor([0, *queries], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    T = sum(queries) + padding
+    q = 1.5 * torch.randn(T, HQ + 2 * HK, D)[:, :HQ]  # of one projection
+    q[sum(queries) :] = torch.nan
+    out = torch.full((T, HQ + 1, D), 7.0, dtype=dtype)[:, :HQ]
+    return {
+        "q": q.to(dtype),
+        "key_cache": caches[0],
+        "value_cache": caches[1],
+        "block_table": table,
+        "cu_seqlens": boundaries,
+        "seq_lens": torch.tensor(list(keys), dtype=torch.int32),
+        "max_query_len": max(queries, default=0),
+        "max_seq_len": max(keys, default=0),
+        "out": out,
+    }
+
+
+def aura_pages(codec: Codec, cache: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Codes and norms of a cache [blocks, block_size, H, D], in pages [H, block_size, words] with gaps; and the vectors
+    that they stand for, in float64. Where the cache has NaN norms are NaN.
+    """
+    blocks, size, H, _ = cache.shape
+    codes, norms, _ = reference.aura_encode(cache.double().nan_to_num(0.0), *codec.tables)
+    decoded = reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
+    norms = norms.masked_fill(cache.isnan().any(-1), torch.nan)
+    row = codec.words + 1
+    whole = torch.full((blocks, H * size * row + 3), 0x5A5A5A5A, dtype=torch.int32)
+    pages = whole[:, : H * size * row].view(blocks, H, size, row).transpose(1, 2)
+    pages[..., :-1] = codes
+    pages[..., -1] = norms.float().view(torch.int32)
+    return [pages[..., :-1], pages[..., -1].view(torch.float32)], decoded
+
+
+def draw_attention(point: PagePoint) -> Call:
+    call = make_call(
+        point.queries, point.keys, point.HQ, point.HK, point.D, point.block_size, point.dtype, point.cache, padding=1
+    )
+    if point.longest:
+        columns = -(-point.longest // point.block_size) - call["block_table"].shape[1]
+        call["block_table"] = torch.nn.functional.pad(call["block_table"], (0, columns))
+        call["max_seq_len"] = point.longest
+    if point.plain:
+        call["block_table"] = call["block_table"].clamp(max=0)
+        for name in ("q", "out", "key_cache", "value_cache"):
+            call[name] = call[name].nan_to_num(0.0).contiguous()
+        call |= {"window": 30, "sinks": torch.randn(point.HQ)}
+    return call
+
+
+def draw_coded(point: PagePoint) -> Call:
+    call = draw_attention(point)
+    found = {name: x for name, x in call.items() if not name.endswith("_cache")}
+    for name, codec in (("key", Codec(point.D, point.bits[0])), ("value", Codec(point.D, point.bits[1], 4))):
+        codes, norms = aura_pages(codec, call[f"{name}_cache"])[0]
+        codes, norms = (codes.contiguous(), norms.contiguous()) if point.plain else (codes, norms)
+        found |= {f"{name}_codes": codes, f"{name}_norms": norms}
+        found |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
+    return found
+
+
+def exact_attention(call: Call) -> None:
+    reference.paged_attention(**call)
+
+
+def exact_coded(call: Call) -> None:
+    """Attention to the vectors that the codes stand for."""
+    plain = {name: x for name, x in call.items() if not name.startswith(("key_", "value_"))}
+    for name in ("key", "value"):
+        parts = {part: call[f"{name}_{part}"] for part in ("codes", "norms", "codebook", "signs")}
+        plain[f"{name}_cache"] = reference.aura_decode(**parts, dtype=torch.float64)
+    reference.paged_attention(**plain)
+
+
+def draw_pages(point: PagePoint) -> Call:
+    """Five tokens, one of them for no slot."""
+    key, value = torch.randn(2, 5, point.HK, point.D).to(point.dtype)
+    row = (3, point.block_size, point.HK, point.D + point.gap)
+    caches = [torch.zeros(row, dtype=point.cache)[..., : point.D] for _ in range(2)]
+    slots = torch.tensor([3, 3 * point.block_size - 1, -1, point.block_size, 0])
+    return {"key": key, "value": value, "key_cache": caches[0], "value_cache": caches[1], "slot_mapping": slots}
+
+
+def exact_pages(call: Call) -> None:
+    reference.reshape_and_cache(**call)
+
+
+def attention_bounds(point: PagePoint, call: Call, exact: Named) -> dict[str, float]:
+    return {"out": 1e-6} if point.dtype == F32 else {}
+
+
+def wrong_pages(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
+    """What both ops refuse of their caches."""
+    first = "q" if "q" in entry.arguments else "key"
+    yield from invalid.integers(first, "key_cache", "value_cache")
+    yield Invalid(first, ValueError, "two dimensions", change(first, lambda x: x[0]))
+    for name in ("key_cache", "value_cache"):
+        yield Invalid(name, ValueError, "three dimensions", change(name, lambda x: x[0]))
+        yield Invalid(name, ValueError, "a column too few", change(name, lambda x: x[..., :-1]))
+        yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
+    yield from invalid.half("value_cache")
+    yield Invalid("value_cache", ValueError, "a block fewer", change("value_cache", lambda x: x[1:]))
+
+
+def wrong_writes(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
+    yield from [*wrong_pages(entry), *invalid.half("value")]
+    slots = "slot_mapping"
+    yield Invalid("key_cache", ValueError, "a head fewer", change("key_cache", lambda x: x[:, :, 1:]))
+    yield Invalid("value", ValueError, "a token fewer", change("value", lambda x: x[1:]))
+    yield Invalid(slots, TypeError, "floats", change(slots, torch.Tensor.float))
+    yield Invalid(slots, ValueError, "6 for 5", put(slots, torch.arange(6)))
+    yield Invalid(slots, ValueError, "two dimensions", change(slots, lambda x: x[None]))
+
+
+def each_of(*names: str, how: slice | tuple[slice, ...]) -> Change:
+    return lambda call: call | {name: call[name][how] for name in names}
+
+
+def wrong_attention(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
+    yield from [*wrong_pages(entry), *invalid.half("out", "sinks")]
+    for size in (8, 40, 272):
+        yield Invalid("q", ValueError, f"D of {size}", change("q", partial(invalid.zeros, size=size)))
+    every = slice(None)
+    yield Invalid("q", ValueError, "3 heads for 2", each_of("q", "out", how=(every, slice(3))))
+    yield Invalid("out", ValueError, "a row fewer", change("out", lambda x: x[1:]))
+    yield Invalid("out", ValueError, "columns apart", change("out", columns_apart))
+    no_heads = each_of("key_cache", "value_cache", how=(every, every, slice(0)))
+    yield Invalid("key_cache", ValueError, "no heads", no_heads)
+    no_slots = each_of("key_cache", "value_cache", how=(every, slice(0)))
+    yield Invalid("key_cache", ValueError, "blocks of 0", no_slots)
+    for name in ("block_table", "cu_seqlens", "seq_lens"):
+        yield Invalid(name, TypeError, "int64", change(name, torch.Tensor.long))
+        yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
+    for name in ("block_table", "cu_seqlens"):
+        yield Invalid(name, ValueError, "a sequence fewer", change(name, lambda x: x[1:]))
+    for name in ("max_query_len", "max_seq_len"):
+        yield Invalid(name, ValueError, "negative", put(name, -1))
+        yield Invalid(name, ValueError, "2^31", put(name, 2**31))
+    yield Invalid("window", ValueError, "negative", put("window", -1))
+    yield Invalid("window", ValueError, "not causal", put("causal", False))
+    yield Invalid("sinks", ValueError, "too few", change("sinks", lambda x: x[1:]))
+
+
+def heads_of_48(call: Call) -> Call:
+    return call | {name: call[name].new_zeros(11, 4, 48) for name in ("q", "out")}
+
+
+def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
+    yield from invalid.integers("q")
+    yield Invalid("q", ValueError, "D of 48", heads_of_48)
+    yield Invalid("window", ValueError, "negative", put("window", -1))
+    yield Invalid("sinks", ValueError, "too few", change("sinks", lambda x: x[1:]))
+    for name in ("key", "value"):
+        codes, norms, codebook, signs = (f"{name}_{part}" for part in ("codes", "norms", "codebook", "signs"))
+        yield Invalid(codes, TypeError, "int64", change(codes, torch.Tensor.long))
+        yield Invalid(codes, ValueError, "a word too few", change(codes, lambda x: x[..., 1:]))
+        yield Invalid(codes, ValueError, "words apart", change(codes, columns_apart))
+        yield Invalid(norms, ValueError, "a head fewer", change(norms, lambda x: x[:, :, 1:]))
+        yield from invalid.half(norms)
+        yield Invalid(codebook, ValueError, "32 centroids", put(codebook, torch.zeros(32)))
+        yield Invalid(signs, ValueError, "too few", change(signs, lambda x: x[1:]))
+
+
+SEQUENCES = (((1, 1, 1), (1, 40, 129)), ((1, 0, 35, 2), (70, 5, 35, 50)), ((1,), (1030,)))
+DTYPES_OF_PAGES = ((BF16, BF16, 128, 16), (F32, F16, 64, 7), (F16, F32, 96, 48), (BF16, F16, 256, 16))
+
+
+def points(coded: bool) -> Iterator[PagePoint]:
+    for (dtype, cache, D, size), (queries, keys) in itertools.product(DTYPES_OF_PAGES, SEQUENCES):
+        if coded:
+            cache = F32
+        yield PagePoint(dtype, cache=cache, bits=(8, 4), D=D, block_size=size, queries=queries, keys=keys)
+    yield PagePoint(plain=True)
+
+
+def quick(coded: bool) -> list[PagePoint]:
+    cache = F32 if coded else BF16
+    kinds = [PagePoint(BF16, cache=cache, bits=(8, 4), D=128, queries=q, keys=k) for q, k in SEQUENCES[1:]]
+    return kinds
+
+
+def compiled_pages() -> Iterator[PagePoint]:
+    for dtype, cache, D in itertools.product(DTYPES, DTYPES, SIZES):
+        yield from (PagePoint(dtype, cache=cache, D=D, HK=1, gap=gap) for gap in (1, 0))
+
+
+def compiled(
+    schemes: Sequence[tuple[int, int]], caches: Sequence[torch.dtype], forms: Sequence[int]
+) -> Iterator[PagePoint]:
+    """In every form, with a merge of parts."""
+    for dtype, cache, bits, D, form in itertools.product(DTYPES, caches, schemes, SIZES, forms):
+        yield PagePoint(dtype, cache=cache, bits=bits, D=D, HQ=form, HK=1, queries=(1,), keys=(3,), longest=16000)
+
+
+OUTSIDE = (
+    Hostile("cu_seqlens", [0, LARGE, 9, 10]),
+    Hostile("seq_lens", [LARGE, -4, 33]),
+    Hostile("block_table", [[LARGE] * 6, [0] * 6, [-3] * 6]),
+)
+
+
+def operations_of_attention(call: Call) -> int:
+    """As if every query saw every key of its sequence."""
+    lengths = call["cu_seqlens"].diff() * call["seq_lens"]
+    return 4 * int(lengths.sum()) * int(call["q"].shape[1] * call["q"].shape[2])
+
+
+register(
+    OpEntry(
+        "reshape_and_cache_",
+        draw=draw_pages,
+        exact=exact_pages,
+        small=PagePoint(D=32),
+        points=[PagePoint(dtype, cache=cache, D=D, block_size=size) for dtype, cache, D, size in DTYPES_OF_PAGES],
+        compiled=compiled_pages,
+        bound=lambda point, call, exact: {"key_cache": 0.0, "value_cache": 0.0},  # but for rounding
+        invalid=wrong_writes,
+        hostile=[Hostile("slot_mapping", [3, 24, LARGE, 8, 0])],  # of 24
+    ),
+    OpEntry(
+        "paged_attention_",
+        draw=draw_attention,
+        exact=exact_attention,
+        small=PagePoint(D=32, plain=True),
+        points=list(points(coded=False)),
+        quick=quick(coded=False),
+        compiled=partial(compiled, [(3, 4)], DTYPES, FORMS),
+        bound=attention_bounds,
+        heads={"out": 1},
+        operations=operations_of_attention,
+        invalid=wrong_attention,
+        hostile=OUTSIDE,
+    ),
+    OpEntry(
+        "aura_paged_attention_",
+        draw=draw_coded,
+        exact=exact_coded,
+        small=PagePoint(plain=True),
+        points=list(points(coded=True)),
+        quick=quick(coded=True),
+        compiled=partial(compiled, SCHEMES, [F32], FORMS[1:]),
+        bound=attention_bounds,
+        heads={"out": 1},
+        operations=operations_of_attention,
+        invalid=wrong_coded,
+        hostile=OUTSIDE,
+    ),
+)

@@ -1,0 +1,379 @@
+"""AURA's codec, and attention to codes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_gdn import reference
+from torch_gdn.aura import codebooks
+from torch_gdn.testing import invalid
+from torch_gdn.testing.gdn import LARGE
+from torch_gdn.testing.inputs import Call, columns_apart
+from torch_gdn.testing.invalid import change, last, put
+from torch_gdn.testing.models import DTYPES
+from torch_gdn.testing.registry import Hostile, Invalid, Named, OpEntry, Point, register
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+HEAD_SIZES = codebooks.DIMENSIONS
+BITS = codebooks.BITS
+SCHEMES = ((8, 8), (8, 4), (4, 4), (4, 2), (3, 3), (2, 2))  # bits of keys and of values
+FORMS = (1, 2, 4, 8, 17)  # queries x query heads of a KV head: each is a form of pass 1
+
+
+@dataclass
+class Codec:
+    """Signs and the default table."""
+
+    D: int
+    bits: int
+    seed: int = 3
+
+    def __post_init__(self) -> None:
+        self.signs = reference.aura_signs(self.D, self.seed)
+        self.codebook = codebooks.codebook(self.bits, self.D)
+        self.boundaries = codebooks.boundaries(self.codebook)
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Arguments of aura_encode."""
+        return self.signs, self.boundaries, self.codebook
+
+    @property
+    def words(self) -> int:
+        return (self.D * self.bits + 31) // 32
+
+    def to(self, device: torch.device) -> Codec:
+        there = Codec(self.D, self.bits, self.seed)
+        there.signs, there.boundaries, there.codebook = (x.to(device) for x in self.tables)
+        return there
+
+
+def poisoned_cache(codec: Codec, B: int, HK: int, S: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, norms and means of a cache with sentinel content; heads and slots not in order."""
+    codes = torch.full((B, S, HK, codec.words), 0x5A5A5A5A, dtype=torch.int32, device=device).transpose(1, 2)
+    norms, means = (torch.full((HK, B, S), torch.nan, device=device).transpose(0, 1) for _ in range(2))
+    return codes, norms, means
+
+
+@dataclass
+class Cache:
+    """Encoded keys and values, [B, HK, T, ..] on the CPU, as slices of a cache of greater capacity."""
+
+    key: Codec
+    value: Codec
+    keys: tuple[Tensor, Tensor, Tensor]  # codes, norms, means
+    values: tuple[Tensor, Tensor, Tensor]
+
+    def means(self, with_means: bool) -> dict[str, Tensor]:
+        return {"key_means": self.keys[2], "value_means": self.values[2]} if with_means else {}
+
+    def parts(self, with_signs: bool) -> dict[str, Tensor]:
+        """By the ops' names."""
+        found: dict[str, Any] = {}
+        for name, codec, (codes, norms, _) in (("key", self.key, self.keys), ("value", self.value, self.values)):
+            found |= {f"{name}_codes": codes, f"{name}_norms": norms, f"{name}_codebook": codec.codebook}
+            if with_signs:
+                found[f"{name}_signs"] = codec.signs
+        return found
+
+
+def make_cache(key: Codec, value: Codec, B: int, HK: int, T: int, with_means: bool = False, slack: int = 3) -> Cache:
+    encoded: list[Any] = []
+    for codec in (key, value):
+        x = torch.randn(B, HK, T, codec.D) * torch.randn(B, HK, T, 1).mul(0.3).exp() + 0.2
+        cache = poisoned_cache(codec, B, HK, T + slack, torch.device("cpu"))
+        parts = reference.aura_encode(x, *codec.tables, with_means=with_means)
+        for whole, part in zip(cache, parts[: 3 if with_means else 2], strict=False):
+            whole[:, :, :T] = part
+        encoded.append(tuple(part[:, :, :T] for part in cache))
+    return Cache(key, value, *encoded)
+
+
+# ---- the codec -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CodecPoint(Point):
+    D: int = 64
+    bits: int = 3
+    tokens: int = 5
+    rotated: bool = False  # decoded as rotated; rotated forwards
+
+    def codec(self) -> Codec:
+        return Codec(self.D, self.bits)
+
+    def rows(self) -> Tensor:
+        return torch.randn(2, 2, self.tokens, self.D).to(self.dtype)
+
+
+CODECS = [CodecPoint(F32), CodecPoint(BF16, D=128, bits=4, tokens=13), CodecPoint(F16, D=80, bits=3, tokens=13)]
+CODECS += [CodecPoint(BF16, D=96, bits=2, tokens=13), CodecPoint(F32, D=512, bits=8, tokens=13)]
+QUICK_CODECS = [CodecPoint(BF16, D=128, bits=8, tokens=13)]
+
+
+def compiled_codecs(bits: tuple[int, ...] = BITS, rotations: tuple[bool, ...] = (False,)) -> Iterator[CodecPoint]:
+    for b, D, dtype, rotated in itertools.product(bits, HEAD_SIZES, DTYPES, rotations):
+        yield CodecPoint(dtype, D=D, bits=b, tokens=2, rotated=rotated)
+
+
+def draw_encode(point: CodecPoint) -> Call:
+    codec = point.codec()
+    tables = {"signs": codec.signs, "boundaries": codec.boundaries, "codebook": codec.codebook}
+    return {"x": point.rows()} | tables | {"with_means": True}
+
+
+def draw_encode_in_place(point: CodecPoint) -> Call:
+    """Into a cache of three slots more."""
+    call, size = draw_encode(point), point.tokens + 3
+    call = {"x": call.pop("x"), "slots": torch.arange(point.tokens)} | call
+    del call["with_means"]
+    call["codes"] = torch.zeros(2, 2, size, point.codec().words, dtype=torch.int32)
+    return call | {"norms": torch.zeros(2, 2, size), "means": torch.zeros(2, 2, size)}
+
+
+def exact_encode_in_place(call: Call) -> None:
+    inputs = {name: call[name] for name in ("x", "signs", "boundaries", "codebook")}
+    encoded = reference.aura_encode(**inputs, with_means=True)
+    for name, part in zip(("codes", "norms", "means"), encoded, strict=True):
+        call[name][:, :, call["slots"]] = part.to(call[name].dtype)
+
+
+def encoding_bounds(point: CodecPoint, call: Call, exact: Named) -> dict[str, float]:
+    """A coordinate next to a boundary may get the other code, and the vector's norm is then another."""
+    return {"codes": 5e-3, "norms": 1e-5, "means": 1e-6}
+
+
+def draw_decode(point: CodecPoint) -> Call:
+    codec = point.codec()
+    codes, norms, means = reference.aura_encode(point.rows().float(), *codec.tables, with_means=True)
+    call = {"codes": codes, "norms": norms, "codebook": codec.codebook, "signs": codec.signs, "means": means}
+    return call | {"dtype": point.dtype, "rotated": point.rotated}
+
+
+def wrong_codec(entry: OpEntry[Any]) -> Iterator[Invalid]:
+    """What no op takes for an argument of some name."""
+    for name, x in entry.call(entry.small).items():
+        if not isinstance(x, Tensor):
+            continue
+        if name in ("x", "q"):  # activations
+            yield from [*invalid.integers(name), *invalid.float64(name)]
+            yield Invalid(name, ValueError, "a head size of 72", change(name, partial(invalid.zeros, size=72)))
+            continue
+        yield from invalid.too_short(name, how=last)
+        if name in ("starts", "slots"):
+            yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
+        elif name.endswith("codes"):
+            yield Invalid(name, TypeError, "int64", change(name, torch.Tensor.long))
+        else:
+            yield from invalid.half(name)
+            yield Invalid(name, ValueError, "a dimension too many", change(name, lambda x: x[None]))
+    if "dtype" in entry.arguments:
+        yield Invalid("dtype", TypeError, "float64", put("dtype", torch.float64))
+
+
+def wrong_encode_in_place(entry: OpEntry[CodecPoint]) -> Iterator[Invalid]:
+    yield from wrong_codec(entry)
+    yield Invalid("x", ValueError, "three dimensions", change("x", lambda x: x[0]))
+    yield Invalid("slots", ValueError, "one for each head", change("slots", lambda x: x.expand(2, 2, 5)))
+    yield Invalid("codes", ValueError, "words apart", change("codes", columns_apart))
+    yield Invalid("codes", ValueError, "one row for two", change("codes", lambda x: x[:1]))
+
+
+def wrong_rotate(entry: OpEntry[CodecPoint]) -> Iterator[Invalid]:
+    yield from wrong_codec(entry)
+    yield Invalid("x", ValueError, "no dimension", put("x", torch.tensor(1.0)))
+
+
+register(
+    OpEntry(
+        "aura_encode",
+        draw=draw_encode,
+        exact=lambda call: reference.aura_encode(**call),
+        small=CodecPoint(),
+        points=CODECS,
+        quick=QUICK_CODECS,
+        compiled=compiled_codecs,
+        bound=encoding_bounds,
+        heads={"norms": 1, "means": 1},
+        invalid=wrong_codec,
+    ),
+    OpEntry(
+        "aura_encode_",
+        draw=draw_encode_in_place,
+        exact=exact_encode_in_place,
+        small=CodecPoint(),
+        points=CODECS,
+        quick=QUICK_CODECS,
+        bound=encoding_bounds,
+        heads={"norms": 1, "means": 1},
+        invalid=wrong_encode_in_place,
+        hostile=[Hostile("slots", [0, 8, 2, LARGE, 4])],  # of 8
+    ),
+    OpEntry(
+        "aura_decode",
+        draw=draw_decode,
+        exact=lambda call: reference.aura_decode(**(call | {"dtype": torch.float64})),
+        small=CodecPoint(BF16),
+        points=[*CODECS, CodecPoint(BF16, D=128, bits=4, rotated=True), CodecPoint(F32, D=80, rotated=True)],
+        quick=QUICK_CODECS,
+        compiled=partial(compiled_codecs, rotations=(False, True)),
+        bound=lambda point, call, exact: {"x": {F32: 1e-6}.get(point.dtype, 0.0)} if point.dtype == F32 else {},
+        heads={"x": None},
+        result="x",
+        invalid=wrong_codec,
+    ),
+    OpEntry(
+        "aura_rotate",
+        draw=lambda point: {"x": point.rows(), "signs": point.codec().signs, "scale": 0.5, "inverse": point.rotated},
+        exact=lambda call: reference.aura_rotate(**call),
+        small=CodecPoint(),
+        points=[*CODECS, CodecPoint(BF16, D=128, rotated=True)],
+        quick=QUICK_CODECS,
+        compiled=partial(compiled_codecs, bits=(4,), rotations=(False, True)),
+        bound=lambda point, call, exact: {"y": 4e-7},
+        heads={"y": None},
+        invalid=wrong_rotate,
+    ),
+)
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AuraPoint(Point):
+    bits: tuple[int, int] = (3, 4)
+    D: int = 64
+    ratio: int = 2  # query heads of each of the 2 KV heads
+    queries: int = 3
+    keys: int = 20
+    batch: int = 2
+    masked: bool = False  # with means, sinks, a window, and the first keys of a row left out
+
+    def cache(self) -> Cache:
+        key, value = Codec(self.D, self.bits[0]), Codec(self.D, self.bits[1], 4)
+        return make_cache(key, value, self.batch, 2, self.keys, self.masked)
+
+    def q(self, dtype: torch.dtype) -> Tensor:
+        return torch.randn(self.batch, 2 * self.ratio, self.queries, self.D).to(dtype)
+
+    def masks(self) -> Call:
+        if not self.masked:
+            return {}
+        block_size = 16 if self.keys < 64 else 64
+        return {"starts": 2 * torch.arange(self.batch), "window": self.keys // 2 - 1, "block_size": block_size}
+
+
+SMALL = AuraPoint(masked=True)
+ATTENTIONS = [
+    AuraPoint(dtype, bits=bits, D=D, ratio=ratio, queries=queries, keys=203, batch=1, masked=ratio == 7)
+    for bits, D, dtype in (((4, 4), 128, BF16), ((8, 4), 64, F32), ((3, 2), 80, F16), ((3, 3), 96, BF16))
+    for ratio, queries in ((1, 1), (2, 1), (4, 1), (7, 1), (4, 9))
+]
+ATTENTIONS.append(AuraPoint(F32, bits=(2, 2), D=512, queries=9, keys=203, batch=1))
+QUICK_ATTENTIONS = [
+    AuraPoint(BF16, bits=(8, 4), D=128, ratio=form, queries=1, keys=203, batch=1, masked=form == 4) for form in (4, 17)
+]
+
+
+def compiled_attention() -> Iterator[AuraPoint]:
+    for bits, D, dtype, form in itertools.product(SCHEMES, HEAD_SIZES, DTYPES, FORMS):
+        yield AuraPoint(dtype, bits=bits, D=D, ratio=form, queries=1, keys=2, batch=1)
+
+
+def draw_flash_p1(point: AuraPoint) -> Call:
+    q, cache = point.q(F32), point.cache()
+    sums = {"q_sums": q.sum(-1)} if point.masked else {}
+    return {"q_rot": q} | cache.parts(False) | cache.means(point.masked) | sums | point.masks()
+
+
+def draw_flash_p2(point: AuraPoint) -> Call:
+    """Of two blocks."""
+    rows = (point.batch, 2 * point.ratio, point.queries, 2)
+    call: Call = {"o_partials": torch.randn(*rows, point.D), "m_partials": torch.randn(rows)}
+    call |= {"l_partials": torch.rand(rows) + 1, "value_signs": Codec(point.D, point.bits[1]).signs}
+    call |= {"mean_partials": torch.randn(rows), "sinks": torch.randn(2 * point.ratio)} if point.masked else {}
+    return call | {"dtype": point.dtype}
+
+
+def draw_attention(point: AuraPoint) -> Call:
+    cache = point.cache()
+    call = {"q": point.q(point.dtype)} | cache.parts(True) | cache.means(point.masked) | point.masks()
+    return call | ({"sinks": torch.randn(2 * point.ratio), "length": point.keys - 2} if point.masked else {})
+
+
+def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
+    yield from wrong_codec(entry)
+    q = entry.first
+    yield Invalid(q, ValueError, "3 heads for 2", change(q, lambda x: x[:, :3]))
+    yield Invalid("window", ValueError, "negative", put("window", -1))
+    yield Invalid("window", ValueError, "not causal", put("causal", False))
+    yield Invalid("q_offset", ValueError, "2^31", put("q_offset", 2**31))
+    yield Invalid("block_size", ValueError, "24", put("block_size", 24))
+    yield Invalid("block_size", ValueError, "0", put("block_size", 0))
+    yield Invalid("key_codes", ValueError, "no heads", change("key_codes", lambda x: x[:, :0]))
+    yield Invalid("value_codes", ValueError, "a token fewer", change("value_codes", lambda x: x[:, :, 1:]))
+    yield Invalid("key_codebook", ValueError, "32 centroids", put("key_codebook", torch.zeros(32)))
+    if "length" in entry.arguments:
+        yield Invalid("length", ValueError, "negative", put("length", -1))
+        yield Invalid("length", ValueError, "more than there are", put("length", 21))
+    else:
+        yield Invalid("q_sums", ValueError, "without means", put("key_means", None))
+        yield Invalid("q_sums", ValueError, "none for means", put("q_sums", None))
+
+
+def attention_bounds(point: AuraPoint, call: Call, exact: Named) -> dict[str, float]:
+    return dict.fromkeys(exact, 1e-6) if point.dtype == F32 else {}
+
+
+def operations_of_attention(call: Call) -> int:
+    q, keys = call.get("q", call.get("q_rot")), call["key_norms"].shape[-1]
+    return 4 * int(q.numel()) * int(keys)  # type: ignore[union-attr]
+
+
+register(
+    OpEntry(
+        "aura_flash_p1",
+        draw=draw_flash_p1,
+        exact=lambda call: reference.aura_flash_p1(**call),
+        small=SMALL,
+        points=[SMALL, AuraPoint(bits=(8, 4), D=128, ratio=4, queries=1, keys=203)],
+        bound=attention_bounds,
+        heads=dict.fromkeys(("o_partials", "m_partials", "l_partials", "mean_partials")),
+        operations=operations_of_attention,
+        invalid=wrong_attention,
+    ),
+    OpEntry(
+        "aura_flash_p2",
+        draw=draw_flash_p2,
+        exact=lambda call: reference.aura_flash_p2(**(call | {"dtype": torch.float64})),
+        small=AuraPoint(F16, masked=True),
+        points=[AuraPoint(F16, masked=True), AuraPoint(F32, D=96), AuraPoint(BF16, D=512, ratio=4)],
+        quick=[AuraPoint(BF16, D=128)],
+        bound=attention_bounds,
+        heads={"o": 1},
+        result="o",
+        invalid=wrong_codec,
+    ),
+    OpEntry(
+        "aura_attention",
+        draw=draw_attention,
+        exact=lambda call: reference.aura_attention(**call),
+        small=SMALL,
+        points=ATTENTIONS,
+        quick=QUICK_ATTENTIONS,
+        compiled=compiled_attention,
+        bound=attention_bounds,
+        heads={"o": 1},
+        result="o",
+        operations=operations_of_attention,
+        invalid=wrong_attention,
+    ),
+)

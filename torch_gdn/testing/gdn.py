@@ -1,0 +1,506 @@
+"""The gated delta rule, its stages, and Kimi Delta Attention, whose decays are of channels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from torch_gdn import _C, prepare_chunk_indices, reference
+from torch_gdn.reference.common import sequences
+from torch_gdn.testing import bounds, invalid, stages
+from torch_gdn.testing.cases import Case, bounds_of, channels_of, make_case
+from torch_gdn.testing.inputs import Call, slots, unaligned
+from torch_gdn.testing.invalid import change, put, short
+from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
+from torch_gdn.testing.registry import REGISTRY, Hostile, Invalid, Named, OpEntry, Point, accepted_by, register
+from torch_gdn.tune import prefill_algorithm
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+ALGORITHMS = tuple(_C.prefill_algorithms())
+CHUNKED = tuple(name for name in ALGORITHMS if name != "recurrent")
+
+
+@dataclass(frozen=True)
+class RulePoint(Point):
+    K: int = 128
+    V: int = 128
+    chunk_size: int = 64
+    aligned: bool = True  # every row of q, k and v starts at a multiple of 4 elements
+    state_v_first: bool = False
+    normalise: bool = False  # use_qk_l2norm_in_kernel
+    channels: bool = False  # gk, gv and a beta with V columns; of the recurrent ops
+    pool: torch.dtype = F32  # of the states: another where the op is called in place
+    fused_chunk_size: int = 0  # of the fused chunk algorithm: 8, 16 or 32; 0: by K
+    tokens: int = 75
+    batch: int = 1
+    H: int = 1
+    HV: int = 2
+    boundaries: tuple[int, ...] = ()  # of packed sequences
+    repeated_keys: bool = False  # at beta 1.9
+    gated: bool = False  # with every option that takes a tensor
+
+    @property
+    def cu_seqlens(self) -> list[int] | None:
+        quarter = self.tokens // 4
+        default = (0, quarter, quarter, self.tokens) if self.packed else ()
+        return list(self.boundaries or default) or None
+
+    def context(self) -> AbstractContextManager[None]:
+        return prefill_algorithm(self.algorithm, self.fused_chunk_size if self.algorithm == "fused_chunk" else 0)
+
+    def case(self) -> Case:
+        case = make_case(
+            self.tokens,
+            self.K,
+            self.V,
+            B=1 if self.cu_seqlens else self.batch,
+            H=self.H,
+            HV=self.HV,
+            dtype=self.dtype,
+            cu_seqlens=self.cu_seqlens,
+            beta=1.9 if self.repeated_keys else None,
+            same_keys=self.repeated_keys,
+            normal=not self.normalise,
+            seed=torch.initial_seed(),
+        )
+        return case if self.aligned else replace(case, q=unaligned(case.q), k=unaligned(case.k), v=unaligned(case.v))
+
+
+SMALL = RulePoint(K=64, V=32, chunk_size=16, tokens=20, batch=2, H=2, HV=4)
+
+
+# ---- end to end ------------------------------------------------------------------------------------------------------
+
+
+def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool) -> Call:
+    case = point.case()
+    state = case.initial_state
+    assert state is not None
+    call: Call = {"q": case.q, "k": case.k, "v": case.v, "g": case.g, "beta": case.beta}
+    if of_channels:  # of heads that remember some tokens
+        call["g"] = logsigmoid(torch.randn(*case.g.shape, point.K) + 2)
+    if chunked:
+        call["chunk_size"] = point.chunk_size
+    elif point.channels or point.gated:
+        call |= channels_of(case)
+        call["beta"] = torch.randn(case.v.shape).sigmoid()
+    if in_place:
+        call |= slots(torch.randn(max(5, len(state) + 2), *state.shape[1:]), len(state))
+    else:
+        call |= {"initial_state": state, "output_final_state": True}
+    if point.state_v_first:
+        name = "state_pool" if in_place else "initial_state"
+        call |= {name: call[name].transpose(-1, -2).contiguous(), "state_v_first": True}
+    if in_place:
+        call["state_pool"] = call["state_pool"].to(point.pool)
+    if case.cu_seqlens is not None:
+        call["cu_seqlens"] = case.cu_seqlens
+        if chunked and not of_channels:
+            call["chunk_indices"] = prepare_chunk_indices(case.cu_seqlens, point.chunk_size)
+    if point.gated:
+        call |= {"use_gate_in_kernel": True, "A_log": torch.randn(point.HV)}
+        call["dt_bias"] = torch.randn(point.HV * (point.K if of_channels else 1))
+        call |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+    if point.normalise or point.gated:
+        call["use_qk_l2norm_in_kernel"] = True
+    return call
+
+
+def with_states(call: Call) -> Call:
+    """An in-place call as one that is not: the initial states of its sequences, in place of a pool."""
+    found = {name: x for name, x in call.items() if name not in ("state_pool", "state_indices", "has_initial_state")}
+    states = call["state_pool"][call["state_indices"].clamp(min=0)]
+    states[~call["has_initial_state"]] = 0
+    return found | {"initial_state": states, "output_final_state": True}
+
+
+def exact_rule(call: Call, rule: Callable[..., Any]) -> Any:
+    """By the token, whatever the algorithm."""
+    if "state_pool" not in call:
+        return rule(**accepted_by(rule, call))
+    batch, tokens = call["v"].shape[:2]
+    o, states = rule(**accepted_by(rule, with_states(call)))
+    for n, b, first, last, _ in sequences(batch, tokens, call.get("cu_seqlens")):
+        slot = int(call["state_indices"][n])
+        if slot < 0:
+            o[b, first:last] = 0
+        else:
+            call["state_pool"][slot] = states[n]
+    return o
+
+
+def rule_bounds(point: RulePoint, call: Call, exact: Named, op: str) -> dict[str, float]:
+    options = call if "state_pool" not in call else with_states(call)
+    parts = {name: options.get(name) for name in ("q", "k", "v", "g", "beta", "initial_state", "cu_seqlens")}
+    case = Case(**parts)  # type: ignore[arg-type]
+    options = {name: x for name, x in options.items() if name not in parts}
+    options = accepted_by(reference.fused_recurrent_gated_delta_rule, options)
+    exact_case = case.exact(**options)
+    o, state = bounds_of(op, case, exact_case, **options)
+    if op == "chunk_gated_delta_rule" and options.get("use_qk_l2norm_in_kernel"):
+        costs = cost_of_rounded_norms(case, exact_case, options)  # independent of the other errors
+        o, state = math.hypot(o, costs[0]), math.hypot(state, costs[1])
+    return {"o": o, "final_state": state, "state_pool": state}
+
+
+def cost_of_rounded_norms(case: Case, exact: tuple[Tensor, Tensor], options: dict[str, Any]) -> tuple[float, float]:
+    """The error of handing normalised q and k on in their own dtype, as FLA does before it chunks; 0 in float32."""
+    q, k = (reference.l2norm(x.double()).to(x.dtype) for x in (case.q, case.k))
+    o, state = replace(case, q=q, k=k).exact(**(options | {"use_qk_l2norm_in_kernel": False}))
+    return bounds.relative_error(o, exact[0]), bounds.relative_error(state, exact[1])
+
+
+def kda_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:
+    """In chunks each stage hands its result on in the dtype of q; one kernel keeps all in float32."""
+    if point.algorithm == "fused_chunk" or point.dtype == F32:
+        o, state = max(bounds.KDA_F32, bounds.RECURRENT_OUTPUT.get(point.dtype, 0)), bounds.KDA_F32
+    else:
+        o, state = bounds.CHUNK_OUTPUT[point.dtype], bounds.CHUNK_STATE[point.dtype]
+    return {"o": o, "final_state": state, "state_pool": state}
+
+
+GATE: Call = {"use_gate_in_kernel": True, "A_log": torch.zeros(4)}
+RAW_GK: Call = {"use_channel_gate_in_kernel": True, "gk": torch.zeros(2, 20, 4, 64), "lower_bound": -5.0}
+Row = tuple[str, type[Exception], str, Call]
+WRONG_OPTIONS: tuple[Row, ...] = (
+    ("A_log", ValueError, "none for the gate", {"use_gate_in_kernel": True}),
+    ("A_log", ValueError, "one for four heads", GATE | {"A_log": torch.zeros(1)}),
+    ("A_log", TypeError, "integers", GATE | {"A_log": torch.zeros(4, dtype=torch.int64)}),
+    ("dt_bias", ValueError, "three for four heads", GATE | {"dt_bias": torch.zeros(3)}),
+    ("dt_bias", TypeError, "integers", GATE | {"dt_bias": torch.zeros(4, dtype=torch.int64)}),
+    ("allow_neg_eigval", ValueError, "without the sigmoid", {"allow_neg_eigval": True}),
+    ("output_dtype", ValueError, "float16 for float32", {"output_dtype": F16}),
+    ("head_grouping", ValueError, "interleaved", {"head_grouping": "interleaved"}),
+)
+WRONG_OF_KDA: tuple[Row, ...] = (
+    ("dt_bias", ValueError, "one for each head", GATE | {"dt_bias": torch.zeros(4)}),
+    ("lower_bound", ValueError, "zero", GATE | {"lower_bound": 0.0}),
+    ("lower_bound", ValueError, "nan", GATE | {"lower_bound": torch.nan}),
+)
+WRONG_CHANNELS: tuple[Row, ...] = (
+    ("g", ValueError, "none for the gate", GATE | {"g": None}),
+    ("beta", ValueError, "none for the sigmoid", {"use_beta_sigmoid_in_kernel": True, "beta": None}),
+    ("beta", ValueError, "columns of K", {"beta": torch.zeros(2, 20, 4, 64)}),
+    ("gk", ValueError, "columns of V", {"gk": torch.zeros(2, 20, 4, 32)}),
+    ("gk", ValueError, "none for its gate", RAW_GK | {"gk": None}),
+    ("A_log", ValueError, "none for the gate of gk", RAW_GK | {"lower_bound": None}),
+    ("dt_bias", ValueError, "one for each head of gk", RAW_GK | {"dt_bias": torch.zeros(4)}),
+    ("lower_bound", ValueError, "zero", RAW_GK | {"lower_bound": 0.0}),
+    ("use_gate_in_kernel", ValueError, "of g and of gk", RAW_GK | GATE),
+    ("gk", TypeError, "integers", {"gk": torch.zeros(2, 20, 4, 64, dtype=torch.int64)}),
+    ("gv", ValueError, "a token too few", {"gv": torch.zeros(2, 19, 4, 32)}),
+    ("gv", TypeError, "integers", {"gv": torch.zeros(2, 20, 4, 32, dtype=torch.int64)}),
+)
+
+
+def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterator[Invalid]:
+    same = ["k", "v"] if "kda" in entry.name else ["k"]
+    yield from [*invalid.integers("q", "beta"), *invalid.float64("q", "v"), *invalid.too_flat("q")]
+    yield from [*invalid.half(*same), *invalid.too_short("k", "v", "g", "beta"), *invalid.sizes("q", "v")]
+    if "chunk_size" in entry.arguments:
+        yield from invalid.chunk_sizes()
+    yield from invalid.packing(has_indices="chunk_indices" in entry.arguments)
+    for argument, error, what, options in (*WRONG_OPTIONS, *rows):
+        yield Invalid(argument, error, what, invalid.options(options))
+    if "initial_state" in entry.arguments:
+        yield from invalid.states("initial_state")
+        return
+    yield from [*invalid.slots(), *invalid.integers("state_pool"), *invalid.too_flat("state_pool")]
+    yield Invalid("state_pool", ValueError, "three heads for four", change("state_pool", lambda pool: pool[:, :3]))
+    yield Invalid("state_pool", ValueError, "V and K swapped", put("state_v_first", True))
+
+
+LARGE = 2**31 - 2
+BOUNDARIES = ([0, 15, 5, 20], [0, 5, 5, LARGE], [-9, 5, 5, 20])  # of 20 tokens
+SLOTS = tuple(Hostile("state_indices", indices) for indices in ([4, 5], [LARGE, 1], [3, 3]))  # of 5
+
+
+def outside(*algorithms: str | None) -> tuple[Hostile, ...]:
+    return tuple(Hostile("cu_seqlens", each, packed=True, algorithms=algorithms or (None,)) for each in BOUNDARIES)
+
+
+def layouts(
+    sizes: Iterable[tuple[int, int]], dtypes: Iterable[torch.dtype], point: RulePoint = RulePoint()
+) -> list[RulePoint]:
+    """Of each K, V and dtype: either layout of the states, with and without the norm."""
+    each = itertools.product(sizes, dtypes, (False, True), (False, True))
+    return [
+        replace(point, K=K, V=V, dtype=dtype, state_v_first=v_first, normalise=normalise)
+        for (K, V), dtype, v_first, normalise in each
+    ]
+
+
+POOLS = [
+    RulePoint(BF16, state_v_first=v_first, normalise=True, pool=pool, tokens=9)
+    for pool, v_first in itertools.product((BF16, F16), (False, True))
+]
+SIZES = ((BF16, 96, 192), (F32, 256, 40), (F16, 64, 64), (BF16, 60, 100), (F32, 1, 1), (BF16, 256, 512))
+
+
+def recurrent_points(in_place: bool) -> list[RulePoint]:
+    if in_place:
+        return [*POOLS, RulePoint(F32, K=33, V=65, tokens=9), RulePoint(BF16, batch=40, tokens=1, K=64, V=32)]
+    points = layouts(((128, 128), (33, 65)), DTYPES, RulePoint(tokens=19))
+    points += [replace(each, channels=True, tokens=6) for each in points if each.K == 128 or not each.normalise]
+    points += [RulePoint(dtype, K=K, V=V, state_v_first=f, tokens=9) for dtype, K, V in SIZES for f in (False, True)]
+    points += [RulePoint(BF16, aligned=False, tokens=9), replace(points[0], tokens=1), RulePoint(BF16, gated=True)]
+    return [*points, RulePoint(BF16, K=64, V=64, packed=True, H=2, HV=4)]
+
+
+def compiled_rules() -> Iterator[RulePoint]:
+    """What models call for, odd sizes, unaligned rows, gates of channels, states of other dtypes."""
+    yield from layouts([*MODEL_SIZES, *OTHER_SIZES], DTYPES, RulePoint(tokens=2))
+    for dtype, (K, V) in itertools.product(DTYPES, MODEL_SIZES):
+        yield RulePoint(dtype, K=K, V=V, aligned=False, tokens=2)
+    for dtype, v_first in itertools.product(DTYPES, (False, True)):
+        yield RulePoint(dtype, state_v_first=v_first, channels=True, tokens=2)
+
+
+def chunk_points(in_place: bool) -> Iterator[RulePoint]:
+    if in_place:
+        for algorithm in ALGORITHMS:
+            yield from (replace(each, algorithm=algorithm, tokens=40) for each in POOLS)
+        return
+    for dtype, (K, V), algorithm in itertools.product(DTYPES, ((128, 128), (33, 65)), ALGORITHMS):
+        yield RulePoint(dtype, K=K, V=V, state_v_first=K == 33, normalise=dtype == BF16, algorithm=algorithm)
+    for dtype, K, V in SIZES:
+        yield RulePoint(dtype, K=K, V=V, chunk_size=32, state_v_first=True, algorithm="chunked")
+        yield RulePoint(dtype, K=K, V=V, tokens=40, algorithm="fused_chunk")
+    for size in (8, 16, 32):
+        yield RulePoint(BF16, normalise=True, fused_chunk_size=size, algorithm="fused_chunk")
+    yield RulePoint(BF16, aligned=False, normalise=True, algorithm="chunked")
+    yield RulePoint(BF16, chunk_size=16, aligned=False, tokens=40, algorithm="fused_chunk")
+    for algorithm in ALGORITHMS:
+        point = RulePoint(BF16, K=64, V=64, algorithm=algorithm)
+        yield replace(point, boundaries=(0, 17, 17, 20, 84), tokens=84, H=2, HV=4)
+        yield replace(point, dtype=F32, repeated_keys=True)
+        yield replace(point, dtype=F32, gated=True)
+        many = (0, *range(2, 2 * 40, 2), 90)  # more sequences than lanes
+        yield replace(point, dtype=F32, V=32, chunk_size=16, tokens=90, boundaries=many)
+
+
+def compiled_chunks(rules: Callable[[], Iterable[RulePoint]] = compiled_rules) -> Iterator[RulePoint]:
+    points = [*rules()]
+    points += [
+        RulePoint(dtype, K=K, V=V, chunk_size=C, tokens=2)
+        for dtype, (K, V), C in itertools.product(DTYPES, MODEL_SIZES, (16, 32))
+    ]
+    yield from (replace(each, algorithm=algorithm) for each in points for algorithm in ALGORITHMS)
+
+
+def compiled_kda() -> Iterator[RulePoint]:
+    """Models' K of 128 and other sizes, chunks of all sizes, unaligned rows."""
+    for dtype, algorithm in itertools.product(DTYPES, CHUNKED):
+        point = RulePoint(dtype, algorithm=algorithm, tokens=2)
+        yield from (replace(point, K=K, V=V) for K, V in ((128, 128), (64, 64), (256, 256), (33, 65)))
+        yield from (replace(point, chunk_size=C) for C in (16, 32))
+        yield from (replace(point, aligned=False), replace(point, fused_chunk_size=16))
+
+
+def compiled_pools(*algorithms: str | None) -> Iterator[RulePoint]:
+    for algorithm, dtype, v_first in itertools.product(algorithms, DTYPES, (False, True)):
+        for pool in (BF16, F16):
+            yield RulePoint(dtype, state_v_first=v_first, normalise=True, pool=pool, algorithm=algorithm, tokens=2)
+
+
+def kda_points(in_place: bool) -> Iterator[RulePoint]:
+    for algorithm in CHUNKED:
+        if in_place:
+            yield from (replace(each, normalise=False, algorithm=algorithm, tokens=40) for each in POOLS)
+            continue
+        for dtype, (K, V) in itertools.product(DTYPES, ((128, 128), (33, 65))):
+            point = RulePoint(dtype, K=K, V=V, state_v_first=K == 33, algorithm=algorithm)
+            yield replace(point, normalise=dtype == BF16 and algorithm == "fused_chunk")
+        yield RulePoint(BF16, K=256, V=256, tokens=35, algorithm=algorithm)
+        yield RulePoint(F32, K=64, V=64, tokens=84, boundaries=(0, 17, 17, 20, 84), algorithm=algorithm)
+        yield RulePoint(BF16, aligned=False, tokens=40, algorithm=algorithm)
+    if not in_place:
+        yield RulePoint(BF16, fused_chunk_size=16, tokens=40, algorithm="fused_chunk")
+
+
+def operations_of_rule(call: Call) -> int:
+    """Of the recurrence: a state decays, is read for k, updated, and read for q."""
+    B, T, HV, V = call["v"].shape
+    return 7 * B * T * HV * V * int(call["k"].shape[-1])
+
+
+def rule_entry(name: str, in_place: bool, **fields: Any) -> OpEntry[RulePoint]:
+    draw = partial(draw_rule, chunked=False, in_place=in_place, of_channels=False)
+    exact = partial(exact_rule, rule=reference.fused_recurrent_gated_delta_rule)
+    shared: dict[str, Any] = {"draw": draw, "exact": exact, "small": SMALL, "result": "o"}
+    shared |= {"heads": {"final_state": 1, "state_pool": 1}, "operations": operations_of_rule}
+    return OpEntry(name, **(shared | fields))
+
+
+def chunked_draw(in_place: bool, of_channels: bool) -> Callable[[RulePoint], Call]:
+    return partial(draw_rule, chunked=True, in_place=in_place, of_channels=of_channels)
+
+
+RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
+exact_kda = partial(exact_rule, rule=reference.fused_recurrent_kda)
+
+for in_place, suffix in ((False, ""), (True, "_")):
+    quick = RulePoint(BF16, tokens=21)
+    rule_pools: tuple[RulePoint, ...] = (replace(POOLS[1], algorithm="fused_chunk"),)
+    register(
+        rule_entry(
+            RECURRENT + suffix,
+            in_place,
+            points=recurrent_points(in_place),
+            quick=POOLS[:1] if in_place else layouts([(128, 128)], [BF16], quick),
+            compiled=partial(compiled_pools, None) if in_place else compiled_rules,
+            bound=partial(rule_bounds, op=RECURRENT),
+            invalid=partial(wrong_rules, rows=WRONG_CHANNELS),
+            hostile=SLOTS if in_place else outside(),
+        ),
+        rule_entry(
+            CHUNK + suffix,
+            in_place,
+            draw=chunked_draw(in_place, of_channels=False),
+            points=list(chunk_points(in_place)),
+            quick=rule_pools if in_place else [RulePoint(BF16, tokens=130, algorithm=each) for each in ALGORITHMS],
+            compiled=partial(compiled_pools, *ALGORITHMS) if in_place else compiled_chunks,
+            bound=partial(rule_bounds, op=CHUNK),
+            invalid=wrong_rules,
+            hostile=SLOTS if in_place else outside("fused_chunk", "chunked"),
+        ),
+        rule_entry(
+            "chunk_kda" + suffix,
+            in_place,
+            draw=chunked_draw(in_place, of_channels=True),
+            exact=exact_kda,
+            points=list(kda_points(in_place)),
+            quick=rule_pools if in_place else [RulePoint(BF16, algorithm=each) for each in CHUNKED],
+            compiled=partial(compiled_pools, *CHUNKED) if in_place else compiled_kda,
+            bound=kda_bounds,
+            invalid=partial(wrong_rules, rows=WRONG_OF_KDA),
+            hostile=SLOTS if in_place else outside("fused_chunk", "chunked"),
+        ),
+    )
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+def draw_stage(point: RulePoint, op: str, inputs: tuple[tuple[str, str], ...], sized: bool) -> Call:
+    """inputs: the arguments, and what of a case or of its stages each is."""
+    case = point.case()
+    found = stages.stages_of(case, point.chunk_size)
+    call: Call = {name: getattr(case if hasattr(case, source) else found, source) for name, source in inputs}
+    if sized:
+        call["chunk_size"] = point.chunk_size
+    if "initial_state" in call:
+        call["output_final_state"] = True
+    if case.cu_seqlens is not None:
+        call |= {"cu_seqlens": case.cu_seqlens, "chunk_indices": found.chunk_indices}
+    return call
+
+
+def stage_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:
+    """In float32 by the largest cumulative gate, which the call has, or the result is."""
+    g: Tensor = exact["g_cumsum"] if "g_cumsum" in exact else call.get("g", torch.zeros(1))
+    in_f32 = bounds.chunk_f32(g.abs().max().item())
+    rounded = max(in_f32, bounds.STAGE_OUTPUT.get(point.dtype, 0))
+    return {name: in_f32 if name in ("g_cumsum", "A", "A_inv") else rounded for name in exact}
+
+
+def wrong_stages(
+    entry: OpEntry[RulePoint], f32: str = "", same: str = "", sizes: tuple[str, str] | None = None
+) -> Iterator[Invalid]:
+    """f32, same: arguments that must be float32, and of the first one's dtype."""
+    first = entry.first
+    yield from [*invalid.integers(first), *invalid.too_flat(first), *invalid.packing(has_indices=True)]
+    if entry.name != "chunk_local_cumsum":
+        yield from invalid.float64(first)
+    yield from invalid.half(*f32.split(), *same.split())
+    others = [name for name in entry.call(entry.small) if name != first and name in ("g", "k", "v", "w", "A", "beta")]
+    yield from invalid.too_short(*others)
+    yield from [] if sizes is None else invalid.sizes(*sizes)
+    yield from invalid.chunk_sizes() if "chunk_size" in entry.arguments else ()
+    if "beta" in entry.arguments:
+        yield from invalid.integers("beta")
+    if "A" in entry.arguments:
+        yield Invalid("A", ValueError, "chunk size 20", change("A", partial(invalid.zeros, size=20)))
+    if entry.name == "chunk_scaled_dot_kkt":
+        yield Invalid("g", ValueError, "3 heads for 2", change("g", lambda g: g[:, :, :3]))
+    if entry.name == "chunk_fwd_o":
+        yield Invalid("h", ValueError, "a chunk too few", change("h", short))
+    if "initial_state" in entry.arguments:
+        yield from invalid.states("initial_state")
+
+
+def stage_points() -> Iterator[RulePoint]:
+    for dtype, K, V, C in ((BF16, 128, 128, 64), (F32, 33, 65, 16), (F16, 96, 192, 32), (F32, 128, 128, 64)):
+        yield RulePoint(dtype, K=K, V=V, chunk_size=C, packed=C == 16)
+
+
+def compiled_stages() -> Iterator[RulePoint]:
+    return plain(point for point in compiled_chunks() if point.algorithm == "chunked")
+
+
+def plain(points: Iterable[RulePoint]) -> Iterator[RulePoint]:
+    """One for each set of sizes: the stages know neither layouts nor the norm."""
+    sized = (
+        RulePoint(each.dtype, K=each.K, V=each.V, chunk_size=each.chunk_size, aligned=each.aligned, tokens=2)
+        for each in points
+    )
+    yield from dict.fromkeys(sized)
+
+
+def stage_entry(name: str, inputs: str, result: str, sized: bool = True, **wrong: Any) -> OpEntry[RulePoint]:
+    """inputs: 'argument' or 'argument:source', by spaces."""
+    pairs = tuple((each.split(":")[0], each.split(":")[-1]) for each in inputs.split())
+    function = getattr(reference, name)
+    return OpEntry(
+        name,
+        draw=partial(draw_stage, op=name, inputs=pairs, sized=sized),
+        exact=lambda call: function(**accepted_by(function, call)),
+        small=SMALL,
+        points=list(stage_points()),
+        compiled=compiled_stages,
+        bound=stage_bounds,
+        heads={"final_state": 1},
+        result=result,
+        invalid=partial(wrong_stages, **wrong),
+    )
+
+
+register(
+    stage_entry("chunk_local_cumsum", "g", "g_cumsum"),
+    stage_entry("chunk_scaled_dot_kkt", "k g:g_cumsum beta", "A", f32="g"),
+    stage_entry("solve_tril", "A", "A_inv", sized=False, f32="A"),
+    stage_entry("recompute_w_u", "k v beta A:A_inv g:g_cumsum", "", False, f32="A g", same="v", sizes=("k", "v")),
+    stage_entry("chunk_fwd_h", "k w u g:g_cumsum initial_state", "", f32="g", same="w u", sizes=("k", "u")),
+    stage_entry("chunk_fwd_o", "q k v:v_new h g:g_cumsum", "o", f32="g", same="k v h", sizes=("q", "v")),
+)
+
+
+# ---- all ops at a point ----------------------------------------------------------------------------------------------
+
+STAGES = tuple(stages.INPUTS)
+
+
+def end_to_end(point: RulePoint) -> Iterator[tuple[OpEntry[Any], Point]]:
+    """Both ops, a prefill in each algorithm; in place on a pool of another dtype than float32."""
+    suffix = "" if point.pool == F32 else "_"
+    yield REGISTRY[RECURRENT + suffix], point
+    yield from ((REGISTRY[CHUNK + suffix], replace(point, algorithm=algorithm)) for algorithm in ALGORITHMS)
+
+
+def stages_at(points: Iterable[RulePoint]) -> Iterator[tuple[OpEntry[Any], Point]]:
+    yield from ((REGISTRY[op], point) for point in plain(points) for op in STAGES)
+
+
+def kda_at(point: RulePoint) -> Iterator[tuple[OpEntry[Any], Point]]:
+    """A prefill in both chunk algorithms; in place on a pool of another dtype."""
+    entry = REGISTRY["chunk_kda" if point.pool == F32 else "chunk_kda_"]
+    yield from ((entry, replace(point, algorithm=algorithm)) for algorithm in CHUNKED)

@@ -1,0 +1,330 @@
+"""The ops around the rule: norms, gates, the short convolution, copies of states."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_gdn import reference
+from torch_gdn.testing import invalid
+from torch_gdn.testing.gdn import BOUNDARIES, LARGE, RECURRENT, SLOTS, RulePoint
+from torch_gdn.testing.inputs import Call, slots, unaligned
+from torch_gdn.testing.invalid import change, put
+from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
+from torch_gdn.testing.registry import REGISTRY, Hostile, Invalid, OpEntry, Point, accepted_by, register
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+# ---- norms and gates -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowPoint(Point):
+    """Rows of D numbers, as [batch, tokens, heads, D]."""
+
+    D: int = 128
+    other: torch.dtype | None = None  # of the gate; None: of x
+    weight: torch.dtype | None = None
+    aligned: bool = True  # rows start at a multiple of 4 elements
+    tokens: int = 5
+    heads: int = 3
+    batch: int = 2
+
+    def rows(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.placed(torch.randn(self.batch, self.tokens, self.heads, self.D).to(dtype or self.dtype))
+
+    def row(self) -> Tensor:
+        return self.placed(torch.randn(self.D).to(self.weight or self.dtype))
+
+    def placed(self, x: Tensor) -> Tensor:
+        return x if self.aligned else unaligned(x)
+
+
+ROWS = tuple(RowPoint(dtype, D=D) for dtype, D in ((BF16, 128), (F32, 33), (F16, 1024)))
+SMALL_ROWS = RowPoint(D=32, tokens=20, heads=4)
+# D of the gated norm, and whether its rows start at a multiple of 4 elements: models' heads; no multiple of 4; longest.
+NORM_ROWS = ((128, True), (192, True), (512, True), (128, False), (33, False), (1023, False), (1024, True))
+# The same of a decoder layer's norm: heads, hidden sizes of models; no multiple of 4; longest.
+HIDDEN_ROWS = ((256, True), (2048, True), (4096, True), (1023, False), (16384, True))
+
+
+# Of q and k, and the longest.
+KEY_SIZES = tuple(dict.fromkeys((*(K for K, _ in (*MODEL_SIZES, *OTHER_SIZES)), 255, 1024)))
+
+
+def one_dtype(rows: tuple[tuple[int, bool], ...]) -> Iterator[RowPoint]:
+    for dtype, (D, aligned) in itertools.product(DTYPES, rows):
+        yield RowPoint(dtype, D=D, aligned=aligned, tokens=1, heads=1)
+
+
+def wrong_l2norm(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
+    yield from invalid.integers("x")
+    yield Invalid("x", ValueError, "no dimension", put("x", torch.tensor(1.0)))
+    yield Invalid("eps", ValueError, "negative", put("eps", -1.0))
+
+
+def wrong_norm(entry: OpEntry[RowPoint], second: str, too_long: int) -> Iterator[Invalid]:
+    yield from [*invalid.integers("x", "weight", second), *invalid.float64("x"), *invalid.too_flat(second)]
+    for size in (0, too_long):
+        rows = dict.fromkeys(("x", second), torch.zeros(2, size))
+        yield Invalid("x", ValueError, f"D of {size}", invalid.options(rows))
+    yield Invalid("x", ValueError, "no dimension", put("x", torch.tensor(1.0)))
+    yield Invalid("weight", ValueError, "too short", change("weight", lambda w: w[1:]))
+    yield Invalid("eps", ValueError, "negative", put("eps", -1e-6))
+    if second == "residual":
+        yield from invalid.half("residual")
+        yield Invalid("zero_centered", ValueError, "no weight", put("weight", None))
+    else:
+        yield Invalid("activation", ValueError, "tanh", put("activation", "tanh"))
+
+
+def wrong_gates(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
+    yield from [*invalid.integers("A_log", "a", "b", "dt_bias"), *invalid.float64("A_log"), *invalid.too_short("b")]
+    yield Invalid("A_log", ValueError, "two dimensions", change("A_log", lambda x: x[None]))
+    yield Invalid("A_log", ValueError, "no heads", change("A_log", lambda x: x[:0]))
+    for name in ("a", "b", "dt_bias"):
+        yield Invalid(name, ValueError, "a head too few", change(name, lambda x: x[..., 1:]))
+
+
+def wrong_channel_gates(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
+    yield from invalid.integers("g", "A_log", "dt_bias")
+    yield Invalid("g", ValueError, "one dimension", change("g", torch.Tensor.flatten))
+    for name in ("A_log", "dt_bias"):
+        yield Invalid(name, ValueError, "a value too few", change(name, lambda x: x.flatten()[1:]))
+    for bound in (0.0, torch.nan):
+        yield Invalid("lower_bound", ValueError, str(bound), put("lower_bound", bound))
+    yield Invalid("output_dtype", TypeError, "an integer", put("output_dtype", torch.int32))
+
+
+def draw_gates(point: RowPoint) -> Call:
+    heads = torch.randn(2, point.heads)
+    a, b = torch.randn(2, point.batch, point.tokens, point.heads).to(point.dtype)
+    return {"A_log": heads[0].clone(), "a": a, "b": b, "dt_bias": heads[1].clone()}
+
+
+def draw_channel_gates(point: RowPoint) -> Call:
+    call: Call = {"g": point.rows(), "A_log": torch.randn(point.heads), "dt_bias": torch.randn(point.heads * point.D)}
+    return call | {"output_dtype": point.dtype}
+
+
+register(
+    OpEntry(
+        "l2norm",
+        draw=lambda point: {"x": point.rows()},
+        exact=lambda call: reference.l2norm(**call),
+        small=RowPoint(D=64, tokens=20, heads=2),
+        points=ROWS,
+        compiled=lambda: one_dtype(tuple((D, True) for D in KEY_SIZES)),
+        operations=lambda call: 3 * call["x"].numel(),
+        invalid=wrong_l2norm,
+    ),
+    OpEntry(
+        "rms_norm",
+        draw=lambda point: {"x": point.rows(), "weight": point.row(), "residual": point.rows(), "zero_centered": True},
+        exact=lambda call: reference.rms_norm(**call),
+        small=SMALL_ROWS,
+        points=ROWS,
+        compiled=partial(one_dtype, HIDDEN_ROWS),
+        operations=lambda call: 5 * call["x"].numel(),
+        invalid=partial(wrong_norm, second="residual", too_long=16385),
+    ),
+    OpEntry(
+        "rms_norm_gated",
+        draw=lambda point: {"x": point.rows(), "g": point.rows(point.other), "weight": point.row()},
+        exact=lambda call: reference.rms_norm_gated(**call),
+        small=SMALL_ROWS,
+        points=ROWS,
+        compiled=partial(one_dtype, NORM_ROWS[:3]),
+        operations=lambda call: 5 * call["x"].numel(),
+        invalid=partial(wrong_norm, second="g", too_long=1025),
+    ),
+    OpEntry(
+        "gdn_gating",
+        draw=draw_gates,
+        exact=lambda call: reference.gdn_gating(**call),
+        small=SMALL_ROWS,
+        points=[RowPoint(heads=6, tokens=70), RowPoint(BF16, heads=32)],
+        operations=lambda call: 5 * call["a"].numel(),
+        invalid=wrong_gates,
+    ),
+    OpEntry(
+        "fused_kda_gate",
+        draw=draw_channel_gates,
+        exact=lambda call: reference.fused_kda_gate(**accepted_by(reference.fused_kda_gate, call)),
+        small=SMALL_ROWS,
+        points=[RowPoint(heads=6, tokens=70, D=33), RowPoint(BF16, heads=32), RowPoint(F16)],
+        operations=lambda call: 5 * call["g"].numel(),
+        invalid=wrong_channel_gates,
+    ),
+)
+
+
+# ---- the short convolution -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ConvolutionPoint(Point):
+    weight: torch.dtype | None = None  # None: of x
+    state: torch.dtype | None = None
+    D: int = 32
+    W: int = 4
+    tokens: int = 20
+    batch: int = 2
+    by_channel: bool = False  # tokens next to each other in memory
+    biased: bool = True  # and with an activation and a residual
+    from_state: bool = True
+
+
+def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:
+    batch, N = (1, 3) if point.packed else (point.batch, point.batch)
+    x = torch.randn(batch, point.D, point.tokens).to(point.dtype).transpose(1, 2)
+    call: Call = {"x": x if point.by_channel else x.contiguous()}
+    call["weight"] = torch.randn(point.D, point.W).to(point.weight or point.dtype)
+    if point.biased:
+        call |= {"bias": torch.randn(point.D).to(point.weight or point.dtype), "activation": "silu"}
+        call["residual"] = torch.randn(batch, point.tokens, point.D).to(point.dtype)
+    states = torch.randn(max(5, N + 2) if in_place else N, point.D, point.W).to(point.state or point.dtype)
+    if in_place:
+        call |= slots(states, N)
+    elif point.from_state:
+        call |= {"initial_state": states, "output_final_state": True}
+    quarter = point.tokens // 4
+    return call | ({"cu_seqlens": torch.tensor([0, quarter, quarter, point.tokens])} if point.packed else {})
+
+
+def wrong_convolution(entry: OpEntry[ConvolutionPoint], state: str) -> Iterator[Invalid]:
+    yield from [*invalid.integers("x", "weight", state), *invalid.float64("x"), *invalid.too_flat("x", state)]
+    yield from [*invalid.packing(), *invalid.half("bias", "residual"), *invalid.too_short(state, "residual")]
+    yield Invalid("weight", ValueError, "a third dimension", change("weight", lambda w: w[:, None]))
+    yield Invalid("weight", ValueError, "too few channels", change("weight", lambda w: w[1:]))
+    yield Invalid("weight", ValueError, "W of 1", change("weight", lambda w: w[:, :1]))
+    yield Invalid("weight", ValueError, "W of 5", change("weight", lambda w: w.new_zeros(len(w), 5)))
+    yield Invalid("bias", ValueError, "too short", change("bias", lambda b: b[1:]))
+    yield Invalid("activation", ValueError, "gelu", put("activation", "gelu"))
+    yield Invalid(state, ValueError, "two columns", change(state, lambda s: s[..., :2]))
+    if state == "state_pool":
+        yield from invalid.slots()
+        return
+    runs, without = torch.zeros(2, 20, dtype=torch.int64), {"initial_state": None, "output_final_state": False}
+    yield Invalid(state, ValueError, "one for three", change(state, lambda s: s[:1]), packed=True)
+    yield Invalid("state_width", ValueError, "not that of the state", put("state_width", 3))
+    yield Invalid("state_width", ValueError, "two columns", lambda call: call | without | {"state_width": 2})
+    yield Invalid("seq_idx", TypeError, "floats", lambda call: call | without | {"seq_idx": runs.float()})
+    yield Invalid("seq_idx", ValueError, "too short", lambda call: call | without | {"seq_idx": runs[:, 1:]})
+
+
+CONVOLUTIONS = ((BF16, 72, 4, 150), (F32, 33, 3, 40), (F16, 64, 2, 2))
+
+
+def mixed_convolutions(dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], W: int) -> Iterator[ConvolutionPoint]:
+    """Of few tokens and of more, of 8 channels and of 6, which are in no vectors of 4, and over tokens in columns."""
+    x, weight, state = dtypes
+    point = ConvolutionPoint(x, weight=weight, state=state, W=W, batch=1, biased=False)
+    for D, tokens in itertools.product((8, 6), (2, 17)):
+        yield replace(point, D=D, tokens=tokens)
+    yield replace(point, D=8, tokens=17, by_channel=True)
+
+
+def compiled_convolutions() -> Iterator[ConvolutionPoint]:
+    for dtype in DTYPES:
+        yield from mixed_convolutions((dtype, dtype, dtype), 4)
+
+
+def draw_copy(point: Point) -> Call:
+    """One range that slides, one that is copied, and an empty one."""
+    offsets = {"source_offsets": torch.tensor([20, 40, 3]), "destination_offsets": torch.tensor([10, 60, 9])}
+    return {"pool": torch.arange(80, dtype=torch.uint8)} | offsets | {"sizes": torch.tensor([16, 20, 0])}
+
+
+def wrong_copy(entry: OpEntry[Point]) -> Iterator[Invalid]:
+    yield Invalid("pool", TypeError, "floats", change("pool", torch.Tensor.float))
+    for name in ("source_offsets", "destination_offsets", "sizes"):
+        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
+
+
+register(
+    OpEntry(
+        "causal_conv1d",
+        draw=partial(draw_convolution, in_place=False),
+        exact=lambda call: reference.causal_conv1d(**call),
+        small=ConvolutionPoint(),
+        points=[
+            ConvolutionPoint(dtype, D=D, W=W, tokens=T, by_channel=by_channel, state=F32)
+            for (dtype, D, W, T), by_channel in itertools.product(CONVOLUTIONS, (False, True))
+        ]
+        + [ConvolutionPoint(packed=True)],
+        quick=[ConvolutionPoint(BF16, D=72, tokens=150, by_channel=each) for each in (False, True)],
+        compiled=compiled_convolutions,
+        heads={"final_state": 1},
+        operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
+        invalid=partial(wrong_convolution, state="initial_state"),
+        hostile=[Hostile("cu_seqlens", each, packed=True) for each in BOUNDARIES],
+    ),
+    OpEntry(
+        "causal_conv1d_update_",
+        draw=partial(draw_convolution, in_place=True),
+        exact=lambda call: reference.causal_conv1d_update_(**accepted_by(reference.causal_conv1d_update_, call)),
+        small=ConvolutionPoint(),
+        points=[ConvolutionPoint(dtype, D=D, W=W, tokens=2, batch=3) for dtype, D, W, _ in CONVOLUTIONS]
+        + [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
+        quick=[ConvolutionPoint(BF16, D=72, tokens=2, batch=40)],  # more slots than lanes are located by a kernel
+        compiled=lambda: [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
+        heads={"state_pool": 1},
+        operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
+        invalid=partial(wrong_convolution, state="state_pool"),
+        hostile=SLOTS,
+    ),
+    OpEntry(
+        "batch_copy_",
+        draw=draw_copy,
+        exact=lambda call: reference.batch_copy_(**call),
+        small=Point(),
+        points=[Point()],
+        invalid=wrong_copy,
+        hostile=[
+            Hostile("source_offsets", [70, LARGE, 0]),  # of 80 bytes
+            Hostile("destination_offsets", [-1, 60, 9]),
+            Hostile("sizes", [-5, LARGE, 0]),
+        ],
+    ),
+)
+
+
+def mixed_dtypes() -> Iterator[tuple[OpEntry[Any], Point]]:
+    """Every three dtypes, of which the third is that of the state, or of the gate; the rows are those of the lists."""
+    for x, weight, other in itertools.product(DTYPES, repeat=3):
+        for W in (2, 3, 4):
+            yield from ((REGISTRY["causal_conv1d"], point) for point in mixed_convolutions((x, weight, other), W))
+        for norm, rows in (("rms_norm_gated", NORM_ROWS), ("rms_norm", HIDDEN_ROWS)):
+            for D, aligned in rows:
+                row = RowPoint(x, D=D, aligned=aligned, tokens=1, heads=1)
+                yield REGISTRY[norm], replace(row, other=other, weight=weight)
+
+
+# ---- ops of a layer --------------------------------------------------------------------------------------------------
+
+
+def of_layer(sizes: tuple[int, int, int, int], dtype: torch.dtype, tokens: int, batch: int = 1) -> dict[str, Point]:
+    """Where a layer of these (H, HV, K, V) calls the ops around the rule: a prompt's, and the update of a step."""
+    H, HV, K, V = sizes
+    rows = RowPoint(dtype, D=V, tokens=tokens, heads=HV, batch=batch)
+    columns = ConvolutionPoint(dtype, D=2 * H * K + HV * V, tokens=tokens, batch=batch)
+    found: dict[str, Point] = dict.fromkeys(("gdn_gating", "rms_norm_gated"), rows)
+    return found | {"causal_conv1d": columns, "causal_conv1d_update_": replace(columns, tokens=1)}
+
+
+def of_decoding(sizes: tuple[int, int, int, int], dtype: torch.dtype, batch: int = 1) -> dict[str, Point]:
+    """Where a model of such layers calls ops for one token of each sequence."""
+    H, HV, K, V = sizes
+    found = of_layer(sizes, dtype, 1, batch)
+    del found["causal_conv1d"]
+    found |= dict.fromkeys(("l2norm", "rms_norm"), RowPoint(dtype, D=K, tokens=1, heads=H, batch=batch))
+    rule = RulePoint(dtype, K=K, V=V, tokens=1, batch=batch, H=H, HV=HV)
+    return found | dict.fromkeys((RECURRENT, RECURRENT + "_"), rule)
