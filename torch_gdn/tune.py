@@ -1,7 +1,7 @@
 """Which algorithm through a prompt is the fastest on this machine's mps device: measures it, and keeps it for later.
 
-    python -m torch_gdn.tune                            on a Mac: some minutes
-    python -m simulator -m torch_gdn.tune --tokens 8    on the simulated device, whose times mean nothing
+    python -m torch_gdn.tune                                on a Mac: some minutes
+    python -m mps_simulator -m torch_gdn.tune --tokens 8    on the simulated device, whose times mean nothing
 
 `chunk_gated_delta_rule` prefills by one of three algorithms, which differ by rounding alone. "chunked": a kernel for
 each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in device memory.
@@ -134,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if file is None:
         sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is set to nothing")
     if not torch.backends.mps.is_available() or not _C.has_launcher():
-        sys.exit("expected an mps device, got none: run this on a Mac, or with `python -m simulator -m torch_gdn.tune`")
+        sys.exit(
+            "expected an mps device, got none: run this on a Mac, or as `python -m mps_simulator -m torch_gdn.tune`"
+        )
     table = tuning_cache.read(file) if file.is_file() else {}
     with torch.no_grad():
         rows = measured(options)

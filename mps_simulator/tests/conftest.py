@@ -1,39 +1,49 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-import simulator
-from simulator.device import Settings
-from tests.helpers.devices import on_a_mac
-from tests.simulator import scale_kernel
+import mps_simulator
+import scale_kernel
+from mps_simulator.device import Settings
 
+FOLDER = Path(__file__).parents[1]
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if on_a_mac():
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason="this machine has a Metal device of its own"))
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _simulated_device() -> None:
-    simulator.activate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(FOLDER)  # the pyproject.toml there has nothing loaded
+        mps_simulator.activate()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(autouse=True)
+def _same_numbers_each_time() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def folder() -> Path:
+    """For processes of their own: a working directory whose project has nothing loaded."""
+    return FOLDER
+
+
+@pytest.fixture(scope="module")
 def scale(_simulated_device: None) -> Any:
-    return simulator.metal.Library(scale_kernel.SOURCE).pipeline("scale")
+    return mps_simulator.metal.Library(scale_kernel.SOURCE).pipeline("scale")
 
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
     """The live settings; put back afterwards."""
-    names = ("watch", "seed", "perturb", "workers", "run_at")
-    before = {name: getattr(simulator.settings, name) for name in names}
-    yield simulator.settings
-    for name, value in before.items():
-        setattr(simulator.settings, name, value)
+    live = mps_simulator.settings
+    with live(**{name: getattr(live, name) for name in ("watch", "seed", "perturb", "workers", "run_at")}):
+        yield live

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 
-import simulator
-import simulator.metal
+import mps_simulator
+import mps_simulator.metal
 
 Argument: TypeAlias = (
     torch.Tensor | int | float | bytes | tuple[torch.Tensor, int] | None
@@ -25,7 +24,7 @@ using namespace metal;
 
 @cache
 def _pipeline(source: str, macros: tuple[str, ...]) -> Any:
-    library = simulator.metal.Library(HEADER + source, macros=dict.fromkeys(macros, 1))
+    library = mps_simulator.metal.Library(HEADER + source, macros=dict.fromkeys(macros, 1))
     (name,) = library.functions
     return library, library.pipeline(name)
 
@@ -47,7 +46,7 @@ def run(
 ) -> None:
     """Dispatches the only kernel of `source` and waits for it. `grid`: exact threads, by dispatchThreads."""
     _, pipeline = _pipeline(source, tuple(macros))
-    with simulator.metal.encoder() as encoder:
+    with mps_simulator.metal.encoder() as encoder:
         encoder.set_pipeline(pipeline)
         for index, argument in enumerate(arguments):
             if isinstance(argument, tuple):
@@ -63,16 +62,3 @@ def run(
         else:
             encoder.dispatch_threads(_size(grid), _size(threads))
     torch.mps.synchronize()
-
-
-@contextmanager
-def settings(**values: Any) -> Iterator[None]:
-    """simulator.settings within a block."""
-    before = {name: getattr(simulator.settings, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(simulator.settings, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(simulator.settings, name, value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
+import mps_simulator
 
 SOURCE = """
 kernel void scale(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], constant uint& n [[buffer(2)]],
@@ -40,4 +40,4 @@ def encode_scale(encoder: Any, pipeline: Any, x: Any, y: Any, count: int = N) ->
 
 
 def faults(words: str) -> Any:
-    return pytest.raises(simulator.Fault, match=re.escape(words))
+    return pytest.raises(mps_simulator.Fault, match=re.escape(words))

@@ -13,26 +13,19 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
-import simulator.metal
-from simulator.build import cache_directory
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import HEADER, run, settings
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
+import mps_simulator
+import mps_simulator.metal
+from metal_programs import HEADER, run
+from mps_simulator import settings
+from mps_simulator.build import cache_directory
 
 
 def library(source: str, **options: Any) -> Any:
-    return simulator.metal.Library(HEADER + source, **options)
+    return mps_simulator.metal.Library(HEADER + source, **options)
 
 
 def dispatch(pipeline: Any, arguments: Sequence[torch.Tensor | None], threads: int = 1) -> None:
-    with simulator.metal.encoder() as encoder:
+    with mps_simulator.metal.encoder() as encoder:
         encoder.set_pipeline(pipeline)
         for index, argument in enumerate(arguments):
             if argument is not None:
@@ -186,7 +179,7 @@ def test_max_total_threads_may_depend_on_template_parameters() -> None:
     void limited(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] = 1; }
     }
     template [[host_name("limited")]] [[kernel]] decltype(inner::limited<2, 2>) inner::limited<2, 2>;"""
-    with pytest.raises(simulator.Fault, match="128"):
+    with pytest.raises(mps_simulator.Fault, match="128"):
         dispatch(library(source).pipeline("limited"), [torch.zeros(129, device="mps")], threads=129)
     dispatch(library(source).pipeline("limited"), [torch.zeros(128, device="mps")], threads=128)
 
@@ -236,7 +229,7 @@ def test_pipelines_of_one_library_keep_their_own_constants() -> None:
 
 def test_an_argument_whose_gate_is_open_must_be_set() -> None:
     pipeline = library(CONSTANTS).pipeline("use", constants={0: True, 3: 1, 4: 1.0})
-    with pytest.raises(simulator.Fault, match="'extra'"):
+    with pytest.raises(mps_simulator.Fault, match="'extra'"):
         dispatch(pipeline, [torch.zeros(1, device="mps")])
 
 
@@ -471,7 +464,9 @@ REFUSED = {
 def test_refused(case: str) -> None:
     source, line, words = REFUSED[case]
     with pytest.raises(RuntimeError) as error:
-        simulator.metal.Library("#include <metal_stdlib>\nusing namespace metal;\n" + source.replace(BODY[-2:], "\n}"))
+        mps_simulator.metal.Library(
+            "#include <metal_stdlib>\nusing namespace metal;\n" + source.replace(BODY[-2:], "\n}")
+        )
     message = str(error.value)
     assert words in message
     if line is not None:
@@ -482,43 +477,41 @@ def test_refused(case: str) -> None:
 def test_features_of_cpp17_pass_where_strict_is_off() -> None:
     source = REFUSED["nested namespace"][0] + KERNEL + " { x[i] = 1; }"
     with settings(strict=False):
-        assert simulator.metal.Library(source).functions == ["f"]
+        assert mps_simulator.metal.Library(source).functions == ["f"]
     with pytest.raises(RuntimeError, match="nested namespace"):
-        simulator.metal.Library(source)
+        mps_simulator.metal.Library(source)
 
 
 def test_errors_name_the_files_of_line_directives() -> None:
     directives = '#include <metal_stdlib>\n#line 7 "core/tile.h"\nint ok;\n#line 40 "linalg/solve.metal"\n'
     source = f"{directives}{KERNEL} {{\n y = 1; }}"
     with pytest.raises(RuntimeError) as error:
-        simulator.metal.Library(source.replace("int ok;", ""))
+        mps_simulator.metal.Library(source.replace("int ok;", ""))
     assert str(error.value).startswith("linalg/solve.metal:41:2: error:")
     with pytest.raises(RuntimeError, match=r"^core/tile\.h:7:5: error: program scope variable"):
-        simulator.metal.Library(source)
+        mps_simulator.metal.Library(source)
 
 
 def test_a_program_without_a_metal_header_has_no_library() -> None:
     with pytest.raises(RuntimeError, match="no Metal header is included"):
-        simulator.metal.Library("kernel void f(device float* x [[buffer(0)]]) { x[0] = metal::exp(x[1]); }")
+        mps_simulator.metal.Library("kernel void f(device float* x [[buffer(0)]]) { x[0] = metal::exp(x[1]); }")
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 COMPILES = """
-import simulator, simulator.metal
-simulator.activate()
-print(simulator.metal.Library({source!r}, macros={macros!r}).functions)
+import mps_simulator, mps_simulator.metal
+mps_simulator.activate()
+print(mps_simulator.metal.Library({source!r}, macros={macros!r}).functions)
 """
 
 
-def compile_in_another_process(source: str, macros: Mapping[str, int]) -> None:
-    root = Path(__file__).parents[2]
+def compile_in_another_process(folder: Path, source: str, macros: Mapping[str, int]) -> None:
     script = COMPILES.format(source=source, macros=dict(macros))
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=root, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=folder, stdout=subprocess.DEVNULL)
 
 
-def test_programs_are_kept_by_content_and_macros() -> None:
+def test_programs_are_kept_by_content_and_macros(folder: Path) -> None:
     name = f"kept_{os.getpid()}_{time.monotonic_ns()}"
     source = f"{HEADER}\nkernel void {name}(device float* x [[buffer(0)]]) {{ x[0] = 1; }}"
 
@@ -526,11 +519,11 @@ def test_programs_are_kept_by_content_and_macros() -> None:
         files = (cache_directory() / "shaders").glob("[0-9a-f]*.so")
         return [path for path in files if name.encode() in path.read_bytes()]
 
-    compile_in_another_process(source, {})
+    compile_in_another_process(folder, source, {})
     (first,) = programs()
     made = first.stat().st_mtime_ns
-    compile_in_another_process(source, {})
+    compile_in_another_process(folder, source, {})
     assert programs() == [first]
     assert first.stat().st_mtime_ns == made
-    compile_in_another_process(source, {"OTHER": 1})
+    compile_in_another_process(folder, source, {"OTHER": 1})
     assert len(programs()) == 2

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import simulator
+import mps_simulator
 
 MPS = "mps"
 
@@ -233,7 +233,7 @@ def test_threads() -> None:
 @pytest.mark.parametrize("wait", [torch.mps.empty_cache, torch.mps.synchronize, torch.accelerator.synchronize])
 def test_a_thread_that_waits_for_the_stream_lets_others_run(wait: Any) -> None:
     thread = threading.Thread(target=wait)
-    with simulator.metal.stream_queue():  # a thread's turn, in which it runs Python
+    with mps_simulator.metal.stream_queue():  # a thread's turn, in which it runs Python
         thread.start()
         thread.join(timeout=0.05)
         assert thread.is_alive()
@@ -363,6 +363,7 @@ def test_save_and_load() -> None:
 
 
 def test_safetensors(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
     from safetensors.torch import load_file, save_file
 
     tensors = {"x": torch.arange(6.0).reshape(2, 3), "h": torch.ones(3, dtype=torch.bfloat16)}
@@ -565,9 +566,9 @@ def test_compile_shader_reports_errors() -> None:
 def test_profile_counts_kernels_fallbacks_and_memory() -> None:
     library = torch.mps.compile_shader("kernel void one(device float* y [[buffer(0)]]) { y[0] = 1; }")
     x = torch.zeros(8, device=MPS)
-    with simulator.profile() as outer:
+    with mps_simulator.profile() as outer:
         library.one(x, threads=1)
-        with simulator.profile() as inner:
+        with mps_simulator.profile() as inner:
             library.one(x, threads=1)
             x.sin()
     assert (outer.launched("one"), inner.launched("one"), inner.launched("two")) == (2, 1, 0)

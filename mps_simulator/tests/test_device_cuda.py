@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
 
-from simulator import activation
+from mps_simulator import activation
 
+Run: TypeAlias = Callable[[str], subprocess.CompletedProcess[str]]
 HOOKS = """
 #include <ATen/detail/CUDAHooksInterface.h>
 namespace at {
@@ -37,8 +40,8 @@ torch.version.cuda = "13.0"
 torch._C._cuda_getDeviceCount = lambda: 1
 """
 ACTIVATE = """
-import simulator
-simulator.activate()
+import mps_simulator
+mps_simulator.activate()
 """
 
 
@@ -52,24 +55,28 @@ def hooks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def run(hooks: Path, code: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", LOOK_LIKE_CUDA + code, str(hooks)]
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+@pytest.fixture
+def run(hooks: Path, folder: Path) -> Run:
+    def python(code: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", LOOK_LIKE_CUDA + code, str(hooks)]
+        environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+
+    return python
 
 
-def test_without_the_simulated_device_it_has_cuda(hooks: Path) -> None:
-    result = run(hooks, A_GPU + "print(torch._C._accelerator_getAccelerator(), torch.cuda.device_count())")
+def test_without_the_simulated_device_it_has_cuda(run: Run) -> None:
+    result = run(A_GPU + "print(torch._C._accelerator_getAccelerator(), torch.cuda.device_count())")
     assert result.stdout.split() == ["cuda", "1"], result.stderr
 
 
-def test_the_simulated_device_is_the_only_accelerator(hooks: Path) -> None:
+def test_the_simulated_device_is_the_only_accelerator(run: Run) -> None:
     code = "print(torch.accelerator.current_accelerator(), torch.cuda.is_available(), torch.cuda.device_count())"
-    result = run(hooks, A_GPU + ACTIVATE + code)
+    result = run(A_GPU + ACTIVATE + code)
     assert result.stdout.split() == ["mps", "False", "0"], result.stderr
 
 
-def test_opcheck_passes(hooks: Path) -> None:
+def test_opcheck_passes(run: Run) -> None:
     code = """
 @torch.library.custom_op("probe::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +85,7 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 twice.register_fake(torch.empty_like)
 print(set(torch.library.opcheck(twice, (torch.ones(3, device="mps"),)).values()))
 """
-    assert run(hooks, ACTIVATE + code).stdout.strip() == "{'SUCCESS'}"
+    assert run(ACTIVATE + code).stdout.strip() == "{'SUCCESS'}"
 
 
 def test_a_process_that_uses_cuda_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
-from simulator import build
+import mps_simulator
+from mps_simulator import build
 
 
 @pytest.fixture(scope="module")
 def probe() -> Any:
-    simulator.load(Path(__file__).with_name("host_code.mm"))
+    mps_simulator.load(Path(__file__).with_name("host_code.mm"))
     return torch.ops.simulator_probe
 
 
@@ -28,7 +28,7 @@ def doubled() -> list[float]:
 
 @pytest.mark.parametrize("op", ["twice", "twice_by_library", "catches"])
 def test_right_ways_to_encode(probe: Any, op: str) -> None:
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         y = getattr(probe, op)(ramp())
     assert y.tolist() == doubled()
     assert profile.launched("twice") == 1
@@ -38,7 +38,7 @@ def test_encoding_does_not_run(probe: Any) -> None:
     x = ramp()
     torch.mps.synchronize()
     y = probe.twice(x)
-    assert simulator.metal.pending_commands() == 1
+    assert mps_simulator.metal.pending_commands() == 1
     assert y.tolist() == doubled()
 
 
@@ -79,17 +79,17 @@ def test_an_exception_in_a_block_passes_through_and_leaves_the_stream_usable(pro
 
 
 def test_an_exception_may_not_leave_a_bare_dispatch_sync(probe: Any) -> None:
-    with pytest.raises(simulator.Fault, match=r"use dispatch_sync_with_rethrow.*thrown inside the block"):
+    with pytest.raises(mps_simulator.Fault, match=r"use dispatch_sync_with_rethrow.*thrown inside the block"):
         probe.throws_in_bare_dispatch_sync(ramp())
 
 
 def test_waiting_in_a_block_is_a_deadlock(probe: Any) -> None:
-    with pytest.raises(simulator.Fault, match="deadlock on a Mac"):
+    with pytest.raises(mps_simulator.Fault, match="deadlock on a Mac"):
         probe.waits_inside_block(ramp())
 
 
 def test_encoding_off_the_queue(probe: Any) -> None:
-    with pytest.raises(simulator.Fault, match="off the stream's queue"):
+    with pytest.raises(mps_simulator.Fault, match="off the stream's queue"):
         probe.encodes_off_the_queue(ramp())
 
 
@@ -98,13 +98,13 @@ def test_an_own_encoder_works_once_and_fails_after_any_other_op(probe: Any) -> N
     torch.mps.synchronize()
     assert probe.own_encoder(x).tolist() == doubled()
     probe.twice(x)
-    with pytest.raises(simulator.Fault, match="already encoding"):
+    with pytest.raises(mps_simulator.Fault, match="already encoding"):
         probe.own_encoder(x)
     assert probe.twice(x).tolist() == doubled()
 
 
 def test_an_over_released_pipeline(probe: Any) -> None:
-    with pytest.raises(simulator.Fault, match="over-released"):
+    with pytest.raises(mps_simulator.Fault, match="over-released"):
         probe.over_releases(ramp())
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from simulator import metal
-from tests.simulator.scale_kernel import N, encode_scale, faults, ramp, set_scale
+from mps_simulator import metal
+from scale_kernel import N, encode_scale, faults, ramp, set_scale
 
 
 def test_nil_pipeline() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
-from simulator import metal
-from tests.simulator.scale_kernel import N, doubled, encode_scale, faults, ramp, set_scale
+import mps_simulator
+from mps_simulator import metal
+from scale_kernel import N, doubled, encode_scale, faults, ramp, set_scale
 
 SOURCE = """
 #include <metal_stdlib>
@@ -325,7 +325,7 @@ def test_a_copy_writes_the_bytes_of_its_elements_and_no_others(scale: Any) -> No
     x[::2].copy_(torch.arange(N // 2))
     with metal.encoder() as encoder:
         encode_scale(encoder, scale, x, y)
-    with pytest.raises(simulator.Fault, match=r"'x'.* 1\b"):
+    with pytest.raises(mps_simulator.Fault, match=r"'x'.* 1\b"):
         torch.mps.synchronize()
     x[1::2].copy_(torch.arange(N // 2))
     with metal.encoder() as encoder:

@@ -6,26 +6,21 @@ Nothing of MLX is kept here: the headers are read from the installed package.
 from __future__ import annotations
 
 import importlib.util
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._cpp_embed_headers import embed_headers
 
-import simulator
-import simulator.metal
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import settings
+import mps_simulator
+import mps_simulator.metal
+from mps_simulator import settings
 
-pytestmark = [
-    pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("mlx") is None,
-        reason="MLX is not installed: pip install 'mlx[cpu]' brings its kernels",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mlx") is None, reason="MLX is not installed: pip install 'mlx[cpu]' brings its kernels"
+)
 
 HEADS, VALUE_HEADS, SIZE = 1, 2, 128
 INSTANTIATIONS = "".join(
@@ -38,37 +33,14 @@ INSTANTIATIONS = "".join(
 SAVE_STATE = 200  # the function constant that makes the sequential kernel keep its states
 
 
-def with_includes(path: Path, root: Path, seen: set[Path]) -> str:
-    """The file with what it includes by name, once each: run-time compilation has no include path."""
-    lines = [f'#line 1 "{path.name}"']
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        include = re.match(r'\s*#\s*include\s*"(.+)"', line)
-        if not include:
-            lines.append("" if line.strip() == "#pragma once" else line)
-            continue
-        included = root / include[1]
-        if included not in seen:
-            seen.add(included)
-            lines.append(with_includes(included, root, seen))
-        lines.append(f'#line {number + 1} "{path.name}"')
-    return "\n".join(lines)
-
-
-def source_of_mlx() -> str:
-    (package,) = importlib.util.find_spec("mlx").submodule_search_locations  # type: ignore[union-attr,misc]
-    root = Path(package) / "include"
-    return with_includes(root / "mlx/backend/metal/kernels/gated_delta_update.h", root, set())
-
-
-def library_of(source: str) -> Any:
-    simulator.activate()
-    with settings(strict=False):
-        return simulator.metal.Library(source)
-
-
 @cache
 def library() -> Any:
-    return library_of(source_of_mlx() + "\n" + INSTANTIATIONS)
+    (package,) = importlib.util.find_spec("mlx").submodule_search_locations  # type: ignore[union-attr,misc]
+    root = Path(package) / "include"
+    # Run-time compilation has no include path.
+    source = embed_headers(str(root / "mlx/backend/metal/kernels/gated_delta_update.h"), str(root))
+    with settings(strict=False):
+        return mps_simulator.metal.Library(source + "\n" + INSTANTIATIONS)
 
 
 def inputs(tokens: int) -> list[torch.Tensor]:
@@ -96,7 +68,7 @@ def in_the_engine(kernel: str, arguments: list[torch.Tensor]) -> tuple[torch.Ten
     constants = {SAVE_STATE: False} if kernel == "sequential" else {}
     pipeline = library().pipeline(kernel, constants=constants)
     rows = SIZE if kernel == "sequential" else SIZE // 8  # a simdgroup holds one row of the state, or eight
-    with simulator.metal.encoder() as encoder:
+    with mps_simulator.metal.encoder() as encoder:
         encoder.set_pipeline(pipeline)
         for index, tensor in enumerate((q, k, v, state, decay, beta, y, final)):
             encoder.set_buffer(tensor, index)
@@ -124,5 +96,5 @@ def test_mlx_kernels_agree_with_mlx(kernel: str, tokens: int) -> None:
 def test_the_watch_finds_the_race_in_mlx_simdgroup_kernel() -> None:
     arguments = inputs(33)
     library()
-    with settings(watch=True), pytest.raises(simulator.Fault, match="data race at threadgroup array 'gamma_all'"):
+    with settings(watch=True), pytest.raises(mps_simulator.Fault, match="data race at threadgroup array 'gamma_all'"):
         in_the_engine("simdgroup", arguments)

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
-import simulator.metal
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import Argument, run, settings
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
+import mps_simulator
+import mps_simulator.metal
+from metal_programs import Argument, run
+from mps_simulator import settings
 
 FLOATS = ("fma", "add", "mul", "div", "minmax", "round", "exp", "log", "sqrt", "rsqrt", "other")
 SOURCE = """
@@ -25,13 +23,8 @@ kernel void compute(device const TYPE* x [[buffer(0)]], device TYPE* out [[buffe
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
-
-
 def figures(source: str, arguments: Sequence[Argument], threads: int = 32) -> Any:
-    with simulator.profile(detailed=True) as profile:
+    with mps_simulator.profile(detailed=True) as profile:
         run(source, arguments, threads=threads)
     (kernel,) = profile.kernels.values()
     return kernel
@@ -143,11 +136,11 @@ def test_collectives_and_matrix_products_are_not_the_shaders() -> None:
 def test_dispatches_and_nested_profiles() -> None:
     source = SOURCE.replace("TYPE", "float").replace("VALUE", "a * b + c")
     arguments: list[Argument] = [torch.rand(34).to("mps"), torch.zeros(32).to("mps"), 1]
-    with simulator.profile(detailed=True) as outer:
+    with mps_simulator.profile(detailed=True) as outer:
         run(source, arguments, threads=32)
         inner = figures(source, arguments)
     assert inner.operations["fma"] == 32 and outer.kernels["compute"].operations["fma"] == 64
-    with simulator.profile() as plain:
+    with mps_simulator.profile() as plain:
         run(source, arguments, threads=32)
     assert plain.kernels["compute"].operations == {}
 
@@ -162,7 +155,7 @@ def test_the_counted_twin_computes_the_same() -> None:
 
 
 def test_function_constants_reach_the_twin() -> None:
-    library = simulator.metal.Library(
+    library = mps_simulator.metal.Library(
         """
         #include <metal_stdlib>
         using namespace metal;
@@ -175,7 +168,7 @@ def test_function_constants_reach_the_twin() -> None:
         """
     )
     out = torch.ones(33).to("mps")
-    with simulator.profile(detailed=True) as profile, simulator.metal.encoder() as encoder:
+    with mps_simulator.profile(detailed=True) as profile, mps_simulator.metal.encoder() as encoder:
         encoder.set_pipeline(library.pipeline("compute", {0: 6}))
         encoder.set_buffer(out, 0)
         encoder.dispatch_threadgroups((1, 1, 1), (32, 1, 1))

@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import simulator
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import run, settings
-from tests.simulator.twins import THREAD, N, Twin, each, ramp, unwritten
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
+import mps_simulator
+from metal_programs import run
+from mps_simulator import settings
+from twins import THREAD, N, Twin, each, ramp, unwritten
 
 
 def indices(*last: int) -> torch.Tensor:
@@ -179,7 +172,10 @@ def test_indices_within_bounds_pass_and_are_right(twin: Twin, seed: int) -> None
 
 @pytest.mark.parametrize("watch", [True, False])
 def test_private_memory_is_checked_without_the_watch_too(watch: bool) -> None:
-    with settings(watch=watch), pytest.raises(simulator.Fault, match=r"kernel 'private_memory': .*thread \(0, 0, 0\)"):
+    with (
+        settings(watch=watch),
+        pytest.raises(mps_simulator.Fault, match=r"kernel 'private_memory': .*thread \(0, 0, 0\)"),
+    ):
         OVERRUNS[0].run(faulty=True)
 
 
@@ -207,5 +203,5 @@ def test_a_private_variable_that_nothing_wrote_is_nan(name: str) -> None:
 def test_a_maximum_of_a_variable_that_nothing_wrote_is_reported(name: str, function: str) -> None:
     arguments = {"clamp": "x, T(0), T(1)", "simd_max": "x"}.get(function, "x, T(0)")
     source = kernel(f"typedef {name} T; {UNWRITTEN[name]} out[i] = {function}({arguments});")
-    with pytest.raises(simulator.Fault, match=f"private variable that nothing has written; {THREAD}"):
+    with pytest.raises(mps_simulator.Fault, match=f"private variable that nothing has written; {THREAD}"):
         run(source, [ramp(), indices(), unwritten()])

@@ -9,11 +9,9 @@ import signal
 import pytest
 import torch
 
-import simulator
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import Argument, run, settings
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
+import mps_simulator
+from metal_programs import Argument, run
+from mps_simulator import settings
 
 # The order in which the threads of one threadgroup come by, before and after a barrier.
 ORDER = """
@@ -24,11 +22,6 @@ kernel void order(device atomic_uint* counters [[buffer(0)]], device uint* first
   second[atomic_fetch_add_explicit(counters + 1, 1u, memory_order_relaxed)] = i;
 }
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
 
 
 def order(seed: int, threads: int = 128) -> tuple[list[int], list[int]]:
@@ -187,7 +180,7 @@ kernel void counted(device const float* source [[buffer(0)]], device float* out 
 
 
 def test_figures_of_a_kernel_counted_by_hand() -> None:
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         for _ in range(2):
             arguments: list[Argument] = [torch.ones(192).to("mps"), torch.empty(192, device="mps"), 1]
             run(COUNTED, arguments, threadgroups=3, threads=64, threadgroup_memory={0: 1024})
@@ -220,7 +213,7 @@ def test_the_engine_goes_on_after_a_fault() -> None:
     """
     values = torch.arange(2048, dtype=torch.float32)
     for broken in (5, 511, 700, 2047):
-        with pytest.raises(simulator.Fault, match="divergent threadgroup_barrier"):
+        with pytest.raises(mps_simulator.Fault, match="divergent threadgroup_barrier"):
             run(source, [values.to("mps"), torch.empty(2048, device="mps"), broken], threadgroups=4, threads=512)
         out = torch.empty(2048, device="mps")
         run(source, [values.to("mps"), out, 4096], threadgroups=4, threads=512)

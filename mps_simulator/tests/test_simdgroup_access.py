@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import Argument, Grid, run, settings
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
+import mps_simulator
+from metal_programs import Argument, Grid, run
+from mps_simulator import settings
 
 
 def figures(
@@ -29,7 +22,7 @@ def figures(
     threadgroup_memory: Mapping[int, int] | None = None,
     detailed: bool = True,
 ) -> Any:
-    with simulator.profile(detailed) as profile:
+    with mps_simulator.profile(detailed) as profile:
         run(source, arguments, threadgroups=threadgroups, threads=threads, threadgroup_memory=threadgroup_memory or {})
     (kernel,) = profile.kernels.values()
     return kernel
@@ -195,7 +188,7 @@ def test_distinct_bytes_of_threadgroups_that_read_the_same(workers: int) -> None
 def test_dispatches_are_summed() -> None:
     source = LOADS.replace("TYPE", "float").replace("VALUE", "source[i]")
     arguments: list[Argument] = [ramp(32), zeros(32)]
-    with simulator.profile(detailed=True) as profile:
+    with mps_simulator.profile(detailed=True) as profile:
         run(source, arguments, threads=32)
         run(source, arguments, threads=32)
     kernel = profile.kernels["loads"]
@@ -322,27 +315,27 @@ def test_nothing_is_counted_unless_asked_for() -> None:
     assert kernel.device_bytes_written == 128
     assert [getattr(kernel, name) for name in DETAILS] == [0] * len(DETAILS)
     assert kernel.device_bytes_distinct_written == 0
-    assert not simulator.settings.detailed
+    assert not mps_simulator.settings.detailed
 
 
 def test_a_profile_inside_a_detailed_one_is_detailed() -> None:
     source = LOADS.replace("TYPE", "float").replace("VALUE", "source[i]")
-    with simulator.profile(detailed=True) as outer:
+    with mps_simulator.profile(detailed=True) as outer:
         inner = figures(source, [ramp(32), zeros(32)], detailed=False)
-        assert simulator.settings.detailed
+        assert mps_simulator.settings.detailed
     assert inner.device_accesses == outer.kernels["loads"].device_accesses == 2
-    assert "issued read" in str(outer) and not simulator.settings.detailed
+    assert "issued read" in str(outer) and not mps_simulator.settings.detailed
 
 
 def test_a_detailed_profile_needs_the_watch() -> None:
     with settings(watch=False), pytest.raises(ValueError, match=r"expected settings\.watch to be on"):  # noqa: SIM117
-        with simulator.profile(detailed=True):
+        with mps_simulator.profile(detailed=True):
             pass
 
 
 def test_counting_goes_on_after_a_fault() -> None:
     faulty = LOADS.replace("TYPE", "float").replace("VALUE", "source[i * 64]")
-    with pytest.raises(simulator.Fault):
+    with pytest.raises(mps_simulator.Fault):
         figures(faulty, [ramp(64), zeros(32)])
     kernel = figures(LOADS.replace("TYPE", "float").replace("VALUE", "source[i]"), [ramp(32), zeros(32)])
     assert reads(kernel) == (128, 128, 1, 1)

@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch.utils._cpp_embed_headers import _embed_headers
 
-import simulator
-import simulator.metal
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import settings
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
+import mps_simulator
+import mps_simulator.metal
+from mps_simulator import settings
 
 INCLUDE = Path(torch.__file__).parent / "include"
 HEADERS = sorted(path.name for path in (INCLUDE / "c10/metal").glob("*.h"))
@@ -31,17 +28,12 @@ kernel void special(device float* x [[buffer(0)]], device AtomicType_t<float>* t
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
-
-
 def library(headers: list[str], source: str) -> Any:
     """Run-time compilation has no include path: PyTorch puts its headers' text in, and so does this."""
     text = "".join(f"#include <c10/metal/{name}>\n" for name in headers) + source
     text = _embed_headers(text.splitlines(keepends=True), [INCLUDE], set())
     with settings(strict=False):
-        return simulator.metal.Library("#include <metal_stdlib>\nusing namespace metal;\n" + text)
+        return mps_simulator.metal.Library("#include <metal_stdlib>\nusing namespace metal;\n" + text)
 
 
 @pytest.mark.parametrize("header", HEADERS)
@@ -52,7 +44,7 @@ def test_headers_compile(header: str) -> None:
 
 def dispatch(name: str, arguments: list[torch.Tensor], threads: int) -> None:
     pipeline = library(["indexing.h", "special_math.h", "atomic.h"], USE).pipeline(name)
-    with simulator.metal.encoder() as encoder:
+    with mps_simulator.metal.encoder() as encoder:
         encoder.set_pipeline(pipeline)
         for index, argument in enumerate(arguments):
             encoder.set_buffer(argument, index)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-import simulator
-from tests.helpers.devices import on_a_mac
-from tests.helpers.large import resident_kb
-from tests.simulator.metal_programs import run, settings
-from tests.simulator.twins import THREAD, N, Twin, each, ramp, unwritten
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
-
+import mps_simulator
+from metal_programs import run
+from mps_simulator import settings
+from twins import THREAD, N, Twin, each, ramp, unwritten
 
 BOUNDS = [
     Twin(
@@ -414,12 +406,17 @@ def test_a_recycled_block_is_unwritten_again() -> None:
     del first
     again = unwritten(4096)
     assert again.untyped_storage().data_ptr() == address, "the allocator did not hand out the block again"
-    with pytest.raises(simulator.Fault, match=r"argument 'source' \(buffer 0\), element 0 .*nothing has written"):
+    with pytest.raises(mps_simulator.Fault, match=r"argument 'source' \(buffer 0\), element 0 .*nothing has written"):
         run(copy.source, [again, unwritten()])
     again.copy_(torch.ones(4096))
     out = unwritten()
     run(copy.source, [again, out])
     assert torch.equal(out.cpu(), torch.ones(N))
+
+
+def resident_kb(name: str) -> int:
+    (kb,) = re.findall(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(kb)
 
 
 def test_a_large_buffer_takes_room_where_it_is_used() -> None:
@@ -430,7 +427,7 @@ def test_a_large_buffer_takes_room_where_it_is_used() -> None:
     before = resident_kb("VmRSS")
     for _ in range(2):
         large = unwritten(count)
-        with pytest.raises(simulator.Fault, match=r"element 0 .*nothing has written"):
+        with pytest.raises(mps_simulator.Fault, match=r"element 0 .*nothing has written"):
             run(copy.source, [(large, 4 * (count - N)), unwritten()])
         large[-N:] = ramp()
         out = unwritten()
@@ -455,7 +452,7 @@ def test_only_the_last_part_of_a_dispatch_runs() -> None:
     assert out.tolist() == [0, 0, 0, 0, 1, 1]
     with (
         settings(parts=4),
-        pytest.raises(simulator.Fault, match="parts is 4, expected a divisor of its 6 threadgroups"),
+        pytest.raises(mps_simulator.Fault, match="parts is 4, expected a divisor of its 6 threadgroups"),
     ):
         run(source, [out], threadgroups=(2, 3), threads=1)
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import simulator
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import run, settings
-from tests.simulator.twins import RACE, THREAD, N, Twin, each, ramp, unwritten
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
-
+from metal_programs import run
+from mps_simulator import settings
+from twins import RACE, THREAD, N, Twin, each, ramp, unwritten
 
 ORDER = [
     Twin(

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
-from tests.helpers.devices import on_a_mac
-from tests.simulator.metal_programs import Argument, run
-
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
+import mps_simulator
+from metal_programs import Argument, run
 
 COPY = """
 kernel void copy(device const float4* source [[buffer(0)]], device float* out [[buffer(1)]],
@@ -27,11 +24,6 @@ SMALL = """
 [[max_total_threads_per_threadgroup(64)]]
 kernel void small(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) { out[i] = i; }
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    simulator.activate()
 
 
 def copy(**changes: Any) -> torch.Tensor:
@@ -77,7 +69,7 @@ def test_offsets_that_fit_pass() -> None:
     ],
 )
 def test_a_wrong_dispatch_is_rejected(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(simulator.Fault, match=rf"kernel 'copy': .*{words}"):
+    with pytest.raises(mps_simulator.Fault, match=rf"kernel 'copy': .*{words}"):
         copy(**changes)
 
 
@@ -91,12 +83,12 @@ def test_a_wrong_dispatch_is_rejected(changes: dict[str, Any], words: str) -> No
 )
 def test_a_wrong_offset_is_rejected(argument: str, offset: int, words: str) -> None:
     tensors = {"source": torch.zeros(64).to("mps"), "scale": torch.zeros(3, dtype=torch.float16).to("mps")}
-    with pytest.raises(simulator.Fault, match=rf"kernel 'copy': {words}"):
+    with pytest.raises(mps_simulator.Fault, match=rf"kernel 'copy': {words}"):
         copy(**{argument: (tensors[argument], offset)})
 
 
 def test_an_offset_past_the_end_is_rejected() -> None:
-    with pytest.raises(simulator.Fault, match=r"offset 260 "):
+    with pytest.raises(mps_simulator.Fault, match=r"offset 260 "):
         copy(source=(torch.zeros(64).to("mps"), 260))
 
 
@@ -104,10 +96,10 @@ def test_a_kernel_s_own_limit_of_threads() -> None:
     out = torch.empty(64, device="mps")
     run(SMALL, [out], threads=64)
     assert torch.equal(out.cpu(), torch.arange(64, dtype=torch.float32))
-    with pytest.raises(simulator.Fault, match=r"kernel 'small': .*at most 64 in all, got \(65, 1, 1\)"):
+    with pytest.raises(mps_simulator.Fault, match=r"kernel 'small': .*at most 64 in all, got \(65, 1, 1\)"):
         run(SMALL, [torch.empty(65, device="mps")], threads=65)
 
 
 def test_an_index_above_30_is_rejected() -> None:
-    with pytest.raises(simulator.Fault, match=r"31.*30"):
+    with pytest.raises(mps_simulator.Fault, match=r"31.*30"):
         run(SMALL, [torch.empty(64, device="mps"), *[None] * 30, 1])

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
-from tests.simulator.metal_programs import Argument, run, settings
+import mps_simulator
+from metal_programs import Argument, run
+from mps_simulator import settings
 
 N = 64
 SEEDS = (0, 5)
@@ -55,7 +56,7 @@ class Twin:
         return output.cpu()
 
     def must_fault(self, seed: int) -> None:
-        with settings(seed=seed), pytest.raises(simulator.Fault) as fault:
+        with settings(seed=seed), pytest.raises(mps_simulator.Fault) as fault:
             self.run(faulty=True)
         kernel = re.findall(r"kernel void (\w+)\(", self.source)[0]
         for words in [f"kernel '{kernel}': ", *self.words]:

@@ -25,9 +25,9 @@ BOTH = (True, False)
 def launches(wanted: Iterable[Thunk]) -> list[Launch]:
     """Of these calls, the first of each kernel variant."""
     if sys.platform == "linux":
-        import simulator
+        import mps_simulator
 
-        simulator.activate()
+        mps_simulator.activate()
         return calls.launches(wanted)
     with fake_mps():  # a virtual Mac cannot allocate; 10 ms a call
         return calls.launches(wanted)

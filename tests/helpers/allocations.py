@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-import simulator
+import mps_simulator
 from torch_gdn import _C
 
 METAL = b"libtorch_gdn_metal"
@@ -43,7 +43,7 @@ def decode_calls(device: torch.device) -> dict[str, Callable[[], object]]:
 
 
 def main() -> None:
-    simulator.activate()
+    mps_simulator.activate()
     counter, found = ctypes.CDLL(None), {}
     for name, call in decode_calls(torch.device("mps")).items():
         call()  # compiles

@@ -87,12 +87,12 @@ def call_each_kernel() -> None:
 
 @needs_simulated_device
 def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
-    import simulator
+    import mps_simulator
 
-    simulator.activate()
+    mps_simulator.activate()
     with recording() as recorded:
         call_each_kernel()
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         call_each_kernel()
     kernels = {variant.kernel for variant in recorded.variants}
     assert {"chunk_fwd_intra", "chunk_fwd_h", "chunk_fwd_o", "fused_chunk_gated_delta_rule", "l2norm"} <= kernels

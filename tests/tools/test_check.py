@@ -60,7 +60,7 @@ class Run:
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    module = ["-m", "torch_gdn.check"] if on_a_mac() else ["-m", "simulator", "-m", "torch_gdn.check"]
+    module = ["-m", "torch_gdn.check"] if on_a_mac() else ["-m", "mps_simulator", "-m", "torch_gdn.check"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a second process tests beside this one
     return subprocess.run(
         [sys.executable, *module, *arguments], cwd=ROOT, env=environment, text=True, capture_output=True, check=False
@@ -290,7 +290,7 @@ class TestWithoutADevice:
         arguments = [sys.executable, "-m", "torch_gdn.check", "--quick", "--json", str(tmp_path / "report.json")]
         process = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, check=False)
         assert process.returncode == 1
-        assert "no mps device is available" in process.stdout and "python -m simulator" in process.stdout
+        assert "no mps device is available" in process.stdout and "python -m mps_simulator" in process.stdout
         assert json.loads((tmp_path / "report.json").read_text())["status"] == FAIL
 
 

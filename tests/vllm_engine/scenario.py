@@ -165,11 +165,11 @@ def pool(llm: Any) -> dict[str, int]:
 
 def main() -> None:
     scenario = json.load(sys.stdin)
-    simulator = sys.modules.get("simulator")
-    if simulator is None:
+    mps_simulator = sys.modules.get("mps_simulator")
+    if mps_simulator is None:
         result = run(scenario)
     else:
-        with simulator.profile() as profile:
+        with mps_simulator.profile() as profile:
             result = run(scenario)
         result["kernels"] = {name: profile.launched(name) for name in sorted(profile.kernels)}
     print(json.dumps(result))

@@ -12,16 +12,14 @@ from torch_gdn._recorder import KernelVariant
 from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
 
 NO_DEVICE = "no mps device is available to PyTorch here"
-ON_LINUX = "; a checkout on Linux has a simulated one: python -m simulator -m torch_gdn.check"
+ON_LINUX = "; in a checkout on Linux there is a simulated one: python -m mps_simulator -m torch_gdn.check"
 
 
 def simulated_settings() -> dict[str, Any] | None:
-    """How the simulated device is set in this process, or None on a Mac or where it is not activated."""
-    if not on_simulated_device() or not torch.backends.mps.is_available():
-        return None
-    import simulator  # of the checkout; it is there, since it made the device available
-
-    return {name: getattr(simulator.settings, name) for name in ("watch", "seed", "perturb", "workers")}
+    """How the simulated device is set in this process, or None where it is not active."""
+    mps_simulator = sys.modules.get("mps_simulator")  # imported by whoever activated it
+    settings: dict[str, Any] | None = mps_simulator.active_settings() if mps_simulator else None
+    return settings
 
 
 def check_facts(device: torch.device) -> Outcome:

@@ -1,4 +1,4 @@
-"""python -m simulator SCRIPT ARGS | -m MODULE ARGS | -c CODE: runs a program with device "mps" simulated."""
+"""python -m mps_simulator SCRIPT ARGS | -m MODULE ARGS | -c CODE: runs a program with device "mps" simulated."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import runpy
 import sys
 from pathlib import Path
 
-import simulator
+import mps_simulator
 
-USAGE = "usage: python -m simulator [--no-watch] [--perturb] [--seed N] (SCRIPT | -m MODULE | -c CODE) ARGS..."
+USAGE = "usage: python -m mps_simulator [--no-watch] [--perturb] [--seed N] (SCRIPT | -m MODULE | -c CODE) ARGS..."
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         sys.exit(f"{arguments[0]}: expected {'a module' if arguments[0] == '-m' else 'code'}\n{USAGE}")
     if arguments[0] not in ("-m", "-c") and not Path(arguments[0]).is_file():
         sys.exit(f"no script {arguments[0]!r}\n{USAGE}")
-    simulator.activate(watch=watch, perturb=perturb, seed=seed)
+    mps_simulator.activate(watch=watch, perturb=perturb, seed=seed)
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})

@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 
 SIMULATOR = Path(__file__).resolve().parent
-CHECKOUT = SIMULATOR.parent
 COMPILER = "clang++-19"
 JOBS = 2
 NEEDED = "clang-19 libobjc-12-dev libblocksruntime-dev libboost-context-dev"
@@ -32,8 +31,8 @@ class BuildError(RuntimeError):
 
 
 def cache_directory() -> Path:
-    """Where everything built is kept: $SIMULATOR_CACHE, else ~/.cache/mps_simulator."""
-    return Path(os.environ.get("SIMULATOR_CACHE") or Path.home() / ".cache" / "mps_simulator").absolute()
+    """Where everything built is kept: $MPS_SIMULATOR_CACHE, else ~/.cache/mps_simulator."""
+    return Path(os.environ.get("MPS_SIMULATOR_CACHE") or Path.home() / ".cache" / "mps_simulator").absolute()
 
 
 def _gcc_directory() -> Path | None:
@@ -96,9 +95,9 @@ class Toolchain:
         )
 
     def key(self) -> str:
-        """One folder for each torch, Python, set of flags and checkout."""
+        """One folder for each torch, Python, set of flags and installation."""
         flags = [*self.common, *self.objective_c, *self.libraries]
-        text = [torch.__version__, sys.version, COMPILER, str(CHECKOUT), *flags]
+        text = [torch.__version__, sys.version, COMPILER, str(SIMULATOR), *flags]
         return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
 
     def command(self, source: Path, output: Path, flags: Sequence[str]) -> list[str]:
@@ -193,15 +192,20 @@ def device_sources() -> list[Path]:
 
 
 MODULE = "_device"
+DEVICE_FLAGS = (
+    f"-iquote{SIMULATOR.parent}",  # not -I: in site-packages, a <header> must not be looked for
+    "-Wall",
+    "-Werror",
+    f"-DTORCH_EXTENSION_NAME={MODULE}",
+)
 
 
 def build_device() -> Path:
     """The library of the simulated device, a Python module."""
     toolchain = Toolchain.make()
     directory = cache_directory() / "device" / toolchain.key()
-    flags = [f"-I{CHECKOUT}", "-Wall", "-Werror", f"-DTORCH_EXTENSION_NAME={MODULE}"]
     with _locked(directory):
-        objects = _compile(toolchain, directory, device_sources(), flags)
+        objects = _compile(toolchain, directory, device_sources(), DEVICE_FLAGS)
         return _link(directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", objects, toolchain.libraries)
 
 
@@ -214,14 +218,14 @@ def build_library(
     include: Sequence[Path] = (),
     flags: Sequence[str] = (),
 ) -> Path:
-    """Objective-C++ and C++ that runs on the device: a shared library linked against it. See simulator.load()."""
+    """Objective-C++ and C++ that runs on the device: a shared library linked against it. See mps_simulator.load()."""
     toolchain = Toolchain.make()
     flags = [
         f"-DTORCH_EXTENSION_NAME={name.rpartition('.')[2]}",
         "-DTORCH_API_INCLUDE_EXTENSION_H",
         *(f"-I{folder}" for folder in include),
         *flags,
-        *shlex.split(os.environ.get("SIMULATOR_FLAGS", "")),
+        *shlex.split(os.environ.get("MPS_SIMULATOR_FLAGS", "")),
     ]
     key = hashlib.sha256("\0".join([*map(str, sources), *map(str, libraries), *flags]).encode()).hexdigest()[:16]
     directory = device.parent / "libraries" / f"{name}-{key}"

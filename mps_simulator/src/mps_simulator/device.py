@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from simulator import build, patches
-from simulator.fault import Fault
+from mps_simulator import build, patches
+from mps_simulator.fault import Fault
 
 _device: ModuleType | None = None
 
@@ -19,7 +21,7 @@ _device: ModuleType | None = None
 def device_module() -> Any:
     """The library as a Python module. RuntimeError before activate()."""
     if _device is None:
-        raise RuntimeError("the simulated device is not active: call simulator.activate() first")
+        raise RuntimeError("the simulated device is not active: call mps_simulator.activate() first")
     return _device
 
 
@@ -55,7 +57,7 @@ def open_device() -> None:
 
 
 class Settings:
-    """Live settings of the engine and of the command buffers.
+    """Live settings of the engine and of the command buffers. `with settings(seed=5):` sets them for a block.
 
     watch: check every memory access. detailed: count the accesses of simdgroups too, as profile(detailed=True) does.
     seed: order of lanes and simdgroups, 0 is ascending. perturb: noise within the Metal specification's ULP table,
@@ -84,6 +86,17 @@ class Settings:
             setattr(device_module().settings(), name, value)
         else:
             raise AttributeError(f"settings has no {name!r}: expected one of {', '.join(self._names)}, run_at")
+
+    @contextmanager
+    def __call__(self, **values: Any) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
 
     def __repr__(self) -> str:
         return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in (*self._names, 'run_at'))})"

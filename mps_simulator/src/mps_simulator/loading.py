@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from simulator import build
-from simulator.device import device_module, import_extension
-from simulator.project import extension_file, read_project
+from mps_simulator import build
+from mps_simulator.device import device_module, import_extension
+from mps_simulator.project import extension_file, find_project, read_project
 
 PathLike = str | os.PathLike[str]
 
@@ -29,8 +29,8 @@ def load(
 ) -> Path:
     """Builds .mm and .cpp files as they are on a Mac and loads them: their ops are then in torch.ops.
 
-        simulator.activate()
-        simulator.load("my_op.mm")
+        mps_simulator.activate()
+        mps_simulator.load("my_op.mm")
         torch.ops.my_ops.twice(torch.ones(3, device="mps"))
 
     sources: one file or several. name: of the library, default the first file's; with PYBIND11_MODULE(
@@ -44,12 +44,12 @@ def load(
     device = Path(device_module().__file__)
     paths = [Path(source).resolve() for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)]
     if not paths:
-        raise ValueError("simulator.load(): expected at least one source, got none")
+        raise ValueError("mps_simulator.load(): expected at least one source, got none")
     for path in paths:
         if path.suffix not in (".mm", ".cpp"):
-            raise ValueError(f"simulator.load(): expected .mm or .cpp files, got {path}")
+            raise ValueError(f"mps_simulator.load(): expected .mm or .cpp files, got {path}")
         if not path.is_file():
-            raise FileNotFoundError(f"simulator.load(): no file {path}")
+            raise FileNotFoundError(f"mps_simulator.load(): no file {path}")
     name = name or paths[0].stem
     library = build.build_library(
         name,
@@ -65,10 +65,16 @@ def load(
     return library
 
 
-@functools.cache
 def load_project() -> None:
-    """What the project's pyproject.toml names, once a process. An entry whose extension is not built is left out."""
-    for entry in read_project():
+    """Loads what the project's pyproject.toml names; once in a process."""
+    if path := find_project():
+        _load_project(path)
+
+
+@functools.cache
+def _load_project(path: Path) -> None:
+    """An entry whose extension is not built is left out."""
+    for entry in read_project(path):
         if not all(extension_file(module) for module in entry.extensions):
             continue
         modules = [importlib.import_module(module) for module in entry.extensions]

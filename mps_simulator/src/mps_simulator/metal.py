@@ -1,8 +1,8 @@
 """The simulated Metal objects, for tests.
 
-    library = simulator.metal.Library(source)
+    library = mps_simulator.metal.Library(source)
     pipeline = library.pipeline("scale", constants={0: True})
-    with simulator.metal.encoder() as e:
+    with mps_simulator.metal.encoder() as e:
         e.set_pipeline(pipeline)
         e.set_buffer(tensor, 0)
         e.set_bytes(2.0, 1)
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from simulator.device import device_module
+from mps_simulator.device import device_module
 
 
 def Library(
@@ -57,5 +57,5 @@ def __getattr__(name: str) -> Any:
         "stream_command_buffer", "stream_encoder",
     }  # fmt: skip
     if name not in public:
-        raise AttributeError(f"simulator.metal has no {name!r}")
+        raise AttributeError(f"mps_simulator.metal has no {name!r}")
     return getattr(device_module(), name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from simulator.device import device_module, settings
+from mps_simulator.device import device_module, settings
 
 _COLUMNS = (
     ("dispatches", "dispatches"),
@@ -35,8 +35,8 @@ _DETAILED_COLUMNS = (
 class Profile:
     """kernels: name -> figures; fallbacks: aten op -> times it ran on the CPU; allocated_bytes: newly asked for.
 
-    Filled in when the `with simulator.profile()` block ends. The fields of a kernel's figures, and what each counts:
-    KernelFigures in simulator/engine/engine.h.
+    Filled in when the `with mps_simulator.profile()` block ends. KernelFigures in engine/engine.h says what the fields
+    of a kernel's figures count.
     """
 
     def __init__(self, detailed: bool = False) -> None:
@@ -69,9 +69,9 @@ def profile(detailed: bool = False) -> Iterator[Profile]:
     """Waits for the device at both ends and reports what ran in between. May be nested.
 
     detailed: puts the accesses of single threads together into accesses of simdgroups, and counts their bytes, cache
-    lines and bank conflicts, and scalar operations by kind; simulator/engine/count/simdgroup_access.h and operations.h
-    say how, and where a GPU differs. Several times slower, and each kernel is compiled once more. An outer profile then
-    has these figures for the inner part.
+    lines and bank conflicts, and scalar operations by kind; simdgroup_access.h and operations.h in engine/count say
+    how, and where a GPU differs. Several times slower, and each kernel is compiled once more. An outer profile then has
+    these figures for the inner part.
     """
     if detailed and not settings.watch:
         raise ValueError(

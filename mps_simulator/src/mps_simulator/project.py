@@ -1,6 +1,6 @@
 """What a project wants loaded on the simulated device, from its pyproject.toml:
 
-    [[tool.simulator.load]]
+    [[tool.mps_simulator.load]]
     name = "my_ops_metal"
     sources = ["csrc/**/*.mm", "csrc/*.cpp"]
     exclude = ["csrc/cpu.cpp"]     # this and what follows may be left out
@@ -8,8 +8,8 @@
     extensions = ["my_ops._C"]     # extension modules: imported first, and linked against
     flags = ["-DMY_FLAG=1"]        # more for the compiler
 
-Paths and patterns are relative to the file. It is the nearest with a [tool.simulator] table in the working directory
-or above it, else the one beside the folder simulator/.
+Paths and patterns are relative to the file: the nearest pyproject.toml with a [tool.mps_simulator] table, in the
+working directory or above it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from simulator.build import CHECKOUT
-
 KEYS = ("name", "sources", "exclude", "include", "extensions", "flags")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Arguments of simulator.load(); extensions: names of modules."""
+    """Arguments of mps_simulator.load(); extensions: names of modules."""
 
     name: str
     sources: list[Path]
@@ -64,7 +62,7 @@ def _files(where: str, root: Path, patterns: list[str]) -> set[Path]:
 
 
 def _entry(path: Path, table: Any) -> Entry:
-    where = f"{path}: tool.simulator.load"
+    where = f"{path}: tool.mps_simulator.load"
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise ProjectError(f"{where}: expected tables with a name, got {table!r}")
     where = f"{where} {table['name']!r}"
@@ -84,20 +82,17 @@ def _entry(path: Path, table: Any) -> Entry:
 def find_project() -> Path | None:
     """The pyproject.toml that is read, or None."""
     here = Path.cwd()
-    for folder in (here, *here.parents, CHECKOUT):
+    for folder in (here, *here.parents):
         path = folder / "pyproject.toml"
-        if path.is_file() and "simulator" in _read_toml(path).get("tool", {}):
+        if path.is_file() and "mps_simulator" in _read_toml(path).get("tool", {}):
             return path
     return None
 
 
-def read_project() -> list[Entry]:
-    path = find_project()
-    if path is None:
-        return []
-    tables = _read_toml(path)["tool"]["simulator"].get("load", [])
+def read_project(path: Path) -> list[Entry]:
+    tables = _read_toml(path)["tool"]["mps_simulator"].get("load", [])
     if not isinstance(tables, list):
-        raise ProjectError(f"{path}: tool.simulator.load: expected [[tool.simulator.load]], got {tables!r}")
+        raise ProjectError(f"{path}: tool.mps_simulator.load: expected [[tool.mps_simulator.load]], got {tables!r}")
     return [_entry(path, table) for table in tables]
 
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "simulator/engine/count/operation_kinds.h"
+#include "mps_simulator/engine/count/operation_kinds.h"
 
 struct simulator_kernel;
 

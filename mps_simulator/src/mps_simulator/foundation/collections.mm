@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "simulator/foundation/fault.h"
+#include "mps_simulator/foundation/fault.h"
 
 @implementation NSNumber
 - (instancetype)initWithReal:(double)real integer:(long long)integer {

@@ -7,9 +7,9 @@
 #include <string>
 #include <thread>
 
+#include "mps_simulator/foundation/fault.h"
 #include "pool.h"
 #include "queue.h"
-#include "simulator/foundation/fault.h"
 
 struct dispatch_queue_s {
   std::string label;

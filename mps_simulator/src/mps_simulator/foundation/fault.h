@@ -4,7 +4,7 @@
 
 namespace simulator {
 
-// simulator.Fault in Python.
+// mps_simulator.Fault in Python.
 [[noreturn]] void fault(const std::string& message);
 
 // For -release and -dealloc, which also run while another exception unwinds, where a second one would terminate.

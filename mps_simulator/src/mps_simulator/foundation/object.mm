@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "mps_simulator/foundation/fault.h"
 #include "pool.h"
-#include "simulator/foundation/fault.h"
 
 using simulator::fault;
 using simulator::fault_unless_unwinding;

@@ -4,9 +4,9 @@
 #include <mutex>
 
 #include "device.h"
+#include "mps_simulator/engine/pages.h"
 #include "objects.h"
 #include "simulated_mac.h"
-#include "simulator/engine/pages.h"
 
 namespace simulator {
 namespace {

@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "command_mode.h"
+#include "mps_simulator/foundation/queue.h"
 #include "objects.h"
-#include "simulator/foundation/queue.h"
 
 NSErrorDomain const MTLCommandBufferErrorDomain = @"MTLCommandBufferErrorDomain";
 

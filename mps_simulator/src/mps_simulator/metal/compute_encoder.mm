@@ -1,8 +1,8 @@
 // The compute encoder: what Metal's validation layer rejects is a fault here, at the call that is wrong.
 #include <cstring>
 
+#include "mps_simulator/engine/kernel_abi.h"
 #include "objects.h"
-#include "simulator/engine/kernel_abi.h"
 
 using simulator::Argument;
 using simulator::fault;

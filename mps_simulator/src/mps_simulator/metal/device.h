@@ -1,4 +1,4 @@
-// What simulator/pytorch (plain C++) uses of simulator/metal. A buffer is an id<MTLBuffer>.
+// What pytorch/ (plain C++) uses of metal/. A buffer is an id<MTLBuffer>.
 #pragma once
 #include <dispatch/dispatch.h>
 

@@ -1,7 +1,7 @@
 #include <cstring>
 
+#include "mps_simulator/engine/kernel_abi.h"
 #include "objects.h"
-#include "simulator/engine/kernel_abi.h"
 
 NSErrorDomain const MTLLibraryErrorDomain = @"MTLLibraryErrorDomain";
 

@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "simulator/engine/engine.h"
-#include "simulator/foundation/fault.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/foundation/fault.h"
 
 namespace simulator {
 

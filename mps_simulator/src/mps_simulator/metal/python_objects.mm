@@ -1,14 +1,14 @@
-// The Metal objects in Python (simulator/metal.py), with no checks of their own, so that tests can make every mistake
-// that Objective-C++ code can.
-#include "simulator/pytorch/bindings.h"
+// The Metal objects in Python (mps_simulator/metal.py), with no checks of their own, so that tests can make every
+// mistake that Objective-C++ code can.
+#include "mps_simulator/pytorch/bindings.h"
 
 #include <ATen/mps/MPSStream.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
 
+#include "mps_simulator/foundation/queue.h"
 #include "objects.h"
-#include "simulator/foundation/queue.h"
 
 namespace simulator {
 namespace {

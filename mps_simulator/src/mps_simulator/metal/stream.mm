@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "device.h"
+#include "mps_simulator/foundation/queue.h"
 #include "objects.h"
 #include "simulated_mac.h"
-#include "simulator/foundation/queue.h"
 
 namespace at::mps {
 

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <set>
 
-#include "simulator/engine/engine.h"
-#include "simulator/foundation/fault.h"
-#include "simulator/metal/device.h"
-#include "simulator/metal/simulated_mac.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/foundation/fault.h"
+#include "mps_simulator/metal/device.h"
+#include "mps_simulator/metal/simulated_mac.h"
 
 namespace simulator {
 namespace {

@@ -1,4 +1,4 @@
-// The Python module of the simulated device; its public interface is simulator/__init__.py.
+// The Python module of the simulated device; its public interface is mps_simulator/__init__.py.
 #include "bindings.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -6,12 +6,12 @@
 #include "allocator.h"
 #include "fallback.h"
 #include "fault.h"
-#include "simulator/engine/compile/compiler.h"
-#include "simulator/engine/engine.h"
-#include "simulator/foundation/queue.h"
-#include "simulator/metal/command_mode.h"
-#include "simulator/metal/device.h"
-#include "simulator/metal/simulated_mac.h"
+#include "mps_simulator/engine/compile/compiler.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/foundation/queue.h"
+#include "mps_simulator/metal/command_mode.h"
+#include "mps_simulator/metal/device.h"
+#include "mps_simulator/metal/simulated_mac.h"
 
 namespace simulator {
 namespace {

@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "host_view.h"
-#include "simulator/engine/engine.h"
-#include "simulator/metal/device.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/metal/device.h"
 
 namespace simulator {
 

@@ -5,7 +5,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "host_view.h"
-#include "simulator/metal/device.h"
+#include "mps_simulator/metal/device.h"
 
 namespace simulator {
 

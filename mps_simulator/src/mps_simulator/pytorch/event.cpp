@@ -5,7 +5,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "simulator/metal/device.h"
+#include "mps_simulator/metal/device.h"
 
 namespace simulator {
 

@@ -17,7 +17,7 @@
 #include "cpu_call.h"
 #include "generator.h"
 #include "host_view.h"
-#include "simulator/metal/device.h"
+#include "mps_simulator/metal/device.h"
 
 namespace simulator {
 namespace {

@@ -1,9 +1,9 @@
-// Faults as exceptions that PyTorch's bindings turn into the Python class simulator.Fault.
+// Faults as exceptions that PyTorch's bindings turn into the Python class mps_simulator.Fault.
 #include "fault.h"
 
 #include <torch/csrc/Exceptions.h>
 
-#include "simulator/foundation/fault.h"
+#include "mps_simulator/foundation/fault.h"
 
 namespace simulator {
 namespace {

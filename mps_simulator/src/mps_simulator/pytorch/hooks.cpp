@@ -11,8 +11,8 @@
 #include "allocator.h"
 #include "event.h"
 #include "generator.h"
-#include "simulator/metal/device.h"
-#include "simulator/metal/simulated_mac.h"
+#include "mps_simulator/metal/device.h"
+#include "mps_simulator/metal/simulated_mac.h"
 
 namespace simulator {
 namespace {

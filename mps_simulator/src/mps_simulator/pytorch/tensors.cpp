@@ -15,8 +15,8 @@
 
 #include "allocator.h"
 #include "host_view.h"
-#include "simulator/engine/engine.h"
-#include "simulator/metal/device.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/metal/device.h"
 
 namespace simulator {
 namespace {

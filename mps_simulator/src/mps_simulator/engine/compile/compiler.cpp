@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "intermediate_code.h"
+#include "mps_simulator/engine/engine.h"
 #include "process.h"
 #include "program.h"
 #include "shader_cache.h"
-#include "simulator/engine/engine.h"
 #include "source_transform.h"
 
 namespace simulator {

@@ -4,8 +4,8 @@
 
 namespace simulator {
 
-// engine: the folder simulator/engine, whose compile/metal holds the language's headers. cache: made if absent. To be
-// set before the first compile.
+// engine: the folder mps_simulator/engine, whose compile/metal holds the language's headers. cache: made if absent. To
+// be set before the first compile.
 void set_directories(const std::string& engine, const std::string& cache);
 
 }  // namespace simulator

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "simulator/engine/count/operation_kinds.h"
+#include "mps_simulator/engine/count/operation_kinds.h"
 
 namespace simulator {
 namespace {

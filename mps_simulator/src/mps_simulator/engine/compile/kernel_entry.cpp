@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "simulator/engine/engine.h"
+#include "mps_simulator/engine/engine.h"
 #include "source_words.h"
 
 namespace simulator {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "simulator/engine/kernel_abi.h"
+#include "mps_simulator/engine/kernel_abi.h"
 
 namespace simulator {
 namespace {

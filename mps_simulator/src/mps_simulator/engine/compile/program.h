@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 
-#include "simulator/engine/engine.h"
+#include "mps_simulator/engine/engine.h"
 
 namespace simulator {
 

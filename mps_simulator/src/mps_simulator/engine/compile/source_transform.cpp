@@ -7,8 +7,8 @@
 
 #include "constant_use.h"
 #include "kernel_entry.h"
+#include "mps_simulator/engine/engine.h"
 #include "program_tables.h"
-#include "simulator/engine/engine.h"
 #include "source_words.h"
 #include "tokens.h"
 

@@ -3,7 +3,7 @@
 #include <cctype>
 #include <utility>
 
-#include "simulator/engine/engine.h"
+#include "mps_simulator/engine/engine.h"
 
 namespace simulator {
 namespace {

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <string>
 
-#include "simulator/engine/engine.h"
+#include "mps_simulator/engine/engine.h"
 
 namespace simulator {
 

@@ -13,8 +13,8 @@
 #include <span>
 #include <vector>
 
+#include "mps_simulator/engine/engine.h"
 #include "simdgroup_turns.h"
-#include "simulator/engine/engine.h"
 
 namespace simulator {
 

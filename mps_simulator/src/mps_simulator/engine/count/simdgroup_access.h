@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/watch/layout.h"
 #include "simdgroup_turns.h"
-#include "simulator/engine/engine.h"
-#include "simulator/engine/watch/layout.h"
 
 namespace simulator {
 

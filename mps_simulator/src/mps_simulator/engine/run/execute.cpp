@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "job.h"
-#include "simulator/engine/count/figures.h"
-#include "simulator/engine/engine.h"
-#include "simulator/engine/kernel_abi.h"
+#include "mps_simulator/engine/count/figures.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/kernel_abi.h"
 #include "worker.h"
 
 namespace simulator {

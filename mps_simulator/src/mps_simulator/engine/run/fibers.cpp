@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <new>
 
-#include "simulator/engine/engine.h"
+#include "mps_simulator/engine/engine.h"
 
 namespace simulator {
 namespace {

@@ -3,9 +3,9 @@
 #include <atomic>
 #include <string>
 
-#include "simulator/engine/engine.h"
-#include "simulator/engine/kernel_abi.h"
-#include "simulator/engine/watch/layout.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/kernel_abi.h"
+#include "mps_simulator/engine/watch/layout.h"
 
 namespace simulator {
 

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "simulator/engine/kernel_abi.h"
+#include "mps_simulator/engine/kernel_abi.h"
 #include "worker.h"
 
 namespace simulator {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "mps_simulator/engine/kernel_abi.h"
 #include "random.h"
-#include "simulator/engine/kernel_abi.h"
 #include "worker.h"
 
 using simulator::current_worker;

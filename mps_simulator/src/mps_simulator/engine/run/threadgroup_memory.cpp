@@ -6,8 +6,8 @@
 #include <cstring>
 #include <new>
 
+#include "mps_simulator/engine/engine.h"
 #include "random.h"
-#include "simulator/engine/engine.h"
 
 namespace simulator {
 namespace {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <string>
 
-#include "simulator/engine/engine.h"
-#include "simulator/engine/kernel_abi.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/kernel_abi.h"
 
 namespace simulator {
 namespace {

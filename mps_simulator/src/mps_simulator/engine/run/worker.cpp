@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "denormals.h"
-#include "simulator/engine/watch/private_memory.h"
+#include "mps_simulator/engine/watch/private_memory.h"
 
 namespace simulator {
 

@@ -13,8 +13,8 @@
 
 #include "fibers.h"
 #include "job.h"
+#include "mps_simulator/engine/watch/watch.h"
 #include "random.h"
-#include "simulator/engine/watch/watch.h"
 #include "threadgroup_memory.h"
 
 namespace simulator {

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "memory.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/kernel_abi.h"
 #include "shadow.h"
-#include "simulator/engine/engine.h"
-#include "simulator/engine/kernel_abi.h"
 
 namespace simulator {
 

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <new>
 
-#include "simulator/engine/engine.h"
-#include "simulator/engine/pages.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/pages.h"
 
 namespace simulator {
 namespace {

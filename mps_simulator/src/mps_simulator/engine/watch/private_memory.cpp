@@ -9,9 +9,9 @@
 #include <mutex>
 #include <string>
 
-#include "simulator/engine/engine.h"
-#include "simulator/engine/kernel_abi.h"
-#include "simulator/engine/run/worker.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/kernel_abi.h"
+#include "mps_simulator/engine/run/worker.h"
 
 namespace simulator {
 namespace {

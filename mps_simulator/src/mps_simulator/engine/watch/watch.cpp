@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <new>
 
-#include "simulator/engine/count/figures.h"
-#include "simulator/engine/run/job.h"
-#include "simulator/engine/run/worker.h"
+#include "mps_simulator/engine/count/figures.h"
+#include "mps_simulator/engine/run/job.h"
+#include "mps_simulator/engine/run/worker.h"
 
 namespace simulator {
 

@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "layout.h"
+#include "mps_simulator/engine/count/operations.h"
+#include "mps_simulator/engine/count/simdgroup_access.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/run/fibers.h"
+#include "mps_simulator/engine/run/threadgroup_memory.h"
 #include "shadow.h"
-#include "simulator/engine/count/operations.h"
-#include "simulator/engine/count/simdgroup_access.h"
-#include "simulator/engine/engine.h"
-#include "simulator/engine/run/fibers.h"
-#include "simulator/engine/run/threadgroup_memory.h"
 
 namespace simulator {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <string>
 
-#include "simulator/engine/run/job.h"
-#include "simulator/engine/run/worker.h"
+#include "mps_simulator/engine/run/job.h"
+#include "mps_simulator/engine/run/worker.h"
 #include "watch.h"
 
 namespace simulator {
