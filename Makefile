@@ -16,15 +16,18 @@ BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 SYSTEM := $(shell uname -s)
 EXTENSION_SOURCES := setup.py $(shell find csrc -type f) $(shell find shaders -name '*.h')
-SIMULATOR_SOURCES := $(shell find simulator -type f -not -name '*.pyc')
-CXX_FILES = $(shell find csrc shaders simulator proof tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
+SIMULATOR_SOURCES := $(shell find mps_simulator/src -type f -not -name '*.pyc' -not -path '*.egg-info/*')
+CXX_FILES = $(shell find csrc shaders mps_simulator/src mps_simulator/tests proof tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
 
 ifeq ($(SYSTEM),Darwin)
 DEMO_DEVICE := mps
 DEVICE := $(VENV)/.extension
+TESTS := tests
 else
 DEMO_DEVICE := simulated-mps
 DEVICE := $(VENV)/.simulator
+SIMULATOR := --editable ./mps_simulator
+TESTS := tests mps_simulator/tests
 endif
 
 .PHONY: help demo test test-vllm quick proof sanitize docs lint format clean install
@@ -40,7 +43,7 @@ demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulat
 CROSS_BUILD_TESTS := tests/proof/test_mac_build.py tests/proof/test_mac_wheel.py tests/proof/test_torch_versions.py
 
 test: lint $(DEVICE)  ## every test but those of the cross-build, two processes at a time
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CROSS_BUILD_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CROSS_BUILD_TESTS:%=--ignore=%) $(TESTS)
 
 test-vllm: $(VLLM_VENV)/.packages $(DEVICE)  ## vLLM's engine on the CPU and on mps, in an environment of its own (3.5 GB)
 	$(VLLM_VENV)/bin/python -m pytest -n 2 --confcutdir tests/vllm_engine tests/vllm_engine
@@ -53,8 +56,8 @@ proof: install  ## what can be shown of the Mac build and of the shaders without
 	$(BIN)/python -m proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
 
-# A copy of the checkout with its own build: host code and CPU kernels by g++, the Metal half by the simulator's clang, both
-# on g++'s run time, which needs libstdc++ beside it. Leaks are Python's own; a kernel's fibres have stacks of their own.
+# A copy of the checkout with its own build: g++ compiles host code and CPU kernels, clang the Metal half. Both use g++'s run
+# time, which needs libstdc++ preloaded too. Leaks are Python's own; a kernel's fibres have stacks of their own.
 SANITIZED := build/sanitized
 RUN_TIMES = $(foreach name,asan ubsan stdc++,$(shell g++ -print-file-name=lib$(name).so))
 SANITIZE_TESTS := tests/gdn tests/layers tests/aura tests/hostile
@@ -66,7 +69,7 @@ sanitize: install $(DEVICE)  ## the tests of the ops under AddressSanitizer and 
 	cd $(SANITIZED) && TORCH_GDN_SANITIZE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 	cd $(SANITIZED) && LD_PRELOAD='$(RUN_TIMES)' ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 \
-	  SIMULATOR_FLAGS='-g1 -fsanitize=address,undefined -fno-sanitize=vptr,function -fno-sanitize-recover=all' \
+	  MPS_SIMULATOR_FLAGS='-g1 -fsanitize=address,undefined -fno-sanitize=vptr,function -fno-sanitize-recover=all' \
 	  $(CURDIR)/$(BIN)/python -m pytest -n 2 --dist loadgroup --capture=sys $(SANITIZE_TESTS)
 
 docs: install  ## the documentation, warnings as errors, into build/docs
@@ -86,7 +89,7 @@ format: install  ## put the sources into the form that lint wants
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:  ## remove what was built and installed here
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info torch_gdn/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) {.,mps_simulator}/{build,dist} *.egg-info mps_simulator/src/*.egg-info torch_gdn/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 install: $(VENV)/.dev  ## the environment in .venv with torch_gdn built in place, and what tests, linters and docs need
@@ -101,10 +104,10 @@ $(VENV)/.torch: $(VENV)/.system
 	$(BIN)/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	@touch $@
 
-$(VENV)/.packages: $(VENV)/.torch pyproject.toml setup.py
+$(VENV)/.packages: $(VENV)/.torch pyproject.toml setup.py mps_simulator/pyproject.toml
 	$(BIN)/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
 	@echo 'Building the extension: some minutes'
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[examples]'
+	$(BIN)/python -m pip install --quiet --no-build-isolation $(SIMULATOR) --editable '.[examples]'
 	@touch $@
 
 # Beyond what the demo needs.
@@ -113,12 +116,12 @@ $(VENV)/.dev: $(VENV)/.extension pyproject.toml
 	@touch $@
 
 # vLLM wants versions of its own, of transformers among others. The extension is that of .venv: Python and torch are the same.
-$(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml
+$(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	@echo 'Installing $(TORCH) and vLLM into $(VLLM_VENV): some minutes'
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	$(VLLM_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test-vllm]'
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-build-isolation $(SIMULATOR) --editable '.[test-vllm]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec  # PyPI's are for CUDA: torch cannot load them
 	@touch $@
 
@@ -128,5 +131,5 @@ $(VENV)/.extension: $(VENV)/.packages $(EXTENSION_SOURCES)
 
 $(VENV)/.simulator: $(VENV)/.extension $(SIMULATOR_SOURCES)
 	@echo 'Building the simulated device: a minute or two'
-	$(BIN)/python -m simulator -c pass
+	$(BIN)/python -m mps_simulator -c pass
 	@touch $@

@@ -6,7 +6,7 @@
     python -m bench --only model          a layer and a model of transformers, which are in nothing else; minutes
     python -m bench --only launches       what a call on mps costs the host, on the simulated device, by name too
     python -m bench --quick               tiny shapes: does it run?
-    python -m simulator -m bench --device mps --quick    the same on the simulated device, whose times mean nothing
+    python -m mps_simulator -m bench --device mps --quick    the same on the simulated device, whose times mean nothing
 
 Counts come first: the operations of the work and the bytes it must move. Their floor is the larger of operations
 over the rate of the device's own matrix products and bytes over the rate of a copy, measured in this run. Then each

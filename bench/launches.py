@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import simulator
 from bench.ceilings import Ceilings
 from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT
@@ -36,11 +35,13 @@ def decode_calls(ops: Any, device: torch.device) -> dict[str, Call]:
 
 def load() -> Any:
     """torch.ops.gdn_nothing, once a process."""
-    simulator.activate()
+    import mps_simulator
+
+    mps_simulator.activate()
     if not hasattr(torch.ops.gdn_nothing, "start"):
         folder = SOURCE.parents[1]
         include = [folder, folder / "csrc", folder / "shaders"]
-        simulator.load(SOURCE, include=include, libraries=[str(_C.__file__)])
+        mps_simulator.load(SOURCE, include=include, libraries=[str(_C.__file__)])
     return torch.ops.gdn_nothing
 
 

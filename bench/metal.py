@@ -36,11 +36,11 @@ def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, sec
     if not on_simulated_device():
         row.note = "not run: a Mac's own GPU does not count"
         return [row]
-    import simulator
+    import mps_simulator
     from bench import metal_model
     from bench.metal_workloads import WORKLOADS, Shape
 
-    simulator.activate()
+    mps_simulator.activate()
     torch.manual_seed(0)
     layer = KIMI_LINEAR if workload.startswith("kda") else QWEN3_NEXT
     work = WORKLOADS[workload](Shape(layer, tokens, 1, torch.bfloat16, algorithm))

@@ -4,8 +4,8 @@
     python -m bench.metal_model prefill --tokens 64 --chips M1 "M4 Max"
     python -m bench.metal_model --help
 
-The workload runs on the simulated device, which counts (simulator.profile(detailed=True)); each count over the chip's
-rate for it is a time that no run of these kernels on that chip can be below, if the rate holds:
+The workload runs on the simulated device, which counts (mps_simulator.profile(detailed=True)). Each count over the
+chip's rate for it is a time that no run of these kernels on that chip can be below, if the rate holds:
 
     memory        distinct bytes, over the memory's bandwidth
     cache         bytes of all simdgroup accesses to device memory, over what a core takes from the cache outside it
@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-import simulator
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.results import markdown
 from bench.shapes import LAYERS, QWEN3_NEXT
@@ -150,7 +149,9 @@ def recorded_figures() -> Table:
 
 def count(call: Callable[[], object]) -> tuple[Mapping[str, Any], Mapping[str, Code]]:
     """Of each kernel by its name: its figures in a detailed profile, and the code of our own."""
-    with simulator.profile(detailed=True) as profile:
+    import mps_simulator
+
+    with mps_simulator.profile(detailed=True) as profile:
         call()
     with recording() as recorded:
         call()
@@ -323,7 +324,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 @torch.no_grad()
 def main(arguments: list[str] | None = None) -> None:
-    simulator.activate()
+    import mps_simulator
+
+    mps_simulator.activate()
     options = parse(arguments)
     layer = next(layer for layer in LAYERS if layer.model == options.model)
     shape = Shape(layer, options.tokens, options.batch, getattr(torch, options.dtype), options.algorithm)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-import simulator
 from bench import metal_model
 from bench.metal_model import CHIPS, Code
 from bench.metal_workloads import WORKLOADS, Shape
@@ -163,7 +162,9 @@ def cases_table(cases: Iterable[Case]) -> str:
 
 @torch.no_grad()
 def main() -> None:
-    simulator.activate()
+    import mps_simulator
+
+    mps_simulator.activate()
     print("A model, not a measurement.")
     for workload, title in OPS.items():
         cases = all_cases(workload)

@@ -114,7 +114,7 @@ def draw(found: dict[str, list[int]], path: Path) -> None:
 
 def asked_for(to_pages: bool, requests: int, tokens: int) -> dict[str, int]:
     """Device bytes: what the manager holds, and what all steps ask for, of so many requests of so many tokens."""
-    import simulator
+    import mps_simulator
     from torch_gdn.integrations.transformers import continuous_batching
 
     ours = continuous_batching.attends_to_pages
@@ -123,12 +123,12 @@ def asked_for(to_pages: bool, requests: int, tokens: int) -> dict[str, int]:
     blocks = 2 * requests * (tokens // 16 + 1)
     try:
         model = small_model(head_size=64).to("mps")
-        with simulator.profile() as start, manager_of(model, 8, num_blocks=blocks) as manager:
+        with mps_simulator.profile() as start, manager_of(model, 8, num_blocks=blocks) as manager:
             batch = manager.batch_processor  # its first use makes the cache and the inputs
             torch.mps.synchronize()
         del batch
         prompts = [torch.randint(1, 64, (tokens,)).tolist() for _ in range(requests)]
-        with manager_of(model, 8, num_blocks=blocks) as manager, simulator.profile() as steps:
+        with manager_of(model, 8, num_blocks=blocks) as manager, mps_simulator.profile() as steps:
             for prompt in prompts:
                 manager.add_request(prompt)
             for _ in prompts:
@@ -147,9 +147,9 @@ def main(arguments: list[str] | None = None) -> None:
     transformers.enable(continuous_batching=True)
     with torch.no_grad():
         if given.device_bytes:
-            import simulator
+            import mps_simulator
 
-            simulator.activate(watch=False)
+            mps_simulator.activate(watch=False)
             for requests, tokens in ((1, 256), (8, 256), (32, 256), (8, 1024)):
                 for to_pages in (False, True):
                     figures = ", ".join(f"{k} {v:,}" for k, v in asked_for(to_pages, requests, tokens).items())

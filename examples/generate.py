@@ -121,9 +121,9 @@ def relative_distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 def choose_device(name: str) -> torch.device:
     if name == "simulated-mps":
-        import simulator
+        import mps_simulator
 
-        simulator.activate()
+        mps_simulator.activate()
         return torch.device("mps")
     if name == "auto":
         name = "mps" if torch.backends.mps.is_available() else "cpu"
@@ -145,9 +145,9 @@ def counted(simulated: bool) -> Iterator[Counts]:
     with ExitStack() as stack:
         profile = None
         if simulated:
-            import simulator
+            import mps_simulator
 
-            profile = stack.enter_context(simulator.profile())
+            profile = stack.enter_context(mps_simulator.profile())
         counter = stack.enter_context(OpCounter())
         yield counts
     counts.ops = counter.calls

@@ -18,6 +18,6 @@ def why_no_mps(program: str = "") -> str:
         needed = "macOS 15 or later (torch 2.13 and 2.14: 14 or later)" if minor >= 15 else "macOS 14 or later"
         here = f"macOS {platform.mac_ver()[0]} on {platform.machine()}"
         return f"{reason}: torch {torch.__version__} needs {needed} on Apple silicon, and this is {here}"
-    if program and sys.platform == "linux" and (PACKAGE.parent / "simulator").is_dir():
-        return f"{reason}; this checkout has a simulated one: python -m simulator {program}"
+    if program and sys.platform == "linux" and (PACKAGE.parent / "mps_simulator").is_dir():
+        return f"{reason}; this checkout has a simulated one: python -m mps_simulator {program}"
     return f"{reason}: that is the GPU of a Mac"

@@ -1,7 +1,7 @@
 """What a bug report needs: versions, the system and its chip, the ops and the compiled kernels.
 
     python -m torch_gdn.info
-    python -m simulator -m torch_gdn.info     the same for the simulated device, in a checkout on Linux
+    python -m mps_simulator -m torch_gdn.info     the same for the simulated device, in a checkout on Linux
 
 Each device present also runs both end-to-end ops once on a small input; their results must agree.
 """

@@ -1,7 +1,7 @@
 """Which algorithm through a prompt is the fastest on this machine's mps device: measures it, and keeps it for later.
 
-    python -m torch_gdn.tune                            on a Mac: some minutes
-    python -m simulator -m torch_gdn.tune --tokens 8    on the simulated device, whose times mean nothing
+    python -m torch_gdn.tune                                on a Mac: some minutes
+    python -m mps_simulator -m torch_gdn.tune --tokens 8    on the simulated device, whose times mean nothing
 
 `chunk_gated_delta_rule` prefills by one of three algorithms, which differ by rounding alone. "chunked": a kernel for
 each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in device memory.

@@ -59,7 +59,7 @@ Launcher& launcher() { return recorder_of_thread ? *recorder_of_thread : device_
 Launcher& device_launcher() {
   TORCH_CHECK(registered_launcher != nullptr,
               "torch_gdn: no Metal launcher is loaded; on macOS build torch_gdn there, elsewhere call "
-              "simulator.activate() from a checkout first");
+              "mps_simulator.activate() in a checkout first");
   return *registered_launcher;
 }
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import simulator
+import mps_simulator
 from proof.checks import Progress
 from proof.cuda.record import Writer
 
 
 def record_all(path: Path, progress: Progress, only: str = "") -> int:
     """`only`: of the cases whose name holds this."""
-    simulator.activate()
+    mps_simulator.activate()
     from proof.cuda import cases, hostile  # once there is a device
 
     recorders: list[tuple[str, cases.Recorder]] = [

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import simulator
+import mps_simulator
 from proof.cuda.record import (
     Binding,
     CaseRecord,
@@ -91,7 +91,7 @@ class Trace:
             content = storage_bytes(tensor).numpy()
             if self._known.get(number) == content.tobytes():
                 continue
-            marks = np.frombuffer(simulator.device.device_module().written_bytes(tensor), np.uint8)
+            marks = np.frombuffer(mps_simulator.device.device_module().written_bytes(tensor), np.uint8)
             runs = runs_of(marks)
             kept = self._writer.keep(content[marks != 0].tobytes())
             self.case.fills.append(Fill(len(self.case.launches), number, runs, kept))

@@ -17,10 +17,11 @@ from proof.mac.declarations import Declaration, Key, apple_include_directories, 
 from proof.mac.macho import Image
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-METAL = Path("simulator/metal/include")
+SIMULATOR = Path("mps_simulator/src/mps_simulator")
+METAL = SIMULATOR / "metal/include"
 # One set for the simulated device on Linux, one for the Mac build; Metal's headers are the same in both.
 STUB_SETS = {
-    "simulated device": (Path("simulator/foundation/include"), METAL),
+    "simulated device": (SIMULATOR / "foundation/include", METAL),
     "Mac build": (Path("proof/mac/include"), METAL),
 }
 SOURCE = """

@@ -21,7 +21,7 @@ from proof.mac.macho import Image, read
 from proof.mac.wheels import PYTHON_TAG, Wheel, cache_directory, locked
 
 TARGET = "aarch64-macos.14.0"
-STUB_HEADERS = (CHECKOUT / "proof" / "mac" / "include", CHECKOUT / "simulator" / "metal" / "include")
+STUB_HEADERS = (CHECKOUT / "proof" / "mac" / "include", CHECKOUT / "mps_simulator/src/mps_simulator/metal/include")
 JOBS = 2
 MODULE_FILE = f"_C.cpython-{sys.version_info.major}{sys.version_info.minor}-darwin.so"
 # torch_gdn/ and torch/ are neighbours in site-packages.

@@ -10,7 +10,7 @@ from pathlib import Path
 from proof.checks import Finding
 from proof.mac import apple_headers
 
-METAL = "simulator/metal/include/Metal"
+METAL = "mps_simulator/src/mps_simulator/metal/include/Metal"
 
 
 @dataclass(frozen=True)

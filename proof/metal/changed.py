@@ -22,7 +22,7 @@ from proof.metal.front_end import CHECKOUT, SHADERS
 from torch_gdn._recorder import KernelVariant, Launch
 
 MAIN = ("origin/main", "origin/HEAD", "main")
-EXAMINERS = ("proof/metal", "simulator/engine/compile", "torch_gdn/check")
+EXAMINERS = ("proof/metal", "mps_simulator/src/mps_simulator/engine/compile", "torch_gdn/check")
 MOST = 480  # variants: two minutes of two cores
 SAMPLE = 6  # variants of each kernel
 

@@ -1,8 +1,8 @@
 """Metal source -> clang's C++ for OpenCL, with Metal's address spaces enforced, warnings as errors, and clang's tree.
 
-The translation and the declarations of Metal's library are those of the simulated device (simulator/engine), so what is
-checked here is what runs there. This front end adds what only a reader of the source can tell: it asks clang for every
-warning, and for the syntax tree with all templates instantiated, on which rules.py and flow.py work.
+The translation and the declarations of Metal's library are those of the simulated device (mps_simulator/engine), so
+what is checked here is what runs there. This front end adds what only a reader of the source can tell: it asks clang
+for every warning, and for the syntax tree with all templates instantiated, on which rules.py and flow.py work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from proof.mac.wheels import Unavailable, cache_directory, locked
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-ENGINE = CHECKOUT / "simulator" / "engine"
+SIMULATOR = CHECKOUT / "mps_simulator" / "src" / "mps_simulator"
+ENGINE = SIMULATOR / "engine"
 COMPILE = ENGINE / "compile"
 SHADERS = CHECKOUT / "shaders"
 CLANG = "clang++-19"
@@ -44,7 +45,7 @@ WARNINGS = (
     "-Wshorten-64-to-32",
     # The translation writes `constant` as `const __global`: `constant const char*` then has two.
     "-Wno-duplicate-decl-specifier",
-    # In simulator/engine/compile/metal/library/vector.h, a macro of which does not use its typedef for every operator.
+    # In engine/compile/metal/library/vector.h, a macro of which does not use its typedef for every operator.
     "-Wno-unused-local-typedef",
 )
 MAX_THREADS = 1024  # of a threadgroup, of every GPU of Apple's that has Metal 3 (Metal Feature Set Tables)
@@ -111,7 +112,7 @@ def tools() -> Tools:
     with locked(directory):
         if not translate.exists():
             sources = map(str, (TRANSLATE, *_translation()))
-            _build(translate, [CLANG, "-std=c++20", "-O1", f"-I{CHECKOUT}", *sources])
+            _build(translate, [CLANG, "-std=c++20", "-O1", f"-I{SIMULATOR.parent}", *sources])
         if not prelude.exists():
             library = COMPILE / "metal" / "library"
             command = [CLANG, "-x", "cl-header", *LANGUAGE, "-w", "-Xclang", "-fno-pch-timestamp"]

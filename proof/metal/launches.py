@@ -37,9 +37,9 @@ def launches(wanted: Iterable[tuple[OpEntry[Any], Point]]) -> list[Launch]:
     """Of these calls, the first of each kernel variant."""
     memory: AbstractContextManager[Any] | None = None
     if sys.platform == "linux":
-        import simulator
+        import mps_simulator
 
-        simulator.activate()
+        mps_simulator.activate()
     else:
         memory = fake_mps()  # a virtual Mac cannot allocate; 10 ms a call
     recorded = (launches_at(entry, point, memory) for entry, point in wanted)

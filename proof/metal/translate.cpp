@@ -4,8 +4,8 @@
 #include <iterator>
 #include <string>
 
-#include "simulator/engine/compile/source_transform.h"
-#include "simulator/engine/engine.h"
+#include "mps_simulator/engine/compile/source_transform.h"
+#include "mps_simulator/engine/engine.h"
 
 int main() {
   const std::string source{std::istreambuf_iterator<char>(std::cin), {}};

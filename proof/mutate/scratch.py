@@ -15,8 +15,6 @@ from pathlib import Path
 
 from proof.mutate.faults import CHECKOUT, Fault, read_table
 
-# Built once for each path that it lies at, and not what is broken here: read where it lies.
-LINKED = "simulator"
 EXTENSION = "torch_gdn/_C*.so"
 SECONDS = 1800  # of one run of the tests: a kernel may never end
 
@@ -50,12 +48,9 @@ class Scratch:
         ).stdout.split("\0")  # fmt: skip
         files = {name for name in listed if name and (self.checkout / name).is_file()}
         for name in files:
-            if not name.startswith(f"{LINKED}/"):
-                self._copy(name)
+            self._copy(name)
         if self.tree.joinpath("csrc").exists():
             self._remove_strangers(files)
-        if (self.checkout / LINKED).is_dir() and not (self.tree / LINKED).exists():
-            (self.tree / LINKED).symlink_to(self.checkout / LINKED)
         self._take_extension()
 
     def _copy(self, name: str) -> None:
@@ -150,9 +145,9 @@ class Scratch:
 
 
 def sources_of_simulated_device(tree: Path) -> set[Path]:
-    """What pyproject.toml has it build: simulator/project.py."""
+    """What pyproject.toml has it build: mps_simulator/project.py."""
     project = tree / "pyproject.toml"
-    tables = read_table(project)["tool"]["simulator"]["load"] if project.exists() else []
+    tables = read_table(project)["tool"]["mps_simulator"]["load"] if project.exists() else []
     found: set[Path] = set()
     for table in tables:
         found |= {path for pattern in table["sources"] for path in tree.glob(pattern)}

@@ -81,7 +81,7 @@ def find(scratch: Scratch, fault: Fault) -> Verdict:
         if finished.status != 0:
             test, reason = failed_test(finished)
             is_shader = fault.file.startswith("shaders/")  # the host's may be that no shader compiles
-            is_broken = "simulator.BuildError" in reason or (is_shader and "Metal could not compile" in reason)
+            is_broken = "BuildError" in reason or (is_shader and "Metal could not compile" in reason)
             return Verdict(BROKEN if is_broken else CAUGHT, test, reason)
     for check in (test.removeprefix(PROOF) for test in fault.tests if test.startswith(PROOF)):
         finished = scratch.run("-m", "proof", "--only", check)

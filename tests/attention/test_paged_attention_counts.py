@@ -23,11 +23,11 @@ class Bytes(NamedTuple):
 
 
 def bytes_of(queries: list[int], keys: list[int], ratio: int) -> Bytes:
-    import simulator
+    import mps_simulator
 
     call = make_call(queries, keys, HQ=HK * ratio, HK=HK, D=D, dtype=torch.bfloat16, padding=0)
     on_device = to_device(call, ready("mps"))
-    with simulator.profile(detailed=True) as profile:
+    with mps_simulator.profile(detailed=True) as profile:
         torch_gdn.paged_attention(**on_device)
     figures = list(profile.kernels.values())
     distinct, issued = (

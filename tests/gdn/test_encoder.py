@@ -28,9 +28,9 @@ def mps(device: torch.device) -> torch.device:
 
 
 def pending() -> int:
-    import simulator.metal
+    import mps_simulator.metal
 
-    return simulator.metal.pending_commands()
+    return mps_simulator.metal.pending_commands()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_shaders_are_compiled_for_metal_3_1_with_safe_math(mps: torch.device, tm
 
 @on_mps()
 def test_no_shader_compiles_with_fast_math(mps: torch.device) -> None:
-    import simulator.metal
+    import mps_simulator.metal
 
     root = Path(_C.shader_directory())
     files = sorted(str(path.relative_to(root)) for path in root.rglob("*.metal"))
@@ -165,4 +165,4 @@ def test_no_shader_compiles_with_fast_math(mps: torch.device) -> None:
     for file in files:
         source = _C.shader_source("unused", file, ["float"]).rpartition("\ntemplate")[0]
         with pytest.raises(RuntimeError, match=r"core/parameters\.h:\d+:\d+: error: .*needs safe math"):
-            simulator.metal.Library(source, fast_math=True)
+            mps_simulator.metal.Library(source, fast_math=True)

@@ -202,7 +202,7 @@ def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, d
 @each_op("chunked", devices=("mps",))
 def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> None:
     """On the device by locate_slots, on the host by the check of the arguments."""
-    import simulator
+    import mps_simulator
 
     case = make_case(1, 8, 4, B=33)
     there, pool = case.to(device), torch.randn(40, 2, 8, 4, device=device)
@@ -211,7 +211,7 @@ def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> 
     results = []
     for indices in (slots, slots.to(device)):
         mine = pool.clone()
-        with simulator.profile() as profile:
+        with mps_simulator.profile() as profile:
             results.append(IN_PLACE[op](*there.qkv, there.g, there.beta, mine, indices))
         assert profile.launched("locate_slots_4") == (indices.device.type == "mps")
         assert_same_bits("the slots", mine[slots.to(device)], final_state)
@@ -222,13 +222,13 @@ def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_decoding_is_one_dispatch_and_copies_no_state() -> None:
     """States are read once and written once; only o is allocated."""
-    import simulator
+    import mps_simulator
 
     device = ready("mps")
     case = make_case(1, 64, 64, B=2, H=2, HV=4, dtype=torch.bfloat16).to(device)
     pool = torch.zeros(5, 4, 64, 64, device=device)
     indices = torch.tensor([3, 1], device=device, dtype=torch.int32)
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         o = torch_gdn.fused_recurrent_gated_delta_rule_(*case.qkv, case.g, case.beta, pool, indices)
     (figures,) = profile.kernels.values()
     states = 2 * 4 * 64 * 64 * 4

@@ -27,9 +27,9 @@ def projected(case: Case, offset: int, device: torch.device) -> Case:
 
 def cost(op: str, case: Case) -> tuple[int, int, int, int]:
     """Dispatches, bytes read, bytes written and bytes allocated by a call on the simulated device."""
-    import simulator
+    import mps_simulator
 
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         END_TO_END_OPS[op](*case.qkv, **case.options)
     assert not profile.fallbacks
     figures = list(profile.kernels.values())

@@ -30,17 +30,17 @@ CHUNKED = [name for name in NAMES if name != "decode_b4"]
 
 
 def unkind(*, seed: int, perturb: bool) -> None:
-    import simulator
+    import mps_simulator
 
-    simulator.activate(seed=seed, perturb=perturb)
+    mps_simulator.activate(seed=seed, perturb=perturb)
 
 
 @pytest.fixture
 def mps(device: torch.device) -> Iterator[torch.device]:
-    import simulator
+    import mps_simulator
 
     yield device
-    simulator.activate()
+    mps_simulator.activate()
 
 
 @each_op("chunked", devices=("mps",))

@@ -112,16 +112,16 @@ def test_decodes_and_prefills_of_a_step_share_a_buffer(device: torch.device) -> 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @each_way
 def test_nothing_is_allocated_or_copied(op: str) -> None:
-    import simulator
+    import mps_simulator
 
     device = ready("mps")
     call = call_of(op, device, False)
     call |= {"state_indices": call["state_indices"].to(torch.int32)}
     _, view = room_for(run(op, copy_of(call)), 4)
     torch.mps.synchronize()
-    with simulator.profile() as without:
+    with mps_simulator.profile() as without:
         run(op, copy_of(call))
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         run(op, copy_of(call) | {"out": view})
     assert {name: each.dispatches for name, each in profile.kernels.items()} == {
         name: each.dispatches for name, each in without.kernels.items()

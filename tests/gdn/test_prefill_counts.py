@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._cpp_embed_headers import embed_headers
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case
 from tests.helpers.devices import on_a_mac, ready
-from tests.simulator import test_mlx_kernels as mlx
 from torch_gdn.tune import prefill_algorithm
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
@@ -37,13 +37,13 @@ def read_and_written(figures: Any, kind: str) -> int:
 
 
 def figures_of_fused(case: Case, *, state_v_first: bool = False) -> Any:
-    import simulator
+    import mps_simulator
 
     there = case.to(ready("mps"))
     assert there.initial_state is not None
     if state_v_first:
         there.initial_state = there.initial_state.transpose(-1, -2).contiguous()
-    with prefill_algorithm("fused_chunk"), simulator.profile(detailed=True) as profile:
+    with prefill_algorithm("fused_chunk"), mps_simulator.profile(detailed=True) as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, state_v_first=state_v_first)
     (figures,) = profile.kernels.values()
     return figures
@@ -51,20 +51,24 @@ def figures_of_fused(case: Case, *, state_v_first: bool = False) -> Any:
 
 def figures_of_mlx(case: Case) -> Any:
     """Its simdgroup kernel, launched as MLX does, with the barrier after each chunk whose absence the watch reports."""
-    import simulator
+    import mps_simulator
 
     element = {torch.float32: "float", torch.bfloat16: "bfloat16_t"}[case.dtype]
     kernel = f"gated_delta_fused_chunk<{element}, {SIZE}, {SIZE}, 1, {VALUE_HEADS}, 8>"
-    source, last_step = mlx.source_of_mlx(), "g_ += C * Hv;"
+    (package,) = importlib.util.find_spec("mlx").submodule_search_locations  # type: ignore[union-attr,misc]
+    include = f"{package}/include"
+    source = embed_headers(f"{include}/mlx/backend/metal/kernels/gated_delta_update.h", include)
+    last_step = "g_ += C * Hv;"
     assert source.count(last_step) == 1, "MLX's kernel has changed: put the barrier in anew"
     source = source.replace(last_step, last_step + " simdgroup_barrier(mem_flags::mem_threadgroup);")
     instance = f'\ntemplate [[host_name("simdgroup")]] [[kernel]] decltype({kernel}) {kernel};\n'
-    pipeline = mlx.library_of(source + instance).pipeline("simdgroup", constants={})
+    with mps_simulator.settings(strict=False):
+        pipeline = mps_simulator.metal.Library(source + instance).pipeline("simdgroup", constants={})
     assert case.initial_state is not None
     state = case.initial_state.transpose(-1, -2).contiguous()
     taken = [*case.qkv, state, case.g.exp().to(case.dtype), case.beta.to(case.dtype)]
     arguments = [x.to("mps") for x in (*taken, torch.empty_like(case.v), torch.empty_like(state))]
-    with simulator.profile(detailed=True) as profile, simulator.metal.encoder() as encoder:
+    with mps_simulator.profile(detailed=True) as profile, mps_simulator.metal.encoder() as encoder:
         encoder.set_pipeline(pipeline)
         for index, x in enumerate(arguments):
             encoder.set_buffer(x, index)
@@ -94,10 +98,10 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_
     ids=str,
 )
 def test_kernels_of_the_chunked_algorithm_move_whole_lines(kernel: str, dtype: torch.dtype, share: float) -> None:
-    import simulator
+    import mps_simulator
 
     there = inputs(dtype).to(ready("mps"))
-    with prefill_algorithm("chunked"), simulator.profile(detailed=True) as profile:
+    with prefill_algorithm("chunked"), mps_simulator.profile(detailed=True) as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
     (figures,) = (figures for name, figures in profile.kernels.items() if name.startswith(kernel + "_"))
     assert figures.least_cache_lines >= share * figures.cache_lines

@@ -178,14 +178,14 @@ def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> Non
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_is_one_dispatch() -> None:
     """Of up to 32 indices: no gather, no scatter, no read on the host."""
-    import simulator
+    import mps_simulator
 
     device = ready("mps")
     case = make_case(DRAFTS, K, V, B=2, H=1, HV=HV).to(device)
     pool = random_pool(device, 9)
     indices = torch.arange(2 * DRAFTS, device=device, dtype=torch.int32).view(2, DRAFTS)
     accepted = torch.tensor([2, 4], device=device, dtype=torch.int32)
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         torch_gdn.fused_recurrent_gated_delta_rule_(
             *tokens_of(case, 0, DRAFTS), pool, indices, num_accepted_tokens=accepted
         )

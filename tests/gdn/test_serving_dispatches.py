@@ -151,7 +151,7 @@ def rows() -> dict[str, tuple[int, Counter[str]]]:
 
 
 def dispatches_run() -> int:
-    from simulator.device import device_module
+    from mps_simulator.device import device_module
 
     return sum(figures.dispatches for figures in device_module().figures().values())
 
@@ -164,12 +164,12 @@ def test_the_table_has_every_step() -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_dispatches_and_waits(name: str) -> None:
     """The simulated device runs kernels when the host waits: none has run when the step returns."""
-    import simulator
+    import mps_simulator
 
     ready("mps")
     step = STEPS[name]()
     step()  # compiles
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         before = dispatches_run()
         step()
         assert dispatches_run() == before

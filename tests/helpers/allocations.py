@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-import simulator
+import mps_simulator
 from torch_gdn import _C
 from torch_gdn.testing import REGISTRY
 from torch_gdn.testing.inputs import to_device
@@ -33,7 +33,7 @@ def decode_calls() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def main() -> None:
-    simulator.activate()
+    mps_simulator.activate()
     counter, found = ctypes.CDLL(None), {}
     for name, call in decode_calls():
         call()  # compiles

@@ -24,9 +24,9 @@ CHUNK_KERNELS = ("chunk_fwd_intra", "chunk_fwd_h", "chunk_fwd_o")  # of the end-
 def ready(name: str) -> torch.device:
     """The device; on a machine without a Mac's GPU, `mps` is the simulated one."""
     if name == "mps" and not on_a_mac():
-        import simulator
+        import mps_simulator
 
-        simulator.activate()
+        mps_simulator.activate()
     elif name == "mps" and why_unusable():
         pytest.skip(why_unusable())
     return torch.device(name)
@@ -52,9 +52,9 @@ def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
     if device.type != "mps" or on_a_mac():
         yield
         return
-    import simulator
+    import mps_simulator
 
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         yield
     launched = sorted(profile.kernels)
     for kernel in kernels:

@@ -60,10 +60,10 @@ def repeated(x: Tensor, times: int) -> Tensor:
 
 def last_row(op: Any, times: int, *args: Any, **options: Any) -> Tensor:
     """The last of `times` rows of the op's first output: only the threadgroups of that row run."""
-    from tests.simulator.metal_programs import settings
+    import mps_simulator
 
     torch.mps.synchronize()
-    with settings(parts=times):
+    with mps_simulator.settings(parts=times):
         result = op(*args, **options)
         y = result if isinstance(result, Tensor) else result[0]
         assert y.shape[0] == times and y[:-1].numel() > 2**31

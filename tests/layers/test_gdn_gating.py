@@ -86,12 +86,12 @@ def test_no_tokens(device: torch.device) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_one_dispatch_whatever_the_dtypes() -> None:
-    import simulator
+    import mps_simulator
 
-    simulator.activate()
+    mps_simulator.activate()
     A_log, a, b, dt_bias = (each.to("mps") for each in inputs(2, 5, 4))
     a, b, dt_bias = a.bfloat16(), b.bfloat16(), dt_bias.bfloat16()
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         g, beta = torch_gdn.gdn_gating(A_log, a.transpose(0, 1), b.transpose(0, 1), dt_bias)
     assert {name: profile.launched(name) for name in profile.kernels} == {"gdn_gating_256": 1}
     assert g.nbytes + beta.nbytes <= profile.allocated_bytes < g.nbytes + beta.nbytes + 512

@@ -126,11 +126,11 @@ def test_any_strides(device: torch.device, layout: str) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_one_dispatch_and_no_copy() -> None:
-    import simulator
+    import mps_simulator
 
-    simulator.activate()
+    mps_simulator.activate()
     whole, weight = torch.randn(2, 4, 2, 192).to("mps"), torch.ones(64).to("mps")
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         y, h = torch_gdn.rms_norm(whole[..., :64], weight, residual=whole[..., 64:128], prenorm=True)
     assert {name: profile.launched(name) for name in profile.kernels} == {"rms_norm_float_float_64_4": 1}
     assert y.nbytes + h.nbytes <= profile.allocated_bytes < y.nbytes + h.nbytes + 512

@@ -82,12 +82,12 @@ def call_each_kernel() -> None:
 
 @needs_simulated_device
 def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
-    import simulator
+    import mps_simulator
 
-    simulator.activate()
+    mps_simulator.activate()
     with recording() as recorded:
         call_each_kernel()
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         call_each_kernel()
     assert len({variant.kernel for variant in recorded.variants}) >= 25
     facts = {each.name: each for each in strict_kernels.check_variants(recorded.variants, Silent()).facts}

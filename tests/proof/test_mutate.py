@@ -14,6 +14,7 @@ from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sampl
 from proof.mutate.page import PAGE, page_text
 from proof.mutate.scratch import Finished
 from proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, PROOF, Verdict, failed_test
+from tests.proof.needs import needs_simulated_device
 
 FAULTS = all_faults()
 
@@ -75,6 +76,15 @@ def test_a_fault_that_a_test_sees_is_caught_by_it(project: Path) -> None:
     assert verdict.is_confirmed
     assert (project / "product.py").read_text() == before
     assert (project.parent / "mutate" / "tree" / "product.py").read_text() == before
+
+
+@needs_simulated_device
+def test_sources_that_the_simulated_device_cannot_build_are_no_catch(project: Path) -> None:
+    from mps_simulator import BuildError
+
+    name, module = BuildError.__qualname__, BuildError.__module__
+    as_raised = f"raise type({name!r}, (RuntimeError,), {{'__module__': {module!r}}})('clang++')"
+    assert verdict_of(project, planted("return a * b", as_raised)).word == BROKEN
 
 
 def test_the_test_that_sees_it_is_named(project: Path) -> None:

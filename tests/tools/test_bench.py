@@ -302,10 +302,10 @@ def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="the do-nothing launcher is built for the simulated device")
 def test_a_call_without_its_encoding_launches_nothing() -> None:
-    import simulator
+    import mps_simulator
 
     device = ready("mps")
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         (row,) = launches.run("l2norm", Ceilings(CPU), 0.01)
     assert row.seconds is not None and row.seconds > 0 and set(row.others) == {launches.NOTHING, launches.ADD}
     assert not profile.kernels

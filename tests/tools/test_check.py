@@ -60,7 +60,7 @@ class Run:
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    module = ["-m", "torch_gdn.check"] if on_a_mac() else ["-m", "simulator", "-m", "torch_gdn.check"]
+    module = ["-m", "torch_gdn.check"] if on_a_mac() else ["-m", "mps_simulator", "-m", "torch_gdn.check"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a second process tests beside this one
     return subprocess.run(
         [sys.executable, *module, *arguments], cwd=ROOT, env=environment, text=True, capture_output=True, check=False
@@ -290,7 +290,7 @@ class TestWithoutADevice:
         arguments = [sys.executable, "-m", "torch_gdn.check", "--quick", "--json", str(tmp_path / "report.json")]
         process = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, check=False)
         assert process.returncode == 1
-        simulated = "this checkout has a simulated one: python -m simulator -m torch_gdn.check"
+        simulated = "this checkout has a simulated one: python -m mps_simulator -m torch_gdn.check"
         reason = f"this PyTorch has no mps device; {simulated}"
         assert process.stdout == f"FAIL: {reason}\nreport: {tmp_path / 'report.json'}\n"
         report = json.loads((tmp_path / "report.json").read_text())

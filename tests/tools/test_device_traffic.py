@@ -32,7 +32,7 @@ def coalesced(figures: Any) -> float:
 @pytest.mark.parametrize("state_v_first", [False, True], ids=["value inner", "key inner"])
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (96, 192)])
 def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: bool) -> None:
-    import simulator
+    import mps_simulator
 
     device = ready("mps")
     case = make_case(1, K, V, H=1, HV=2, dtype=bfloat16)
@@ -44,7 +44,7 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
         "A_log": torch.zeros(2, device=device),
         "use_beta_sigmoid_in_kernel": True,
     }
-    with simulator.profile(detailed=True) as profile:
+    with mps_simulator.profile(detailed=True) as profile:
         torch_gdn.fused_recurrent_gated_delta_rule(
             *there.qkv, **there.options, **gates, state_v_first=state_v_first, use_qk_l2norm_in_kernel=True
         )
@@ -56,12 +56,12 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
 
 @pytest.mark.parametrize("columns", [3, 4])
 def test_a_decoding_step_of_the_convolution_moves_its_state_once(columns: int) -> None:
-    import simulator
+    import mps_simulator
 
     device = ready("mps")
     shapes = ((1, 1, 256), (256, 4), (3, 256, columns))
     x, weight, pool = (torch.randn(sizes).bfloat16().to(device) for sizes in shapes)
-    with simulator.profile(detailed=True) as profile:
+    with mps_simulator.profile(detailed=True) as profile:
         torch_gdn.causal_conv1d_update_(x, weight, pool, torch.tensor([1], device=device))
     figures = only_kernel(profile)
     assert issued_bytes(figures) <= 1.1 * (2 * x.nbytes + weight.nbytes + 2 * pool[1].nbytes)
@@ -70,13 +70,13 @@ def test_a_decoding_step_of_the_convolution_moves_its_state_once(columns: int) -
 
 @pytest.mark.parametrize("neighbours", ["tokens", "channels"])
 def test_a_convolution_moves_whole_cache_lines(neighbours: str) -> None:
-    import simulator
+    import mps_simulator
 
     device = ready("mps")
     x = torch.randn(1, 128, 128).bfloat16().to(device)
     x = x.transpose(1, 2) if neighbours == "tokens" else x
     weight = torch.randn(128, 4).bfloat16().to(device)
-    with simulator.profile(detailed=True) as profile:
+    with mps_simulator.profile(detailed=True) as profile:
         torch.ops.gdn.causal_conv1d(x, weight)
     figures = only_kernel(profile)
     assert issued_bytes(figures) <= 1.15 * (2 * x.nbytes + weight.nbytes)

@@ -17,8 +17,8 @@ from tests.helpers import pages
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
-each_text = pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "mps_simulator/README.md", *PAGES]
+each_text = pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -57,9 +57,7 @@ def program(page: Path, *languages: str) -> str:
     return "\n".join(lines).rstrip()
 
 
-PROGRAMS = [
-    page for page in TEXTS if program(page, "python", "py") and page.stem != "simulator"
-]  # tests/simulator has that
+PROGRAMS = [page for page in TEXTS if program(page, "python", "py")]
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
@@ -93,18 +91,19 @@ def test_the_readme_is_short_and_in_order() -> None:
 
 @each_text
 def test_files_exist(text: Path) -> None:
-    folders = "csrc|shaders|torch_gdn|simulator|proof|tests|bench|examples|docs"
+    folders = "csrc|shaders|torch_gdn|mps_simulator|proof|tests|bench|examples|docs"
     for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text.read_text()):
         assert (ROOT / path).exists(), path
 
 
 @each_text
 def test_commands_exist(text: Path) -> None:
-    words, packages = text.read_text(), "torch_gdn|simulator|bench|proof|tests|examples"
+    words, packages = text.read_text(), "torch_gdn|mps_simulator|bench|proof|tests|examples"
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"(?:^    |`)make ([a-z]+)", words, flags=re.MULTILINE)) <= targets
     for module in re.findall(rf"python -m ((?:{packages})[a-z_.]*)", words):
-        path = ROOT / module.rstrip(".").replace(".", "/")
+        root = ROOT / "mps_simulator/src" if module.startswith("mps_simulator") else ROOT
+        path = root / module.rstrip(".").replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
 

@@ -45,7 +45,7 @@ def test_info_says_how_many_threads_the_cpu_ops_have(threads: int) -> None:
     [
         ("darwin", "14.6", "2.15.0", "torch 2.15.0 needs macOS 15 or later (torch 2.13 and 2.14: 14 or later)"),
         ("darwin", "13.7", "2.14.1", "torch 2.14.1 needs macOS 14 or later"),
-        ("linux", "", "2.13.0", "python -m simulator -m torch_gdn.tune"),
+        ("linux", "", "2.13.0", "python -m mps_simulator -m torch_gdn.tune"),
     ],
 )
 def test_without_a_device_the_reason_is_given(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import simulator
 from bench import metal_model
 from bench.metal_model import CHIPS, Chip, Code, predict
 from bench.metal_workloads import WORKLOADS, Shape
@@ -182,9 +181,11 @@ def test_chips_agree_with_each_other() -> None:
 @pytest.mark.skipif(on_a_mac(), reason="this machine has a Metal device of its own")
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_workloads_are_counted(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulator.activate()
+    import mps_simulator
+
+    mps_simulator.activate()
     work = WORKLOADS[workload](Shape(Layer("small", 1, 2, 64, 64), 64, 1, torch.float32))
-    with simulator.profile(detailed=True) as profile:
+    with mps_simulator.profile(detailed=True) as profile:
         work.call()
     assert profile.kernels and not profile.fallbacks
     distinct = sum(k.device_bytes_distinct_read + k.device_bytes_distinct_written for k in profile.kernels.values())
@@ -230,9 +231,11 @@ kernel void loads(device const float* x [[buffer(0)]], device float* y [[buffer(
 )
 def test_the_counts_show_narrow_loads_between_barriers(first: str, value: str, rounds: str, width: str) -> None:
     """What made decode with [K, V] states slow on another maker's GPU, and no count had shown."""
-    simulator.activate()
+    import mps_simulator
+
+    mps_simulator.activate()
     library = torch.mps.compile_shader(LOADS.replace("FIRST", first).replace("VALUE", value))
-    with simulator.profile(detailed=True) as profile:
+    with mps_simulator.profile(detailed=True) as profile:
         library.loads(torch.rand(128).to("mps"), torch.empty(32, device="mps"), threads=32, group_size=32)
     titles, _, row = (line.split(" | ") for line in metal_model.counts_table(profile.kernels, {}).splitlines()[-3:])
     shown = dict(zip(titles, row, strict=True))

@@ -243,7 +243,7 @@ def test_commands_in_the_readme_exist() -> None:
 
 def test_modules_and_files_in_the_readme_exist() -> None:
     readme = (ROOT / "README.md").read_text()
-    for module in re.findall(r"python -m ((?:torch_gdn|simulator)[a-z_.]*)", readme):
+    for module in re.findall(r"python -m (torch_gdn[a-z_.]*)", readme):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
     for file in re.findall(r"\]\(([^)#:]+)\)", readme):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import simulator
 from bench import metal_model, prefill_choice
 from bench.metal_model import Code
 from bench.prefill_choice import ALGORITHMS, CHUNK, Case, Thresholds
@@ -32,8 +31,10 @@ def counts_of(counts: prefill_choice.Counts) -> dict[str, dict[str, object]]:
 def test_longer_prompts_and_more_heads_are_counted_from_short_ones(
     monkeypatch: pytest.MonkeyPatch, workload: str, algorithm: str
 ) -> None:
+    import mps_simulator
+
+    mps_simulator.activate()
     monkeypatch.setattr(metal_model, "estimated_code", lambda variant: Code())
-    simulator.activate()
 
     def counted(layer: Layer, tokens: int) -> prefill_choice.Counts:
         torch.manual_seed(0)

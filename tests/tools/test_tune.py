@@ -110,11 +110,11 @@ def test_a_forced_algorithm_goes_before_every_table() -> None:
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 @pytest.mark.parametrize("wanted", tune._C.prefill_algorithms())
 def test_calls_go_by_the_table(wanted: str) -> None:
-    import simulator
+    import mps_simulator
 
     case = make_case(20, 32, 16).to(ready("mps"))
     tuning_cache.install({_C.device_facts()["name"]: [Row(20, 2, 32, wanted)]})
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         chunk_gated_delta_rule(*case.qkv, **case.options)
     assert {name for name in ALGORITHMS[wanted] if any(each.startswith(name + "_") for each in profile.kernels)} == set(
         ALGORITHMS[wanted]
@@ -123,12 +123,12 @@ def test_calls_go_by_the_table(wanted: str) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 def test_packed_sequences_count_by_their_mean_length() -> None:
-    import simulator
+    import mps_simulator
 
     case = make_case(40, 32, 16, cu_seqlens=[0, 5, 10, 15, 40])
     there = case.to(ready("mps"))
     tuning_cache.install({_C.device_facts()["name"]: [Row(40, 2, 32, "chunked"), Row(10, 8, 32, "recurrent")]})
-    with simulator.profile() as profile:
+    with mps_simulator.profile() as profile:
         chunk_gated_delta_rule(*there.qkv, **there.options)
     assert [name for name in profile.kernels if name.startswith(ALGORITHMS["recurrent"])]
 

@@ -90,7 +90,7 @@ def test_a_job_runs_the_readmes_test_command_and_the_check(job: str) -> None:
     assert "make test" in commands
     assert "    make test" in (ROOT / "README.md").read_text()
     (check,) = [command for command in commands if "torch_gdn.check" in command]
-    assert ("-m simulator" in check) == (job == "linux")
+    assert ("-m mps_simulator" in check) == (job == "linux")
 
 
 @pytest.mark.parametrize("job", ["linux", "macos"])

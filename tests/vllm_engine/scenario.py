@@ -170,13 +170,13 @@ def pool(llm: Any) -> dict[str, int]:
 
 
 def main() -> None:
-    simulator = sys.modules.get("simulator")
+    mps_simulator = sys.modules.get("mps_simulator")
     results = []
     for scenario in json.load(sys.stdin):
-        if simulator is None:
+        if mps_simulator is None:
             results.append(run(scenario))
             continue
-        with simulator.profile() as profile:
+        with mps_simulator.profile() as profile:
             result = run(scenario)
         results.append(result | {"kernels": {name: profile.launched(name) for name in sorted(profile.kernels)}})
     print(json.dumps(results))

@@ -1,7 +1,7 @@
 """Checks torch_gdn on this machine's mps device, and reports everything that helps to mend it.
 
-    python -m torch_gdn.check --json report.json                  on a Mac
-    python -m simulator -m torch_gdn.check --json report.json     on the simulated device, in a checkout on Linux
+    python -m torch_gdn.check --json report.json                      on a Mac
+    python -m mps_simulator -m torch_gdn.check --json report.json     on the simulated device, in a checkout on Linux
 
 It compiles every kernel variant that models use with the device's own compiler. It compares every op, and so every
 kernel, with float64, and in a checkout the delta rule with FLA's recorded outputs. It times decode and prefill beside

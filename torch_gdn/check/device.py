@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -13,12 +14,10 @@ from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
 
 
 def simulated_settings() -> dict[str, Any] | None:
-    """How the simulated device is set in this process, or None on a Mac or where it is not activated."""
-    if not on_simulated_device() or not torch.backends.mps.is_available():
-        return None
-    import simulator  # of the checkout; it is there, since it made the device available
-
-    return {name: getattr(simulator.settings, name) for name in ("watch", "seed", "perturb", "workers")}
+    """How the simulated device is set in this process, or None where it is not active."""
+    mps_simulator = sys.modules.get("mps_simulator")  # imported by whoever activated it
+    settings: dict[str, Any] | None = mps_simulator.active_settings() if mps_simulator else None
+    return settings
 
 
 def check_facts(device: torch.device) -> Outcome:

@@ -28,7 +28,7 @@ class Setup:
     """What the process must know to be like the one that was started by hand."""
 
     shaders: str
-    simulated: dict[str, Any] | None  # the arguments of simulator.activate
+    simulated: dict[str, Any] | None  # the arguments of mps_simulator.activate()
     device: str = "mps"
 
 
@@ -39,9 +39,9 @@ def serve(connection: Connection, setup: Setup, log: str) -> None:
     for stream in (1, 2):  # what PyTorch and Metal print, where the report can quote it
         os.dup2(descriptor, stream)
     if setup.simulated is not None:
-        import simulator
+        import mps_simulator
 
-        simulator.activate(**setup.simulated)
+        mps_simulator.activate(**setup.simulated)
     _C.set_shader_directory(setup.shaders)
     torch.set_grad_enabled(False)
     connection.send(None)

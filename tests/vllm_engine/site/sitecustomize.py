@@ -20,6 +20,6 @@ def define_operators_of_torchvision() -> None:
 if os.environ.get("ENGINE_TESTS"):
     define_operators_of_torchvision()
 if os.environ.get("SIMULATED_MPS"):
-    import simulator
+    import mps_simulator
 
-    simulator.activate()
+    mps_simulator.activate()

@@ -1,0 +1,244 @@
+"""Builds the simulated device, and libraries that run on it, with clang. Rebuilds only what changed."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from mps_simulator import requirements
+
+SIMULATOR = Path(__file__).resolve().parent
+JOBS = 2
+
+
+class BuildError(RuntimeError):
+    """What the compiler or the linker reports, or what to install."""
+
+
+def cache_directory() -> Path:
+    """Where everything built is kept: $MPS_SIMULATOR_CACHE, else ~/.cache/mps_simulator."""
+    return Path(os.environ.get("MPS_SIMULATOR_CACHE") or Path.home() / ".cache" / "mps_simulator").absolute()
+
+
+def check_tools() -> None:
+    missing = [kind for kind in requirements.missing() if kind in requirements.DEVICE]
+    if missing:
+        names = {"clang": f"clang {requirements.OLDEST} or later", "python": "Python.h", "objective-c": "objc/objc.h"}
+        wanted = ", ".join((names | requirements.HEADERS)[kind] for kind in missing)
+        raise BuildError(f"the simulated device needs {wanted}: {requirements.install_command(missing)}")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compiler, and flags that every object shares."""
+
+    compiler: str
+    common: tuple[str, ...]
+    objective_c: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+    @staticmethod
+    @cache
+    def make() -> Toolchain:
+        check_tools()
+        gcc = requirements.gcc_directory()
+        assert gcc is not None  # check_tools() looked
+        root = Path(torch.__file__).parent
+        system = [
+            root / "include",
+            root / "include/torch/csrc/api/include",
+            sysconfig.get_paths()["include"],
+        ]
+        return Toolchain(
+            compiler=requirements.clang(),
+            common=(
+                "-std=c++20",
+                "-fPIC",
+                "-fblocks",
+                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+                # not -isystem: -MMD leaves out the headers of the system
+                *(f"-I{SIMULATOR / name / 'include'}" for name in ("foundation", "metal")),
+                *(flag for path in system for flag in ("-isystem", str(path))),
+                # last: clang has its own intrinsics headers
+                *("-idirafter", str(gcc / "include")),
+            ),
+            objective_c=(
+                *("-x", "objective-c++", "-fobjc-runtime=gcc", "-fconstant-string-class=NSConstantString"),
+                "-Werror=objc-method-access",  # else a selector that is not simulated fails at its first call
+            ),
+            libraries=(
+                f"-L{root / 'lib'}",
+                f"-Wl,-rpath,{root / 'lib'}",
+                *("-ltorch_cpu", "-ltorch_python", "-ltorch", "-lc10"),
+                *(f"-L{gcc}", "-lobjc", "-lBlocksRuntime", "-lboost_context", "-ldl", "-lpthread"),
+            ),
+        )
+
+    def key(self) -> str:
+        """One folder for each torch, Python, set of flags and installation."""
+        flags = [*self.common, *self.objective_c, *self.libraries]
+        text = [torch.__version__, sys.version, self.compiler, str(SIMULATOR), *flags]
+        return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
+
+    def command(self, source: Path, output: Path, flags: Sequence[str]) -> list[str]:
+        if source.suffix == ".c":
+            return [
+                self.compiler.replace("clang++", "clang"),
+                "-O2",
+                "-fPIC",
+                "-MMD",
+                "-c",
+                str(source),
+                "-o",
+                str(output),
+            ]
+        language = self.objective_c if source.suffix == ".mm" else ()
+        # Only the engine is worth the time that -O2 takes.
+        level = "-O2" if SIMULATOR / "engine" in source.parents else "-O1"
+        return [self.compiler, *self.common, level, *flags, "-MMD", *language, "-c", str(source), "-o", str(output)]
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _run(command: Sequence[str], directory: Path) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, cwd=directory)
+    if result.returncode:
+        raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
+
+
+def _dependencies(depfile: Path) -> list[Path]:
+    """The files that a make rule written by -MMD names. ccache may have made them relative to where clang ran."""
+    text = depfile.read_text().replace("\\\n", " ")
+    return [depfile.parent / name for name in text.split(":", 1)[1].split()]
+
+
+def _is_current(output: Path, command: Sequence[str], inputs: Sequence[Path]) -> bool:
+    record = output.with_suffix(output.suffix + ".command")
+    if not output.exists() or not record.exists() or record.read_text() != shlex.join(command):
+        return False
+    built = output.stat().st_mtime_ns
+    return all(path.exists() and path.stat().st_mtime_ns <= built for path in inputs)
+
+
+def _remember(output: Path, command: Sequence[str]) -> None:
+    output.with_suffix(output.suffix + ".command").write_text(shlex.join(command))
+
+
+def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], flags: Sequence[str]) -> list[Path]:
+    jobs: list[tuple[Path, list[str]]] = []
+    objects = []
+    for source in sources:
+        target = directory / f"{source.as_posix().strip('/').replace('/', '_')}.o"
+        command = toolchain.command(source, target, flags)
+        depfile = target.with_suffix(".d")
+        if not depfile.exists() or not _is_current(target, command, _dependencies(depfile)):
+            jobs.append((target, command))
+        objects.append(target)
+    failed = threading.Event()
+
+    def work(job: tuple[Path, list[str]]) -> None:
+        if failed.is_set():
+            return
+        target, command = job
+        target.unlink(missing_ok=True)
+        started = time.time_ns()
+        try:
+            _run(command, directory)
+        except BuildError:
+            failed.set()
+            raise
+        os.utime(target, ns=(started, started))  # so that a header saved meanwhile is newer
+        _remember(target, command)
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        for _ in pool.map(work, jobs):
+            pass
+    return objects
+
+
+def _link(
+    compiler: str, output: Path, objects: Sequence[Path], flags: Sequence[str], inputs: Sequence[Path] = ()
+) -> Path:
+    command = [compiler, "-shared", "-o", str(output), *map(str, objects), f"-Wl,-soname,{output.name}", *flags]
+    if not _is_current(output, command, [*objects, *inputs]):
+        # A running process may have the old file mapped: write beside it, then replace.
+        unfinished = output.with_name(f"new_{output.name}")
+        command[3] = str(unfinished)
+        _run(command, output.parent)
+        command[3] = str(output)
+        unfinished.replace(output)
+        _remember(output, command)
+    return output
+
+
+def device_sources() -> list[Path]:
+    patterns = ("engine/*/*.cpp", "foundation/*.mm", "foundation/*.c", "metal/*.mm", "pytorch/*.cpp")
+    return sorted(path for pattern in patterns for path in SIMULATOR.glob(pattern))
+
+
+MODULE = "_device"
+DEVICE_FLAGS = (
+    f"-iquote{SIMULATOR.parent}",  # not -I: in site-packages, a <header> must not be looked for
+    "-Wall",
+    "-Werror",
+    f"-DTORCH_EXTENSION_NAME={MODULE}",
+)
+
+
+def build_device() -> Path:
+    """The library of the simulated device, a Python module."""
+    toolchain = Toolchain.make()
+    directory = cache_directory() / "device" / toolchain.key()
+    with _locked(directory):
+        objects = _compile(toolchain, directory, device_sources(), DEVICE_FLAGS)
+        module = directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        return _link(toolchain.compiler, module, objects, toolchain.libraries)
+
+
+def build_library(
+    name: str,
+    sources: Sequence[Path],
+    device: Path,
+    libraries: Sequence[Path] = (),
+    *,
+    include: Sequence[Path] = (),
+    flags: Sequence[str] = (),
+) -> Path:
+    """Objective-C++ and C++ that runs on the device: a shared library linked against it. See mps_simulator.load()."""
+    toolchain = Toolchain.make()
+    flags = [
+        f"-DTORCH_EXTENSION_NAME={name.rpartition('.')[2]}",
+        "-DTORCH_API_INCLUDE_EXTENSION_H",
+        *(f"-I{folder}" for folder in include),
+        *flags,
+        *shlex.split(os.environ.get("MPS_SIMULATOR_FLAGS", "")),
+    ]
+    key = hashlib.sha256("\0".join([*map(str, sources), *map(str, libraries), *flags]).encode()).hexdigest()[:16]
+    directory = device.parent / "libraries" / f"{name}-{key}"
+    with _locked(directory):
+        objects = _compile(toolchain, directory, [*sources, SIMULATOR / "foundation/personality.c"], flags)
+        linked = (device, *libraries)
+        rpaths = (f"-Wl,-rpath,{path.parent}" for path in linked)
+        flags = [*map(str, linked), *toolchain.libraries, *rpaths]
+        return _link(toolchain.compiler, directory / f"lib{name}.so", objects, flags, linked)

@@ -1,0 +1,107 @@
+"""The loaded library of the simulated device, and its settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mps_simulator import build, patches
+from mps_simulator.fault import Fault
+
+_device: ModuleType | None = None
+
+
+def device_module() -> Any:
+    """The library as a Python module. RuntimeError before activate()."""
+    if _device is None:
+        raise RuntimeError("the simulated device is not active: call mps_simulator.activate() first")
+    return _device
+
+
+def is_open() -> bool:
+    return _device is not None
+
+
+def import_extension(name: str, path: Path) -> ModuleType:
+    """The extension module in the file, not entered in sys.modules."""
+    loader = ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None  # since it was given a loader
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def open_device() -> None:
+    """Builds the library, loads it and connects it to PyTorch."""
+    global _device
+    path = build.build_device()
+    # Global, since the libraries that kernels are compiled to find the engine's functions by name.
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)
+    try:
+        module: Any = import_extension(build.MODULE, path)
+    finally:
+        sys.setdlopenflags(flags)
+    module.set_directories(str(build.SIMULATOR / "engine"), str(build.cache_directory() / "shaders"))
+    module.set_clang(shutil.which(build.Toolchain.make().compiler))
+    module.set_fault_class(Fault)
+    patches.apply(module)
+    _device = module
+
+
+class Settings:
+    """Live settings of the engine and of the command buffers. `with settings(seed=5):` sets them for a block.
+
+    watch: check every memory access. detailed: count the accesses of simdgroups too, as profile(detailed=True) does.
+    seed: order of lanes and simdgroups, 0 is ascending. perturb: noise within the Metal specification's ULP table,
+    shuffled reductions, flushed denormals. workers: threads, 0 is one for each core. parts: only the
+    last of so many equal parts of the threadgroups of each dispatch runs. strict: shaders are C++14, as
+    Metal 3.1 is; off, features of C++17 pass, which Apple's compiler takes with a warning. run_at: "wait" (commands run
+    when the host waits for them) or "commit".
+    """
+
+    _names = ("watch", "detailed", "seed", "perturb", "workers", "parts", "strict")
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "run_at":
+            return "commit" if device_module().run_at_commit() else "wait"
+        if name not in self._names:
+            raise AttributeError(f"settings has no {name!r}: expected one of {', '.join(self._names)}, run_at")
+        return getattr(device_module().settings(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        device_module().synchronize()  # what was encoded before runs under the old settings
+        if name == "run_at":
+            if value not in ("wait", "commit"):
+                raise ValueError(f"run_at: expected 'wait' or 'commit', got {value!r}")
+            device_module().set_run_at_commit(value == "commit")
+        elif name in self._names:
+            setattr(device_module().settings(), name, value)
+        else:
+            raise AttributeError(f"settings has no {name!r}: expected one of {', '.join(self._names)}, run_at")
+
+    @contextmanager
+    def __call__(self, **values: Any) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in (*self._names, 'run_at'))})"
+
+
+settings = Settings()

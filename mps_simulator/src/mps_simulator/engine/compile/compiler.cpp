@@ -1,0 +1,275 @@
+#include "compiler.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <vector>
+
+#include "intermediate_code.h"
+#include "mps_simulator/engine/engine.h"
+#include "process.h"
+#include "program.h"
+#include "shader_cache.h"
+#include "source_transform.h"
+
+namespace simulator {
+namespace {
+
+namespace fs = std::filesystem;
+
+// For a host that sets no version: the default of the oldest macOS still supported. It has no bfloat, so a forgotten
+// languageVersion is noticed.
+constexpr uint32_t kDefaultVersion = 2u << 16;
+
+struct Directories {
+  fs::path engine, cache;
+};
+
+Directories& directories() {
+  static Directories instance;
+  return instance;
+}
+
+std::string& clang() {
+  static std::string path;
+  return path;
+}
+
+fs::path metal_headers() { return directories().engine / "compile" / "metal"; }
+
+// The compiler's identity and the processor's features (-march=native), without running the compiler.
+std::string machine_key() {
+  struct stat status{};
+  stat(clang().c_str(), &status);
+  std::string key = clang() + " " + std::to_string(status.st_size) + " " + std::to_string(status.st_mtime);
+  std::ifstream cpu("/proc/cpuinfo");
+  for (std::string line; std::getline(cpu, line);) {
+    if (line.starts_with("flags") || line.starts_with("Features")) return key + line;
+  }
+  return key;
+}
+
+// What a compiled kernel depends on: the language's headers, and the code that makes C++ of Metal.
+std::string engine_key() {
+  const fs::path& root = directories().engine;
+  if (root.empty()) throw std::logic_error("set_directories() was not called");
+  std::vector<fs::path> files = {root / "kernel_abi.h", root / "count" / "operation_kinds.h"};
+  for (const auto& entry : fs::recursive_directory_iterator(root / "compile")) {
+    if (entry.is_regular_file()) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  std::string all;
+  for (const fs::path& file : files) all += fs::relative(file, root).string() + '\0' + read_file(file) + '\0';
+  return content_hash(all);
+}
+
+const std::vector<std::string>& common_flags() {
+  static const std::vector<std::string> flags = {
+      "-cl-std=clc++2021", "-cl-no-stdinc", "-nostdinc", "-cl-single-precision-constant", "-fPIC", "-O2",
+      "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-strict-aliasing",
+      // The sanitizer's pass misses accesses of more than 16 bytes, and vectorising would hide the shader's own.
+      "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine", "-fsanitize=thread", "-mllvm",
+      "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
+      // Private arrays and constant tables, by watch/private_memory.cpp: indices of arrays, then what a pointer reaches
+      // once loops are unrolled, then what is left to the run.
+      "-fsanitize=array-bounds,object-size,local-bounds", "-fno-sanitize-recover=object-size",
+      "-fsanitize-trap=local-bounds",
+      // A private variable that nothing has written is a NaN.
+      "-ftrivial-auto-var-init=pattern",
+      // Else `x += 1` counts as a write alone.
+      "-mllvm", "-tsan-instrument-read-before-write=1",
+      // A thread's stack has 128 KB (fibers.cpp).
+      "-Wno-everything", "-Wframe-larger-than=65536", "-Werror=frame-larger-than", "-fno-caret-diagnostics",
+      "-fno-color-diagnostics", "-ferror-limit=20"};
+  return flags;
+}
+
+std::vector<std::string> math_flags(const CompileOptions& options) {
+  if (!options.fast_math) return {};
+  return {"-ffast-math"};
+}
+
+void append(std::vector<std::string>& list, const std::vector<std::string>& more) {
+  list.insert(list.end(), more.begin(), more.end());
+}
+
+void replace_all(std::string& text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+}
+
+// clang's messages with Metal's names of address spaces and types.
+std::string in_metal_terms(const std::string& errors) {
+  std::string text;
+  std::istringstream lines(errors);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("In file included from ")) text += line + "\n";
+  }
+  for (const auto& [from, to] : std::initializer_list<std::pair<const char*, const char*>>{
+           {" *__private", " *"},
+           {" &__private", " &"},
+           {"__generic ", ""},
+           {"__attribute__((opencl_global_device))", "threadgroup"},
+           {"__global_device", "threadgroup"},
+           {"const __global", "constant"},
+           {"__global", "constant"},
+           {"__local", "device"},
+           {"__private", "thread"},
+           {"metal::vec<", "vec<"},
+           {"simulator_atomic_", "atomic_"}}) {
+    replace_all(text, from, to);
+  }
+  return text;
+}
+
+std::string run_clang(const std::vector<std::string>& arguments) {
+  if (clang().empty()) throw std::logic_error("set_clang() was not called");
+  std::vector<std::string> command = {clang()};
+  append(command, arguments);
+  ProcessResult result = run_process(command);
+  if (WIFEXITED(result.status) && WEXITSTATUS(result.status) == 0) return std::move(result.output);
+  if (result.errors.empty()) result.errors = "clang failed without a message\n";
+  throw CompileError(in_metal_terms(result.errors));
+}
+
+uint32_t language_version(const CompileOptions& options) {
+  return options.language_version ? options.language_version : kDefaultVersion;
+}
+
+std::vector<std::string> macro_flags(const CompileOptions& options) {
+  const uint32_t version = language_version(options);
+  std::vector<std::string> flags = {
+      "-D__cplusplus=201402L", "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__HAVE_SIMDGROUP_MATRIX__=1",
+      "-D__METAL_VERSION__=" + std::to_string((version >> 16) * 100 + (version & 0xffff) * 10)};
+  if (version >= (3u << 16 | 1)) flags.push_back("-D__HAVE_BFLOAT__=1");
+  if (options.fast_math) flags.push_back("-D__FAST_MATH__=1");
+  for (const auto& [name, value] : options.macros) flags.push_back("-D" + name + "=" + value);
+  return flags;
+}
+
+std::string preprocess(const std::string& source, const CompileOptions& options, const fs::path& directory) {
+  TemporaryFile file(directory, ".metal");
+  file.write("# 1 \"program_source\"\n" + source);
+  std::vector<std::string> arguments = {"-E",
+                                        "-x",
+                                        "c++",
+                                        "-std=c++14",
+                                        "-undef",
+                                        "-nostdinc",
+                                        "-w",
+                                        "-fno-caret-diagnostics",
+                                        "-I" + metal_headers().string()};
+  append(arguments, macro_flags(options));
+  append(arguments, {"-o", "-", file.path().string()});
+  return run_clang(arguments);
+}
+
+fs::path prelude(const CompileOptions& options, const std::string& engine, const fs::path& directory) {
+  const std::string key =
+      content_hash(engine + machine_key() + directories().engine.string() + (options.fast_math ? "fast" : "safe"));
+  const fs::path path = directory / ("prelude_" + key + ".pch");
+  if (fs::exists(path)) return path;
+  const fs::path library = metal_headers() / "library";
+  TemporaryFile output(directory, ".pch");
+  std::vector<std::string> arguments = {"-x", "cl-header"};
+  append(arguments, common_flags());
+  append(arguments, math_flags(options));
+  // The key holds the headers' content; a new checkout changes their times only.
+  append(arguments, {"-Xclang", "-fno-pch-timestamp", "-isystem", (library / "host").string(), "-o",
+                     output.path().string(), (library / "prelude.h").string()});
+  run_clang(arguments);
+  output.publish(path);
+  return path;
+}
+
+void add_counters(std::vector<std::string> arguments, const fs::path& directory, const fs::path& output) {
+  TemporaryFile plain(directory, ".ll"), counting(directory, ".ll");
+  append(arguments, {"-S", "-emit-llvm", "-o", plain.path().string()});
+  run_clang(arguments);
+  counting.write(with_counters(read_file(plain.path())));
+  run_clang({"-x", "ir", "-O2", "-Xclang", "-disable-llvm-passes", "-fPIC", "-Wno-everything", "-shared", "-nostdlib",
+             "-o", output.string(), counting.path().string(), "-lm", "-lgcc"});
+}
+
+void build(const std::string& source, const CompileOptions& options, bool is_counted, const std::string& engine,
+           const fs::path& directory, const fs::path& path) {
+  TemporaryFile input(directory, ".cl"), output(directory, ".so");
+  input.write(transform_source(preprocess(source, options, directory), language_version(options)));
+  std::vector<std::string> arguments = {"-x", "cl"};
+  append(arguments, common_flags());
+  append(arguments, math_flags(options));
+  // Metal 3.1 is C++14; clang's C++ for OpenCL is C++17, with warnings for what C++14 lacks.
+  if (options.strict) arguments.push_back("-Werror=pre-c++17-compat");
+  append(arguments, {"-include-pch", prelude(options, engine, directory).string(), input.path().string()});
+  if (is_counted) {
+    add_counters(arguments, directory, output.path());
+  } else {
+    append(arguments, {"-shared", "-nostdlib", "-o", output.path().string(), "-lm", "-lgcc"});
+    run_clang(arguments);
+  }
+  output.publish(path);
+}
+
+std::shared_ptr<const Program> compile_one(const std::string& source, const CompileOptions& options, bool is_counted);
+
+std::shared_ptr<const Program> build_and_load(const std::string& source, const CompileOptions& options,
+                                              bool is_counted) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string engine = engine_key();
+  std::string key =
+      engine + machine_key() + std::to_string(language_version(options)) + (options.fast_math ? "fast" : "safe");
+  for (const std::string& flag : common_flags()) key += flag + '\0';
+  for (const auto& [name, value] : options.macros) key += name + '=' + value + '\0';
+  if (options.strict) key += "strict";
+  if (is_counted) key += "counted";
+  const fs::path& directory = directories().cache;
+  const fs::path path = directory / (content_hash(key + '\0' + source) + ".so");
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  const auto counted = [source, options] { return compile_one(source, options, true); };
+  if (fs::exists(path)) {
+    try {
+      return load_program(path, seconds(), counted);
+    } catch (const CompileError&) {
+      // damaged, perhaps by a full disk: built again below
+    }
+  }
+  build(source, options, is_counted, engine, directory, path);
+  return load_program(path, seconds(), counted);
+}
+
+std::shared_ptr<const Program> compile_one(const std::string& source, const CompileOptions& options, bool is_counted) {
+  using Key = std::tuple<std::string, uint32_t, bool, std::vector<std::pair<std::string, std::string>>, bool, bool>;
+  static std::mutex mutex;
+  static std::map<Key, std::shared_ptr<const Program>> programs;
+  const Key key{source, language_version(options), options.fast_math, options.macros, options.strict, is_counted};
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto known = programs.find(key); known != programs.end()) return known->second;
+  }
+  auto program = build_and_load(source, options, is_counted);
+  const std::lock_guard lock(mutex);
+  return programs.emplace(key, program).first->second;
+}
+
+}  // namespace
+
+void set_directories(const std::string& engine, const std::string& cache) {
+  fs::create_directories(cache);
+  directories() = {engine, cache};
+}
+
+void set_clang(const std::string& path) { clang() = path; }
+
+std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options) {
+  CompileOptions with_settings = options;
+  with_settings.strict = settings().strict;
+  return compile_one(source, with_settings, false);
+}
+
+}  // namespace simulator

@@ -1,0 +1,14 @@
+// simulator::compile (engine.h): Metal source -> C++ for OpenCL -> a shared library in this process.
+#pragma once
+#include <string>
+
+namespace simulator {
+
+// engine: the folder mps_simulator/engine, whose compile/metal holds the language's headers. cache: made if absent. To
+// be set before the first compile.
+void set_directories(const std::string& engine, const std::string& cache);
+
+// The path of the clang++ that compiles kernels. To be set before the first compile.
+void set_clang(const std::string& path);
+
+}  // namespace simulator

@@ -1,0 +1,14 @@
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include "mps_simulator/engine/engine.h"
+
+namespace simulator {
+
+// Loads the shared library at `path`. `seconds`: what compiling took. `counted`: compiles the version with counters.
+std::shared_ptr<const Program> load_program(const std::filesystem::path& path, double seconds,
+                                            std::function<std::shared_ptr<const Program>()> counted);
+
+}  // namespace simulator

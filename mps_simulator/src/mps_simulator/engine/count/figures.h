@@ -1,0 +1,22 @@
+#pragma once
+#include <chrono>
+#include <string>
+
+#include "mps_simulator/engine/engine.h"
+
+namespace simulator {
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+// Counts are added; of the threadgroup memory the larger is kept.
+void add_figures(KernelFigures& sum, const KernelFigures& more);
+void record_figures(const std::string& kernel, const KernelFigures& more);
+
+}  // namespace simulator

@@ -1,0 +1,72 @@
+// Combines the accesses of lanes into accesses of simdgroups, for the figures of a detailed profile.
+//
+// The n-th time that a lane runs an instruction since its simdgroup was last together (a collective operation, a
+// barrier) is taken for the n-th time of the other lanes, as on a GPU, with one exception: where lanes run an inner
+// loop for different numbers of iterations, a GPU makes more and smaller accesses. Instructions are those of clang's
+// code: a vector of up to 16 bytes is one access, a packed vector one for each element, an atomic_fetch_* two.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/watch/layout.h"
+#include "simdgroup_turns.h"
+
+namespace simulator {
+
+struct LaneAccess {
+  const void* site;  // the instruction
+  uintptr_t address;
+  size_t size;
+  bool reads, writes;
+};
+
+class SimdgroupAccesses {
+ public:
+  void begin_dispatch() { figures_ = {}; }
+  void add(uint32_t thread, const Segment& segment, const LaneAccess& access);
+  // The lanes of the simdgroup are together, so their accesses until now are complete. The two elements that each lane
+  // then reads or writes for a simdgroup_load or _store are one access to the 8x8 matrix.
+  void meet(uint32_t simdgroup, const char* operation, const void* site);
+  void settle_all();
+  const KernelFigures& figures() const { return figures_; }
+
+ private:
+  static constexpr size_t kMaxParts = 64;  // two for each lane of a matrix
+  struct Part {
+    uint64_t address : 56, size : 8;
+  };
+  struct Access {
+    const Segment* segment;
+    bool reads, writes;
+    uint32_t part_count;
+    std::array<Part, kMaxParts> parts;
+  };
+  struct Site {
+    uint64_t interval = 0, turn = 0;  // turn: one lane's run within the interval
+    uint32_t count = 0;               // of that lane's accesses
+    std::vector<uint32_t> accesses;   // the n-th of any lane
+  };
+  struct Simdgroup {
+    SimdgroupTurns turns;
+    const void* matrix = nullptr;  // the site of a simdgroup_load or _store that is under way
+    uint32_t matrix_parts = 0;     // that this lane has come by
+    std::unordered_map<uintptr_t, Site> sites;
+    std::vector<Access> accesses;
+    bool has_loaded = false;  // from device memory, since the last barrier of the threadgroup
+  };
+
+  Access& access_of(Simdgroup& simdgroup, Site& site, uint32_t number, const Segment& segment,
+                    const LaneAccess& access);
+  void settle(Simdgroup& simdgroup);
+  void count_device(const Access& access);
+  void count_threadgroup(const Access& access);
+
+  std::array<Simdgroup, kMaxThreads / 32> simdgroups_;
+  KernelFigures figures_;
+};
+
+}  // namespace simulator

@@ -1,0 +1,147 @@
+// One operating-system thread's share of a dispatch: runs whole threadgroups, one Metal thread a fiber.
+//
+// A thread runs until it waits. Then a ready one is chosen: the lowest for seed 0, else at random. A simdgroup is left
+// only when none of its lanes is ready or, at random, when a rendezvous is complete. If none is ready and some wait,
+// the threads have diverged.
+#pragma once
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fibers.h"
+#include "job.h"
+#include "mps_simulator/engine/watch/watch.h"
+#include "random.h"
+#include "threadgroup_memory.h"
+
+namespace simulator {
+
+struct Wait {
+  enum Kind : uint8_t { none, threadgroup_barrier, simdgroup_barrier, collective };
+  Kind kind = none;
+  const char* operation = nullptr;
+  const void* site = nullptr;  // where the kernel calls from: two barriers in two branches are not one barrier
+  uint32_t scope = 0;
+
+  bool same_as(const Wait& other) const;
+};
+
+class Worker {
+ public:
+  Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Runs threadgroups of the job until none is left or one fails; a failure stops the job and is in fault().
+  void run(Job& job);
+  const std::string& fault() const { return fault_; }
+  const KernelFigures& figures() const { return figures_; }
+
+  // ---- called by kernels, on a fiber ----
+  void threadgroup_barrier(uint32_t scope, const void* site);
+  void simdgroup_barrier(uint32_t scope, const void* site);
+  void collective(const char* operation, const void* site, void* slot, simulator_combine combine);
+  void* threadgroup_array(const char* name, size_t size, size_t alignment);
+  const uint8_t* reduction_order();
+  void count_multiply() { ++figures_.matrix_multiplies; }
+  const Settings& settings() const { return job_->settings; }
+
+  // Ends the threadgroup and abandons its fibers.
+  [[noreturn]] void fail(std::string text);
+  // The same with the kernel and the thread that runs.
+  [[noreturn]] void fail_in_kernel(const std::string& what);
+  // "thread (0, 0, 0) of threadgroup (0, 0, 0)"
+  std::string name_thread(uint32_t index) const;
+  simulator_uint3 position(uint32_t index) const { return thread_position(index, group_size_); }
+  simulator_uint3 position_in(uint32_t index, uint64_t group) const {
+    return thread_position(index, job_->group_size(job_->group_position(group)));
+  }
+
+ private:
+  struct Lane {
+    Fiber* fiber = nullptr;  // null: not begun
+    bool returned = false;
+  };
+  struct Simdgroup {
+    uint32_t lanes = 0, ready = 0, arrived = 0;  // one bit for each lane
+    LaneOrder order;
+    Wait wait;
+    uint64_t rendezvous = 0;
+  };
+  // Memory that kernels reach through the runtime's pointers: inside the fiber pool's mapping.
+  struct Scratch {
+    void* slots[32][32];
+    void* arguments[256];
+    uint8_t order[32];
+  };
+
+  friend void fiber_entry();
+  [[noreturn]] void run_lanes();
+  void run_kernel(uint32_t index);
+
+  void begin_dispatch(Job& job);
+  void run_threadgroup(uint64_t index);
+
+  Scratch& scratch() const { return *reinterpret_cast<Scratch*>(fibers_.scratch()); }
+  bool arrive_in_simdgroup(Simdgroup& simdgroup, const Wait& wait);
+  void complete_simdgroup(Simdgroup& simdgroup);
+  void go_on();
+
+  void make_ready(uint32_t simdgroup) {
+    simdgroups_[simdgroup].ready = simdgroups_[simdgroup].lanes;
+    simdgroups_[simdgroup].order.restart(seed_ == 0 ? 0 : random_.next());
+    ready_simdgroups_ |= 1u << simdgroup;
+  }
+  void make_unready(uint32_t lane) {
+    Simdgroup& simdgroup = simdgroups_[lane / 32];
+    simdgroup.ready &= ~(1u << lane % 32);
+    if (simdgroup.ready == 0) ready_simdgroups_ &= ~(1u << lane / 32);
+  }
+  void leave_simdgroup() {
+    current_simdgroup_ =
+        seed_ == 0 ? uint32_t(std::countr_zero(ready_simdgroups_)) : random_.pick_bit(ready_simdgroups_);
+  }
+  // Sets current_; false if no thread can continue.
+  bool choose_next() {
+    if (ready_simdgroups_ == 0) return false;
+    if (simdgroups_[current_simdgroup_].ready == 0) leave_simdgroup();
+    Simdgroup& simdgroup = simdgroups_[current_simdgroup_];
+    uint32_t lane = simdgroup.order.next();
+    while (!(simdgroup.ready >> lane & 1)) lane = simdgroup.order.next();
+    current_ = current_simdgroup_ * 32 + lane;
+    watch_.set_thread(current_);
+    return true;
+  }
+
+  const Wait* waits_at(uint32_t lane) const;  // null: it has returned
+  std::string diverged(const Wait& here, const Wait& there, uint32_t other) const;
+  std::string stuck() const;
+
+  FiberPool fibers_;
+  Fiber main_;
+  Job* job_ = nullptr;
+  KernelFigures figures_;
+  std::string fault_;
+  ThreadgroupMemory memory_;
+  Watch watch_;
+
+  std::array<Lane, kMaxThreads> lanes_;
+  std::array<Simdgroup, kMaxThreads / 32> simdgroups_;
+  uint32_t lane_count_ = 0, returned_ = 0, at_barrier_ = 0;
+  uint32_t current_ = 0;  // the lane that runs, or was chosen to
+  uint32_t current_simdgroup_ = 0;
+  uint32_t ready_simdgroups_ = 0;  // one bit for each simdgroup with a ready lane
+  Wait barrier_;
+  uint32_t first_at_barrier_ = 0;
+  uint64_t group_index_ = 0, seed_ = 0;
+  simulator_uint3 group_position_{}, group_size_{};
+  Random random_;
+};
+
+// The worker whose threadgroup this operating-system thread is running, or null.
+extern constinit thread_local Worker* current_worker __attribute__((tls_model("initial-exec")));
+
+}  // namespace simulator

@@ -1,0 +1,61 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "memory.h"
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/engine/kernel_abi.h"
+#include "shadow.h"
+
+namespace simulator {
+
+struct Window {
+  const simulator_parameter* parameter;
+  uintptr_t start;
+  size_t length;  // a reference ends after its one value, a pointer with its buffer
+  bool is_bytes;  // given by setBytes
+};
+
+// The bytes of one buffer that a dispatch has used.
+struct Touched {
+  ByteBits read, written;
+  explicit Touched(size_t length) : read(length), written(length) {}
+};
+
+// A range of memory in which every byte is checked alike. Segments don't overlap.
+struct Segment {
+  enum Kind : uint8_t { device, threadgroup, bytes, module };
+
+  uintptr_t start = 0;
+  size_t length = 0;
+  Kind kind = device;
+  bool is_writable = false;
+  bool may_race = false;               // not where no argument is writable
+  uint8_t unit_log2 = 0;               // bytes per cell
+  ByteBits* written = nullptr;         // null: every byte has a value
+  uintptr_t written_start = 0;         // the address of the first bit
+  Touched* touched = nullptr;          // device memory in a detailed profile: bits as in `written`
+  uintptr_t shadow_start = 0;          // the address of the first cell
+  uint64_t* cells = nullptr;           // threadgroup memory: one for each unit,
+  uint64_t* byte_cells = nullptr;      // and one for each byte of a unit that is used in parts
+  SharedCell* shared_cells = nullptr;  // device memory: the same
+  SharedCell* shared_byte_cells = nullptr;
+};
+
+// Largest unit that no array of this alignment divides: 1, 2 or 4 bytes.
+uint8_t unit_log2(size_t alignment);
+
+struct Layout {
+  std::vector<Window> windows;
+  std::vector<const simulator_parameter*> absent;
+  std::vector<Segment> segments;
+  std::vector<std::shared_ptr<Memory>> memories;  // keeps the bits alive
+  std::vector<std::unique_ptr<Touched>> touched;  // of each memory, in a detailed profile
+  uint32_t first_run = 0;                         // the run of threadgroup 0; see shadow.h
+
+  Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_detailed);
+  void count_distinct(KernelFigures& figures) const;
+};
+
+}  // namespace simulator

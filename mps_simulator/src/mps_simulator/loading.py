@@ -1,0 +1,87 @@
+"""Builds Objective-C++ and C++ for the simulated device and loads it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mps_simulator import build
+from mps_simulator.device import device_module, import_extension
+from mps_simulator.project import extension_file, find_project, read_project
+
+PathLike = str | os.PathLike[str]
+
+
+def load(
+    sources: PathLike | Sequence[PathLike],
+    *,
+    name: str | None = None,
+    include: Sequence[PathLike] = (),
+    libraries: Sequence[PathLike] = (),
+    flags: Sequence[str] = (),
+) -> Path:
+    """Builds .mm and .cpp files as they are on a Mac and loads them: their ops are then in torch.ops.
+
+        mps_simulator.activate()
+        mps_simulator.load("my_op.mm")
+        torch.ops.my_ops.twice(torch.ones(3, device="mps"))
+
+    sources: one file or several. name: of the library, default the first file's; with PYBIND11_MODULE(
+    TORCH_EXTENSION_NAME, m) in a source also the name to import it by, and may have dots. include: folders of headers,
+    besides PyTorch's and Metal's. libraries: shared libraries to link against. flags: more for the compiler, such as
+    "-DNAME=1".
+
+    Returns the library's path, in the cache. Only what changed is compiled; a library that a process has loaded stays
+    what it was. Raises build.BuildError with the compiler's message, RuntimeError before activate().
+    """
+    device = Path(device_module().__file__)
+    paths = [Path(source).resolve() for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)]
+    if not paths:
+        raise ValueError("mps_simulator.load(): expected at least one source, got none")
+    for path in paths:
+        if path.suffix not in (".mm", ".cpp"):
+            raise ValueError(f"mps_simulator.load(): expected .mm or .cpp files, got {path}")
+        if not path.is_file():
+            raise FileNotFoundError(f"mps_simulator.load(): no file {path}")
+    name = name or paths[0].stem
+    library = build.build_library(
+        name,
+        paths,
+        device,
+        [Path(path).resolve() for path in libraries],
+        include=[Path(path).resolve() for path in include],
+        flags=flags,
+    )
+    torch.ops.load_library(str(library))
+    if hasattr(ctypes.CDLL(str(library)), f"PyInit_{name.rpartition('.')[2]}"):
+        sys.modules[name] = import_extension(name, library)
+    return library
+
+
+def load_project() -> None:
+    """Loads what the project's pyproject.toml names; once in a process."""
+    if path := find_project():
+        _load_project(path)
+
+
+@functools.cache
+def _load_project(path: Path) -> None:
+    """An entry whose extension is not built is left out."""
+    for entry in read_project(path):
+        if not all(extension_file(module) for module in entry.extensions):
+            continue
+        modules = [importlib.import_module(module) for module in entry.extensions]
+        load(
+            entry.sources,
+            name=entry.name,
+            include=entry.include,
+            libraries=[str(module.__file__) for module in modules],
+            flags=entry.flags,
+        )

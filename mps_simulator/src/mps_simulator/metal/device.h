@@ -1,0 +1,34 @@
+// What pytorch/ (plain C++) uses of metal/. A buffer is an id<MTLBuffer>.
+#pragma once
+#include <dispatch/dispatch.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace simulator {
+
+void* create_buffer(size_t length, size_t capacity);  // the caller's until destroy_buffer; null: no memory
+void destroy_buffer(void* buffer);
+std::byte* buffer_data(const void* buffer);  // without the checks of -contents
+size_t buffer_length(const void* buffer);
+size_t buffer_capacity(const void* buffer);
+void forget_content(std::byte* data, size_t capacity);  // NaN in every float type, or zeros in a sparse buffer
+void set_buffer_length(void* buffer, size_t length);
+bool is_buffer_busy(const void* buffer);  // named by a command buffer that has not completed
+uint32_t buffer_retain_count(const void* buffer);
+
+// ---- PyTorch's stream ----
+// Runs `work` in stream order, as a blit would: an open compute encoder ends first.
+void enqueue(std::function<void()> work, const std::vector<const void*>& buffers);
+// The same for what is no command on a Mac; done even where a fault drops the commands around it.
+void enqueue_bookkeeping(std::function<void()> work, const void* buffer);
+void commit_stream();
+void wait_for_stream();  // throws what went wrong in the commands
+bool is_stream_idle();
+uint64_t pending_commands();
+void* stream_command_buffer();
+dispatch_queue_t stream_queue();
+
+}  // namespace simulator

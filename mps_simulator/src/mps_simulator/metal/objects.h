@@ -1,0 +1,170 @@
+// The classes behind Metal's protocols, and what they do beyond them. Objective-C++ only.
+#pragma once
+#import <Metal/Metal.h>
+#import <MetalPerformanceShaders/MetalPerformanceShaders.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "mps_simulator/engine/engine.h"
+#include "mps_simulator/foundation/fault.h"
+
+namespace simulator {
+
+struct BufferState {
+  std::byte* data;
+  size_t length;  // as requested, which may be less than the block: the bounds that the watch checks
+  size_t capacity;
+  uint64_t serial;              // no two buffers share one, even at the same address
+  std::atomic<int> pending{0};  // command buffers that name it and have not completed
+  std::atomic<int> owners{0};   // retains by the allocator and by command buffers
+};
+
+bool is_live_buffer(const void* object, uint64_t* serial = nullptr);
+
+struct Command {
+  std::function<void()> work;
+  bool bookkeeping;  // done even where a fault drops the rest of the command buffer
+};
+
+struct CommandBufferState {
+  MTLCommandBufferStatus status = MTLCommandBufferStatusNotEnqueued;
+  bool retained_references = true;
+  std::vector<Command> commands;
+  std::unordered_map<id, uint64_t> buffers;  // named by a command, with their serials
+  std::vector<id> others;                    // pipelines
+  std::vector<MTLCommandBufferHandler> handlers;
+  id open_encoder = nil;
+  std::string error;
+};
+
+// An argument is valid until the block that set it ends: the next op on PyTorch's stream may end the encoder.
+template <typename Value>
+struct Setting {
+  Value value{};
+  uint64_t block = 0;
+  bool is_set = false;
+};
+
+struct Argument {
+  BoundArgument bound;
+  id buffer = nil;
+  std::shared_ptr<std::vector<std::byte>> bytes;
+};
+
+struct ComputeEncoderState {
+  bool ended = false;
+  MTLDispatchType dispatch_type = MTLDispatchTypeSerial;
+  Setting<id> pipeline;
+  std::array<Setting<Argument>, kMaxBuffers> arguments;
+  std::array<Setting<size_t>, kMaxBuffers> threadgroup_lengths;
+};
+
+extern std::atomic<uint64_t> commands_encoded, commands_completed;
+
+}  // namespace simulator
+
+@interface SimDevice : NSObject <MTLDevice>
+@end
+
+@interface SimBuffer : NSObject <MTLBuffer> {
+ @public
+  simulator::BufferState* state;
+  NSString* _label;
+}
+@property(copy, atomic) NSString* label;
+- (instancetype)initWithLength:(size_t)length capacity:(size_t)capacity;
+- (void)own;     // retain, and count it
+- (void)disown;  // release
+@end
+
+@interface SimFunction : NSObject <MTLFunction> {
+ @public
+  std::shared_ptr<const simulator::Function>* function;
+  NSString* _label;
+}
+@property(copy, atomic) NSString* label;
+@end
+
+@interface SimLibrary : NSObject <MTLLibrary> {
+ @public
+  std::shared_ptr<const simulator::Program>* program;
+  NSString* _label;
+}
+@property(copy, atomic) NSString* label;
+- (instancetype)initWithProgram:(std::shared_ptr<const simulator::Program>)program;
+@end
+
+@interface SimPipeline : NSObject <MTLComputePipelineState> {
+ @public
+  std::shared_ptr<const simulator::Function>* function;
+}
+- (instancetype)initWithFunction:(SimFunction*)function;
+@end
+
+@class SimCommandBuffer;
+
+@interface SimCommandQueue : NSObject <MTLCommandQueue> {
+ @public
+  std::deque<SimCommandBuffer*>* submitted;
+  dispatch_queue_t serial_queue;  // PyTorch's: encoding is allowed in its blocks only. Null for other queues
+  NSString* _label;
+}
+@property(copy, atomic) NSString* label;
+- (void)requireQueue:(const char*)action;
+- (uint64_t)block;
+- (void)drainThrough:(SimCommandBuffer*)last;
+@end
+
+@interface SimCommandBuffer : NSObject <MTLCommandBuffer> {
+ @public
+  SimCommandQueue* queue;
+  simulator::CommandBufferState* state;
+  NSString* _label;
+}
+@property(copy, atomic) NSString* label;
+- (instancetype)initWithQueue:(SimCommandQueue*)queue retainedReferences:(BOOL)retained;
+- (void)push:(std::function<void()>)work bookkeeping:(BOOL)bookkeeping;
+- (void)use:(SimBuffer*)buffer;
+- (void)requireIdle:(const char*)action;  // not committed, no encoder open
+- (void)run;
+- (void)abandon:(const std::string&)reason;
+@end
+
+@interface SimComputeEncoder : NSObject <MTLComputeCommandEncoder> {
+ @public
+  SimCommandBuffer* command_buffer;
+  simulator::ComputeEncoderState* state;
+  NSString* _label;
+}
+@property(copy, atomic) NSString* label;
+- (instancetype)initWithCommandBuffer:(SimCommandBuffer*)buffer dispatchType:(MTLDispatchType)type;
+@end
+
+@interface SimBlitEncoder : NSObject <MTLBlitCommandEncoder> {
+ @public
+  SimCommandBuffer* command_buffer;
+  BOOL ended;
+  NSString* _label;
+}
+@property(copy, atomic) NSString* label;
+- (instancetype)initWithCommandBuffer:(SimCommandBuffer*)buffer;
+@end
+
+@interface MTLFunctionConstantValues (Simulator)
+- (simulator::FunctionConstants&)constants;  // what a shader is specialised with, by index
+@end
+
+namespace simulator {
+
+// `object` as a buffer; a fault naming the selector where it is none.
+SimBuffer* checked_buffer(id object, const char* selector);
+
+}  // namespace simulator

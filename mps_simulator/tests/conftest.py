@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mps_simulator
+import scale_kernel
+from mps_simulator.device import Settings
+
+FOLDER = Path(__file__).parents[1]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _simulated_device() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(FOLDER)  # the pyproject.toml there has nothing loaded
+        mps_simulator.activate()
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_each_time() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def folder() -> Path:
+    """For processes of their own: a working directory whose project has nothing loaded."""
+    return FOLDER
+
+
+@pytest.fixture(scope="module")
+def scale(_simulated_device: None) -> Any:
+    return mps_simulator.metal.Library(scale_kernel.SOURCE).pipeline("scale")
+
+
+@pytest.fixture
+def settings() -> Iterator[Settings]:
+    """The live settings; put back afterwards."""
+    live = mps_simulator.settings
+    with live(**{name: getattr(live, name) for name in ("watch", "seed", "perturb", "workers", "run_at")}):
+        yield live

@@ -1,0 +1,214 @@
+"""mps_simulator.load(): other people's .mm and .cpp on the device, unchanged."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import mps_simulator
+from mps_simulator import build, loading, project
+
+OWN_OP = Path(__file__).parent / "own_op" / "reversed.mm"
+MODULE = """
+#include <pybind11/pybind11.h>
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("answer", [] { return ANSWER; }); }
+"""
+
+
+def python(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own, in this directory; a library is loaded once in a process."""
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=directory)
+
+
+# ---- an op as on a Mac ----
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return mps_simulator.load(OWN_OP)
+
+
+@pytest.mark.usefixtures("library")
+def test_an_op_runs_as_it_is() -> None:
+    x = torch.arange(100.0)
+    with mps_simulator.profile() as profile:
+        y = torch.ops.own_op.reversed(x.to("mps")[20:])
+    assert torch.equal(y.cpu(), x[20:].flip(0))
+    assert profile.launched("reversed") == 1
+
+
+@pytest.mark.usefixtures("library")
+def test_the_watch_finds_a_planted_read_out_of_bounds() -> None:
+    torch.ops.own_op.reversed_wrong(torch.ones(100, device="mps"))
+    words = r"'reversed_wrong': out of bounds read of 4 bytes at argument 'x'.*, element 100 .*; thread \(0, 0, 0\)"
+    with pytest.raises(mps_simulator.Fault, match=words):
+        torch.mps.synchronize()
+
+
+@pytest.mark.usefixtures("library")
+def test_an_error_of_the_op_is_an_exception() -> None:
+    with pytest.raises(RuntimeError, match="expected a contiguous float32 tensor"):
+        torch.ops.own_op.reversed(torch.ones(4, dtype=torch.int32, device="mps"))
+
+
+def test_the_watch_finds_it_in_a_shader_compiled_from_python() -> None:
+    shaders = torch.mps.compile_shader("""
+        kernel void shift(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i + 1] = 1; }
+    """)
+    shaders.shift(torch.empty(6, device="mps"))
+    with pytest.raises(mps_simulator.Fault, match="kernel 'shift'"):
+        torch.mps.synchronize()
+
+
+# ---- building ----
+
+
+def test_nothing_is_rebuilt_that_did_not_change(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(command: list[str], directory: Path) -> None:
+        raise AssertionError(f"rebuilt: {command}")
+
+    monkeypatch.setattr(build, "_run", refuse)
+    assert mps_simulator.load([str(OWN_OP)]) == library
+
+
+def test_a_changed_source_is_rebuilt(tmp_path: Path) -> None:
+    source, header = tmp_path / "changed.cpp", tmp_path / "answer.h"
+    source.write_text('#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n')
+    header.write_text("#define ANSWER 1\n")
+    first = mps_simulator.load(source, name="changed").stat()
+    header.write_text("#define ANSWER 2\n")
+    assert mps_simulator.load(source, name="changed").stat().st_mtime_ns > first.st_mtime_ns
+
+
+def test_a_python_module_can_be_imported(tmp_path: Path) -> None:
+    source = tmp_path / "module.cpp"
+    source.write_text(MODULE)
+    try:
+        mps_simulator.load(source, name="a_package._answer", flags=["-DANSWER=42"])
+        assert importlib.import_module("a_package._answer").answer() == 42
+    finally:
+        sys.modules.pop("a_package._answer", None)
+
+
+def test_headers_and_libraries(tmp_path: Path) -> None:
+    (tmp_path / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers" / "one.h").write_text('extern "C" int one();\n')
+    (tmp_path / "two.cpp").write_text(
+        "#include <one.h>\n#include <cstdlib>\nint two = one() == 1 ? 2 : (abort(), 0);\n"
+    )
+    one = mps_simulator.load(tmp_path / "one.cpp")
+    mps_simulator.load([tmp_path / "two.cpp"], include=[tmp_path / "headers"], libraries=[one])
+
+
+def test_a_compile_error_gives_the_compilers_message(tmp_path: Path) -> None:
+    source = tmp_path / "wrong.mm"
+    source.write_text("#import <Metal/Metal.h>\nvoid f(id<MTLDevice> d) { [d newBufferOfSize:4]; }\n")
+    with pytest.raises(mps_simulator.BuildError, match="newBufferOfSize:"):
+        mps_simulator.load(source)
+
+
+def test_wrong_sources(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one source, got none"):
+        mps_simulator.load([])
+    with pytest.raises(ValueError, match=r"expected \.mm or \.cpp files, got .*kernel\.metal"):
+        mps_simulator.load("kernel.metal")
+    with pytest.raises(FileNotFoundError, match=r"no file .*absent\.mm"):
+        mps_simulator.load(tmp_path / "absent.mm")
+
+
+def test_before_activation(tmp_path: Path) -> None:
+    result = python("-c", "import mps_simulator; mps_simulator.load('op.mm')", directory=tmp_path)
+    assert "the simulated device is not active: call mps_simulator.activate() first" in result.stderr
+
+
+# ---- what a project's pyproject.toml names ----
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "pyproject.toml"
+    path.write_text(text)
+    return path
+
+
+def test_activate_loads_what_the_project_of_the_working_directory_names(tmp_path: Path) -> None:
+    (tmp_path / "op.mm").write_text(OWN_OP.read_text())
+    (tmp_path / "tests").mkdir()
+    write(tmp_path, '[[tool.mps_simulator.load]]\nname = "a_project"\nsources = ["*.mm"]\n')
+    script = tmp_path / "tests" / "script.py"
+    script.write_text("import torch\nprint(torch.ops.own_op.reversed(torch.arange(3.0, device='mps')).tolist())\n")
+    result = python("-m", "mps_simulator", str(script), directory=tmp_path / "tests")
+    assert result.stdout == "[2.0, 1.0, 0.0]\n", result.stderr
+
+
+def test_the_nearest_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert project.find_project() is None
+    outer = write(tmp_path, "[tool.mps_simulator]\n")
+    write(inner, "[tool.other]\n")  # says nothing of the simulator
+    assert project.find_project() == outer and project.read_project(outer) == []
+
+
+def test_an_entry(tmp_path: Path) -> None:
+    (tmp_path / "csrc" / "metal").mkdir(parents=True)
+    for name in ("csrc/a.cpp", "csrc/b.cpp", "csrc/metal/c.mm"):
+        (tmp_path / name).touch()
+    path = write(
+        tmp_path,
+        '[[tool.mps_simulator.load]]\nname = "x"\nsources = ["csrc/**/*.cpp", "csrc/**/*.mm"]\n'
+        'exclude = ["csrc/b.cpp"]\ninclude = ["csrc"]\nextensions = ["p._C"]\nflags = ["-DA"]\n',
+    )
+    assert project.read_project(path) == [
+        project.Entry(
+            "x", [tmp_path / "csrc/a.cpp", tmp_path / "csrc/metal/c.mm"], [tmp_path / "csrc"], ["p._C"], ["-DA"]
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[tool.mps_simulator]\nload = 3", r"expected \[\[tool\.mps_simulator\.load\]\], got 3"),
+        ("[[tool.mps_simulator.load]]\nsources = []", "expected tables with a name"),
+        ('[[tool.mps_simulator.load]]\nname = "x"', "'x': expected sources, got none"),
+        (
+            '[[tool.mps_simulator.load]]\nname = "x"\nsources = "a.mm"',
+            "'x': sources: expected a list of strings, got 'a.mm'",
+        ),
+        ('[[tool.mps_simulator.load]]\nname = "x"\nsources = ["*.mm"]', r"'x': no file matches '\*\.mm'"),
+        ('[[tool.mps_simulator.load]]\nname = "x"\nsource = []', "expected the keys name, sources, .*, got 'source'"),
+        ("[tool.mps_simulator", "pyproject.toml: "),
+    ],
+)
+def test_a_wrong_table_is_explained(table: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, table)
+    with pytest.raises(project.ProjectError, match=message):
+        project.read_project(path)
+
+
+def test_an_entry_whose_extension_is_not_installed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "unbuilt"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('not to be imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [
+        project.Entry("x", [OWN_OP], [], [name], [])
+        for name in ("no_such_package._C", "unbuilt._C", "json.no_module.x")
+    ]
+    monkeypatch.setattr(loading, "find_project", lambda: tmp_path / "pyproject.toml")
+    monkeypatch.setattr(loading, "read_project", lambda _: entries)
+    monkeypatch.setattr(loading, "load", lambda *_, **__: pytest.fail("loaded"))
+    loading.load_project()
+
+
+def test_the_file_of_an_extension() -> None:
+    file = project.extension_file("torch._C")
+    assert file is not None and file.name.startswith("_C.")
+    assert project.extension_file("math") is not None

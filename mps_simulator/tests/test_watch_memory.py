@@ -1,0 +1,465 @@
+"""What the watch says of single accesses: out of bounds, misaligned, not writable, of memory never written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import mps_simulator
+from metal_programs import run
+from mps_simulator import settings
+from twins import THREAD, N, Twin, each, ramp, unwritten
+
+BOUNDS = [
+    Twin(
+        "read past the end",
+        """
+        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          out[i] = source[i + 1];
+        #else
+          out[i] = source[i];
+        #endif
+        }
+        """,
+        [
+            r"out of bounds read of 4 bytes",
+            r"argument 'source' \(buffer 0\), element 64 \(byte offset 256\)",
+            r"it has 64 elements",
+            r"thread \(63, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+    ),
+    Twin(
+        "read before the beginning",
+        """
+        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          out[i] = source[int(i) - 1];
+        #else
+          out[i] = source[i];
+        #endif
+        }
+        """,
+        [
+            r"out of bounds read",
+            r"argument 'source' \(buffer 0\), element -1 \(byte offset -4\)",
+            r"thread \(0, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+    ),
+    Twin(
+        "read before the argument's offset, inside its buffer",
+        """
+        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          out[i] = source[int(i) - 2];
+        #else
+          out[i] = source[i];
+        #endif
+        }
+        """,
+        [r"out of bounds read", r"argument 'source' \(buffer 0\), element -[12] ", THREAD],
+        arguments=lambda: [ramp(N + 8)[8:], unwritten()],
+        expected=lambda: torch.arange(8, N + 8, dtype=torch.float32),
+    ),
+    Twin(
+        "write past the end",
+        """
+        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          out[i] = source[i];
+        #ifdef FAULTY
+          if (i == 3) out[N] = 1;
+        #endif
+        }
+        """.replace("N", str(N)),
+        [
+            r"out of bounds write",
+            r"argument 'out' \(buffer 1\), element 64 \(byte offset 256\)",
+            r"thread \(3, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+    ),
+    Twin(
+        "write before the beginning",
+        """
+        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          out[i] = source[i];
+        #ifdef FAULTY
+          if (i == 3) out[-5] = 1;
+        #endif
+        }
+        """,
+        [
+            r"out of bounds write",
+            r"argument 'out' \(buffer 1\), element -5 \(byte offset -20\)",
+            r"thread \(3, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+    ),
+    Twin(
+        "vector that sticks out of the end",
+        """
+        kernel void widen(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          out[i] = source[i];
+        #ifdef FAULTY
+          if (i == 0) out[0] = dot(*(device const float4*)(source + 60), float4(1));
+        #endif
+        }
+        """,
+        [
+            r"out of bounds read of 16 bytes",
+            r"argument 'source' \(buffer 0\), element 60 \(byte offset 240\)",
+            r"it has 62 elements \(248 bytes\)",
+            r"thread \(0, 0, 0\)",
+        ],
+        arguments=lambda: [ramp(62), unwritten(62)],
+        expected=lambda: torch.arange(62, dtype=torch.float32),
+        threads=62,
+    ),
+    Twin(
+        "threadgroup array overrun",
+        """
+        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          threadgroup float tile[64];
+        #ifdef FAULTY
+          tile[i + 1] = source[i];
+        #else
+          tile[i] = source[i];
+        #endif
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          out[i] = tile[i];
+        }
+        """,
+        [
+            r"out of bounds write",
+            r"'tile', element 64 \(byte offset 256\)",
+            r"thread \(63, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+    ),
+    Twin(
+        "threadgroup argument underrun",
+        """
+        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          threadgroup float* tile [[threadgroup(2)]], uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          tile[int(i) - 1] = source[i];
+        #else
+          tile[i] = source[i];
+        #endif
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          out[i] = tile[i];
+        }
+        """,
+        [
+            r"out of bounds write",
+            r"argument 'tile' \(threadgroup 2\), element -1 \(byte offset -4\)",
+            r"thread \(0, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+        threadgroup_memory={2: 4 * N},
+    ),
+    Twin(
+        "misaligned float4",
+        """
+        kernel void widen(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          out[i] = dot(*(device const float4*)(source + min(i, 60u)), float4(1));
+        #else
+          out[i] = source[i];
+        #endif
+        }
+        """,
+        [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
+    ),
+    Twin(
+        "misaligned float4 that is assigned",
+        """
+        kernel void widen(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          float4 four = float4(source[i]);
+        #ifdef FAULTY
+          four = *(device const float4*)(source + min(i, 60u));
+        #endif
+          out[i] = four.x;
+        }
+        """,
+        [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
+    ),
+    Twin(
+        "float4 of a threadgroup array that is aligned for float",
+        """
+        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          threadgroup float tile[64];
+        #else
+          alignas(16) threadgroup float tile[64];
+        #endif
+          tile[i] = source[i];
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          const uint n = i % 4;
+          out[i] = dot(*(threadgroup const float4*)(tile + i - n), float4(n == 0, n == 1, n == 2, n == 3));
+        }
+        """,
+        [
+            r"misaligned read of 16 bytes",
+            r"threadgroup array 'tile', element \d+",
+            r"must be a multiple of 16",
+            THREAD,
+        ],
+    ),
+    Twin(
+        "write to a const argument",
+        """
+        kernel void clear(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          out[i] = source[i];
+        #ifdef FAULTY
+          if (i == 7) ((device float*)source)[i] = 0;
+        #endif
+        }
+        """,
+        [
+            r"write of 4 bytes",
+            r"argument 'source' \(buffer 0\), element 7 \(byte offset 28\), which is const",
+            r"thread \(7, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+    ),
+    Twin(
+        "write to bytes",
+        """
+        kernel void clear(device const float* source [[buffer(0)]], device int* count [[buffer(1)]],
+                          device float* out [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          *count = 0;
+        #endif
+          out[i] = source[i] + *count;
+        }
+        """,
+        [r"write of 4 bytes", r"argument 'count' \(buffer 1\), element 0", r"setBytes", THREAD],
+        arguments=lambda: [ramp(), 2, unwritten()],
+        expected=lambda: torch.arange(2, N + 2, dtype=torch.float32),
+    ),
+]
+
+UNWRITTEN = [
+    Twin(
+        "device memory that nothing wrote",
+        """
+        kernel void add(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                        uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          out[i] += source[i];
+        #else
+          out[i] = source[i];
+        #endif
+        }
+        """,
+        [r"read of 4 bytes", r"argument 'out' \(buffer 1\), element \d+", r"nothing has written", THREAD],
+    ),
+    Twin(
+        "threadgroup memory that nothing wrote",
+        """
+        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          threadgroup float tile[64];
+        #ifdef FAULTY
+          if (i != 9) tile[i] = source[i];
+        #else
+          tile[i] = source[i];
+        #endif
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          out[i] = tile[i];
+        }
+        """,
+        [
+            r"read of 4 bytes",
+            r"'tile', element 9 \(byte offset 36\)",
+            r"nothing has written",
+            r"thread \(9, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+    ),
+    Twin(
+        "threadgroup memory that only an earlier threadgroup wrote",
+        """
+        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]], uint t [[thread_index_in_threadgroup]],
+                          uint group [[threadgroup_position_in_grid]]) {
+          threadgroup float tile[32];
+        #ifdef FAULTY
+          if (group == 0) tile[t] = source[i];
+        #else
+          tile[t] = source[i];
+        #endif
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          out[i] = tile[t];
+        }
+        """,
+        [
+            r"read of 4 bytes",
+            r"'tile', element \d+",
+            r"nothing has written",
+            r"thread \(\d+, 0, 0\) of threadgroup \(1, 0, 0\)",
+        ],
+        threadgroups=2,
+        threads=32,
+    ),
+    Twin(
+        "one byte of a word that nothing wrote",
+        """
+        kernel void half_word(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                              uint i [[thread_position_in_grid]]) {
+          device ushort* halves = (device ushort*)(out + i);
+          ushort2 word = as_type<ushort2>(source[i]);
+          halves[0] = word.x;
+        #ifdef FAULTY
+          if (i != 5) halves[1] = word.y;
+        #else
+          halves[1] = word.y;
+        #endif
+          threadgroup_barrier(mem_flags::mem_device);
+          out[i] += 0.0f;
+        }
+        """,
+        [
+            r"read of 4 bytes",
+            r"argument 'out' \(buffer 1\), element 5 \(byte offset 20\)",
+            r"nothing has written",
+            r"thread \(5, 0, 0\) of threadgroup \(0, 0, 0\)",
+        ],
+    ),
+]
+
+SPACE = [
+    Twin(
+        "too much threadgroup memory in the kernel",
+        """
+        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                          uint i [[thread_position_in_grid]]) {
+          threadgroup float first[4096];
+        #ifdef FAULTY
+          threadgroup float second[4100];
+        #else
+          threadgroup float second[4096];
+        #endif
+          second[i] = source[i];
+          first[i] = second[i];
+          out[i] = first[i];
+        }
+        """,
+        [r"threadgroup memory", r"32784 bytes", r"at most 32768"],
+    ),
+]
+
+TWINS = [*BOUNDS, *UNWRITTEN, *SPACE]
+
+
+@each(TWINS)
+def test_the_fault_is_reported(twin: Twin, seed: int) -> None:
+    twin.must_fault(seed)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@each(TWINS)
+def test_the_mended_twin_passes_and_is_right(twin: Twin, seed: int, workers: int) -> None:
+    twin.must_pass(seed, workers)
+
+
+def test_where_threadgroup_arrays_lie_is_left_to_the_seed() -> None:
+    source = """
+        kernel void apart(device int* out [[buffer(0)]]) {
+          threadgroup float first[5];
+          threadgroup half second[7];
+          threadgroup uchar third[3];
+          out[0] = int((threadgroup uchar*)second - (threadgroup uchar*)first);
+          out[1] = int(third - (threadgroup uchar*)second);
+          out[2] = int((ulong)first % 8);
+          out[3] = int((ulong)second % 4);
+          out[4] = int((ulong)third % 2);
+        }
+    """
+
+    def places(seed: int) -> tuple[int, ...]:
+        out = torch.zeros(5, dtype=torch.int32, device="mps")
+        with settings(seed=seed):
+            run(source, [out], threads=1)
+        return tuple(out.tolist())
+
+    seen = [places(seed) for seed in range(8)]
+    assert {place[2:] for place in seen} == {(4, 2, 1)}, "an array is aligned as its type asks, and no more"
+    assert {place[0] > 0 for place in seen} == {place[1] > 0 for place in seen} == {True, False}, "in any order"
+    assert [places(seed) for seed in range(8)] == seen
+
+
+def test_a_recycled_block_is_unwritten_again() -> None:
+    copy = BOUNDS[0]
+    first = ramp(4096)
+    address = first.untyped_storage().data_ptr()
+    torch.mps.synchronize()
+    del first
+    again = unwritten(4096)
+    assert again.untyped_storage().data_ptr() == address, "the allocator did not hand out the block again"
+    with pytest.raises(mps_simulator.Fault, match=r"argument 'source' \(buffer 0\), element 0 .*nothing has written"):
+        run(copy.source, [again, unwritten()])
+    again.copy_(torch.ones(4096))
+    out = unwritten()
+    run(copy.source, [again, out])
+    assert torch.equal(out.cpu(), torch.ones(N))
+
+
+def resident_kb(name: str) -> int:
+    (kb,) = re.findall(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(kb)
+
+
+def test_a_large_buffer_takes_room_where_it_is_used() -> None:
+    copy = BOUNDS[0]
+    torch.mps.empty_cache()
+    count = 2**32 // 4
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident_kb("VmRSS")
+    for _ in range(2):
+        large = unwritten(count)
+        with pytest.raises(mps_simulator.Fault, match=r"element 0 .*nothing has written"):
+            run(copy.source, [(large, 4 * (count - N)), unwritten()])
+        large[-N:] = ramp()
+        out = unwritten()
+        run(copy.source, [(large, 4 * (count - N)), out])
+        run(copy.source, [out, (large, 2**31)])
+        assert torch.equal(large[2**29 : 2**29 + N].cpu(), torch.arange(N, dtype=torch.float32))
+        torch.mps.synchronize()
+        del large
+    torch.mps.empty_cache()
+    assert resident_kb("VmHWM") - before < 200_000
+
+
+def test_only_the_last_part_of_a_dispatch_runs() -> None:
+    source = """
+        kernel void mark(device float* out [[buffer(0)]], uint2 group [[threadgroup_position_in_grid]]) {
+          out[group.y * 2 + group.x] += 1;
+        }
+    """
+    out = torch.zeros(6).to("mps")
+    with settings(parts=3):
+        run(source, [out], threadgroups=(2, 3), threads=1)
+    assert out.tolist() == [0, 0, 0, 0, 1, 1]
+    with (
+        settings(parts=4),
+        pytest.raises(mps_simulator.Fault, match="parts is 4, expected a divisor of its 6 threadgroups"),
+    ):
+        run(source, [out], threadgroups=(2, 3), threads=1)
+
+
+def test_what_one_dispatch_writes_the_next_may_read() -> None:
+    copy = BOUNDS[0]
+    between, out = unwritten(), unwritten()
+    run(copy.source, [ramp(), between])
+    run(copy.source, [between, out])
+    assert torch.equal(out.cpu(), torch.arange(N, dtype=torch.float32))

@@ -1,0 +1,74 @@
+"""A kernel with one fault, and its mended twin: the same source with and without the macro FAULTY."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+import mps_simulator
+from metal_programs import Argument, run
+from mps_simulator import settings
+
+N = 64
+SEEDS = (0, 5)
+THREAD = r"thread \(\d+, 0, 0\) of threadgroup \(\d+, 0, 0\)"
+RACE = r"(reads what thread .* wrote|writes what thread .* read|writes what thread .* wrote)"
+
+
+def ramp(count: int = N) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32).to("mps")
+
+
+def unwritten(count: int = N) -> torch.Tensor:
+    return torch.empty(count, device="mps")
+
+
+@dataclass(frozen=True)
+class Twin:
+    """`arguments` are fresh for each run and the last is the output; `words`: what the fault's text must match."""
+
+    name: str
+    source: str
+    words: Sequence[str]
+    expected: Callable[[], torch.Tensor] = lambda: torch.arange(N, dtype=torch.float32)
+    arguments: Callable[[], list[Argument]] = lambda: [ramp(), unwritten()]
+    threadgroups: int = 1
+    threads: int = N
+    threadgroup_memory: Mapping[int, int] = field(default_factory=dict)
+
+    def run(self, faulty: bool) -> torch.Tensor:
+        arguments = self.arguments()
+        run(
+            self.source,
+            arguments,
+            threadgroups=self.threadgroups,
+            threads=self.threads,
+            threadgroup_memory=self.threadgroup_memory,
+            macros=["FAULTY"] if faulty else [],
+        )
+        output = arguments[-1]
+        assert isinstance(output, torch.Tensor)
+        return output.cpu()
+
+    def must_fault(self, seed: int) -> None:
+        with settings(seed=seed), pytest.raises(mps_simulator.Fault) as fault:
+            self.run(faulty=True)
+        kernel = re.findall(r"kernel void (\w+)\(", self.source)[0]
+        for words in [f"kernel '{kernel}': ", *self.words]:
+            assert re.search(words, str(fault.value)), f"no {words!r} in: {fault.value}"
+
+    def must_pass(self, seed: int, workers: int) -> None:
+        with settings(seed=seed, workers=workers):
+            assert torch.equal(self.run(faulty=False), self.expected())
+
+
+def each(twins: Sequence[Twin]) -> Any:
+    """Runs a test of `twin` and `seed` for all of them."""
+    by_name = pytest.mark.parametrize("twin", twins, ids=[twin.name for twin in twins])
+    by_seed = pytest.mark.parametrize("seed", SEEDS)
+    return lambda test: by_name(by_seed(test))
