@@ -46,6 +46,7 @@ class RulePoint(Point):
     HV: int = 2
     boundaries: tuple[int, ...] = ()  # of packed sequences
     repeated_keys: bool = False  # at beta 1.9
+    from_state: bool = True  # without, the layout is the option's; with one, that of its strides
     gated: bool = False  # with every option that takes a tensor
 
     @property
@@ -100,6 +101,8 @@ def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool
     if point.state_v_first:
         name = "state_pool" if in_place else "initial_state"
         call |= {name: call[name].transpose(-1, -2).contiguous(), "state_v_first": True}
+    if not point.from_state:
+        del call["initial_state"]
     if in_place:
         call["state_pool"] = call["state_pool"].to(point.pool)
     if case.cu_seqlens is not None:
@@ -265,6 +268,11 @@ def compiled_rules() -> Iterator[RulePoint]:
         yield RulePoint(dtype, state_v_first=v_first, channels=True, tokens=2)
 
 
+def compiled_recurrent() -> Iterator[RulePoint]:
+    for point in compiled_rules():
+        yield from (point, replace(point, from_state=False))
+
+
 def chunk_points(in_place: bool) -> Iterator[RulePoint]:
     if in_place:
         for algorithm in ALGORITHMS:
@@ -357,7 +365,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
             in_place,
             points=recurrent_points(in_place),
             quick=POOLS[:1] if in_place else layouts([(128, 128)], [BF16], quick),
-            compiled=partial(compiled_pools, None) if in_place else compiled_rules,
+            compiled=partial(compiled_pools, None) if in_place else compiled_recurrent,
             bound=partial(rule_bounds, op=RECURRENT),
             invalid=partial(wrong_rules, rows=WRONG_CHANNELS),
             hostile=SLOTS if in_place else outside(),
@@ -493,6 +501,8 @@ def end_to_end(point: RulePoint) -> Iterator[tuple[OpEntry[Any], Point]]:
     """Both ops, a prefill in each algorithm; in place on a pool of another dtype than float32."""
     suffix = "" if point.pool == F32 else "_"
     yield REGISTRY[RECURRENT + suffix], point
+    if not suffix:
+        yield REGISTRY[RECURRENT], replace(point, from_state=False)
     yield from ((REGISTRY[CHUNK + suffix], replace(point, algorithm=algorithm)) for algorithm in ALGORITHMS)
 
 
