@@ -197,21 +197,21 @@ def replace_cpu_preparation() -> None:
     """
     from vllm.platforms.cpu import CpuPlatform
 
-    theirs = CpuPlatform.register_triton_kernel_overrides.__func__
+    theirs = CpuPlatform.register_triton_kernel_overrides
 
     @cache
-    def register_triton_kernel_overrides(cls: Any) -> None:
+    def register_triton_kernel_overrides() -> None:
         from vllm.utils import cpu_triton_utils
 
         from torch_gdn.integrations.vllm import kernels, seeds
 
         cpu_triton_utils._expand_kernel_impl = kernels.expand
-        theirs(cls)
+        theirs()
         from vllm.v1.worker import cpu_worker  # not before: it replaces parts of torch for the whole process
 
         cpu_worker.CPUModelRunner = type("CPUModelRunner", (seeds.KeepsSeeds, cpu_worker.CPUModelRunner), {})
 
-    CpuPlatform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
+    CpuPlatform.register_triton_kernel_overrides = staticmethod(register_triton_kernel_overrides)
 
 
 def replace_cpu_lora() -> None:

@@ -20,14 +20,16 @@ class KeepsSeeds:
         discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
         generators = self.input_batch.generators
         self.states_before = {i: generators[i].get_state() for i in discarded if i in generators}
-        return super()._sample(*args, **kwargs)
+        runner: Any = super()
+        return runner._sample(*args, **kwargs)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         generators = self.input_batch.generators
         kept = {i: generators.pop(i) for i in self.states_before if i in generators}
         for i, generator in kept.items():
             generator.set_state(self.states_before[i])
+        runner: Any = super()
         try:
-            return super()._bookkeeping_sync(*args, **kwargs)
+            return runner._bookkeeping_sync(*args, **kwargs)
         finally:
             generators.update(kept)
