@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import mps_simulator
-from mps_simulator import build
 
 
 @pytest.fixture(scope="module")

@@ -104,4 +104,3 @@ def test_many_pages_in_one_storage(blocks: int, D: int, strides: tuple[int, int]
         return
     with pytest.raises(ValueError, match=f"^reshape_and_cache_: key_cache: expected memory of its own, {words}"):
         torch_gdn.reshape_and_cache(new, new, *caches, torch.tensor([0]))
-

@@ -130,7 +130,7 @@ def test_packed_sequences(device: torch.device, on_device: bool) -> None:
 def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(device: torch.device) -> None:
     """From raw gates; by an algorithm that is pinned on `mps`."""
     boundaries, gate = [0, 3, 20, 21, 90], {"use_gate_in_kernel": True, "lower_bound": -5.0}
-    inputs = moved(kda_inputs(90, 32, 16, N=4), device)
+    inputs = to_device(kda_inputs(90, 32, 16, N=4), device)
     o, state = torch_gdn.chunk_kda(**inputs, **gate, cu_seqlens=torch.tensor(boundaries), output_final_state=True)
     assert state is not None
     for n, (first, last) in enumerate(pairwise(boundaries)):

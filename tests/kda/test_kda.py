@@ -172,7 +172,7 @@ def test_token_by_token_from_raw_gates_has_the_bits_of_one_call(
     device: torch.device, lower_bound: float | None
 ) -> None:
     """48 gates a token: no multiple of the 32 floats that a vectorised loop of PyTorch takes at once."""
-    inputs = moved(kda_inputs(24, 24, 16), device)
+    inputs = to_device(kda_inputs(24, 24, 16), device)
     gate = {"use_gate_in_kernel": True, "A_log": torch.tensor([0.5, -0.5], device=device), "lower_bound": lower_bound}
     _, state = torch_gdn.fused_recurrent_kda(**inputs, **gate, output_final_state=True)
     tokens, decoded = {name: inputs[name] for name in ("q", "k", "v", "g", "beta")}, inputs["initial_state"]

@@ -1,7 +1,7 @@
 """What builds need of the system, the simulated device above all: clang, the Objective-C and blocks run times, Boost.
 
-`python -m mps_simulator.requirements` prints the command that installs what is missing, if anything is. .ci/system-packages
-runs it before anything is installed, so it imports nothing but Python's own modules.
+`python -m mps_simulator.requirements` prints the command that installs what is missing, if anything is.
+.ci/system-packages runs this file before anything is installed, so it imports nothing but Python's own modules.
 """
 
 from __future__ import annotations
