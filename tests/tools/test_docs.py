@@ -57,7 +57,7 @@ def program(page: Path, *languages: str) -> str:
     return "\n".join(lines).rstrip()
 
 
-PROGRAMS = [page for page in TEXTS if program(page, "python", "py")]
+PROGRAMS = [page for page in (ROOT / "README.md", *PAGES) if program(page, "python", "py")]
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
