@@ -19,13 +19,9 @@ QUICK_CASES = ("base_k128", "ragged_k64", "decode_b4")
 TIMED = ("Qwen3-Next-80B-A3B, Qwen3.5-35B-A3B, 9B, 4B", "Qwen3.5-27B", "OLMo-Hybrid-7B")
 
 
-def machine() -> list[Step]:
-    return [Step(FACTS, "this machine", "", device.check_facts)]
-
-
 def steps(folder: Path, quick: bool) -> list[Step]:
     return [
-        *machine(),
+        Step(FACTS, "this machine", "", device.check_facts),
         Step(USE, "PyTorch's own addition", "", device.check_use),
         *compiling(quick),
         *recorded(folder, quick),
