@@ -113,12 +113,14 @@ def run(steps: Sequence[Step], worker: Worker, results: list[Result]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     known = parser()
     options = known.parse_args(arguments)
-    no_device = why_no_mps("-m torch_gdn.check")
-    steps = plan.machine() if no_device else plan.steps(options.golden, options.quick)
-    if options.only and not no_device:
+    steps = plan.steps(options.golden, options.quick)
+    if options.only:
         steps = chosen(steps, options.only)
         if all(step.section in (FACTS, USE) for step in steps):
             known.error("--only: no step has such a name")
+    no_device = why_no_mps("-m torch_gdn.check")
+    if no_device:
+        steps = [step for step in steps if step.section == FACTS]
     shown: dict[str, Any] = {"quick": options.quick, "only": [each.pattern for each in options.only or []]}
     started, start = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.perf_counter()
     report = Report(started, 0.0, shown, [])

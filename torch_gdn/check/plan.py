@@ -23,10 +23,6 @@ QUICK_CASES = ("base_k128", "ragged_k64", "decode_b4")
 TIMED = (QWEN3_NEXT, "Qwen3.5-27B", "OLMo-Hybrid-7B")
 
 
-def machine() -> list[Step]:
-    return [Step(FACTS, "this machine", "", device.check_facts)]
-
-
 def steps(folder: Path, quick: bool) -> list[Step]:
     memory = fake_mps()
     points = list(computed(quick))
@@ -39,7 +35,7 @@ def steps(folder: Path, quick: bool) -> list[Step]:
         reason = "without the Metal half no call can be recorded"
         compile_steps = [Step(COMPILE, "kernels", "", partial(leave_out, reason=reason))]
     return [
-        *machine(),
+        Step(FACTS, "this machine", "", device.check_facts),
         Step(USE, "PyTorch's own addition", "", device.check_use),
         *compile_steps,
         *recorded(folder, quick),
