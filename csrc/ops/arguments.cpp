@@ -72,13 +72,13 @@ bool overlap(const Box& a, const Box& b, int& slices) {
   return false;
 }
 
+}  // namespace
+
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   if (!a.storage().is_alias_of(b.storage()) || a.numel() == 0 || b.numel() == 0) return false;
   int slices = 1024;
   return overlap(Box(a), Box(b), slices);
 }
-
-}  // namespace
 
 std::vector<Argument> arguments_of(const std::string& schema) {
   std::vector<Argument> arguments;

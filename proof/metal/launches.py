@@ -89,7 +89,7 @@ def all_launches() -> list[Launch]:
         wanted += [partial(calls.gated_norm, x, other, weight, *row) for row in calls.NORM_ROWS]
     for x, weight in itertools.product(DTYPES, repeat=2):
         wanted += [partial(calls.hidden_norm, x, weight, *row) for row in calls.HIDDEN_ROWS]
-    return launches([*wanted, calls.gating, calls.many_slots, calls.copying])
+    return launches([*wanted, calls.gating, calls.many_slots, calls.copying, calls.in_place])
 
 
 @cache
@@ -104,7 +104,7 @@ def model_launches() -> list[Launch]:
     wanted: list[Thunk] = [partial(calls.end_to_end, call) for call in rules]
     wanted += [*calls.all_stages(rules), *calls.aura_calls(quick=True)]
     wanted += [*(partial(calls.kda, Call(dtype, 128, 128)) for dtype in DTYPES)]
-    wanted += [*calls.attention_calls(quick=True), *calls.layer_calls()]
+    wanted += [*calls.attention_calls(quick=True), *calls.layer_calls(), calls.in_place]
     # A length that is no power of two, codes that straddle words, and the longest vectors.
     awkward = launches(partial(calls.aura, (3, 3), D, DTYPES[0]) for D in (80, 512))
     kept = ("aura_encode_bfloat_3_80", "aura_flash_p1_3_3_80_8", "aura_flash_p1_matrix_3_3_512")

@@ -74,7 +74,7 @@ template <typename T, typename Weight, typename State, int W>
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
   device const T* tokens = x + first + channel * parameters.x.head;
-  device const State* states = state + slot.index * parameters.state.slot;
+  device const State* states = states_to_read(state, new_state, parameters.slots) + slot.index * parameters.state.slot;
   device const State* columns = states + channel * parameters.state.channel;
   device T* output = y + sequence.batch * parameters.y_batch + sequence.first * parameters.y_token + channel;
   const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, min(channel, parameters.channels - 1));

@@ -70,3 +70,15 @@ def test_a_tensor_without_memory_is_recorded_at_any_size() -> None:
     assert launch.variant.name == "l2norm_bfloat_1024" and launch.threadgroups == (1, 1, 1)
     assert large.variant.name == "l2norm_float_56" and large.threadgroups == (2**24, 1, 1)
     assert {facts["name"] for facts in _C.pipelines()} == before
+
+
+def test_what_overlaps_in_any_call_of_a_variant_is_kept() -> None:
+    """Bindings of one storage overlap where they share bytes, not where one lies within another's gaps."""
+    ready("mps")
+    with fake_mps():
+        q, k, v = calls.empty(1, 2, 3, 64).unsqueeze(2).unbind(3)
+        g, beta = calls.empty(1, 2, 1), calls.empty(1, 2, 1)
+        decode = calls.torch_gdn.fused_recurrent_gated_delta_rule
+        (apart,) = calls.launches([lambda: decode(q, k, v, g, beta=beta)])
+        (both,) = calls.launches([lambda: decode(q, k, v, g, beta=beta), lambda: decode(q, q, v, g, beta=g)])
+    assert apart.overlaps == () and both.overlaps == ((0, 1), (3, 4))

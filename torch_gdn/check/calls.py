@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 import torch_gdn
 from torch_gdn import _C
-from torch_gdn._recorder import Launch, recording
+from torch_gdn._recorder import KernelVariant, Launch, recording
 from torch_gdn.tune import prefill_algorithm
 from torch_gdn.warmup import call_gating
 
@@ -73,13 +73,16 @@ class Call:
 
 
 def launches(calls: Iterable[Thunk]) -> list[Launch]:
-    """Of all calls, the first of each kernel variant."""
+    """Of all calls, the first of each kernel variant, with what overlaps in any of them."""
     with recording() as recorded:
         for call in calls:
             call()
-    first: dict[Any, Launch] = {}
+    first: dict[KernelVariant, Launch] = {}
     for launch in recorded.launches:
-        first.setdefault(launch.variant, launch)
+        known = first.setdefault(launch.variant, launch)
+        if not set(launch.overlaps) <= set(known.overlaps):
+            overlaps = tuple(sorted({*known.overlaps, *launch.overlaps}))
+            first[launch.variant] = replace(known, overlaps=overlaps)
     return list(first.values())
 
 
@@ -214,6 +217,21 @@ def hidden_norm(x: torch.dtype, weight: torch.dtype, D: int, aligned: bool) -> N
 
 def gating() -> None:
     call_gating(TOKENS, torch.device("mps"), torch.float32)
+
+
+def in_place() -> None:
+    """Every kernel that takes a pool, in variants that other calls launch."""
+    call = Call(torch.bfloat16, 128, 128)
+    q, v, g = rows(call)
+    pool, channels = empty(1, 2, call.K, call.V), empty(1, TOKENS, 2, call.K)
+    torch_gdn.fused_recurrent_gated_delta_rule_(q, q, v, g, g, pool)
+    for algorithm in _C.prefill_algorithms():
+        with prefill_algorithm(algorithm):
+            torch_gdn.chunk_gated_delta_rule_(q, q, v, g, g, pool)
+            torch.ops.gdn.chunk_kda_(q, q, v, channels, g, pool)
+    for tokens in (TOKENS, 17):
+        x = empty(1, tokens, 8, dtype=call.dtype)
+        torch_gdn.causal_conv1d_update_(x, empty(8, 4, dtype=call.dtype), empty(1, 8, 4, dtype=call.dtype))
 
 
 def many_slots() -> None:
