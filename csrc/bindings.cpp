@@ -66,7 +66,11 @@ py::dict launch_row(const AnyLaunch& launch, py::object bindings) {
 
 py::list recorded(const torch_gdn::Recorder& recorder) {
   py::list result;
-  for (const auto& launch : recorder.launches()) result.append(launch_row(launch, py::int_(launch.bindings)));
+  for (const auto& launch : recorder.launches()) {
+    auto row = launch_row(launch, py::int_(launch.bindings));
+    row["overlaps"] = launch.overlaps;
+    result.append(std::move(row));
+  }
   return result;
 }
 
@@ -229,8 +233,8 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<>())
       .def("start", &Recording::start)
       .def("stop", &Recording::stop,
-           "The launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
-           "threadgroups and threads (of one).");
+           "The launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), overlaps "
+           "(pairs of bindings that have bytes in common), threadgroups and threads (of one).");
   py::class_<Tracing>(m, "Tracing",
                       "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
       .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),

@@ -28,6 +28,7 @@ class Launch:
     bindings: int  # buffers and blocks of plain values
     threadgroups: tuple[int, ...]  # in x, y and z
     threads: int  # of a threadgroup
+    overlaps: tuple[tuple[int, int], ...] = ()  # bindings with bytes in common
 
 
 class recording:
@@ -37,7 +38,8 @@ class recording:
     outputs hold means nothing; PyTorch's own ops run. A recording inside another takes the launches for itself.
 
     Attributes:
-        launches: all in order, each with `variant`, `bindings` (how many), `threadgroups` and `threads` (of one).
+        launches: all in order, each with `variant`, `bindings` (how many), `threadgroups`, `threads` (of one), and
+            `overlaps` (pairs of bindings that have bytes in common).
         variants: each kernel variant once, in the order of the first launches, with `name`, `kernel`, `file` and
             `arguments`.
 
@@ -64,4 +66,5 @@ class recording:
     def __exit__(self, *exception: Any) -> None:
         for launch in self._recorder.stop():
             variant = KernelVariant(launch["kernel"], launch["file"], tuple(launch["arguments"]))
-            self.launches.append(Launch(variant, launch["bindings"], tuple(launch["threadgroups"]), launch["threads"]))
+            grid = tuple(launch["threadgroups"]), launch["threads"]
+            self.launches.append(Launch(variant, launch["bindings"], *grid, tuple(launch["overlaps"])))

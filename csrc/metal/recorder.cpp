@@ -1,12 +1,30 @@
 #include "metal/recorder.h"
 
+#include "ops/arguments.h"
+
 namespace torch_gdn {
+
+namespace {
+
+std::vector<std::pair<size_t, size_t>> overlaps_of(const Bindings& bindings) {
+  std::vector<std::pair<size_t, size_t>> overlaps;
+  for (const auto* one = bindings.begin(); one != bindings.end(); ++one) {
+    for (const auto* other = one + 1; other != bindings.end(); ++other) {
+      const bool are_tensors = one->tensor.defined() && other->tensor.defined();
+      if (!are_tensors || !share_memory(one->tensor, other->tensor)) continue;
+      overlaps.emplace_back(one - bindings.begin(), other - bindings.begin());
+    }
+  }
+  return overlaps;
+}
+
+}  // namespace
 
 void Recorder::run(Launches launches) {
   for (const auto& launch : launches) {
     if (launch.is_empty()) continue;
-    launches_.push_back(
-        {launch.kernel, launch.file, launch.arguments, launch.bindings.size(), launch.threadgroups, launch.threads});
+    launches_.push_back({launch.kernel, launch.file, launch.arguments, launch.bindings.size(),
+                         overlaps_of(launch.bindings), launch.threadgroups, launch.threads});
   }
 }
 

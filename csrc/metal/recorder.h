@@ -1,6 +1,7 @@
 // A launcher that runs nothing and keeps the launches: the kernel variants of a model, from the host code itself.
 #pragma once
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "metal/launch.h"
@@ -12,6 +13,7 @@ struct RecordedLaunch {
   const char *kernel, *file;
   TemplateArguments arguments;
   size_t bindings;
+  std::vector<std::pair<size_t, size_t>> overlaps;  // bindings with bytes in common
   std::array<size_t, 3> threadgroups;
   size_t threads;
 

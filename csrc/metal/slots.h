@@ -8,6 +8,10 @@ namespace torch_gdn {
 struct Slots {
   optional<Tensor> indices, flags, accepted;
   SlotParameters parameters{};
+
+  // What is bound for the states that are read: in place nothing, since kernels read the pool through the pointer that
+  // writes it (states_to_read in shaders/core/slots.h).
+  Binding source(const optional<Tensor>& states) const { return parameters.slots != 0 ? Binding() : Binding(states); }
 };
 
 struct Checkpoints {

@@ -102,6 +102,8 @@ Sharing sharing_of(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
+bool share_memory(const at::Tensor& a, const at::Tensor& b) { return sharing_of(a, b) != Sharing::kNone; }
+
 std::vector<Argument> arguments_of(const std::string& schema) {
   std::vector<Argument> arguments;
   const auto parsed = torch::jit::parseSchema(schema);

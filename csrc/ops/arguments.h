@@ -22,6 +22,8 @@ std::vector<Argument> arguments_of(const std::string& schema);
 using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
 void check_required(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);
+bool share_memory(const at::Tensor& a, const at::Tensor& b);
+
 // A written tensor overlaps neither itself nor another argument.
 void check_written(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);
 

@@ -1,4 +1,4 @@
-"""What the watch says of single accesses: out of bounds, misaligned, not writable, of memory never written."""
+"""What the watch says of accesses: out of bounds, misaligned, not writable, of memory never written, by two names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mps_simulator
-from metal_programs import run
+from metal_programs import Argument, run
 from mps_simulator import settings
 from twins import THREAD, N, Twin, each, ramp, unwritten
 
@@ -358,7 +358,70 @@ SPACE = [
     ),
 ]
 
-TWINS = [*BOUNDS, *UNWRITTEN, *SPACE]
+M = 64 * N  # several pages
+
+
+def whole_and_second_half() -> list[Argument]:
+    whole = torch.cat([ramp(M), unwritten(M)])
+    return [whole, whole[M:]]
+
+
+ALIASES = [
+    Twin(
+        "read through one argument and written through another",
+        """
+        kernel void add(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                        uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          out[i] = source[i] + 1;
+        #else
+          out[i] += 1;
+        #endif
+        }
+        """,
+        [
+            r"arguments alias: reads element 0 of argument 'source' \(buffer 0\)",
+            r"and in the same memory writes element 0 of argument 'out' \(buffer 1\)",
+        ],
+        arguments=lambda: [ramp()] * 2,
+        expected=lambda: torch.arange(1, N + 1, dtype=torch.float32),
+    ),
+    Twin(
+        "two views of one storage",
+        """
+        kernel void copy(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
+                         uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          out[i] = i == 7 ? source[4096 + 7] : source[i];
+        #else
+          out[i] = source[i];
+        #endif
+        }
+        """,
+        [r"reads element 4103 of argument 'source' .* writes element 7 of argument 'out' \(buffer 1\)"],
+        arguments=whole_and_second_half,
+        expected=lambda: torch.arange(M, dtype=torch.float32),
+        threadgroups=64,
+    ),
+    Twin(
+        "written through both arguments",
+        """
+        kernel void halves(device float* first [[buffer(0)]], device float* second [[buffer(1)]],
+                           uint i [[thread_position_in_grid]]) {
+        #ifdef FAULTY
+          first[i] = 0;
+        #else
+          if (i < 32) first[i] = i;
+        #endif
+          if (i >= 32) second[i] = i;
+        }
+        """,
+        [r"writes element 32 of argument 'first' .* writes element 32 of argument 'second' \(buffer 1\)"],
+        arguments=lambda: [unwritten()] * 2,
+    ),
+]
+
+TWINS = [*BOUNDS, *UNWRITTEN, *SPACE, *ALIASES]
 
 
 @each(TWINS)

@@ -241,11 +241,11 @@ ORDER = [
         expected=lambda: torch.tensor([5], dtype=torch.int32),
     ),
     Twin(
-        "input and output are one memory",
+        "two arguments are one memory",
         """
         kernel void in_place(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
                              uint i [[thread_position_in_grid]]) {
-          float value = source[i];
+          float value = out[i];
         #ifdef FAULTY
           if (i == 63) value = source[0];
         #endif

@@ -35,7 +35,8 @@ def opencl(program: str, kernel: str, arguments: Sequence[str], threads: int) ->
 
 
 def _formal(parameter: Parameter) -> str:
-    return f"__global void* {CONSTANT if parameter.is_block else 'b'}{parameter.binding}"
+    """Arguments do not alias, as on Metal."""
+    return f"__global void* __restrict {CONSTANT if parameter.is_block else 'b'}{parameter.binding}"
 
 
 def _declarations(kernel: KernelTemplate, arguments: Sequence[str]) -> list[str]:

@@ -37,7 +37,9 @@ RESIDENT_THREADS = 512  # of a multiprocessor, that registers are to be left for
 
 
 def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: int) -> str:
-    """A __global__ function of buffers and parameter blocks, in the order of their bindings, that calls the kernel."""
+    """A __global__ function of buffers and parameter blocks, in the order of their bindings, that calls the kernel.
+    Buffers do not alias, as on Metal.
+    """
     actual = []
     for each in kernel.parameters:
         if each.attribute == "buffer":
@@ -50,7 +52,9 @@ def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: 
                 f"{kernel.name}: {each.name}: expected one of {', '.join(ATTRIBUTES)}, got {each.attribute}"
             )
     formal = [
-        f"const __grid_constant__ {each.value_type} b{each.binding}" if each.is_block else f"void* b{each.binding}"
+        f"const __grid_constant__ {each.value_type} b{each.binding}"
+        if each.is_block
+        else f"void* __restrict__ b{each.binding}"
         for each in kernel.buffers
     ]
     template = f"<{', '.join(arguments)}>" if arguments else ""

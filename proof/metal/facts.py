@@ -49,6 +49,7 @@ class Facts:
     registers: int  # model
     bank_passes: int  # model: of the worst access to threadgroup memory
     bank_file: str
+    written: frozenset[int] = frozenset()  # buffers that are not const
 
     COLUMNS = (
         "kernel variant",
@@ -169,5 +170,6 @@ def examine(tree: Tree, layout: Layout, kernel: Kernel) -> tuple[Facts, set[Prob
         registers=use.registers,
         bank_passes=worst.passes if worst else 1,
         bank_file=worst.place.split(":")[0] if worst and worst.passes > 1 else "-",
+        written=frozenset(i for i, each in enumerate(kernel.buffers()) if not type_of(each).startswith("const ")),
     )
     return facts, flow.problems

@@ -29,15 +29,24 @@ def unlaunched_shaders() -> list[str]:
 
 
 def unlike_the_host(launches: Iterable[Launch], facts: Iterable[Facts]) -> list[str]:
-    """Launches that bind more or fewer buffers than the kernel takes, or whose threads are no whole simdgroups."""
-    buffers = {each.name: each.buffers for each in facts}
+    """Launches that bind more or fewer buffers than the kernel takes or bind what it may write as two of them, or whose
+    threads are no whole simdgroups.
+    """
+    by_name = {each.name: each for each in facts}
     problems = []
     for launch in launches:
-        name, expected = launch.variant.name, buffers.get(launch.variant.name, launch.bindings)
-        if launch.bindings != expected:
-            problems.append(f"{name}: the host binds {launch.bindings} buffers, the kernel takes {expected}")
+        name, kernel = launch.variant.name, by_name.get(launch.variant.name)
         if launch.threads % 32 or not 32 <= launch.threads <= 1024:
             problems.append(f"{name}: the host launches {launch.threads} threads a threadgroup")
+        if kernel is None:
+            continue
+        if launch.bindings != kernel.buffers:
+            problems.append(f"{name}: the host binds {launch.bindings} buffers, the kernel takes {kernel.buffers}")
+        problems += [
+            f"{name}: the host binds memory that the kernel may write as buffers {one} and {other}"
+            for one, other in launch.overlaps
+            if not kernel.written.isdisjoint((one, other))
+        ]
     return problems
 
 

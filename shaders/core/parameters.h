@@ -55,7 +55,7 @@ struct SlotParameters {
   int64_t index_stride, flag_stride;  // in elements of state_indices and has_initial_state
   int32_t index_bytes;                // 4 or 8; 0: slot n for sequence n
   int32_t has_flags;                  // 1: has_initial_state is read
-  int32_t slots;                      // in the pool
+  int32_t slots;                      // in the pool; 0: states are read from one tensor and written to another
   int32_t null_index;                 // indices up to this one: no slot
   int32_t is_checked;                 // 1: the host saw that indices are below `slots` and distinct
   int32_t columns;                    // of state_indices [N, columns]: a slot for each token; 0: one a sequence

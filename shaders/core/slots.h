@@ -63,6 +63,13 @@ METAL_FUNC Slot locate_slot(
   return slot;
 }
 
+// Where the states before the first token are. In place that is the pool, which is read through the pointer that writes
+// it: Metal's compiler assumes that no two arguments name memory that is written.
+template <typename P>
+METAL_FUNC device const P* states_to_read(device const P* states, device P* pool, constant SlotParameters& slots) {
+  return slots.slots != 0 ? pool : states;
+}
+
 struct AcceptedCount {
   int tokens;       // from 1 to `most`; 1 where nothing is counted
   bool is_outside;  // what was read is not

@@ -262,9 +262,10 @@ template <typename T, int K, int C, int Width, typename P>
   float2 state[kDepths];
   UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
   if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
+    device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
     load_state<K, kKeys>(
         state,
-        initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
+        first_states + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
             first_value * parameters.initial_state.value,
         parameters.initial_state, values, scratch, thread_index, simdgroup, at);
   }

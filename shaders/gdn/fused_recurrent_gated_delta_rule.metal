@@ -438,9 +438,10 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
     const FirstReads<T> reads = first_reads<T, K, kBetaRows>(inputs, parameters, first, tokens, thread_index);
     if (has_state && first == sequence.first) {
+      device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
       load_state<K, ValueInner, kScratch>(
           state,
-          initial_state + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
+          first_states + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
               first_value * parameters.initial_state.value,
           parameters.initial_state, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
     }

@@ -33,7 +33,8 @@ template <typename T, typename State>
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
   device const T* inputs = x + first + channel * parameters.x.head;
-  device const State* before = state + slot.index * parameters.state.slot + channel * parameters.state.channel;
+  device const State* before = states_to_read(state, new_state, parameters.slots) + slot.index * parameters.state.slot +
+                               channel * parameters.state.channel;
   device State* after = new_state + channel * parameters.new_state.channel;
   const bool has_state = parameters.has_state != 0 && slot.has_state;
   if (checkpoint.tokens > 0) {

@@ -75,7 +75,7 @@ template <typename T, typename Weight, typename State, int W>
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
   device const T* tokens = x + first + channel * parameters.x.head;
-  device const State* states = state + slot.index * parameters.state.slot;
+  device const State* states = states_to_read(state, new_state, parameters.slots) + slot.index * parameters.state.slot;
   device const State* columns = states + channel * parameters.state.channel;
   device const T* added = residual + sequence.batch * parameters.residual.batch +
                           sequence.first * parameters.residual.token + channel * parameters.residual.head;

@@ -33,7 +33,7 @@ LARGE = compiler.Figures(128, 384, 64, 12, 20, 3000, 2500, 900, 512, 9, 0, 150, 
 def test_a_kernel_template_becomes_an_entry_point() -> None:
     text = opencl(PROGRAM, "probe", ["float", "16"], 64)
     assert "__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void probe_float_16(" in text
-    assert "probe_float_16(__global void* b0, __global void* constant_b1) {" in text
+    assert "probe_float_16(__global void* __restrict b0, __global void* __restrict constant_b1) {" in text
     assert "typedef float T; constexpr int K = 16;" in text
     assert "constant Block& block = *(constant Block*)constant_b1;" in text
     assert "device const T* x = (device const T*)b0;" in text

@@ -67,7 +67,7 @@ def test_threadgroup_arrays_keep_their_alignment() -> None:
 
 def test_the_entry_binds_by_index_and_calls_in_order() -> None:
     entry = dialect.entry("scaled_half_8", find_kernel(HEAD, "scaled"), ["half", "8"], 128)
-    assert "scaled_half_8(void* b0, const __grid_constant__ Scale b1, void* b2)" in entry
+    assert "scaled_half_8(void* __restrict__ b0, const __grid_constant__ Scale b1, void* __restrict__ b2)" in entry
     call = "scaled<half, 8>(metal::BoundBuffer{b2}, metal::BoundBuffer{b0}, b1, threadIdx.x % 32u);"
     assert call in entry and "__launch_bounds__(128, 4)" in entry
 

@@ -99,3 +99,17 @@ def test_every_kernel_is_compiled_strictly_and_for_apples_gpus() -> None:
     from proof.metal.launches import model_launches
 
     assert kernels_of(model_launches()) == kernels()
+
+
+def test_what_overlaps_in_any_launch_of_a_variant_is_kept() -> None:
+    """Bindings of one storage overlap where they share bytes, not where one lies within another's gaps."""
+    ready("mps")
+    decode = torch.ops.gdn.fused_recurrent_gated_delta_rule
+    with fake_mps(), recording() as recorded:
+        q, k, v = torch.empty(1, 2, 3, 64, device="mps").unsqueeze(2).unbind(3)
+        g, beta = torch.empty(1, 2, 1, device="mps"), torch.empty(1, 2, 1, device="mps")
+        decode(q, k, v, g, beta)
+        decode(q, q, v, g, g)
+    apart, both = recorded.launches
+    assert apart.overlaps == () and both.overlaps == ((0, 1), (3, 4))
+    assert [launch.overlaps for launch in first_of_each_variant(recorded.launches)] == [both.overlaps]

@@ -194,9 +194,13 @@ def launches_at(entry: OpEntry[Any], point: Point, memory: AbstractContextManage
 
 
 def first_of_each_variant(launches: Iterable[Launch]) -> list[Launch]:
+    """With what overlaps in any launch of the variant."""
     first: dict[KernelVariant, Launch] = {}
     for launch in launches:
-        first.setdefault(launch.variant, launch)
+        known = first.setdefault(launch.variant, launch)
+        if not set(launch.overlaps) <= set(known.overlaps):
+            overlaps = tuple(sorted({*known.overlaps, *launch.overlaps}))
+            first[launch.variant] = replace(known, overlaps=overlaps)
     return list(first.values())
 
 

@@ -51,7 +51,7 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
            channels.gate.use_gate ? gk.dt_bias : in.gates.dt_bias,
            gk.g,
            gv.g,
-           states.source,
+           states.bound_source(),
            in.cu_seqlens,
            states.slots.indices,
            states.slots.flags,

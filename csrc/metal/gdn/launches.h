@@ -20,6 +20,8 @@ struct StateIo {
     return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
   }
 
+  Binding bound_source() const { return slots.source(source); }
+
   template <typename Parameters>
   void set(Parameters& parameters) const {
     parameters.slots = slots.parameters;

@@ -124,8 +124,8 @@ Launch launch_causal_conv1d_update(const Call& call) {
   return {"causal_conv1d_update",
           "layers/causal_conv1d_update.metal",
           arguments_of(call),
-          {call.op.x, call.op.weight, call.bias, call.state, call.slots.indices, call.slots.flags, call.slots.accepted,
-           call.cu_seqlens, call.op.residual, call.y, call.new_state, Binding::error_log(),
+          {call.op.x, call.op.weight, call.bias, call.slots.source(call.state), call.slots.indices, call.slots.flags,
+           call.slots.accepted, call.cu_seqlens, call.op.residual, call.y, call.new_state, Binding::error_log(),
            Binding::values(parameters_of(call, 0))},
           sequence_threadgroups(call),
           kConvolutionThreads};
@@ -135,8 +135,9 @@ Launch launch_causal_conv1d_state(const Call& call) {
   return {"causal_conv1d_state",
           "layers/causal_conv1d_state.metal",
           {call.op.x.scalar_type(), state_type(call)},
-          {call.op.x, call.state, call.slots.indices, call.slots.flags, call.cu_seqlens, call.checkpoints.offsets,
-           call.checkpoints.indices, call.new_state, Binding::error_log(), Binding::values(parameters_of(call, 0))},
+          {call.op.x, call.slots.source(call.state), call.slots.indices, call.slots.flags, call.cu_seqlens,
+           call.checkpoints.offsets, call.checkpoints.indices, call.new_state, Binding::error_log(),
+           Binding::values(parameters_of(call, 0))},
           sequence_threadgroups(call),
           kConvolutionThreads};
 }

@@ -171,9 +171,13 @@ void execute(const Dispatch& encoded) {
   std::optional<Layout> layout;
   if (job.settings.watch) job.layout = &layout.emplace(dispatch, job.threadgroups.count(), job.settings.detailed);
   Team& workers = team();
-  const std::string fault = workers.run(job);
+  std::string fault = workers.run(job);
   KernelFigures figures = workers.figures(job.workers);
-  if (layout) layout->count_distinct(figures);
+  if (layout) {
+    layout->count_distinct(figures);
+    const std::string aliases = layout->end_copies();
+    if (fault.empty() && !aliases.empty()) fault = "kernel '" + std::string(job.kernel.name) + "': " + aliases;
+  }
   figures.dispatches = 1;
   figures.seconds = stopwatch.seconds();
   record_figures(job.kernel.name, figures);

@@ -56,7 +56,7 @@ void Worker::begin_dispatch(Job& job) {
     const simulator_parameter& parameter = kernel.parameters[i];
     void* data = nullptr;
     if (parameter.kind == simulator_buffer) {
-      data = job.dispatch.buffers[parameter.index].data;
+      data = job.layout ? job.layout->data[parameter.index] : job.dispatch.buffers[parameter.index].data;
     } else if (parameter.kind == simulator_threadgroup_memory &&
                job.dispatch.threadgroup_lengths[parameter.index] > 0) {
       const auto& array = memory_.add(parameter.name, job.dispatch.threadgroup_lengths[parameter.index],

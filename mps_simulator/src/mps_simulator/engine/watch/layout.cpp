@@ -56,32 +56,64 @@ struct Group {
   size_t cells() const { return is_written() ? unit_cells() + length() + 4 : 0; }
 };
 
-// Cut where any of the windows begins or ends.
-void add_segments(const Group& group, SharedCell* cells, Touched* touched, std::vector<Segment>& segments) {
+bool overlap(const Window& a, const Window& b) { return a.start < b.start + b.length && b.start < a.start + a.length; }
+
+// Whether what is written through one of the arguments could be used through another.
+bool may_alias(const Group& group, const Window& window) {
+  return std::any_of(group.windows.begin(), group.windows.end(), [&](const Window& other) {
+    const bool is_written = !window.parameter->is_const || !other.parameter->is_const;
+    return other.parameter != window.parameter && is_written && overlap(window, other);
+  });
+}
+
+Segment segment_of(const Group& group, SharedCell* cells, Touched* touched) {
+  Segment segment;
+  segment.may_race = group.is_written();
+  segment.unit_log2 = group.unit();
+  segment.written = &group.memory->written;
+  segment.written_start = group.memory->start;
+  segment.touched = touched;
+  segment.shadow_start = group.start();
+  segment.shared_cells = cells;
+  segment.shared_byte_cells = cells + group.unit_cells();
+  return segment;
+}
+
+// Cut where any of the windows begins or ends; those that are copies apart.
+void add_segments(const std::vector<Window>& windows, const Segment& common, std::vector<Segment>& segments) {
   std::vector<uintptr_t> cuts;
-  for (const Window& window : group.windows) cuts.insert(cuts.end(), {window.start, window.start + window.length});
+  for (const Window& window : windows) cuts.insert(cuts.end(), {window.start, window.start + window.length});
   std::sort(cuts.begin(), cuts.end());
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    Segment segment;
+    Segment segment = common;
     segment.start = cuts[i];
     segment.length = cuts[i + 1] - cuts[i];
     bool is_covered = false;
-    for (const Window& window : group.windows) {
+    for (const Window& window : windows) {
       if (window.start > cuts[i] || cuts[i + 1] > window.start + window.length) continue;
       is_covered = true;
       segment.is_writable |= !window.parameter->is_const;
     }
-    if (!is_covered || segment.length == 0) continue;
-    segment.may_race = group.is_written();
-    segment.unit_log2 = group.unit();
-    segment.written = &group.memory->written;
-    segment.written_start = group.memory->start;
-    segment.touched = touched;
-    segment.shadow_start = group.start();
-    segment.shared_cells = cells;
-    segment.shared_byte_cells = cells + group.unit_cells();
-    segments.push_back(segment);
+    if (is_covered && segment.length > 0) segments.push_back(segment);
   }
+}
+
+Segment segment_of_copy(const Window& window, Segment segment) {
+  segment.start = window.start;
+  segment.length = window.length;
+  segment.is_writable = !window.parameter->is_const;
+  segment.written_start += window.copy->distance();
+  segment.shadow_start += window.copy->distance();
+  segment.copy = window.copy;
+  return segment;
+}
+
+// Of the kernel's use of a byte of the memory.
+std::string use_text(const Window& window, size_t offset, bool is_written) {
+  const simulator_parameter& parameter = *window.parameter;
+  const size_t element = (offset - window.copy->first()) / std::max<size_t>(parameter.value_size, 1);
+  return std::string(is_written ? "writes" : "reads") + " element " + std::to_string(element) + " of argument '" +
+         parameter.name + "' (buffer " + std::to_string(parameter.index) + ")";
 }
 
 }  // namespace
@@ -103,6 +135,7 @@ Layout::Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_det
         parameter.is_reference ? std::min<size_t>(argument.length, parameter.value_size) : argument.length;
     const bool is_bytes = argument.kind == BoundArgument::bytes;
     windows.push_back({&parameter, address(argument.data), length, is_bytes});
+    data[parameter.index] = argument.data;
     if (is_bytes) {
       Segment segment;
       segment.start = address(argument.data);
@@ -126,19 +159,51 @@ Layout::Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_det
   SharedCell* next = cells > 0 ? shadow_arena().claim_cells(cells) : nullptr;
   for (const Group& group : groups) {
     if (is_detailed) touched.push_back(std::make_unique<Touched>(group.memory->length));
-    add_segments(group, next, is_detailed ? touched.back().get() : nullptr, segments);
+    const Segment common = segment_of(group, next, is_detailed ? touched.back().get() : nullptr);
+    std::vector<Window> alone;
+    for (const Window& window : group.windows) {
+      if (may_alias(group, window)) {
+        segments.push_back(segment_of_copy(copied(window, group.memory), common));
+      } else {
+        alone.push_back(window);
+      }
+    }
+    add_segments(alone, common, segments);
     next += group.cells();
     memories.push_back(group.memory);
   }
   segments.push_back(module_segment(reinterpret_cast<const void*>(kernel.run)));
 }
 
+const Window& Layout::copied(const Window& window, const std::shared_ptr<Memory>& memory) {
+  copies.push_back(std::make_unique<ArgumentCopy>(memory, window.start, window.length));
+  const auto own = std::find_if(windows.begin(), windows.end(),
+                                [&](const Window& each) { return each.parameter == window.parameter; });
+  own->copy = copies.back().get();
+  own->start = own->copy->start();
+  data[own->parameter->index] = reinterpret_cast<std::byte*>(own->start);
+  return *own;
+}
+
+std::string Layout::end_copies() const {
+  for (const auto& copy : copies) copy->write_back();
+  for (const Window& one : windows) {
+    for (const Window& other : windows) {
+      if (!one.copy || !other.copy || &one >= &other) continue;
+      const auto clash = one.copy->clash_with(*other.copy);
+      if (!clash) continue;
+      return "arguments alias: " + use_text(one, clash->offset, clash->is_written_here) + ", and in the same memory " +
+             use_text(other, clash->offset, clash->is_written_there) +
+             "; Metal's compiler assumes that what is written through one argument is used through no other";
+    }
+  }
+  return {};
+}
+
 void Layout::count_distinct(KernelFigures& figures) const {
-  for (const Segment& segment : segments) {
-    if (!segment.touched) continue;
-    const size_t first = segment.start - segment.written_start;
-    figures.device_bytes_distinct_read += segment.touched->read.count_range(first, segment.length);
-    figures.device_bytes_distinct_written += segment.touched->written.count_range(first, segment.length);
+  for (const auto& each : touched) {
+    figures.device_bytes_distinct_read += each->read.count_range(0, each->length);
+    figures.device_bytes_distinct_written += each->written.count_range(0, each->length);
   }
 }
 

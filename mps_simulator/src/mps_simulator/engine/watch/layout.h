@@ -1,8 +1,11 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "argument_copy.h"
 #include "memory.h"
 #include "mps_simulator/engine/engine.h"
 #include "mps_simulator/engine/kernel_abi.h"
@@ -13,17 +16,19 @@ namespace simulator {
 struct Window {
   const simulator_parameter* parameter;
   uintptr_t start;
-  size_t length;  // a reference ends after its one value, a pointer with its buffer
-  bool is_bytes;  // given by setBytes
+  size_t length;                 // a reference ends after its one value, a pointer with its buffer
+  bool is_bytes;                 // given by setBytes
+  ArgumentCopy* copy = nullptr;  // of an argument that another overlaps; `start` is there
 };
 
 // The bytes of one buffer that a dispatch has used.
 struct Touched {
+  size_t length;
   ByteBits read, written;
-  explicit Touched(size_t length) : read(length), written(length) {}
+  explicit Touched(size_t length) : length(length), read(length), written(length) {}
 };
 
-// A range of memory in which every byte is checked alike. Segments don't overlap.
+// A range of addresses in which every byte is checked alike. Segments don't overlap.
 struct Segment {
   enum Kind : uint8_t { device, threadgroup, bytes, module };
 
@@ -36,6 +41,7 @@ struct Segment {
   ByteBits* written = nullptr;         // null: every byte has a value
   uintptr_t written_start = 0;         // the address of the first bit
   Touched* touched = nullptr;          // device memory in a detailed profile: bits as in `written`
+  ArgumentCopy* copy = nullptr;        // see Window
   uintptr_t shadow_start = 0;          // the address of the first cell
   uint64_t* cells = nullptr;           // threadgroup memory: one for each unit,
   uint64_t* byte_cells = nullptr;      // and one for each byte of a unit that is used in parts
@@ -52,10 +58,17 @@ struct Layout {
   std::vector<Segment> segments;
   std::vector<std::shared_ptr<Memory>> memories;  // keeps the bits alive
   std::vector<std::unique_ptr<Touched>> touched;  // of each memory, in a detailed profile
-  uint32_t first_run = 0;                         // the run of threadgroup 0; see shadow.h
+  std::vector<std::unique_ptr<ArgumentCopy>> copies;
+  std::array<std::byte*, kMaxBuffers> data{};  // of each buffer, as the kernel gets it
+  uint32_t first_run = 0;                      // the run of threadgroup 0; see shadow.h
 
   Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_detailed);
   void count_distinct(KernelFigures& figures) const;
+  // After the dispatch: what the kernel wrote to copies goes to the buffers. Says what aliases, or nothing.
+  std::string end_copies() const;
+
+ private:
+  const Window& copied(const Window& window, const std::shared_ptr<Memory>& memory);
 };
 
 }  // namespace simulator

@@ -38,6 +38,8 @@ template <Action action>
       order<action>(segment, address, size);
     } else {
       order_shared<action>(segment, address, size);
+      if (segment.copy) [[unlikely]]
+        segment.copy->use(address, size, reads(action), writes(action));
     }
   }
   if constexpr (writes(action)) {

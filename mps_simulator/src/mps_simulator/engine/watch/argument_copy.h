@@ -1,0 +1,70 @@
+// Finds arguments that alias. Metal forbids them, and its compiler assumes that no byte which a kernel writes through
+// one argument is read or written through another.
+//
+// Where arguments overlap in a buffer, as views of one storage do (each is bound from its offset to the buffer's end),
+// an address does not tell which argument an access goes through. Such arguments therefore are copies, each in memory
+// of its own, while the kernel runs. Chunks are copied when they are first used, and what the kernel wrote goes back.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "memory.h"
+
+namespace simulator {
+
+class ArgumentCopy {
+ public:
+  // Of `length` bytes at `start`, which lie in `memory`.
+  ArgumentCopy(std::shared_ptr<const Memory> memory, uintptr_t start, size_t length);
+  ~ArgumentCopy();
+  ArgumentCopy(const ArgumentCopy&) = delete;
+  ArgumentCopy& operator=(const ArgumentCopy&) = delete;
+
+  uintptr_t start() const { return reinterpret_cast<uintptr_t>(data_); }
+  size_t first() const { return first_; }  // byte of the memory
+  // From where the argument lies in the memory.
+  uintptr_t distance() const { return start() - (memory_->start + first_); }
+
+  // Called before each access, by several workers at once.
+  void use(uintptr_t address, size_t size, bool is_read, bool is_write) {
+    const size_t first = address - start() + first_;
+    for (size_t chunk = first / kChunk; chunk <= (first + size - 1) / kChunk; ++chunk) {
+      if (!__atomic_load_n(&is_here_[chunk], __ATOMIC_ACQUIRE)) [[unlikely]]
+        fetch(chunk);
+    }
+    if (is_read) read_.set(first, size);
+    if (is_write) written_.set(first, size);
+  }
+
+  // After the kernel.
+  void write_back() const;
+
+  // A byte of the memory that the kernel used through both arguments and wrote through one of them.
+  struct Clash {
+    size_t offset;  // in the memory
+    bool is_written_here, is_written_there;
+  };
+  std::optional<Clash> clash_with(const ArgumentCopy& other) const;
+
+ private:
+  static constexpr size_t kChunk = 4096;
+  struct Range {
+    size_t first, end;
+  };
+  Range range_of(size_t chunk) const;  // of the argument's bytes, as offsets in the memory
+  void fetch(size_t chunk);
+
+  std::shared_ptr<const Memory> memory_;
+  size_t first_, length_;  // of the argument, in the memory
+  std::byte *pages_, *data_;
+  std::unique_ptr<bool[]> is_here_;  // by chunk of the memory
+  std::vector<size_t> chunks_;       // that are here
+  std::mutex mutex_;
+  ByteBits read_, written_;  // as in the memory
+};
+
+}  // namespace simulator
