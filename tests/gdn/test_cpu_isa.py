@@ -54,7 +54,7 @@ def cases() -> dict[str, Case]:
         for S in (3, 4):
             state = {"initial_state": torch.randn(1, CHANNELS, S).to(dtype), "output_final_state": True}
             call = REGISTRY["causal_conv1d"].call(columns)
-            call = call | state | {"x": call["x"][:, :1]}
+            call = call | state | {name: call[name][:, :1] for name in ("x", "residual")}
             found[f"convolution of one token {dtype} {S}"] = Case("causal_conv1d", columns, call)
         rows = RowPoint(dtype, D=ROW, tokens=ROW, heads=1, batch=1)
         found[f"l2norm {dtype}"] = drawn("l2norm", rows)
