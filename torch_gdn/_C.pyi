@@ -18,6 +18,7 @@ class RecordedLaunch(TypedDict):
     bindings: int
     threadgroups: list[int]
     threads: int
+    overlaps: list[tuple[int, int]]
 
 class Recording:
     def start(self) -> None: ...
