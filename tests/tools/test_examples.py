@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_MAC = sys.platform == "darwin"
@@ -127,17 +126,6 @@ def test_info_reports_the_simulated_device() -> None:
     assert finished.returncode == 0, finished.stderr
     assert "mps: relative distance" in finished.stdout
     assert "fused_chunk_gated_delta_rule_float_64_16_4_float: compiled in" in finished.stdout
-
-
-def test_the_use_in_the_readme_runs() -> None:
-    program = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    q, k, v = (torch.randn(1, 70, heads, 64) for heads in (1, 1, 2))
-    g, beta = -torch.rand(1, 70, 2), torch.rand(1, 70, 2)
-    names = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    names |= {f"{name}1": tensor[:, :1] for name, tensor in names.items()}
-    exec(program, names)
-    assert names["o"].shape == (1, 1, 2, 64)
-    assert names["state"].shape == (1, 2, 64, 64)
 
 
 def test_chat_reuses_the_conversation(tmp_path: Path) -> None:
