@@ -1,4 +1,4 @@
-"""`vllm serve` with the plugin, asked over HTTP by OpenAI's client: 32 streams at once, and nothing left behind."""
+"""`vllm serve` with the plugin, asked over HTTP by OpenAI's client: 33 streams at once, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -64,23 +64,25 @@ class Server:
         return left
 
 
-async def ask(port: int, model: str, texts: list[list[int]]) -> list[str]:
+async def ask(port: int, model: str, texts: list[list[int]], seeded: list[int]) -> list[str]:
+    """The greedy answers, and last that of a seeded request whose prompt comes in parts."""
     from openai import AsyncOpenAI
 
     client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=900, max_retries=0)
 
-    async def one(text: list[int]) -> str:
+    async def one(text: list[int], temperature: float = 0, seed: int | None = None) -> str:
         stream = await client.completions.create(
             model=model,
             prompt=text,
             max_tokens=GREEDY_TOKENS,
-            temperature=0,
+            temperature=temperature,
+            seed=seed,
             stream=True,
             extra_body={"ignore_eos": True},
         )
         return "".join([part.choices[0].text async for part in stream if part.choices])
 
-    return await asyncio.gather(*(one(text) for text in texts))
+    return await asyncio.gather(*(one(text) for text in texts), one(seeded, temperature=1, seed=7))
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
@@ -91,9 +93,10 @@ def test_streams(device: str, by: signal.Signals, reference: Any, tmp_path: Path
     try:
         server.wait()
         asked = [texts[i % len(texts)] for i in range(STREAMS)]
-        answers = asyncio.run(ask(server.port, str(model), asked))
+        *answers, sampled = asyncio.run(ask(server.port, str(model), asked, seeded=max(texts, key=len)))
     finally:
         left = server.stop(by)
     wanted = [bytes(each).decode() for each in tokens]
     assert answers == [wanted[i % len(texts)] for i in range(STREAMS)]
+    assert sampled
     assert left == []
