@@ -12,7 +12,7 @@ template <typename Out>
     constant KdaGateParameters& parameters [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  const int gates = parameters.heads * parameters.channels;  // of a token
+  const int64_t gates = int64_t(parameters.heads) * parameters.channels;  // of a token
   const int index = int(group.x) * kKdaGateThreads + int(thread_index);
   if (index >= gates) return;
   const int head = index / parameters.channels, channel = index % parameters.channels;
