@@ -33,7 +33,7 @@ class Module(NamedTuple):
     bytes: int
 
 
-# Of each element of the op's first output.
+# Counted per element of the op's first output.
 EXPONENTIALS = {"causal_conv1d": 1, "rms_norm_gated": 1, "gdn_gating": 3}
 
 

@@ -17,7 +17,7 @@ Tensor betas_of(const ChunkShape<>& s, const optional<Tensor>& beta, const GateO
 class ChannelGateValues {
  public:
   ChannelGateValues(int64_t HV, int64_t K, const ChannelGateOptions& options);
-  // Of one value head, whose raw or final g starts at `g`; without beta.
+  // The gates of one value head without beta; its raw or final g starts at `g`.
   ChannelGates of_head(int64_t head, const HeadRows& g) const;
 
  private:

@@ -6,7 +6,7 @@ namespace {
 
 optional<Tensor> readable_or_none(const optional<Tensor>& x) { return x.has_value() ? readable(*x) : x; }
 
-// Of value heads or of channels: small.
+// One number per value head or channel, so the copy is small.
 optional<Tensor> table(const optional<Tensor>& x) { return contiguous(readable_or_none(x)); }
 
 }  // namespace

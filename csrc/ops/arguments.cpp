@@ -69,7 +69,7 @@ class Distances {
     }
   }
 
-  // By the terms from `first` on, the largest strides.
+  // Uses the terms from `first` on; those with the largest strides come first.
   Sharing reach(int64_t least, int64_t most, size_t first) {
     if (first == terms_.size()) return least <= 0 && most >= 0 ? Sharing::kSome : Sharing::kNone;
     int64_t rest_least = 0, rest_most = 0;

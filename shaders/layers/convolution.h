@@ -21,7 +21,7 @@ struct ConvolutionParameters {
   int32_t channels, columns;              // D, S
   int32_t has_bias, has_silu, has_state;  // has_state: `state` is read
   int32_t has_residual;
-  int32_t segment_bytes;       // of a number in seq_idx: 4 or 8; 0: there is none
+  int32_t segment_bytes;       // bytes per number in seq_idx, 4 or 8; 0 without seq_idx
   int32_t has_tap_vectors;     // 1: the 4 taps of a channel can be loaded at once
   int32_t has_column_vectors;  // 1: the 4 columns of its states can be moved at once
   int32_t keeps_each;          // 1: the state after each token stays in the columns, for the next step

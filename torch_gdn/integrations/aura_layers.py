@@ -15,7 +15,7 @@ from torch_gdn.aura.scheme import Scheme
 
 
 def head_size(config: PreTrainedConfig, index: int) -> int | None:
-    """Of a layer's keys, as far as a model's configuration says it."""
+    """The key size of a layer, as far as the model's configuration gives it."""
     layers = getattr(config, "per_layer_config", None)  # from transformers 5.23 on: layers may differ
     layer = config if layers is None else layers[index]
     size: int | None = getattr(layer, "head_dim", None) or getattr(layer, "attention_head_dim", None)

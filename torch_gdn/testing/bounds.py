@@ -21,7 +21,7 @@ RECURRENT_OUTPUT = {torch.bfloat16: 1.75e-3, torch.float16: 2.2e-4}
 STAGE_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.4e-4}
 # Of a stage in float32 beside FLA's recorded result, which has FLA's own error (TF32 for A).
 STAGE_BESIDE_FLA = {"g_cumsum": 2e-5, "A": 2e-5, "A_inv": 5e-6}
-# Of an op that computes an output in float32 from a few numbers, and rounds it once.
+# The bound of an op that computes an output in float32 from a few numbers and rounds it once.
 ROUNDING = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
 OF_FLA = 1.05  # the end-to-end ops may have this share of FLA's own error
 

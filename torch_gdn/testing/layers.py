@@ -55,7 +55,7 @@ NORM_ROWS = ((128, True), (192, True), (512, True), (128, False), (33, False), (
 HIDDEN_ROWS = ((256, True), (2048, True), (4096, True), (1023, False), (16384, True))
 
 
-# Of q and k, and the longest.
+# The row lengths of q and k, and the longest row.
 KEY_SIZES = tuple(dict.fromkeys((*(K for K, _ in (*MODEL_SIZES, *OTHER_SIZES)), 255, 1024)))
 
 

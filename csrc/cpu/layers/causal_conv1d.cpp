@@ -134,7 +134,7 @@ struct Elements {
 // One call. Channels are independent of each other, and so are sequences: a work item is some channels of one sequence.
 struct Call {
   const CausalConvolution<int64_t>& op;
-  Tensor x, residual;  // residual: undefined where there is none
+  Tensor x, residual;  // residual is undefined if the call has none
   Elements in, out;
   Columns columns;  // of x
   optional<Columns> state, new_state;
@@ -195,7 +195,7 @@ struct Call {
             .before = scratch.before};
   }
 
-  // Of a token, from `channel` on.
+  // A token's channels, starting at `channel`.
   const void* residual_at(const cpu::Sequence& sequence, int64_t token, int64_t channel) const {
     return residual.defined() ? Elements(residual).at(sequence.batch, token, channel) : nullptr;
   }

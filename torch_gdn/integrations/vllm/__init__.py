@@ -1,6 +1,6 @@
 """vLLM's engine over torch_gdn's kernels: on `mps`, which vLLM itself has no platform for, and on vLLM's CPU platform.
 
-Nothing is imported by hand: installed beside vLLM, torch_gdn is found by vLLM's entry points. The environment variable
+You import nothing by hand: vLLM finds an installed torch_gdn by its entry points. The environment variable
 TORCH_GDN_VLLM says what it does there:
 
     auto    (default) the mps platform where PyTorch has mps, unless another platform plugin is installed; elsewhere

@@ -1,4 +1,4 @@
-"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, the norms beside them, and on mps all norms and experts.
+"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, the norms around them, and on mps all norms and experts.
 
 vLLM instantiates these in place of its own classes, by name: PluggableLayer.register_oot and CustomOp.register_oot.
 """
