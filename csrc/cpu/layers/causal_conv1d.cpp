@@ -195,7 +195,7 @@ struct Call {
             .before = scratch.before};
   }
 
-  // A token's channels, starting at `channel`.
+  // Where a token's residual begins at `channel`; null if the call has none.
   const void* residual_at(const cpu::Sequence& sequence, int64_t token, int64_t channel) const {
     return residual.defined() ? Elements(residual).at(sequence.batch, token, channel) : nullptr;
   }
