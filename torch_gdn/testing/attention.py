@@ -21,22 +21,22 @@ from torch_gdn.testing.registry import Change, Hostile, Invalid, Named, OpEntry,
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SIZES = (64, 80, 96, 128, 256)
-FORMS = (8, 16, 64)  # queries x query heads of a KV head: each is a form of paged attention
+FORMS = (8, 16, 64)  # queries x query heads per KV head; each number takes another kernel of paged attention
 
 
 @dataclass(frozen=True)
 class PagePoint(Point):
     cache: torch.dtype = F32
-    bits: tuple[int, int] = (3, 4)  # of pages of codes
+    bits: tuple[int, int] = (3, 4)  # per key and value of coded pages
     D: int = 64
     HQ: int = 4
     HK: int = 2
     block_size: int = 8
     queries: tuple[int, ...] = (9, 0, 1)
     keys: tuple[int, ...] = (20, 4, 33)
-    longest: int = 0  # keys that the host is told of; 0: as many as there are
-    plain: bool = False  # contiguous, with nothing that must not be read; windows and sinks
-    gap: int = 0  # elements between the pages that are written
+    longest: int = 0  # max_seq_len passed by the host; 0 passes the true maximum
+    plain: bool = False  # contiguous pages without padding that must not be read; with a window and sinks
+    gap: int = 0  # elements between rows of the pages to write
 
 
 def pool(blocks: int, block_size: int, heads: int, D: int, dtype: torch.dtype, layout: str = "pages") -> list[Tensor]:

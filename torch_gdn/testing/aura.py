@@ -24,7 +24,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 HEAD_SIZES = codebooks.DIMENSIONS
 BITS = codebooks.BITS
 SCHEMES = ((8, 8), (8, 4), (4, 4), (4, 2), (3, 3), (2, 2))  # bits of keys and of values
-FORMS = (1, 2, 4, 8, 17)  # queries x query heads of a KV head: each is a form of pass 1
+FORMS = (1, 2, 4, 8, 17)  # queries x query heads per KV head; each number takes another variant of pass 1
 
 
 @dataclass
@@ -255,7 +255,7 @@ class AuraPoint(Point):
     queries: int = 3
     keys: int = 20
     batch: int = 2
-    masked: bool = False  # with means, sinks, a window, and the first keys of a row left out
+    masked: bool = False  # with means, sinks, a window, and `starts` that mask the first keys
 
     def cache(self) -> Cache:
         key, value = Codec(self.D, self.bits[0]), Codec(self.D, self.bits[1], 4)

@@ -19,7 +19,7 @@ CHUNK_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.2e-4}
 CHUNK_STATE = {torch.bfloat16: 2.9e-3, torch.float16: 3.4e-4}
 RECURRENT_OUTPUT = {torch.bfloat16: 1.75e-3, torch.float16: 2.2e-4}
 STAGE_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.4e-4}
-# Of a stage in float32 beside FLA's recorded result, which has FLA's own error (TF32 for A).
+# Bounds of a float32 stage compared with FLA's recorded result, which has FLA's own error (TF32 for A).
 STAGE_BESIDE_FLA = {"g_cumsum": 2e-5, "A": 2e-5, "A_inv": 5e-6}
 # The bound of an op that computes an output in float32 from a few numbers and rounds it once.
 ROUNDING = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}

@@ -37,17 +37,17 @@ class RulePoint(Point):
     aligned: bool = True  # every row of q, k and v starts at a multiple of 4 elements
     state_v_first: bool = False
     normalise: bool = False  # use_qk_l2norm_in_kernel
-    channels: bool = False  # gk, gv and a beta with V columns; of the recurrent ops
-    pool: torch.dtype = F32  # of the states: another where the op is called in place
-    fused_chunk_size: int = 0  # of the fused chunk algorithm: 8, 16 or 32; 0: by K
+    channels: bool = False  # pass gk, gv and a beta with V columns; recurrent ops only
+    pool: torch.dtype = F32  # dtype of the states; any other than float32 calls the in-place op
+    fused_chunk_size: int = 0  # chunk size of fused_chunk: 8, 16 or 32; 0 chooses by K
     tokens: int = 75
     batch: int = 1
     H: int = 1
     HV: int = 2
-    boundaries: tuple[int, ...] = ()  # of packed sequences
-    repeated_keys: bool = False  # at beta 1.9
-    from_state: bool = True  # without, the layout is the option's; with one, that of its strides
-    gated: bool = False  # with every option that takes a tensor
+    boundaries: tuple[int, ...] = ()  # cu_seqlens of packed sequences
+    repeated_keys: bool = False  # one key for all tokens, with beta up to 1.9
+    from_state: bool = True  # pass an initial state; its strides then give the layout
+    gated: bool = False  # use every option that takes a tensor
 
     @property
     def cu_seqlens(self) -> list[int] | None:

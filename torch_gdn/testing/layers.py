@@ -30,7 +30,7 @@ class RowPoint(Point):
     """Rows of D numbers, as [batch, tokens, heads, D]."""
 
     D: int = 128
-    other: torch.dtype | None = None  # of the gate; None: of x
+    other: torch.dtype | None = None  # dtype of the gate; None means x's
     weight: torch.dtype | None = None
     aligned: bool = True  # rows start at a multiple of 4 elements
     tokens: int = 5
@@ -49,9 +49,9 @@ class RowPoint(Point):
 
 ROWS = tuple(RowPoint(dtype, D=D) for dtype, D in ((BF16, 128), (F32, 33), (F16, 1024)))
 SMALL_ROWS = RowPoint(D=32, tokens=20, heads=4)
-# D of the gated norm, and whether its rows start at a multiple of 4 elements: models' heads; no multiple of 4; longest.
+# D of the gated norm, and whether rows start at a multiple of 4 elements: head sizes of models, odd sizes, the longest.
 NORM_ROWS = ((128, True), (192, True), (512, True), (128, False), (33, False), (1023, False), (1024, True))
-# The same of a decoder layer's norm: heads, hidden sizes of models; no multiple of 4; longest.
+# The same for a decoder layer's norm: head and hidden sizes of models, an odd size, the longest.
 HIDDEN_ROWS = ((256, True), (2048, True), (4096, True), (1023, False), (16384, True))
 
 
@@ -171,14 +171,14 @@ register(
 
 @dataclass(frozen=True)
 class ConvolutionPoint(Point):
-    weight: torch.dtype | None = None  # None: of x
+    weight: torch.dtype | None = None  # None means x's
     state: torch.dtype | None = None
     D: int = 32
     W: int = 4
     tokens: int = 20
     batch: int = 2
-    by_channel: bool = False  # tokens next to each other in memory
-    biased: bool = True  # and with an activation and a residual
+    by_channel: bool = False  # the tokens of a channel are adjacent in memory
+    biased: bool = True  # pass a bias, an activation and a residual
     from_state: bool = True
 
 

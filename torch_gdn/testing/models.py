@@ -18,5 +18,5 @@ MODELS = {
     "FLA's GatedDeltaNet": (6, 6, 256, 512),
 }
 MODEL_SIZES = tuple(dict.fromkeys((K, V) for _, _, K, V in MODELS.values()))
-# The smallest; a vector of 4 and one element too many; not a multiple of 8; usual ones that are no model's default.
+# The smallest size, one just above a multiple of 4, no multiples of 8, and common sizes that no model uses.
 OTHER_SIZES = ((1, 1), (33, 65), (60, 100), (64, 64), (100, 60), (192, 256))

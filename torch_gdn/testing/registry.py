@@ -1,4 +1,4 @@
-"""The entry of an op: what a test, a check, a proof or a benchmark needs to know about it.
+"""An op's entry: everything that a test, a check, a proof or a benchmark needs to know about the op.
 
 Nothing else lists ops. `REGISTRY` has the entry of each; a test compares its names with `_C.ops()`.
 """
@@ -26,15 +26,15 @@ MPS = torch.device("mps")
 
 @dataclass(frozen=True)
 class Point:
-    """What chooses a kernel variant of a family's ops."""
+    """The dimensions and options that choose a kernel variant; each family adds its own."""
 
     dtype: torch.dtype = torch.float32
-    packed: bool = False  # sequences in a batch of one, by cu_seqlens
-    algorithm: str | None = None  # of a prefill; None: by the heuristic
+    packed: bool = False  # several sequences in a batch of one, separated by cu_seqlens
+    algorithm: str | None = None  # prefill algorithm; None leaves the choice to the heuristic
 
     @property
     def name(self) -> str:
-        """The dtype, then what differs from the defaults."""
+        """The dtype, followed by each field that differs from its default."""
         words = [METAL_TYPES[self.dtype]]
         for each in fields(self)[1:]:
             value = getattr(self, each.name)
@@ -43,7 +43,7 @@ class Point:
         return ", ".join(words)
 
     def context(self) -> AbstractContextManager[None]:
-        """Settings that are no arguments, in force while the op is called."""
+        """Applies settings that are not arguments of the op, such as a pinned algorithm, while the op runs."""
         return nullcontext()
 
 
@@ -59,34 +59,38 @@ class Invalid:
     what: str
     change: Change
     packed: bool = False
-    by_contents: bool = False  # found from what a tensor holds, so not on fake tensors
+    by_contents: bool = False  # the check reads tensor values, so fake tensors pass it
 
 
 @dataclass(frozen=True)
 class Hostile:
-    """Integers in the device's memory, in place of the small call's, that kernels must report and survive."""
+    """Out-of-range integers in device memory, in place of the small call's. Kernels must report and survive them."""
 
     argument: str
     values: Sequence[Any]
     packed: bool = False
-    algorithms: tuple[str | None, ...] = (None,)  # of a prefill
+    algorithms: tuple[str | None, ...] = (None,)  # prefill algorithms to try
 
 
 @dataclass(frozen=True)
 class OpEntry(Generic[P]):
-    """One op. Fields that an op leaves out have the meaning of their defaults."""
+    """Everything known about one op. A field that an op does not set keeps its default."""
 
     name: str
-    draw: Callable[[P], Call]  # keyword arguments of the op, on the CPU, by torch's generator
-    exact: Callable[[Call], Any]  # the outputs of float64 inputs, and in the call what it writes
-    small: P  # the smallest call, from which invalid and hostile ones are made
-    points: Sequence[P]  # that are computed and replayed
-    quick: Sequence[P] = ()  # of them; none: the first
-    compiled: Callable[[], Iterable[P]] = tuple  # further ones, whose kernels are only compiled
-    bound: Callable[[P, Call, Named], Mapping[str, float]] = lambda point, call, exact: {}  # else ROUNDING
-    heads: Mapping[str, int | None] = field(default_factory=dict)  # dimension of heads of an output, else 2
-    result: str = "y"  # the name of a result that the schema does not name
-    operations: Callable[[Call], int] = lambda call: 0  # multiplications and additions
+    draw: Callable[[P], Call]  # draws keyword arguments on the CPU from torch's generator
+    exact: Callable[[Call], Any]  # returns the outputs for float64 inputs and updates what the op writes
+    small: P  # the smallest call; invalid and hostile calls are changes of it
+    points: Sequence[P]  # computed by the check and replayed by proof.cuda
+    quick: Sequence[P] = ()  # computed by the quick check; the first point if empty
+    compiled: Callable[[], Iterable[P]] = tuple  # more points; their kernels are only compiled
+    bound: Callable[[P, Call, Named], Mapping[str, float]] = lambda point, call, exact: {}  # default: ROUNDING
+    heads: Mapping[str, int | None] = field(
+        default_factory=dict
+    )  # which dimension of an output holds the heads; default 2
+    result: str = "y"  # name of the result if the schema gives none
+    operations: Callable[[Call], int] = lambda call: (
+        0
+    )  # number of multiplications and additions; 0 if nobody has counted them
     invalid: Callable[[OpEntry[P]], Iterable[Invalid]] = lambda entry: ()
     hostile: Sequence[Hostile] = ()
 
@@ -125,7 +129,7 @@ class OpEntry(Generic[P]):
             return self.overload(**call)
 
     def outputs(self, call: Call, results: Any) -> Named:
-        """By name what the op returned and what it wrote, without what was not asked for."""
+        """What the op returned and wrote, by name. Leaves out empty tensors, which stand for results not asked for."""
         returns = self.overload._schema.returns
         found = results if isinstance(results, tuple | list) else (results,)
         names = [each.name or self.result for each in returns]
@@ -133,13 +137,13 @@ class OpEntry(Generic[P]):
         return {name: x for name, x in named.items() if x is not None and x.numel()}
 
     def exact_outputs(self, call: Call) -> Named:
-        """The same in float64, from the very numbers of a call on the CPU."""
+        """The same in float64, computed from the inputs of a call on the CPU."""
         wide = {name: x.clone() if isinstance(x, Tensor) and name in self.written else x for name, x in call.items()}
         wide = {name: doubled(x) for name, x in wide.items()}
         return self.outputs(wide, self.exact(wide))
 
     def compared(self, point: P, call: Call, found: Named) -> list[bounds.Part]:
-        """The outputs of a call, whose inputs are on the CPU as they were drawn, and their bounds."""
+        """Compares the outputs of a call with the exact ones. The inputs of `call` must be as drawn, on the CPU."""
         exact = self.exact_outputs(call)
         if exact.keys() != found.keys():
             raise AssertionError(f"{self.name}: outputs {sorted(found)}, expected {sorted(exact)}")
@@ -155,7 +159,7 @@ class OpEntry(Generic[P]):
         return parts
 
     def bytes(self, call: Call) -> int:
-        """That any implementation moves: inputs once, outputs once; what is written in place is read too."""
+        """The bytes that any implementation must move: inputs and outputs once, written arguments twice."""
         fake = self.overload(**empty_on(call, "meta"))
         results = fake if isinstance(fake, tuple | list) else (fake,)
         return bytes_of(*call.values(), *results, *(call.get(name) for name in self.written))
@@ -169,24 +173,24 @@ def register(*entries: OpEntry[Any]) -> None:
 
 
 def complete() -> set[str]:
-    """The names of all ops that have an entry."""
+    """The names of all registered ops."""
     return set(REGISTRY)
 
 
 def computed(quick: bool) -> Iterator[tuple[OpEntry[Any], Point]]:
-    """Every op at the points where it is compared with float64."""
+    """Every op with each point at which it is compared with float64."""
     for entry in REGISTRY.values():
         points = (entry.quick or entry.points[:1]) if quick else [*entry.quick, *entry.points]
         yield from ((entry, point) for point in dict.fromkeys(points))
 
 
 def compiled() -> Iterator[tuple[OpEntry[Any], Point]]:
-    """Every op at the further points, whose kernels are only compiled."""
+    """Every op with each point whose kernels are only compiled."""
     yield from ((entry, point) for entry in REGISTRY.values() for point in entry.compiled())
 
 
 def launches_at(entry: OpEntry[Any], point: Point, memory: AbstractContextManager[Any] | None = None) -> list[Launch]:
-    """What the op launches there, recorded with tensors that hold nothing; `memory`: a fake_mps, to take none."""
+    """The op's launches at a point, recorded on uninitialised tensors. A fake_mps as `memory` allocates none."""
     call = entry.call(point)
     with memory or nullcontext(), recording() as recorded:
         entry.run(empty_on(call, MPS), point)
@@ -194,7 +198,7 @@ def launches_at(entry: OpEntry[Any], point: Point, memory: AbstractContextManage
 
 
 def first_of_each_variant(launches: Iterable[Launch]) -> list[Launch]:
-    """With what overlaps in any launch of the variant."""
+    """One launch per kernel variant; its `overlaps` are those of all launches of the variant."""
     first: dict[KernelVariant, Launch] = {}
     for launch in launches:
         known = first.setdefault(launch.variant, launch)
@@ -205,6 +209,6 @@ def first_of_each_variant(launches: Iterable[Launch]) -> list[Launch]:
 
 
 def accepted_by(function: Callable[..., Any], call: Call) -> Call:
-    """Without the arguments that a reference leaves out, since they change no number."""
+    """Drops arguments that a reference does not have because they do not change the result."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in call.items() if name in known}
