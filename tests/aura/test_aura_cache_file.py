@@ -140,7 +140,7 @@ def test_a_file_without_its_layers_is_refused(layers: str | None, tmp_path: Path
         (
             "qwen3",
             "1.value.codes",
-            r"layer 1: load: path: expected value.codes of shape \[2, 2, 8, 8\], torch.int32, got None",
+            r"layer 1: load: path: expected value.codes of shape \[2, 2, 8, 8\], int32, got None",
         ),
         ("qwen3", "0.key.signs", r"layer 0: load: path: expected key.signs of shape \[D\], got None"),
         ("qwen3_next", "0.state", r"layer 0: load: path: expected columns and state, got \['columns'\]"),
