@@ -83,7 +83,8 @@ class Check {
     const auto got = sizes_of<Int>(x);
     bool equal = got.size() == sizes.size();
     for (size_t i = 0; equal && i < sizes.size(); ++i) equal = holds(sym_eq(got[i], sizes[i]));
-    TORCH_CHECK_VALUE(equal, op_, ": ", argument, ": expected shape ", pattern, " = ", sizes, ", got ", got);
+    TORCH_CHECK_VALUE(equal, op_, ": ", argument, ": expected shape ", pattern, " = ", sizes, ", got ", got,
+                      layout_hint(pattern, sizes, got));
     on_device(argument, x);
   }
 
@@ -166,6 +167,17 @@ class Check {
  private:
   void is_dtype(bool condition, const char* argument, const char* expected, at::ScalarType got) const {
     TORCH_CHECK_TYPE(condition, op_, ": ", argument, ": expected ", expected, ", got ", dtype_name(got));
+  }
+
+  // Other libraries lay tensors out as [B, H, T, ...]. Then T looks like the number of heads, which is mostly larger.
+  static const char* layout_hint(const std::string& pattern, c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> got) {
+    if constexpr (is_run<Int>) {
+      const bool has_tokens_and_heads = pattern.rfind("[B, T, H", 0) == 0;
+      if (has_tokens_and_heads && got.size() == sizes.size() && got[1] != sizes[1] && sizes[1] < sizes[2]) {
+        return " (is the layout [B, H, T, ...]? It must be [B, T, H, ...])";
+      }
+    }
+    return "";
   }
 
   const char* op_;

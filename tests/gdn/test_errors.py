@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -142,3 +143,25 @@ def test_an_unknown_keyword_is_an_error_that_names_it(function: Callable[..., ob
 def test_an_op_without_a_kernel_for_the_device_says_so() -> None:
     with pytest.raises(NotImplementedError, match="gdn::solve_tril"):
         torch.ops.gdn.solve_tril(torch.zeros(1, 16, 1, 16).to_sparse())
+
+
+TAKE_CU_SEQLENS = [f for f in PUBLIC_FUNCTIONS if "cu_seqlens" in inspect.signature(f).parameters]
+
+
+@pytest.mark.parametrize("function", TAKE_CU_SEQLENS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("cu_seqlens", [[0, 10, 20], np.array([0, 10, 20])], ids=["list", "ndarray"])
+def test_cu_seqlens_must_be_a_tensor(function: Callable[..., Any], cu_seqlens: Any) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    call = {x.name: torch.zeros(1) for x in parameters if x.default is x.empty}
+    got = type(cu_seqlens).__name__
+    with pytest.raises(TypeError, match=f"^{function.__name__}: cu_seqlens: expected a tensor of .*, got {got}; "):
+        function(**call | {"cu_seqlens": cu_seqlens})
+
+
+def test_a_layout_with_heads_before_tokens_is_suspected() -> None:
+    q, v, g = torch.zeros(1, 2, 20, 64), torch.zeros(1, 4, 20, 64), torch.zeros(1, 4, 20)
+    with pytest.raises(ValueError, match=r"v: expected .*, got \[1, 4, 20, 64\] \(is the layout \[B, H, T, \.\.\.\]\?"):
+        torch_gdn.chunk_gated_delta_rule(q, q, v, g, g)
+    q, v = q.transpose(1, 2), v.transpose(1, 2)
+    with pytest.raises(ValueError, match=r"g: expected .*, got \[1, 19, 4\]$"):
+        torch_gdn.chunk_gated_delta_rule(q, q, v, torch.zeros(1, 19, 4), torch.zeros(1, 20, 4))

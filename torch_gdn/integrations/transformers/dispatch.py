@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
 
     Raises:
         ValueError: another function.
+        TypeError: arguments that the function does not have, or too few of them.
 
     Example:
         >>> import torch
@@ -43,7 +45,12 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     """
     if function not in FUNCTIONS:
         raise ValueError(f"supports: function: expected one of {', '.join(FUNCTIONS)}, got {function!r}")
-    reason = FUNCTIONS[function].reason(*args, **kwargs)
+    reason_of = FUNCTIONS[function].reason
+    try:
+        inspect.signature(reason_of).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"supports: arguments of {function}: {error}") from None
+    reason = reason_of(*args, **kwargs)
     return not reason, reason
 
 

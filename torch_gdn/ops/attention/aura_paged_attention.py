@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def aura_paged_attention(
     q: Tensor,
@@ -61,6 +63,7 @@ def aura_paged_attention(
         >>> bool((o - exact).norm() < 0.03 * exact.norm())
         True
     """
+    check_cu_seqlens("aura_paged_attention", cu_seqlens)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     torch.ops.gdn.aura_paged_attention_(
         out,

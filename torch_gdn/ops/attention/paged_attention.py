@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def paged_attention(
     q: Tensor,
@@ -68,6 +70,7 @@ def paged_attention(
         >>> torch.allclose(o, exact[0].transpose(0, 1), atol=1e-5)
         True
     """
+    check_cu_seqlens("paged_attention", cu_seqlens)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     torch.ops.gdn.paged_attention_(
         out,

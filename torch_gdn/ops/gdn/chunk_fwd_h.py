@@ -5,6 +5,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 @overload
 def chunk_fwd_h(
@@ -96,6 +98,7 @@ def chunk_fwd_h(
         >>> h.shape, v_new.shape, final_state
         (torch.Size([1, 2, 4, 64, 32]), torch.Size([1, 70, 4, 32]), None)
     """
+    check_cu_seqlens("chunk_fwd_h", cu_seqlens)
     if g is None:
         g = torch.zeros(u.shape[:3], dtype=torch.float32, device=u.device)
     h, v_new, final_state = torch.ops.gdn.chunk_fwd_h(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def chunk_fwd_o(
     q: Tensor,
@@ -47,6 +49,7 @@ def chunk_fwd_o(
         >>> torch_gdn.chunk_fwd_o(q, k, v, h=torch.zeros(1, 2, 4, 64, 32)).shape
         torch.Size([1, 70, 4, 32])
     """
+    check_cu_seqlens("chunk_fwd_o", cu_seqlens)
     if g is None:
         g = torch.zeros(v.shape[:3], dtype=torch.float32, device=v.device)
     return torch.ops.gdn.chunk_fwd_o(q, k, v, h, g, scale, state_v_first, cu_seqlens, chunk_size, chunk_indices)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def chunk_gated_delta_rule(
         >>> o.shape, final_state.shape
         (torch.Size([1, 100, 4, 32]), torch.Size([1, 4, 64, 32]))
     """
+    check_cu_seqlens("chunk_gated_delta_rule", cu_seqlens)
     fla_arguments.refuse_head_first(NAME, head_first)
     fla_arguments.refuse_context_parallelism(NAME, cp_context)
     fla_arguments.check_cu_seqlens_cpu(NAME, cu_seqlens, cu_seqlens_cpu)
@@ -272,6 +274,7 @@ def chunk_gated_delta_rule_(
         >>> o.shape, pool.flatten(1).any(1).nonzero().flatten()
         (torch.Size([1, 30, 4, 32]), tensor([2, 5]))
     """
+    check_cu_seqlens("chunk_gated_delta_rule_", cu_seqlens)
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_indices, chunk_size)
     gates = (use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)

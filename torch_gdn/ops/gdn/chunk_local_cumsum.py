@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def chunk_local_cumsum(
     g: Tensor, chunk_size: int = 64, *, cu_seqlens: Tensor | None = None, chunk_indices: Tensor | None = None
@@ -32,4 +34,5 @@ def chunk_local_cumsum(
         >>> torch_gdn.chunk_local_cumsum(torch.full((1, 20, 1), -0.5), chunk_size=16)[0, [0, 15, 16], 0]
         tensor([-0.5000, -8.0000, -0.5000])
     """
+    check_cu_seqlens("chunk_local_cumsum", cu_seqlens)
     return torch.ops.gdn.chunk_local_cumsum(g, chunk_size, cu_seqlens, chunk_indices)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def chunk_scaled_dot_kkt(
     k: Tensor,
@@ -42,6 +44,7 @@ def chunk_scaled_dot_kkt(
                 [4., 0., 0.],
                 [4., 4., 0.]])
     """
+    check_cu_seqlens("chunk_scaled_dot_kkt", cu_seqlens)
     if beta is None:
         beta = k.new_ones(k.shape[:3] if g is None else g.shape)
     if g is None:

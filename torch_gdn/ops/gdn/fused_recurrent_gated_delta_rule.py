@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def fused_recurrent_gated_delta_rule(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
+    check_cu_seqlens("fused_recurrent_gated_delta_rule", cu_seqlens)
     fla_arguments.refuse_head_first(NAME, head_first)
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
     state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout, cu_seqlens)
@@ -214,6 +216,7 @@ def fused_recurrent_gated_delta_rule_(
         >>> o[1].any(), pool.flatten(1).any(1).nonzero().flatten()
         (tensor(False), tensor([5]))
     """
+    check_cu_seqlens("fused_recurrent_gated_delta_rule_", cu_seqlens)
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens)
     gates = (gk, gv, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)

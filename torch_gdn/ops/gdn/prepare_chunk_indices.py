@@ -5,6 +5,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def prepare_chunk_indices(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
     """Which chunk of which sequence each chunk of packed sequences is.
@@ -26,6 +28,7 @@ def prepare_chunk_indices(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
                 [2, 0],
                 [2, 1]])
     """
+    check_cu_seqlens("prepare_chunk_indices", cu_seqlens)
     pairs = [
         (n, chunk)
         for n, (first, last) in enumerate(pairwise(cu_seqlens.tolist()))

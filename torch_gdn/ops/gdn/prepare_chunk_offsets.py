@@ -3,6 +3,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def prepare_chunk_offsets(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
     """The number of chunks before each packed sequence: the row of h at which it starts.
@@ -21,5 +23,6 @@ def prepare_chunk_offsets(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
         >>> torch_gdn.prepare_chunk_offsets(torch.tensor([0, 17, 17, 100]), 64)
         tensor([0, 1, 1, 3])
     """
+    check_cu_seqlens("prepare_chunk_offsets", cu_seqlens)
     chunks = (cu_seqlens.diff() + chunk_size - 1) // chunk_size
     return pad(chunks.cumsum(0), (1, 0))

@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def recompute_w_u(
     k: Tensor,
@@ -42,6 +44,7 @@ def recompute_w_u(
         >>> w.shape, u.shape
         (torch.Size([1, 70, 4, 64]), torch.Size([1, 70, 4, 32]))
     """
+    check_cu_seqlens("recompute_w_u", cu_seqlens)
     if g is None:
         g = torch.zeros_like(beta, dtype=torch.float32)
     return torch.ops.gdn.recompute_w_u(k, v, beta, A, g, cu_seqlens, chunk_indices)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def solve_tril(A: Tensor, cu_seqlens: Tensor | None = None, *, chunk_indices: Tensor | None = None) -> Tensor:
     """Inverts I + A for the strictly lower triangular A of each chunk and head.
@@ -31,4 +33,5 @@ def solve_tril(A: Tensor, cu_seqlens: Tensor | None = None, *, chunk_indices: Te
         tensor([[ 1.0000,  0.0000],
                 [-0.5000,  1.0000]])
     """
+    check_cu_seqlens("solve_tril", cu_seqlens)
     return torch.ops.gdn.solve_tril(A, cu_seqlens, chunk_indices)

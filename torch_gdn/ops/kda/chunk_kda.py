@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def chunk_kda(
         >>> h.shape, state, h[:, 0].any()
         (torch.Size([1, 2, 2, 64, 32]), None, tensor(False))
     """
+    check_cu_seqlens("chunk_kda", cu_seqlens)
     fla_arguments.refuse_context_parallelism(NAME, cp_context)
     fla_arguments.check_cu_seqlens_cpu(NAME, cu_seqlens, cu_seqlens_cpu)
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not LOWEST_SAFE_BOUND <= lower_bound < 0):
@@ -207,6 +209,7 @@ def chunk_kda_(
         >>> o.shape, pool.flatten(1).any(1).nonzero().flatten()
         (torch.Size([1, 30, 4, 32]), tensor([2, 5]))
     """
+    check_cu_seqlens("chunk_kda_", cu_seqlens)
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_size)
     gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)

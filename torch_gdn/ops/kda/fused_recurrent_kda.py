@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 from torch_gdn.ops.kda.check_gates import check_gates
 
@@ -88,6 +89,7 @@ def fused_recurrent_kda(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
+    check_cu_seqlens("fused_recurrent_kda", cu_seqlens)
     check_gates(NAME, q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
@@ -159,6 +161,7 @@ def fused_recurrent_kda_(
         >>> o[1].any(), pool.flatten(1).any(1).nonzero().flatten()
         (tensor(False), tensor([5]))
     """
+    check_cu_seqlens("fused_recurrent_kda_", cu_seqlens)
     check_gates(f"{NAME}_", q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None

@@ -5,6 +5,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 @overload
 def causal_conv1d(
@@ -104,6 +106,7 @@ def causal_conv1d(
         >>> y[0, :, 0], state.shape
         (tensor([1., 2., 3.]), torch.Size([1, 2, 4]))
     """
+    check_cu_seqlens("causal_conv1d", cu_seqlens)
     if x.dim() > 3 and residual is not None:
         residual = residual.flatten(2)
     rows = x.flatten(2) if x.dim() > 3 else x

@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_cu_seqlens
+
 
 def causal_conv1d_update(
     x: Tensor,
@@ -124,6 +126,7 @@ def causal_conv1d_update_(
         >>> pool[2, 0]
         tensor([0., 0., 1.])
     """
+    check_cu_seqlens("causal_conv1d_update_", cu_seqlens)
     y: Tensor = torch.ops.gdn.causal_conv1d_update_(
         x,
         weight,
