@@ -86,7 +86,7 @@ def model_table(pieces: Tensor, schemes: tuple[str, ...] = SCHEMES) -> str:
     """The trained model on these tokens, by scheme and table: error of the logits, bits per byte."""
     from transformers import Qwen3NextForCausalLM
 
-    from torch_gdn.integrations.aura import AuraCache
+    from torch_gdn.integrations.transformers.aura import AuraCache
 
     model = Qwen3NextForCausalLM.from_pretrained(Path(corpus.__file__).parent, dtype=torch.float32).eval()
     exact = model(input_ids=pieces[:, :-1]).logits

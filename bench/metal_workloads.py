@@ -14,7 +14,7 @@ from torch import Tensor
 import torch_gdn
 from bench.modules import EXPONENTIALS, module
 from bench.shapes import Layer
-from torch_gdn import tune
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import bytes_of
 
 DEVICE = torch.device("mps")
@@ -61,7 +61,7 @@ def workload(op: Callable[..., object], shape: Shape, inputs: list[Tensor], tens
 
     def call() -> object:
         forced = shape.algorithm
-        context: AbstractContextManager[None] = tune.prefill_algorithm(forced) if forced else nullcontext()
+        context: AbstractContextManager[None] = prefill_algorithm(forced) if forced else nullcontext()
         with context:
             return op(*inputs, **tensors, **FUSED)
 

@@ -10,7 +10,7 @@ os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine c
 
 from tests.helpers.devices import DEVICES, ready
 from tests.quick import is_quick
-from torch_gdn.tune import prefill_algorithm
+from torch_gdn.prefill import prefill_algorithm
 
 collect_ignore = ["vllm_engine"]  # `make test-vllm`, in an environment of its own
 

@@ -43,6 +43,7 @@ from torch_gdn.ops.layers.gdn_gating import fused_gdn_gate, gdn_gating
 from torch_gdn.ops.layers.l2norm import l2norm, l2norm_fwd
 from torch_gdn.ops.layers.rms_norm import rms_norm
 from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.warmup import warmup
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ __all__ = [
     "l2norm",
     "l2norm_fwd",
     "paged_attention",
+    "prefill_algorithm",
     "prepare_chunk_indices",
     "prepare_chunk_offsets",
     "recompute_w_u",

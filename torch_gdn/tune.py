@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import torch
 
 from torch_gdn import _C, tuning_cache
 from torch_gdn._mps import why_no_mps
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.tuning_cache import Row
 
 TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
@@ -34,27 +34,6 @@ CANDIDATES = {  # a chunk that does not fit threadgroup memory gets the fused ch
     "recurrent": ("recurrent", 0),
 }
 MOST_TOKENS = 16384  # of all sequences together
-
-
-@contextmanager
-def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[None]:
-    """Inside, each prefill on `mps` takes this algorithm, in every thread; None: the tuned or heuristic one.
-
-    A sequence then has the same bits alone and in any batch. A call that returns its intermediate states is chunked in
-    any case. chunk_size is the fused chunk's: 8, 16 or
-    32 tokens, where they fit threadgroup memory; 0: 16, or 8 where a row of keys is over 256 bytes.
-
-    Example:
-        >>> import torch_gdn.tune
-        >>> with torch_gdn.tune.prefill_algorithm("recurrent"):
-        ...     pass
-    """
-    before = _C.forced_prefill_algorithm() or (None,)
-    _C.force_prefill_algorithm(*(algorithm, chunk_size) if algorithm else (algorithm,))
-    try:
-        yield
-    finally:
-        _C.force_prefill_algorithm(*before)
 
 
 def shape(text: str) -> tuple[int, int, int, int]:

@@ -14,12 +14,12 @@ import torch_gdn
 from proof.cuda.record import CaseRecord, Writer
 from proof.cuda.trace import Trace
 from torch_gdn.check import golden
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.cases import END_TO_END_OPS
 from torch_gdn.testing.gdn import CHUNK, CHUNKED, RECURRENT
 from torch_gdn.testing.inputs import to_device
 from torch_gdn.testing.models import MODELS, QWEN3_NEXT
 from torch_gdn.testing.registry import MPS, Named, OpEntry, Point, computed
-from torch_gdn.tune import prefill_algorithm
 
 Recorder = Callable[[Writer], CaseRecord]
 BF16 = torch.bfloat16

@@ -23,13 +23,13 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-import torch_gdn.integrations.aura
 import torch_gdn.integrations.transformers
+import torch_gdn.integrations.transformers.aura
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import relative_error
 from torch_gdn import reference
 from torch_gdn.aura import KVCache, Scheme, codebooks
-from torch_gdn.integrations.aura import AuraCache, Codes, aura_attention, warn_of_tensors
+from torch_gdn.integrations.transformers.aura import AuraCache, Codes, aura_attention, warn_of_tensors
 
 COMMON = {
     "vocab_size": 64,
@@ -390,5 +390,5 @@ def test_attention_without_the_cache_warns(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_example_runs() -> None:
-    failed, attempted = doctest.testmod(torch_gdn.integrations.aura)
+    failed, attempted = doctest.testmod(torch_gdn.integrations.transformers.aura)
     assert failed == 0 and attempted > 0

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.aura.test_aura_cache import PADDED, PROMPT, aura_cache, model_of
 from tests.helpers.devices import ready
-from torch_gdn.integrations import aura_file
-from torch_gdn.integrations.aura import AuraCache
+from torch_gdn.integrations.transformers import aura_file
+from torch_gdn.integrations.transformers.aura import AuraCache
 
 
 def skip_where_states_are_not_saved(kind: str) -> None:

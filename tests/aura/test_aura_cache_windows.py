@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from tests.aura.test_aura_cache import COMMON, PADDED, PROMPT, aura_cache, decoded_cache, logits_of, model_of
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import relative_error
-from torch_gdn.integrations.aura_layers import WindowLayer
+from torch_gdn.integrations.transformers.aura_layers import WindowLayer
 
 WINDOW = 4  # of model_of("window"), whose second layer has it
 OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}

@@ -14,8 +14,8 @@ from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, r
 from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import each_op
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.cases import channels_of
-from torch_gdn.tune import prefill_algorithm
 
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -14,7 +14,7 @@ from tests.helpers.golden import load
 from tests.helpers.prefill import on_mps
 from torch_gdn import _C
 from torch_gdn.check import golden as recorded
-from torch_gdn.tune import prefill_algorithm
+from torch_gdn.prefill import prefill_algorithm
 
 OP = "chunk_gated_delta_rule"
 

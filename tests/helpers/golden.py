@@ -14,7 +14,7 @@ from tests.helpers.devices import DEVICES, ready
 from tests.helpers.errors import head_errors, relative_error
 from tests.helpers.prefill import ALGORITHMS, PREFILL
 from torch_gdn.check.golden import Golden, index, load
-from torch_gdn.tune import prefill_algorithm
+from torch_gdn.prefill import prefill_algorithm
 
 __all__ = ["NAMES", "Golden", "load"]
 NAMES = list(index())

@@ -35,6 +35,8 @@ def test_where_the_platform_is_chosen(mode: str, has_mps: bool, wanted: bool, mo
 
 @pytest.mark.skipif(torch.backends.mps.is_built(), reason="the sentence is for a PyTorch without mps")
 def test_serve_says_what_is_missing() -> None:
-    done = subprocess.run([sys.executable, "-m", "torch_gdn.serve", "model"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_gdn.integrations.vllm.serve", "model"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert re.search("this PyTorch has no mps device.*; TORCH_GDN_VLLM=cpu serves on the CPU", done.stderr)

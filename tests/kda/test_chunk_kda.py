@@ -15,8 +15,8 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import CHUNK_STATE, assert_close, assert_same_bits
 from tests.helpers.kda import CHUNKED, F32, Inputs, assert_exact_kda, exact_kda, kda_inputs
 from tests.helpers.prefill import each_device
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import to_device
-from torch_gdn.tune import prefill_algorithm
 
 CPU = torch.device("cpu")
 NAME = "chunk_kda"

@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.helpers.devices import kernels_run, on_a_mac, ready
 from tests.helpers.errors import RECURRENT_OUTPUT, assert_close, assert_same_bits
 from tests.helpers.kda import F32, FUSED, KERNEL, Inputs, exact_kda, inputs_and_options, kda_inputs
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import to_device
-from torch_gdn.tune import prefill_algorithm
 
 each_chunk_size = pytest.mark.parametrize("chunk_size", [8, 16])
 only_simulated = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")

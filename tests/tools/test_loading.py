@@ -70,7 +70,7 @@ def test_an_installed_package_has_no_simulated_device_to_offer(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("module", "status", "words"),
     [
-        ("torch_gdn", 0, ["torch_gdn.info", "torch_gdn.check", "torch_gdn.tune", "torch_gdn.serve"]),
+        ("torch_gdn", 0, ["torch_gdn.info", "torch_gdn.check", "torch_gdn.tune", "torch_gdn.integrations.vllm.serve"]),
         ("torch_gdn.warmup", 1, ["torch_gdn.warmup is a function, not a command"]),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_table_is_of_its_device_alone() -> None:
 
 def test_a_forced_algorithm_goes_before_every_table() -> None:
     tuning_cache.install({DEVICE: [Row(64, 128, 128, "chunked")]})
-    with tune.prefill_algorithm("recurrent"):
+    with torch_gdn.prefill_algorithm("recurrent"):
         assert algorithm(64) == algorithm(64, device="another") == "recurrent"
 
 

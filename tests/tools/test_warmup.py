@@ -11,7 +11,7 @@ import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.layer import between_projections
 from torch_gdn import _C
-from torch_gdn.tune import prefill_algorithm
+from torch_gdn.prefill import prefill_algorithm
 
 SHAPE = (1, 2, 40, 24)  # head sizes that no other test has
 
@@ -152,7 +152,7 @@ def test_generation_of_a_warm_model_compiles_nothing_more(model: Any) -> None:
 
 
 def test_a_model_with_a_cache_of_aura_codes(model: Any) -> None:
-    aura = pytest.importorskip("torch_gdn.integrations.aura")
+    aura = pytest.importorskip("torch_gdn.integrations.transformers.aura")
     _C.clear_pipelines()
     before = model.config._attn_implementation
     model.set_attn_implementation("aura")

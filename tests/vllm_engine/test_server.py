@@ -34,7 +34,16 @@ class Server:
         options = ["--dtype", "float32", "--max-model-len", "512", "--max-num-batched-tokens", "64", "--enforce-eager"]
         pools = ["--kv-cache-memory-bytes", str(1 << 28), "--max-num-seqs", "16", "--no-enable-prefix-caching"]
         variables = {**environment(device), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-        command = [sys.executable, "-m", "torch_gdn.serve", str(model), "--port", str(self.port), *options, *pools]
+        command = [
+            sys.executable,
+            "-m",
+            "torch_gdn.integrations.vllm.serve",
+            str(model),
+            "--port",
+            str(self.port),
+            *options,
+            *pools,
+        ]
         with log.open("w") as file:
             self.process = subprocess.Popen(command, env=variables, stdout=file, stderr=file, start_new_session=True)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import torch_gdn
 from torch_gdn.check.steps import Outcome, judged
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing import bounds, stages
 from torch_gdn.testing.cases import END_TO_END_OPS, Case
-from torch_gdn.tune import prefill_algorithm
 
 # 10 MB beside the package in a checkout, and in no wheel.
 FOLDER = Path(torch_gdn.__file__).resolve().parent.parent / "tests" / "golden"

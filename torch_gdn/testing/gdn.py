@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torch_gdn import _C, prepare_chunk_indices, reference
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.reference.common import sequences
 from torch_gdn.testing import bounds, invalid, stages
 from torch_gdn.testing.cases import Case, bounds_of, channels_of, make_case
@@ -22,7 +23,6 @@ from torch_gdn.testing.inputs import Call, slots, unaligned
 from torch_gdn.testing.invalid import change, put, short
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn.testing.registry import REGISTRY, Hostile, Invalid, Named, OpEntry, Point, accepted_by, register
-from torch_gdn.tune import prefill_algorithm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 ALGORITHMS = tuple(_C.prefill_algorithms())

@@ -12,6 +12,7 @@ from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant, recording
 from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
 from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.prefill import prefill_algorithm
 
 Shape = tuple[int, int, int, int]  # H, HV, K, V
 FEW_TOKENS, TOKENS = 2, 17  # up to 16 tokens a convolution with a state takes a kernel of its own
@@ -162,8 +163,6 @@ def powers_of_two(largest: int) -> list[int]:
 
 
 def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-    from torch_gdn.tune import prefill_algorithm  # here: tune imports torch_gdn
-
     H, HV, K, V = shape
     q, v = (torch.zeros(1, TOKENS, *sizes, dtype=dtype, device=device) for sizes in ((H, K), (HV, V)))
     gates = torch.zeros(1, TOKENS, HV, device=device)
@@ -176,7 +175,7 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
         }
         fused_recurrent_gated_delta_rule(q, q, v, gates, beta=gates, **options)
         for choice in prefill_algorithms(shape):
-            with prefill_algorithm(*choice):  # of all threads for that moment, which changes the rounding of a prefill
+            with prefill_algorithm(*choice):
                 chunk_gated_delta_rule(q, q, v, gates, gates, **options)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn.integrations import serving
 
 ALIGNMENT = 16  # bytes: what `batch_copy_` moves at a time
 
@@ -75,26 +76,6 @@ class Checkpoint:
     slot: int
 
 
-@dataclass(frozen=True)
-class Step:
-    """What the layers of a step are given, on the device."""
-
-    state_indices: Tensor  # [N] int64
-    has_initial_state: Tensor  # [N] bool
-    cu_seqlens: Tensor  # [N + 1] int64
-    prefill_cu_seqlens: Tensor  # of the sequences behind the decodes, from 0 on
-    sequences: int
-    decodes: int  # so many sequences are one token behind a past, and come first
-    checkpoint_offsets: Tensor | None = None  # [N] int64; of none 0
-    checkpoint_indices: Tensor | None = None  # [N] int64; of none -1
-
-    def checkpoints(self, first: int) -> tuple[Tensor | None, Tensor | None]:
-        """Of the sequences from the first one on."""
-        if self.checkpoint_offsets is None or self.checkpoint_indices is None:
-            return None, None
-        return self.checkpoint_offsets[first:], self.checkpoint_indices[first:]
-
-
 class LayerStates:
     """One layer's view of the pool."""
 
@@ -110,65 +91,15 @@ class LayerStates:
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         """x [1, T, D], the step's tokens."""
-        step = self.pool.current()
-        if step.decodes == step.sequences:
-            rows = torch_gdn.causal_conv1d_update_(
-                x.transpose(0, 1), weight, self.columns, step.state_indices, bias=bias, activation=activation
-            )
-            return rows.transpose(0, 1)
-        offsets, indices = step.checkpoints(0)
-        return torch_gdn.causal_conv1d_update_(
-            x,
-            weight,
-            self.columns,
-            step.state_indices,
-            step.has_initial_state,
-            -1,
-            bias,
-            activation,
-            step.cu_seqlens,
-            checkpoint_offsets=offsets,
-            checkpoint_indices=indices,
-        )
+        return serving.convolve(self.pool.current(), x[0], weight, self.columns, bias, activation)[None]
 
     def delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: None, **options: Any
     ) -> tuple[Tensor, None]:
-        """[1, T, heads, size]; decodes are one call, the rest another, and both write one buffer."""
-        step = self.pool.current()
-        inputs, decodes = (q, k, v, g, beta), step.decodes
+        """[1, T, heads, size]."""
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        if decodes:
-            q, k, v, g, beta = (x[:, :decodes].transpose(0, 1) for x in inputs)
-            torch_gdn.fused_recurrent_gated_delta_rule_(
-                q,
-                k,
-                v,
-                g,
-                beta,
-                self.states,
-                step.state_indices[:decodes],
-                out=out[:, :decodes].transpose(0, 1),
-                **options,
-            )
-        if decodes < step.sequences:
-            q, k, v, g, beta = (x[:, decodes:] for x in inputs)
-            offsets, indices = step.checkpoints(decodes)
-            torch_gdn.chunk_gated_delta_rule_(
-                q,
-                k,
-                v,
-                g,
-                beta,
-                self.states,
-                step.state_indices[decodes:],
-                step.has_initial_state[decodes:],
-                cu_seqlens=step.prefill_cu_seqlens,
-                out=out[:, decodes:],
-                checkpoint_offsets=offsets,
-                checkpoint_indices=indices,
-                **options,
-            )
+        batch = self.pool.current()
+        serving.delta_rule(batch, q[0], k[0], v[0], g[0], beta[0], self.states, out[0], **options)
         return out, None
 
 
@@ -193,7 +124,7 @@ class StatePool:
         self.slot_of: dict[str, int] = {}
         self.slot_with: dict[int, int] = {}  # by the name of its states
         self.name_of: dict[int, int] = {}
-        self.step: Step | None = None
+        self.step: serving.Batch | None = None
 
     @staticmethod
     def bytes_per_slot(layers: int, sizes: StateSizes) -> int:
@@ -262,9 +193,11 @@ class StatePool:
             lists += [[x.tokens for x in found], [x.slot for x in found]]
         numbers = torch.tensor(list(itertools.chain(*lists))).to(self.device, non_blocking=True)
         state_indices, has_past, boundaries, of_prefills, *of_checkpoints = numbers.split([len(x) for x in lists])
-        self.step = Step(state_indices, has_past.bool(), boundaries, of_prefills, len(batch), decodes, *of_checkpoints)
+        self.step = serving.Batch(
+            state_indices, len(batch), decodes, -1, has_past.bool(), boundaries, of_prefills, *of_checkpoints
+        )
 
-    def current(self) -> Step:
+    def current(self) -> serving.Batch:
         if self.step is None:
             raise RuntimeError("StatePool: a layer ran before begin_step() said which requests its tokens belong to")
         return self.step

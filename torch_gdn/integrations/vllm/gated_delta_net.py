@@ -12,11 +12,13 @@ What the engine's metadata (vLLM's GDNAttentionMetadata) says, and which argumen
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn.integrations import serving
 
 NULL_BLOCK = 0
 
@@ -48,9 +50,9 @@ class LayerState:
             v.unflatten(-1, (self.value_heads, self.value_size)),
         )
 
+    @cached_property
     def rule_options(self) -> dict[str, Any]:
         return {
-            "null_index": NULL_BLOCK,
             "use_qk_l2norm_in_kernel": True,
             "use_gate_in_kernel": True,
             "A_log": self.A_log,
@@ -80,56 +82,30 @@ def forward(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: T
 
 
 def forward_non_spec(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-    """Decodes, one token each and first in the batch, then prefills."""
+    """Decodes, one token each and first in the batch, then prefills. A batch without prefills may end in padding."""
+    batch = batch_of(metadata)
+    if metadata.num_prefills == 0:
+        mixed_qkv, b, a, out = (x[: batch.sequences] for x in (mixed_qkv, b, a, out))
+    width = layer.conv_weight.shape[1]
+    columns = layer.conv_pool[:, :, : width - 1]  # those behind are for speculative decoding
+    mixed = serving.convolve(batch, mixed_qkv, layer.conv_weight, columns, layer.conv_bias, layer.activation)
+    serving.delta_rule(batch, *layer.split_heads(mixed), a, b, layer.state_pool, out, **layer.rule_options)
+
+
+def batch_of(metadata: Any) -> serving.Batch:
     decodes, sequences = metadata.num_decodes, metadata.num_decodes + metadata.num_prefills
     state_indices = metadata.non_spec_state_indices_tensor[:sequences]
     if metadata.num_prefills == 0:
-        mixed = convolve(layer, mixed_qkv[:decodes, None], state_indices, None, None)[:, 0]
-        forward_decode(layer, state_indices, mixed, b[:decodes], a[:decodes], out[:decodes])
-        return
+        return serving.Batch(state_indices, sequences, decodes, NULL_BLOCK)
     cu_seqlens = metadata.non_spec_query_start_loc[: sequences + 1]
-    has_initial_state = metadata.has_initial_state[:sequences]
-    mixed = convolve(layer, mixed_qkv[None], state_indices, has_initial_state, cu_seqlens)[0]
-    if decodes:
-        forward_decode(layer, state_indices[:decodes], mixed[:decodes], b[:decodes], a[:decodes], out[:decodes])
-        cu_seqlens = cu_seqlens[decodes:] - decodes
-    q, k, v = layer.split_heads(mixed[None, decodes:])
-    torch_gdn.chunk_gated_delta_rule_(
-        q,
-        k,
-        v,
-        a[None, decodes:],
-        b[None, decodes:],
-        layer.state_pool,
-        state_indices[decodes:],
-        has_initial_state[decodes:],
-        cu_seqlens=cu_seqlens,
-        out=out[None, decodes:],
-        **layer.rule_options(),
-    )
-
-
-def convolve(
-    layer: LayerState, x: Tensor, state_indices: Tensor, has_initial_state: Tensor | None, cu_seqlens: Tensor | None
-) -> Tensor:
-    width = layer.conv_weight.shape[1]
-    return torch_gdn.causal_conv1d_update_(
-        x,
-        layer.conv_weight,
-        layer.conv_pool[:, :, : width - 1],  # the columns after these are of speculative decoding
+    return serving.Batch(
         state_indices,
-        has_initial_state,
+        sequences,
+        decodes,
         NULL_BLOCK,
-        layer.conv_bias,
-        layer.activation,
+        metadata.has_initial_state[:sequences],
         cu_seqlens,
-    )
-
-
-def forward_decode(layer: LayerState, state_indices: Tensor, mixed: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-    q, k, v = layer.split_heads(mixed[:, None])
-    torch_gdn.fused_recurrent_gated_delta_rule_(
-        q, k, v, a[:, None], b[:, None], layer.state_pool, state_indices, out=out[:, None], **layer.rule_options()
+        cu_seqlens[decodes:] - decodes if decodes else cu_seqlens,
     )
 
 
@@ -163,5 +139,6 @@ def forward_spec_decode(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: 
         cu_seqlens=cu_seqlens,
         num_accepted_tokens=accepted,
         out=out[None],
-        **layer.rule_options(),
+        null_index=NULL_BLOCK,
+        **layer.rule_options,
     )

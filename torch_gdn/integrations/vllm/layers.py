@@ -31,6 +31,14 @@ from torch_gdn.integrations.vllm import gated_delta_net, moe
 
 
 def state_of(layer: Any) -> gated_delta_net.LayerState:
+    """Built at a layer's first step, and again once vLLM has bound other pools to it."""
+    known: gated_delta_net.LayerState | None = getattr(layer, "torch_gdn_state", None)
+    if known is None or known.state_pool is not layer.kv_cache[1]:
+        known = layer.torch_gdn_state = build_state(layer)
+    return known
+
+
+def build_state(layer: Any) -> gated_delta_net.LayerState:
     conv_pool, state_pool = layer.kv_cache[0], layer.kv_cache[1]
     # vLLM's CPU loader packs the weight in place for its own kernel and keeps the original beside it.
     packed = getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)

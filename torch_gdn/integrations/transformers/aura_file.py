@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_gdn.aura import file
 from torch_gdn.aura.kv_cache import KVCache
 from torch_gdn.aura.scheme import Scheme
-from torch_gdn.integrations.aura_layers import AuraLayer, WindowLayer
+from torch_gdn.integrations.transformers.aura_layers import AuraLayer, WindowLayer
 
 FORMAT, VERSION = "torch_gdn.aura.cache", "1"
 

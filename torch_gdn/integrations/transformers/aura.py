@@ -21,8 +21,8 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_
 
 from torch_gdn.aura.coded_tensor import dtype_name
 from torch_gdn.aura.scheme import Scheme
-from torch_gdn.integrations import aura_file
-from torch_gdn.integrations.aura_layers import AuraLayer, Codes, WindowLayer
+from torch_gdn.integrations.transformers import aura_file
+from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, WindowLayer
 
 __all__ = ["AuraCache"]
 WINDOW = "aura_window"  # attribute of a mask of starts: how many positions a query sees
@@ -50,7 +50,7 @@ class AuraCache(Cache):
     Example:
         >>> import torch
         >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> from torch_gdn.integrations.aura import AuraCache
+        >>> from torch_gdn.integrations.transformers.aura import AuraCache
         >>> config = LlamaConfig(
         ...     vocab_size=50, hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         ...     num_key_value_heads=1

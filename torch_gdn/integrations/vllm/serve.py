@@ -1,4 +1,4 @@
-"""python -m torch_gdn.serve MODEL ...: `vllm serve` on mps; arguments are vLLM's."""
+"""python -m torch_gdn.integrations.vllm.serve MODEL ...: `vllm serve` on mps; arguments are vLLM's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 
 from torch_gdn._mps import why_no_mps
 
+NAME = "torch_gdn.integrations.vllm.serve"
+
 
 def main() -> None:
     if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
@@ -16,13 +18,11 @@ def main() -> None:
     device = os.environ.setdefault("TORCH_GDN_VLLM", "mps")
     reason = why_no_mps() if device == "mps" else ""
     if reason:
-        sys.exit(f"torch_gdn.serve: {reason}; TORCH_GDN_VLLM=cpu serves on the CPU")
+        sys.exit(f"{NAME}: {reason}; TORCH_GDN_VLLM=cpu serves on the CPU")
     try:
         import vllm  # noqa: F401
     except ImportError as error:
-        sys.exit(
-            f"torch_gdn.serve: vLLM is not installed here ({error}); torch_gdn's documentation, page vLLM, says how"
-        )
+        sys.exit(f"{NAME}: vLLM is not installed here ({error}); torch_gdn's documentation, page vLLM, says how")
     serve(sys.argv[1:])
 
 

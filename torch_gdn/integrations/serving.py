@@ -1,0 +1,104 @@
+"""One step of a server's batch, in place on pools of states: sequences with one new token first, then prompts.
+
+Each sequence has a slot in the pool of convolution columns and in the pool of states. The two kinds of sequences take
+two kernels of the delta rule, which write one buffer. This module knows no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+import torch_gdn
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The N sequences of a step. Index tensors are on the device."""
+
+    state_indices: Tensor  # [N], each sequence's slot
+    sequences: int  # N
+    decodes: int  # the first so many sequences have one token, and a state from earlier tokens
+    null_index: int = -1  # a sequence whose slot is at or below it is padding
+    # The remaining fields are read where decodes < N.
+    has_initial_state: Tensor | None = None  # [N] bool; False: the state starts from zero
+    cu_seqlens: Tensor | None = None  # [N + 1]
+    prefill_cu_seqlens: Tensor | None = None  # [N - decodes + 1], boundaries of the prompts alone; it begins with 0
+    checkpoint_offsets: Tensor | None = None  # [N], as in chunk_gated_delta_rule_
+    checkpoint_indices: Tensor | None = None  # [N]
+
+
+def convolve(
+    batch: Batch, x: Tensor, weight: Tensor, pool: Tensor, bias: Tensor | None, activation: str | None
+) -> Tensor:
+    """x: [T, D], the tokens of all sequences. pool: [slots, D, W - 1]. Returns [T, D]."""
+    if batch.decodes == batch.sequences:
+        y = torch_gdn.causal_conv1d_update_(
+            x[:, None], weight, pool, batch.state_indices, None, batch.null_index, bias, activation
+        )
+        return y[:, 0]
+    y = torch_gdn.causal_conv1d_update_(
+        x[None],
+        weight,
+        pool,
+        batch.state_indices,
+        batch.has_initial_state,
+        batch.null_index,
+        bias,
+        activation,
+        batch.cu_seqlens,
+        checkpoint_offsets=batch.checkpoint_offsets,
+        checkpoint_indices=batch.checkpoint_indices,
+    )
+    return y[0]
+
+
+def delta_rule(
+    batch: Batch,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    out: Tensor,
+    **options: Any,
+) -> None:
+    """Inputs: [T, heads, size] or [T, heads]. out: [T, HV, V]. options: those of both in-place ops."""
+    first = batch.decodes
+    if first:
+        torch_gdn.fused_recurrent_gated_delta_rule_(
+            q[:first, None],
+            k[:first, None],
+            v[:first, None],
+            g[:first, None],
+            beta[:first, None],
+            pool,
+            batch.state_indices[:first],
+            null_index=batch.null_index,
+            out=out[:first, None],
+            **options,
+        )
+    if first < batch.sequences:
+        torch_gdn.chunk_gated_delta_rule_(
+            q[None, first:],
+            k[None, first:],
+            v[None, first:],
+            g[None, first:],
+            beta[None, first:],
+            pool,
+            batch.state_indices[first:],
+            rest(batch.has_initial_state, first),
+            batch.null_index,
+            cu_seqlens=batch.prefill_cu_seqlens,
+            out=out[None, first:],
+            checkpoint_offsets=rest(batch.checkpoint_offsets, first),
+            checkpoint_indices=rest(batch.checkpoint_indices, first),
+            **options,
+        )
+
+
+def rest(x: Tensor | None, first: int) -> Tensor | None:
+    return None if x is None else x[first:]
