@@ -43,7 +43,7 @@ demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulat
 CROSS_BUILD_TESTS := tests/proof/test_mac_build.py tests/proof/test_mac_wheel.py tests/proof/test_torch_versions.py
 
 test: lint $(DEVICE)  ## every test but those of the cross-build, two processes at a time
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CROSS_BUILD_TESTS:%=--ignore=%) $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=30 --durations-min=1 $(CROSS_BUILD_TESTS:%=--ignore=%) $(TESTS)
 
 test-vllm: $(VLLM_VENV)/.packages $(DEVICE)  ## vLLM's engine on the CPU and on mps, in an environment of its own (3.5 GB)
 	$(VLLM_VENV)/bin/python -m pytest -n 2 --confcutdir tests/vllm_engine tests/vllm_engine
@@ -55,6 +55,7 @@ proof: install  ## what can be shown of the Mac build and of the shaders without
 	@mkdir -p build
 	$(BIN)/python -m proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
+	TORCH_GDN_SWEEPS=all $(BIN)/python -m pytest -n 2 --dist loadgroup -m sweep tests
 
 # A copy of the checkout with its own build: g++ compiles host code and CPU kernels, clang the Metal half. Both use g++'s run
 # time, which needs libstdc++ preloaded too. Leaks are Python's own; a kernel's fibres have stacks of their own.

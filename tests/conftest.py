@@ -8,6 +8,7 @@ import torch
 
 os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine changes no test
 
+from tests import sweeps
 from tests.helpers.devices import DEVICES, ready
 from tests.quick import is_quick
 from torch_gdn.prefill import prefill_algorithm
@@ -18,10 +19,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if is_quick(item.nodeid):
-            item.add_marker("quick")
+def pytest_report_header() -> str:
+    return sweeps.header()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if is_quick(item.nodeid):
+        item.add_marker("quick")
+
+
+@pytest.hookimpl(trylast=True)  # what -k and -m leave is sampled
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sweeps.deselect(config, items)
 
 
 @pytest.fixture(params=DEVICES)

@@ -14,7 +14,8 @@ HEAD = """\
 
 A test suite is as good as the faults that it finds. `python -m proof.mutate` plants {count} faults in the shaders, the
 host code of Metal, the contracts and the CPU kernels, one at a time, in a copy of the checkout, and runs the tests that
-claim the broken file until one fails. A test that also fails without the fault does not count. It writes this page.
+claim the broken file until one fails. A test that also fails without the fault does not count. Sweeps run with every
+case, as in `make proof`, where `make test` takes a sample of them. The command writes this page.
 
 {count} faults: {words}.
 

@@ -105,7 +105,12 @@ class Scratch:
     def run(self, *arguments: str) -> Finished:
         """Python in the tree, which sees the tree's packages and no others of these names."""
         # Of two versions within a second, alike in size, Python would take the bytecode of one for the other.
-        environment = os.environ | {"PYTHONPATH": str(self.tree), "COLUMNS": "1000", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(self.tree),
+            "COLUMNS": "1000",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TORCH_GDN_SWEEPS": "all",  # every case of the tests' sweeps
+        }
         command = [sys.executable, *arguments]
         try:
             finished = subprocess.run(

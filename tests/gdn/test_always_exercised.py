@@ -118,6 +118,7 @@ def test_an_empty_batch(device: torch.device, op: str) -> None:
     assert_exact(op, case, run(op, case, device))
 
 
+@pytest.mark.sweep(4)
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize(("K", "V"), SIZES_ON_MPS)
 def test_head_sizes(device: torch.device, op: str, K: int, V: int) -> None:

@@ -34,9 +34,13 @@ COMPILERS = {
     ),
 }
 
-pytestmark = pytest.mark.skipif(
-    shutil.which(EMULATOR) is None or sys.platform != "linux", reason=f"no {EMULATOR}: apt-get install qemu-user"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which(EMULATOR) is None or sys.platform != "linux", reason=f"no {EMULATOR}: apt-get install qemu-user"
+    ),
+    pytest.mark.sweep(2, of="program"),
+    pytest.mark.xdist_group("arm64"),  # one process builds the program
+]
 
 
 def is_there(compiler: str) -> bool:

@@ -20,6 +20,11 @@ from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
 from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import Named
 
+pytestmark = [
+    pytest.mark.sweep(2, of="results"),
+    pytest.mark.xdist_group("cpu_isa"),
+]  # whose results each process makes
+
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512") if sys.platform == "linux" else ("DEFAULT",)
 CHANNELS, ROW = 130, 77  # whole vectors or tiles and a remainder
 

@@ -135,6 +135,7 @@ assert_exact("chunk_gated_delta_rule", repeated, run("chunk_gated_delta_rule", r
 """
 
 
+@pytest.mark.sweep(3, of="capability")
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_every_isa_variant_is_exact(capability: str) -> None:
     """ATEN_CPU_CAPABILITY limits torch and these kernels alike."""

@@ -1,0 +1,94 @@
+"""Sweeps: tests with many cases, of which one run takes a sample.
+
+    @pytest.mark.sweep(4)                  one case in 4 on each device, at least one
+    @pytest.mark.sweep(4, of="capability") every case of one value in 4 of this parameter
+
+The sample follows from a seed: the environment variable TORCH_GDN_SWEEPS, or else the commit. The head of a run prints
+it, so that the run can be repeated. A case that is named by itself always runs. `make proof` takes every case, with
+TORCH_GDN_SWEEPS=all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[1]
+VARIABLE = "TORCH_GDN_SWEEPS"
+
+
+def seed_of_run() -> str:
+    """ "all" for every case."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return given
+    found = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "0"
+
+
+def header() -> str:
+    seed = seed_of_run()
+    if seed == "all":
+        return "sweeps: every case"
+    return f"sweeps: a sample; {VARIABLE}={seed} repeats it, {VARIABLE}=all takes every case"
+
+
+def value_of(item: pytest.Item, parameter: str) -> str:
+    spec = getattr(item, "callspec", None)
+    return str(spec.params.get(parameter, "")) if spec else ""
+
+
+def sample(names: Iterable[str], share: int, seed: str) -> set[str]:
+    """One name in `share`, rounded up."""
+    unique = sorted(set(names), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    return set(unique[: math.ceil(len(unique) / share)])
+
+
+def share_of(cases: Sequence[T], share: int) -> list[T]:
+    """For a sweep inside one test, which is marked sweep(1)."""
+    seed = seed_of_run()
+    if seed == "all":
+        return list(cases)
+    kept = sample(map(str, range(len(cases))), share, seed)
+    return [case for i, case in enumerate(cases) if str(i) in kept]
+
+
+def left_out(items: Iterable[pytest.Item], seed: str) -> list[pytest.Item]:
+    sweeps: dict[tuple[str, ...], list[tuple[str, pytest.Item]]] = defaultdict(list)
+    shares: dict[tuple[str, ...], int] = {}
+    for item in items:
+        mark = item.get_closest_marker("sweep")
+        if mark is None:
+            continue
+        of = mark.kwargs.get("of")
+        function = item.nodeid.partition("[")[0]
+        # A value of one parameter is chosen for all tests of a file, whose fixtures it is often made by.
+        key = (item.nodeid.partition("::")[0], of) if of else (function, value_of(item, "device"))
+        sweeps[key].append((value_of(item, of) if of else item.nodeid, item))
+        shares[key] = mark.args[0]
+    found: list[pytest.Item] = []
+    for key, cases in sweeps.items():
+        kept = sample((name for name, _ in cases), shares[key], seed)
+        found += [item for name, item in cases if name not in kept]
+    return found
+
+
+def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = seed_of_run()
+    if seed == "all":
+        return
+    out = set(left_out(items, seed))
+    if out:
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
