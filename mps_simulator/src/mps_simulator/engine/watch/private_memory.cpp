@@ -113,7 +113,7 @@ void __ubsan_handle_out_of_bounds(const simulator::OutOfBounds* data, uint64_t i
                   simulator::name_of(*data->array) + " at " + simulator::place_of(data->at));
 }
 
-void __ubsan_handle_type_mismatch_v1_abort(const simulator::TypeMismatch* data, uint64_t) {
+void __ubsan_handle_type_mismatch_v1(const simulator::TypeMismatch* data, uint64_t) {
   constexpr uint8_t kLoad = 0, kStore = 1;
   const char* action = data->kind == kLoad ? "read" : data->kind == kStore ? "write" : "use";
   simulator::fail(std::string("out of bounds ") + action + " of a " + simulator::name_of(*data->type) +
