@@ -63,6 +63,8 @@ Launcher& device_launcher() {
   return *registered_launcher;
 }
 
+int64_t busy_threadgroups() { return 3 * int64_t(launcher().device().core_count); }
+
 bool has_launcher() { return registered_launcher != nullptr; }
 
 void set_launcher(Launcher* launcher) { registered_launcher = launcher; }

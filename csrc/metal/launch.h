@@ -155,6 +155,10 @@ class Launcher {
 Launcher& launcher();         // the calling thread's recorder, else the device's
 Launcher& device_launcher();  // the device's, while the thread records too
 bool has_launcher();
+
+// A grid of so many threadgroups leaves no core idle: 3 per core, an assumption that no Mac has confirmed.
+int64_t busy_threadgroups();
+
 void set_launcher(Launcher* launcher);
 
 // A recorder takes the launches of its thread only (recorder.h).

@@ -11,9 +11,6 @@
 
 namespace torch_gdn {
 
-// Assumed by the heuristics: an M Max's cores, each busy with 3 threadgroups.
-constexpr int64_t kTypicalCores = 40, kThreadgroupsPerCore = 3;
-
 enum class PrefillAlgorithm {
   kChunked,     // a kernel a stage, intermediates in device memory; chunks in parallel
   kFusedChunk,  // one kernel, chunk by chunk, the state in registers

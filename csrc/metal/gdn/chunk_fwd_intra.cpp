@@ -3,7 +3,6 @@
 #include "shaders/gdn/chunk_fwd_intra.h"
 
 #include "metal/gdn/launches.h"
-#include "metal/prefill.h"
 #include "shaders/gdn/chunk_threads.h"
 
 namespace torch_gdn {
@@ -12,7 +11,7 @@ Launch launch_chunk_fwd_intra(const RuleInputs& in, const Tensor& g_cumsum, cons
   const auto& s = in.shape;
   const auto& [g, beta, A_log, dt_bias, gates] = in.gates;
   // The value heads of a key head share k k^T, unless that leaves cores without work.
-  const bool share = s.NT * s.H * s.B >= kTypicalCores * kThreadgroupsPerCore;
+  const bool share = s.NT * s.H * s.B >= busy_threadgroups();
   const int64_t members = share ? s.HV / s.H : 1;
   const ChunkFwdIntraParameters parameters{.sequence = sequence_parameters(s),
                                            .gates = gates,

@@ -3,15 +3,13 @@
 #include <algorithm>
 
 #include "metal/implement.h"
-#include "metal/prefill.h"
 #include "shaders/layers/batch_copy.h"
 
 namespace torch_gdn {
 
 namespace {
 
-// Threadgroups of a range: enough in all that a device is busy with a few ranges, and some for a large one among many.
-constexpr int64_t kThreadgroups = 4 * kTypicalCores * kThreadgroupsPerCore, kFewestParts = 4;
+constexpr int64_t kFewestParts = 4;  // threadgroups per range, for a large range among many
 constexpr int64_t kTileBytes = 16 * kCopyThreads * kCopyUnits;
 
 // Of sizes on the device the host knows no more than the pool's.
@@ -29,7 +27,7 @@ void run(const BatchCopy<int64_t>& op) {
   const int64_t n = sizes.size(0);
   TORCH_CHECK_VALUE(n <= INT32_MAX, "batch_copy_: sizes: expected fewer than 2^31 ranges, got ", n);
   if (n == 0) return;
-  const int64_t wanted = std::max(kFewestParts, ceil_div(kThreadgroups, n));
+  const int64_t wanted = std::max(kFewestParts, ceil_div(4 * busy_threadgroups(), n));
   const int64_t parts = std::min(wanted, std::max<int64_t>(1, ceil_div(largest_size(op), kTileBytes)));
   const BatchCopyParameters parameters{op.pool.size(0),
                                        source.stride(0),
