@@ -75,11 +75,9 @@ def sources(*patterns: str) -> list[str]:
 
 
 def extension() -> Extension:
-    # csrc/metal needs Metal's headers: on Linux only what no launch is made in is built here, and the simulated device
-    # builds the rest.
-    without_metal = [f"metal/{name}.cpp" for name in ("launch", "prefill", "recorder", "shader_source")]
-    everywhere = sources("bindings.cpp", "ops/*.cpp", *without_metal, "cpu/**/*.cpp")
-    metal_half = [each for each in sources("metal/**/*.cpp", "metal/*.mm") if each not in everywhere]
+    # csrc/metal needs Metal's headers: on Linux the simulated device builds it.
+    everywhere = sources("bindings.cpp", "ops/*.cpp", "launch/*.cpp", "cpu/**/*.cpp")
+    metal_half = sources("metal/**/*.cpp", "metal/*.mm")
     return CppExtension(
         "torch_gdn._C",
         everywhere + (metal_half if ON_MAC else []),

@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "metal/launch.h"
+#include "launch/launch.h"
 
 namespace {
 

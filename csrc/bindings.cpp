@@ -5,10 +5,10 @@
 #include <torch/extension.h>
 #include <torch/version.h>
 
-#include "metal/launch.h"
-#include "metal/prefill.h"
-#include "metal/recorder.h"
-#include "metal/shader_source.h"
+#include "launch/launch.h"
+#include "launch/prefill.h"
+#include "launch/recorder.h"
+#include "launch/shader_source.h"
 #include "ops/op.h"
 
 namespace py = pybind11;

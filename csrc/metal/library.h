@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "metal/launch.h"
+#include "launch/launch.h"
 
 namespace torch_gdn {
 

@@ -7,7 +7,7 @@
 
 #include <chrono>
 
-#include "metal/shader_source.h"
+#include "launch/shader_source.h"
 
 namespace torch_gdn {
 

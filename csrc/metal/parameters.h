@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "metal/launch.h"
+#include "launch/launch.h"
 #include "ops/chunk_shape.h"
 #include "shaders/core/parameters.h"
 

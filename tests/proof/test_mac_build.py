@@ -72,9 +72,9 @@ def test_only_the_bindings_use_python(build: mac_build.Build) -> None:
 
 
 def test_another_object_that_uses_python_is_found(build: mac_build.Build) -> None:
-    objects = {"csrc/metal/launch.cpp": build.objects[mac_checks.PYTHON_SOURCE]}
+    objects = {"csrc/launch/launch.cpp": build.objects[mac_checks.PYTHON_SOURCE]}
     (problem,) = mac_symbols.check_python_objects(objects, mac_checks.PYTHON_SOURCE).problems
-    assert "csrc/metal/launch.cpp uses _Py" in problem
+    assert "csrc/launch/launch.cpp uses _Py" in problem
 
 
 def test_load_commands_are_right(build: mac_build.Build) -> None:

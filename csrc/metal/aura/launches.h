@@ -1,6 +1,6 @@
 // The three kernels of aura_attention, each also an op.
 #pragma once
-#include "metal/launch.h"
+#include "launch/launch.h"
 #include "ops/aura/aura_flash_p1.h"
 #include "ops/aura/aura_flash_p2.h"
 #include "ops/aura/aura_rotate.h"

@@ -1,7 +1,7 @@
 // Launches that several ops share. Tensors are checked, allocated and in the form that the kernels read.
 #pragma once
+#include "launch/prefill.h"
 #include "metal/gates.h"
-#include "metal/prefill.h"
 #include "metal/slots.h"
 #include "ops/gdn/chunk_gated_delta_rule.h"
 #include "shaders/gdn/state_tile.h"

@@ -1,5 +1,5 @@
 #pragma once
-#include "metal/launch.h"
+#include "launch/launch.h"
 
 namespace torch_gdn {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "metal/launch.h"
+#include "launch/launch.h"
 
 namespace torch_gdn {
 

@@ -1,4 +1,4 @@
-#include "metal/prefill.h"
+#include "launch/prefill.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "metal/shader_source.h"
+#include "launch/shader_source.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,10 +1,10 @@
-#include "metal/launch.h"
+#include "launch/launch.h"
 
 #include <c10/util/Exception.h>
 
 #include <utility>
 
-#include "metal/recorder.h"
+#include "launch/recorder.h"
 
 namespace torch_gdn {
 

@@ -1,4 +1,4 @@
-#include "metal/recorder.h"
+#include "launch/recorder.h"
 
 #include "ops/arguments.h"
 

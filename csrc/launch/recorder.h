@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "metal/launch.h"
+#include "launch/launch.h"
 
 namespace torch_gdn {
 
