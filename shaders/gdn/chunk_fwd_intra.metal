@@ -1,10 +1,15 @@
-// A threadgroup owns one chunk of some value heads of a key head: chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril
-// and recompute_w_u without A in device memory. Simdgroup s of C/16 owns block rows s and C/8-1-s of k k^T, then 8 or
-// 16 columns of u and w. In registers, for all heads: k k^T; k is read again for each w. In threadgroup memory: A,
-// inverted in place; a slice of k or v, then of w or u. Layout: k [B, T, H, K], v [B, T, HV, V] with row strides; g,
-// beta [B, T, HV] of any strides and float dtype, or raw; g_cumsum [B, T, HV] f32; w [B, T, HV, K], u [B, T, HV, V] of
-// Intermediate: T, or float where T is half. A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j;  u = (I + A)^-1 (beta
-// v);  w = (I + A)^-1 (beta exp(c) k); c = g_cumsum
+// chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril and recompute_w_u in one kernel, without A in device memory.
+// A threadgroup owns one chunk of some value heads of a key head. Simdgroup s of C/16 owns block rows s and C/8-1-s of
+// k k^T, then 8 or 16 columns of u and w.
+// Registers: k k^T, for all heads; k is read again for each w.
+// Threadgroup memory: A, inverted in place; a slice of k or v, then of w or u.
+// Layout: k [B, T, H, K] and v [B, T, HV, V] have row strides. g, beta [B, T, HV] have any strides and float dtype, or
+// are raw. g_cumsum [B, T, HV] is f32. w [B, T, HV, K] and u [B, T, HV, V] are of type Intermediate: T, or float where
+// T is half.
+// With c = g_cumsum:
+//     A_ij = beta_i (k_i . k_j) exp(c_i - c_j)  for i > j
+//     u = (I + A)^-1 (beta v)
+//     w = (I + A)^-1 (beta exp(c) k)
 #include "core/gates.h"
 #include "core/running_sum.h"
 #include "core/sequences.h"

@@ -1,12 +1,16 @@
-// A threadgroup owns one chunk of one value head: simdgroup s of C/16 owns block rows s and C/8-1-s of the masked q
-// k^T, then 16 columns of o at a time. In registers: o [C, 16]. In threadgroup memory: the masked q k^T [C, C], over
-// the slices of q and k that it is made of; a slice of q and keys of h, then v_new, then o, in whole rows: a
-// simdgroup's own 16 columns are a quarter of a 128-byte line. Layout: q, k [B, T, H, K] with row strides, v_new [B, T,
-// HV, V], h [B, NT, HV, ...] with any strides of K and V, g_cumsum [B, T, HV] f32. o [B, T, HV, V] with row strides is
-// T or f32. Intermediate is T, or float where T is half: a state may leave half's range. o = scale ((q exp(c)) h +
-// tril(q k^T exp(c_i - c_j)) v_new), c = g_cumsum; the diagonal is included. With scores given o = scale (q h + scores
-// v_new): the scores [B, T, HV, C], f32, are in the place of k, zeros above the diagonal of a block of 8, and g_cumsum
-// is not read.
+// The outputs of a chunk from the state before it.
+// A threadgroup owns one chunk of one value head. Simdgroup s of C/16 owns block rows s and C/8-1-s of the masked
+// q k^T, then 16 columns of o at a time.
+// Registers: o [C, 16].
+// Threadgroup memory: the masked q k^T [C, C], over the slices of q and k that it is made of; a slice of q and keys of
+// h, then v_new, then o. o is written in whole rows: a simdgroup's own 16 columns are a quarter of a 128-byte line.
+// Layout: q, k [B, T, H, K] have row strides. v_new [B, T, HV, V] is contiguous. h [B, NT, HV, ...] has any strides of
+// K and V. g_cumsum [B, T, HV] is f32. o [B, T, HV, V] has row strides and is T or f32. Intermediate is T, or float
+// where T is half: a state may leave half's range.
+// With c = g_cumsum:
+//     o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new)
+// With scores [B, T, HV, C], f32, in the place of k (zeros above the diagonal of a block of 8), g_cumsum is not read:
+//     o = scale (q h + scores v_new)
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/chunk_fwd_o.h"

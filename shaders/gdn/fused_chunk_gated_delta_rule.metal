@@ -1,13 +1,19 @@
-// A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
-// 8. In registers: S [K, 8] f32 for the whole sequence; S^T k, S^T q and v_new [C, 8] of a chunk; q, k and v of the
-// next chunk, loaded ahead. In threadgroup memory: q, k, v and the two C x C matrices; where there is room, k of the
-// next chunk too, so that a chunk has two barriers: one for what is staged, one for the matrices. No intermediate in
-// device memory. Layout: q, k [B, T, H, K], v [B, T, HV, V] with row strides; g, beta [B, T, HV] of any strides and
-// float dtype, or raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any strides of K and V; in
-// place both are a pool of P. (I + A) v_new = beta (v - exp(c) S^T k), A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i >
-// j, by forward substitution in blocks of 8 rows, whose inverses are formed by forward substitution too: no w, no
-// Neumann series. o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new);  S <- exp(c_last) S + (k exp(c_last -
-// c))^T v_new; c = g_cumsum
+// The gated delta rule over a whole sequence, chunk by chunk, in one kernel. No intermediate is in device memory.
+// A threadgroup owns 32 value columns of one head of one sequence; each of its 4 simdgroups owns 8 of them.
+// Registers: S [K, 8] f32 for the whole sequence; S^T k, S^T q and v_new [C, 8] of a chunk; q, k and v of the next
+// chunk, which are loaded ahead.
+// Threadgroup memory: q, k, v and the two C x C matrices. Where there is room, k of the next chunk too; a chunk then
+// has two barriers, one for what is staged and one for the matrices.
+// Layout: q, k [B, T, H, K] and v [B, T, HV, V] have row strides. g, beta [B, T, HV] have any strides and float dtype,
+// or are raw. o [B, T, HV, V] has row strides and is T or f32. States [N, HV, ...] have any strides of K and V; in
+// place, both are a pool of P slots.
+// With c = g_cumsum:
+//     A_ij = beta_i (k_i . k_j) exp(c_i - c_j)  for i > j
+//     (I + A) v_new = beta (v - exp(c) S^T k)
+//     o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new)
+//     S <- exp(c_last) S + (k exp(c_last - c))^T v_new
+// v_new is solved by forward substitution in blocks of 8 rows, and so are the blocks' inverses: there is no w and no
+// Neumann series.
 #include "core/checkpoints.h"
 #include "core/running_sum.h"
 #include "core/sequences.h"

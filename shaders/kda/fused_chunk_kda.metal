@@ -1,14 +1,16 @@
-// Kimi Delta Attention over a sequence, each key channel with decays of its own. A threadgroup owns 32 value columns of
-// one head of one sequence and walks its chunks of C tokens, 8 tokens at a time; each of its 4 simdgroups owns 8
-// columns, and their S [K, 8] in registers, f32, for the whole sequence. A chunk's q, k and decays are f32 in
-// threadgroup memory, and the next chunk's are loaded ahead into registers. No intermediate in device memory. Layout:
-// q, k [B, T, H, K], v [B, T, HV, V] with row strides; g [B, T, HV, K] with row strides, beta [B, T, HV] of any
-// strides, both of any float dtype, or raw; o [B, T, HV, V] with row strides, T or f32; states [N, HV, ...] with any
-// strides of K and V; in place both are a pool of P.
-// Of 8 tokens, with e = exp(g) and D(j, i) the product of e after token j up to i, a vector over channels:
-// (I + A) v_new = beta (v - (k D(0, i))^T S), A_ij = beta_i sum_c k_i D(j, i) k_j for i > j, by forward substitution;
-// o = scale ((q D(0, i))^T S + sum over j <= i of (q_i . D(j, i) k_j) v_new_j); S <- D(0, 8) S + (k D(j, 8))^T v_new.
-// Each D is a product of factors up to 1: nothing overflows whatever the decays, and e is taken once a token and
+// Kimi Delta Attention over a whole sequence, in one kernel: each key channel has a decay of its own. No intermediate
+// is in device memory. A threadgroup owns 32 value columns of one head of one sequence and walks its chunks of C
+// tokens, 8 tokens at a time; each of its 4 simdgroups owns 8 columns. Registers: S [K, 8] f32 for the whole sequence;
+// q, k and decays of the next chunk, which are loaded ahead. Threadgroup memory: q, k and decays of a chunk, f32.
+// Layout: q, k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides and beta [B, T, HV]
+// any strides; both have any float dtype, or are raw. o [B, T, HV, V] has row strides and is T or f32. States
+// [N, HV, ...] have any strides of K and V; in place, both are a pool of P slots.
+// For 8 tokens, with e = exp(g) and D(j, i) the product of e after token j up to token i, a vector over channels:
+//     A_ij = beta_i sum_c k_i D(j, i) k_j  for i > j
+//     (I + A) v_new = beta (v - (k D(0, i))^T S), by forward substitution
+//     o = scale ((q D(0, i))^T S + sum over j <= i of (q_i . D(j, i) k_j) v_new_j)
+//     S <- D(0, 8) S + (k D(j, 8))^T v_new
+// Each D is a product of factors of at most 1: nothing overflows, whatever the decays. e is computed once per token and
 // channel.
 #include "core/checkpoints.h"
 #include "core/sequences.h"

@@ -1,15 +1,22 @@
-// chunk_fwd_intra of Kimi Delta Attention, and what chunk_fwd_h and chunk_fwd_o need of q, k and g in its stead. A
-// threadgroup owns one chunk of one value head, in 16 channels at a time: a thread has a channel of 8 tokens, and
-// simdgroup s of C/16 the block rows s and C/8-1-s of both matrices. In registers: k k^T and q k^T, decayed. In
-// threadgroup memory: q, k and decays of the 16 channels, f32, then slices of v, u or w; A, inverted in place. Layout:
-// q, k [B, T, H, K], v [B, T, HV, V] with row strides; g [B, T, HV, K] with row strides, beta [B, T, HV] of any
-// strides, both of any float dtype, or raw; decayed_q, decayed_k [B, T, HV, K] of T, scores [B, T, HV, C] f32; w [B, T,
-// HV, K] and u [B, T, HV, V] of Intermediate: T, or float where T is half; log_decays [B, NT, HV, K] f32.
-// With e = exp(g) and D(j, i) the product of e after token j up to i, a vector over channels, tokens from 1:
-// decayed_q_i = q_i D(0, i);  decayed_k_i = k_i D(i, C);  scores_ij = sum_c q_i D(j, i) k_j for i >= j;  A_ij = beta_i
-// sum_c k_i D(j, i) k_j for i > j;  u = (I + A)^-1 (beta v);  w = (I + A)^-1 (beta k D(0, i)). Within 8 tokens D(j, i)
-// is multiplied up, token by token. Between blocks it is D(j, end of its block), then the blocks between, then D(start
-// of its block, i). All factors are up to 1: nothing overflows, and none is a quotient.
+// chunk_fwd_intra for Kimi Delta Attention, and what chunk_fwd_h and chunk_fwd_o need instead of q, k and g.
+// A threadgroup owns one chunk of one value head, 16 channels at a time. A thread has a channel of 8 tokens; simdgroup
+// s of C/16 has the block rows s and C/8-1-s of both matrices.
+// Registers: k k^T and q k^T, decayed.
+// Threadgroup memory: q, k and decays of the 16 channels, f32, then slices of v, u or w; A, inverted in place.
+// Layout: q, k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides and beta [B, T, HV]
+// any strides; both have any float dtype, or are raw. decayed_q, decayed_k [B, T, HV, K] are of type T, and scores
+// [B, T, HV, C] f32. w [B, T, HV, K] and u [B, T, HV, V] are of type Intermediate: T, or float where T is half.
+// log_decays [B, NT, HV, K] are f32.
+// With e = exp(g), tokens counted from 1, and D(j, i) the product of e after token j up to token i, a vector over
+// channels:
+//     decayed_q_i = q_i D(0, i)
+//     decayed_k_i = k_i D(i, C)
+//     scores_ij = sum_c q_i D(j, i) k_j         for i >= j
+//     A_ij = beta_i sum_c k_i D(j, i) k_j       for i > j
+//     u = (I + A)^-1 (beta v)
+//     w = (I + A)^-1 (beta k D(0, i))
+// Within 8 tokens D(j, i) is multiplied up, token by token. Between blocks it is D(j, end of its block), then the
+// blocks between, then D(start of its block, i). All factors are at most 1: nothing overflows, and none is a quotient.
 #include "core/gates.h"
 #include "core/sequences.h"
 #include "gdn/chunk_threads.h"
