@@ -38,11 +38,15 @@ MOST_TOKENS = 16384  # of all sequences together
 
 @contextmanager
 def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[None]:
-    """Inside, each prefill on `mps` takes this algorithm, in every thread; None: the tuned or heuristic one.
+    """Forces a prefill algorithm on `mps` inside a `with` block, for calls from the same thread.
 
-    A sequence then has the same bits alone and in any batch. A call that returns its intermediate states is chunked in
-    any case. chunk_size is the fused chunk's: 8, 16 or
-    32 tokens, where they fit threadgroup memory; 0: 16, or 8 where a row of keys is over 256 bytes.
+    A sequence then has the same bits alone and in any batch. A call that returns its intermediate states is always
+    chunked.
+
+    Args:
+        algorithm: "chunked", "fused_chunk" or "recurrent". None lets the tuning cache or the heuristic choose.
+        chunk_size: tokens per chunk of the fused chunk algorithm: 8, 16 or 32, if they fit threadgroup memory.
+            Default: 0, which means 16, or 8 if a row of keys has more than 256 bytes.
 
     Example:
         >>> import torch_gdn.tune

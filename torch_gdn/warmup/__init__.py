@@ -176,7 +176,7 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
         }
         fused_recurrent_gated_delta_rule(q, q, v, gates, beta=gates, **options)
         for choice in prefill_algorithms(shape):
-            with prefill_algorithm(*choice):  # of all threads for that moment, which changes the rounding of a prefill
+            with prefill_algorithm(*choice):
                 chunk_gated_delta_rule(q, q, v, gates, gates, **options)
 
 
