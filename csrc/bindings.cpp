@@ -252,9 +252,11 @@ PYBIND11_MODULE(_C, m) {
         "The fastest algorithms: {device name: [(tokens, threadgroups of 32 columns of V, K, algorithm, chunk_size), "
         "...]}.");
   m.def("force_prefill_algorithm", &force_prefill_algorithm, py::arg("algorithm"), py::arg("chunk_size") = 0,
-        "Forces this algorithm on every prefill; None: the tuning cache or the heuristic decides again. chunk_size: of "
-        "fused_chunk, where threadgroup memory allows it; 0: chosen by fused_chunk_size().");
-  m.def("forced_prefill_algorithm", &forced_prefill_algorithm, "The forced algorithm and its chunk_size, or None.");
+        "Forces this algorithm on every prefill of the calling thread. None lets the tuning cache or the heuristic "
+        "decide again. chunk_size is that of fused_chunk, if it fits threadgroup memory; fused_chunk_size() chooses it "
+        "if 0 is passed.");
+  m.def("forced_prefill_algorithm", &forced_prefill_algorithm,
+        "The algorithm forced in the calling thread and its chunk_size, or None.");
   m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, py::arg("K"), py::arg("element_bytes"), py::arg("wanted") = 0,
         "Tokens of a chunk of fused_chunk.");
   m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),

@@ -16,9 +16,9 @@ constexpr std::array<std::pair<PrefillAlgorithm, const char*>, 3> kAlgorithms = 
     {PrefillAlgorithm::kRecurrent, "recurrent"},
 }};
 
+thread_local std::optional<PrefillChoice> forced;
 std::mutex mutex;
-std::optional<PrefillChoice> forced;
-std::map<std::string, std::vector<TuningRow>> measured;
+std::map<std::string, std::vector<TuningRow>> measured;  // guarded by mutex
 
 double distance(double a, double b) { return std::abs(std::log2(std::max(a, 1.0) / std::max(b, 1.0))); }
 
@@ -84,8 +84,8 @@ std::vector<std::string> prefill_algorithms() {
 }
 
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores) {
-  const std::lock_guard<std::mutex> guard(mutex);
   if (forced.has_value()) return *forced;
+  const std::lock_guard<std::mutex> guard(mutex);
   const auto rows = measured.find(device);
   return rows == measured.end() || rows->second.empty() ? PrefillChoice{heuristic(shape, cores)}
                                                         : nearest(shape, rows->second);
@@ -96,15 +96,9 @@ void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows) {
   measured = std::move(rows);
 }
 
-void force_prefill_algorithm(std::optional<PrefillChoice> choice) {
-  const std::lock_guard<std::mutex> guard(mutex);
-  forced = choice;
-}
+void force_prefill_algorithm(std::optional<PrefillChoice> choice) { forced = choice; }
 
-std::optional<PrefillChoice> forced_prefill_algorithm() {
-  const std::lock_guard<std::mutex> guard(mutex);
-  return forced;
-}
+std::optional<PrefillChoice> forced_prefill_algorithm() { return forced; }
 
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted) {
   const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // a row of q or k, padded

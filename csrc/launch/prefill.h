@@ -48,7 +48,7 @@ PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& de
 // Measured rows by device name.
 void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows);
 
-// nullopt: the tuning cache or the heuristic decides again.
+// Applies to the calling thread alone. nullopt lets the tuning cache or the heuristic decide again.
 void force_prefill_algorithm(std::optional<PrefillChoice> choice);
 std::optional<PrefillChoice> forced_prefill_algorithm();
 

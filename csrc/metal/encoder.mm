@@ -60,7 +60,7 @@ class MetalLauncher final : public Launcher {
  public:
   void run(Launches launches) override {
     // Pipelines first, outside the stream's queue. Metal refuses an empty grid.
-    c10::SmallVector<std::pair<const Launch*, id<MTLComputePipelineState>>, 8> ready;
+    c10::SmallVector<std::pair<const Launch*, SharedPipeline>, 8> ready;
     for (const auto& launch : launches) {
       if (!launch.is_empty()) ready.emplace_back(&launch, library_.pipeline(launch));
     }
@@ -70,7 +70,7 @@ class MetalLauncher final : public Launcher {
     at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
       @autoreleasepool {
         id<MTLComputeCommandEncoder> encoder = stream->commandEncoder();
-        for (const auto& [launch, pipeline] : *work) encode(encoder, stream, *launch, pipeline);
+        for (const auto& [launch, pipeline] : *work) encode(encoder, stream, *launch, pipeline->state());
       }
     });
   }

@@ -3,6 +3,7 @@
 #import <Metal/Metal.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -12,22 +13,44 @@
 
 namespace torch_gdn {
 
+// A compiled kernel variant, released with its last owner.
+class Pipeline {
+ public:
+  explicit Pipeline(const Variant& variant);  // compiles it
+  ~Pipeline();
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  id<MTLComputePipelineState> state() const { return state_; }
+  size_t most_threads() const { return most_threads_; }
+  PipelineFacts facts() const;
+
+ private:
+  std::string name_, warnings_;
+  double compile_seconds_;
+  id<MTLComputePipelineState> state_;
+  size_t most_threads_;
+};
+
+// Hold one while encoding it; after that the command buffer retains it.
+using SharedPipeline = std::shared_ptr<const Pipeline>;
+
+// Safe to call from any thread. Threads compile different variants at the same time; each variant is compiled once, and
+// other threads that need it wait.
 class Library {
  public:
   // May compile: do not call it on the stream's queue, where it would block all encoding.
-  id<MTLComputePipelineState> pipeline(const Launch& launch);
+  SharedPipeline pipeline(const Launch& launch);
   PipelineFacts compile(const Variant& variant);
   std::vector<PipelineFacts> facts() const;
   void clear();
 
  private:
-  struct Entry {
-    id<MTLComputePipelineState> state;
-    size_t most_threads;
-    std::string warnings;
-    double compile_seconds;
+  struct Slot {
+    std::mutex compiling;     // held by the thread that compiles the pipeline
+    SharedPipeline pipeline;  // guarded by the library's mutex; null until compiled
   };
-  // What names a variant, as a launch has it.
+  // Identifies a variant by what a launch holds.
   struct Key {
     const char* kernel;
     TemplateArguments arguments;
@@ -36,12 +59,12 @@ class Library {
   struct KeyHash {
     size_t operator()(const Key& key) const;
   };
-  const Entry& entry(const Launch& launch);    // with the lock held, as those below
-  const Entry& entry(const Variant& variant);  // compiled if it is new
-  static PipelineFacts facts_of(const std::string& name, const Entry& entry);
-  mutable std::mutex mutex_;
-  std::map<std::string, Entry> entries_;  // by name
-  std::unordered_map<Key, const Entry*, KeyHash> launched_;
+  std::shared_ptr<Slot> slot_named(const std::string& name);  // call with mutex_ held
+  SharedPipeline compiled_in(Slot& slot, const Variant& variant);
+
+  mutable std::mutex mutex_;                            // never held while Metal compiles
+  std::map<std::string, std::shared_ptr<Slot>> slots_;  // by name
+  std::unordered_map<Key, std::shared_ptr<Slot>, KeyHash> launched_;
 };
 
 }  // namespace torch_gdn

@@ -31,8 +31,8 @@ MTLCompileOptions* compile_options() {
   return options;
 }
 
-// The pipeline and the compiler's warnings.
-std::pair<id<MTLComputePipelineState>, std::string> compiled(const Variant& variant) {
+// Stores the compiler's warnings in `warnings`.
+id<MTLComputePipelineState> compiled(const Variant& variant, std::string& warnings) {
   const std::string name = variant.name();
   const std::string source = shader_source(variant);
   id<MTLDevice> device = at::mps::MPSDevice::getInstance()->device();
@@ -41,27 +41,56 @@ std::pair<id<MTLComputePipelineState>, std::string> compiled(const Variant& vari
                                                  options:compile_options()
                                                    error:&error] autorelease];
   TORCH_CHECK(library, "torch_gdn: Metal could not compile ", name, ": ", message(error));
-  const std::string warnings = error ? message(error) : "";
+  if (error) warnings = message(error);
   id<MTLFunction> function = [[library newFunctionWithName:[NSString stringWithUTF8String:name.c_str()]] autorelease];
   TORCH_CHECK(function, "torch_gdn: the library of ", variant.file, " has no kernel ", name);
   id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];
   TORCH_CHECK(state, "torch_gdn: Metal could not make a pipeline of ", name, ": ", message(error));
-  return {state, warnings};
+  return state;
 }
 
 }  // namespace
 
-id<MTLComputePipelineState> Library::pipeline(const Launch& launch) {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  const Entry& found = entry(launch);
-  TORCH_CHECK(launch.threads <= found.most_threads, "torch_gdn: ", launch.variant().name(), " needs ", launch.threads,
-              " threads a threadgroup, this GPU allows it ", found.most_threads);
-  return found.state;
+Pipeline::Pipeline(const Variant& variant) : name_(variant.name()) {
+  const auto start = std::chrono::steady_clock::now();
+  @autoreleasepool {
+    state_ = compiled(variant, warnings_);
+  }
+  compile_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  most_threads_ = [state_ maxTotalThreadsPerThreadgroup];
+}
+
+Pipeline::~Pipeline() { [state_ release]; }
+
+PipelineFacts Pipeline::facts() const {
+  return {name_,
+          warnings_,
+          compile_seconds_,
+          most_threads_,
+          [state_ threadExecutionWidth],
+          [state_ staticThreadgroupMemoryLength]};
+}
+
+SharedPipeline Library::pipeline(const Launch& launch) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto& launched = launched_[{launch.kernel, launch.arguments}];
+  if (!launched) launched = slot_named(launch.variant().name());
+  SharedPipeline found = launched->pipeline;
+  if (!found) {
+    const auto slot = launched;  // clear() may drop the other references
+    lock.unlock();
+    found = compiled_in(*slot, launch.variant());
+  }
+  TORCH_CHECK(launch.threads <= found->most_threads(), "torch_gdn: ", launch.variant().name(), " needs ",
+              launch.threads, " threads per threadgroup; this GPU allows ", found->most_threads());
+  return found;
 }
 
 PipelineFacts Library::compile(const Variant& variant) {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  return facts_of(variant.name(), entry(variant));
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto slot = slot_named(variant.name());
+  lock.unlock();
+  return compiled_in(*slot, variant)->facts();
 }
 
 size_t Library::KeyHash::operator()(const Key& key) const {
@@ -73,49 +102,38 @@ size_t Library::KeyHash::operator()(const Key& key) const {
   return hash;
 }
 
-const Library::Entry& Library::entry(const Launch& launch) {
-  const Key key{launch.kernel, launch.arguments};
-  const auto found = launched_.find(key);
-  if (found != launched_.end()) return *found->second;
-  const Entry& named = entry(launch.variant());
-  launched_.emplace(key, &named);
-  return named;
+std::shared_ptr<Library::Slot> Library::slot_named(const std::string& name) {
+  auto& slot = slots_[name];
+  if (!slot) slot = std::make_shared<Slot>();
+  return slot;
 }
 
-const Library::Entry& Library::entry(const Variant& variant) {
-  const std::string name = variant.name();
-  const auto found = entries_.find(name);
-  if (found != entries_.end()) return found->second;
-  const auto start = std::chrono::steady_clock::now();
-  @autoreleasepool {
-    const auto [state, warnings] = compiled(variant);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    const Entry entry{state, [state maxTotalThreadsPerThreadgroup], warnings, seconds.count()};
-    return entries_.emplace(name, entry).first->second;
+SharedPipeline Library::compiled_in(Slot& slot, const Variant& variant) {
+  const std::lock_guard<std::mutex> compiling(slot.compiling);
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (slot.pipeline) return slot.pipeline;
   }
-}
-
-PipelineFacts Library::facts_of(const std::string& name, const Entry& entry) {
-  return {name,
-          entry.warnings,
-          entry.compile_seconds,
-          entry.most_threads,
-          [entry.state threadExecutionWidth],
-          [entry.state staticThreadgroupMemoryLength]};
+  auto pipeline = std::make_shared<const Pipeline>(variant);
+  const std::lock_guard<std::mutex> guard(mutex_);
+  slot.pipeline = pipeline;
+  return pipeline;
 }
 
 std::vector<PipelineFacts> Library::facts() const {
   const std::lock_guard<std::mutex> guard(mutex_);
   std::vector<PipelineFacts> facts;
-  for (const auto& [name, entry] : entries_) facts.push_back(facts_of(name, entry));
+  for (const auto& [name, slot] : slots_) {
+    if (slot->pipeline) facts.push_back(slot->pipeline->facts());
+  }
   return facts;
 }
 
+// A pipeline that is still being compiled ends up in a slot that only its callers hold.
 void Library::clear() {
   const std::lock_guard<std::mutex> guard(mutex_);
-  for (const auto& [name, entry] : entries_) [entry.state release];  // a command buffer that uses it retains it
   launched_.clear();
-  entries_.clear();
+  slots_.clear();
 }
 
 }  // namespace torch_gdn

@@ -5,6 +5,8 @@ Other tests name the algorithms that they run on (tests/helpers/prefill.py); whi
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -65,8 +67,10 @@ def test_a_chunk_that_does_not_fit_threadgroup_memory(K: int, element_bytes: int
     assert tuple(_C.fused_chunk_size(K, element_bytes, wanted) for wanted in (0, 8, 16, 32)) == sizes
 
 
-def test_an_algorithm_is_forced_until_the_end_of_its_block() -> None:
+def test_an_algorithm_is_forced_until_the_end_of_its_block_in_its_thread() -> None:
     with prefill_algorithm("chunked"):
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(_C.forced_prefill_algorithm).result() is None
         with prefill_algorithm("fused_chunk", 32):
             assert _C.forced_prefill_algorithm() == ("fused_chunk", 32)
             with prefill_algorithm("recurrent"):

@@ -29,7 +29,7 @@ def test_a_launch_is_listed_and_nothing_is_compiled() -> None:
     assert recorded.variants == [variant] and variant.name == f"l2norm_float_{SIZE}"
     first, second = recorded.launches
     assert first == second and first.variant == variant
-    assert (first.bindings, first.threadgroups, first.threads) == (3, (2, 1, 1), 128)
+    assert (first.bindings, first.threadgroups, first.threads) == (4, (2, 1, 1), 128)
     assert variant.name not in compiled()
 
 
@@ -81,8 +81,8 @@ def test_an_inner_recording_takes_the_launches() -> None:
 
 def test_an_error_ends_the_recording() -> None:
     x = torch.ones(3, 64, device=ready("mps"))
-    with pytest.raises(ValueError, match="x"), torch_gdn.recording():
-        torch_gdn.l2norm(torch.ones(3, 2000, device=x.device))
+    with pytest.raises(ValueError, match="eps"), torch_gdn.recording():
+        torch_gdn.l2norm(x, eps=-1.0)
     torch.testing.assert_close(torch_gdn.l2norm(x).cpu(), torch.full((3, 64), 0.125))
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "causal_conv1d_update_",
     "gdn_gating",
     "l2norm",
+    "l2norm_fwd",
     "rms_norm",
     "rms_norm_gated",
 ]
@@ -21,8 +22,14 @@ __all__ = [
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """x * rsqrt(sum x^2 + eps) over the last dimension."""
+    return l2norm_fwd(x, eps)[0]
+
+
+def l2norm_fwd(x: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """The same, and the factor of each row."""
     upcast = x.to(compute_dtype(x))
-    return (upcast * torch.rsqrt(upcast.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+    rstd = torch.rsqrt(upcast.square().sum(-1) + eps)
+    return (upcast * rstd[..., None]).to(x.dtype), rstd
 
 
 def gdn_gating(

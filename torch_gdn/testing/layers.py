@@ -55,8 +55,8 @@ NORM_ROWS = ((128, True), (192, True), (512, True), (128, False), (33, False), (
 HIDDEN_ROWS = ((256, True), (2048, True), (4096, True), (1023, False), (16384, True))
 
 
-# The row lengths of q and k, and the longest row.
-KEY_SIZES = tuple(dict.fromkeys((*(K for K, _ in (*MODEL_SIZES, *OTHER_SIZES)), 255, 1024)))
+# The row lengths of q and k, an odd one, the longest that one block holds, and a longer one.
+KEY_SIZES = tuple(dict.fromkeys((*(K for K, _ in (*MODEL_SIZES, *OTHER_SIZES)), 255, 1024, 2500)))
 
 
 def one_dtype(rows: tuple[tuple[int, bool], ...]) -> Iterator[RowPoint]:
@@ -117,10 +117,10 @@ def draw_channel_gates(point: RowPoint) -> Call:
 register(
     OpEntry(
         "l2norm",
-        draw=lambda point: {"x": point.rows()},
-        exact=lambda call: reference.l2norm(**call),
+        draw=lambda point: {"x": point.rows(), "return_rstd": True},
+        exact=lambda call: reference.l2norm_fwd(**accepted_by(reference.l2norm_fwd, call)),
         small=RowPoint(D=64, tokens=20, heads=2),
-        points=ROWS,
+        points=[*ROWS, RowPoint(D=2500)],
         compiled=lambda: one_dtype(tuple((D, True) for D in KEY_SIZES)),
         operations=lambda call: 3 * call["x"].numel(),
         invalid=wrong_l2norm,

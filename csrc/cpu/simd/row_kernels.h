@@ -17,8 +17,10 @@ struct RowKernels {
   // Elements of one of the three dtypes of activations, rounded to the nearest, ties to even.
   void (*upcast)(const void* in, at::ScalarType dtype, int64_t count, float* out);
   void (*downcast)(const float* in, int64_t count, at::ScalarType dtype, void* out);
-  // y = x / sqrt(sum x^2 + eps) for each row of x; `scratch` holds one.
-  void (*normalise)(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t width, float eps, float* scratch);
+  // y = x rstd with rstd = 1 / sqrt(sum x^2 + eps), for each row of x. `scratch` holds one row. `rstd` holds one number
+  // per row, or is nullptr.
+  void (*normalise)(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t width, float eps, float* scratch,
+                    float* rstd);
   // out[i] = factor[i] * x[i] for each row i.
   void (*scale)(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
   // inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart. Rows and

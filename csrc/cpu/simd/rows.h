@@ -1,9 +1,11 @@
 // The kernels of RowKernels for one ISA variant.
 
-void normalise_rows(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t width, float eps, float* scratch) {
+void normalise_rows(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t width, float eps, float* scratch,
+                    float* rstd) {
   for (int64_t i = 0; i < rows; ++i) {
     upcast_row(x.data + i * x.stride, x.dtype, width, scratch);
-    normalise_row(scratch, width, eps);
+    const float factor = normalise_row(scratch, width, eps);
+    if (rstd) rstd[i] = factor;
     downcast_row(scratch, width, y.dtype, y.data + i * y.stride);
   }
 }

@@ -344,16 +344,24 @@ TORCH_GDN_INLINE void downcast_row(const float* in, int64_t count, at::ScalarTyp
   }
 }
 
+// Blocks are summed separately, so that the rounding error does not grow with count.
 TORCH_GDN_INLINE float sum_of_squares(const float* x, int64_t count) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += x[i] * x[i];
-  return sum;
+  constexpr int64_t kBlock = 1024;
+  double sum = 0;
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const int64_t end = first + kBlock < count ? first + kBlock : count;
+    float block = 0;
+#pragma omp simd reduction(+ : block)
+    for (int64_t i = first; i < end; ++i) block += x[i] * x[i];
+    sum += block;
+  }
+  return static_cast<float>(sum);
 }
 
-// x / sqrt(sum x^2 + eps).
-TORCH_GDN_INLINE void normalise_row(float* x, int64_t count, float eps) {
+// Divides x by sqrt(sum x^2 + eps). Returns the factor that x was multiplied by.
+TORCH_GDN_INLINE float normalise_row(float* x, int64_t count, float eps) {
   const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, count) + eps);
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+  return factor;
 }

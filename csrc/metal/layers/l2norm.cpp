@@ -7,23 +7,30 @@
 
 namespace torch_gdn {
 
-Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y) {
+Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y, const optional<Tensor>& rstd) {
+  const int64_t D = x.size(3);
   auto parameters = row_parameters<L2NormParameters>(x, "l2norm: x");
+  parameters.has_rstd = rstd.has_value() ? 1 : 0;
+  parameters.D = D;
   parameters.eps = float(eps);
   return {"l2norm",
           "layers/l2norm.metal",
-          {x.scalar_type(), x.size(3)},
-          {x, y, Binding::values(parameters)},
+          {x.scalar_type(), D <= kL2NormBlock ? D : 0},
+          {x, y, rstd, Binding::values(parameters)},
           {size_t(ceil_div(parameters.rows, kL2NormRows)), 1, 1},
           32 * kL2NormRows};
 }
 
 namespace {
 
-void run(const L2Norm<int64_t>& op, const Tensor& y) {
-  TORCH_CHECK_VALUE(op.x.size(-1) <= kL2NormLargestRow, "l2norm: x: expected a last dimension of at most ",
-                    kL2NormLargestRow, ", got ", op.x.size(-1));
-  if (y.numel() > 0) launcher().run({launch_l2norm(as_rows(op.x, "x"), op.eps, y)});
+void run(const L2Norm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [y, rstd] = outputs;
+  if (y.numel() == 0) {
+    rstd.fill_(op.rstd_of_no_elements());
+    return;
+  }
+  launcher().run(
+      {launch_l2norm(as_rows(op.x, "x"), op.eps, y, op.return_rstd ? optional<Tensor>(rstd) : std::nullopt)});
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 #pragma once
+#include <optional>
+
 #include "launch/launch.h"
 
 namespace torch_gdn {
 
-// x: [B, T, H, D] with a last stride of 1; y: as many elements, contiguous.
-Launch launch_l2norm(const at::Tensor& x, double eps, const at::Tensor& y);
+// x: [B, T, H, D] with a last stride of 1; y: as many elements, contiguous; rstd: one float32 per row, contiguous.
+Launch launch_l2norm(const at::Tensor& x, double eps, const at::Tensor& y,
+                     const std::optional<at::Tensor>& rstd = std::nullopt);
 
 }  // namespace torch_gdn

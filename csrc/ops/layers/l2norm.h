@@ -1,4 +1,4 @@
-// x / sqrt(sum x^2 + eps) over the last dimension.
+// y = x rstd with rstd = 1 / sqrt(sum x^2 + eps) over the last dimension.
 #pragma once
 #include "ops/op.h"
 
@@ -6,12 +6,14 @@ namespace torch_gdn {
 
 template <typename Int>
 struct L2Norm {
-  static constexpr const char* kSchema = "l2norm(Tensor x, float eps=1e-6) -> Tensor";
+  static constexpr const char* kSchema =
+      "l2norm(Tensor x, float eps=1e-6, bool return_rstd=False) -> (Tensor y, Tensor rstd)";
 
   Tensor x;
   double eps;
+  bool return_rstd;
 
-  auto arguments() { return std::tie(x, eps); }
+  auto arguments() { return std::tie(x, eps, return_rstd); }
 
   void check() const {
     const Check<Int> check("l2norm", "x", x);
@@ -20,7 +22,14 @@ struct L2Norm {
     check.value(eps >= 0, "eps", "a number that is not negative", eps);
   }
 
-  Tensor outputs() const { return empty(sizes_of<Int>(x), x.options()); }
+  std::tuple<Tensor, Tensor> outputs() const {
+    const auto sizes = sizes_of<Int>(x);
+    const auto float32 = x.options().dtype(at::kFloat);
+    return {empty(sizes, x.options()),
+            return_rstd ? empty(sizes.slice(0, sizes.size() - 1), float32) : no_output(float32)};
+  }
+
+  double rstd_of_no_elements() const { return 1 / std::sqrt(eps); }
 };
 
 }  // namespace torch_gdn

@@ -26,11 +26,12 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
         >>> torch_gdn.l2norm(torch.tensor([3.0, 4.0]))
         tensor([0.6000, 0.8000])
     """
-    return torch.ops.gdn.l2norm(x, eps)
+    y, _ = torch.ops.gdn.l2norm(x, eps)
+    return y
 
 
 def l2norm_fwd(x: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """`l2norm` together with the factor of each row.
+    """`l2norm`, and the factor that each row was multiplied by.
 
     FLA: `fla.modules.l2norm.l2norm_fwd`, without its `output_dtype`. Args and errors are those of `l2norm`.
 
@@ -42,5 +43,4 @@ def l2norm_fwd(x: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
         >>> torch_gdn.l2norm_fwd(torch.tensor([3.0, 4.0]))
         (tensor([0.6000, 0.8000]), tensor(0.2000))
     """
-    y = torch.ops.gdn.l2norm(x, eps)
-    return y, torch.rsqrt(x.float().square().sum(-1) + eps)
+    return torch.ops.gdn.l2norm(x, eps, return_rstd=True)

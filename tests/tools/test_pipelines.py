@@ -1,0 +1,135 @@
+"""Threads compile pipelines at the same time, each pipeline once, and a launch keeps its pipelines alive.
+
+The tests replace a shader by a named pipe, so that compiling it blocks until the test writes the shader's text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.devices import ready
+from tests.helpers.errors import assert_same_bits
+from torch_gdn import _C
+from torch_gdn.testing.cases import make_case
+from torch_gdn.tune import prefill_algorithm
+
+PATIENCE = 60  # seconds until a test gives up
+
+PROBE = """
+#include "core/parameters.h"
+template <typename T>
+[[kernel]] void probe(device T* out [[buffer(0)]]) {
+  out[0] = T(0);
+}
+"""
+
+
+class Pipe:
+    """A named pipe in place of a shader; PROBE if there is no shader of that name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.text = path, path.read_text() if path.exists() else PROBE
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        self._end: int | None = None
+
+    def wait_for_reader(self) -> None:
+        for _ in range(PATIENCE * 100):
+            try:
+                self._end = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+                return
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+            time.sleep(0.01)
+        pytest.fail(f"nothing reads {self.path.name}")
+
+    def write(self) -> None:
+        assert self._end is not None
+        os.write(self._end, self.text.encode())
+        self._close()
+
+    def _close(self) -> None:
+        if self._end is not None:
+            os.close(self._end)
+        self._end = None
+
+    def remove(self) -> None:
+        """Restores the shader. A thread that still waits reads an empty file."""
+        self._close()
+        with contextlib.suppress(OSError):
+            os.close(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
+        self.path.unlink()
+        self.path.write_text(self.text)
+
+
+@pytest.fixture
+def shaders(tmp_path: Path) -> Iterator[Path]:
+    """A copy of the shaders, from which kernels are compiled. No pipeline exists yet."""
+    ready("mps")
+    before = _C.shader_directory()
+    copy = shutil.copytree(before, tmp_path / "shaders")
+    _C.clear_pipelines()
+    _C.set_shader_directory(str(copy))
+    yield copy
+    _C.set_shader_directory(before)
+    _C.clear_pipelines()
+
+
+@contextlib.contextmanager
+def pipes_at(*paths: Path) -> Iterator[tuple[list[Pipe], ThreadPoolExecutor]]:
+    pipes = [Pipe(path) for path in paths]
+    with ThreadPoolExecutor(3) as threads:
+        try:
+            yield pipes, threads
+        finally:
+            for pipe in pipes:
+                pipe.remove()
+
+
+def finish(*calls: Future[Any]) -> bool:
+    return not wait(calls, timeout=PATIENCE).not_done
+
+
+def test_threads_compile_at_the_same_time_and_each_variant_once(shaders: Path) -> None:
+    with pipes_at(shaders / "one.metal", shaders / "two.metal") as (pipes, threads):
+        one, same = (threads.submit(_C.compile, "probe", "one.metal", ["float"]) for _ in range(2))
+        two = threads.submit(_C.compile, "probe", "two.metal", ["half"])
+        for pipe in pipes:
+            pipe.wait_for_reader()
+        for pipe in pipes:
+            pipe.write()
+        assert finish(one, same, two)  # a second compilation of one.metal would block
+    assert one.result() == same.result() and one.result()["name"] == "probe_float"
+    assert two.result()["name"] == "probe_half"
+
+
+def test_a_launch_keeps_its_pipelines(shaders: Path) -> None:
+    """clear_pipelines runs while the last of the call's three pipelines is compiled."""
+    case = make_case(70).to(torch.device("mps"))
+
+    def prefill() -> torch.Tensor:
+        with prefill_algorithm("chunked"):
+            return torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)[0].cpu()
+
+    expected = prefill()
+    _C.clear_pipelines()
+    with pipes_at(shaders / "gdn" / "chunk_fwd_o.metal") as ((pipe,), threads):
+        call = threads.submit(prefill)
+        pipe.wait_for_reader()
+        assert finish(threads.submit(_C.clear_pipelines))
+        pipe.write()
+        assert finish(call)
+    assert_same_bits("o", call.result(), expected)
