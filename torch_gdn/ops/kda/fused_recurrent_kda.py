@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from torch_gdn.ops.gdn import fla_arguments
-from torch_gdn.ops.kda.check_gates import check_gates
 
 NAME = "fused_recurrent_kda"
 
@@ -39,8 +38,7 @@ def fused_recurrent_kda(
         S <- diag(exp(g)) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 
     FLA: `fla.ops.kda.fused_recurrent_kda`, its arguments in its order. Ours alone are `output_dtype` and
-    `head_grouping`. It runs the op `fused_recurrent_gated_delta_rule` with g as its gk, which is what errors of
-    arguments that both have are named after. On `mps` the gate is in its kernel, on the CPU it is computed before.
+    `head_grouping`. On `mps` the gate is in the kernel, on the CPU it is computed before.
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
@@ -88,14 +86,13 @@ def fused_recurrent_kda(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
-    check_gates(NAME, q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
     state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout, cu_seqlens)
-    gates = (g, None, False, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, use_gate_in_kernel, lower_bound)
-    o, final_state = torch.ops.gdn.fused_recurrent_gated_delta_rule(q, k, v, None, beta, scale, *state, *gates, *more)
+    gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (output_dtype, head_grouping)
+    o, final_state = torch.ops.gdn.fused_recurrent_kda(q, k, v, g, beta, scale, *state, *gate, *more)
     return o, final_state if output_final_state else None
 
 
@@ -159,12 +156,11 @@ def fused_recurrent_kda_(
         >>> o[1].any(), pool.flatten(1).any(1).nonzero().flatten()
         (tensor(False), tensor([5]))
     """
-    check_gates(f"{NAME}_", q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens)
-    gates = (g, None, False, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, num_accepted_tokens, out, use_gate_in_kernel, lower_bound)
-    o: Tensor = torch.ops.gdn.fused_recurrent_gated_delta_rule_(q, k, v, None, beta, *slots, *options, *gates, *more)
+    gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (output_dtype, head_grouping, num_accepted_tokens, out)
+    o: Tensor = torch.ops.gdn.fused_recurrent_kda_(q, k, v, g, beta, *slots, *options, *gate, *more)
     return o if out is None else out
