@@ -5,6 +5,7 @@
 #include <metal_stdlib>
 
 #include "core/error.h"
+#include "core/indices.h"
 #include "core/parameters.h"
 using namespace metal;
 
@@ -14,12 +15,6 @@ struct Slot {
   bool has_state;   // else from zeros
   bool is_outside, is_taken;
 };
-
-// 4 or 8 bytes each.
-METAL_FUNC int64_t read_index(device const int* indices, int64_t at, int bytes) {
-  if (bytes == 4) return indices[at];
-  return ((device const int64_t*)indices)[at];
-}
 
 METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
   return read_index(indices, entry * slots.index_stride, slots.index_bytes);
@@ -72,6 +67,7 @@ METAL_FUNC device const P* states_to_read(device const P* states, device P* pool
 
 struct AcceptedCount {
   int tokens;       // from 1 to `most`; 1 where nothing is counted
+  int64_t read;     // what it was made of
   bool is_outside;  // what was read is not
 };
 
@@ -79,22 +75,31 @@ METAL_FUNC AcceptedCount
 accepted_count(device const int* num_accepted_tokens, constant SlotParameters& slots, int sequence, int most) {
   AcceptedCount count;
   count.tokens = 1;
+  count.read = 1;
   count.is_outside = false;
   if (slots.accepted_bytes == 0) return count;
   const int64_t tokens = read_index(num_accepted_tokens, sequence * slots.accepted_stride, slots.accepted_bytes);
+  count.read = tokens;
   count.is_outside = tokens < 1 || tokens > most;
   count.tokens = tokens < 1 ? 1 : tokens > most ? most : int(tokens);
   return count;
 }
 
-// Called by one thread for each sequence.
-METAL_FUNC void report_slot(Slot slot, device ErrorLog* errors) {
-  if (slot.is_outside) report_error(errors, "state_indices", "expected indices below the number of slots", __LINE__);
-  if (slot.is_taken) report_error(errors, "state_indices", "expected each slot at most once", __LINE__);
+// Called by one thread for each entry of state_indices.
+METAL_FUNC void report_slot(Slot slot, int64_t entry, constant const OpName& op, device ErrorLog* errors) {
+  if (slot.is_outside) {
+    report_error(
+        errors, op, "state_indices: expected indices below the number of slots, got ", slot.index, entry, __LINE__);
+  } else if (slot.is_taken) {
+    report_error(errors, op, "state_indices: expected each slot at most once, got ", slot.index, entry, __LINE__);
+  }
 }
 
-METAL_FUNC void report_accepted(AcceptedCount count, device ErrorLog* errors) {
-  if (count.is_outside) {
-    report_error(errors, "num_accepted_tokens", "expected counts from 1 to those of a step", __LINE__);
-  }
+// Called by one thread for each sequence.
+METAL_FUNC void report_accepted(
+    AcceptedCount count, int64_t sequence, constant const OpName& op, device ErrorLog* errors) {
+  if (!count.is_outside) return;
+  report_error(
+      errors, op, "num_accepted_tokens: expected counts from 1 to those of a step, got ", count.read, sequence,
+      __LINE__);
 }

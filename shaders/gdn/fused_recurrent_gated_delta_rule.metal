@@ -403,20 +403,24 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const int columns = parameters.slots.columns;  // of state_indices; 0: one slot a sequence
   const int64_t first_entry = int64_t(target) * max(columns, 1);
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, target, max(columns, 1));
-  Slot slot = locate_entry(state_indices, parameters.slots, first_entry + accepted.tokens - 1, lane);
+  const int64_t entry = first_entry + accepted.tokens - 1;
+  Slot slot = locate_entry(state_indices, parameters.slots, entry, lane);
   slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
   const bool is_reporter = group.x == 0 && group.y == 0 && thread_index == 0;
   const Checkpoint checkpoint = locate_checkpoint(
       checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence.sequences, target, sequence.last - sequence.first, errors, is_reporter, lane);
+      parameters.sequence, target, sequence.last - sequence.first, errors, is_reporter, lane);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
   }
   if (is_reporter) {
-    report_slot(slot, errors);
-    report_accepted(accepted, errors);
+    report_slot(slot, entry, parameters.sequence.op, errors);
+    report_accepted(accepted, target, parameters.sequence.op, errors);
     if (columns > 0 && sequence.last - sequence.first > columns) {
-      report_error(errors, "state_indices", "expected a column for each token of a sequence", __LINE__);
+      report_error(
+          errors, parameters.sequence.op,
+          "state_indices: expected a column for each token of a sequence, got fewer than ",
+          sequence.last - sequence.first, target, __LINE__);
     }
   }
 
@@ -537,8 +541,9 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     if (columns > 0) {
       const int column = first - sequence.first;
       const bool has_column = column < columns && tokens > 0;
-      kept = locate_entry(state_indices, parameters.slots, first_entry + min(column, columns - 1), lane);
-      if (is_reporter && has_column) report_slot(kept, errors);
+      const int64_t own_entry = first_entry + min(column, columns - 1);
+      kept = locate_entry(state_indices, parameters.slots, own_entry, lane);
+      if (is_reporter && has_column) report_slot(kept, own_entry, parameters.sequence.op, errors);
       kept.is_present = kept.is_present && has_column && slot.is_present;
       round_state<2 * kParts, P>(state);
     }

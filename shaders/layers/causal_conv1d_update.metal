@@ -61,10 +61,13 @@ template <typename T, typename Weight, typename State, int W>
   if (group.x == 0 && simdgroup == 0) {
     if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
     if (lane == 0) {
-      report_slot(slot, errors);
-      report_accepted(accepted, errors);
+      report_slot(slot, int(group.z), parameters.sequence.op, errors);
+      report_accepted(accepted, int(group.z), parameters.sequence.op, errors);
       if (parameters.keeps_each != 0 && count > most) {
-        report_error(errors, "state_pool", "expected W - 2 columns and one for each token of a sequence", __LINE__);
+        report_error(
+            errors, parameters.sequence.op,
+            "state_pool: expected W - 2 columns and one for each token of a sequence, got too few for ", count,
+            int(group.z), __LINE__);
       }
     }
   }
