@@ -437,9 +437,18 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
 
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
+  // A sequence without a slot pads the batch: its outputs are zeros, and none of its tokens is read.
+  const int last = slot.is_present ? sequence.last : sequence.first;
+  if (!slot.is_present) {
+    const int value = int(thread_index) % kStateColumns;
+    for (int row = sequence.first + int(thread_index) / kStateColumns; row < sequence.last && value < values;
+         row += kThreads / kStateColumns) {
+      write_float(o, first_output + row * parameters.o.token + value, parameters.o_type, 0.0f);
+    }
+  }
   int first = sequence.first;
   do {
-    const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
+    const int tokens = min(columns > 0 ? 1 : kChunked, last - first);
     const FirstReads<T> reads = first_reads<T, K, kBetaRows>(inputs, parameters, first, tokens, thread_index);
     if (has_state && first == sequence.first) {
       device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
@@ -524,7 +533,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
           part[r] += state[2 * m + r] * queries;
         }
       }
-      const float output = slot.is_present ? parameters.scale * sum_of_own_row<K>(part[0], part[1], at) : 0.0f;
+      const float output = parameters.scale * sum_of_own_row<K>(part[0], part[1], at);
       if (at.place < 2) o_tile[token * kStateColumns + at.own_row] = output;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -555,11 +564,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
           values, scratch, at, thread_index);
       if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
-    if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= sequence.last)) {
+    if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= last)) {
       store_state<K, ValueInner, kScratch>(
           state, kept_states + kept.index * parameters.final_state.sequence, parameters.final_state,
           parameters.final_has_vectors != 0, values, scratch, at, thread_index);
       if (ValueInner && columns > 0) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
-  } while (first < sequence.last);
+  } while (first < last);
 }
