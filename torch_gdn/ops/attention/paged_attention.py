@@ -37,7 +37,8 @@ def paged_attention(
             beyond a sequence's keys, or before what a window shows, are not read.
         cu_seqlens: [N + 1] int32 or int64: sequence n has the queries from cu_seqlens[n] up to cu_seqlens[n + 1]. Rows
             of q beyond the last boundary are padding. A sequence without queries is skipped.
-        seq_lens: [N] int32 or int64: the keys of each sequence, of which its queries are the last.
+        seq_lens: [N] int32 or int64: the keys of each sequence, of which its queries are the last. These three may be
+            on the CPU or on q's device. With N of 0 nothing is written.
         scale: Default: D ** -0.5.
         causal: a query sees no later key. Default: True.
         window: a query sees only so many keys up to its own position; 0 is no window. Default: 0.

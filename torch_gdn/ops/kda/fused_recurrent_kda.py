@@ -44,8 +44,8 @@ def fused_recurrent_kda(
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
         v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H.
-        g: [B, T, HV, K], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
-            use_gate_in_kernel, what it is made of.
+        g: [B, T, HV, K], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above
+            0 makes the state grow and is not clamped. With use_gate_in_kernel, what it is made of.
         beta: [B, T, HV], step size, or [B, T, HV, V], one for each column of S; any floating dtype. With
             use_beta_sigmoid_in_kernel, its logit.
         A_log: HV values, any floating dtype; read with use_gate_in_kernel, which needs it or lower_bound. Default:
@@ -62,7 +62,7 @@ def fused_recurrent_kda(
         lower_bound: of g, below 0; read with use_gate_in_kernel. Default: None, for the unbounded gate.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty. Default: None.
+            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
         output_dtype: dtype of o, that of v or float32. Default: that of v.
         head_grouping: as of `fused_recurrent_gated_delta_rule`. Default: "block".
         transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
@@ -130,7 +130,7 @@ def fused_recurrent_kda_(
         q, k, v, g, beta: as of `fused_recurrent_kda`.
         state_pool, state_indices, has_initial_state: as of `fused_recurrent_gated_delta_rule_`: the states of all
             slots, the slot of each sequence or of each token, and which sequences start from zeros.
-        null_index: an index up to this one is no slot. The output of such a sequence is zeros. Default: -1.
+        null_index: as of `fused_recurrent_gated_delta_rule_`. Default: -1.
         A_log, dt_bias, scale, use_qk_l2norm_in_kernel, use_gate_in_kernel: as of `fused_recurrent_kda`.
         use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound: as of `fused_recurrent_kda`.
         state_v_first, cu_seqlens, output_dtype, head_grouping: as of `fused_recurrent_kda`.
