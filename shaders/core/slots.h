@@ -67,7 +67,6 @@ METAL_FUNC device const P* states_to_read(device const P* states, device P* pool
 
 struct AcceptedCount {
   int tokens;       // from 1 to `most`; 1 where nothing is counted
-  int64_t read;     // what it was made of
   bool is_outside;  // what was read is not
 };
 
@@ -75,11 +74,9 @@ METAL_FUNC AcceptedCount
 accepted_count(device const int* num_accepted_tokens, constant SlotParameters& slots, int sequence, int most) {
   AcceptedCount count;
   count.tokens = 1;
-  count.read = 1;
   count.is_outside = false;
   if (slots.accepted_bytes == 0) return count;
   const int64_t tokens = read_index(num_accepted_tokens, sequence * slots.accepted_stride, slots.accepted_bytes);
-  count.read = tokens;
   count.is_outside = tokens < 1 || tokens > most;
   count.tokens = tokens < 1 ? 1 : tokens > most ? most : int(tokens);
   return count;
@@ -97,9 +94,14 @@ METAL_FUNC void report_slot(Slot slot, int64_t entry, constant const OpName& op,
 
 // Called by one thread for each sequence.
 METAL_FUNC void report_accepted(
-    AcceptedCount count, int64_t sequence, constant const OpName& op, device ErrorLog* errors) {
+    AcceptedCount count,
+    device const int* num_accepted_tokens,
+    constant SlotParameters& slots,
+    int64_t sequence,
+    constant const OpName& op,
+    device ErrorLog* errors) {
   if (!count.is_outside) return;
   report_error(
-      errors, op, "num_accepted_tokens: expected counts from 1 to those of a step, got ", count.read, sequence,
-      __LINE__);
+      errors, op, "num_accepted_tokens: expected counts from 1 to those of a step, got ",
+      read_index(num_accepted_tokens, sequence * slots.accepted_stride, slots.accepted_bytes), sequence, __LINE__);
 }

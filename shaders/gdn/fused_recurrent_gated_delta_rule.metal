@@ -399,12 +399,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const int first_value = int(group.x) * kStateColumns;
   const int values = min(kStateColumns, parameters.value_size - first_value);
   const RowPosition at = row_position<K>(simdgroup, lane);
-  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
+  Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const int columns = parameters.slots.columns;  // of state_indices; 0: one slot a sequence
   const int64_t first_entry = int64_t(target) * max(columns, 1);
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, target, max(columns, 1));
-  const int64_t entry = first_entry + accepted.tokens - 1;
-  Slot slot = locate_entry(state_indices, parameters.slots, entry, lane);
+  Slot slot = locate_entry(state_indices, parameters.slots, first_entry + accepted.tokens - 1, lane);
   slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
   const bool is_reporter = group.x == 0 && group.y == 0 && thread_index == 0;
   const Checkpoint checkpoint = locate_checkpoint(
@@ -413,9 +412,17 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
   }
+  if (group.x == 0 && group.y == 0 && simdgroup == 0) {
+    for (int column = 0; column < min(columns, sequence.last - sequence.first); ++column) {
+      const Slot kept = locate_entry(state_indices, parameters.slots, first_entry + column, lane);
+      if (is_reporter && column + 1 != accepted.tokens) {
+        report_slot(kept, first_entry + column, parameters.sequence.op, errors);
+      }
+    }
+  }
   if (is_reporter) {
-    report_slot(slot, entry, parameters.sequence.op, errors);
-    report_accepted(accepted, target, parameters.sequence.op, errors);
+    report_slot(slot, first_entry + accepted.tokens - 1, parameters.sequence.op, errors);
+    report_accepted(accepted, num_accepted_tokens, parameters.slots, target, parameters.sequence.op, errors);
     if (columns > 0 && sequence.last - sequence.first > columns) {
       report_error(
           errors, parameters.sequence.op,
@@ -438,17 +445,17 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
   // A sequence without a slot pads the batch: its outputs are zeros, and none of its tokens is read.
-  const int last = slot.is_present ? sequence.last : sequence.first;
   if (!slot.is_present) {
     const int value = int(thread_index) % kStateColumns;
     for (int row = sequence.first + int(thread_index) / kStateColumns; row < sequence.last && value < values;
          row += kThreads / kStateColumns) {
       write_float(o, first_output + row * parameters.o.token + value, parameters.o_type, 0.0f);
     }
+    sequence.last = sequence.first;
   }
   int first = sequence.first;
   do {
-    const int tokens = min(columns > 0 ? 1 : kChunked, last - first);
+    const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
     const FirstReads<T> reads = first_reads<T, K, kBetaRows>(inputs, parameters, first, tokens, thread_index);
     if (has_state && first == sequence.first) {
       device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
@@ -550,9 +557,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     if (columns > 0) {
       const int column = first - sequence.first;
       const bool has_column = column < columns && tokens > 0;
-      const int64_t own_entry = first_entry + min(column, columns - 1);
-      kept = locate_entry(state_indices, parameters.slots, own_entry, lane);
-      if (is_reporter && has_column) report_slot(kept, own_entry, parameters.sequence.op, errors);
+      kept = locate_entry(state_indices, parameters.slots, first_entry + min(column, columns - 1), lane);
       kept.is_present = kept.is_present && has_column && slot.is_present;
       round_state<2 * kParts, P>(state);
     }
@@ -564,11 +569,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
           values, scratch, at, thread_index);
       if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
-    if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= last)) {
+    if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= sequence.last)) {
       store_state<K, ValueInner, kScratch>(
           state, kept_states + kept.index * parameters.final_state.sequence, parameters.final_state,
           parameters.final_has_vectors != 0, values, scratch, at, thread_index);
       if (ValueInner && columns > 0) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
-  } while (first < last);
+  } while (first < sequence.last);
 }

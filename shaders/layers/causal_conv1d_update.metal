@@ -62,7 +62,7 @@ template <typename T, typename Weight, typename State, int W>
     if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
     if (lane == 0) {
       report_slot(slot, int(group.z), parameters.sequence.op, errors);
-      report_accepted(accepted, int(group.z), parameters.sequence.op, errors);
+      report_accepted(accepted, num_accepted_tokens, parameters.slots, int(group.z), parameters.sequence.op, errors);
       if (parameters.keeps_each != 0 && count > most) {
         report_error(
             errors, parameters.sequence.op,

@@ -154,6 +154,7 @@ def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -
         ("state_indices: expected a column for each token .+, got fewer than 3 at 0", {"cu_seqlens": [0, 3, 4]}),
         ("state_indices: expected each slot at most once, got 2 at 2", {"state_indices": [[1, 2], [2, 3]]}),
         ("state_indices: expected indices below .+, got 9 at 3", {"state_indices": [[1, 2], [3, 9]]}),
+        ("state_indices: expected indices below .+, got 9 at 1", {"state_indices": [[-1, 9], [3, 4]]}),
     ],
 )
 def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
