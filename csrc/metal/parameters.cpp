@@ -3,6 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <string_view>
+
+#include "ops/op.h"
+
 namespace torch_gdn {
 
 RowStrides row_strides(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2)}; }
@@ -13,11 +17,18 @@ StateStrides state_strides(const Tensor& state, bool state_v_first) {
   return {state.stride(last - 3), state.stride(last - 2), state.stride(key), state.stride(value)};
 }
 
+OpName op_name() {
+  OpName name{};
+  const std::string_view running = RunningOp::name();
+  running.copy(name.text, sizeof(name.text) - 1);
+  return name;
+}
+
 SequenceParameters sequence_parameters(const ChunkShape<>& shape) {
   TORCH_CHECK_VALUE(shape.T <= INT32_MAX && shape.N <= INT32_MAX && shape.NT <= INT32_MAX,
                     "torch_gdn: expected fewer than 2^31 tokens, sequences and chunks, got T = ", shape.T,
                     ", N = ", shape.N, ", NT = ", shape.NT);
-  return {int32_t(shape.T), int32_t(shape.N), shape.packed ? 1 : 0, int32_t(shape.NT)};
+  return {int32_t(shape.T), int32_t(shape.N), shape.packed ? 1 : 0, int32_t(shape.NT), op_name()};
 }
 
 HeadGroups head_groups(const ChunkShape<>& shape) {

@@ -15,6 +15,7 @@ namespace torch_gdn {
 RowStrides row_strides(const Tensor& x);                              // x: [B, T, heads, D]
 StateStrides state_strides(const Tensor& state, bool state_v_first);  // state: [N, HV, ...] or [B * NT, HV, ...]
 SequenceParameters sequence_parameters(const ChunkShape<>& shape);
+OpName op_name();  // of the running op
 HeadGroups head_groups(const ChunkShape<>& shape);
 
 // 4 where every row starts and ends on a multiple of 4 elements, else 1.

@@ -52,6 +52,18 @@ void for_each_output(const Outputs& outputs, const F& f) {
   }
 }
 
+// The op that the calling thread runs, after which kernels name their errors.
+class RunningOp {
+ public:
+  explicit RunningOp(const char* name);
+  ~RunningOp();
+  RunningOp(const RunningOp&) = delete;
+  static const char* name();
+
+ private:
+  const char* outer_;
+};
+
 namespace detail {
 
 // The op as a function for the dispatcher. `prepare` sees each output before `run`.
@@ -68,6 +80,7 @@ struct Kernel<Op, run, prepare, std::tuple<Argument&...>> {
     check_required(name.c_str(), named, tensors_of(op.arguments(), true));
     op.check();
     check_written(name.c_str(), named, tensors_of(op.arguments(), false));
+    const RunningOp running(name.c_str());
     if constexpr (std::is_void_v<decltype(op.outputs())>) {
       run(op);
     } else {

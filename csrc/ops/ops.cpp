@@ -2,6 +2,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
+#include <utility>
+
 #include "ops/op.h"
 
 namespace torch_gdn {
@@ -68,6 +70,12 @@ void resolve_lazy_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 }
 
 }  // namespace
+
+static thread_local const char* running_op = "";
+
+RunningOp::RunningOp(const char* name) : outer_(std::exchange(running_op, name)) {}
+RunningOp::~RunningOp() { running_op = outer_; }
+const char* RunningOp::name() { return running_op; }
 
 std::map<std::string, Infer>& inferences() {
   static std::map<std::string, Infer> inferences;

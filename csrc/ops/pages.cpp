@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/indices.h"
+
 namespace torch_gdn {
 
 namespace {
@@ -12,7 +14,7 @@ struct Queries {
 
 // Those of each sequence that has some.
 std::vector<Queries> queries_of(const char* op, const PagedShape<>& s, const Tensor& cu_seqlens) {
-  const auto at = cu_seqlens.accessor<int32_t, 1>();
+  const Indices at(cu_seqlens);
   TORCH_CHECK_VALUE(at[0] == 0, op, ": cu_seqlens: expected the first boundary to be 0, got ", at[0]);
   TORCH_CHECK_VALUE(at[s.N] <= s.T, op, ": cu_seqlens: expected boundaries up to the ", s.T, " rows of q, got ",
                     at[s.N]);
@@ -30,8 +32,7 @@ std::vector<Queries> queries_of(const char* op, const PagedShape<>& s, const Ten
 void check_pages(const char* op, const PagedShape<>& s, const PagedSequences<int64_t>& sequences) {
   const auto& [block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, causal, window] = sequences;
   if (!block_table.is_cpu() || !cu_seqlens.is_cpu() || !seq_lens.is_cpu()) return;
-  const auto table = block_table.accessor<int32_t, 2>();
-  const auto lengths = seq_lens.accessor<int32_t, 1>();
+  const Indices table(block_table), lengths(seq_lens);
   for (const auto& [n, first, count] : queries_of(op, s, cu_seqlens)) {
     const int64_t keys = lengths[n];
     TORCH_CHECK_VALUE(count <= max_query_len, op, ": max_query_len: expected at least the queries of a sequence, got ",
@@ -43,8 +44,9 @@ void check_pages(const char* op, const PagedShape<>& s, const PagedSequences<int
                       max_seq_len, " for ", keys, " of sequence ", n);
     const int64_t unseen = window > 0 ? std::max<int64_t>(0, keys - count + 1 - window) : 0;
     for (int64_t i = unseen / s.block_size; i * s.block_size < keys; ++i) {
-      TORCH_CHECK_VALUE(table[n][i] >= 0 && table[n][i] < s.blocks, op, ": block_table: expected blocks from 0 to ",
-                        s.blocks - 1, ", got ", table[n][i], " at ", i, " of sequence ", n);
+      const int64_t block = table.at(n, i);
+      TORCH_CHECK_VALUE(block >= 0 && block < s.blocks, op, ": block_table: expected blocks from 0 to ", s.blocks - 1,
+                        ", got ", block, " at ", i, " of sequence ", n);
     }
   }
 }

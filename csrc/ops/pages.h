@@ -18,7 +18,7 @@ struct PagedShape {
 // Sequence n has queries [cu_seqlens[n], cu_seqlens[n + 1]) and seq_lens[n] keys; its queries are the last of them.
 template <typename Int>
 struct PagedSequences {
-  Tensor block_table, cu_seqlens, seq_lens;  // [N, table_blocks], [N + 1], [N], int32
+  Tensor block_table, cu_seqlens, seq_lens;  // [N, table_blocks], [N + 1], [N], int32 or int64
   Int max_query_len, max_seq_len;            // of a sequence: what the host plans for
   bool causal;
   int64_t window;  // 0: all
@@ -66,9 +66,9 @@ void check_pages(const char* op, const PagedShape<>& shape, const PagedSequences
 template <typename Int>
 void check_sequences_of_pages(const Check<Int>& check, PagedShape<Int>& s, const PagedSequences<Int>& sequences) {
   const auto& [block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, causal, window] = sequences;
-  check.is_int32("block_table", block_table);
-  check.is_int32("cu_seqlens", cu_seqlens);
-  check.is_int32("seq_lens", seq_lens);
+  check.is_index("block_table", block_table);
+  check.is_index("cu_seqlens", cu_seqlens);
+  check.is_index("seq_lens", seq_lens);
   check.on_device_or_cpu("block_table", block_table);
   check.on_device_or_cpu("cu_seqlens", cu_seqlens);
   check.on_device_or_cpu("seq_lens", seq_lens);

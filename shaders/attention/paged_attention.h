@@ -9,6 +9,7 @@ struct PagedParameters {
   PageStrides key, value;
   TokenStrides q, out;                                    // rows of q start at multiples of 4 elements
   int64_t table_sequence, table_block, boundary, length;  // strides of block_table, cu_seqlens, seq_lens
+  int32_t table_bytes, boundary_bytes, length_bytes;      // of a number of theirs: 4 or 8
   int32_t sequences, tokens;                              // N, T
   int32_t kv_heads, ratio;                                // HK, HQ / HK
   int32_t query_rows;                                     // T * HQ / HK
@@ -21,4 +22,5 @@ struct PagedParameters {
   int32_t has_sinks;
   int32_t has_vectors;  // every row of the caches starts at a multiple of 4 elements
   float scale;
+  OpName op;
 };

@@ -3,6 +3,7 @@
 // Layout: in and out [T, H, D] with strides.
 #include "attention/paged_rotate.h"
 #include "aura/rotation.h"
+#include "core/indices.h"
 
 template <typename In, typename Out, int D, bool kInverse>
 [[kernel]] void paged_rotate(
@@ -17,8 +18,11 @@ template <typename In, typename Out, int D, bool kInverse>
   constexpr int kOwn = D / lanes_of(D);
   constexpr int kOfSimdgroup = 32 / lanes_of(D);
   int last = 0;  // the largest boundary: wrong ones may not end with it
-  for (int i = int(lane); i <= parameters.sequences; i += 32) last = max(last, cu_seqlens[i * parameters.boundary]);
-  const int tokens = min(simd_max(last), parameters.tokens);
+  for (int i = int(lane); i <= parameters.sequences; i += 32) {
+    const int64_t boundary = read_index(cu_seqlens, i * parameters.boundary, parameters.boundary_bytes);
+    last = max(last, int(clamp(boundary, int64_t(0), int64_t(parameters.tokens))));
+  }
+  const int tokens = simd_max(last);
   const int64_t vector = (int64_t(group.x) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
   const int index = int(min(vector, int64_t(parameters.vectors - 1)));
   const int token = index / parameters.heads;

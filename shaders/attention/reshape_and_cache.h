@@ -11,4 +11,5 @@ struct CacheParameters {
   int32_t capacity;     // slots of the cache
   int32_t block_size, heads;
   int32_t key_size, value_size;
+  OpName op;
 };

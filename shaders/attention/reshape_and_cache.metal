@@ -2,7 +2,8 @@
 // elements at a time. Layout: key [T, H, D], value [T, H, DV], caches [blocks, block_size, H, D] and [.., DV], all with
 // strides; slot_mapping of 4 or 8 bytes.
 #include "attention/reshape_and_cache.h"
-#include "core/slots.h"
+#include "core/error.h"
+#include "core/indices.h"
 #include "core/vectors.h"
 
 template <int Width, typename T, typename C>
@@ -37,7 +38,8 @@ template <typename T, typename C, int Width>
   const int64_t slot = read_index(slot_mapping, token * parameters.slot_stride, parameters.slot_bytes);
   const bool is_outside = slot >= parameters.capacity;
   if (is_outside && thread_index == 0) {
-    report_error(errors, "slot_mapping", "expected slots below the cache's size", __LINE__);
+    report_error(
+        errors, parameters.op, "slot_mapping: expected slots below the cache's size, got ", slot, token, __LINE__);
   }
   if (slot < 0 || is_outside) return;
   const int block = int(slot) / parameters.block_size;

@@ -4,6 +4,7 @@
 #include "attention/paged_attention.h"
 #include "core/error.h"
 #include "core/fragment.h"
+#include "core/indices.h"
 
 struct PagedSequence {
   int index;
@@ -11,8 +12,16 @@ struct PagedSequence {
   int keys;
 };
 
+METAL_FUNC int64_t read_boundary(device const int* cu_seqlens, constant PagedParameters& parameters, int index) {
+  return read_index(cu_seqlens, index * parameters.boundary, parameters.boundary_bytes);
+}
+
 METAL_FUNC int query_boundary(device const int* cu_seqlens, constant PagedParameters& parameters, int index) {
-  return clamp(cu_seqlens[index * parameters.boundary], 0, parameters.tokens);
+  return int(clamp(read_boundary(cu_seqlens, parameters, index), int64_t(0), int64_t(parameters.tokens)));
+}
+
+METAL_FUNC int64_t read_length(device const int* seq_lens, constant PagedParameters& parameters, int index) {
+  return read_index(seq_lens, index * parameters.length, parameters.length_bytes);
 }
 
 METAL_FUNC int capacity_of(constant PagedParameters& parameters) {
@@ -24,7 +33,7 @@ METAL_FUNC int rows_of(constant PagedParameters& parameters, int queries) {
 }
 
 METAL_FUNC int keys_of_sequence(device const int* seq_lens, constant PagedParameters& parameters, int index) {
-  return clamp(seq_lens[index * parameters.length], 0, capacity_of(parameters));
+  return int(clamp(read_length(seq_lens, parameters, index), int64_t(0), int64_t(capacity_of(parameters))));
 }
 
 // Boundaries are made ascending, so that no row of q belongs to two sequences. Every lane of the simdgroup must call.
@@ -104,23 +113,31 @@ METAL_FUNC void report_sequence(
     constant PagedParameters& parameters,
     int index,
     device ErrorLog* errors) {
-  const int first = cu_seqlens[index * parameters.boundary];
-  const int last = cu_seqlens[(index + 1) * parameters.boundary];
-  if (first < 0 || first > last || last > parameters.tokens || (index == 0 && first != 0)) {
-    report_error(errors, "cu_seqlens", "expected boundaries that start at 0, ascend and end within q", __LINE__);
+  const int64_t first = read_boundary(cu_seqlens, parameters, index);
+  const int64_t last = read_boundary(cu_seqlens, parameters, index + 1);
+  const bool starts_wrong = first < 0 || (index == 0 && first != 0);
+  if (starts_wrong || first > last || last > parameters.tokens) {
+    report_error(
+        errors, parameters.op, "cu_seqlens: expected boundaries that start at 0, ascend and end within q, got ",
+        starts_wrong ? first : last, starts_wrong ? index : index + 1, __LINE__);
     return;
   }
   if (first == last) return;
-  const int keys = seq_lens[index * parameters.length];
+  const int64_t keys = read_length(seq_lens, parameters, index);
   if (last - first > parameters.max_query_len) {
-    report_error(errors, "max_query_len", "expected at least the queries of a sequence", __LINE__);
+    report_error(
+        errors, parameters.op, "max_query_len: expected at least the queries of a sequence, got fewer than ",
+        last - first, index, __LINE__);
   }
   if (keys < last - first || keys > capacity_of(parameters)) {
     report_error(
-        errors, "seq_lens", "expected at least the queries of a sequence and at most the tokens of its blocks",
+        errors, parameters.op,
+        "seq_lens: expected at least the queries of a sequence and at most the tokens of its blocks, got ", keys, index,
         __LINE__);
   } else if (keys > parameters.max_seq_len) {
-    report_error(errors, "max_seq_len", "expected at least the keys of a sequence", __LINE__);
+    report_error(
+        errors, parameters.op, "max_seq_len: expected at least the keys of a sequence, got fewer than ", keys, index,
+        __LINE__);
   }
 }
 
@@ -180,12 +197,14 @@ METAL_FUNC KeyPlace key_place(
     int key,
     device ErrorLog* errors) {
   const int page = key / parameters.block_size;
-  const int block = block_table[sequence * parameters.table_sequence + page * parameters.table_block];
+  const int64_t entry = sequence * parameters.table_sequence + page * parameters.table_block;
+  const int64_t block = read_index(block_table, entry, parameters.table_bytes);
   if (block < 0 || block >= parameters.blocks) {
-    report_error(errors, "block_table", "expected blocks of the cache", __LINE__);
+    report_error(
+        errors, parameters.op, "block_table: expected blocks of the cache, got ", block, page, __LINE__, sequence);
   }
   KeyPlace place;
-  place.block = clamp(block, 0, parameters.blocks - 1);
+  place.block = clamp(block, int64_t(0), int64_t(parameters.blocks - 1));
   place.offset = key % parameters.block_size;
   return place;
 }

@@ -5,15 +5,14 @@
 #include "aura/codes.h"
 #include "aura/rotation.h"
 #include "core/error.h"
+#include "core/indices.h"
 
 // The slot of a vector; -1: not to be stored, -2: past the cache. A 64-bit slot is two words, the low one first.
-METAL_FUNC int slot_of(device const int* slots, constant EncodeParameters& parameters, VectorPlace place) {
+METAL_FUNC int64_t slot_of(device const int* slots, constant EncodeParameters& parameters, VectorPlace place) {
   if (!place.present) return -1;
-  if (parameters.slot_words == 0) return place.token;
-  device const int* slot = slots + place.batch * parameters.slot_batch + place.token * parameters.slot_token;
-  const int high = parameters.slot_words == 2 ? slot[1] : slot[0] < 0 ? -1 : 0;
-  if (high < 0) return -1;
-  return high == 0 && slot[0] >= 0 && slot[0] < parameters.capacity ? slot[0] : -2;
+  if (parameters.slot_bytes == 0) return place.token;
+  const int64_t entry = place.batch * parameters.slot_batch + place.token * parameters.slot_token;
+  return read_index(slots, entry, parameters.slot_bytes);
 }
 
 // The exponent's bits of the largest element: divided by that power of two, squares neither overflow nor vanish.
@@ -110,7 +109,9 @@ template <typename T, int bits, int D>
   }
   const float kept_norm = sqrt(sum_of_squares<D>(kept));
 
-  const int slot = slot_of(slots, parameters, place);
+  const int64_t wanted = slot_of(slots, parameters, place);
+  const bool is_outside = wanted >= parameters.capacity;
+  const int slot = wanted < 0 || is_outside ? -1 : int(wanted);
   if (int(lane) % lanes_of(D) == 0) {
     slot_of_vector[vector] = slot;
     if (slot >= 0) {
@@ -118,7 +119,12 @@ template <typename T, int bits, int D>
       norms[offset_of(parameters.norms, place.batch, place.head, slot)] = norm / kept_norm * grow;
       if (parameters.has_means != 0) means[offset_of(parameters.means, place.batch, place.head, slot)] = mean;
     }
-    if (slot == -2) report_error(errors, "aura_encode_", "slots: expected slots below the cache's size", __LINE__);
+    if (is_outside) {
+      const int64_t entry = (parameters.slot_batch == 0 ? 0 : place.batch) * int64_t(parameters.vectors.tokens);
+      report_error(
+          errors, parameters.op, "slots: expected slots below the cache's size, got ", wanted, entry + place.token,
+          __LINE__);
+    }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
 

@@ -37,7 +37,7 @@ METAL_FUNC Checkpoint locate_checkpoint(
     constant CheckpointParameters& parameters,
     device const int* state_indices,
     constant SlotParameters& slots,
-    int sequences,
+    constant const SequenceParameters& all,
     int sequence,
     int tokens,
     device ErrorLog* errors,
@@ -50,20 +50,24 @@ METAL_FUNC Checkpoint locate_checkpoint(
 
   const int64_t offset = read_index(offsets, sequence * parameters.offset_stride, parameters.offset_bytes);
   checkpoint.index = read_index(indices, sequence * parameters.index_stride, parameters.index_bytes);
-  const bool taken =
-      is_taken_slot(checkpoint.index, offsets, indices, parameters, state_indices, slots, sequences, sequence, lane);
+  const bool taken = is_taken_slot(
+      checkpoint.index, offsets, indices, parameters, state_indices, slots, all.sequences, sequence, lane);
   if (offset == 0 || checkpoint.index <= parameters.null_index) return checkpoint;
   const bool is_outside = checkpoint.index >= slots.slots;
   const bool is_wrong_offset = offset < 0 || offset > tokens || int(offset) % parameters.multiple != 0;
   if (is_reporter && is_wrong_offset) {
     report_error(
-        errors, "checkpoint_offsets", "expected multiples of a chunk up to the tokens of a sequence", __LINE__);
+        errors, all.op, "checkpoint_offsets: expected multiples of a chunk up to the tokens of a sequence, got ",
+        offset, sequence, __LINE__);
   }
   if (is_reporter && is_outside) {
-    report_error(errors, "checkpoint_indices", "expected indices below the number of slots", __LINE__);
-  }
-  if (is_reporter && taken && !is_outside) {
-    report_error(errors, "checkpoint_indices", "expected each slot at most once", __LINE__);
+    report_error(
+        errors, all.op, "checkpoint_indices: expected indices below the number of slots, got ", checkpoint.index,
+        sequence, __LINE__);
+  } else if (is_reporter && taken) {
+    report_error(
+        errors, all.op, "checkpoint_indices: expected each slot at most once, got ", checkpoint.index, sequence,
+        __LINE__);
   }
   if (!is_wrong_offset && !is_outside && !taken) checkpoint.tokens = int(offset);
   return checkpoint;

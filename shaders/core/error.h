@@ -1,6 +1,7 @@
 // The stream's error log, which PyTorch reads at the next synchronisation. The layout is that of c10/metal/error.h,
 // torch 2.13; csrc/metal/encoder.mm asserts it.
 #pragma once
+#include "core/parameters.h"
 #ifdef __METAL__
 #include <metal_stdlib>
 using namespace metal;
@@ -20,20 +21,61 @@ struct ErrorLog {
 };
 
 #ifdef __METAL__
-METAL_FUNC void copy_text(device char* target, constant const char* text, int size) {
-  int length = 0;
-  for (; length < size - 1 && text[length] != 0; ++length) target[length] = text[length];
+// Behind `length` characters of a text of `size`. Both return the new length.
+METAL_FUNC int append_text(device char* target, int length, int size, constant const char* text) {
+  for (; length < size - 1 && *text != 0; ++length, ++text) target[length] = *text;
   target[length] = 0;
+  return length;
 }
 
+// Without a division, which takes a hundred instructions in 64 bits, and without a table of powers of ten.
+METAL_FUNC int append_number(device char* target, int length, int size, int64_t number) {
+  if (length + 21 > size) return length;
+  uint64_t rest = uint64_t(number);
+  if (number < 0) {
+    target[length++] = '-';
+    rest = 0ul - rest;
+  }
+  bool has_digits = false;
+  for (int digits_after = 18; digits_after >= 0; --digits_after) {
+    uint64_t power = 1;
+    for (int i = 0; i < digits_after; ++i) power *= 10;
+    char digit = '0';
+    for (; rest >= power; rest -= power) ++digit;
+    has_digits = has_digits || digit != '0' || digits_after == 0;
+    if (has_digits) target[length++] = digit;
+  }
+  target[length] = 0;
+  return length;
+}
+
+// "<op>: <text><got> at <place>", as the host's checks say it: the text names the argument and ends with ", got ".
+// A place or sequence of -1 is left out.
 METAL_FUNC void report_error(
-    device ErrorLog* log, constant const char* function, constant const char* text, uint line) {
+    device ErrorLog* log,
+    constant const OpName& op,
+    constant const char* text,
+    int64_t got,
+    int64_t place,
+    uint line,
+    int64_t sequence = -1) {
   const uint slot = atomic_fetch_add_explicit(&log->count, 1u, memory_order_relaxed);
   if (slot >= 30) return;
   device ErrorLog::Message& message = log->messages[slot];
-  copy_text(message.file, "torch_gdn", 128);
-  copy_text(message.function, function, 128);
-  copy_text(message.text, text, 250);
+  append_text(message.file, 0, 128, "torch_gdn");
+  append_text(message.function, 0, 128, op.text);
+  int length = append_text(message.text, 0, 250, op.text);
+  length = append_text(message.text, length, 250, ": ");
+  length = append_text(message.text, length, 250, text);
+  length = append_number(message.text, length, 250, got);
+  if (place >= 0) {
+    length = append_text(message.text, length, 250, " at ");
+    length = append_number(message.text, length, 250, place);
+  }
+  if (sequence >= 0) {
+    length = append_text(message.text, length, 250, " of sequence ");
+    append_number(message.text, length, 250, sequence);
+  }
   message.line = line;
 }
 #endif

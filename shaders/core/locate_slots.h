@@ -4,4 +4,5 @@
 struct LocateSlotsParameters {
   SlotParameters slots;
   int32_t indices;
+  OpName op;
 };

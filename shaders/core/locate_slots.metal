@@ -18,6 +18,6 @@ template <int Simdgroups>
   const Slot slot = locate_entry(indices, parameters.slots, entry, lane);
   if (is_own && lane == 0) {
     located[entry] = slot.is_present ? int(slot.index) : -1;
-    report_slot(slot, errors);
+    report_slot(slot, entry, parameters.op, errors);
   }
 }

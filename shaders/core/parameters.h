@@ -16,6 +16,11 @@
 #define GDN_CONSTANT constexpr
 #endif
 
+// The op that runs, after which a kernel's errors are named.
+struct OpName {
+  char text[40];
+};
+
 // Strides in elements of [B, T, heads, D]; the last is 1.
 struct RowStrides {
   int64_t batch, token, head;
@@ -48,6 +53,7 @@ struct SequenceParameters {
   int32_t sequences;  // N; B for a batch
   int32_t packed;     // 1: cu_seqlens[0..N] is read
   int32_t chunks;     // NT: of a batch row, or of all packed sequences, with surplus ones at the end
+  OpName op;
 };
 
 // The slots of sequences, or of their tokens, in a pool of states. All zero: sequence n has state n.

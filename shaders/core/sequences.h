@@ -135,22 +135,29 @@ METAL_FUNC void report_cu_seqlens(
     device ErrorLog* errors,
     uint lane) {
   if (sequence.packed == 0) return;
-  int wrong = 0;
+  const int none = sequence.sequences + 1;
+  int wrong = none;  // the first index of a wrong boundary
   int chunks = 0;
   for (int index = int(lane); index <= sequence.sequences; index += 32) {
     const int64_t lowest = index == 0 ? 0 : max(cu_seqlens[index - 1], int64_t(0));
     const int64_t highest = index == 0 ? 0 : int64_t(sequence.tokens);
-    if (cu_seqlens[index] < lowest || cu_seqlens[index] > highest) wrong = 1;
-    if (index == sequence.sequences && cu_seqlens[index] != sequence.tokens) wrong = 1;
-    if (wrong == 0 && chunk_size > 0 && index > 0) chunks += chunk_count(int(cu_seqlens[index] - lowest), chunk_size);
+    const bool is_outside = cu_seqlens[index] < lowest || cu_seqlens[index] > highest;
+    const bool ends_wrong = index == sequence.sequences && cu_seqlens[index] != sequence.tokens;
+    if (is_outside || ends_wrong) wrong = min(wrong, index);
+    if (wrong == none && chunk_size > 0 && index > 0)
+      chunks += chunk_count(int(cu_seqlens[index] - lowest), chunk_size);
   }
-  wrong = simd_max(wrong);
+  wrong = simd_min(wrong);
   chunks = simd_sum(chunks);
-  if (wrong != 0 && lane == 0) {
-    report_error(errors, "cu_seqlens", "expected boundaries that start at 0, ascend and end at T", __LINE__);
-  }
-  if (wrong == 0 && chunks > sequence.chunks && lane == 0) {
-    report_error(errors, "chunk_indices", "expected one row for each chunk of cu_seqlens, got fewer", __LINE__);
+  if (lane != 0) return;
+  if (wrong != none) {
+    report_error(
+        errors, sequence.op, "cu_seqlens: expected boundaries that start at 0, ascend and end at T, got ",
+        cu_seqlens[wrong], wrong, __LINE__);
+  } else if (chunks > sequence.chunks) {
+    report_error(
+        errors, sequence.op, "chunk_indices: expected one row for each chunk of cu_seqlens, got fewer than ", chunks,
+        -1, __LINE__);
   }
 }
 

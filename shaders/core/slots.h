@@ -5,6 +5,7 @@
 #include <metal_stdlib>
 
 #include "core/error.h"
+#include "core/indices.h"
 #include "core/parameters.h"
 using namespace metal;
 
@@ -14,12 +15,6 @@ struct Slot {
   bool has_state;   // else from zeros
   bool is_outside, is_taken;
 };
-
-// 4 or 8 bytes each.
-METAL_FUNC int64_t read_index(device const int* indices, int64_t at, int bytes) {
-  if (bytes == 4) return indices[at];
-  return ((device const int64_t*)indices)[at];
-}
 
 METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
   return read_index(indices, entry * slots.index_stride, slots.index_bytes);
@@ -87,14 +82,26 @@ accepted_count(device const int* num_accepted_tokens, constant SlotParameters& s
   return count;
 }
 
-// Called by one thread for each sequence.
-METAL_FUNC void report_slot(Slot slot, device ErrorLog* errors) {
-  if (slot.is_outside) report_error(errors, "state_indices", "expected indices below the number of slots", __LINE__);
-  if (slot.is_taken) report_error(errors, "state_indices", "expected each slot at most once", __LINE__);
+// Called by one thread for each entry of state_indices.
+METAL_FUNC void report_slot(Slot slot, int64_t entry, constant const OpName& op, device ErrorLog* errors) {
+  if (slot.is_outside) {
+    report_error(
+        errors, op, "state_indices: expected indices below the number of slots, got ", slot.index, entry, __LINE__);
+  } else if (slot.is_taken) {
+    report_error(errors, op, "state_indices: expected each slot at most once, got ", slot.index, entry, __LINE__);
+  }
 }
 
-METAL_FUNC void report_accepted(AcceptedCount count, device ErrorLog* errors) {
-  if (count.is_outside) {
-    report_error(errors, "num_accepted_tokens", "expected counts from 1 to those of a step", __LINE__);
-  }
+// Called by one thread for each sequence.
+METAL_FUNC void report_accepted(
+    AcceptedCount count,
+    device const int* num_accepted_tokens,
+    constant SlotParameters& slots,
+    int64_t sequence,
+    constant const OpName& op,
+    device ErrorLog* errors) {
+  if (!count.is_outside) return;
+  report_error(
+      errors, op, "num_accepted_tokens: expected counts from 1 to those of a step, got ",
+      read_index(num_accepted_tokens, sequence * slots.accepted_stride, slots.accepted_bytes), sequence, __LINE__);
 }

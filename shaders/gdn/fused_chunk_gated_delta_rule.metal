@@ -259,8 +259,8 @@ template <typename T, int K, int C, int Width, typename P>
   const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
   const Checkpoint checkpoint = locate_checkpoint(
       checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence.sequences, target, sequence.last - sequence.first, errors, is_reporter, lane);
-  if (is_reporter) report_slot(slot, errors);
+      parameters.sequence, target, sequence.last - sequence.first, errors, is_reporter, lane);
+  if (is_reporter) report_slot(slot, target, parameters.sequence.op, errors);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
   }

@@ -399,7 +399,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const int first_value = int(group.x) * kStateColumns;
   const int values = min(kStateColumns, parameters.value_size - first_value);
   const RowPosition at = row_position<K>(simdgroup, lane);
-  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
+  Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const int columns = parameters.slots.columns;  // of state_indices; 0: one slot a sequence
   const int64_t first_entry = int64_t(target) * max(columns, 1);
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, target, max(columns, 1));
@@ -408,15 +408,26 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   const bool is_reporter = group.x == 0 && group.y == 0 && thread_index == 0;
   const Checkpoint checkpoint = locate_checkpoint(
       checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence.sequences, target, sequence.last - sequence.first, errors, is_reporter, lane);
+      parameters.sequence, target, sequence.last - sequence.first, errors, is_reporter, lane);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
   }
+  if (group.x == 0 && group.y == 0 && simdgroup == 0) {
+    for (int column = 0; column < min(columns, sequence.last - sequence.first); ++column) {
+      const Slot kept = locate_entry(state_indices, parameters.slots, first_entry + column, lane);
+      if (is_reporter && column + 1 != accepted.tokens) {
+        report_slot(kept, first_entry + column, parameters.sequence.op, errors);
+      }
+    }
+  }
   if (is_reporter) {
-    report_slot(slot, errors);
-    report_accepted(accepted, errors);
+    report_slot(slot, first_entry + accepted.tokens - 1, parameters.sequence.op, errors);
+    report_accepted(accepted, num_accepted_tokens, parameters.slots, target, parameters.sequence.op, errors);
     if (columns > 0 && sequence.last - sequence.first > columns) {
-      report_error(errors, "state_indices", "expected a column for each token of a sequence", __LINE__);
+      report_error(
+          errors, parameters.sequence.op,
+          "state_indices: expected a column for each token of a sequence, got fewer than ",
+          sequence.last - sequence.first, target, __LINE__);
     }
   }
 
@@ -433,6 +444,15 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
 
   device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
   const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
+  // A sequence without a slot pads the batch: its outputs are zeros, and none of its tokens is read.
+  if (!slot.is_present) {
+    const int value = int(thread_index) % kStateColumns;
+    for (int row = sequence.first + int(thread_index) / kStateColumns; row < sequence.last && value < values;
+         row += kThreads / kStateColumns) {
+      write_float(o, first_output + row * parameters.o.token + value, parameters.o_type, 0.0f);
+    }
+    sequence.last = sequence.first;
+  }
   int first = sequence.first;
   do {
     const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
@@ -520,7 +540,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
           part[r] += state[2 * m + r] * queries;
         }
       }
-      const float output = slot.is_present ? parameters.scale * sum_of_own_row<K>(part[0], part[1], at) : 0.0f;
+      const float output = parameters.scale * sum_of_own_row<K>(part[0], part[1], at);
       if (at.place < 2) o_tile[token * kStateColumns + at.own_row] = output;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -538,7 +558,6 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       const int column = first - sequence.first;
       const bool has_column = column < columns && tokens > 0;
       kept = locate_entry(state_indices, parameters.slots, first_entry + min(column, columns - 1), lane);
-      if (is_reporter && has_column) report_slot(kept, errors);
       kept.is_present = kept.is_present && has_column && slot.is_present;
       round_state<2 * kParts, P>(state);
     }

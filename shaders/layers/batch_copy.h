@@ -9,4 +9,5 @@ struct BatchCopyParameters {
   int64_t source_stride, destination_stride, size_stride;  // of the three vectors, in their elements
   int32_t source_bytes, destination_bytes, size_bytes;     // of a number of theirs: 4 or 8
   int32_t misalignment;                                    // the pool's address modulo 16
+  OpName op;
 };

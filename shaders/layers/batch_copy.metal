@@ -99,10 +99,16 @@ template <int Threads>
   const bool source_is_inside = is_inside(source, size, parameters.pool_bytes);
   const bool destination_is_inside = is_inside(destination, size, parameters.pool_bytes);
   if (group.x == 0 && thread_index == 0) {
-    if (size < 0) report_error(errors, "sizes", "expected numbers of bytes from 0 on", __LINE__);
-    if (!source_is_inside) report_error(errors, "source_offsets", "expected ranges within the pool", __LINE__);
+    if (size < 0) {
+      report_error(errors, parameters.op, "sizes: expected numbers of bytes from 0 on, got ", size, n, __LINE__);
+    }
+    if (!source_is_inside) {
+      report_error(errors, parameters.op, "source_offsets: expected ranges within the pool, got ", source, n, __LINE__);
+    }
     if (!destination_is_inside) {
-      report_error(errors, "destination_offsets", "expected ranges within the pool", __LINE__);
+      report_error(
+          errors, parameters.op, "destination_offsets: expected ranges within the pool, got ", destination, n,
+          __LINE__);
     }
   }
   if (size <= 0 || !source_is_inside || !destination_is_inside) return;

@@ -26,8 +26,8 @@ template <typename T, typename State>
   const bool is_reporter = group.x == 0 && simdgroup == 0 && lane == 0;
   const Checkpoint checkpoint = locate_checkpoint(
       checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence.sequences, int(group.z), tokens, errors, is_reporter, lane);
-  if (is_reporter) report_slot(slot, errors);
+      parameters.sequence, int(group.z), tokens, errors, is_reporter, lane);
+  if (is_reporter) report_slot(slot, int(group.z), parameters.sequence.op, errors);
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   if (channel >= parameters.channels || !slot.is_present) return;
 

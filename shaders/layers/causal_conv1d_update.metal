@@ -61,10 +61,13 @@ template <typename T, typename Weight, typename State, int W>
   if (group.x == 0 && simdgroup == 0) {
     if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
     if (lane == 0) {
-      report_slot(slot, errors);
-      report_accepted(accepted, errors);
+      report_slot(slot, int(group.z), parameters.sequence.op, errors);
+      report_accepted(accepted, num_accepted_tokens, parameters.slots, int(group.z), parameters.sequence.op, errors);
       if (parameters.keeps_each != 0 && count > most) {
-        report_error(errors, "state_pool", "expected W - 2 columns and one for each token of a sequence", __LINE__);
+        report_error(
+            errors, parameters.sequence.op,
+            "state_pool: expected W - 2 columns and one for each token of a sequence, got too few for ", count,
+            int(group.z), __LINE__);
       }
     }
   }
@@ -80,8 +83,14 @@ template <typename T, typename Weight, typename State, int W>
   device const T* added = residual + sequence.batch * parameters.residual.batch +
                           sequence.first * parameters.residual.token + channel * parameters.residual.head;
   device T* output = y + sequence.batch * parameters.y_batch + sequence.first * parameters.y_token + channel;
+  if (!slot.is_present) {  // the sequence pads the batch: its outputs are zeros, and none of its tokens is read
+    for (int token = 0; token < count && is_inside; ++token) {
+      store_values(output + token * parameters.y_token, no_values<1>());
+    }
+    return;
+  }
   const Filter<W, 1> filter = load_filter<W, 1>(weight, bias, parameters, min(channel, parameters.channels - 1));
-  const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
+  const bool has_state = parameters.has_state != 0 && slot.has_state;
   const int end = parameters.keeps_each != 0 ? accepted.tokens + W - 2 : parameters.columns;
   const bool together = states_are_neighbours<W>(parameters);
   Values<1> window[W];
@@ -96,10 +105,8 @@ template <typename T, typename Weight, typename State, int W>
     window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
     Values<1> result = convolve<W, 1>(window, filter, parameters.has_silu != 0);
     add_residual<1>(result, added + token * parameters.residual.token, parameters);
-    if (!slot.is_present) result = no_values<1>();
     store_values(output + token * parameters.y_token, result);
   }
-  if (!slot.is_present) return;
   device State* new_states = new_state + slot.index * parameters.new_state.slot;
   device State* target = new_states + channel * parameters.new_state.channel;
   if (together) {

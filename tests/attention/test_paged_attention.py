@@ -20,6 +20,7 @@ from torch_gdn.testing import REGISTRY
 from torch_gdn.testing.attention import make_call
 from torch_gdn.testing.inputs import Call, to_device
 
+INDICES = ("block_table", "cu_seqlens", "seq_lens")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 # Queries and keys of each sequence: one token, few, and more than a tile of rows; of prompts, and of parts of them.
@@ -226,22 +227,27 @@ WRONG = {
     "a descending boundary": Wrong("cu_seqlens", lambda x: with_one(x, 2, 0), "expected"),
     "a first boundary": Wrong("cu_seqlens", lambda x: with_one(x, 0, 1), "expected"),
     "a negative boundary": Wrong("cu_seqlens", lambda x: with_one(x, 0, -1), "expected"),
+    "a block past 2^32": Wrong("block_table", lambda x: with_one(x, (1, 1), 2**32 + 1), "expected blocks"),
+    "a length past 2^32": Wrong("seq_lens", lambda x: with_one(x, 1, 2**32 + 60), "expected at least the queries"),
+    "a boundary past 2^32": Wrong("cu_seqlens", lambda x: with_one(x, 3, 2**32), "expected boundaries"),
     "too few queries": Wrong("max_query_len", lambda x: x - 1, "expected at least the queries"),
     "too few keys": Wrong("max_seq_len", lambda x: x - 1, "expected at least the keys"),
 }
 
 
 def with_one(x: Tensor, at: Any, value: int) -> Tensor:
-    x = x.clone()
+    x = x.clone() if abs(value) < 2**31 else x.long()
     x[at] = value
     return x
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("queries", [[1, 1, 1], [2, 40, 1]], ids=["decode", "mixed"])
-def test_wrong_indices(device: torch.device, queries: list[int], wrong: Wrong) -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_wrong_indices(device: torch.device, dtype: torch.dtype, queries: list[int], wrong: Wrong) -> None:
     """They lead nowhere outside the tensors, which the simulated device would report, and sequence 0 is right."""
     call = make_call(queries, [30, 60, 64], D=16, HK=1)
+    call |= {name: call[name].to(dtype) for name in INDICES}
     expected = exact(call)[: queries[0]]
     call[wrong.argument] = wrong.change(call[wrong.argument])
     if device.type == "cpu":
@@ -249,7 +255,7 @@ def test_wrong_indices(device: torch.device, queries: list[int], wrong: Wrong) -
             torch_gdn.paged_attention(**call)
         return
     o = torch_gdn.paged_attention(**to_device(call, device))
-    with pytest.raises(RuntimeError, match=rf"{wrong.words}.*\(kernel {wrong.argument}\)"):
+    with pytest.raises(RuntimeError, match=rf"^paged_attention_: {wrong.argument}: {wrong.words}.*, got .*\d+ at \d+"):
         torch.mps.synchronize()
     torch.mps.synchronize()  # reported once
     if wrong.argument != "cu_seqlens" and queries[0] == 1:
@@ -262,10 +268,14 @@ def test_opcheck(device: torch.device) -> None:
     opcheck("paged_attention_", call | {"sinks": None, "window": 0, "causal": False, "scale": 0.2}, device)
 
 
-def test_index_tensors_may_stay_on_the_cpu(device: torch.device) -> None:
-    entry = REGISTRY["paged_attention_"]
+@pytest.mark.parametrize("op", ["paged_attention_", "aura_paged_attention_"])
+def test_index_tensors_of_64_bits(device: torch.device, op: str) -> None:
+    """Each alone and all together give the bits of 32-bit ones."""
+    entry = REGISTRY[op]
     call = entry.smallest(device=device)
     expected = call["out"].clone()
     entry.run(call | {"out": expected})
-    entry.run(call | {name: call[name].cpu() for name in ("block_table", "cu_seqlens", "seq_lens")})
-    assert torch.equal(call["out"].cpu(), expected.cpu())
+    for names in (*((name,) for name in INDICES), INDICES):
+        out = call["out"].clone()
+        entry.run(call | {name: call[name].long() for name in names} | {"out": out})
+        assert_same_bits("out", out, expected)

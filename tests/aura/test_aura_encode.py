@@ -151,7 +151,7 @@ def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
             torch.ops.gdn.aura_encode_(**call)
         return
     torch.ops.gdn.aura_encode_(**call)
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(RuntimeError, match=rf"^aura_encode_: {message}, got {bad} at 2\b"):
         torch.mps.synchronize()
     assert (call["norms"].cpu() != 0).any(0).any(0).tolist() == [True, True, False, True, True, False, False, False]
 

@@ -33,7 +33,7 @@ def test_dtypes(device: torch.device, op: str, dtype: torch.dtype, state: bool) 
 
 
 @each_op("chunked", "recurrent")
-@pytest.mark.parametrize("g", [0.0, -1e-3, -20.0, -1e3, -torch.inf])
+@pytest.mark.parametrize("g", [0.01, 0.0, -1e-3, -20.0, -1e3, -torch.inf])
 def test_one_gate_throughout(device: torch.device, op: str, g: float) -> None:
     case = make_case(100)
     case.g = torch.full_like(case.g, g)

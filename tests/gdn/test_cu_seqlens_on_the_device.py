@@ -13,15 +13,16 @@ CHUNKED = [entry.name for entry in PACKABLE if "chunk_indices" in entry.argument
 CALLS = [("mps", entry.name) for entry in PACKABLE]
 PREFILLS = [op for op in CHUNKED if REGISTRY[op].quick and REGISTRY[op].quick[0].algorithm]
 CALLS += [(f"mps-{name}", op) for op in PREFILLS for name in ("chunked", "recurrent")]
-WRONG = {
-    "a start of 1": [1, 5, 5, 20],
-    "a descent": [0, 7, 5, 20],
-    "an end before T": [0, 5, 5, 19],
-    "an end past T": [0, 5, 5, 21],
-    "a negative one": [0, -1, 5, 20],
-    "the lowest and the highest number": [-(2**63), 2**63 - 1, 5, 20],
-    "fewer than 32, descending": [*range(20), 18],
-    "more than 32, wrong in the second lot": [*([0] * 40), 20, 19, 20],
+WRONG = {  # and the index of the first wrong boundary
+    "a start of 1": ([1, 5, 5, 20], 0),
+    "a descent": ([0, 7, 5, 20], 2),
+    "an end before T": ([0, 5, 5, 19], 3),
+    "an end past T": ([0, 5, 5, 21], 3),
+    "a negative one": ([0, -1, 5, 20], 1),
+    "the lowest and the highest number": ([-(2**63), 2**63 - 1, 5, 20], 0),
+    "the highest number": ([0, 2**63 - 1, 5, 20], 1),
+    "fewer than 32, descending": ([*range(20), 18], 20),
+    "more than 32, wrong in the second lot": ([*([0] * 40), 20, 19, 20], 41),
 }
 each_call = pytest.mark.parametrize(
     ("device", "op"), CALLS, indirect=["device"], ids=["-".join(call) for call in CALLS]
@@ -48,10 +49,11 @@ def call_of(op: str, device: torch.device, cu_seqlens: list[int]) -> dict:
 
 
 @each_call
-@pytest.mark.parametrize("cu_seqlens", WRONG.values(), ids=WRONG)
-def test_a_wrong_one_is_reported(device: torch.device, op: str, cu_seqlens: list[int]) -> None:
+@pytest.mark.parametrize(("cu_seqlens", "index"), WRONG.values(), ids=WRONG)
+def test_a_wrong_one_is_reported(device: torch.device, op: str, cu_seqlens: list[int], index: int) -> None:
     REGISTRY[op].run(call_of(op, device, cu_seqlens))
-    with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
+    words = "expected boundaries that start at 0, ascend and end at T"
+    with pytest.raises(RuntimeError, match=rf"^{op}: cu_seqlens: {words}, got {cu_seqlens[index]} at {index}\b"):
         torch.mps.synchronize()
     torch.mps.synchronize()  # reported once
 
@@ -74,5 +76,6 @@ def test_too_few_chunk_indices_are_reported(device: torch.device, op: str) -> No
     if "h" in call:
         call["h"] = call["h"][:, :3].contiguous()
     REGISTRY[op].run(call)
-    with pytest.raises(RuntimeError, match="expected one row for each chunk of cu_seqlens, got fewer"):
+    words = "expected one row for each chunk of cu_seqlens, got fewer than 4"
+    with pytest.raises(RuntimeError, match=rf"^{op}: chunk_indices: {words}\b"):
         torch.mps.synchronize()

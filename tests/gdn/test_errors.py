@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import torch_gdn
+from tests.helpers.prefill import on_mps
 from torch_gdn.testing import REGISTRY, OpEntry
 from torch_gdn.testing.inputs import Call, tensors_of, to_device
 from torch_gdn.testing.registry import Invalid
@@ -92,15 +93,54 @@ def test_without_grad_mode_it_is_none(device: torch.device, entry: OpEntry[Any],
         assert not x.requires_grad and torch.equal(x, expected[name]), name
 
 
+# Index tensors that may stay on the CPU; all others have to be on the device of the first argument.
+ON_THE_CPU = {"cu_seqlens", "chunk_indices", "state_indices", "num_accepted_tokens", "block_table", "seq_lens"}
+ON_THE_CPU |= {"checkpoint_offsets", "checkpoint_indices", "source_offsets", "destination_offsets", "sizes"}
+
+
 @each_op
 def test_a_tensor_on_another_device_is_an_error(device: torch.device, entry: OpEntry[Any]) -> None:
     """On `mps` one on the CPU; on the CPU a meta tensor, as loaders of models may leave."""
     call = to_device(entry.smallest(), device)
     for name in tensors_of(call)[1:]:
-        if call[name].is_floating_point() or name.endswith(("codes", "slots", "starts")):
+        if name not in ON_THE_CPU:
             elsewhere = call | {name: call[name].to("cpu" if device.type == "mps" else "meta")}
             with pytest.raises(ValueError, match=f"^{entry.name}: {name}: expected a tensor on {device.type}"):
                 entry.run(elsewhere)
+
+
+@on_mps()
+@pytest.mark.parametrize(
+    "entry", [entry for entry in REGISTRY.values() if ON_THE_CPU & {*entry.arguments}], ids=name_of
+)
+def test_index_tensors_may_stay_on_the_cpu(device: torch.device, entry: OpEntry[Any]) -> None:
+    expected_call, call = (entry.smallest(entry.packable, device) for _ in range(2))
+    call |= {name: call[name].cpu() for name in tensors_of(call) if name in ON_THE_CPU}
+    expected = entry.outputs(expected_call, entry.run(expected_call))
+    for name, x in entry.outputs(call, entry.run(call)).items():
+        assert torch.equal(x, expected[name]), name
+
+
+PACKABLE = [entry for entry in REGISTRY.values() if entry.packable]
+OF_A_SEQUENCE = ("initial_state", "state_indices", "has_initial_state", "chunk_indices")
+
+
+@pytest.mark.parametrize("boundaries_on_the_cpu", [False, True])
+@pytest.mark.parametrize("entry", PACKABLE, ids=name_of)
+def test_no_sequences_give_empty_outputs(
+    device: torch.device, entry: OpEntry[Any], boundaries_on_the_cpu: bool
+) -> None:
+    """A cu_seqlens of [0], with tensors of no tokens; the pool stays as it is."""
+    call = entry.smallest(packed=True, device=device)
+    for name in tensors_of(call):
+        if call[name].shape[:2] == (1, 20) or name == "h":
+            call[name] = call[name][:, :0]
+        elif name in OF_A_SEQUENCE:
+            call[name] = call[name][:0]
+    call["cu_seqlens"] = call["cu_seqlens"][:1].to("cpu" if boundaries_on_the_cpu else device)
+    before = {name: call[name].clone() for name in entry.written if name in call}
+    assert entry.outputs(call, entry.run(call)).keys() == before.keys()
+    assert all(torch.equal(call[name], x) for name, x in before.items())
 
 
 LAZY_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {

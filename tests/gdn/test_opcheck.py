@@ -60,11 +60,7 @@ def test_opcheck_with_gates_in_the_kernel(device: torch.device, entry: OpEntry[A
 def test_opcheck_with_gates_of_channels_in_the_kernel(
     device: torch.device, entry: OpEntry[Any], lower_bound: float | None
 ) -> None:
-    call = entry.smallest(dtype=torch.float16) | {"lower_bound": lower_bound}
-    if "gk" in entry.arguments:
-        call |= {"g": None, "gk": torch.randn(2, 20, 4, 64), "use_channel_gate_in_kernel": True}
-    else:
-        call["use_gate_in_kernel"] = True
+    call = entry.smallest(dtype=torch.float16) | {"lower_bound": lower_bound, "use_gate_in_kernel": True}
     call |= {"A_log": torch.zeros(1, 4, 1), "dt_bias": torch.zeros(4, 64)}
     call |= {"output_dtype": torch.float32, "head_grouping": "tiled", "use_beta_sigmoid_in_kernel": True}
     if "return_intermediate_states" in entry.arguments:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case
-from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.devices import kernels_run, on_a_mac, ready, with_unwritten_rows
 from tests.helpers.errors import assert_same_bits
 
 K, V, HV, DRAFTS = 32, 32, 2, 4
@@ -72,18 +72,19 @@ def test_goes_on_after_what_was_accepted(
                 assert_same_bits(f"state of {n} after token {t}", pool[indices[n, t]], states[n + 2 + t][n])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("null_index", [-1, 0])
-def test_packed_sequences_with_padding(device: torch.device, null_index: int) -> None:
-    """0 to 3 tokens; a row without slots gives zeros and writes nothing, one without a state starts anew, and a token
-    without a slot is computed all the same."""
-    lengths, boundaries = [3, 1, 2, 0, 3], [0, 3, 4, 6, 6, 9]
-    case = make_case(9, K, V, H=1, HV=HV, cu_seqlens=boundaries).to(device)
-    pool = random_pool(device, 16)
-    null = [null_index] * 3
+def test_packed_sequences_with_padding(device: torch.device, null_index: int, dtype: torch.dtype) -> None:
+    """0 to 3 tokens. A row whose first column is null gives zeros, is not read, and writes nothing; one without a state
+    starts anew. A token whose own column is null is computed all the same, and rounds the state as any other."""
+    lengths, boundaries = [3, 2, 2, 0, 3], [0, 3, 5, 7, 7, 10]
+    case = make_case(10, K, V, H=1, HV=HV, cu_seqlens=boundaries).to(device)
+    pool = random_pool(device, 16, dtype)
+    null = [null_index, 13, 14]
     indices = torch.tensor([[1, 2, 3], null, [4, 5, 6], [7, 8, 9], [10, null_index, 12]], device=device)
     flags = torch.tensor([True, True, False, True, True], device=device)
     before, expected = pool.clone(), pool.clone()
-    outputs = torch.zeros(1, 9, HV, V, device=device)
+    outputs = torch.zeros(1, 10, HV, V, device=device)
     for n, (first, tokens) in enumerate(zip(boundaries, lengths, strict=False)):
         if n == 1:
             continue
@@ -93,13 +94,11 @@ def test_packed_sequences_with_padding(device: torch.device, null_index: int) ->
             outputs[:, first + t] = torch_gdn.fused_recurrent_gated_delta_rule_(*token, state, **OPTIONS)[:, 0]
             if indices[n, t] > null_index:
                 expected[indices[n, t]] = state[0]
-    arguments = tokens_of(case, 0, 9)
-    for x in arguments:
-        x[:, 3] = torch.nan  # of the row without slots
+    arguments = [with_unwritten_rows(x, 1, slice(3, 5)) for x in tokens_of(case, 0, 10)]
     o = torch_gdn.fused_recurrent_gated_delta_rule_(
         *arguments, pool, indices, flags, null_index, cu_seqlens=case.cu_seqlens, **OPTIONS
     )
-    assert (o[:, 3] == 0).all()
+    assert (o[:, 3:5] == 0).all()
     assert_same_bits("o", o, outputs)
     assert_same_bits("pool", pool, expected)
     assert not torch.equal(pool[4], before[4])
@@ -150,11 +149,12 @@ def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        ("expected counts from 1 to those of a step", {"num_accepted_tokens": [3, 1]}),
-        ("expected counts from 1 to those of a step", {"num_accepted_tokens": [1, 0]}),
-        ("expected a column for each token of a sequence", {"cu_seqlens": [0, 3, 4]}),
-        ("expected each slot at most once", {"state_indices": [[1, 2], [2, 3]]}),
-        ("expected indices below the number of slots", {"state_indices": [[1, 2], [3, 9]]}),
+        ("num_accepted_tokens: expected .+, got 3 at 0", {"num_accepted_tokens": [3, 1]}),
+        ("num_accepted_tokens: expected counts from 1 .+, got 0 at 1", {"num_accepted_tokens": [1, 0]}),
+        ("state_indices: expected a column for each token .+, got fewer than 3 at 0", {"cu_seqlens": [0, 3, 4]}),
+        ("state_indices: expected each slot at most once, got 2 at 2", {"state_indices": [[1, 2], [2, 3]]}),
+        ("state_indices: expected indices below .+, got 9 at 3", {"state_indices": [[1, 2], [3, 9]]}),
+        ("state_indices: expected indices below .+, got 9 at 1", {"state_indices": [[-1, 9], [3, 4]]}),
     ],
 )
 def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> Non
     }
     options = {name: torch.tensor(value, device=device) for name, value in (options | change).items()}
     torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, 4), pool, **options)
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=rf"^fused_recurrent_gated_delta_rule_: {words}\b"):
         torch.mps.synchronize()
     assert_same_bits("the other slots", pool[[0, 5, 6, 7, 8]], before[[0, 5, 6, 7, 8]])
 

@@ -46,6 +46,15 @@ def on_a_mac() -> bool:
     return sys.platform == "darwin" and torch.backends.mps.is_available()
 
 
+def with_unwritten_rows(x: torch.Tensor, dim: int, rows: slice) -> torch.Tensor:
+    """A copy whose rows are memory that was never written, which the simulated device lets no kernel read; on the CPU
+    they are NaN."""
+    copy = torch.empty_like(x) if x.device.type == "mps" else torch.full_like(x, torch.nan)
+    for kept in (slice(0, rows.start), slice(rows.stop, x.shape[dim])):
+        copy.narrow(dim, kept.start, kept.stop - kept.start).copy_(x.narrow(dim, kept.start, kept.stop - kept.start))
+    return copy
+
+
 @contextmanager
 def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
     """Asserts, where profiles exist, that the body launches a variant of each of these kernels."""

@@ -27,6 +27,8 @@ POSITIONAL = {
 GATE = {"use_gate_in_kernel": True, "A_log": torch.zeros(2)}
 BAD: list[tuple[str, type[Exception], dict[str, Any]]] = [
     ("g: expected shape [B, T, HV, K] = [1, 5, 2, 32], got [1, 5, 2]", ValueError, {"g": torch.zeros(1, 5, 2)}),
+    ("k: expected shape [B, T, H, K] = [1, 5, 1, 32], got [1, 5, 1, 16]", ValueError, {"k": torch.zeros(1, 5, 1, 16)}),
+    ("beta: expected a floating dtype, got int64", TypeError, {"beta": torch.zeros(1, 5, 2, dtype=torch.int64)}),
     ("g: expected a floating dtype, got int64", TypeError, {"g": torch.zeros(1, 5, 2, 32, dtype=torch.int64)}),
     ("g: expected a tensor that does not require grad", RuntimeError, {"g": torch.zeros(1, 5, 2, 32).requires_grad_()}),
     ("A_log: expected a tensor where use_gate_in_kernel is set", ValueError, {"use_gate_in_kernel": True}),

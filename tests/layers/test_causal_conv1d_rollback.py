@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run, ready
+from tests.helpers.devices import kernels_run, ready, with_unwritten_rows
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 
@@ -67,27 +67,32 @@ def test_packed_sequences_with_padding(device: torch.device) -> None:
         )
         expected[slot, :, : W - 2 + lengths[n]] = torch.cat([past[0, :, 1:], tokens[0].T], 1)
     there = pool.to(device)
+    padded = with_unwritten_rows(x.to(device), 1, slice(8, 11))
     options = {"cu_seqlens": boundaries, "num_accepted_tokens": torch.tensor(accepted)}
     options |= {"state_indices": torch.tensor(slots), "has_initial_state": torch.tensor(has_past)}
     options = {name: value.to(device) for name, value in options.items()}
-    ours = torch_gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, null_index=0, **options)
+    ours = torch_gdn.causal_conv1d_update_(padded, weight.to(device), there, null_index=0, **options)
     assert_close("y", ours, y, 3e-7, head_dim=2)
     assert_same_bits("pool", there, expected)
 
 
 def test_a_conversation_of_steps_is_a_plain_convolution(device: torch.device) -> None:
-    """30 steps of 4 drafts with random acceptance: the accepted outputs are those of one long convolution."""
-    W, S = 4, 6
+    """A prompt, whose columns go where drafting begins, and 30 steps of 4 drafts with random acceptance: the accepted
+    outputs are those of one long convolution."""
+    W, S, prompt = 4, 6, 7
     tokens, weight = torch.randn(1, 200, D), torch.randn(D, W)
     exact, _ = reference.causal_conv1d(tokens.double(), weight.double())
-    pool, accepted, at, outputs = torch.zeros(1, D, S, device=device), 1, 0, []
+    pool, accepted, at = torch.full((1, D, S), torch.nan, device=device), 1, prompt
+    there, fresh = weight.to(device), torch.tensor([False], device=device)
+    first = tokens[:, :prompt].to(device)
+    outputs = [torch_gdn.causal_conv1d_update_(first, there, pool[..., : W - 1], has_initial_state=fresh).cpu()]
     generator = torch.Generator().manual_seed(0)
     for _ in range(30):
         step = torch.randn(1, 4, D, generator=generator)
         taken = int(torch.randint(1, 5, (1,), generator=generator))
         step[:, :taken] = tokens[:, at : at + taken]
         counts = torch.tensor([accepted], device=device)
-        y = torch_gdn.causal_conv1d_update_(step.to(device), weight.to(device), pool, num_accepted_tokens=counts)
+        y = torch_gdn.causal_conv1d_update_(step.to(device), there, pool, num_accepted_tokens=counts)
         outputs.append(y[:, :taken].cpu())
         at, accepted = at + taken, taken
     assert_close("y", torch.cat(outputs, 1), exact[:, :at], 3e-7, head_dim=2)
@@ -116,8 +121,8 @@ def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        ("expected counts from 1 to those of a step", {"num_accepted_tokens": [4, 1]}),
-        ("expected W - 2 columns and one for each token of a sequence", {"cu_seqlens": [0, 4, 5]}),
+        ("num_accepted_tokens: expected .+, got 4 at 0", {"num_accepted_tokens": [4, 1]}),
+        ("state_pool: expected W - 2 columns and one for .+, got too few for 4 at 0", {"cu_seqlens": [0, 4, 5]}),
     ],
 )
 def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
@@ -130,6 +135,6 @@ def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> Non
     torch_gdn.causal_conv1d_update_(
         torch.randn(1, 5, D, device=device), torch.randn(D, 4, device=device), pool, **options
     )
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=rf"^causal_conv1d_update_: {words}\b"):
         torch.mps.synchronize()
     assert_same_bits("the other slots", pool[[0, 3]], before[[0, 3]])

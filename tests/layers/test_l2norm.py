@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -41,6 +43,20 @@ def test_eps_is_added_to_the_sum(device: torch.device) -> None:
 
 def test_a_row_of_zeros_stays_zero(device: torch.device) -> None:
     assert torch.equal(normalise(device, torch.zeros(2, 64)), torch.zeros(2, 64))
+
+
+def rms_norm_gated(x: Tensor, eps: float) -> Tensor:
+    return torch_gdn.rms_norm_gated(x, torch.ones_like(x), eps=eps)
+
+
+@pytest.mark.parametrize("norm", [torch_gdn.l2norm, torch_gdn.rms_norm, rms_norm_gated])
+def test_without_eps_a_row_of_zeros_is_nan(device: torch.device, norm: Callable[..., Tensor]) -> None:
+    """As in PyTorch; other rows keep their bits."""
+    x = torch.randn(2, 64, device=device)
+    expected = norm(x, eps=0.0)[1:].clone()
+    x[0] = 0
+    y = norm(x, eps=0.0)
+    assert y[0].isnan().all() and torch.equal(y[1:], expected)
 
 
 def test_takes_any_strides(device: torch.device) -> None:

@@ -22,8 +22,8 @@ import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
 from torch_gdn import _C
+from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.cases import make_case
-from torch_gdn.tune import prefill_algorithm
 
 PATIENCE = 60  # seconds until a test gives up
 

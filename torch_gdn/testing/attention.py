@@ -213,7 +213,7 @@ def wrong_attention(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     no_slots = each_of("key_cache", "value_cache", how=(every, slice(0)))
     yield Invalid("key_cache", ValueError, "blocks of 0", no_slots)
     for name in ("block_table", "cu_seqlens", "seq_lens"):
-        yield Invalid(name, TypeError, "int64", change(name, torch.Tensor.long))
+        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
         yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
     for name in ("block_table", "cu_seqlens"):
         yield Invalid(name, ValueError, "a sequence fewer", change(name, lambda x: x[1:]))

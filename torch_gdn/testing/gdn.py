@@ -92,7 +92,7 @@ def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool
     if chunked:
         call["chunk_size"] = point.chunk_size
     elif point.channels or point.gated:
-        call |= channels_of(case)
+        call |= {} if of_channels else channels_of(case)
         call["beta"] = torch.randn(case.v.shape).sigmoid()
     if in_place:
         call |= slots(torch.randn(max(5, len(state) + 2), *state.shape[1:]), len(state))
@@ -163,16 +163,15 @@ def cost_of_rounded_norms(case: Case, exact: tuple[Tensor, Tensor], options: dic
 
 
 def kda_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:
-    """In chunks each stage hands its result on in the dtype of q; one kernel keeps all in float32."""
-    if point.algorithm == "fused_chunk" or point.dtype == F32:
-        o, state = max(bounds.KDA_F32, bounds.RECURRENT_OUTPUT.get(point.dtype, 0)), bounds.KDA_F32
-    else:
+    """The stages of the chunked algorithm hand their results on in the dtype of q; the other kernels keep float32."""
+    if point.algorithm == "chunked" and point.dtype != F32:
         o, state = bounds.CHUNK_OUTPUT[point.dtype], bounds.CHUNK_STATE[point.dtype]
+    else:
+        o, state = max(bounds.KDA_F32, bounds.RECURRENT_OUTPUT.get(point.dtype, 0)), bounds.KDA_F32
     return {"o": o, "final_state": state, "state_pool": state}
 
 
 GATE: Call = {"use_gate_in_kernel": True, "A_log": torch.zeros(4)}
-RAW_GK: Call = {"use_channel_gate_in_kernel": True, "gk": torch.zeros(2, 20, 4, 64), "lower_bound": -5.0}
 Row = tuple[str, type[Exception], str, Call]
 WRONG_OPTIONS: tuple[Row, ...] = (
     ("A_log", ValueError, "none for the gate", {"use_gate_in_kernel": True}),
@@ -194,11 +193,6 @@ WRONG_CHANNELS: tuple[Row, ...] = (
     ("beta", ValueError, "none for the sigmoid", {"use_beta_sigmoid_in_kernel": True, "beta": None}),
     ("beta", ValueError, "columns of K", {"beta": torch.zeros(2, 20, 4, 64)}),
     ("gk", ValueError, "columns of V", {"gk": torch.zeros(2, 20, 4, 32)}),
-    ("gk", ValueError, "none for its gate", RAW_GK | {"gk": None}),
-    ("A_log", ValueError, "none for the gate of gk", RAW_GK | {"lower_bound": None}),
-    ("dt_bias", ValueError, "one for each head of gk", RAW_GK | {"dt_bias": torch.zeros(4)}),
-    ("lower_bound", ValueError, "zero", RAW_GK | {"lower_bound": 0.0}),
-    ("use_gate_in_kernel", ValueError, "of g and of gk", RAW_GK | GATE),
     ("gk", TypeError, "integers", {"gk": torch.zeros(2, 20, 4, 64, dtype=torch.int64)}),
     ("gv", ValueError, "a token too few", {"gv": torch.zeros(2, 19, 4, 32)}),
     ("gv", TypeError, "integers", {"gv": torch.zeros(2, 20, 4, 32, dtype=torch.int64)}),
@@ -206,7 +200,7 @@ WRONG_CHANNELS: tuple[Row, ...] = (
 
 
 def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterator[Invalid]:
-    same = ["k", "v"] if "kda" in entry.name else ["k"]
+    same = ["k", "v"] if entry.name.startswith("chunk_kda") else ["k"]
     yield from [*invalid.integers("q", "beta"), *invalid.float64("q", "v"), *invalid.too_flat("q")]
     yield from [*invalid.half(*same), *invalid.too_short("k", "v", "g", "beta"), *invalid.sizes("q", "v")]
     if "chunk_size" in entry.arguments:
@@ -320,6 +314,16 @@ def compiled_pools(*algorithms: str | None) -> Iterator[RulePoint]:
             yield RulePoint(dtype, state_v_first=v_first, normalise=True, pool=pool, algorithm=algorithm, tokens=2)
 
 
+def recurrent_kda_points(in_place: bool) -> list[RulePoint]:
+    if in_place:
+        return [*POOLS, RulePoint(F32, K=33, V=65, tokens=9)]
+    points = [
+        RulePoint(dtype, K=K, V=V, tokens=9) for dtype, (K, V) in itertools.product(DTYPES, ((128, 128), (33, 65)))
+    ]
+    points += [RulePoint(BF16, state_v_first=True, aligned=False, tokens=9), RulePoint(F32, tokens=9, gated=True)]
+    return [*points, RulePoint(BF16, K=64, V=64, packed=True, H=2, HV=4)]
+
+
 def kda_points(in_place: bool) -> Iterator[RulePoint]:
     for algorithm in CHUNKED:
         if in_place:
@@ -349,10 +353,6 @@ def rule_entry(name: str, in_place: bool, **fields: Any) -> OpEntry[RulePoint]:
     return OpEntry(name, **(shared | fields))
 
 
-def chunked_draw(in_place: bool, of_channels: bool) -> Callable[[RulePoint], Call]:
-    return partial(draw_rule, chunked=True, in_place=in_place, of_channels=of_channels)
-
-
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 exact_kda = partial(exact_rule, rule=reference.fused_recurrent_kda)
 
@@ -373,7 +373,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
         rule_entry(
             CHUNK + suffix,
             in_place,
-            draw=chunked_draw(in_place, of_channels=False),
+            draw=partial(draw_rule, chunked=True, in_place=in_place, of_channels=False),
             points=list(chunk_points(in_place)),
             quick=rule_pools if in_place else [RulePoint(BF16, tokens=130, algorithm=each) for each in ALGORITHMS],
             compiled=partial(compiled_pools, *ALGORITHMS) if in_place else compiled_chunks,
@@ -382,9 +382,19 @@ for in_place, suffix in ((False, ""), (True, "_")):
             hostile=SLOTS if in_place else outside("fused_chunk", "chunked"),
         ),
         rule_entry(
+            "fused_recurrent_kda" + suffix,
+            in_place,
+            draw=partial(draw_rule, chunked=False, in_place=in_place, of_channels=True),
+            exact=exact_kda,
+            points=recurrent_kda_points(in_place),
+            bound=kda_bounds,
+            invalid=partial(wrong_rules, rows=WRONG_OF_KDA),
+            hostile=SLOTS if in_place else outside(),
+        ),
+        rule_entry(
             "chunk_kda" + suffix,
             in_place,
-            draw=chunked_draw(in_place, of_channels=True),
+            draw=partial(draw_rule, chunked=True, in_place=in_place, of_channels=True),
             exact=exact_kda,
             points=list(kda_points(in_place)),
             quick=rule_pools if in_place else [RulePoint(BF16, algorithm=each) for each in CHUNKED],

@@ -74,7 +74,8 @@ def packing(has_indices: bool = False) -> Iterator[Invalid]:
     cu, indices = "cu_seqlens", "chunk_indices"
     yield Invalid(cu, TypeError, "floats", change(cu, torch.Tensor.float), packed=True)
     yield Invalid(cu, ValueError, "two dimensions", change(cu, lambda x: x[None]), packed=True)
-    yield Invalid(cu, ValueError, "one boundary", change(cu, lambda x: x[:1]), packed=True)
+    yield Invalid(cu, ValueError, "no boundary", change(cu, lambda x: x[:0]), packed=True)
+    yield Invalid(cu, ValueError, "no sequence", change(cu, lambda x: x[:1]), packed=True, by_contents=True)
     yield Invalid(cu, ValueError, "with a batch", put(cu, torch.tensor([0, 5, 20])))
     wrong = {"a start of 1": [1, 5, 5, 20], "a descent": [0, 7, 5, 20], "an end before T": [0, 5, 5, 19]}
     wrong |= {"an end past T": [0, 5, 5, 21], "a negative one": [0, -1, 5, 20]}

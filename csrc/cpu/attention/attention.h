@@ -7,6 +7,7 @@
 
 #include "cpu/common.h"
 #include "cpu/simd/aura_kernels.h"
+#include "ops/indices.h"
 #include "ops/pages.h"
 
 namespace torch_gdn::cpu::paged {
@@ -53,10 +54,9 @@ class Attention {
         ratio_(s_.HQ / s_.HK),
         width_(ceil_div(s_.D, kColumns) * kColumns),
         scale_(static_cast<float>(scale_or_default(scale, s_.D))),
-        table_(sequences.block_table.template accessor<int32_t, 2>()) {
+        table_(sequences.block_table) {
     if (sinks.has_value()) sinks_ = sinks->contiguous();
-    const auto boundaries = sequences.cu_seqlens.template accessor<int32_t, 1>();
-    const auto lengths = sequences.seq_lens.template accessor<int32_t, 1>();
+    const Indices boundaries(sequences.cu_seqlens), lengths(sequences.seq_lens);
     for (int64_t n = 0; n < s_.N; ++n) {
       sequences_.push_back({boundaries[n], boundaries[n + 1] - boundaries[n], lengths[n]});
     }
@@ -131,7 +131,7 @@ class Attention {
 
   void run_tile(Scratch& scratch, const WorkItem& item, int64_t first, int64_t count) const {
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t block = table_[item.sequence][(first + i) / s_.block_size], offset = (first + i) % s_.block_size;
+      const int64_t block = table_.at(item.sequence, (first + i) / s_.block_size), offset = (first + i) % s_.block_size;
       scratch.key_factors[i] = scale_ * cache_.read_key(block, offset, item.kv_head, scratch.keys.data() + i * width_);
       scratch.value_factors[i] = cache_.read_value(block, offset, item.kv_head, scratch.values.data() + i * width_);
     }
@@ -209,7 +209,7 @@ class Attention {
   int64_t ratio_, width_;
   float scale_;
   Tensor sinks_;
-  at::TensorAccessor<int32_t, 2> table_;
+  Indices table_;
   std::vector<QueriesAndKeys> sequences_;
   std::vector<float> partial_o_;
   std::vector<AuraRow> partial_states_;

@@ -173,7 +173,7 @@ class Work {
     }
   }
 
-  // A state goes on as its slot's dtype holds it.
+  // A state goes on as the pool's dtype holds it, also after a token without a slot.
   void run_tokens_in_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
     const auto& [n, head, column, columns] = item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
@@ -182,9 +182,15 @@ class Work {
     for (int64_t t = 0; t < work.tokens; ++t) {
       cpu::recurrent_kernels().run_key_rows(token_of(work, t), {panel, panel, cpu::kColumns, cpu::kColumns, 0});
       const int64_t slot = state_io_.token_slots.of(n, t);
-      if (slot < 0) continue;
-      states.write(0, slot, head, column, columns, panel, cpu::kColumns);
-      states.read(0, slot, head, column, columns, panel, cpu::kColumns);
+      if (slot >= 0) {
+        states.write(0, slot, head, column, columns, panel, cpu::kColumns);
+        states.read(0, slot, head, column, columns, panel, cpu::kColumns);
+      } else {
+        cpu::with_element(state_io_.target.scalar_type(), [&]<typename Element>(Element*) {
+          const auto rounded = [](float value) { return static_cast<float>(Element(value)); };
+          std::transform(panel, panel + s_.K * cpu::kColumns, panel, rounded);
+        });
+      }
     }
   }
 

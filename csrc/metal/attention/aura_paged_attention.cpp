@@ -18,9 +18,14 @@ Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor
                            bool inverse) {
   const auto& s = call.shape;
   const int32_t vectors = int32_count(s.T * s.HQ, "aura_paged_attention_: q", "vectors");
-  const PagedRotateParameters parameters{
-      token_strides(in), token_strides(out), call.parameters.boundary, int32_t(s.N), vectors,
-      int32_t(s.T),      int32_t(s.HQ)};
+  const PagedRotateParameters parameters{token_strides(in),
+                                         token_strides(out),
+                                         call.parameters.boundary,
+                                         call.parameters.boundary_bytes,
+                                         int32_t(s.N),
+                                         vectors,
+                                         int32_t(s.T),
+                                         int32_t(s.HQ)};
   return {"paged_rotate",
           "attention/paged_rotate.metal",
           {in.scalar_type(), out.scalar_type(), call.head_size(), inverse},

@@ -29,6 +29,9 @@ PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_
   parameters.table_block = call.block_table.stride(1);
   parameters.boundary = call.cu_seqlens.stride(0);
   parameters.length = call.seq_lens.stride(0);
+  parameters.table_bytes = int32_t(call.block_table.element_size());
+  parameters.boundary_bytes = int32_t(call.cu_seqlens.element_size());
+  parameters.length_bytes = int32_t(call.seq_lens.element_size());
   parameters.sequences = int32_t(s.N);
   parameters.tokens = int32_t(s.T);
   parameters.kv_heads = int32_t(s.HK);
@@ -47,6 +50,7 @@ PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_
   parameters.has_sinks = options.sinks.has_value() ? 1 : 0;
   parameters.has_vectors = vector_width({keys, values}) == 4 ? 1 : 0;
   parameters.scale = float(scale_or_default(options.scale, s.D));
+  parameters.op = op_name();
   return parameters;
 }
 

@@ -25,6 +25,7 @@ void run(const ReshapeAndCache<int64_t>& op) {
   parameters.heads = int32_t(s.HK);
   parameters.key_size = int32_t(s.D);
   parameters.value_size = int32_t(op.DV);
+  parameters.op = op_name();
   launcher().run(
       {{"reshape_and_cache",
         "attention/reshape_and_cache.metal",

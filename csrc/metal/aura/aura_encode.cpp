@@ -20,11 +20,12 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
   parameters.means = vector_strides(means);
   parameters.has_means = means.has_value() ? 1 : 0;
   if (slots.has_value()) {
-    parameters.slot_words = slots->scalar_type() == at::kLong ? 2 : 1;
-    parameters.slot_token = slots->stride(-1) * parameters.slot_words;
-    parameters.slot_batch = slots->dim() == 2 ? slots->stride(0) * parameters.slot_words : 0;
+    parameters.slot_bytes = int32_t(slots->element_size());
+    parameters.slot_token = slots->stride(-1);
+    parameters.slot_batch = slots->dim() == 2 ? slots->stride(0) : 0;
   }
   parameters.capacity = int32_t(std::min<int64_t>(codes.size(2), INT32_MAX));
+  parameters.op = op_name();
   launcher().run({{"aura_encode",
                    "aura/aura_encode.metal",
                    {x.scalar_type(), op.bits, op.D},

@@ -36,7 +36,8 @@ void run(const BatchCopy<int64_t>& op) {
                                        int32_t(source.element_size()),
                                        int32_t(destination.element_size()),
                                        int32_t(sizes.element_size()),
-                                       int32_t(op.pool.storage_offset() % 16)};
+                                       int32_t(op.pool.storage_offset() % 16),
+                                       op_name()};
   launcher().run({{"batch_copy",
                    "layers/batch_copy.metal",
                    {kCopyThreads},

@@ -7,33 +7,42 @@ namespace torch_gdn {
 
 template <typename Int>
 struct RecurrentRule : GatedDeltaRule<Int> {
-  ChannelDecays channels;  // its gate shares A_log and dt_bias with g's, of which there is one
+  ChannelDecays channels;
 
-  void check_recurrent(const Check<Int>& check) {
+  // gk_name: what the op calls gk.
+  void check_recurrent(const Check<Int>& check, const char* gk_name) {
     this->check_inputs(check);
     auto& s = this->shape;
-    auto& [gk, gv, gate] = channels;
+    const auto& [gk, gv, gate] = channels;
     if (this->beta.has_value() && this->beta->dim() == 4) {
       check.shape("beta", *this->beta, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     } else if (this->beta.has_value()) {
       check.shape("beta", *this->beta, "[B, T, HV]", {s.B, s.T, s.HV});
     }
     if (gk.has_value()) {
-      check.is_floating("gk", *gk);
-      check.shape("gk", *gk, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
+      check.is_floating(gk_name, *gk);
+      check.shape(gk_name, *gk, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
     }
     if (gv.has_value()) {
       check.is_floating("gv", *gv);
       check.shape("gv", *gv, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     }
-    if (gate.use_gate) {
-      check.value(gk.has_value(), "gk", "a tensor where use_channel_gate_in_kernel is set", "None");
-      check.value(!this->gates.use_gate, "use_gate_in_kernel", "False where use_channel_gate_in_kernel is set", "True");
-      gate.A_log = this->gates.A_log;
-      gate.dt_bias = this->gates.dt_bias;
-      check_channel_gate_in_kernel(check, s, gate);
-    }
     check_sequences(check, s, this->cu_seqlens);
+  }
+
+  // One slot a sequence, or one for each of its tokens.
+  void check_token_pool(const Check<Int>& check, const StatePool& pool) const {
+    this->check_pool(check, pool, true);
+    if (!pool.has_slot_per_token()) {
+      check.value(!pool.num_accepted_tokens.has_value(), "num_accepted_tokens",
+                  "None where state_indices is not [N, tokens]", "a tensor");
+      return;
+    }
+    const Int columns = size_of<Int>(*pool.indices, 1);
+    check.value(sym_ge(columns, Int(1)), "state_indices", "at least one column", columns);
+    check_tokens_of_sequences(check, "state_indices", "a column for each token of a sequence", this->shape,
+                              this->cu_seqlens, columns);
+    check_num_accepted_tokens(check, this->shape.N, pool, columns);
   }
 };
 
@@ -45,8 +54,7 @@ struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
       "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
       "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
       "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
-      "str head_grouping='block', bool use_channel_gate_in_kernel=False, float? lower_bound=None) -> "
-      "(Tensor o, Tensor final_state)";
+      "str head_grouping='block') -> (Tensor o, Tensor final_state)";
 
   optional<Tensor> initial_state;
   bool output_final_state;
@@ -55,13 +63,12 @@ struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
     return std::tie(this->q, this->k, this->v, this->g, this->beta, this->scale, initial_state, output_final_state,
                     this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->channels.gk, this->channels.gv,
                     this->gates.use_gate, this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid,
-                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping, this->channels.gate.use_gate,
-                    this->channels.gate.lower_bound);
+                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping);
   }
 
   void check() {
     const Check<Int> check("fused_recurrent_gated_delta_rule", "q", this->q);
-    this->check_recurrent(check);
+    this->check_recurrent(check, "gk");
     check_initial_state(check, this->shape, initial_state, this->state_v_first);
   }
 
@@ -78,8 +85,7 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
       "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
       "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
       "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
-      "str head_grouping='block', Tensor? num_accepted_tokens=None, Tensor(b!)? out=None, "
-      "bool use_channel_gate_in_kernel=False, float? lower_bound=None) -> Tensor o";
+      "str head_grouping='block', Tensor? num_accepted_tokens=None, Tensor(b!)? out=None) -> Tensor o";
 
   StatePool pool;
 
@@ -88,23 +94,13 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
                     pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
                     this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
                     this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    pool.num_accepted_tokens, this->out, this->channels.gate.use_gate, this->channels.gate.lower_bound);
+                    pool.num_accepted_tokens, this->out);
   }
 
   void check() {
     const Check<Int> check("fused_recurrent_gated_delta_rule_", "q", this->q);
-    this->check_recurrent(check);
-    this->check_pool(check, pool, true);
-    if (!pool.has_slot_per_token()) {
-      check.value(!pool.num_accepted_tokens.has_value(), "num_accepted_tokens",
-                  "None where state_indices is not [N, tokens]", "a tensor");
-      return;
-    }
-    const Int columns = size_of<Int>(*pool.indices, 1);
-    check.value(sym_ge(columns, Int(1)), "state_indices", "at least one column", columns);
-    check_tokens_of_sequences(check, "state_indices", "a column for each token of a sequence", this->shape,
-                              this->cu_seqlens, columns);
-    check_num_accepted_tokens(check, this->shape.N, pool, columns);
+    this->check_recurrent(check, "gk");
+    this->check_token_pool(check, pool);
   }
 
   Tensor outputs() const { return this->output(); }

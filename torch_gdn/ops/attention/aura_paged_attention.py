@@ -56,8 +56,8 @@ def aura_paged_attention(
         >>> k, v, q = torch.randn(3, 16, 2, 64), torch.randn(3, 16, 2, 64), torch.randn(1, 4, 64)
         >>> tables = (signs, codebooks.boundaries(codebook), codebook)
         >>> cache = [part for x in (k, v) for part in (*torch_gdn.aura_encode(x, *tables)[:2], codebook, signs)]
-        >>> table, boundaries = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
-        >>> of_sequence = (table, boundaries, torch.tensor([20], dtype=torch.int32))
+        >>> table, boundaries = torch.tensor([[2, 0]]), torch.tensor([0, 1])
+        >>> of_sequence = (table, boundaries, torch.tensor([20]))
         >>> o = torch_gdn.aura_paged_attention(q, *cache, *of_sequence)
         >>> exact = torch_gdn.paged_attention(q, k, v, *of_sequence)
         >>> bool((o - exact).norm() < 0.03 * exact.norm())

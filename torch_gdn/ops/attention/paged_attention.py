@@ -35,11 +35,12 @@ def paged_attention(
             multiple of HK, and KV head h serves the query heads from h * HQ / HK on.
         value_cache: [blocks, block_size, HK, D], dtype of key_cache. A value that is not finite may reach queries of
             its sequence that do not see it: they share tiles of keys.
-        block_table: [N, M] int32: key i of sequence n is in block block_table[n, i // block_size]. Entries beyond a
-            sequence's keys, or before what a window shows, are not read.
-        cu_seqlens: [N + 1] int32: sequence n has the queries from cu_seqlens[n] up to cu_seqlens[n + 1]. Rows of q
-            beyond the last boundary are padding. A sequence without queries is skipped.
-        seq_lens: [N] int32: the keys of each sequence, of which its queries are the last.
+        block_table: [N, M] int32 or int64: key i of sequence n is in block block_table[n, i // block_size]. Entries
+            beyond a sequence's keys, or before what a window shows, are not read.
+        cu_seqlens: [N + 1] int32 or int64: sequence n has the queries from cu_seqlens[n] up to cu_seqlens[n + 1]. Rows
+            of q beyond the last boundary are padding. A sequence without queries is skipped.
+        seq_lens: [N] int32 or int64: the keys of each sequence, of which its queries are the last. These three may be
+            on the CPU or on q's device. With N of 0 nothing is written.
         scale: Default: D ** -0.5.
         causal: a query sees no later key. Default: True.
         window: a query sees only so many keys up to its own position; 0 is no window. Default: 0.
@@ -62,8 +63,8 @@ def paged_attention(
     Example:
         >>> import torch, torch_gdn
         >>> k, v, q = torch.randn(3, 16, 2, 64), torch.randn(3, 16, 2, 64), torch.randn(1, 4, 64)
-        >>> table, boundaries = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
-        >>> o = torch_gdn.paged_attention(q, k, v, table, boundaries, torch.tensor([20], dtype=torch.int32))
+        >>> table, boundaries = torch.tensor([[2, 0]]), torch.tensor([0, 1])
+        >>> o = torch_gdn.paged_attention(q, k, v, table, boundaries, torch.tensor([20]))
         >>> keys, values = (torch.cat([x[2], x[0, :4]]).transpose(0, 1) for x in (k, v))
         >>> sdpa = torch.nn.functional.scaled_dot_product_attention
         >>> exact = sdpa(q.transpose(0, 1)[None], keys[None], values[None], enable_gqa=True)

@@ -107,8 +107,8 @@ def chunk_gated_delta_rule(
             a copy.
         v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H. Where its dtype is another
             than q's, everything is computed in float32.
-        g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
-            use_gate_in_kernel, the raw gate.
+        g: [B, T, HV], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above 0
+            makes the state grow and is not clamped. With use_gate_in_kernel, the raw gate.
         beta: [B, T, HV], the step size, any floating dtype; with use_beta_sigmoid_in_kernel its logit.
         scale: Default: K ** -0.5.
         initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
@@ -119,7 +119,7 @@ def chunk_gated_delta_rule(
         allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty. Default: None.
+            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
         cu_seqlens_cpu: FLA's copy of cu_seqlens on the CPU; not needed here, and not read. Default: None.
         chunk_indices: [NT, 2], of `prepare_chunk_indices`: with it, a call with cu_seqlens on the device launches no
             surplus chunks. Default: None.

@@ -94,8 +94,8 @@ def fused_recurrent_gated_delta_rule(
             a copy.
         v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H. Its dtype may be another
             than q's, as FLA's kernel takes it.
-        g: [B, T, HV], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
-            use_gate_in_kernel, what it is made of. Default: zeros.
+        g: [B, T, HV], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above 0
+            makes the state grow and is not clamped. With use_gate_in_kernel, what it is made of. Default: zeros.
         gk: [B, T, HV, K], log decay of each row of S, on top of g; any floating dtype. Default: zeros.
         gv: [B, T, HV, V], log decay of each column of S, on top of g; any floating dtype. Default: zeros.
         beta: [B, T, HV], step size, or [B, T, HV, V], one for each column of S; any floating dtype. With
@@ -111,7 +111,7 @@ def fused_recurrent_gated_delta_rule(
         allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty. Default: None.
+            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
         output_dtype: dtype of o, that of v or float32 (what a float16 model reads out can pass 65,504). Default: that
             of v.
         head_grouping: "block": key head h serves the value heads from h * HV / H on. "tiled": it serves the value
@@ -186,16 +186,21 @@ def fused_recurrent_gated_delta_rule_(
             the state of each sequence, read and written in place. Computed in float32.
         state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
             Default: sequence n has slot n. For speculative decoding [N, tokens]: the slot for the state after each
-            token, as many columns as a sequence can have tokens.
-        has_initial_state: [N] bool; a sequence with False starts from zeros whatever its slot holds. Default: all True.
-        null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). The output of such a sequence is zeros.
-            Default: -1.
+            token, as many columns as a sequence can have tokens. In a pool of 16 bits the state is then rounded after
+            every token.
+        has_initial_state: [N] bool on q's device; a sequence with False starts from zeros whatever its slot holds.
+            Default: all True.
+        null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). A sequence without a slot has outputs of
+            zeros; its tokens are not read and no state is written. With [N, tokens] the column that a sequence starts
+            from decides this: the first, or `num_accepted_tokens - 1`. In any other column a null index means that the
+            token is computed and the state after it is not kept. Default: -1.
         gk, gv, scale, use_qk_l2norm_in_kernel: as of `fused_recurrent_gated_delta_rule`.
         use_gate_in_kernel, A_log, dt_bias: as of `fused_recurrent_gated_delta_rule`.
         use_beta_sigmoid_in_kernel, allow_neg_eigval: as of `fused_recurrent_gated_delta_rule`.
         state_v_first, cu_seqlens, output_dtype, head_grouping: as of `fused_recurrent_gated_delta_rule`.
-        num_accepted_tokens: [N] int32 or int64, with state_indices [N, tokens]: how many tokens of the step before
-            were accepted; a sequence goes on from the slot in column `num_accepted_tokens - 1`. Default: 1 of each.
+        num_accepted_tokens: [N] int32 or int64, on the CPU or on q's device, with state_indices [N, tokens]: how many
+            tokens of the step before were accepted; a sequence goes on from the slot in column
+            `num_accepted_tokens - 1`. Default: 1 of each.
         out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, as into a part of a buffer for
             several calls, and is returned. Default: a new tensor.
 

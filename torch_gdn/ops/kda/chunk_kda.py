@@ -78,8 +78,8 @@ def chunk_kda(
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
         v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
-        g: [B, T, HV, K], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
-            use_gate_in_kernel, what it is made of.
+        g: [B, T, HV, K], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above
+            0 makes the state grow and is not clamped. With use_gate_in_kernel, what it is made of.
         beta: [B, T, HV], the step size, any floating dtype; with use_beta_sigmoid_in_kernel its logit.
         scale: Default: K ** -0.5.
         initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
@@ -97,7 +97,7 @@ def chunk_kda(
             Default: False.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty. Default: None.
+            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
         cu_seqlens_cpu: FLA's copy of cu_seqlens on the CPU; not needed here, and not read. Default: None.
         cp_context: None: there is one device. Default: None.
         use_graph, max_num_seqs: FLA's options of recorded graphs; without effect, as no call reads cu_seqlens on the

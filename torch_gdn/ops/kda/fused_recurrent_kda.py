@@ -5,7 +5,6 @@ from torch import Tensor
 
 from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
-from torch_gdn.ops.kda.check_gates import check_gates
 
 NAME = "fused_recurrent_kda"
 
@@ -40,15 +39,14 @@ def fused_recurrent_kda(
         S <- diag(exp(g)) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 
     FLA: `fla.ops.kda.fused_recurrent_kda`, its arguments in its order. Ours alone are `output_dtype` and
-    `head_grouping`. It runs the op `fused_recurrent_gated_delta_rule` with g as its gk, which is what errors of
-    arguments that both have are named after. On `mps` the gate is in its kernel, on the CPU it is computed before.
+    `head_grouping`. On `mps` the gate is in the kernel, on the CPU it is computed before.
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
         v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H.
-        g: [B, T, HV, K], log decay (natural logarithm), any floating dtype; minus infinity is a reset. With
-            use_gate_in_kernel, what it is made of.
+        g: [B, T, HV, K], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above
+            0 makes the state grow and is not clamped. With use_gate_in_kernel, what it is made of.
         beta: [B, T, HV], step size, or [B, T, HV, V], one for each column of S; any floating dtype. With
             use_beta_sigmoid_in_kernel, its logit.
         A_log: HV values, any floating dtype; read with use_gate_in_kernel, which needs it or lower_bound. Default:
@@ -65,7 +63,7 @@ def fused_recurrent_kda(
         lower_bound: of g, below 0; read with use_gate_in_kernel. Default: None, for the unbounded gate.
         state_v_first: states are [V, K] instead of [K, V]. Default: False.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty. Default: None.
+            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
         output_dtype: dtype of o, that of v or float32. Default: that of v.
         head_grouping: as of `fused_recurrent_gated_delta_rule`. Default: "block".
         transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
@@ -90,14 +88,13 @@ def fused_recurrent_kda(
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
     check_cu_seqlens("fused_recurrent_kda", cu_seqlens)
-    check_gates(NAME, q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
     state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout, cu_seqlens)
-    gates = (g, None, False, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, use_gate_in_kernel, lower_bound)
-    o, final_state = torch.ops.gdn.fused_recurrent_gated_delta_rule(q, k, v, None, beta, scale, *state, *gates, *more)
+    gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (output_dtype, head_grouping)
+    o, final_state = torch.ops.gdn.fused_recurrent_kda(q, k, v, g, beta, scale, *state, *gate, *more)
     return o, final_state if output_final_state else None
 
 
@@ -135,7 +132,7 @@ def fused_recurrent_kda_(
         q, k, v, g, beta: as of `fused_recurrent_kda`.
         state_pool, state_indices, has_initial_state: as of `fused_recurrent_gated_delta_rule_`: the states of all
             slots, the slot of each sequence or of each token, and which sequences start from zeros.
-        null_index: an index up to this one is no slot. The output of such a sequence is zeros. Default: -1.
+        null_index: as of `fused_recurrent_gated_delta_rule_`. Default: -1.
         A_log, dt_bias, scale, use_qk_l2norm_in_kernel, use_gate_in_kernel: as of `fused_recurrent_kda`.
         use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound: as of `fused_recurrent_kda`.
         state_v_first, cu_seqlens, output_dtype, head_grouping: as of `fused_recurrent_kda`.
@@ -162,12 +159,11 @@ def fused_recurrent_kda_(
         (tensor(False), tensor([5]))
     """
     check_cu_seqlens("fused_recurrent_kda_", cu_seqlens)
-    check_gates(f"{NAME}_", q, v, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens)
-    gates = (g, None, False, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, num_accepted_tokens, out, use_gate_in_kernel, lower_bound)
-    o: Tensor = torch.ops.gdn.fused_recurrent_gated_delta_rule_(q, k, v, None, beta, *slots, *options, *gates, *more)
+    gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more = (output_dtype, head_grouping, num_accepted_tokens, out)
+    o: Tensor = torch.ops.gdn.fused_recurrent_kda_(q, k, v, g, beta, *slots, *options, *gate, *more)
     return o if out is None else out

@@ -86,7 +86,7 @@ def causal_conv1d(
         activation: "silu" ("swish" is the same) or None. Default: None.
         backend: taken and not used: FLA's choice of a kernel. Default: None.
         cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on x's
-            device. A sequence may be empty. Default: None.
+            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
         cu_seqlens_cpu: used where cu_seqlens is None, otherwise not: FLA's copy on the host. Default: None.
         chunk_indices: taken and not used: the kernel finds its blocks of tokens itself. Default: None.
 

@@ -86,17 +86,20 @@ def causal_conv1d_update_(
             slot of each sequence takes its last columns; others keep their bits.
         state_indices: [N] int32 or int64, any stride, on the CPU or on x's device: the slot of each sequence. Default:
             sequence n has slot n.
-        has_initial_state: [N] bool; a sequence with False starts from zeros, whatever its slot holds. Default: all
-            True.
-        null_index: a sequence whose index is at or below it has no slot: its rows of y are zeros. -1 or 0, where slot
-            0 is never used. Default: -1.
+        has_initial_state: [N] bool on x's device; a sequence with False starts from zeros, whatever its slot holds.
+            Default: all True.
+        null_index: a sequence whose index is at or below it has no slot: its rows of y are zeros, and those of x are
+            not read when decoding. -1 or 0, where slot 0 is never used. Default: -1.
         bias: [D], dtype of weight. Default: None.
         activation: "silu" ("swish" is the same) or None. Default: None.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1). Default: None.
-        num_accepted_tokens: [N] int32 or int64, for speculative decoding: how many tokens of the step before were
-            accepted. A slot's first W - 2 columns are then those before the step's first token, and its tokens follow,
-            as in vLLM: with `a` of them accepted, the history of the next token is the W - 1 columns from a - 1 on. S
-            is at least W - 2 and a sequence's tokens. Default: None; the slot's last columns are the last tokens.
+        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on x's
+            device; [0] is no sequence, with T 0. Default: None.
+        num_accepted_tokens: [N] int32 or int64, on the CPU or on x's device, for speculative decoding: how many tokens
+            of the step before were accepted. A slot's first W - 2 columns are then those before the step's first token,
+            and its tokens follow, as in vLLM: with `a` of them accepted, the history of the next token is the W - 1
+            columns from a - 1 on. S is at least W - 2 and a sequence's tokens. Prefill a prompt into
+            `state_pool[..., : W - 1]`, without this argument: its columns are then where a first step with 1 accepted
+            token expects them. Default: None; the slot's last columns are the last tokens.
         checkpoint_offsets: [N] int32 or int64, on the CPU or on x's device: the columns as they are after so many
             tokens of each sequence go to a second slot too, as of `chunk_gated_delta_rule_`; any number up to the
             tokens of the sequence, 0: of this one not. Not with num_accepted_tokens. Default: of none.

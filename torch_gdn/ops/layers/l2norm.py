@@ -11,7 +11,7 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
 
     Args:
         x: any shape, bfloat16, float16 or float32.
-        eps: added to the sum of squares. Default: 1e-6.
+        eps: added to the sum of squares; with 0 a row of zeros gives NaN. Default: 1e-6.
 
     Returns:
         a tensor of x's shape and dtype.

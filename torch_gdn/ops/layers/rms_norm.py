@@ -26,7 +26,7 @@ def rms_norm(
         weight: [D], any of these dtypes. Default: ones.
         bias: None: the norm has none. Default: None.
         residual: of x's shape and dtype, any strides. Default: zeros.
-        eps: added to the mean. Default: 1e-6.
+        eps: added to the mean; with 0 a row of zeros gives NaN. Default: 1e-6.
         prenorm: whether h is returned too, the residual of the next layer. Default: False.
         zero_centered: whether the factor is 1 + weight, as in Qwen3-Next, Qwen3.5 and Gemma. Default: False.
         round_norm: whether the normalised h is rounded to x's dtype before it is multiplied with the weight, as

@@ -27,7 +27,7 @@ def rms_norm_gated(
         weight: [D], any of these dtypes. Default: ones.
         bias: None: the norm has none. Default: None.
         activation: "silu" ("swish" is the same) or "sigmoid", of the gate. Default: "swish".
-        eps: added to the mean. Default: 1e-6; FLA's layer has 1e-5.
+        eps: added to the mean; with 0 a row of zeros gives NaN. Default: 1e-6; FLA's layer has 1e-5.
         round_norm: whether the normalised x is rounded to x's dtype before it is multiplied with the weight, and the
             product to the dtype of both, as transformers does. Default: False.
 
