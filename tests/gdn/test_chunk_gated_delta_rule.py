@@ -61,7 +61,7 @@ def test_scale(device: torch.device) -> None:
 @each_device("chunked")
 @pytest.mark.parametrize("grouping", ["block", "tiled"])
 def test_heads_that_share_the_products_of_their_keys(device: torch.device, grouping: str) -> None:
-    """With enough chunks of key heads for all cores, a threadgroup of the Metal kernel owns a key head's value heads."""
+    """With enough chunks of key heads for all cores, one threadgroup owns all value heads of a key head."""
     case = make_case(64, 8, 12, B=15, H=2, HV=6)
     options = {"chunk_size": 16, "head_grouping": grouping}
     assert_exact(OP, case, run(OP, case, device, **options), head_grouping=grouping)

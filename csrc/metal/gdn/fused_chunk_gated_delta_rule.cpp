@@ -1,5 +1,6 @@
 #include "shaders/gdn/fused_chunk_gated_delta_rule.h"
 
+#include "launch/prefill.h"
 #include "metal/gdn/launches.h"
 
 namespace torch_gdn {

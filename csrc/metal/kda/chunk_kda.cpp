@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "metal/gdn/choose_prefill.h"
 #include "metal/implement.h"
 #include "metal/kda/launches.h"
 

@@ -1,3 +1,4 @@
+#include "launch/prefill.h"
 #include "metal/kda/launches.h"
 
 namespace torch_gdn {

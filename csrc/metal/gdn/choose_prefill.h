@@ -1,0 +1,10 @@
+#pragma once
+#include "launch/prefill.h"
+#include "ops/gdn/chunk_gated_delta_rule.h"
+
+namespace torch_gdn {
+
+// For sequences of these sizes on this device.
+PrefillChoice choose_prefill(const ChunkedRule<int64_t>& op, bool has_channel_decays = false);
+
+}  // namespace torch_gdn

@@ -1,0 +1,36 @@
+#include "metal/gdn/states.h"
+
+#include "shaders/gdn/state_tile.h"
+
+namespace torch_gdn {
+
+StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first) {
+  return {.source = initial_state.has_value() ? optional(initial_state->to(at::kFloat)) : std::nullopt,
+          .target = final_state.dim() > 1 ? final_state : Tensor(),
+          .slots = {},
+          .checkpoints = {},
+          .v_first = v_first};
+}
+
+StateIo state_io(at::Device device, const StatePool& pool, bool v_first) {
+  return {.source = pool.states,
+          .target = pool.states,
+          .slots = slots_on(device, pool),
+          .checkpoints = checkpoints_on(device, pool, kCheckpointMultiple),
+          .v_first = v_first};
+}
+
+void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state) {
+  if (final_state.dim() == 1) return;
+  if (initial_state.has_value()) {
+    final_state.copy_(*initial_state);
+  } else {
+    final_state.zero_();
+  }
+}
+
+std::array<size_t, 3> state_threadgroups(const ChunkShape<>& shape) {
+  return {size_t(ceil_div(shape.V, kStateColumns)), size_t(shape.HV), size_t(shape.N)};
+}
+
+}  // namespace torch_gdn

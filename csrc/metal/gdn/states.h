@@ -1,0 +1,46 @@
+// The states that a launch reads and writes.
+#pragma once
+#include "metal/slots.h"
+#include "ops/chunk_shape.h"
+
+namespace torch_gdn {
+
+// Initial and final states: two tensors, or a pool for both.
+struct StateIo {
+  optional<Tensor> source;
+  Tensor target;  // undefined: not asked for
+  Slots slots;
+  Checkpoints checkpoints;
+  bool v_first;
+
+  at::ScalarType dtype() const {
+    return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
+  }
+
+  Binding bound_source() const { return slots.source(source); }
+
+  template <typename Parameters>
+  void set(Parameters& parameters) const {
+    parameters.slots = slots.parameters;
+    parameters.checkpoints = checkpoints.parameters;
+    if (source.has_value()) {
+      parameters.initial_state = state_strides(*source, v_first);
+      parameters.has_initial_state = 1;
+    }
+    if (target.defined()) {
+      parameters.final_state = state_strides(target, v_first);
+      parameters.has_final_state = 1;
+    }
+  }
+};
+
+// A final state without elements was not asked for.
+StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first);
+StateIo state_io(at::Device device, const StatePool& pool, bool v_first);
+
+// For calls without tokens.
+void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state);
+
+std::array<size_t, 3> state_threadgroups(const ChunkShape<>& shape);
+
+}  // namespace torch_gdn
