@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "launch/launch.h"
+
 namespace torch_gdn {
 
 PrefillChoice choose_prefill(const ChunkedRule<int64_t>& op, bool has_channel_decays) {

@@ -1,5 +1,6 @@
 #include "metal/gdn/states.h"
 
+#include "ops/gdn/gated_delta_rule.h"
 #include "shaders/gdn/state_tile.h"
 
 namespace torch_gdn {
