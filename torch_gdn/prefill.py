@@ -18,6 +18,9 @@ def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[No
         chunk_size: tokens per chunk of "fused_chunk": 8, 16 or 32, where they fit threadgroup memory. 0 chooses 16, or
             8 where a row of keys takes more than 256 bytes. Default: 0.
 
+    Returns:
+        A context manager.
+
     Raises:
         ValueError: another algorithm or chunk_size.
 

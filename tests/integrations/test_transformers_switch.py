@@ -370,13 +370,10 @@ def test_supports_refuses_an_unknown_function() -> None:
         supports("conv")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [((1, 2), "missing a required argument: 'value'"), ((1, 2, 3, 4, 5, 6, 7, 8), "too many positional arguments")],
-)
-def test_supports_names_the_function_whose_arguments_are_wrong(arguments: tuple[int, ...], error: str) -> None:
-    with pytest.raises(TypeError, match=f"^supports: arguments of chunk_gated_delta_rule: {error}$"):
-        supports("chunk_gated_delta_rule", *arguments)
+def test_supports_names_the_function_whose_arguments_are_missing() -> None:
+    error = "supports: arguments of chunk_gated_delta_rule: missing a required argument: 'value'"
+    with pytest.raises(TypeError, match=f"^{error}$"):
+        supports("chunk_gated_delta_rule", 1, 2)
 
 
 def test_modes_do_not_see_the_question() -> None:
