@@ -136,11 +136,15 @@ def _parameter(text: str, position: int) -> Parameter:
 
 def errors_by_line(text: str) -> str:
     """Reports of errors write the line alone: no texts, which some compilers cannot keep in constant memory."""
-    for name, instead in (("copy_text", ""), ("report_error", LINE_ONLY_REPORT)):
-        start = text.find(f"METAL_FUNC void {name}(")
+    for name, instead in (("void report_error", LINE_ONLY_REPORT), ("int append_text", ""), ("int append_number", "")):
+        start = text.find(f"METAL_FUNC {name}(")
         if start >= 0:
             end = closing(text, text.index("{", start)) + 1
             lines = text.count("\n", start, end) - instead.count("\n")
             text = text[:start] + instead + "\n" * lines + text[end:]
-    call = re.compile(r"\breport_error\((\s*\w+),\s*\"[^\"]*\",\s*\"[^\"]*\",\s*__LINE__\)")
-    return call.sub(lambda found: f"report_line({found[1].strip()}, __LINE__)" + "\n" * found[0].count("\n"), text)
+    while (start := text.find("report_error(")) >= 0:
+        opening = text.index("(", start)
+        end = closing(text, opening)
+        log = text[opening + 1 : end].partition(",")[0].strip()
+        text = text[:start] + f"report_line({log}, __LINE__)" + "\n" * text.count("\n", start, end) + text[end + 1 :]
+    return text

@@ -174,7 +174,7 @@ def test_a_call_is_recorded_with_what_its_buffers_held(tmp_path: Path) -> None:
     (case,) = Reader(tmp_path / "record.zip").cases
     first, second = case.launches
     assert first.name == second.name == "l2norm_float_64" and first.threadgroups == [2, 1, 1] and first.threads == 128
-    source, target, block = first.bindings
+    source, target, _, block = first.bindings
     assert (
         source.offset == 64 and case.buffers[source.buffer] == 1600 and block.block and target.buffer != source.buffer
     )

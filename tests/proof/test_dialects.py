@@ -8,15 +8,15 @@ from proof import dialects
 from proof.metal.front_end import SHADERS, shader_text
 
 PROGRAM = """\
-METAL_FUNC void copy_text(device char* target, constant const char* text, int size) {
-  int length = 0;  // the first }
-  target[length] = 0;
+METAL_FUNC int append_text(device char* target, int length, int size, constant const char* text) {
+  target[length] = 0;  // the first }
+  return length;
 }
-METAL_FUNC void report_error(device ErrorLog* log, constant const char* function, constant const char* text, uint at) {
+METAL_FUNC void report_error(device ErrorLog* log, constant const OpName& op, constant const char* text, int64_t got) {
   const uint slot = atomic_fetch_add_explicit(&log->count, 1u, memory_order_relaxed);
   if (slot >= 30) return;
-  copy_text(message.function, function, 128);
-  copy_text(message.text, text, 250);
+  append_text(message.function, 0, 128, op.text);
+  append_text(message.text, 0, 250, text);
   log->messages[slot].line = line;
 }
 template <typename T, int K>
@@ -26,7 +26,7 @@ template <typename T, int K>
     uint lane [[thread_index_in_simdgroup]]) {
   if (input[lane] < K) {
     report_error(
-        log, "x", "expected // more (than) K", __LINE__);
+        log, sizes.op, "x: expected // more (than) K, got ", K > 0 ? int(K) : 0, __LINE__);
   }
 }
 void after() {}
@@ -77,7 +77,7 @@ def test_reports_of_errors_keep_their_line_and_lose_their_texts() -> None:
     lines = text.splitlines()
     assert len(lines) == len(PROGRAM.splitlines())
     assert lines[:4] == [""] * 4 and lines[4].startswith("METAL_FUNC void report_line(")
-    assert "copy_text" not in text and '"x"' not in text
+    assert "append_text" not in text and "expected" not in text
     assert lines[17].strip() == "report_line(log, __LINE__)"  # where the call began
     assert lines[20:] == ["}", "void after() {}"]
 

@@ -66,7 +66,7 @@ def test_a_launch_unlike_its_kernel_is_found() -> None:
 def test_a_launch_that_binds_written_memory_twice_is_found() -> None:
     variant = KernelVariant("l2norm", "layers/l2norm.metal", ("float", "64"))
     (facts,) = strict_kernels.check_batch([variant]).facts
-    overlaps = ((0, 1), (0, 2))
+    overlaps = ((0, 1), (0, 3))  # what is written, and a block of constants
     (problem,) = strict_kernels.unlike_the_host([Launch(variant, facts.buffers, (1, 1, 1), 128, overlaps)], [facts])
     assert problem == "l2norm_float_64: the host binds memory that the kernel may write as buffers 0 and 1"
 
