@@ -7,14 +7,14 @@ import pytest
 import torch
 
 os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine changes no test
-# Inductor's cache does not see that an op's schema has changed since. The variable is for the processes that tests start.
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-torch.compiler.config.force_disable_caches = True
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # for the processes that tests start
 
 from tests import sweeps
 from tests.helpers.devices import DEVICES, ready
 from tests.quick import is_quick
 from torch_gdn.prefill import prefill_algorithm
+
+torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see that an op's schema has changed
 
 collect_ignore = ["vllm_engine"]  # `make test-vllm`, in an environment of its own
 

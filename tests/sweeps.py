@@ -72,10 +72,11 @@ def left_out(items: Iterable[pytest.Item], seed: str) -> list[pytest.Item]:
         if mark is None:
             continue
         of = mark.kwargs.get("of")
-        function = item.nodeid.partition("[")[0]
+        parent = item.parent.nodeid if item.parent else ""  # pytest-xdist changes an item's own
+        name, function = f"{parent}::{item.name}", f"{parent}::{item.name.partition('[')[0]}"
         # A value of one parameter is chosen for all tests of a file, whose fixtures it is often made by.
-        key = (item.nodeid.partition("::")[0], of) if of else (function, value_of(item, "device"))
-        sweeps[key].append((value_of(item, of) if of else item.nodeid, item))
+        key = (parent.partition("::")[0], of) if of else (function, value_of(item, "device"))
+        sweeps[key].append((value_of(item, of) if of else name, item))
         shares[key] = mark.args[0]
     found: list[pytest.Item] = []
     for key, cases in sweeps.items():

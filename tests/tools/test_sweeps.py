@@ -14,9 +14,12 @@ SEEDS = [str(number) for number in range(50)]
 
 def case(name: str, share: int, of: str | None = None, **params: Any) -> Any:
     mark = SimpleNamespace(args=(share,), kwargs={"of": of})
-    nodeid = f"tests/test_x.py::{name}[{'-'.join(map(str, params.values()))}]"
+    name = f"{name}[{'-'.join(map(str, params.values()))}]"
     return SimpleNamespace(
-        nodeid=nodeid, callspec=SimpleNamespace(params=params), get_closest_marker=lambda _: mark if share else None
+        name=name,
+        parent=SimpleNamespace(nodeid="tests/test_x.py"),
+        callspec=SimpleNamespace(params=params),
+        get_closest_marker=lambda _: mark if share else None,
     )
 
 
@@ -27,16 +30,16 @@ def kept(items: list[Any], seed: str) -> list[Any]:
 
 def test_a_share_of_each_function_runs_on_each_device() -> None:
     items = [case(name, 4, device=device, n=n) for name in ("a", "b") for device in ("cpu", "mps") for n in range(10)]
-    found = [(item.nodeid.partition("[")[0], item.callspec.params["device"]) for item in kept(items, "seed")]
+    found = [(item.name.partition("[")[0], item.callspec.params["device"]) for item in kept(items, "seed")]
     assert {key: found.count(key) for key in found} == {
-        (f"tests/test_x.py::{name}", device): 3 for name in ("a", "b") for device in ("cpu", "mps")
+        (name, device): 3 for name in ("a", "b") for device in ("cpu", "mps")
     }
 
 
 def test_every_case_has_its_turn_and_a_seed_repeats() -> None:
     items = [case("a", 4, n=n) for n in range(8)]
-    seen = {seed: [item.nodeid for item in kept(items, seed)] for seed in SEEDS}
-    assert {name for names in seen.values() for name in names} == {item.nodeid for item in items}
+    seen = {seed: [item.name for item in kept(items, seed)] for seed in SEEDS}
+    assert {name for names in seen.values() for name in names} == {item.name for item in items}
     assert kept(items, "7") == kept(items[::-1], "7")[::-1]
 
 
@@ -52,6 +55,13 @@ def test_values_of_one_parameter_are_chosen_for_the_whole_file() -> None:
 def test_a_case_by_itself_and_tests_without_the_mark_run() -> None:
     items = [case("a", 4, n=1), case("b", 0, n=1), case("b", 0, n=2)]
     assert all(kept(items, seed) == items for seed in SEEDS)
+
+
+@pytest.mark.xdist_group("probe")
+def test_grouped_tests_share_a_process(request: pytest.FixtureRequest) -> None:
+    """Fixtures that take a minute would otherwise run in every process."""
+    if request.config.getoption("loadgroup", False):  # in `make test`
+        assert request.node.nodeid.endswith("@probe")
 
 
 def test_a_sweep_inside_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
