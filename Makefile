@@ -17,7 +17,7 @@ VLLM_VENV := .venv-vllm
 SYSTEM := $(shell uname -s)
 EXTENSION_SOURCES := setup.py $(shell find csrc -type f) $(shell find shaders -name '*.h')
 SIMULATOR_SOURCES := $(shell find mps_simulator/src -type f -not -name '*.pyc' -not -path '*.egg-info/*')
-CXX_FILES = $(shell find csrc shaders mps_simulator/src mps_simulator/tests proof tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
+CXX_FILES = $(shell find csrc shaders mps_simulator/src mps_simulator/tests lab proof tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
 
 ifeq ($(SYSTEM),Darwin)
 DEMO_DEVICE := mps

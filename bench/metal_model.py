@@ -36,8 +36,8 @@ import torch
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.results import markdown
 from bench.shapes import LAYERS, QWEN3_NEXT
-from proof.agx import issue
-from proof.agx.table import Table, compiled_figures, recorded
+from lab.agx import issue
+from lab.agx.table import Table, compiled_figures, recorded
 from proof.metal.facts import ISA_REGISTERS
 from proof.metal.kernels import check_batch
 from torch_gdn import recording
@@ -123,7 +123,7 @@ class Code(NamedTuple):
     """What a compiler made of a kernel."""
 
     registers: int = 0  # of 32 bits a thread; 0: not known
-    prices: Mapping[str, int] = {}  # hundredths of an instruction: proof/agx/issue.py; none: not known
+    prices: Mapping[str, int] = {}  # hundredths of an instruction: lab/agx/issue.py; none: not known
 
 
 UNKNOWN = Code()
@@ -131,7 +131,7 @@ UNKNOWN = Code()
 
 @cache
 def estimated_code(variant: KernelVariant) -> Code:
-    """As recorded in proof/agx/isa.tsv, of the pipeline that is nearer to Apple's compiler; else registers alone, by
+    """As recorded in lab/agx/isa.tsv, of the pipeline that is nearer to Apple's compiler; else registers alone, by
     the model of proof/metal/facts.py, but no more than there are: seconds for each variant.
     """
     of = recorded_figures().get(variant.name, {})

@@ -17,8 +17,8 @@ from proof.mac.wheels import Unavailable
 SECTIONS = (
     "proof.mac.checks",
     "proof.metal.checks",
-    "proof.agx.checks",
-    "proof.cuda.checks",
+    "lab.agx.checks",
+    "lab.cuda.checks",
     "proof.mutate.checks",
 )
 

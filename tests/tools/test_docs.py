@@ -16,7 +16,7 @@ from tests.helpers import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "mps_simulator/README.md", *PAGES]
 each_text = pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -40,7 +40,7 @@ def test_builds_without_a_warning_or_raw_markup(tmp_path: Path) -> None:
     finished = run("-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "-d", f"{tmp_path}/trees",
                    str(DOCS), f"{tmp_path}/html")  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    built = {page.stem: page.read_text() for page in (tmp_path / "html").glob("*.html")}
+    built = {page.stem: page.read_text() for page in (tmp_path / "html").rglob("*.html")}
     assert {page.stem for page in PAGES} <= set(built)
     # A box (:::) or a definition (a line that a colon starts) of an extension of MyST's that is off: no warning tells.
     raw = {name: re.findall(r"^.*:::.*$|^: .*$", html, flags=re.MULTILINE) for name, html in built.items()}
@@ -91,14 +91,14 @@ def test_the_readme_is_short_and_in_order() -> None:
 
 @each_text
 def test_files_exist(text: Path) -> None:
-    folders = "csrc|shaders|torch_gdn|mps_simulator|proof|tests|bench|examples|docs"
+    folders = "csrc|shaders|torch_gdn|mps_simulator|lab|proof|tests|bench|examples|docs"
     for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text.read_text()):
         assert (ROOT / path).exists(), path
 
 
 @each_text
 def test_commands_exist(text: Path) -> None:
-    words, packages = text.read_text(), "torch_gdn|mps_simulator|bench|proof|tests|examples"
+    words, packages = text.read_text(), "torch_gdn|mps_simulator|bench|lab|proof|tests|examples"
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"(?:^    |`)make ([a-z]+)", words, flags=re.MULTILINE)) <= targets
     for module in re.findall(rf"python -m ((?:{packages})[a-z_.]*)", words):

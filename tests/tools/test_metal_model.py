@@ -13,8 +13,8 @@ from bench import metal_model
 from bench.metal_model import CHIPS, Chip, Code, predict
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.shapes import Layer
-from proof.agx import issue
-from proof.agx.compiler import Figures
+from lab.agx import issue
+from lab.agx.compiler import Figures
 from tests.helpers.devices import on_a_mac
 from tests.proof.needs import needs_clang
 from torch_gdn._recorder import KernelVariant

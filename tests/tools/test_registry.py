@@ -85,7 +85,7 @@ def test_a_tensor_without_memory_is_recorded_at_any_size() -> None:
 
 
 def test_every_kernel_is_replayed_on_the_second_machine() -> None:
-    from proof.cuda.cases import replayed  # its device is there
+    from lab.cuda.cases import replayed  # its device is there
 
     ready("mps")
     launches = [launch for each in replayed() for launch in launches_at(*each, fake_mps())]
@@ -95,7 +95,7 @@ def test_every_kernel_is_replayed_on_the_second_machine() -> None:
 
 
 def test_every_kernel_is_compiled_strictly_and_for_apples_gpus() -> None:
-    """The compiler for Apple's GPUs gets these and more: see proof/agx/checks.py."""
+    """The compiler for Apple's GPUs gets these and more: see lab/agx/checks.py."""
     from proof.metal.launches import model_launches
 
     assert kernels_of(model_launches()) == kernels()

@@ -80,7 +80,7 @@ class OpEntry(Generic[P]):
     draw: Callable[[P], Call]  # draws keyword arguments on the CPU from torch's generator
     exact: Callable[[Call], Any]  # returns the outputs for float64 inputs and updates what the op writes
     small: P  # the smallest call; invalid and hostile calls are changes of it
-    points: Sequence[P]  # computed by the check and replayed by proof.cuda
+    points: Sequence[P]  # computed by the check and replayed by lab.cuda
     quick: Sequence[P] = ()  # computed by the quick check; the first point if empty
     compiled: Callable[[], Iterable[P]] = tuple  # more points; their kernels are only compiled
     bound: Callable[[P, Call, Named], Mapping[str, float]] = lambda point, call, exact: {}  # default: ROUNDING

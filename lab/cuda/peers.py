@@ -16,14 +16,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from proof.cuda.compiling import compile_cuda
-from proof.cuda.dialect import translated
-from proof.cuda.gpu import Gpu, Prepared
-from proof.cuda.replay import CACHE_BYTES, FINITE
+from lab.cuda.compiling import compile_cuda
+from lab.cuda.dialect import translated
+from lab.cuda.gpu import Gpu, Prepared
+from lab.cuda.replay import CACHE_BYTES, FINITE
 from proof.dialects import without_comments
 
 BATCHES = (1, 8, 64)
-H, HV, K, V = 16, 32, 128, 128  # of proof.cuda.cases.timed_decode
+H, HV, K, V = 16, 32, 128, 128  # of lab.cuda.cases.timed_decode
 HEADER = "include/mlx/backend/metal/kernels/gated_delta_update.h"
 MLX_KERNEL = "gated_delta_seq"  # a simdgroup holds a row of S, 4 simdgroups a threadgroup
 

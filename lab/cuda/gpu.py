@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from proof.cuda.record import Bytes
+from lab.cuda.record import Bytes
 
 SHARED_BYTES = 220 * 1024  # of a multiprocessor, as much as a block may take
 DYNAMIC_SHARED, POSSIBLE_CAPTURE, NAME, MULTIPROCESSORS = 8, 2, 256, 16  # of the driver's numbering

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proof.cuda.record import CaseRecord
+from lab.cuda.record import CaseRecord
 
 LIMIT = 240.0  # seconds
 COUNTED = (
@@ -68,7 +68,7 @@ def measured(record: Path, cubins: Path) -> list[Conflicts]:
     if not program:
         raise NoCounters("ncu is missing: NVIDIA's Nsight Compute has it")
     metrics = ",".join(name.format(access) for access in ACCESSES.values() for name in COUNTED)
-    replay = [sys.executable, "-m", "proof.cuda.replay", str(record), str(cubins), "kernels"]
+    replay = [sys.executable, "-m", "lab.cuda.replay", str(record), str(cubins), "kernels"]
     command = [program, "--clock-control", "none", "--metrics", metrics, "--csv", "--page", "raw", *replay]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)

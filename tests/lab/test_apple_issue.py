@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from proof.agx import issue
+from lab.agx import issue
 
 FLOAT, LOAD, TILE, PRODUCT = (
     "r1 = ffma r1, r2, r3",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from proof.agx.dialect import CONSTANT
+from lab.agx.dialect import CONSTANT
 
 PRIVATE, DEVICE, CONSTANTS, GENERIC = 0, 1, 2, 4
 NAME = r"%[\w.]+"

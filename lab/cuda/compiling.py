@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from proof.cuda.dialect import cuda_source
-from proof.cuda.record import LaunchRecord
+from lab.cuda.dialect import cuda_source
+from lab.cuda.record import LaunchRecord
 from proof.metal.front_end import shader_text
 
 SHIM = Path(__file__).with_name("shim")

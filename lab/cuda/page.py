@@ -1,18 +1,51 @@
+"""docs/lab/second-machine.md from a run's findings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+MOST_CONFLICTS = 0.05
+# Why a kernel has conflicts here, by what its name begins with, the longest first; the words are explained in TEXT.
+REASONS = {
+    "aura_decode": "data",
+    "aura_encode": "data",
+    "aura_encode_half_3": "bytes",
+    "aura_flash_p1": "data",
+    "aura_flash_p1_matrix": "quarters, halves",
+    "aura_flash_p1_matrix_8": "quarters, halves, data",
+    "aura_paged_attention": "quarters, data",
+    "chunk_fwd_h": "halves",
+    "chunk_fwd_intra": "halves",
+    "chunk_fwd_o": "halves",
+    "chunk_scaled_dot_kkt": "halves",
+    "fused_chunk": "halves",
+    "paged_attention_prefill_bfloat": "halves",
+    "paged_attention_prefill_half_float": "quarters",
+    "paged_attention_prefill_float_half": "halves",
+    "recompute_w_u": "halves",
+    "recompute_w_u_float_33_65_16": "halves, rows",
+    "solve_tril_16": "rows",
+}
+
+TEXT = """\
 # A second machine
 
 The simulated device is ours, so its mistakes are ours too. Here the same shaders run on an NVIDIA GPU: their Metal
-text goes to nvcc through a small `metal_stdlib` and a few changes of words (`proof/cuda`), and the launches are those
+text goes to nvcc through a small `metal_stdlib` and a few changes of words (`lab/cuda`), and the launches are those
 that the host code made on the simulated device, recorded with their parameters and with what the buffers held. So
 another compiler, another scheduler and another maker's memory checkers judge the same kernels and the same host code.
 
+This page can go once reports of `python -m torch_gdn.check` from Macs show the same for Apple's compiler and GPUs.
+
 ```bash
 python -m proof --only cuda                       # where a GPU, nvcc and compute-sanitizer are, else left out
-python -m proof.cuda record launches.zip          # in two steps: here, with the simulated device,
-python -m proof.cuda run launches.zip found.json  # and there, with a checkout and numpy alone
-python -m proof.cuda page found.json              # writes this page
+python -m lab.cuda record launches.zip          # in two steps: here, with the simulated device,
+python -m lab.cuda run launches.zip found.json  # and there, with a checkout and numpy alone
+python -m lab.cuda page found.json              # writes this page
 ```
 
-NVIDIA H200, CUDA 13.0, driver 580.159.04: 32 kernels in 239 variants, 261 cases. 38 of them are wrong calls, with
+{gpu}, {versions}: {kernels} kernels in {variants} variants, {cases} cases. {wrong_calls} of them are wrong calls, with
 indices or boundaries outside what they index: kernels report each of them, and memcheck sees that they touch nothing
 else.
 
@@ -21,113 +54,35 @@ else.
 Each case runs twice, with threadgroup memory full of zeros and full of NaN: the same bits. Errors are distances from
 float64, the largest of an op's cases.
 
-| op or algorithm | outputs | largest error | of the same on the simulated device |
-| --- | --- | --- | --- |
-| `aura_attention` | 25 | 1.82e-03 | 1.82e-03 |
-| `aura_decode` | 10 | 1.72e-03 | 1.72e-03 |
-| `aura_encode` | 15 | 1.26e-07 | 1.26e-07 |
-| `aura_paged_attention` | 3 | 1.68e-03 | 1.68e-03 |
-| `aura_rotate` | 5 | 8.74e-08 | 8.74e-08 |
-| `batch_copy_` | 1 | 0.00e+00 | 0.00e+00 |
-| `causal_conv1d` | 12 | 1.69e-03 | 1.69e-03 |
-| `causal_conv1d_update_` | 8 | 1.69e-03 | 1.69e-03 |
-| `chunk_fwd_h` | 8 | 1.67e-03 | 1.67e-03 |
-| `chunk_fwd_o` | 4 | 1.68e-03 | 1.68e-03 |
-| `chunk_kda` | 28 | 1.70e-03 | 1.70e-03 |
-| `chunk_local_cumsum` | 4 | 1.01e-07 | 1.01e-07 |
-| `chunk_scaled_dot_kkt` | 4 | 2.07e-07 | 2.09e-07 |
-| `chunked` | 28 | 3.17e-03 | 3.17e-03 |
-| `fused_chunk` | 42 | 1.70e-03 | 1.70e-03 |
-| `gdn_gating` | 2 | 4.80e-08 | 4.80e-08 |
-| `golden` | 50 | 2.64e-03 | 2.64e-03 |
-| `l2norm` | 3 | 1.62e-03 | 1.62e-03 |
-| `paged_attention` | 12 | 1.72e-03 | 1.72e-03 |
-| `recompute_w_u` | 8 | 1.66e-03 | 1.66e-03 |
-| `recurrent` | 80 | 1.76e-03 | 1.76e-03 |
-| `reshape_and_cache` | 8 | 2.09e-04 | 2.09e-04 |
-| `rms_norm` | 6 | 1.79e-03 | 1.79e-03 |
-| `rms_norm_gated` | 3 | 1.62e-03 | 1.62e-03 |
-| `solve_tril` | 4 | 9.41e-10 | 9.41e-10 |
+{values}
 
-Above the bar of a quarter more than there, and 1e-6, is none.
+{too_far}
 
 ## compute-sanitizer
 
 Each tool first finds a fault that is planted for it; then every case runs once, with no byte of a buffer written that
 the host had not written.
 
-| tool | findings | where |
-| --- | --- | --- |
-| `memcheck` | 0 | - |
-| `initcheck` | 0 | - |
-| `racecheck` | 0 | - |
-| `synccheck` | 0 | - |
+{sanitizers}
 
 ## Times
 
 Kernels in one graph, over more buffers than the cache holds. The floor is what any implementation must move, at the
-rate of a copy within the device, 4.22 TB/s.
+rate of a copy within the device, {rate:.2f} TB/s.
 
-| case | us | floor, us | times the floor | kernels by themselves, us |
-| --- | --- | --- | --- | --- |
-| decode [K, V] B 1 | 5.9 | 1.0 | 5.91 | - |
-| decode [V, K] B 1 | 5.9 | 1.0 | 5.89 | - |
-| decode [K, V] B 8 | 15.7 | 8.0 | 1.97 | - |
-| decode [V, K] B 8 | 17.6 | 8.0 | 2.20 | - |
-| decode [K, V] B 64 | 93.0 | 63.9 | 1.45 | - |
-| decode [V, K] B 64 | 102.4 | 63.9 | 1.60 | - |
-| AURA attention 4v4, 32768 keys | 73.1 | 8.4 | 8.66 | `aura_rotate_bfloat_128_false` 1.5, `aura_flash_p1_4_4_128_4` 68.1, `aura_flash_p2_bfloat_128` 2.8 |
+{times}
 
 Decoding beside others' kernels in the same run, of the same sizes: FLA's Triton kernel, and MLX's Metal kernel through
-the same `metal_stdlib` (fla-core 0.6.0, mlx 0.32.4). Wanted: at most 1.2 times the better one.
+the same `metal_stdlib` ({peer_versions}). Wanted: at most 1.2 times the better one.
 
-| case | us | others, us | times the better |
-| --- | --- | --- | --- |
-| decode [K, V] B 1 | 5.9 | FLA 4.2 | 1.42 |
-| decode [K, V] B 8 | 15.7 | FLA 14.6 | 1.08 |
-| decode [K, V] B 64 | 93.0 | FLA 95.0 | 0.98 |
-| decode [V, K] B 1 | 5.9 | MLX 3.8, FLA 3.6 | 1.64 |
-| decode [V, K] B 8 | 17.6 | MLX 14.5, FLA 11.2 | 1.57 |
-| decode [V, K] B 64 | 102.4 | MLX 96.4, FLA 68.5 | 1.50 |
+{peers}
 
 ## Bank conflicts
 
 Of wavefronts to threadgroup memory those that only conflicts cost, by the GPU's counters (Nsight Compute, one launch a
-kernel and element type): kernels with more than 5%.
+kernel and element type): kernels with more than {share:.0%}.
 
-| kernel | loads | stores | reason |
-| --- | --- | --- | --- |
-| `aura_encode_float_8_64` | 73% | 0% | data |
-| `aura_decode_float_8_64_false` | 68% | 0% | data |
-| `aura_flash_p1_matrix_2_2_512` | 21% | 50% | quarters, halves |
-| `aura_flash_p1_matrix_4_4_128` | 27% | 50% | quarters, halves |
-| `paged_attention_prefill_half_float_96_8` | 49% | 0% | quarters |
-| `paged_attention_prefill_bfloat_bfloat_128_8` | 49% | 0% | halves |
-| `aura_paged_attention_8_4_128_2` | 47% | 49% | quarters, data |
-| `aura_flash_p1_matrix_8_4_64` | 33% | 49% | quarters, halves, data |
-| `recompute_w_u_float_33_65_16_1` | 30% | 49% | halves, rows |
-| `aura_flash_p1_matrix_3_2_80` | 26% | 44% | quarters, halves |
-| `chunk_fwd_o_float_float_128_128_64_4` | 42% | 13% | halves |
-| `aura_flash_p1_8_4_64_1` | 40% | 0% | data |
-| `chunk_fwd_intra_half_float_128_128_64_4` | 0% | 34% | halves |
-| `fused_chunk_gated_delta_rule_float_128_8_4_float` | 34% | 9% | halves |
-| `paged_attention_prefill_float_half_64_8` | 32% | 0% | halves |
-| `recompute_w_u_half_96_192_32_4` | 9% | 31% | halves |
-| `chunk_fwd_h_float_float_128_128_64_4_float` | 29% | 7% | halves |
-| `chunk_fwd_h_half_float_128_128_64_4_float` | 29% | 6% | halves |
-| `chunk_scaled_dot_kkt_float_33_16_1` | 29% | 0% | halves |
-| `chunk_fwd_intra_float_float_128_128_64_4` | 14% | 27% | halves |
-| `chunk_fwd_o_half_float_128_128_64_4` | 25% | 17% | halves |
-| `fused_chunk_kda_bfloat_128_8_4_float` | 21% | 2% | halves |
-| `fused_chunk_kda_float_128_8_4_float` | 21% | 2% | halves |
-| `fused_chunk_kda_half_128_8_4_float` | 21% | 2% | halves |
-| `solve_tril_16` | 11% | 18% | rows |
-| `chunk_fwd_o_bfloat_bfloat_128_128_64_4` | 14% | 18% | halves |
-| `aura_encode_half_3_80` | 18% | 0% | bytes |
-| `fused_chunk_gated_delta_rule_bfloat_128_16_4_float` | 7% | 16% | halves |
-| `fused_chunk_gated_delta_rule_half_128_16_4_float` | 7% | 16% | halves |
-
-94 kernel variants were measured.
+{conflicts}
 
 The reasons are from Nsight Compute's counts of each instruction for AURA's kernels and `chunk_fwd_intra` in float, and
 from the layouts and the simulated device's own counts for the others:
@@ -209,3 +164,96 @@ threadgroups of 128 registers a thread fit a multiprocessor, and fewer registers
 - Bank conflicts as Apple's GPUs have them: their banks are not documented. The simulated device counts 32 banks of 4
   bytes for whole simdgroups, NVIDIA's serve 8 bytes a lane in two halves and 16 in four.
 - Memory orders weaker than NVIDIA's: a barrier that nothing needed here may be one that Metal's rules ask for.
+"""
+
+
+def table(titles: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (titles, ["---"] * len(titles), *rows))
+
+
+def values_table(found: dict[str, Any]) -> str:
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in found["values"]:
+        groups[row["case"].split()[0]].append(row)
+    rows = []
+    for group, members in sorted(groups.items()):
+        worst = max(members, key=lambda row: row["error"])
+        rows.append([f"`{group}`", f"{len(members)}", f"{worst['error']:.2e}", f"{worst['recorded']:.2e}"])
+    return table(["op or algorithm", "outputs", "largest error", "of the same on the simulated device"], rows)
+
+
+def too_far(found: dict[str, Any]) -> str:
+    """Outputs above their bar: a quarter more than the simulated device's error, and 1e-6."""
+    over = [row for row in found["values"] if not row["error"] <= row["bound"]]
+    named = "; ".join(
+        f"`{row['output']}` of `{row['case']}`, {row['error']:.1e} (there {row['recorded']:.1e})" for row in over
+    )
+    return f"Above the bar of a quarter more than there, and 1e-6, {'is ' + named if over else 'is none'}."
+
+
+def sanitizers_table(found: dict[str, Any]) -> str:
+    measured = found.get("sanitizers", ())
+    if not measured:
+        return left_out(found)
+    rows = [[f"`{row['tool']}`", f"{row['errors']}", "; ".join(row["places"]) or "-"] for row in measured]
+    return table(["tool", "findings", "where"], rows)
+
+
+def times_table(found: dict[str, Any]) -> str:
+    rows = []
+    for row in found["times"]:
+        parts = ", ".join(f"`{name}` {us:.1f}" for name, us in row["kernels"].items())
+        share = f"{row['microseconds'] / row['floor']:.2f}"
+        rows.append([row["case"], f"{row['microseconds']:.1f}", f"{row['floor']:.1f}", share, parts or "-"])
+    return table(["case", "us", "floor, us", "times the floor", "kernels by themselves, us"], rows)
+
+
+def decode_name(layout: str, batch: int) -> str:
+    return f"decode {layout} B {batch}"
+
+
+def peers_table(found: dict[str, Any]) -> str:
+    """Ours against the better of the others with states of the same layout, or of either where one has no such."""
+    measured = found.get("peers", ())
+    ours = {row["case"]: row["microseconds"] for row in found["times"]}
+    rows = []
+    for layout in ("[K, V]", "[V, K]"):
+        for batch in sorted({row["batch"] for row in measured}):
+            theirs = [row for row in measured if row["batch"] == batch and row["layout"] == layout]
+            if not theirs:
+                continue
+            best = min(theirs, key=lambda row: row["microseconds"])
+            own = ours[decode_name(layout, batch)]
+            each = ", ".join(f"{row['peer']} {row['microseconds']:.1f}" for row in theirs)
+            rows.append([decode_name(layout, batch), f"{own:.1f}", each, f"{own / best['microseconds']:.2f}"])
+    return table(["case", "us", "others, us", "times the better"], rows) if rows else left_out(found)
+
+
+def reason(kernel: str) -> str:
+    known = [prefix for prefix in REASONS if kernel.startswith(prefix)]
+    return REASONS[max(known, key=len)] if known else "not known"
+
+
+def conflicts_table(found: dict[str, Any]) -> str:
+    measured = found.get("conflicts", ())
+    if not measured:
+        return left_out(found)
+    rows = [
+        [f"`{row['kernel']}`", f"{row['loads']:.0%}", f"{row['stores']:.0%}", reason(row["kernel"])]
+        for row in sorted(measured, key=lambda row: -max(row["loads"], row["stores"]))
+        if max(row["loads"], row["stores"]) > MOST_CONFLICTS
+    ]
+    return table(["kernel", "loads", "stores", "reason"], rows) + f"\n\n{len(measured)} kernel variants were measured."
+
+
+def left_out(found: dict[str, Any]) -> str:
+    return "Not measured: " + ("; ".join(found["left_out"]) or "this part was not run") + "."
+
+
+def text(found: dict[str, Any]) -> str:
+    tables = {"values": values_table(found), "sanitizers": sanitizers_table(found), "times": times_table(found)}
+    tables |= {"peers": peers_table(found), "conflicts": conflicts_table(found)}
+    tables["too_far"] = too_far(found)
+    facts = {name: found[name] for name in ("gpu", "versions", "kernels", "variants", "cases", "wrong_calls")}
+    facts["peer_versions"] = ", ".join(found.get("peer_versions", ())) or "versions unknown"
+    return TEXT.format(**facts, **tables, rate=found["copy_rate"] / 1e12, share=MOST_CONFLICTS)

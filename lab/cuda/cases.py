@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import torch_gdn
-from proof.cuda.record import CaseRecord, Writer
-from proof.cuda.trace import Trace
+from lab.cuda.record import CaseRecord, Writer
+from lab.cuda.trace import Trace
 from torch_gdn.check import golden
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.cases import END_TO_END_OPS

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from proof.cuda.record import CaseRecord, Writer
-from proof.cuda.trace import Trace
+from lab.cuda.record import CaseRecord, Writer
+from lab.cuda.trace import Trace
 from torch_gdn.testing import REGISTRY, OpEntry, Point
 from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.registry import MPS

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from proof.agx.compiler import Compiled, compile_program
+from lab.agx.compiler import Compiled, compile_program
 from proof.dialects import closing, without_comments
 from proof.mac.wheels import Unavailable, cache_directory, locked
 

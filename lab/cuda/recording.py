@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 
 import mps_simulator
+from lab.cuda.record import Writer
 from proof.checks import Progress
-from proof.cuda.record import Writer
 
 
 def record_all(path: Path, progress: Progress, only: str = "") -> int:
     """`only`: of the cases whose name holds this."""
     mps_simulator.activate()
-    from proof.cuda import cases, hostile  # once there is a device
+    from lab.cuda import cases, hostile  # once there is a device
 
     recorders: list[tuple[str, cases.Recorder]] = [
         (case.name, partial(cases.record, case)) for case in cases.all_cases()

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from proof.agx import issue, rules
-from proof.agx.dialect import opencl
-from proof.agx.spaces import resolved
+from lab.agx import issue, rules
+from lab.agx.dialect import opencl
+from lab.agx.spaces import resolved
 from proof.mac.wheels import Unavailable, cache_directory, locked
 
 HERE = Path(__file__).resolve().parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from proof.agx import calibration, compiler, table
+from lab.agx import calibration, compiler, table
 from proof.checks import Finding, Progress, check
 from proof.metal import caps, launches
 from proof.metal.front_end import shader_text

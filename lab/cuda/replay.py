@@ -1,4 +1,4 @@
-"""Recorded launches on the GPU, under whatever tool watches the process: `python -m proof.cuda.replay RECORD CUBINS`
+"""Recorded launches on the GPU, under whatever tool watches the process: `python -m lab.cuda.replay RECORD CUBINS`
 and `PART PARTS` for every PARTS-th case from PART on, `kernels` for one case of each kernel, or a planted fault's name.
 """
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from proof.cuda.compiling import PROBES
-from proof.cuda.conflicts import first_of_each_kernel
-from proof.cuda.gpu import NOT_WRITTEN, SHARED_BYTES, Buffer, Gpu, Prepared
-from proof.cuda.record import (
+from lab.cuda.compiling import PROBES
+from lab.cuda.conflicts import first_of_each_kernel
+from lab.cuda.gpu import NOT_WRITTEN, SHARED_BYTES, Buffer, Gpu, Prepared
+from lab.cuda.record import (
     Binding,
     Bytes,
     CaseRecord,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from proof.agx.compiler import PIPELINES, Compiled, Figures
+from lab.agx.compiler import PIPELINES, Compiled, Figures
 
 TABLE = Path(__file__).with_name("isa.tsv")
 NAMES = [field.name for field in fields(Figures)]

@@ -1,5 +1,5 @@
-"""`python -m proof.cuda record FILE` keeps launches of the simulated device; `run FILE JSON` replays them where a GPU,
-nvcc and compute-sanitizer are, with no more of torch_gdn than this checkout; `page JSON` writes docs/second-machine.md.
+"""`python -m lab.cuda record FILE` keeps launches of the simulated device; `run FILE JSON` replays them where a GPU,
+nvcc and compute-sanitizer are, with no more of torch_gdn than this checkout; `page JSON` writes the page of the docs.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab.cuda import page, running
 from proof.checks import Silent
-from proof.cuda import page, running
 from proof.metal.front_end import CHECKOUT
 
-PAGE = CHECKOUT / "docs" / "second-machine.md"
+PAGE = CHECKOUT / "docs" / "lab" / "second-machine.md"
 CUBINS = CHECKOUT / "build" / "cuda"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m proof.cuda", description=__doc__)
+    parser = argparse.ArgumentParser("python -m lab.cuda", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record")
     record.add_argument("record", type=Path)
@@ -34,7 +34,7 @@ def main() -> int:
     options = parser.parse_args()
 
     if options.command == "record":
-        from proof.cuda.recording import record_all  # needs torch
+        from lab.cuda.recording import record_all  # needs torch
 
         print(f"{record_all(options.record, Silent(), options.only)} cases")
         return 0

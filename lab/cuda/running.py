@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lab.cuda import compiling, conflicts, peers, replay, sanitizer
+from lab.cuda.gpu import Gpu
 from proof.checks import Progress
-from proof.cuda import compiling, conflicts, peers, replay, sanitizer
-from proof.cuda.gpu import Gpu
 
 PARTS = ("values", "times", "peers", "sanitizers", "conflicts")
 ARCHITECTURE = "native"

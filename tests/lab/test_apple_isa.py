@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proof.agx import calibration, checks, compiler, rules, spaces, table
-from proof.agx.dialect import opencl
+from lab.agx import calibration, checks, compiler, rules, spaces, table
+from lab.agx.dialect import opencl
 from proof.checks import Check, Finding, Result, Silent
 from proof.checks import run as run_checks
 from proof.mac.wheels import Unavailable

@@ -57,8 +57,8 @@ def program() -> str | None:
 
 
 def examine(tool: str, record: Path, cubins: Path, *what: str) -> Verdict:
-    """`what`: arguments of proof.cuda.replay. ValueError where the tool does not come to its end."""
-    replay = [sys.executable, "-m", "proof.cuda.replay", str(record), str(cubins), *what]
+    """`what`: arguments of lab.cuda.replay. ValueError where the tool does not come to its end."""
+    replay = [sys.executable, "-m", "lab.cuda.replay", str(record), str(cubins), *what]
     command = [program() or "compute-sanitizer", "--tool", tool, *TOOLS[tool], "--print-limit", "50", *replay]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)

@@ -6,9 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from lab.cuda import running
+from lab.cuda.__main__ import CUBINS
 from proof.checks import Finding, LeftOut, Progress, check
-from proof.cuda import running
-from proof.cuda.__main__ import CUBINS
 
 
 @check("cuda", "the shaders compute the same on an NVIDIA GPU, and compute-sanitizer finds nothing")
@@ -17,7 +17,7 @@ def cuda_check(progress: Progress) -> Finding:
         raise LeftOut(reason)
     if sys.platform != "linux":
         raise LeftOut("no simulated device, on which the launches are recorded")
-    from proof.cuda.recording import record_all  # needs torch and the simulated device
+    from lab.cuda.recording import record_all  # needs torch and the simulated device
 
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "launches.zip"

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import torch_gdn
-from proof.cuda import compiling, conflicts, dialect, page, peers, replay, running, sanitizer
-from proof.cuda.record import (
+from lab.cuda import compiling, conflicts, dialect, page, peers, replay, running, sanitizer
+from lab.cuda.record import (
     Binding,
     CaseRecord,
     Fill,
@@ -154,7 +154,7 @@ def test_errors() -> None:
 @needs_simulated_device
 def test_a_call_is_recorded_with_what_its_buffers_held(tmp_path: Path) -> None:
     device = ready("mps")
-    from proof.cuda.trace import Trace
+    from lab.cuda.trace import Trace
 
     x = torch.randn(5, 64)
     moved = torch.full((400,), 9.0, device=device)[16:336].view(5, 64).copy_(x)
@@ -191,7 +191,7 @@ def test_a_call_is_recorded_with_what_its_buffers_held(tmp_path: Path) -> None:
 @needs_simulated_device
 def test_a_wrong_result_is_not_recorded(tmp_path: Path) -> None:
     device = ready("mps")
-    from proof.cuda.trace import Trace
+    from lab.cuda.trace import Trace
 
     trace = Trace("a norm", Writer(tmp_path / "record.zip"))
     y = trace.call(lambda: torch_gdn.l2norm(torch.ones(3, 64, device=device)))
@@ -290,7 +290,7 @@ def test_a_peers_kernel_alone_is_taken_from_its_header() -> None:
 @needs_simulated_device
 def test_a_wrong_call_is_recorded_without_being_run(tmp_path: Path) -> None:
     ready("mps")
-    from proof.cuda import hostile
+    from lab.cuda import hostile
 
     (each,) = (each for each in hostile.hostile() if each.entry.name == "aura_encode_")
     writer = Writer(tmp_path / "record.zip")
@@ -308,7 +308,7 @@ def test_a_wrong_call_is_recorded_without_being_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", [op for op, entry in REGISTRY.items() if entry.hostile])
 def test_a_wrong_call_is_reported_by_the_simulated_device(op: str) -> None:
     ready("mps")
-    from proof.cuda import hostile
+    from lab.cuda import hostile
 
     for each in (each for each in hostile.hostile() if each.entry.name == op):
         with pytest.raises(Exception, match="expected"):

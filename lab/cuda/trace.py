@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import mps_simulator
-from proof.cuda.record import (
+from lab.cuda.record import (
     Binding,
     CaseRecord,
     Fill,
