@@ -60,8 +60,9 @@ def test_a_case_by_itself_and_tests_without_the_mark_run() -> None:
 @pytest.mark.xdist_group("probe")
 def test_grouped_tests_share_a_process(request: pytest.FixtureRequest) -> None:
     """Fixtures that take a minute would otherwise run in every process."""
-    if request.config.getoption("loadgroup", False):  # in `make test`
-        assert request.node.nodeid.endswith("@probe")
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("tests are grouped with --dist loadgroup alone, as in `make test`")
+    assert request.node.nodeid.endswith("@probe")
 
 
 def test_a_sweep_inside_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
