@@ -248,8 +248,10 @@ PYBIND11_MODULE(_C, m) {
         py::arg("device"), py::arg("cores"), py::arg("channel_decays") = false,
         "Algorithm and chunk_size of a prefill: tokens are the mean of the sequences, heads the value heads of all of "
         "them; device and cores, its name and number of cores; channel_decays, whether each key channel has its own.");
+  m.def("tuning_key", &torch_gdn::tuning_key, py::arg("device"), py::arg("cores"),
+        "The name of a device's rows in the tuning cache.");
   m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
-        "The fastest algorithms: {device name: [(tokens, threadgroups of 32 columns of V, K, algorithm, chunk_size), "
+        "The fastest algorithms: {tuning_key(): [(tokens, threadgroups of 32 columns of V, K, algorithm, chunk_size), "
         "...]}.");
   m.def("force_prefill_algorithm", &force_prefill_algorithm, py::arg("algorithm"), py::arg("chunk_size") = 0,
         "Forces this algorithm on every prefill of the calling thread. None lets the tuning cache or the heuristic "

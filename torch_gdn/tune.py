@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from torch_gdn import _C, tuning_cache
+from torch_gdn import tuning_cache
 from torch_gdn._mps import why_no_mps
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.tuning_cache import Row
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = tuning_cache.read(file) if file.is_file() else {}
     with torch.no_grad():
         rows = measured(options)
-    table[_C.device_facts()["name"]] = rows
+    table[tuning_cache.key()] = rows
     tuning_cache.write(file, table)
     tuning_cache.install(table)
     print("\n".join(lines(rows)))

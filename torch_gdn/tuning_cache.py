@@ -16,7 +16,7 @@ from typing import Any
 from torch_gdn import _C
 
 VARIABLE = "TORCH_GDN_TUNING_CACHE"
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 FUSED_CHUNK_SIZES = (8, 16, 32)
 
 
@@ -32,7 +32,13 @@ class Row:
     seconds: dict[str, float] = field(default_factory=dict)  # of each algorithm, by its name; not read
 
 
-Table = dict[str, list[Row]]  # by the device's name
+Table = dict[str, list[Row]]  # by device and number of cores
+
+
+def key() -> str:
+    """The name of this machine's rows."""
+    facts = _C.device_facts()
+    return _C.tuning_key(facts["name"], facts["core_count"])
 
 
 def path() -> Path | None:

@@ -83,10 +83,14 @@ std::vector<std::string> prefill_algorithms() {
   return names;
 }
 
+std::string tuning_key(const std::string& device, int64_t cores) {
+  return device + ", " + std::to_string(cores) + " cores";
+}
+
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores) {
   if (forced.has_value()) return *forced;
   const std::lock_guard<std::mutex> guard(mutex);
-  const auto rows = measured.find(device);
+  const auto rows = measured.find(tuning_key(device, cores));
   return rows == measured.end() || rows->second.empty() ? PrefillChoice{heuristic(shape, cores)}
                                                         : nearest(shape, rows->second);
 }

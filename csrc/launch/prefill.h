@@ -46,6 +46,9 @@ struct TuningRow {
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores);
 
 // Measured rows by device name.
+// The name of a device's rows. One name of Apple's stands for chips with different numbers of cores.
+std::string tuning_key(const std::string& device, int64_t cores);
+
 void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows);
 
 // Applies to the calling thread alone. nullopt lets the tuning cache or the heuristic decide again.

@@ -21,6 +21,7 @@ from torch_gdn import _C, chunk_gated_delta_rule, tune, tuning_cache
 from torch_gdn.tuning_cache import Row
 
 DEVICE, CORES = "Apple M1", 8
+KEY = _C.tuning_key(DEVICE, CORES)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def test_the_heuristic_of_channel_decays(shape: dict[str, int], expected: str) -
 def test_the_nearest_measured_shape_decides() -> None:
     rows = [Row(64, 128, 128, "chunked"), Row(1024, 128, 128, "recurrent"), Row(1024, 8, 128, "fused_chunk")]
     rows += [Row(1024, 128, 256, "fused_chunk")]
-    tuning_cache.install({DEVICE: rows})
+    tuning_cache.install({KEY: rows})
     assert [algorithm(tokens) for tokens in (1, 64, 255, 257, 100_000)] == ["chunked"] * 3 + ["recurrent"] * 2
     assert [algorithm(1024, heads) for heads in (1, 7, 9, 32)] == [
         "fused_chunk",
@@ -95,25 +96,27 @@ def test_the_nearest_measured_shape_decides() -> None:
 
 
 def test_a_table_is_of_its_device_alone() -> None:
-    tuning_cache.install({"Apple M3 Max": [Row(64, 128, 128, "chunked")]})
-    assert algorithm(64, device="Apple M3 Max") == "chunked" and algorithm(64) == "fused_chunk"
-    tuning_cache.install({DEVICE: []})
+    """And of its number of cores: an M3 Max has 30 or 40."""
+    tuning_cache.install({_C.tuning_key("Apple M3 Max", 30): [Row(64, 128, 128, "chunked")]})
+    assert algorithm(64, device="Apple M3 Max", cores=30) == "chunked"
+    assert algorithm(64, device="Apple M3 Max", cores=40) == algorithm(64) == "fused_chunk"
+    tuning_cache.install({KEY: []})
     assert algorithm(64) == "fused_chunk"
 
 
 def test_a_forced_algorithm_goes_before_every_table() -> None:
-    tuning_cache.install({DEVICE: [Row(64, 128, 128, "chunked")]})
+    tuning_cache.install({KEY: [Row(64, 128, 128, "chunked")]})
     with torch_gdn.prefill_algorithm("recurrent"):
         assert algorithm(64) == algorithm(64, device="another") == "recurrent"
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
-@pytest.mark.parametrize("wanted", tune._C.prefill_algorithms())
+@pytest.mark.parametrize("wanted", _C.prefill_algorithms())
 def test_calls_go_by_the_table(wanted: str) -> None:
     import mps_simulator
 
     case = make_case(20, 32, 16).to(ready("mps"))
-    tuning_cache.install({_C.device_facts()["name"]: [Row(20, 2, 32, wanted)]})
+    tuning_cache.install({tuning_cache.key(): [Row(20, 2, 32, wanted)]})
     with mps_simulator.profile() as profile:
         chunk_gated_delta_rule(*case.qkv, **case.options)
     assert {name for name in ALGORITHMS[wanted] if any(each.startswith(name + "_") for each in profile.kernels)} == set(
@@ -127,7 +130,7 @@ def test_packed_sequences_count_by_their_mean_length() -> None:
 
     case = make_case(40, 32, 16, cu_seqlens=[0, 5, 10, 15, 40])
     there = case.to(ready("mps"))
-    tuning_cache.install({_C.device_facts()["name"]: [Row(40, 2, 32, "chunked"), Row(10, 8, 32, "recurrent")]})
+    tuning_cache.install({tuning_cache.key(): [Row(40, 2, 32, "chunked"), Row(10, 8, 32, "recurrent")]})
     with mps_simulator.profile() as profile:
         chunk_gated_delta_rule(*there.qkv, **there.options)
     assert [name for name in profile.kernels if name.startswith(ALGORITHMS["recurrent"])]
@@ -148,11 +151,11 @@ GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm"
     ("content", "words"),
     [
         ("{", "expected a table of prefill algorithms: Expecting property name"),
-        ("[]", "version: expected 2, got None"),
-        ({"version": 1, "devices": {}}, "version: expected 2, got 1"),
-        ({"version": 2}, "devices: expected an object of device names, got None"),
-        ({"version": 2, "devices": {"Apple M1": 3}}, "Apple M1: expected a list of rows, got 3"),
-        ({"version": 2, "devices": {"Apple M1": [7]}}, "Apple M1: row 0: expected an object, got 7"),
+        ("[]", "version: expected 3, got None"),
+        ({"version": 1, "devices": {}}, "version: expected 3, got 1"),
+        ({"version": 3}, "devices: expected an object of device names, got None"),
+        ({"version": 3, "devices": {"Apple M1": 3}}, "Apple M1: expected a list of rows, got 3"),
+        ({"version": 3, "devices": {"Apple M1": [7]}}, "Apple M1: row 0: expected an object, got 7"),
         (GOOD | {"tokens": 0}, "row 0: tokens: expected a positive integer, got 0"),
         (GOOD | {"K": True}, "row 0: K: expected a positive integer, got True"),
         (GOOD | {"threadgroups": None}, "row 0: threadgroups: expected a positive integer, got None"),
@@ -168,7 +171,7 @@ GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm"
 def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it is an error; importing torch_gdn warns, and goes by the heuristic."""
     if isinstance(content, dict) and "tokens" in content:
-        content = {"version": 2, "devices": {"Apple M1": [content]}}
+        content = {"version": 3, "devices": {"Apple M1": [content]}}
     file = tmp_path / "algorithms.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ValueError) as caught:
@@ -192,7 +195,7 @@ def test_where_the_file_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_the_import_reads_the_file(tmp_path: Path) -> None:
     file = tmp_path / "algorithms.json"
-    tuning_cache.write(file, {DEVICE: [Row(64, 128, 128, "chunked")]})
+    tuning_cache.write(file, {KEY: [Row(64, 128, 128, "chunked")]})
     program = f"from torch_gdn import _C; print(_C.prefill_algorithm(64, 32, 128, 128, {DEVICE!r}, 8)[0])"
     environment = os.environ | {tuning_cache.VARIABLE: str(file)}
     command = [sys.executable, "-c", program]
@@ -203,22 +206,23 @@ def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFi
     """Other devices' rows stay; this device's are new, and are taken from now on."""
     ready("mps")
     file = tmp_path / "algorithms.json"
-    tuning_cache.write(file, {"Apple M9": [Row(64, 128, 128, "chunked")], _C.device_facts()["name"]: []})
+    tuning_cache.write(file, {"Apple M9": [Row(64, 128, 128, "chunked")], tuning_cache.key(): []})
     sizes = ["--shapes", "1,2,32,40", "--tokens", "5", "20", "--sequences", "1", "3", "--dtype", "float32"]
     assert tune.main([*sizes, "--repeats", "1", "--file", str(file)]) == 0
     table = tuning_cache.read(file)
     assert table["Apple M9"] == [Row(64, 128, 128, "chunked")]
-    rows = table[_C.device_facts()["name"]]
+    rows = table[tuning_cache.key()]
     assert [(row.tokens, row.threadgroups, row.K) for row in rows] == [
         (5, 4, 32),
         (20, 4, 32),
         (5, 12, 32),
         (20, 12, 32),
     ]
+    cores = _C.device_facts()["core_count"]
     for row in rows:
         assert set(row.seconds) == set(tune.CANDIDATES)
         assert (row.algorithm, row.chunk_size) == tune.CANDIDATES[min(row.seconds, key=row.seconds.__getitem__)]
-        taken = _C.prefill_algorithm(row.tokens, row.threadgroups // 2, 32, 40, _C.device_facts()["name"], CORES)
+        taken = _C.prefill_algorithm(row.tokens, row.threadgroups // 2, 32, 40, _C.device_facts()["name"], cores)
         assert taken == (row.algorithm, row.chunk_size)
     printed = capsys.readouterr()
     assert "4/4" in printed.err and f"Written to {file}." in printed.out
@@ -242,7 +246,7 @@ def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.Captur
 def test_a_warmup_compiles_the_chunks_that_the_table_asks_for_and_no_others() -> None:
     device = ready("mps")
     tuning_cache.install(
-        {_C.device_facts()["name"]: [Row(64, 128, 128, "fused_chunk", 32)], "another": [Row(9, 9, 9, "fused_chunk", 8)]}
+        {tuning_cache.key(): [Row(64, 128, 128, "fused_chunk", 32)], "another": [Row(9, 9, 9, "fused_chunk", 8)]}
     )
     names = torch_gdn.warmup([(1, 1, 24, 16)], device=device, dtypes=[torch.float32], progress=False)
     fused = {name for name in names if name.startswith("fused_chunk_gated_delta_rule_")}
