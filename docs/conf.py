@@ -25,6 +25,7 @@ autodoc_typehints = "none"  # docstrings say them; overloads would replace the s
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 100
 napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Returns", "params_style")]  # results have names, as arguments do
 
 html_theme = "furo"
 html_title = f"torch_gdn {release}"

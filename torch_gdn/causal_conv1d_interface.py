@@ -18,31 +18,32 @@ def causal_conv1d_fn(
     final_states_out: Tensor | None = None,
     activation: str | None = None,
 ) -> Any:
-    """The short causal convolution of each channel by itself, over tokens in columns.
+    """Convolves each channel causally over the last W tokens; tokens are columns.
 
-    Dao: `causal_conv1d.causal_conv1d_fn`. `torch_gdn.causal_conv1d` has the formula, and tokens in rows.
+    Dao: `causal_conv1d.causal_conv1d_fn`. `torch_gdn.causal_conv1d` has the formula, with tokens as rows.
 
     Args:
-        x: [B, D, T], bfloat16, float16 or float32, any strides: a transposed [B, T, D] is not copied.
-        weight: [D, W], W from 2 to 4, any strides.
-        bias: [D], dtype of weight. Default: None.
-        seq_idx: [B, T] int32 or int64, on x's device: tokens with different numbers do not see each other, and those
-            with a negative one (padding) give zeros. Not together with a state. Default: None.
-        initial_states: [B, D, W - 1], the columns before the first token, any strides; wider ones (transformers keeps
-            W columns) are taken too. Default: zeros.
-        return_final_states: whether the columns before the next token are returned, as many as initial_states has, or
-            W - 1. Default: False.
-        final_states_out: where to put them. Default: a new tensor.
-        activation: "silu" ("swish" is the same) or None. Default: None.
+        x: [B, D, T], bfloat16, float16 or float32. Any strides; a transposed [B, T, D] is not copied.
+        weight: [D, W], bfloat16, float16 or float32. W is 2, 3 or 4. Any strides.
+        bias: [D], weight's dtype. Default: zeros.
+        seq_idx: [B, T], int32 or int64. Tokens with different numbers do not see each other. Tokens with a negative
+            number (padding) return zeros. On x's device. Not allowed with a state. Default: None.
+        initial_states: [B, D, S], bfloat16, float16 or float32. The S columns before the first token, with S at least W
+            - 1 (Dao has W - 1, transformers W). Any strides. Default: zeros.
+        return_final_states: Whether to return the S columns before the next token. Default: False.
+        final_states_out: [B, D, S], any dtype. The function writes the final states here. Default: a new tensor.
+        activation: "silu", its synonym "swish", or None. Default: None.
 
     Returns:
-        y of x's shape and dtype, channel-last whatever x is: y.transpose(1, 2) is contiguous, and its parts [B, T, ...]
-        go to the delta rule without a copy. With return_final_states: y and the final states.
+        y: x's shape and dtype. It is always channel-last: y.transpose(1, 2) is contiguous, and its parts [B, T, ...] go
+            to the delta rule without a copy.
+        final_states: [B, D, S], final_states_out's dtype, or initial_states' dtype, or x's dtype; only with
+            return_final_states. S is W - 1 without initial_states.
 
     Raises:
-        ValueError: a shape, W, activation or device that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, W, activation or device is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -73,27 +74,27 @@ def causal_conv1d_update(
     cache_seqlens: Tensor | None = None,
     conv_state_indices: Tensor | None = None,
 ) -> Tensor:
-    """The next tokens of each sequence; the state of columns is updated in place.
+    """Runs `causal_conv1d_fn` on the next tokens of each sequence and updates the state of columns in place.
 
     Dao: `causal_conv1d.causal_conv1d_update`.
 
     Args:
-        x: [B, D] or [B, D, T], any strides, dtypes as `causal_conv1d_fn`'s.
-        conv_state: [B, D, S], S at least W - 1 (transformers: W), any strides.
-        weight: [D, W], W from 2 to 4, any strides.
-        bias: [D], dtype of weight. Default: None.
-        activation: "silu" ("swish" is the same) or None. Default: None.
-        cache_seqlens: None: a circular conv_state is not taken. Default: None.
-        conv_state_indices: [B] int32 or int64: the row of conv_state that each sequence has; a negative one has none,
-            and gives zeros. Default: sequence b has row b.
+        x: [B, D] or [B, D, T], bfloat16, float16 or float32. Any strides.
+        conv_state: [rows, D, S], bfloat16, float16 or float32. S is at least W - 1 (transformers has W). Any strides.
+        weight: [D, W], bfloat16, float16 or float32. W is 2, 3 or 4. Any strides.
+        bias: [D], weight's dtype. Default: zeros.
+        activation: "silu", its synonym "swish", or None. Default: None.
+        cache_seqlens: None. A circular conv_state is not supported.
+        conv_state_indices: [B], int32 or int64. The row of conv_state that each sequence has. A sequence with a
+            negative number has no row and returns zeros. Default: sequence b has row b.
 
     Returns:
-        y of x's shape and dtype, channel-last as `causal_conv1d_fn`'s.
+        y: x's shape and dtype. Channel-last, as from `causal_conv1d_fn`.
 
     Raises:
-        ValueError: a shape, W, S, activation, device or index that is not as above; a cache_seqlens.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, W, S, activation, device or index is not as above, or if there is a cache_seqlens.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch

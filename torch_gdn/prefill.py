@@ -8,21 +8,18 @@ from torch_gdn import _C
 
 @contextmanager
 def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[None]:
-    """Inside the block, each prefill on `mps` that the calling thread starts takes this algorithm.
+    """Selects the algorithm of every prefill that the calling thread starts on `mps` inside the block.
 
     A sequence then has the same bits alone and in any batch.
 
     Args:
-        algorithm: "chunked", "fused_chunk" or "recurrent" (`torch_gdn.tune` explains them). None: the measured
-            algorithm, or the heuristic's. A call that returns its intermediate states always takes "chunked".
-        chunk_size: tokens per chunk of "fused_chunk": 8, 16 or 32, where they fit threadgroup memory. 0 chooses 16, or
-            8 where a row of keys takes more than 256 bytes. Default: 0.
-
-    Returns:
-        A context manager.
+        algorithm: "chunked", "fused_chunk" or "recurrent"; `torch_gdn.tune` explains them. None selects the measured
+            algorithm, or the heuristic's. A call that returns its intermediate states always runs "chunked".
+        chunk_size: Tokens per chunk of "fused_chunk": 8, 16 or 32, if they fit threadgroup memory. 0 selects 16, or 8
+            if a row of keys takes more than 256 bytes. Default: 0.
 
     Raises:
-        ValueError: another algorithm or chunk_size.
+        ValueError: If algorithm or chunk_size is not one of these.
 
     Example:
         >>> import torch_gdn

@@ -14,6 +14,7 @@ from tests.helpers.cases import Case, make_case
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import RECURRENT_F32, RECURRENT_OUTPUT, assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import PREFILL, each_device, kernels_of
+from torch_gdn import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIXED = [pair for pair in itertools.product(DTYPES, repeat=2) if pair[0] != pair[1]]
@@ -64,6 +65,13 @@ def test_output_dtype_is_that_of_v_or_float32(device: torch.device) -> None:
     assert_same_bits("o", o.half(), rounded)
     with pytest.raises(ValueError, match="output_dtype: expected float32 or the dtype of v, got bfloat16"):
         torch_gdn.fused_recurrent_gated_delta_rule(*there.qkv, output_dtype=torch.bfloat16, **options)
+
+
+def test_the_references_return_the_dtype_of_v() -> None:
+    case = mixed_case(torch.bfloat16, torch.float16, 3)
+    for rule in (reference.fused_recurrent_gated_delta_rule, reference.chunk_gated_delta_rule):
+        o, _ = rule(*case.qkv, **case.options)
+        assert o.dtype == torch.float16, rule.__name__
 
 
 @each_device("chunked", "fused_chunk", "recurrent")

@@ -34,7 +34,7 @@ def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
             there. Default: "lloyd-max".
 
     Returns:
-        [2^bits] float32, ascending, on the CPU.
+        codebook: [2 ** bits], float32. In ascending order, on the CPU.
 
     Raises:
         ValueError: bits, D or table that is not one of those.
@@ -63,7 +63,7 @@ def boundaries(codebook: Tensor) -> Tensor:
         codebook: [2^bits] float32, ascending.
 
     Returns:
-        [2^bits - 1] float32.
+        boundaries: [2 ** bits - 1], float32.
 
     Example:
         >>> import torch
@@ -84,7 +84,7 @@ def origin_signs(D: int, seed: int) -> Tensor:
         seed: as there, the layer's index.
 
     Returns:
-        [D] float32, of 1 and -1: the low bit of xorshift64 (Marsaglia 2003) from a state that SplitMix64 mixed.
+        signs: [D], float32. 1 or -1, by the low bit of xorshift64 (Marsaglia 2003) from a state that SplitMix64 mixed.
 
     Example:
         >>> from torch_gdn.aura import codebooks

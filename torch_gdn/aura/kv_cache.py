@@ -148,7 +148,7 @@ class KVCache:
             sinks: [HQ] float32, one more logit a head, of a value of zeros (GPT-OSS). Default: none.
 
         Returns:
-            [B, HQ, L, D], q's dtype. A query that sees nothing gets zeros.
+            o: [B, HQ, L, D], q's dtype. Zeros for a query that sees no key.
 
         Raises:
             ValueError, TypeError: a tensor or option that is not as above.

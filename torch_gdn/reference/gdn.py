@@ -121,7 +121,7 @@ def chunk_gated_delta_rule(
     head_grouping: str = "block",
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule, a chunk of tokens at a time: the six stages, with nothing rounded between them."""
-    out_dtype, dtype = output_dtype or q.dtype, compute_dtype(q)
+    out_dtype, dtype = output_dtype or v.dtype, compute_dtype(q)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)

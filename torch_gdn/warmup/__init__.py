@@ -30,34 +30,35 @@ def warmup(
 ) -> list[str]:
     """Compiles the Metal pipelines that a model will need, before the first request does.
 
-    A pipeline is otherwise compiled when it is first used, which takes from a tenth of a second to some seconds. What
-    is needed is recorded from real calls (`torch_gdn.recording`): no kernel of torch_gdn's runs meanwhile in this
-    thread.
+    A pipeline is otherwise compiled when it is first used, which takes from a tenth of a second to a few seconds.
+    warmup records the launches of real calls (`torch_gdn.recording`), so no kernel of torch_gdn runs in this thread
+    meanwhile.
 
-    A transformers model, for which torch_gdn's integration is enabled, is called with prompts of 1, 2, 4, ... tokens,
-    each followed by one token and by a few on the cache. What these calls launch is compiled, and nothing else:
-    generation from one prompt of up to `longest_prompt` tokens then compiles nothing more, if the tuning cache, where
-    there is one, was measured at powers of two, as `torch_gdn.tune` does unless told otherwise.
+    A transformers model must have torch_gdn's integration enabled. It is called with prompts of 1, 2, 4, ... tokens,
+    each followed by one token and by a few on the cache, and exactly what these calls launch is compiled. Generation
+    from one prompt of up to `longest_prompt` tokens then compiles nothing more. If there is a tuning cache, this holds
+    if it was measured at powers of two, which is the default of `torch_gdn.tune`.
 
-    For shapes it is what a Gated DeltaNet layer launches: both end-to-end ops on aligned rows, in chunks of 64, with
-    either state layout, with and without use_qk_l2norm_in_kernel, in the prefill algorithms that the tuning cache or
-    the heuristic has for prompts and batches of any size; the convolution, the gating and the gated norm.
+    For shapes, warmup compiles what a Gated DeltaNet layer launches: both end-to-end ops on aligned rows, in chunks of
+    64, with either state layout, with and without use_qk_l2norm_in_kernel, and with each prefill algorithm that the
+    tuning cache or the heuristic selects for any prompt or batch; the convolution; the gating; and the gated norm.
 
     Args:
-        model_or_shapes: a model, or (H, HV, K, V) of each, as [(16, 32, 128, 128)] of Qwen3-Next.
-        device: where to compile for shapes; a model has its own. A device without pipelines ("cpu") has nothing to
-            compile. Default: "mps".
-        dtypes: of q, k and v, for shapes. Default: bfloat16 alone.
-        progress: whether to show a progress bar (by tqdm). Default: True.
-        longest_prompt: of a model, in tokens. Default: 512.
-        cache: makes the cache that a model is called with, as `lambda: AuraCache(model.config)`. Default: the model's.
+        model_or_shapes: A model, or a list of (H, HV, K, V), such as [(16, 32, 128, 128)] for Qwen3-Next.
+        device: The device to compile for, given shapes; a model has its own. "cpu" has nothing to compile. Default:
+            "mps".
+        dtypes: The dtypes of q, k and v, given shapes. Default: (bfloat16,).
+        progress: Whether to show a progress bar (tqdm). Default: True.
+        longest_prompt: The longest prompt in tokens, given a model. Default: 512.
+        cache: Returns the cache that a model is called with, such as `lambda: AuraCache(model.config)`. Default: the
+            model's own.
 
     Returns:
-        the names of the pipelines that were compiled by this call.
+        names: The pipelines that this call compiled.
 
     Raises:
-        ValueError, TypeError: an argument that is not as above, or a shape or dtype that the ops do not take.
-        RuntimeError: Metal could not compile a kernel, or PyTorch has no mps device.
+        ValueError, TypeError: If an argument is not as above, or if the ops do not take a shape or dtype.
+        RuntimeError: If Metal cannot compile a kernel, or if PyTorch has no mps device.
 
     Example:
         >>> import torch, torch_gdn

@@ -99,7 +99,7 @@ class ConversationCache:
                 transformers 5.23 does not go on from a cache that holds something.
 
         Returns:
-            What `model.generate` returns.
+            output: What `model.generate` returns.
 
         Raises:
             ValueError: more than one row, another cache, assisted generation, or padding.

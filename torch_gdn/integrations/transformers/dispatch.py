@@ -28,7 +28,7 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
         args, kwargs: what the model calls it with.
 
     Returns:
-        (True, "") or (False, the reason).
+        supported: (True, "") or (False, the reason).
 
     Raises:
         ValueError: another function.

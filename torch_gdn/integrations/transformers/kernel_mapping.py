@@ -21,7 +21,7 @@ def kernel_mapping() -> dict[str, dict[str, str]]:
     it asks for. It cannot be undone, and models of one kind share the functions that it changes.
 
     Returns:
-        For each function and layer of the models: device and "folder:layer".
+        mapping: The device and "folder:layer" of each function and layer of the models.
 
     Example:
         >>> from torch_gdn.integrations.transformers import kernel_mapping

@@ -65,7 +65,7 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
             above. Default: False.
 
     Returns:
-        What `status()` returns.
+        status: What `status()` returns.
 
     Raises:
         ImportError: transformers is not installed, or its version has none of the models.
@@ -130,7 +130,7 @@ def disable() -> Status:
     """Everything is as it was before `enable()`. Disabling twice is disabling once.
 
     Returns:
-        What `status()` returns; the counts stay until the next `enable()`.
+        status: What `status()` returns. The counts stay until the next `enable()`.
     """
     for found in reversed(applied.values()):  # a feature may wrap what another one put there
         for patch in reversed(found):
@@ -144,7 +144,7 @@ def status() -> Status:
     """What is replaced, and how many calls torch_gdn took or left, with the reasons.
 
     Returns:
-        A `Status`; print it for a line each.
+        status: A `Status`. As text it has one line per model, function and reason.
 
     Raises:
         ImportError: transformers is not installed.

@@ -27,27 +27,32 @@ def aura_paged_attention(
     max_seq_len: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`paged_attention` to pages that hold AURA's codes (`aura_encode`), which are dequantised tile by tile.
+    """Computes `paged_attention` on pages of AURA codes (`aura_encode`), which the kernels dequantise tile by tile.
 
-    Source: as `aura_attention` and `paged_attention`.
+    Source: see `aura_attention` and `paged_attention`.
 
     Args:
-        q: [T, HQ, D], bfloat16, float16 or float32; D is 64, 80, 96, 128 or 256. Any strides; a last stride other than
+        q: [T, HQ, D], bfloat16, float16 or float32. D is 64, 80, 96, 128 or 256. Any strides; a last stride other than
             1 costs a copy.
-        key_codes: [blocks, block_size, HK, ceil(D * bits / 32)] int32, any strides but a last one of 1, and
-            key_norms: [blocks, block_size, HK] float32, any strides. No means.
-        key_codebook: [2^bits] float32; bits is 2, 3, 4 or 8.
-        key_signs: [D] float32, those that the keys were encoded with.
-        value_codes, value_norms, value_codebook, value_signs: as the keys', with bits and signs of their own.
-        block_table, cu_seqlens, seq_lens, scale, causal, window, sinks, max_query_len, max_seq_len, out: as for
-            `paged_attention`.
+        key_codes: [blocks, block_size, HK, ceil(D * key_bits / 32)], int32. Keys encoded without means. HQ is a
+            multiple of HK. The last stride must be 1.
+        key_norms: [blocks, block_size, HK], float32. Any strides.
+        key_codebook: [2 ** key_bits], float32. The keys have 2, 3, 4 or 8 bits.
+        key_signs: [D], float32. The signs that the keys were encoded with.
+        value_codes: [blocks, block_size, HK, ceil(D * value_bits / 32)], int32. Values encoded without means. The last
+            stride must be 1.
+        value_norms: [blocks, block_size, HK], float32. Any strides.
+        value_codebook: [2 ** value_bits], float32. The values have 2, 3, 4 or 8 bits.
+        value_signs: [D], float32. The signs that the values were encoded with.
+        block_table, cu_seqlens, seq_lens, scale, causal, window, sinks: See `paged_attention`.
+        max_query_len, max_seq_len, out: See `paged_attention`.
 
     Returns:
-        out. Its padding is left as it is: undefined in a new tensor.
+        out: See `paged_attention`.
 
     Raises:
-        ValueError, RuntimeError: as `paged_attention`.
-        TypeError: a dtype that is not as above.
+        ValueError, RuntimeError: See `paged_attention`.
+        TypeError: If a dtype is not as above.
 
     Example:
         >>> import torch, torch_gdn

@@ -21,44 +21,48 @@ def paged_attention(
     max_seq_len: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of packed sequences to the pages of a KV cache: prompts, parts of them and single tokens at once.
+    """Attends from packed sequences to the pages of a KV cache.
 
-    Keys and values are read where they lie. On `mps` a sequence with few queries has its keys divided among
-    threadgroups, whose results a second kernel merges.
+    One call takes prompts, parts of prompts and single tokens. The kernels read keys and values where they lie. On
+    `mps`, the keys of a sequence with few queries are divided among threadgroups, and a second kernel merges their
+    results.
 
     Source: PagedAttention (Kwon et al. 2023), with the arguments of FlashAttention's and vLLM's varlen functions.
 
     Args:
-        q: [T, HQ, D], bfloat16, float16 or float32, the sequences one after another; D is a multiple of 16 up to 256.
-            Any strides; a last stride other than 1 costs a copy.
-        key_cache: [blocks, block_size, HK, D], bfloat16, float16 or float32, any strides but a last one of 1. HQ is a
-            multiple of HK, and KV head h serves the query heads from h * HQ / HK on.
-        value_cache: [blocks, block_size, HK, D], dtype of key_cache. A value that is not finite may reach queries of
-            its sequence that do not see it: they share tiles of keys.
-        block_table: [N, M] int32 or int64: key i of sequence n is in block block_table[n, i // block_size]. Entries
-            beyond a sequence's keys, or before what a window shows, are not read.
-        cu_seqlens: [N + 1] int32 or int64: sequence n has the queries from cu_seqlens[n] up to cu_seqlens[n + 1]. Rows
-            of q beyond the last boundary are padding. A sequence without queries is skipped.
-        seq_lens: [N] int32 or int64: the keys of each sequence, of which its queries are the last. These three may be
-            on the CPU or on q's device. With N of 0 nothing is written.
-        scale: Default: D ** -0.5.
-        causal: a query sees no later key. Default: True.
-        window: a query sees only so many keys up to its own position; 0 is no window. Default: 0.
-        sinks: [HQ] float32, one more score for each head, whose value is zero (GPT-OSS). Default: None.
-        max_query_len: at least the queries of any sequence: what is launched is chosen by it, so that the tensors need
-            not be read by the host. Default: T.
-        max_seq_len: at least the keys of any sequence. Default: M * block_size.
-        out: [T, HQ, D], dtype of q, written in place; any strides but a last one of 1. Default: a new tensor.
+        q: [T, HQ, D], bfloat16, float16 or float32. The queries of one sequence after another. D is a multiple of 16
+            and at most 256. Any strides; a last stride other than 1 costs a copy.
+        key_cache: [blocks, block_size, HK, D], bfloat16, float16 or float32. HQ is a multiple of HK, and KV head h
+            serves HQ / HK query heads, starting with h * HQ / HK. The last stride must be 1.
+        value_cache: key_cache's shape and dtype. A value that is not finite may also reach queries of its sequence that
+            do not see it, because they share tiles of keys. The last stride must be 1.
+        block_table: [N, M], int32 or int64. Key i of sequence n is in block block_table[n, i // block_size]. Entries
+            after a sequence's last key, or before its window, are not read. On the CPU or on q's device.
+        cu_seqlens: [N + 1], int32 or int64. Sequence n has the queries from cu_seqlens[n] up to cu_seqlens[n + 1]. Rows
+            of q after the last boundary are padding. A sequence without queries is skipped. With N = 0 nothing is
+            written. On the CPU or on q's device.
+        seq_lens: [N], int32 or int64. The number of keys of each sequence. Its queries are the last of them. On the CPU
+            or on q's device.
+        scale: Factor of q k^T. Default: D ** -0.5.
+        causal: Whether a query sees no later key. Default: True.
+        window: The number of keys that a query sees, up to its own position. With 0 it sees all of them. Requires
+            causal. Default: 0.
+        sinks: [HQ], float32. One more score for each head, whose value is zero (GPT-OSS). Default: None.
+        max_query_len: An upper bound on the queries of a sequence. The host chooses the launches by it, so that it need
+            not read the tensors. Default: T.
+        max_seq_len: An upper bound on the keys of a sequence. Default: M * block_size.
+        out: [T, HQ, D], q's dtype. The function writes the result here. The last stride must be 1. Default: a new
+            tensor.
 
     Returns:
-        out. Its padding is left as it is: undefined in a new tensor.
+        out: [T, HQ, D], q's dtype. Rows of padding are not written; in a new tensor they are undefined.
 
     Raises:
-        ValueError: a shape, size or device that is not as above, a window where causal is False, a sequence longer than
-            its bound or its blocks, or a block that is not in the cache. What index tensors on the device hold is no
-            ValueError but a RuntimeError of the next synchronisation; no memory outside the tensors is read.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, size or device is not as above, if there is a window without causal, if a sequence is
+            longer than its bound or its blocks, or if a block is not in the cache. For index tensors on the device, the
+            last two are a RuntimeError at the next synchronisation; the kernels read no memory outside the tensors.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

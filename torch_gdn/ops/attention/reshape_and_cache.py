@@ -5,27 +5,24 @@ from torch import Tensor
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Keys and values of new tokens into the pages of a cache, in the cache's dtype: token t goes to slot_mapping[t].
+    """Writes the keys and values of new tokens into the pages of a cache, in the cache's dtype.
 
     Source: vLLM's operation of this name.
 
     Args:
         key: [T, H, D], bfloat16, float16 or float32. Any strides; a last stride other than 1 costs a copy.
-        value: [T, H, DV], dtype of key.
-        key_cache: [blocks, block_size, H, D], bfloat16, float16 or float32, written in place. Any strides but a last
-            one of 1. Keys and values may share pages, as pages[..., :D] and pages[..., D:].
-        value_cache: [blocks, block_size, H, DV], dtype of key_cache, written in place.
-        slot_mapping: [N] int32 or int64 on key's device, N at most T: block * block_size + offset for each of the first
-            N tokens; a token with a negative slot is not stored. No slot twice.
-
-    Returns:
-        nothing; key_cache and value_cache are changed.
+        value: [T, H, DV], key's dtype. Any strides; a last stride other than 1 costs a copy.
+        key_cache: [blocks, block_size, H, D], bfloat16, float16 or float32. Written in place. The last stride must be
+            1. Keys and values may share pages, as pages[..., :D] and pages[..., D:].
+        value_cache: [blocks, block_size, H, DV], key_cache's dtype. Written in place. The last stride must be 1.
+        slot_mapping: [N], int32 or int64. The slot of each of the first N tokens: block * block_size + offset. N is at
+            most T. A token with a negative slot is not stored. No two tokens may have one slot. On key's device.
 
     Raises:
-        ValueError: a shape, size or device that is not as above, or a slot that is not below blocks * block_size; on
-            `mps` nothing is stored for such a slot, and the error is a RuntimeError of the next synchronisation.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, size or device is not as above, or if a slot is not below blocks * block_size. On `mps`,
+            such a slot raises a RuntimeError at the next synchronisation, and nothing is stored for it.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

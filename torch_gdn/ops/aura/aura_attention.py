@@ -25,38 +25,44 @@ def aura_attention(
     block_size: int | None = None,
     length: int | None = None,
 ) -> Tensor:
-    """Attention to keys and values held as codes (`aura_encode`), dequantised in registers, never in memory.
+    """Attends to keys and values stored as codes (`aura_encode`).
 
-    q is rotated as the keys were; `aura_flash_p1` and `aura_flash_p2` follow, and rotate the result back.
+    The kernels dequantise the codes in registers, never in memory. The op rotates q as the keys were rotated and runs
+    `aura_flash_p1` and `aura_flash_p2`, which rotates the result back.
 
     Source: AURA (Kryski and Turney, working draft, 2026), section 3; metaltile-std 0.1.0.
 
     Args:
-        q: [B, HQ, L, D], bfloat16, float16 or float32; D is 64, 80, 96, 128, 256 or 512. Any strides; a last stride
+        q: [B, HQ, L, D], bfloat16, float16 or float32. D is 64, 80, 96, 128, 256 or 512. Any strides; a last stride
             other than 1 costs a copy.
-        key_codes: [B, HK, T, ceil(D * bits / 32)] int32 and key_norms: [B, HK, T] float32, a slice of a cache with any
-            strides; HQ is a multiple of HK, and KV head h serves the query heads from h * HQ / HK on.
-        key_codebook: [2^bits] float32; bits is 2, 3, 4 or 8.
-        key_signs: [D] float32, those that the keys were encoded with.
-        value_codes, value_norms, value_codebook, value_signs: as the keys', with bits and signs of their own.
-        key_means, value_means: [B, HK, T] float32, the means taken off keys and values. Default: None.
-        starts: [B] int32 or int64, the first key of each row that is not padding. Default: None, 0.
-        sinks: [HQ] float32, one more score for each head, whose value is zero (GPT-OSS). Default: None.
-        scale: Default: D ** -0.5.
-        causal: query i, at position q_offset + i, sees no later key. Default: True.
-        q_offset: Default: T - L, queries are the last positions.
-        window: a query sees only so many keys up to its own position; 0 is no window. Default: 0.
-        block_size: keys of a block of pass 1, a multiple of 16. Default: chosen from T and the number of query rows.
-        length: how many keys there are, the first of codes, norms and means, and so T in all of the above: a cache need
-            not be sliced at each step. Default: all.
+        key_codes: [B, HK, T, ceil(D * key_bits / 32)], int32. A slice of a cache, with any strides. HQ is a multiple of
+            HK, and KV head h serves HQ / HK query heads, starting with h * HQ / HK.
+        key_norms: [B, HK, T], float32. Any strides.
+        key_codebook: [2 ** key_bits], float32. The keys have 2, 3, 4 or 8 bits.
+        key_signs: [D], float32. The signs that the keys were encoded with.
+        value_codes: [B, HK, T, ceil(D * value_bits / 32)], int32. Any strides.
+        value_norms: [B, HK, T], float32. Any strides.
+        value_codebook: [2 ** value_bits], float32. The values have 2, 3, 4 or 8 bits.
+        value_signs: [D], float32. The signs that the values were encoded with.
+        key_means, value_means: [B, HK, T], float32. The means that were subtracted before encoding. Default: None.
+        starts: [B], int32 or int64. The first key of each row that is not padding. On q's device. Default: zeros.
+        sinks: [HQ], float32. One more score for each head, whose value is zero (GPT-OSS). Default: None.
+        scale: Factor of q k^T. Default: D ** -0.5.
+        causal: Whether a query sees no later key. Query i has position q_offset + i. Default: True.
+        q_offset: The position of the first query. Default: T - L, so that queries have the last positions.
+        window: The number of keys that a query sees, up to its own position. With 0 it sees all of them. Requires
+            causal. Default: 0.
+        block_size: The number of keys per block of pass 1, a multiple of 16. Default: chosen from T and the query rows.
+        length: The number of keys to attend to; the rest of the codes, norms and means is ignored, so that a cache need
+            not be sliced at each step. Default: T.
 
     Returns:
-        [B, HQ, L, D], dtype of q, contiguous; zeros for a query that sees no key.
+        o: [B, HQ, L, D], q's dtype. Contiguous. Zeros for a query that sees no key.
 
     Raises:
-        ValueError: a shape, head count, size or device that is not as above, or a window where causal is False.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size or device is not as above, or if there is a window without causal.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -13,26 +13,26 @@ def aura_decode(
     rotated: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Dequantises codes: norm * Pi^T codebook[codes] + mean, Pi as in `aura_encode`.
+    """Dequantises codes: norm * Pi^T codebook[codes] + mean. `aura_encode` defines Pi.
 
     Source: AURA (Kryski and Turney, working draft, 2026), section 2; metaltile-std's `aura_dequant_rotated`.
 
     Args:
-        codes: [.., ceil(D * bits / 32)] int32. Any strides; a last stride other than 1 costs a copy.
-        norms: [..] float32, any strides.
-        codebook: [2^bits] float32; bits is 2, 3, 4 or 8.
-        signs: [D] float32, 1 or -1; D is 64, 80, 96, 128, 256 or 512.
-        means: [..] float32, any strides. Default: None, no mean was taken off.
-        rotated: leave out Pi^T: Pi times the vector is returned. Default: False.
-        dtype: of the result, bfloat16, float16 or float32. Default: float32.
+        codes: [..., ceil(D * bits / 32)], int32. Any strides; a last stride other than 1 costs a copy.
+        norms: [...], float32. Any strides.
+        codebook: [2 ** bits], float32. bits is 2, 3, 4 or 8.
+        signs: [D], float32. 1 or -1. D is 64, 80, 96, 128, 256 or 512.
+        means: [...], float32. The means that were subtracted before encoding. Any strides. Default: zeros.
+        rotated: Whether to leave out Pi^T and return Pi times the vector. Default: False.
+        dtype: Dtype of the result: bfloat16, float16 or float32. Default: None, for float32.
 
     Returns:
-        [.., D], contiguous.
+        x: [..., D], dtype, or float32. Contiguous.
 
     Raises:
-        ValueError: a shape, size or device that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, size or device is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -7,29 +7,31 @@ from torch import Tensor
 def aura_encode(
     x: Tensor, signs: Tensor, boundaries: Tensor, codebook: Tensor, with_means: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors as codes: each is normalised, rotated by Pi, and each coordinate is replaced by the nearest centroid.
+    """Encodes vectors: normalises each, rotates it by Pi, and replaces each coordinate by the nearest centroid.
 
-    Pi = H diag(signs) / sqrt(D), H a Hadamard matrix (Sylvester's; times Paley's of order 20 or 12 for D 80 or 96). A
-    vector that has a NaN or an infinity gets codes 0 and a norm that is not finite.
+    Pi = H diag(signs) / sqrt(D), where H is a Hadamard matrix: Sylvester's, multiplied by Paley's of order 20 or 12 for
+    D of 80 or 96. A vector with a NaN or an infinity gets codes of 0 and a norm that is not finite.
 
     Source: AURA (Kryski and Turney, working draft, 2026), section 2; metaltile-std's `aura_encode`.
 
     Args:
-        x: [.., D], bfloat16, float16 or float32; D is 64, 80, 96, 128, 256 or 512. Any strides; a last stride other
+        x: [..., D], bfloat16, float16 or float32. D is 64, 80, 96, 128, 256 or 512. Any strides; a last stride other
             than 1 costs a copy.
-        signs: [D] float32, 1 or -1.
-        boundaries: [2^bits - 1] float32, ascending: a coordinate's code is the number of boundaries below it.
-        codebook: [2^bits] float32, the centroid of each code; bits is 2, 3, 4 or 8.
-        with_means: take the mean of each vector off first and keep it. Default: False.
+        signs: [D], float32. 1 or -1.
+        boundaries: [2 ** bits - 1], float32. In ascending order. The code of a coordinate is the number of boundaries
+            below it.
+        codebook: [2 ** bits], float32. The centroid of each code. bits is 2, 3, 4 or 8.
+        with_means: Whether to subtract the mean of each vector first and return it. Default: False.
 
     Returns:
-        codes [.., ceil(D * bits / 32)] int32, whose bits are a little-endian stream of D codes; norms [..] float32, by
-        which a decoder multiplies the centroids; means [..] float32, or [0] without with_means.
+        codes: [..., ceil(D * bits / 32)], int32. Each row is a little-endian stream of D codes.
+        norms: [...], float32. The factors that a decoder multiplies the centroids by.
+        means: [...], float32; [0] unless with_means.
 
     Raises:
-        ValueError: a shape, size or device that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, size or device is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -52,25 +54,24 @@ def aura_encode_(
     norms: Tensor,
     means: Tensor | None = None,
 ) -> None:
-    """`aura_encode` straight into a cache: token t of batch row b goes to slot slots[t], or slots[b, t].
+    """Runs `aura_encode` and writes token t of batch row b into slot slots[t] or slots[b, t] of a cache.
 
     Args:
-        x: [B, HK, T, D], else as for `aura_encode`.
-        slots: [T] or [B, T], int32 or int64, on x's device; a token with a negative slot is not stored. Slots of one
-            row must differ from each other.
-        signs: [D], boundaries: [2^bits - 1], codebook: [2^bits], as for `aura_encode`.
-        codes: [B, HK, S, ceil(D * bits / 32)] int32, S the capacity, written in place. Any strides but a last one of 1.
-        norms: [B, HK, S] float32, written in place.
-        means: [B, HK, S] float32, written in place; given, the mean of each vector is taken off first. Default: None.
-
-    Returns:
-        nothing; codes, norms and means are changed.
+        x: [B, HK, T, D], bfloat16, float16 or float32. D is 64, 80, 96, 128, 256 or 512. Any strides; a last stride
+            other than 1 costs a copy.
+        slots: [T] or [B, T], int32 or int64. A token with a negative slot is not stored. The other slots of a row must
+            differ from each other. On x's device.
+        signs, boundaries, codebook: See `aura_encode`.
+        codes: [B, HK, S, ceil(D * bits / 32)], int32. Written in place. S is the capacity. The last stride must be 1.
+        norms: [B, HK, S], float32. Written in place.
+        means: [B, HK, S], float32. Written in place. If it is passed, the mean of each vector is subtracted first.
+            Default: None.
 
     Raises:
-        ValueError: a shape, size or device that is not as above, or a slot that is not below S; on `mps` nothing is
-            stored for such a slot, and the error is a RuntimeError of the next synchronisation.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, size or device is not as above, or if a slot is not below S. On `mps`, such a slot
+            raises a RuntimeError at the next synchronisation, and nothing is stored for it.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -13,25 +13,25 @@ def aura_flash_p2(
     sinks: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Pass 2 of `aura_attention`: merges the blocks of `aura_flash_p1` and rotates the result back.
+    """Runs pass 2 of `aura_attention`: merges the blocks of `aura_flash_p1` and rotates the result back.
 
-    Source: metaltile-std 0.1.0, `aura_flash_pass2`; here with the inverse rotation of the values fused.
+    Source: metaltile-std 0.1.0, `aura_flash_pass2`; here fused with the inverse rotation of the values.
 
     Args:
-        o_partials: [B, HQ, L, NB, D] float32.
-        m_partials, l_partials: [B, HQ, L, NB] float32.
-        value_signs: [D] float32, those that the values were encoded with.
-        mean_partials: [B, HQ, L, NB] float32, where values have means. Default: None.
-        sinks: [HQ] float32, one more score for each head, whose value is zero (GPT-OSS). Default: None.
-        dtype: of the result, bfloat16, float16 or float32. Default: float32.
+        o_partials: [B, HQ, L, NB, D], float32.
+        m_partials, l_partials: [B, HQ, L, NB], float32.
+        value_signs: [D], float32. The signs that the values were encoded with.
+        mean_partials: [B, HQ, L, NB], float32. Required if the values have means. Default: None.
+        sinks: [HQ], float32. One more score for each head, whose value is zero (GPT-OSS). Default: None.
+        dtype: Dtype of the result: bfloat16, float16 or float32. Default: None, for float32.
 
     Returns:
-        [B, HQ, L, D], contiguous; zeros for a query that saw no key.
+        o: [B, HQ, L, D], dtype, or float32. Contiguous. Zeros for a query that saw no key.
 
     Raises:
-        ValueError: a shape, size or device that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, size or device is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

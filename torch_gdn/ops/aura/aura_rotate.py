@@ -5,24 +5,24 @@ from torch import Tensor
 
 
 def aura_rotate(x: Tensor, signs: Tensor, scale: float = 1.0, inverse: bool = False) -> Tensor:
-    """scale * Pi x over the last dimension, or scale * Pi^T x: the rotation of `aura_encode`, in O(D log D).
+    """Applies the rotation of `aura_encode` to the last dimension, scale * Pi x or scale * Pi^T x, in O(D log D).
 
     Source: AURA (Kryski and Turney, working draft, 2026), section 2. The matrices: Sylvester 1867, Paley 1933.
 
     Args:
-        x: [.., D], bfloat16, float16 or float32; D is 64, 80, 96, 128, 256 or 512. Any strides; a last stride other
+        x: [..., D], bfloat16, float16 or float32. D is 64, 80, 96, 128, 256 or 512. Any strides; a last stride other
             than 1 costs a copy.
-        signs: [D] float32, 1 or -1.
-        scale: Default: 1.
-        inverse: multiply by the transpose of Pi, which is its inverse. Default: False.
+        signs: [D], float32. 1 or -1.
+        scale: Factor of the result. Default: 1.
+        inverse: Whether to multiply by Pi^T, which is the inverse of Pi. Default: False.
 
     Returns:
-        float32, of x's shape, contiguous.
+        y: x's shape, float32. Contiguous.
 
     Raises:
-        ValueError: a shape, size or device that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, size or device is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -22,30 +22,33 @@ def chunk_fwd_h(
     """Carries the state S from chunk to chunk: v_new = u - w S, S <- exp(g_last) S + (k exp(g_last - g))^T v_new.
 
     FLA: `fla.ops.common.chunk_delta_h.chunk_gated_delta_rule_fwd_h`, without its `gk`, `save_new_value` (v_new is
-    always there) and `cu_seqlens_cpu`.
+    always returned) and `cu_seqlens_cpu`.
 
     Args:
-        k: [B, T, H, K], bfloat16, float16 or float32, K up to 256.
-        w: [B, T, HV, K], dtype of k, of `recompute_w_u`; HV is a multiple of H.
-        u: [B, T, HV, V], dtype of k, of `recompute_w_u`, V up to 512.
-        g: [B, T, HV] float32, the cumulative sum of `chunk_local_cumsum`. Default: zeros.
-        initial_state: [N, HV, K, V] float32 ([N, HV, V, K] with state_v_first). Default: zeros.
-        output_final_state: whether the state after the last token is returned. Default: False.
+        k: [B, T, H, K], bfloat16, float16 or float32. K is at most 256.
+        w: [B, T, HV, K], k's dtype. From `recompute_w_u`. HV is a multiple of H.
+        u: [B, T, HV, V], k's dtype. From `recompute_w_u`. V is at most 512.
+        g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum`. Default: zeros.
+        initial_state: See `chunk_gated_delta_rule`.
+        output_final_state: Whether to return the state after the last token. Default: False.
         chunk_size: 16, 32 or 64. Default: 64.
-        state_v_first: states are [V, K] instead of [K, V]. Default: False.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences (B is 1). Default: None.
-        chunk_indices: [NT, 2], of `prepare_chunk_indices`. Default: None.
+        state_v_first: Whether states are [V, K] instead of [K, V]. Default: False.
+        cu_seqlens: See `chunk_gated_delta_rule`.
+        chunk_indices: [NT, 2], int32 or int64. From `prepare_chunk_indices`. With it, a call with cu_seqlens on the
+            device launches no surplus chunks. On the CPU or on the inputs' device. Not allowed without cu_seqlens.
+            Default: None.
 
     Returns:
-        h, v_new and final_state. h [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), dtype of k, holds the
-        state before each chunk; NT is ceil(T / chunk_size) or, for packed sequences, len(chunk_indices) if given, else
-        ceil(T / chunk_size) + N, and rows without a chunk are 0. v_new [B, T, HV, V] has k's dtype. final_state is
-        float32 with the shape of initial_state, or None where it was not asked for.
+        h: [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), k's dtype. The state before each chunk. NT is
+            ceil(T / chunk_size) without cu_seqlens, ceil(T / chunk_size) + N with cu_seqlens, or the length of
+            chunk_indices. Rows without a chunk are 0.
+        v_new: [B, T, HV, V], k's dtype.
+        final_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), float32; None unless output_final_state.
 
     Raises:
-        ValueError: a shape, head count, chunk_size, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, chunk_size, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -19,29 +19,29 @@ def chunk_fwd_o(
     chunk_size: int = 64,
     chunk_indices: Tensor | None = None,
 ) -> Tensor:
-    """o = scale ((q exp(g)) h + tril(q k^T exp(g_i - g_j)) v) in each chunk: the output of the gated delta rule.
+    """Computes the output of each chunk: o = scale ((q exp(g)) h + tril(q k^T exp(g_i - g_j)) v).
 
     FLA: `fla.ops.common.chunk_o.chunk_fwd_o`, without its `g_gamma`.
 
     Args:
-        q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256.
-        v: [B, T, HV, V], dtype of q, v_new of `chunk_fwd_h`, V up to 512; HV is a multiple of H.
-        h: [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), dtype of q, of `chunk_fwd_h` with the same
+        q: [B, T, H, K], bfloat16, float16 or float32. K is at most 256.
+        k: q's shape and dtype.
+        v: [B, T, HV, V], q's dtype. v_new from `chunk_fwd_h`. HV is a multiple of H. V is at most 512.
+        h: [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), q's dtype. From `chunk_fwd_h` with the same
             cu_seqlens and chunk_indices.
-        g: [B, T, HV] float32, the cumulative sum of `chunk_local_cumsum`. Default: zeros.
-        scale: Default: K ** -0.5.
-        state_v_first: states are [V, K] instead of [K, V]. Default: False.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences (B is 1). Default: None.
+        g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum`. Default: zeros.
+        scale: Factor of o. Default: K ** -0.5.
+        state_v_first: Whether states are [V, K] instead of [K, V]. Default: False.
         chunk_size: 16, 32 or 64. Default: 64.
-        chunk_indices: [NT, 2], of `prepare_chunk_indices`. Default: None.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
 
     Returns:
-        o [B, T, HV, V], dtype of q.
+        o: [B, T, HV, V], q's dtype.
 
     Raises:
-        ValueError: a shape, head count, chunk_size, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, chunk_size, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

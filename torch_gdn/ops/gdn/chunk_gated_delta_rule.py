@@ -39,59 +39,63 @@ def chunk_gated_delta_rule(
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
 ) -> tuple[Any, ...]:
-    """The gated delta rule over whole sequences, a chunk of tokens at a time: for prefill.
+    """Applies the gated delta rule to whole sequences, one chunk of tokens at a time. Use it for prefill.
 
-    For each value head, with its state S in R^{K x V}, token by token:
+    For each value head with state S in R^{K x V}, the rule for one token is
 
         S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 
-    FLA: `fla.ops.gated_delta_rule.chunk_gated_delta_rule` of 0.6, its arguments in its order; the algorithm is that of
-    "Gated Delta Networks" (Yang, Kautz, Hatamizadeh, 2024). Ours alone are `output_dtype`, `head_grouping` and
-    `return_intermediate_states` (which FLA has for Kimi Delta Attention).
+    FLA: `fla.ops.gated_delta_rule.chunk_gated_delta_rule` of 0.6, with its arguments in its order. The algorithm is
+    that of "Gated Delta Networks" (Yang, Kautz, Hatamizadeh, 2024). FLA lacks `output_dtype`, `head_grouping` and
+    `return_intermediate_states` (which it has for Kimi Delta Attention).
 
     Args:
-        q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
-            a copy.
-        v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H. Where its dtype is another
-            than q's, everything is computed in float32.
-        g: [B, T, HV], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above 0
-            makes the state grow and is not clamped. With use_gate_in_kernel, the raw gate.
-        beta: [B, T, HV], the step size, any floating dtype; with use_beta_sigmoid_in_kernel its logit.
-        scale: Default: K ** -0.5.
-        initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
-            is converted), N being B or the number of packed sequences. Default: zeros.
-        output_final_state: whether the state after the last token is returned. Default: False.
-        use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm`. Default: False.
-        use_beta_sigmoid_in_kernel: take sigmoid(beta) for beta, in float32. Default: False.
-        allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
-        state_v_first: states are [V, K] instead of [K, V]. Default: False.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
-        cu_seqlens_cpu: FLA's copy of cu_seqlens on the CPU; not needed here, and not read. Default: None.
-        chunk_indices: [NT, 2], of `prepare_chunk_indices`: with it, a call with cu_seqlens on the device launches no
-            surplus chunks. Default: None.
-        cp_context: FLA's context parallelism, which is not here: None.
-        chunk_size: 16, 32 or 64; the result is the same but for rounding. On `mps` it is that of h and of
-            the chunked algorithm (`torch_gdn.tune`). Default: 64.
-        use_gate_in_kernel: take -exp(A_log) softplus(g + dt_bias) for g, in float32. Default: False.
-        A_log, dt_bias: [HV], any floating dtype; read with use_gate_in_kernel, which needs A_log. Default: None.
-        output_dtype: dtype of o, that of q or float32 (what a float16 model reads out can pass 65,504). Default: that
-            of q.
-        head_grouping: "block": key head h serves the value heads from h * HV / H on. "tiled": it serves the value
-            heads h, h + H, h + 2 H, as weights in GGUF files have it. Default: "block".
-        return_intermediate_states: whether h is returned. Default: False.
-        transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
-        head_first: FLA's old layout [B, H, T, ...]: an error if True, a DeprecationWarning if False. Default: None.
+        q: [B, T, H, K], bfloat16, float16 or float32. K is at most 256. Any strides; a last stride other than 1 costs a
+            copy.
+        k: q's shape and dtype. Any strides; a last stride other than 1 costs a copy.
+        v: [B, T, HV, V], bfloat16, float16 or float32. HV is a multiple of H. V is at most 512. If v's dtype is not
+            q's, everything is computed in float32. Any strides; a last stride other than 1 costs a copy.
+        g: [B, T, HV], any floating dtype. The log decay (natural logarithm), or the raw gate with use_gate_in_kernel.
+            Minus infinity resets the state. A value above 0 makes the state grow and is not clamped.
+        beta: [B, T, HV], any floating dtype. The step size, or its logit with use_beta_sigmoid_in_kernel.
+        scale: Factor of o. Default: K ** -0.5.
+        initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype. Converted to float32.
+            Default: zeros.
+        output_final_state: Whether to return the state after the last token. Default: False.
+        use_qk_l2norm_in_kernel: Whether to apply `l2norm` to q and k first. Default: False.
+        use_beta_sigmoid_in_kernel: Whether to use sigmoid(beta) as beta, in float32. Default: False.
+        allow_neg_eigval: Whether to use 2 sigmoid(beta) as beta. Requires use_beta_sigmoid_in_kernel. Default: False.
+        state_v_first: Whether states are [V, K] instead of [K, V]. Default: False.
+        cu_seqlens: [N + 1], int32 or int64. The boundaries of N sequences packed along T; B must be 1. N is B without
+            cu_seqlens. A sequence may be empty. Pass [0] for no sequences, with T = 0. On the CPU or on the inputs'
+            device. Default: None.
+        cu_seqlens_cpu: [N + 1], int32 or int64. FLA's copy of cu_seqlens on the CPU. It is not read. Default: None.
+        chunk_indices: See `chunk_fwd_h`.
+        cp_context: FLA's context parallelism, which is not supported. Must be None.
+        chunk_size: 16, 32 or 64. It changes results by rounding only. On `mps` it applies to h and to the chunked
+            algorithm (`torch_gdn.tune`). Default: 64.
+        use_gate_in_kernel: Whether to use -exp(A_log) softplus(g + dt_bias) as g, in float32. Default: False.
+        A_log: [HV], any floating dtype. Read only with use_gate_in_kernel, which requires it. Default: None.
+        dt_bias: [HV], any floating dtype. Read only with use_gate_in_kernel. Default: zeros.
+        output_dtype: Dtype of o: v's dtype or float32. The output of a float16 model can exceed 65,504. Default: None,
+            for v's dtype.
+        head_grouping: "block": key head h serves HV / H value heads, starting with h * HV / H. "tiled": it serves the
+            value heads h, h + H, h + 2 H and so on, as in GGUF files. Default: "block".
+        return_intermediate_states: Whether to return h. Default: False.
+        transpose_state_layout: FLA's deprecated name of state_v_first. It emits a DeprecationWarning. Default: None.
+        head_first: FLA's deprecated layout [B, H, T, ...]. True is an error, False emits a DeprecationWarning. Default:
+            None.
 
     Returns:
-        o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
-        for. With return_intermediate_states also h [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), the state
-        before each chunk, in q's dtype, or float32 where q is float16; NT as in `chunk_fwd_h`.
+        o: [B, T, HV, V], output_dtype, or v's dtype.
+        final_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), float32; None unless output_final_state.
+        h: [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), bfloat16 if q and v are bfloat16, else float32;
+            only with return_intermediate_states. The state before each chunk. `chunk_fwd_h` defines NT.
 
     Raises:
-        ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size, option, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -148,39 +152,44 @@ def chunk_gated_delta_rule_(
     checkpoint_indices: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Any:
-    """`chunk_gated_delta_rule` on a server's pool of states, in place: for prefill.
+    """Applies `chunk_gated_delta_rule` to a server's pool of states, in place. Use it for prefill.
 
-    vLLM and SGLang have the like (`ssm_state_indices`, `initial_state_indices`), where the null index is 0 and -1.
+    vLLM and SGLang have similar functions (`ssm_state_indices`, `initial_state_indices`); their null indices are 0 and
+    -1.
 
     Args:
-        q, k, v, g, beta: as of `chunk_gated_delta_rule`.
-        state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32, any strides:
-            the state of each sequence, read and written in place. Computed in float32.
-        state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
-            Default: sequence n has slot n.
-        has_initial_state: [N] bool; a sequence with False starts from zeros whatever its slot holds. Default: all True.
-        null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). The output of such a sequence is zeros.
-            Default: -1.
-        scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval: as of `chunk_gated_delta_rule`.
-        state_v_first, cu_seqlens, chunk_indices, chunk_size: as of `chunk_gated_delta_rule`.
-        use_gate_in_kernel, A_log, dt_bias, output_dtype, head_grouping: as of `chunk_gated_delta_rule`.
-        return_intermediate_states: as of `chunk_gated_delta_rule`; of a sequence without a slot, zeros.
-        checkpoint_offsets: [N] int32 or int64, on the CPU or on q's device: after so many tokens of each sequence, a
-            multiple of 64 up to all of them, its state goes to a second slot too, with the bits of a prefill that ends
-            there by the same algorithm. 0: of this one not. vLLM's prefill checkpoints. Default: of none.
-        checkpoint_indices: [N] int32 or int64, on the CPU or on q's device: that slot, which is no other's; up to
-            null_index none. Given with checkpoint_offsets. Default: None.
-        out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, as into a part of a buffer for
-            several calls, and is returned. Default: a new tensor.
+        q, k, v, g, beta: See `chunk_gated_delta_rule`.
+        state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32. The states,
+            read and written in place. They are computed in float32. Any strides.
+        state_indices: [N], int32 or int64. The slot of each sequence. No two sequences may have one slot. On the CPU or
+            on q's device. Default: sequence n has slot n.
+        has_initial_state: [N], bool. Pass False for a new request; its state then starts from zeros. On q's device.
+            Default: all True.
+        null_index: -1, or 0 as in vLLM. A sequence whose index is not above null_index has no slot, and its output is
+            zeros. Default: -1.
+        scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval: See `chunk_gated_delta_rule`.
+        state_v_first, cu_seqlens, chunk_indices, chunk_size: See `chunk_gated_delta_rule`.
+        use_gate_in_kernel, A_log, dt_bias, output_dtype, head_grouping: See `chunk_gated_delta_rule`.
+        return_intermediate_states: See `chunk_gated_delta_rule`. h is zeros for a sequence without a slot.
+        checkpoint_offsets: [N], int32 or int64. Store the state after this many tokens of each sequence in a second
+            slot too, as vLLM's prefill checkpoints. It has the bits of a prefill that ends there by the same algorithm.
+            Pass a multiple of 64 up to the sequence's tokens, or 0 to store no checkpoint for it. On the CPU or on q's
+            device. Default: None.
+        checkpoint_indices: [N], int32 or int64. The slot of each checkpoint, which no other sequence or checkpoint may
+            have. An index that is not above null_index stores no checkpoint. On the CPU or on q's device. Required with
+            checkpoint_offsets. Default: None.
+        out: [B, T, HV, V], o's dtype. The function writes o here and returns it; several calls can fill parts of one
+            buffer. The last stride must be 1. Default: a new tensor.
 
     Returns:
-        o [B, T, HV, V]; with return_intermediate_states o and h.
+        o: See `chunk_gated_delta_rule`.
+        h: See `chunk_gated_delta_rule`.
 
     Raises:
-        ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
-            device are not slots, and are reported at the next synchronisation.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
+            index on the device counts as no slot and is an error at the next synchronisation.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

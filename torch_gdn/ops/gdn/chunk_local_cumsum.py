@@ -11,23 +11,21 @@ def chunk_local_cumsum(
 ) -> Tensor:
     """Sums the log decays from the start of each token's chunk up to the token.
 
-    FLA: `fla.ops.utils.chunk_local_cumsum`, without its `reverse`, `scale` and `output_dtype`: the sum is forward, in
-    the natural logarithm and float32.
+    FLA: `fla.ops.utils.chunk_local_cumsum`, without its `reverse`, `scale` and `output_dtype`. The sum is always
+    forward, in natural logarithms and in float32.
 
     Args:
-        g: [B, T, HV], any floating dtype. Values below -104 are taken as -104: their exp is 0 in float32 all the same.
+        g: [B, T, HV], any floating dtype. Values below -104 count as -104; exp of either is 0 in float32.
         chunk_size: 16, 32 or 64. Default: 64.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on g's
-            device. Chunks restart at each sequence. Default: None, a batch of B sequences of T tokens.
-        chunk_indices: [NT, 2], of `prepare_chunk_indices`; saves nothing here and is accepted for FLA's callers.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
 
     Returns:
-        [B, T, HV] float32.
+        g_cumsum: [B, T, HV], float32.
 
     Raises:
-        ValueError: a shape, chunk_size, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: g requires grad under grad mode.
+        ValueError: If a shape, chunk_size, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If g requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -15,26 +15,25 @@ def chunk_scaled_dot_kkt(
     *,
     chunk_indices: Tensor | None = None,
 ) -> Tensor:
-    """A[i, j] = beta_i (k_i . k_j) exp(g_i - g_j) for tokens i > j of one chunk, else 0.
+    """Computes A[i, j] = beta_i (k_i . k_j) exp(g_i - g_j) for tokens i > j of one chunk; the rest of A is 0.
 
     FLA: `fla.ops.common.chunk_scaled_dot_kkt.chunk_scaled_dot_kkt_fwd`, without its `output_dtype`. In "Gated Delta
     Networks" (Yang, Kautz, Hatamizadeh, 2024) it is the strictly lower part that the WY form inverts.
 
     Args:
-        k: [B, T, H, K], bfloat16, float16 or float32, K up to 256.
-        g: [B, T, HV] float32, the cumulative sum of `chunk_local_cumsum`; HV is a multiple of H. Default: zeros.
+        k: [B, T, H, K], bfloat16, float16 or float32. K is at most 256.
+        g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum`. HV is a multiple of H. Default: zeros.
         beta: [B, T, HV], any floating dtype. Default: ones.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences (B is 1). Default: None.
         chunk_size: 16, 32 or 64. Default: 64.
-        chunk_indices: [NT, 2], of `prepare_chunk_indices`. Default: None.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
 
     Returns:
-        A [B, T, HV, chunk_size] float32; columns past the end of a short chunk are 0.
+        A: [B, T, HV, chunk_size], float32. Columns past the end of a short chunk are 0.
 
     Raises:
-        ValueError: a shape, head count, chunk_size, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, chunk_size, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -34,53 +34,40 @@ def fused_recurrent_gated_delta_rule(
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gated delta rule token by token, its state in registers: for decoding and short sequences.
+    """Applies the gated delta rule token by token. Use it for decoding and short sequences.
 
-    For each value head, with its state S in R^{K x V}:
+    For each value head with state S in R^{K x V}, the rule for one token is
 
         S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 
-    FLA: `fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule` of 0.6, its arguments in its order. Ours alone are
+    FLA: `fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule` of 0.6, with its arguments in its order. FLA lacks
     `output_dtype` and `head_grouping`.
 
     Args:
-        q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
-            a copy.
-        v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H. Its dtype may be another
-            than q's, as FLA's kernel takes it.
-        g: [B, T, HV], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above 0
-            makes the state grow and is not clamped. With use_gate_in_kernel, what it is made of. Default: zeros.
-        gk: [B, T, HV, K], log decay of each row of S, on top of g; any floating dtype. Default: zeros.
-        gv: [B, T, HV, V], log decay of each column of S, on top of g; any floating dtype. Default: zeros.
-        beta: [B, T, HV], step size, or [B, T, HV, V], one for each column of S; any floating dtype. With
-            use_beta_sigmoid_in_kernel, its logit. Default: ones.
-        scale: Default: K ** -0.5.
-        initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
-            is converted), N being B or the number of packed sequences. Default: zeros.
-        output_final_state: whether the state after the last token is returned. Default: False.
-        use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm` without its rounding. Default: False.
-        use_gate_in_kernel: take -exp(A_log) softplus(g + dt_bias) for g, in float32. Default: False.
-        A_log, dt_bias: [HV], any floating dtype; read with use_gate_in_kernel, which needs A_log. Default: None.
-        use_beta_sigmoid_in_kernel: take sigmoid(beta) for beta, in float32. Default: False.
-        allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
-        state_v_first: states are [V, K] instead of [K, V]. Default: False.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
-        output_dtype: dtype of o, that of v or float32 (what a float16 model reads out can pass 65,504). Default: that
-            of v.
-        head_grouping: "block": key head h serves the value heads from h * HV / H on. "tiled": it serves the value
-            heads h, h + H, h + 2 H, as weights in GGUF files have it. Default: "block".
-        transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
-        head_first: FLA's old layout [B, H, T, ...]: an error if True, a DeprecationWarning if False. Default: None.
+        q, k: See `chunk_gated_delta_rule`.
+        v: [B, T, HV, V], bfloat16, float16 or float32. HV is a multiple of H. V is at most 512. Any strides; a last
+            stride other than 1 costs a copy.
+        g: See `chunk_gated_delta_rule`. Default: zeros.
+        gk: [B, T, HV, K], any floating dtype. The log decay of each row of S, added to g. Default: zeros.
+        gv: [B, T, HV, V], any floating dtype. The log decay of each column of S, added to g. Default: zeros.
+        beta: [B, T, HV] or [B, T, HV, V], any floating dtype. The step size, for each head or for each column of S, or
+            its logit with use_beta_sigmoid_in_kernel. Default: ones.
+        scale, initial_state, output_final_state: See `chunk_gated_delta_rule`.
+        use_qk_l2norm_in_kernel: Whether to normalise q and k first, as `l2norm` does but without rounding. Default:
+            False.
+        use_gate_in_kernel, A_log, dt_bias: See `chunk_gated_delta_rule`.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval: See `chunk_gated_delta_rule`.
+        state_v_first, cu_seqlens, output_dtype, head_grouping: See `chunk_gated_delta_rule`.
+        transpose_state_layout, head_first: See `chunk_gated_delta_rule`.
 
     Returns:
-        o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
-        for.
+        o: [B, T, HV, V], output_dtype, or v's dtype.
+        final_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), float32; None unless output_final_state.
 
     Raises:
-        ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size, option, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -130,42 +117,40 @@ def fused_recurrent_gated_delta_rule_(
     num_accepted_tokens: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`fused_recurrent_gated_delta_rule` on a server's pool of states, in place: for decoding, without a copy of them.
+    """Applies `fused_recurrent_gated_delta_rule` to a server's pool of states, in place. Use it for decoding.
 
-    vLLM and SGLang have the like (`ssm_state_indices`, `initial_state_indices`), where the null index is 0 and -1.
+    vLLM and SGLang have similar functions (`ssm_state_indices`, `initial_state_indices`); their null indices are 0 and
+    -1.
 
     Args:
-        q, k, v, g, beta: as of `fused_recurrent_gated_delta_rule`.
-        state_pool: [slots, HV, K, V] ([slots, HV, V, K] with state_v_first), bfloat16, float16 or float32, any strides:
-            the state of each sequence, read and written in place. Computed in float32.
-        state_indices: [N] int32 or int64, the slot of each sequence, on the CPU or on q's device; no slot twice.
-            Default: sequence n has slot n. For speculative decoding [N, tokens]: the slot for the state after each
-            token, as many columns as a sequence can have tokens. In a pool of 16 bits the state is then rounded after
-            every token.
-        has_initial_state: [N] bool on q's device; a sequence with False starts from zeros whatever its slot holds.
-            Default: all True.
-        null_index: an index up to this one is no slot: -1, or 0 (vLLM's rule). A sequence without a slot has outputs of
-            zeros; its tokens are not read and no state is written. With [N, tokens] the column that a sequence starts
-            from decides this: the first, or `num_accepted_tokens - 1`. In any other column a null index means that the
-            token is computed and the state after it is not kept. Default: -1.
-        gk, gv, scale, use_qk_l2norm_in_kernel: as of `fused_recurrent_gated_delta_rule`.
-        use_gate_in_kernel, A_log, dt_bias: as of `fused_recurrent_gated_delta_rule`.
-        use_beta_sigmoid_in_kernel, allow_neg_eigval: as of `fused_recurrent_gated_delta_rule`.
-        state_v_first, cu_seqlens, output_dtype, head_grouping: as of `fused_recurrent_gated_delta_rule`.
-        num_accepted_tokens: [N] int32 or int64, on the CPU or on q's device, with state_indices [N, tokens]: how many
-            tokens of the step before were accepted; a sequence goes on from the slot in column
-            `num_accepted_tokens - 1`. Default: 1 of each.
-        out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, as into a part of a buffer for
-            several calls, and is returned. Default: a new tensor.
+        q, k, v, g, beta: See `fused_recurrent_gated_delta_rule`.
+        state_pool: See `chunk_gated_delta_rule_`.
+        state_indices: [N] or [N, tokens], int32 or int64. The slot of each sequence. No two sequences may have one
+            slot. On the CPU or on q's device. For speculative decoding pass [N, tokens], the slot for the state after
+            each token, with as many columns as a sequence can have tokens. A pool of 16 bits then rounds the state
+            after every token. Default: sequence n has slot n.
+        has_initial_state: See `chunk_gated_delta_rule_`.
+        null_index: -1, or 0 as in vLLM. A sequence whose index is not above null_index has no slot. Its output is
+            zeros, its tokens are not read, and no state is written. With [N, tokens], the column that a sequence starts
+            from decides this: the first, or `num_accepted_tokens - 1`. A null index in another column means that the
+            token is computed but the state after it is not kept. Default: -1.
+        gk, gv, scale, use_qk_l2norm_in_kernel: See `fused_recurrent_gated_delta_rule`.
+        use_gate_in_kernel, A_log, dt_bias: See `fused_recurrent_gated_delta_rule`.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval: See `fused_recurrent_gated_delta_rule`.
+        state_v_first, cu_seqlens, output_dtype, head_grouping: See `fused_recurrent_gated_delta_rule`.
+        num_accepted_tokens: [N], int32 or int64. The number of tokens of the previous step that were accepted. A
+            sequence continues from the slot in column `num_accepted_tokens - 1`. Requires state_indices [N, tokens]. On
+            the CPU or on q's device. Default: all 1.
+        out: See `chunk_gated_delta_rule_`.
 
     Returns:
-        o [B, T, HV, V].
+        o: See `fused_recurrent_gated_delta_rule`.
 
     Raises:
-        ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
-            device are not slots, and are reported at the next synchronisation.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
+            index on the device counts as no slot and is an error at the next synchronisation.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

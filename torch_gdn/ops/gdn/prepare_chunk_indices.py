@@ -9,17 +9,18 @@ from torch_gdn.ops.arguments import check_cu_seqlens
 
 
 def prepare_chunk_indices(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
-    """Which chunk of which sequence each chunk of packed sequences is.
+    """Lists the chunks of packed sequences.
 
-    FLA: `fla.ops.utils.prepare_chunk_indices`. Reads cu_seqlens on the host: on `mps` that waits for the device, so
-    call it once a batch, not once a layer.
+    FLA: `fla.ops.utils.prepare_chunk_indices`. The function reads cu_seqlens on the host. On `mps` that waits for the
+    device, so call it once per batch, not once per layer.
 
     Args:
-        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences.
-        chunk_size: tokens a chunk. Default: 64.
+        cu_seqlens: [N + 1], int32 or int64. The boundaries of N packed sequences.
+        chunk_size: Tokens per chunk. Default: 64.
 
     Returns:
-        [NT, 2], dtype and device of cu_seqlens: (sequence, chunk in the sequence), in order.
+        chunk_indices: [NT, 2], cu_seqlens's dtype. The sequence of each chunk and the chunk's number in that sequence,
+            in order. On the device of cu_seqlens.
 
     Example:
         >>> import torch, torch_gdn

@@ -7,16 +7,16 @@ from torch_gdn.ops.arguments import check_cu_seqlens
 
 
 def prepare_chunk_offsets(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
-    """The number of chunks before each packed sequence: the row of h at which it starts.
+    """Counts the chunks before each packed sequence, which is the row of h at which the sequence starts.
 
     FLA: `fla.ops.utils.prepare_chunk_offsets`.
 
     Args:
-        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences.
-        chunk_size: tokens a chunk. Default: 64.
+        cu_seqlens: [N + 1], int32 or int64. The boundaries of N packed sequences.
+        chunk_size: Tokens per chunk. Default: 64.
 
     Returns:
-        [N + 1] int64 on cu_seqlens' device; the last one is the number of chunks.
+        chunk_offsets: [N + 1], int64. The last one is the number of chunks. On the device of cu_seqlens.
 
     Example:
         >>> import torch, torch_gdn

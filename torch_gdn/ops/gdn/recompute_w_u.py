@@ -15,26 +15,26 @@ def recompute_w_u(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """w = A (beta k exp(g)) and u = A (beta v) in each chunk: the WY form of the chunk's updates.
+    """Computes the WY form of each chunk's updates: w = A (beta k exp(g)) and u = A (beta v).
 
     FLA: `fla.ops.gated_delta_rule.wy_fast.recompute_w_u_fwd`.
 
     Args:
-        k: [B, T, H, K], bfloat16, float16 or float32, K up to 256.
-        v: [B, T, HV, V], dtype of k, V up to 512; HV is a multiple of H.
+        k: [B, T, H, K], bfloat16, float16 or float32. K is at most 256.
+        v: [B, T, HV, V], k's dtype. HV is a multiple of H. V is at most 512.
         beta: [B, T, HV], any floating dtype.
-        A: [B, T, HV, chunk_size] float32, the inverse of `solve_tril`.
-        g: [B, T, HV] float32, the cumulative sum of `chunk_local_cumsum`. Default: zeros.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences (B is 1). Default: None.
-        chunk_indices: [NT, 2], of `prepare_chunk_indices`. Default: None.
+        A: [B, T, HV, C], float32. The inverse from `solve_tril`.
+        g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum`. Default: zeros.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
 
     Returns:
-        w [B, T, HV, K] and u [B, T, HV, V], dtype of k.
+        w: [B, T, HV, K], k's dtype.
+        u: [B, T, HV, V], k's dtype.
 
     Raises:
-        ValueError: a shape, head count, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

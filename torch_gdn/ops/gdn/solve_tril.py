@@ -9,21 +9,20 @@ from torch_gdn.ops.arguments import check_cu_seqlens
 def solve_tril(A: Tensor, cu_seqlens: Tensor | None = None, *, chunk_indices: Tensor | None = None) -> Tensor:
     """Inverts I + A for the strictly lower triangular A of each chunk and head.
 
-    FLA: `fla.ops.utils.solve_tril`, without its `output_dtype`. Only the strictly lower part of A is read. Solved by
-    forward substitution, never by a Neumann series, so repeated keys with beta up to 2 lose no digits.
+    FLA: `fla.ops.utils.solve_tril`, without its `output_dtype`. The kernel uses forward substitution, never a Neumann
+    series, so that repeated keys with beta up to 2 lose no digits.
 
     Args:
-        A: [B, T, HV, chunk_size] float32; its last dimension, 16, 32 or 64, is the chunk size.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of packed sequences (B is 1). Default: None.
-        chunk_indices: [NT, 2], of `prepare_chunk_indices`. Default: None.
+        A: [B, T, HV, C], float32. C is the chunk size: 16, 32 or 64. Only the strictly lower triangle is read.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
 
     Returns:
-        [B, T, HV, chunk_size] float32; columns past the end of a short chunk are 0.
+        A_inv: [B, T, HV, C], float32. Columns past the end of a short chunk are 0.
 
     Raises:
-        ValueError: a shape, device or content of cu_seqlens that is not as above.
-        TypeError: A is not float32.
-        RuntimeError: A requires grad under grad mode.
+        ValueError: If a shape, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If A requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

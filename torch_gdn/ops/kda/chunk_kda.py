@@ -43,56 +43,42 @@ def chunk_kda(
     head_grouping: str = "block",
     transpose_state_layout: bool | None = None,
 ) -> tuple[Any, ...]:
-    """Kimi Delta Attention over whole sequences, a chunk of tokens at a time: for prefill.
+    """Applies Kimi Delta Attention to whole sequences, one chunk of tokens at a time. Use it for prefill.
 
-    FLA: `fla.ops.kda.chunk_kda`, its arguments in its order. Ours alone are `output_dtype` and `head_grouping`.
+    `fused_recurrent_kda` has the formula. FLA: `fla.ops.kda.chunk_kda`, with its arguments in its order. FLA lacks
+    `output_dtype` and `head_grouping`.
 
     Args:
-        q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
-            a copy.
-        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
-        g: [B, T, HV, K], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above
-            0 makes the state grow and is not clamped. With use_gate_in_kernel, what it is made of.
-        beta: [B, T, HV], the step size, any floating dtype; with use_beta_sigmoid_in_kernel its logit.
-        scale: Default: K ** -0.5.
-        initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
-            is converted), N being B or the number of packed sequences. Default: zeros.
-        output_final_state: whether the state after the last token is returned. Default: False.
-        use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm` without its rounding. Default: False.
-        use_gate_in_kernel: take `fused_kda_gate(g, A_log, dt_bias, lower_bound)` for g. Default: False.
-        use_beta_sigmoid_in_kernel: take sigmoid(beta) for beta, in float32. Default: False.
-        allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
-        safe_gate: with use_gate_in_kernel, lower_bound must be from -5 to 0. FLA's kernel for such gates is another
-            one; here there is no other effect. Default: False.
-        lower_bound: of g, below 0; read with use_gate_in_kernel. Default: None, for the unbounded gate.
-        disable_recompute: FLA's option of training; without effect. Default: False.
-        return_intermediate_states: whether h is returned, which FLA does under torch.inference_mode() alone.
+        q, k: See `chunk_gated_delta_rule`.
+        v: [B, T, HV, V], q's dtype. HV is a multiple of H. V is at most 512. Any strides; a last stride other than 1
+            costs a copy.
+        g: See `fused_recurrent_kda`.
+        beta, scale, initial_state, output_final_state: See `chunk_gated_delta_rule`.
+        use_qk_l2norm_in_kernel: See `fused_recurrent_gated_delta_rule`.
+        use_gate_in_kernel: See `fused_recurrent_kda`.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval: See `chunk_gated_delta_rule`.
+        safe_gate: Whether lower_bound must be at least -5, with use_gate_in_kernel. FLA has another kernel for such
+            gates; here nothing else changes. Default: False.
+        lower_bound: See `fused_recurrent_kda`.
+        disable_recompute: FLA's option for training. It has no effect. Default: False.
+        return_intermediate_states: Whether to return h, which FLA does under torch.inference_mode() only. Default:
+            False.
+        state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context: See `chunk_gated_delta_rule`.
+        use_graph: FLA's option for recorded graphs. It has no effect, because no call reads cu_seqlens on the host.
             Default: False.
-        state_v_first: states are [V, K] instead of [K, V]. Default: False.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
-        cu_seqlens_cpu: FLA's copy of cu_seqlens on the CPU; not needed here, and not read. Default: None.
-        cp_context: None: there is one device. Default: None.
-        use_graph, max_num_seqs: FLA's options of recorded graphs; without effect, as no call reads cu_seqlens on the
-            host. Default: False, None.
-        A_log: HV values of any shape, any floating dtype; read with use_gate_in_kernel, which needs it or lower_bound.
-            Default: None.
-        dt_bias: HV * K values of any shape, any floating dtype; read with use_gate_in_kernel. Default: None.
-        chunk_size: 16, 32 or 64: of h; the result is the same but for rounding. Default: 64.
-        output_dtype: dtype of o, that of q or float32. Default: that of q.
-        head_grouping: as of `chunk_gated_delta_rule`. Default: "block".
-        transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
+        max_num_seqs: FLA's option for recorded graphs. It has no effect. Default: None.
+        A_log, dt_bias: See `fused_recurrent_kda`.
+        chunk_size: 16, 32 or 64. The chunk size of h; it changes other results by rounding only. Default: 64.
+        output_dtype, head_grouping, transpose_state_layout: See `chunk_gated_delta_rule`.
 
     Returns:
-        o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
-        for. With return_intermediate_states also h [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), the state
-        before each chunk, in q's dtype, or float32 where q is float16; NT as in `chunk_fwd_h`: of packed sequences h
-        has FLA's rows, then rows of zeros.
+        o, final_state: See `chunk_gated_delta_rule`.
+        h: See `chunk_gated_delta_rule`. For packed sequences, h has FLA's rows and then rows of zeros.
 
     Raises:
-        ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size, option, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -148,30 +134,27 @@ def chunk_kda_(
     checkpoint_indices: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`chunk_kda` on a server's pool of states, in place: for prefill.
+    """Applies `chunk_kda` to a server's pool of states, in place. Use it for prefill.
 
-    vLLM has the like (`ssm_state_indices`), where the null index is 0.
+    vLLM has a similar function (`ssm_state_indices`); its null index is 0.
 
     Args:
-        q, k, v, g, beta: as of `chunk_kda`.
-        state_pool, state_indices, has_initial_state, null_index: as of `chunk_gated_delta_rule_`: the states of all
-            slots, the slot of each sequence, and which sequences start from zeros.
-        scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: as of `chunk_kda`.
-        allow_neg_eigval, lower_bound, A_log, dt_bias, state_v_first, cu_seqlens, chunk_size: as of `chunk_kda`.
-        output_dtype, head_grouping: as of `chunk_kda`.
-        checkpoint_offsets, checkpoint_indices: as of `chunk_gated_delta_rule_`: after so many tokens of each sequence
-            its state goes to a second slot too. Default: of none.
-        out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, and is returned. Default: a
-            new tensor.
+        q, k, v, g, beta: See `chunk_kda`.
+        state_pool, state_indices, has_initial_state, null_index: See `chunk_gated_delta_rule_`.
+        scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: See `chunk_kda`.
+        allow_neg_eigval, lower_bound, A_log, dt_bias, state_v_first, cu_seqlens: See `chunk_kda`.
+        chunk_size: 16, 32 or 64. It changes results by rounding only. Default: 64.
+        output_dtype, head_grouping: See `chunk_kda`.
+        checkpoint_offsets, checkpoint_indices, out: See `chunk_gated_delta_rule_`.
 
     Returns:
-        o [B, T, HV, V].
+        o: See `chunk_kda`.
 
     Raises:
-        ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
-            device are not slots, and are reported at the next synchronisation.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
+            index on the device counts as no slot and is an error at the next synchronisation.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -9,28 +9,30 @@ def fused_kda_gate(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     lower_bound: float | None = None,
-    output_dtype: torch.dtype = torch.float32,
+    output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The log decay of each key channel from its projection: -exp(A_log) softplus(g + dt_bias).
+    """Computes the log decay of each key channel from its projection: -exp(A_log) softplus(g + dt_bias).
 
     With lower_bound it is lower_bound sigmoid(exp(A_log) (g + dt_bias)), which stays between lower_bound and 0.
 
-    FLA: `fla.ops.kda.gate.fused_kda_gate`. Ops with use_gate_in_kernel compute the same themselves.
+    FLA: `fla.ops.kda.gate.fused_kda_gate`. With use_gate_in_kernel, the ops compute the same themselves.
 
     Args:
-        g: [..., HV, K], any floating dtype, any strides.
-        A_log: HV values of any shape, any floating dtype. Default: zeros.
-        dt_bias: HV * K values of any shape, any floating dtype. Default: zeros.
-        lower_bound: below 0. Default: None, for the unbounded gate.
-        output_dtype: bfloat16, float16 or float32; the computation is in float32. Default: float32.
+        g: [..., HV, K], any floating dtype. Any strides.
+        A_log: HV elements in any shape, any floating dtype. Default: zeros.
+        dt_bias: HV * K elements in any shape, any floating dtype. Default: zeros.
+        lower_bound: A number below 0. Default: None, for the unbounded gate.
+        output_dtype: Dtype of the result: bfloat16, float16 or float32. The arithmetic is in float32. Default: None,
+            for float32.
 
     Returns:
-        a contiguous tensor of g's shape. A value does not depend on the others, nor on its place in the tensor.
+        y: g's shape, output_dtype, or float32. Contiguous. A value depends neither on the others nor on its place in
+            the tensor.
 
     Raises:
-        ValueError: a shape, device or lower_bound that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, device or lower_bound is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -32,50 +32,41 @@ def fused_recurrent_kda(
     head_grouping: str = "block",
     transpose_state_layout: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Kimi Delta Attention token by token: the gated delta rule with a decay for each key channel.
+    """Applies Kimi Delta Attention token by token: the gated delta rule with one decay per key channel.
 
-    For each value head, with its state S in R^{K x V}:
+    For each value head with state S in R^{K x V}, the rule for one token is
 
         S <- diag(exp(g)) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 
-    FLA: `fla.ops.kda.fused_recurrent_kda`, its arguments in its order. Ours alone are `output_dtype` and
-    `head_grouping`. On `mps` the gate is in the kernel, on the CPU it is computed before.
+    FLA: `fla.ops.kda.fused_recurrent_kda`, with its arguments in its order. FLA lacks `output_dtype` and
+    `head_grouping`. On `mps` the kernel computes the gate; on the CPU the gate is computed before.
 
     Args:
-        q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
-            a copy.
-        v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H.
-        g: [B, T, HV, K], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above
-            0 makes the state grow and is not clamped. With use_gate_in_kernel, what it is made of.
-        beta: [B, T, HV], step size, or [B, T, HV, V], one for each column of S; any floating dtype. With
-            use_beta_sigmoid_in_kernel, its logit.
-        A_log: HV values, any floating dtype; read with use_gate_in_kernel, which needs it or lower_bound. Default:
-            None.
-        dt_bias: HV * K values, any floating dtype; read with use_gate_in_kernel. Default: None.
-        scale: Default: K ** -0.5.
-        initial_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), any floating dtype (one that is not float32
-            is converted), N being B or the number of packed sequences. Default: zeros.
-        output_final_state: whether the state after the last token is returned. Default: False.
-        use_qk_l2norm_in_kernel: normalise q and k first, as `l2norm` without its rounding. Default: False.
-        use_gate_in_kernel: take `fused_kda_gate(g, A_log, dt_bias, lower_bound)` for g. Default: False.
-        use_beta_sigmoid_in_kernel: take sigmoid(beta) for beta, in float32. Default: False.
-        allow_neg_eigval: take 2 sigmoid(beta). Only with use_beta_sigmoid_in_kernel. Default: False.
-        lower_bound: of g, below 0; read with use_gate_in_kernel. Default: None, for the unbounded gate.
-        state_v_first: states are [V, K] instead of [K, V]. Default: False.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on q's
-            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
-        output_dtype: dtype of o, that of v or float32. Default: that of v.
-        head_grouping: as of `fused_recurrent_gated_delta_rule`. Default: "block".
-        transpose_state_layout: FLA's old name of state_v_first; a DeprecationWarning. Default: None.
+        q, k, v: See `fused_recurrent_gated_delta_rule`.
+        g: [B, T, HV, K], any floating dtype. The log decay (natural logarithm), or the raw gate with
+            use_gate_in_kernel. Minus infinity resets the channel. A value above 0 makes the state grow and is not
+            clamped.
+        beta: [B, T, HV] or [B, T, HV, V], any floating dtype. The step size, for each head or for each column of S, or
+            its logit with use_beta_sigmoid_in_kernel.
+        A_log: HV elements in any shape, any floating dtype. Read only with use_gate_in_kernel, which requires it or
+            lower_bound. Default: None.
+        dt_bias: HV * K elements in any shape, any floating dtype. Read only with use_gate_in_kernel. Default: zeros.
+        scale, initial_state, output_final_state: See `chunk_gated_delta_rule`.
+        use_qk_l2norm_in_kernel: See `fused_recurrent_gated_delta_rule`.
+        use_gate_in_kernel: Whether to use `fused_kda_gate(g, A_log, dt_bias, lower_bound)` as g. Default: False.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval: See `chunk_gated_delta_rule`.
+        lower_bound: A lower bound of g, below 0. Read only with use_gate_in_kernel. Default: None, for the unbounded
+            gate.
+        state_v_first, cu_seqlens, output_dtype, head_grouping: See `chunk_gated_delta_rule`.
+        transpose_state_layout: See `chunk_gated_delta_rule`.
 
     Returns:
-        o [B, T, HV, V], and the final state, float32 with the shape of initial_state, or None where it was not asked
-        for.
+        o, final_state: See `chunk_gated_delta_rule`.
 
     Raises:
-        ValueError: a shape, head count, size, option, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size, option, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -124,31 +115,26 @@ def fused_recurrent_kda_(
     num_accepted_tokens: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`fused_recurrent_kda` on a server's pool of states, in place: for decoding.
+    """Applies `fused_recurrent_kda` to a server's pool of states, in place. Use it for decoding.
 
-    vLLM has the like (`ssm_state_indices`, `num_accepted_tokens`), where the null index is 0.
+    vLLM has a similar function (`ssm_state_indices`, `num_accepted_tokens`); its null index is 0.
 
     Args:
-        q, k, v, g, beta: as of `fused_recurrent_kda`.
-        state_pool, state_indices, has_initial_state: as of `fused_recurrent_gated_delta_rule_`: the states of all
-            slots, the slot of each sequence or of each token, and which sequences start from zeros.
-        null_index: as of `fused_recurrent_gated_delta_rule_`. Default: -1.
-        A_log, dt_bias, scale, use_qk_l2norm_in_kernel, use_gate_in_kernel: as of `fused_recurrent_kda`.
-        use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound: as of `fused_recurrent_kda`.
-        state_v_first, cu_seqlens, output_dtype, head_grouping: as of `fused_recurrent_kda`.
-        num_accepted_tokens: [N] int32 or int64, with state_indices [N, tokens]: how many tokens of the step before
-            were accepted; a sequence goes on from the slot in column `num_accepted_tokens - 1`. Default: 1 of each.
-        out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, and is returned. Default: a
-            new tensor.
+        q, k, v, g, beta: See `fused_recurrent_kda`.
+        state_pool, state_indices, has_initial_state, null_index: See `fused_recurrent_gated_delta_rule_`.
+        A_log, dt_bias, scale, use_qk_l2norm_in_kernel, use_gate_in_kernel: See `fused_recurrent_kda`.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound: See `fused_recurrent_kda`.
+        state_v_first, cu_seqlens, output_dtype, head_grouping: See `fused_recurrent_kda`.
+        num_accepted_tokens, out: See `fused_recurrent_gated_delta_rule_`.
 
     Returns:
-        o [B, T, HV, V].
+        o: See `fused_recurrent_kda`.
 
     Raises:
-        ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
-            device are not slots, and are reported at the next synchronisation.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
+            index on the device counts as no slot and is an error at the next synchronisation.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -5,30 +5,29 @@ from torch import Tensor
 
 
 def batch_copy_(pool: Tensor, source_offsets: Tensor, destination_offsets: Tensor, sizes: Tensor) -> None:
-    """Copies ranges of bytes within one buffer, in place and in one dispatch: the states that an engine moves.
+    """Copies ranges of bytes within one buffer, in place and in one dispatch.
 
-    For prefix caching, which copies blocks of states of any size, and for a window of columns that slides within its
-    slot: a range may overlap itself, and is then as if it had been read before it was written. vLLM: `batch_memcpy` of
-    `vllm.v1.worker.mamba_utils`, with offsets into its storage for addresses.
+    An engine moves states with it: prefix caching copies blocks of states of any size, and a window of columns slides
+    within its slot. A range may overlap itself. The result is then as if it had been read before it was written.
+
+    vLLM: `batch_memcpy` of `vllm.v1.worker.mamba_utils`, here with offsets into pool instead of addresses.
 
     Args:
-        pool: [bytes] uint8, a stride of 1: the bytes of an engine's storage, as
-            `torch.empty(0, dtype=torch.uint8, device=...).set_(states.untyped_storage())` gives.
-        source_offsets, destination_offsets: [n] int32 or int64, any stride, on the CPU or on pool's device: where each
-            range starts, in bytes. No range may write what another one reads or writes, which is checked on the CPU
-            alone; two may read the same.
-        sizes: [n] int32 or int64, the same: the bytes of each range. 0 is no copy. States are copied 16 bytes at a time
-            where both offsets are equally far from a multiple of 16 (of the storage), 2 where both are odd or even.
-
-    Returns:
-        None.
+        pool: [bytes], uint8. The bytes of an engine's storage, with a stride of 1, as `torch.empty(0,
+            dtype=torch.uint8, device=...).set_(states.untyped_storage())` returns them.
+        source_offsets, destination_offsets: [n], int32 or int64. The byte at which each range starts. Any stride, on
+            the CPU or on pool's device. No range may write bytes that another one reads or writes; only offsets on the
+            CPU are checked for this. Two ranges may read the same bytes.
+        sizes: [n], int32 or int64. The number of bytes in each range, which may be 0. Any stride, on the CPU or on
+            pool's device. The kernel copies 16 bytes at a time if both offsets are the same distance from a multiple of
+            16 in the storage, and 2 bytes at a time if both are odd or both are even.
 
     Raises:
-        ValueError: a shape, stride or device that is not as above; a range outside the pool, or one that writes what
-            another one reads or writes. Then nothing is copied.
-        TypeError: a dtype that is not as above.
-        RuntimeError: on `mps`, at the next synchronisation, a range on the device that is outside the pool. It is not
-            copied.
+        ValueError: If a shape, stride or device is not as above, if a range leaves the pool, or if it writes bytes that
+            another one reads or writes. Nothing is copied then.
+        TypeError: If a dtype is not as above.
+        RuntimeError: On `mps`, at the next synchronisation, if a range given on the device leaves the pool. That range
+            is not copied.
 
     Example:
         >>> import torch, torch_gdn

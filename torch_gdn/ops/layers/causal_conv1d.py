@@ -19,39 +19,39 @@ def causal_conv1d(
     cu_seqlens_cpu: Tensor | None = None,
     chunk_indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The short causal convolution of each channel by itself, over tokens in rows.
+    """Convolves each channel causally over the last W tokens; tokens are rows.
 
         y[t] = activation(bias + sum over j < W of weight[W - 1 - j] x[t - j]) + residual[t]
 
-    Before the first token come the state's last W - 1 columns, or zeros. Everything is computed in float32.
+    The last W - 1 columns of the state precede the first token. All arithmetic is in float32.
 
-    FLA: `fla.modules.convolution.causal_conv1d`. Dao's layout, [B, D, T], is that of
-    `torch_gdn.causal_conv1d_interface`.
+    FLA: `fla.modules.convolution.causal_conv1d`. `torch_gdn.causal_conv1d_interface` has Dao's layout, [B, D, T].
 
     Args:
-        x: [B, T, D], bfloat16, float16 or float32, any strides: a transposed [B, D, T] is not copied. More dimensions
-            behind T are taken as D, as [B, T, H, K].
-        weight: [D, W], W from 2 to 4, bfloat16, float16 or float32, any strides.
-        bias: [D], dtype of weight. Default: None.
-        residual: x's shape and dtype, any strides; added last, before y is rounded to its dtype. Default: None.
-        initial_state: [N, D, S], the columns before the first token, S at least W - 1 (FLA: W, Dao: W - 1), any float
-            dtype of x's kinds, any strides; N is B or the number of packed sequences. Default: zeros, with S = W.
-        output_final_state: whether the last S of the columns before and the tokens are returned. Default: False.
-        activation: "silu" ("swish" is the same) or None. Default: None.
-        backend: taken and not used: FLA's choice of a kernel. Default: None.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on x's
-            device. A sequence may be empty; [0] is no sequence, with T 0. Default: None.
-        cu_seqlens_cpu: used where cu_seqlens is None, otherwise not: FLA's copy on the host. Default: None.
-        chunk_indices: taken and not used: the kernel finds its blocks of tokens itself. Default: None.
+        x: [B, T, D], bfloat16, float16 or float32. Any strides; a transposed [B, D, T] is not copied. Dimensions after
+            T are flattened into D, as in [B, T, H, K].
+        weight: [D, W], bfloat16, float16 or float32. W is 2, 3 or 4. Any strides.
+        bias: [D], weight's dtype. Default: zeros.
+        residual: x's shape and dtype. Added to y before y is rounded. Any strides. Default: zeros.
+        initial_state: [N, D, S], bfloat16, float16 or float32. The S columns before the first token, with S at least W
+            - 1 (FLA has W, Dao W - 1). Any strides. N is B without cu_seqlens. Default: zeros.
+        output_final_state: Whether to return the last S columns. Default: False.
+        activation: "silu", its synonym "swish", or None. Default: None.
+        backend: FLA's choice of a kernel. It has no effect. Default: None.
+        cu_seqlens: [N + 1], int32 or int64. The boundaries of N sequences packed along T; B must be 1. On the CPU or on
+            x's device. A sequence may be empty. Pass [0] for no sequences, with T = 0. Default: None.
+        cu_seqlens_cpu: [N + 1], int32 or int64. FLA's copy on the host, used only if cu_seqlens is None. Default: None.
+        chunk_indices: [NT, 2], int32 or int64. FLA's list of blocks. It has no effect. Default: None.
 
     Returns:
-        y, contiguous, of x's shape and dtype, and the final state [N, D, S] (dtype of initial_state, else of x), or
-        None where it was not asked for.
+        y: x's shape and dtype. Contiguous.
+        final_state: [N, D, S], initial_state's dtype, or x's dtype; None unless output_final_state. S is W without
+            initial_state.
 
     Raises:
-        ValueError: a shape, W, S, activation, device or content of cu_seqlens that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, W, S, activation, device or the content of cu_seqlens is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

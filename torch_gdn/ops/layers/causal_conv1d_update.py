@@ -14,26 +14,28 @@ def causal_conv1d_update(
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One more token of each sequence through `causal_conv1d`; the cache of columns is updated in place.
+    """Runs `causal_conv1d` on one more token of each sequence and updates the cache of columns in place.
 
-    FLA: `fla.modules.convolution.causal_conv1d_update`. Dao's function of this name, which transformers calls, is that
-    of `torch_gdn.causal_conv1d_interface`.
+    FLA: `fla.modules.convolution.causal_conv1d_update`. `torch_gdn.causal_conv1d_interface` has Dao's function of this
+    name, which transformers calls.
 
     Args:
-        x: [N, D], [1, N, D] or [N, 1, D], any strides, dtypes as `causal_conv1d`'s.
-        cache: [N, D, S], S at least W - 1 (FLA: W), any strides; its columns shift by one and x becomes the last.
-        residual: x's shape and dtype, any strides; added last, before y is rounded to its dtype. Default: None.
-        weight: [D, W], W from 2 to 4; there is no call without one.
-        bias: [D], dtype of weight. Default: None.
-        activation: "silu" ("swish" is the same) or None. Default: None.
+        x: [N, D], [1, N, D] or [N, 1, D], bfloat16, float16 or float32. Any strides.
+        cache: [N, D, S], bfloat16, float16 or float32. S is at least W - 1 (FLA has W). The columns move back by one
+            and x becomes the last one. Any strides.
+        residual: x's shape and dtype. Added to y before y is rounded. Any strides. Default: zeros.
+        weight: [D, W], bfloat16, float16 or float32. W is 2, 3 or 4. Required; only FLA's signature has a default here.
+        bias: [D], weight's dtype. Default: zeros.
+        activation: "silu", its synonym "swish", or None. Default: None.
 
     Returns:
-        y, contiguous, of x's shape and dtype, and the cache.
+        y: x's shape and dtype. Contiguous.
+        cache: cache's shape and dtype. The argument itself.
 
     Raises:
-        ValueError: a shape, W, S or activation that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, W, S or activation is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -77,47 +79,49 @@ def causal_conv1d_update_(
     out: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """`causal_conv1d` from states in a pool, updated in place: for servers, prefill and decoding alike.
+    """Runs `causal_conv1d` on states in a server's pool and updates them in place, for prefill and decoding.
 
     Args:
-        x: [B, T, D], any strides, dtypes as `causal_conv1d`'s.
-        weight: [D, W], W from 2 to 4, any strides.
-        state_pool: [slots, D, S], S at least W - 1, any strides (a slot may be padded), any dtype of x's kinds. The
-            slot of each sequence takes its last columns; others keep their bits.
-        state_indices: [N] int32 or int64, any stride, on the CPU or on x's device: the slot of each sequence. Default:
-            sequence n has slot n.
-        has_initial_state: [N] bool on x's device; a sequence with False starts from zeros, whatever its slot holds.
+        x: [B, T, D], bfloat16, float16 or float32. Any strides.
+        weight: [D, W], bfloat16, float16 or float32. W is 2, 3 or 4. Any strides.
+        state_pool: [slots, D, S], bfloat16, float16 or float32. S is at least W - 1. Any strides, so slots may be
+            padded. The slot of each sequence receives its last columns. Other slots do not change.
+        state_indices: [N], int32 or int64. The slot of each sequence. Any stride, on the CPU or on x's device. N is B
+            without cu_seqlens. Default: sequence n has slot n.
+        has_initial_state: [N], bool. Pass False for a new request; its state then starts from zeros. On x's device.
             Default: all True.
-        null_index: a sequence whose index is at or below it has no slot: its rows of y are zeros, and those of x are
-            not read when decoding. -1 or 0, where slot 0 is never used. Default: -1.
-        bias: [D], dtype of weight. Default: None.
-        activation: "silu" ("swish" is the same) or None. Default: None.
-        cu_seqlens: [N + 1] int32 or int64, boundaries of sequences packed along T (B is 1), on the CPU or on x's
-            device; [0] is no sequence, with T 0. Default: None.
-        num_accepted_tokens: [N] int32 or int64, on the CPU or on x's device, for speculative decoding: how many tokens
-            of the step before were accepted. A slot's first W - 2 columns are then those before the step's first token,
-            and its tokens follow, as in vLLM: with `a` of them accepted, the history of the next token is the W - 1
-            columns from a - 1 on. S is at least W - 2 and a sequence's tokens. Prefill a prompt into
-            `state_pool[..., : W - 1]`, without this argument: its columns are then where a first step with 1 accepted
-            token expects them. Default: None; the slot's last columns are the last tokens.
-        checkpoint_offsets: [N] int32 or int64, on the CPU or on x's device: the columns as they are after so many
-            tokens of each sequence go to a second slot too, as of `chunk_gated_delta_rule_`; any number up to the
-            tokens of the sequence, 0: of this one not. Not with num_accepted_tokens. Default: of none.
-        checkpoint_indices: [N] int32 or int64, on the CPU or on x's device: that slot, which is no other's; up to
-            null_index none. Given with checkpoint_offsets. Default: None.
-        out: [B, T, D], dtype of x, any strides but a last one of 1: y goes there, as into a part of a buffer for
-            several calls, and is returned. Default: a new tensor.
-        residual: as `causal_conv1d`'s; a sequence without a slot has zeros without it. Default: None.
+        null_index: -1 or 0. A sequence whose index is not above null_index has no slot. Its rows of y are zeros, and
+            decoding does not read its rows of x. With 0, slot 0 is never used. Default: -1.
+        bias: [D], weight's dtype. Default: zeros.
+        activation: "silu", its synonym "swish", or None. Default: None.
+        cu_seqlens: [N + 1], int32 or int64. The boundaries of N sequences packed along T; B must be 1. On the CPU or on
+            x's device. Pass [0] for no sequences, with T = 0. Default: None.
+        num_accepted_tokens: [N], int32 or int64. For speculative decoding, the number of tokens of the previous step
+            that were accepted. On the CPU or on x's device. A slot then starts with the W - 2 columns before the first
+            token of that step, and the step's tokens follow, as in vLLM. If `a` tokens were accepted, the next token
+            continues from the W - 1 columns that start at column a - 1. S is at least W - 2 plus the tokens of a
+            sequence. Prefill a prompt into `state_pool[..., : W - 1]` without this argument; the first step then passes
+            1. Default: None; the last columns of a slot are then the last tokens.
+        checkpoint_offsets: [N], int32 or int64. Store the columns after this many tokens of each sequence in a second
+            slot too. Pass any number up to the sequence's tokens, or 0 to store no checkpoint for it. On the CPU or on
+            x's device. Not allowed with num_accepted_tokens. Default: None.
+        checkpoint_indices: [N], int32 or int64. The slot of each checkpoint, which no other sequence or checkpoint may
+            have. An index that is not above null_index stores no checkpoint. On the CPU or on x's device. Required with
+            checkpoint_offsets. Default: None.
+        out: [B, T, D], y's dtype. The function writes y here and returns it; several calls can fill parts of one
+            buffer. The last stride must be 1. Default: a new tensor.
+        residual: x's shape and dtype. Added to y before y is rounded, but not for a sequence without a slot. Any
+            strides. Default: zeros.
 
     Returns:
-        y [B, T, D], contiguous, dtype of x.
+        y: [B, T, D], x's dtype. Contiguous unless it is `out`.
 
     Raises:
-        ValueError: a shape, W, S, activation, device, index or content of cu_seqlens that is not as above; two
-            sequences with one slot.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode; on `mps`, at the next synchronisation, a wrong index or
-            cu_seqlens on the device.
+        ValueError: If a shape, W, S, activation, device, index or the content of cu_seqlens is not as above, or if two
+            sequences have one slot.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode. On `mps`, at the next synchronisation, if an index or
+            cu_seqlens given on the device is wrong.
 
     Example:
         >>> import torch, torch_gdn

@@ -7,25 +7,26 @@ from torch import Tensor
 def gdn_gating(
     A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None = None, allow_neg_eigval: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The gates of a layer: g = -exp(A_log) softplus(a + dt_bias), the log decay, and beta = sigmoid(b).
+    """Computes a layer's gates: the log decay g = -exp(A_log) softplus(a + dt_bias), and beta = sigmoid(b).
 
-    FLA: `fla.ops.gated_delta_rule.gate`; vLLM: `fused_gdn_gating`. Both ops of the rule can do this themselves
-    (use_gate_in_kernel, use_beta_sigmoid_in_kernel).
+    FLA: `fla.ops.gated_delta_rule.gate`; vLLM: `fused_gdn_gating`. Both ops of the delta rule can compute the same
+    gates themselves (use_gate_in_kernel, use_beta_sigmoid_in_kernel).
 
     Args:
-        A_log: [HV], bfloat16, float16 or float32, any strides.
-        a: [..., HV], any of these dtypes, any strides.
-        b: of a's shape, any of these dtypes, any strides.
-        dt_bias: [HV], any of these dtypes. Default: zeros.
-        allow_neg_eigval: beta is doubled. Default: False.
+        A_log: [HV], bfloat16, float16 or float32. Any strides.
+        a: [..., HV], bfloat16, float16 or float32. Any strides.
+        b: a's shape, bfloat16, float16 or float32. Any strides.
+        dt_bias: [HV], bfloat16, float16 or float32. Default: zeros.
+        allow_neg_eigval: Whether to double beta. Default: False.
 
     Returns:
-        g and beta, float32, of a's shape.
+        g: a's shape, float32.
+        beta: a's shape, float32.
 
     Raises:
-        ValueError: a shape or device that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape or device is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -38,23 +39,23 @@ def gdn_gating(
 def fused_gdn_gate(
     g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The log decay of a layer from its projection: -exp(A_log) softplus(g + dt_bias).
+    """Computes a layer's log decay from its projection: -exp(A_log) softplus(g + dt_bias).
 
-    FLA: `fla.ops.gated_delta_rule.gate.fused_gdn_gate`. `gdn_gating` gives beta too.
+    FLA: `fla.ops.gated_delta_rule.gate.fused_gdn_gate`. `gdn_gating` returns beta too.
 
     Args:
-        g: [..., HV], bfloat16, float16 or float32, any strides.
-        A_log: [HV], any of these dtypes, any strides.
-        dt_bias: [HV], any of these dtypes. Default: zeros.
-        output_dtype: any of these dtypes; the computation is in float32. Default: float32.
+        g: [..., HV], bfloat16, float16 or float32. Any strides.
+        A_log: [HV], bfloat16, float16 or float32. Any strides.
+        dt_bias: [HV], bfloat16, float16 or float32. Default: zeros.
+        output_dtype: bfloat16, float16 or float32. The arithmetic is in float32. Default: float32.
 
     Returns:
-        a tensor of g's shape.
+        log_decay: g's shape, output_dtype.
 
     Raises:
-        ValueError: a shape or device that is not as above.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape or device is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

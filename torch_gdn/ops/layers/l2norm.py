@@ -5,21 +5,21 @@ from torch import Tensor
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x * rsqrt(sum x^2 + eps) over the last dimension, computed in float32.
+    """Normalises the last dimension: x * rsqrt(sum x^2 + eps), computed in float32.
 
     FLA: `fla.modules.l2norm.l2norm`, without its `output_dtype`.
 
     Args:
-        x: any shape, bfloat16, float16 or float32.
-        eps: added to the sum of squares; with 0 a row of zeros gives NaN. Default: 1e-6.
+        x: [..., D], bfloat16, float16 or float32.
+        eps: Added to the sum of squares. With 0, a row of zeros returns NaN. Default: 1e-6.
 
     Returns:
-        a tensor of x's shape and dtype.
+        y: x's shape and dtype.
 
     Raises:
-        ValueError: x has no dimension, or eps is negative.
-        TypeError: a dtype that is not as above.
-        RuntimeError: x requires grad under grad mode.
+        ValueError: If x has no dimension, or if eps is negative.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If x requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
@@ -31,12 +31,16 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def l2norm_fwd(x: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """`l2norm`, and the factor that each row was multiplied by.
+    """Returns what `l2norm` does, and the factor by which it multiplied each row. It raises the same errors.
 
-    FLA: `fla.modules.l2norm.l2norm_fwd`, without its `output_dtype`. Args and errors are those of `l2norm`.
+    FLA: `fla.modules.l2norm.l2norm_fwd`, without its `output_dtype`.
+
+    Args:
+        x, eps: See `l2norm`.
 
     Returns:
-        the normalised x, and rstd = rsqrt(sum x^2 + eps), float32, of x's shape without the last dimension.
+        y: x's shape and dtype.
+        rstd: [...], float32. The factor rsqrt(sum x^2 + eps).
 
     Example:
         >>> import torch, torch_gdn

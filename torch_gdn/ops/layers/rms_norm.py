@@ -17,30 +17,32 @@ def rms_norm(
     zero_centered: bool = False,
     round_norm: bool = False,
 ) -> Any:
-    """The norm of a decoder layer's input, and the residual's sum before it: h * rsqrt(mean of h^2 + eps) * weight.
+    """Adds the residual and normalises the sum h = x + residual: h * rsqrt(mean of h^2 + eps) * weight.
 
-    FLA: `fla.modules.layernorm.rms_norm`, without bias and dropout. h = x + residual in float32, and the norm is of
-    that sum before it is rounded, as in FLA and vLLM.
+    FLA: `fla.modules.layernorm.rms_norm`, without bias and dropout. Both h and its norm are computed in float32; h is
+    not rounded before the norm, as in FLA and vLLM.
 
     Args:
-        x: [..., D], bfloat16, float16 or float32, D up to 16384. Any strides; a last stride other than 1 costs a copy,
-            and so do more than 4 dimensions that are not contiguous.
-        weight: [D], any of these dtypes. Default: ones.
-        bias: None: the norm has none. Default: None.
-        residual: of x's shape and dtype, any strides. Default: zeros.
-        eps: added to the mean; with 0 a row of zeros gives NaN. Default: 1e-6.
-        prenorm: whether h is returned too, the residual of the next layer. Default: False.
-        zero_centered: whether the factor is 1 + weight, as in Qwen3-Next, Qwen3.5 and Gemma. Default: False.
-        round_norm: whether the normalised h is rounded to x's dtype before it is multiplied with the weight, as
-            transformers' Llama does. Default: False.
+        x: [..., D], bfloat16, float16 or float32. D is at most 16384. Any strides. x is copied if its last stride is
+            not 1, or if it has more than 4 dimensions and is not contiguous.
+        weight: [D], bfloat16, float16 or float32. Default: ones.
+        bias: None. The norm has no bias.
+        residual: x's shape and dtype. Any strides. Default: zeros.
+        eps: Added to the mean. With 0, a row of zeros returns NaN. Default: 1e-6.
+        prenorm: Whether to return h too, which is the residual of the next layer. Default: False.
+        zero_centered: Whether to multiply by 1 + weight, as Qwen3-Next, Qwen3.5 and Gemma do. Default: False.
+        round_norm: Whether to round the normalised h to x's dtype before the weight, as transformers' Llama does.
+            Default: False.
 
     Returns:
-        y, of x's shape and dtype, contiguous; with prenorm y and h, which is x itself without a residual.
+        y: x's shape and dtype. Contiguous.
+        residual_out: x's shape and dtype; only with prenorm. This is h, or x itself without a residual.
 
     Raises:
-        ValueError: a shape, D or eps that is not as above; a bias; zero_centered without a weight.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, D or eps is not as above, if there is a bias, or if zero_centered is set without a
+            weight.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -9,35 +9,35 @@ def rms_norm_gated(
     g: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    activation: str = "swish",
+    activation: str = "silu",
     *,
     eps: float = 1e-6,
     round_norm: bool = False,
 ) -> Tensor:
-    """The norm of a layer's output, and its gate: x * rsqrt(mean of x^2 + eps) * weight * silu(g).
+    """Normalises a layer's output and multiplies it by its gate: x * rsqrt(mean of x^2 + eps) * weight * silu(g).
 
-    FLA: `fla.modules.fused_norm_gate.rms_norm_gated`, without residual and bias. Its `FusedRMSNormGated` and vLLM's
-    compute as this does, in float32 with one rounding at the end; transformers' `Qwen3NextRMSNormGated` rounds twice
-    more: see round_norm.
+    FLA: `fla.modules.fused_norm_gate.rms_norm_gated`, without residual and bias. Like FLA's `FusedRMSNormGated` and
+    vLLM's norm, it computes in float32 and rounds once. transformers' `Qwen3NextRMSNormGated` rounds twice more: see
+    round_norm.
 
     Args:
-        x: [..., D], bfloat16, float16 or float32, D up to 1024. Any strides; a last stride other than 1 costs a copy,
-            and so do more than 4 dimensions that are not contiguous.
-        g: the gate, of x's shape, any of these dtypes, any strides.
-        weight: [D], any of these dtypes. Default: ones.
-        bias: None: the norm has none. Default: None.
-        activation: "silu" ("swish" is the same) or "sigmoid", of the gate. Default: "swish".
-        eps: added to the mean; with 0 a row of zeros gives NaN. Default: 1e-6; FLA's layer has 1e-5.
-        round_norm: whether the normalised x is rounded to x's dtype before it is multiplied with the weight, and the
-            product to the dtype of both, as transformers does. Default: False.
+        x: [..., D], bfloat16, float16 or float32. D is at most 1024. Any strides. x is copied if its last stride is not
+            1, or if it has more than 4 dimensions and is not contiguous.
+        g: x's shape, bfloat16, float16 or float32. The gate. Any strides.
+        weight: [D], bfloat16, float16 or float32. Default: ones.
+        bias: None. The norm has no bias.
+        activation: The gate's activation: "silu", its synonym "swish", or "sigmoid". Default: "silu".
+        eps: Added to the mean. With 0, a row of zeros returns NaN. FLA's layer has 1e-5. Default: 1e-6.
+        round_norm: Whether to round the normalised x to x's dtype before the weight, and the product to the dtype of
+            both, as transformers does. Default: False.
 
     Returns:
-        a tensor of x's shape and dtype, contiguous.
+        y: x's shape and dtype. Contiguous.
 
     Raises:
-        ValueError: a shape, D, eps or activation that is not as above; a bias.
-        TypeError: a dtype that is not as above.
-        RuntimeError: an input requires grad under grad mode.
+        ValueError: If a shape, D, eps or activation is not as above, or if there is a bias.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn
