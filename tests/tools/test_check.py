@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.helpers.devices import on_a_mac
+from tests.helpers.files import replace_once
 from torch_gdn import _C
 from torch_gdn.check import __main__ as command
 from torch_gdn.check import device as device_steps
@@ -73,12 +74,6 @@ def check(folder: Path, *arguments: str) -> Run:
     process = start("--json", str(report), *only, *arguments)
     assert report.is_file(), process.stdout + process.stderr
     return Run(process, json.loads(report.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in the JSON")))
-
-
-def replace_once(file: Path, old: str, new: str) -> None:
-    text = file.read_text()
-    assert text.count(old) == 1, f"{file.name} has changed: plant the fault anew"
-    file.write_text(text.replace(old, new))
 
 
 @pytest.fixture(scope="module")
