@@ -6,7 +6,6 @@ and the same encoder launches it. What a probe measured is judged on the CPU.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from torch_gdn import _C
 from torch_gdn._recorder import Launch, recording
+from torch_gdn.check.facts import memory_bytes
 from torch_gdn.check.steps import LeftOut, Outcome
 from torch_gdn.testing.bounds import relative_error
 
@@ -338,9 +338,8 @@ def wide_grid(device: torch.device) -> Measured:
 
 def large_buffer(device: torch.device) -> Measured:
     size, index, value = LARGE + 4096, LARGE + 5, 77
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    facts = _C.device_facts()
-    if memory < 3 * size or facts["max_buffer_length"] < size or facts["recommended_max_working_set_size"] < 2 * size:
+    memory, limits = memory_bytes(), _C.device_facts()
+    if memory < 3 * size or limits["max_buffer_length"] < size or limits["recommended_max_working_set_size"] < 2 * size:
         raise LeftOut(f"a buffer of {size} bytes is too much for a machine with {memory}")
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
     run("large_buffer", [value], [buffer, struct.pack("q", index)])
