@@ -5,6 +5,9 @@
 #include <torch/extension.h>
 #include <torch/version.h>
 
+#include <algorithm>
+#include <set>
+
 #include "launch/launch.h"
 #include "launch/prefill.h"
 #include "launch/recorder.h"
@@ -90,6 +93,47 @@ py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Bi
   return py::str("errors");
 }
 
+torch_gdn::Binding binding_of(const py::object& object, std::vector<std::byte>& block) {
+  using Kind = torch_gdn::Binding::Kind;
+  if (object.is_none()) return torch_gdn::Binding(Kind::kAbsent);
+  if (py::isinstance<py::bytes>(object)) {
+    const auto bytes = object.cast<std::string_view>();
+    if (!block.empty() || bytes.empty()) throw py::value_error("launch: bindings: expected one block of bytes at most");
+    const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
+    block.assign(first, first + bytes.size());
+    return torch_gdn::Binding(Kind::kParameterBlock);
+  }
+  if (py::isinstance<py::str>(object) && object.cast<std::string_view>() == "errors") {
+    return torch_gdn::Binding::error_log();
+  }
+  const auto tensor = object.cast<at::Tensor>();
+  if (!tensor.is_mps())
+    throw py::value_error("launch: bindings: expected tensors on mps, got " + tensor.device().str());
+  return torch_gdn::Binding(tensor);
+}
+
+// A launch keeps pointers to its names.
+const char* kept(const std::string& name) {
+  static auto* names = new std::set<std::string>;
+  return names->insert(name).first->c_str();
+}
+
+void launch(const std::string& kernel, const std::string& file, const Words& arguments, const py::list& bindings,
+            std::array<size_t, 3> threadgroups, size_t threads) {
+  torch_gdn::TemplateArguments words;
+  if (arguments.size() > words.size()) throw py::value_error("launch: arguments: expected at most 8 of a template");
+  std::transform(arguments.begin(), arguments.end(), words.begin(), &torch_gdn::TemplateArgument::spelled_as);
+  std::vector<std::byte> block;
+  std::vector<torch_gdn::Binding> bound;
+  for (const auto& each : bindings) bound.push_back(binding_of(py::reinterpret_borrow<py::object>(each), block));
+  const torch_gdn::Launch launch{kept(kernel), kept(file), words, torch_gdn::Bindings::of(bound, block),
+                                 threadgroups, threads};
+  without_gil([&] {
+    torch_gdn::launcher().run(launch);
+    return 0;
+  });
+}
+
 torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
   return [function](const torch_gdn::Launch& launch) {
     const py::gil_scoped_acquire held;
@@ -133,6 +177,7 @@ py::dict device_facts() {
   result["max_threadgroup_memory_length"] = facts.max_threadgroup_memory_length;
   result["max_buffer_length"] = facts.max_buffer_length;
   result["recommended_max_working_set_size"] = facts.recommended_max_working_set_size;
+  result["families"] = facts.families;
   return result;
 }
 
@@ -212,6 +257,12 @@ py::object infer_outputs(const std::string& op, const py::args& arguments, const
 PYBIND11_MODULE(_C, m) {
   m.doc() = "What torch_gdn's Metal half knows about itself. The ops are torch.ops.gdn.*.";
   m.attr("built_with_torch") = TORCH_VERSION;
+  m.attr("built_with_compiler") = __VERSION__;
+#ifdef __MAC_OS_X_VERSION_MAX_ALLOWED
+  m.attr("built_with_sdk") = __MAC_OS_X_VERSION_MAX_ALLOWED;
+#else
+  m.attr("built_with_sdk") = py::none();
+#endif
   m.def("ops", &ops, "The names of torch.ops.gdn.");
   m.def("cpu_threads", &cpu_threads, "How many threads the ops use on the CPU.");
   m.def("infer_outputs", &infer_outputs, py::arg("op"),
@@ -220,6 +271,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
         "Compiles one kernel variant, if it is not, without running it: the template, its file below the shader "
         "directory, its arguments as Metal spells them. Returns a dict as those of pipelines().");
+  m.def("launch", &launch, py::arg("kernel"), py::arg("file"), py::arg("arguments"), py::arg("bindings"),
+        py::arg("threadgroups"), py::arg("threads"),
+        "Encodes one launch of a kernel in the shader directory. Bindings are mps tensors, None for an absent one, one "
+        "block of bytes, and 'errors' for the error log; threads are those of a threadgroup. Only the number of "
+        "bindings and bytes is checked: what the kernel does with them is the caller's business.");
   m.def("pipelines", &pipelines,
         "The pipelines compiled so far: a list of dicts with name, warnings, compile_seconds, "
         "max_total_threads_per_threadgroup, thread_execution_width and static_threadgroup_memory_length.");
@@ -227,8 +283,8 @@ PYBIND11_MODULE(_C, m) {
       "clear_pipelines", [] { without_gil([] { torch_gdn::launcher().clear_pipelines(); }); },
       "Drops every compiled pipeline; the next call of an op compiles its own again.");
   m.def("device_facts", &device_facts,
-        "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length and "
-        "recommended_max_working_set_size.");
+        "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length, "
+        "recommended_max_working_set_size and families, a list of the GPU families that it supports.");
   py::class_<Recording>(m, "Recording", "Records the launches of the thread that starts it instead of running them.")
       .def(py::init<>())
       .def("start", &Recording::start)

@@ -3,8 +3,8 @@
 The model is transformers' own Qwen3NextForCausalLM with the weights in examples/pycode, which learned the source of
 Python's standard library byte by byte. After torch_gdn.integrations.transformers.enable() prefill goes through
 torch_gdn.chunk_gated_delta_rule, decode through torch_gdn.fused_recurrent_gated_delta_rule. The logits, and the bits
-that a byte of modules it never saw costs, must equal those of the same model on transformers' own PyTorch fallback.
-Exit status 1 if they do not.
+that a byte of modules it never saw costs, must equal those of the same model on transformers' own PyTorch fallback,
+which runs on the CPU. Exit status 1 if they do not.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 import torch_gdn
 from torch_gdn.integrations import transformers as integration
+from torch_gdn.testing.on_the_cpu import on_the_cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST_DISTANCE = 1e-4  # of the logits, relative, in f32
@@ -194,8 +195,11 @@ def run(options: argparse.Namespace) -> bool:
         # A second run is timed: the first one pays for counting and, on a Mac, for compiling the kernels.
         timed = ours if simulated else generate(model, prompt, options.new_tokens, "torch_gdn, timed")
         our_bits = bits_per_byte(model, pieces, "torch_gdn")
-    fallback = generate(model, prompt, options.new_tokens, "transformers' fallback", forced=ours.tokens)
-    fallback_bits = bits_per_byte(model, pieces, "transformers' fallback")
+    # The reference, which the device that is to be judged takes no part in.
+    reference = model.cpu()
+    with on_the_cpu():
+        fallback = generate(reference, prompt.cpu(), options.new_tokens, "transformers' fallback", forced=ours.tokens)
+        fallback_bits = bits_per_byte(reference, pieces.cpu(), "transformers' fallback")
 
     print_counts(counts)
     print("text      the prompt's end, then after the bar what the model wrote:")

@@ -33,6 +33,7 @@ CANDIDATES = {  # a chunk that does not fit threadgroup memory gets the fused ch
     **{f"fused_chunk {size}": ("fused_chunk", size) for size in tuning_cache.FUSED_CHUNK_SIZES},
     "recurrent": ("recurrent", 0),
 }
+MPS = torch.device("mps")
 MOST_TOKENS = 16384  # of all sequences together
 
 
@@ -67,14 +68,20 @@ def default_file() -> Path | None:
     return tuning_cache.path()
 
 
-def measure(sizes: tuple[int, int, int, int], tokens: int, sequences: int, dtype: torch.dtype, repeats: int) -> Row:
+def measure(
+    sizes: tuple[int, int, int, int],
+    tokens: int,
+    sequences: int,
+    dtype: torch.dtype,
+    repeats: int,
+    device: torch.device = MPS,
+) -> Row:
     """The times of the algorithms, each from a state to a state, and the algorithm of the least."""
     from torch_gdn import chunk_gated_delta_rule  # here: this module is read while torch_gdn is
     from torch_gdn.check.timing import median_seconds
     from torch_gdn.testing.cases import make_case
 
     H, HV, K, V = sizes
-    device = torch.device("mps")
     case = make_case(tokens, K, V, B=sequences, H=H, HV=HV, dtype=dtype, normal=False).to(device)
     call = partial(chunk_gated_delta_rule, *case.qkv, **case.options, use_qk_l2norm_in_kernel=True)
     seconds = {}

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "launch/recorder.h"
@@ -35,9 +37,37 @@ int32_t TemplateArgument::number(int64_t value) {
   return int32_t(value);
 }
 
+static constexpr std::array<const char*, 6> kWords = {"", "float", "half", "bfloat", "false", "true"};
+
 std::string TemplateArgument::spelled() const {
-  static constexpr std::array<const char*, -kNone> words = {"", "float", "half", "bfloat", "false", "true"};
-  return word_ < 0 ? words[size_t(word_ - kNone)] : std::to_string(word_);
+  static_assert(kWords.size() == -kNone);
+  return word_ < 0 ? kWords[size_t(word_ - kNone)] : std::to_string(word_);
+}
+
+TemplateArgument TemplateArgument::spelled_as(const std::string& text) {
+  TemplateArgument argument;
+  const auto* word = std::find(kWords.begin() + 1, kWords.end(), text);
+  if (word != kWords.end()) {
+    argument.word_ = kNone + int32_t(word - kWords.begin());
+    return argument;
+  }
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), argument.word_);
+  TORCH_CHECK_VALUE(parsed.ec == std::errc() && parsed.ptr == text.data() + text.size() && argument.word_ >= 0,
+                    "torch_gdn: expected float, half, bfloat, false, true or a number as a template argument, got '",
+                    text, "'");
+  return argument;
+}
+
+Bindings Bindings::of(c10::ArrayRef<Binding> bindings, c10::ArrayRef<std::byte> block) {
+  TORCH_CHECK_VALUE(bindings.size() <= kMost, "torch_gdn: expected at most ", kMost, " bindings, got ",
+                    bindings.size());
+  TORCH_CHECK_VALUE(block.size() <= kMostOfMetal, "torch_gdn: expected at most ", kMostOfMetal,
+                    " bytes in a parameter block, got ", block.size());
+  Bindings found;
+  for (const auto& binding : bindings) found.add(binding);
+  found.outer_block_ = block.data();
+  found.block_bytes_ = block.size();
+  return found;
 }
 
 std::string Variant::name() const {

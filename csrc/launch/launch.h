@@ -31,7 +31,8 @@ class TemplateArgument {
 
   bool is_none() const { return word_ == kNone; }
   int32_t word() const { return word_; }
-  std::string spelled() const;  // as Metal does
+  std::string spelled() const;                                  // as Metal does
+  static TemplateArgument spelled_as(const std::string& text);  // the inverse
   bool operator==(const TemplateArgument&) const = default;
 
  private:
@@ -74,7 +75,9 @@ struct Binding {
 // What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, error log, and one parameter block.
 class Bindings {
  public:
-  static constexpr size_t kMost = 24, kMostBytes = 768;
+  static constexpr size_t kMost = 31;           // Metal's own limit
+  static constexpr size_t kMostBytes = 768;     // of a parameter block that is copied
+  static constexpr size_t kMostOfMetal = 4096;  // bytes that setBytes takes
 
   template <typename... Each>
     requires(sizeof...(Each) > 1)
@@ -83,13 +86,17 @@ class Bindings {
     (add(std::forward<Each>(each)), ...);
   }
 
+  // For a launch whose bindings are known only when it is made. The block is not copied: keep it until the launch ran.
+  static Bindings of(c10::ArrayRef<Binding> bindings, c10::ArrayRef<std::byte> block);
+
   const Binding* begin() const { return bindings_.data(); }
   const Binding* end() const { return bindings_.data() + size_; }
   size_t size() const { return size_; }
-  const std::byte* block() const { return block_.data(); }
+  const std::byte* block() const { return outer_block_ ? outer_block_ : block_.data(); }
   size_t block_bytes() const { return block_bytes_; }
 
  private:
+  Bindings() = default;
   void add(Binding binding) { bindings_[size_++] = std::move(binding); }
 
   template <typename Parameters>
@@ -102,6 +109,7 @@ class Bindings {
 
   std::array<Binding, kMost> bindings_;
   size_t size_ = 0, block_bytes_ = 0;
+  const std::byte* outer_block_ = nullptr;
   std::array<std::byte, kMostBytes> block_;
 };
 
@@ -139,6 +147,7 @@ struct PipelineFacts {
 struct DeviceFacts {
   std::string name;
   size_t core_count, max_threadgroup_memory_length, max_buffer_length, recommended_max_working_set_size;
+  std::vector<std::string> families;  // "Apple7", "Metal3": those that the device supports
 };
 
 class Launcher {

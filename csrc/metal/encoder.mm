@@ -56,6 +56,17 @@ void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, co
           threadsPerThreadgroup:MTLSizeMake(launch.threads, 1, 1)];
 }
 
+// By number: the SDK of macOS 14 does not name the last ones.
+std::vector<std::string> families_of(id<MTLDevice> device) {
+  static constexpr std::pair<const char*, NSInteger> known[] = {{"Apple7", 1007},  {"Apple8", 1008}, {"Apple9", 1009},
+                                                                {"Apple10", 1010}, {"Metal3", 5001}, {"Metal4", 5002}};
+  std::vector<std::string> found;
+  for (const auto& [name, number] : known) {
+    if ([device supportsFamily:MTLGPUFamily(number)]) found.emplace_back(name);
+  }
+  return found;
+}
+
 class MetalLauncher final : public Launcher {
  public:
   void run(Launches launches) override {
@@ -86,8 +97,12 @@ class MetalLauncher final : public Launcher {
     static const DeviceFacts facts = [] {
       at::mps::MPSDevice* device = at::mps::MPSDevice::getInstance();
       id<MTLDevice> metal = device->device();
-      return DeviceFacts{device->getName(), device->getCoreCount(), [metal maxThreadgroupMemoryLength],
-                         [metal maxBufferLength], [metal recommendedMaxWorkingSetSize]};
+      return DeviceFacts{device->getName(),
+                         device->getCoreCount(),
+                         [metal maxThreadgroupMemoryLength],
+                         [metal maxBufferLength],
+                         [metal recommendedMaxWorkingSetSize],
+                         families_of(metal)};
     }();
     return facts;
   }

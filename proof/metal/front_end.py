@@ -147,7 +147,7 @@ def in_metal_terms(errors: str) -> list[str]:
 
 
 def shader_text(file: str, seen: set[str] | None = None) -> str:
-    """What csrc/launch/shader_source.cpp makes of a shader, without the line that instantiates the kernel."""
+    """What csrc/launch/shader_source.cpp makes of a shader, between its first line and that which instantiates."""
     seen = set() if seen is None else seen
     if file in seen:
         return ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from proof.checks import Progress
 from proof.metal.facts import Facts, examine
 from proof.metal.front_end import CHECKOUT, SHADERS, Refused, compile_strictly, instantiation, shader_text, tools
-from proof.metal.launches import all_launches
+from proof.metal.launches import all_launches, probe_launches
 from proof.metal.rules import check_rules, no_recursion
 from proof.metal.tree import Layout, read_tree
 from proof.metal.values import NotUnderstood
@@ -19,11 +19,12 @@ from torch_gdn._recorder import KernelVariant, Launch
 TABLE = CHECKOUT / "build" / "kernel_variants.tsv"  # written by the strict-metal check
 JOBS = 2
 TOGETHER = 24  # variants of one kernel that clang sees at once
+FIRST_LINE = '#pragma clang diagnostic ignored "-Wc++17-extensions"\n'
 
 
 def unlaunched_shaders() -> list[str]:
-    """Shaders with a kernel that no call launches: nothing would be shown of them."""
-    known = {launch.variant.file for launch in all_launches()}
+    """Shaders with a kernel that neither a call nor a probe launches: nothing would be shown of them."""
+    known = {launch.variant.file for launch in [*all_launches(), *probe_launches()]}
     files = (str(path.relative_to(SHADERS)) for path in sorted(SHADERS.rglob("*.metal")))
     return [f"{file} is launched by no entry of torch_gdn/testing" for file in files if file not in known]
 
@@ -90,7 +91,7 @@ def batches(variants: Iterable[KernelVariant]) -> Iterator[list[KernelVariant]]:
 def source_of(variants: Sequence[KernelVariant]) -> str:
     """As the host writes it, but with several instances behind one shader."""
     lines = [instantiation(each.kernel, each.arguments) for each in variants]
-    return shader_text(variants[0].file) + "".join(lines)
+    return FIRST_LINE + shader_text(variants[0].file) + "".join(lines)
 
 
 def check_batch(variants: Sequence[KernelVariant]) -> Outcome:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_gdn._recorder import KernelVariant, Launch
+from torch_gdn.check import probes
 from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.testing import REGISTRY, OpEntry, Point
 from torch_gdn.testing.attention import PagePoint
@@ -20,7 +21,7 @@ from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint, mixed_dtypes
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
-from torch_gdn.testing.registry import compiled, computed, first_of_each_variant, launches_at
+from torch_gdn.testing.registry import MPS, compiled, computed, first_of_each_variant, launches_at
 from torch_gdn.tuning_cache import FUSED_CHUNK_SIZES
 
 Wanted = Iterator[tuple[OpEntry[Any], Point]]
@@ -91,6 +92,16 @@ def all_launches() -> list[Launch]:
     wanted += [stages_at(rules), *(kda_at(point) for point in kda_points())]
     wanted += [computed(quick=False), compiled(), mixed_dtypes()]
     return launches(itertools.chain.from_iterable(wanted))
+
+
+@cache
+def probe_launches() -> list[Launch]:
+    """Of the check's probes, which belong to no op."""
+    if sys.platform == "linux":
+        import mps_simulator
+
+        mps_simulator.activate()
+    return first_of_each_variant(probes.launches(MPS))
 
 
 def is_of_models(entry: OpEntry[Any], point: Point) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from proof.mac import wheels
 from proof.metal.front_end import SHADERS, compile_strictly
 from proof.metal.kernels import batches, source_of
-from proof.metal.launches import compiled_at, variants
+from proof.metal.launches import compiled_at, probe_launches, variants
 from proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
 from torch_gdn.testing import Point
 from torch_gdn.testing.attention import PagePoint
@@ -102,7 +102,8 @@ def _trees() -> list[Tree]:
     rules = [replace(rule, state_v_first=not channels, channels=channels) for channels in (True, False)]
     others = (each for each in compiled_at(CodecPoint, AuraPoint, PagePoint) if _has_words_of_its_own(each[1]))
     wanted = itertools.chain(*map(end_to_end, rules), stages_at(rules), computed(quick=True), others)
-    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(variants(wanted))]
+    found = [*variants(wanted), *(launch.variant for launch in probe_launches())]
+    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(found)]
 
 
 def _declared(trees: Iterable[Tree]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from proof.metal import caps as strict_caps
 from proof.metal import front_end as strict_front_end
 from proof.metal import kernels as strict_kernels
 from proof.metal.facts import Facts
-from proof.metal.launches import model_launches
+from proof.metal.launches import model_launches, probe_launches
 from tests.proof.needs import needs_clang
+from torch_gdn import _C
 from torch_gdn._recorder import KernelVariant
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
@@ -34,6 +36,25 @@ def test_what_models_call_for_keeps_every_rule(outcome: strict_kernels.Outcome) 
 
 def test_the_host_binds_what_the_kernels_take(outcome: strict_kernels.Outcome) -> None:
     assert strict_kernels.unlike_the_host(model_launches(), outcome.facts) == []
+
+
+def test_the_checks_probes_keep_every_rule_and_bind_what_they_take() -> None:
+    outcome = strict_kernels.check_variants([launch.variant for launch in probe_launches()], Silent())
+    assert outcome.problems == []
+    assert strict_kernels.unlike_the_host(probe_launches(), outcome.facts) == []
+
+
+def test_a_compiler_of_cplusplus_14_does_not_warn_of_if_constexpr() -> None:
+    """Metal 3.1 is C++14, and Apple's compiler is clang: it would warn in every variant."""
+    program = "void f() { if constexpr (true) {} }\n"
+    host = _C.shader_source("l2norm", "layers/l2norm.metal", ["float", "64"])
+    head = host[: host.index("#line")]
+    command = [strict_front_end.CLANG, "-x", "c++", "-std=c++14", "-fsyntax-only", "-"]
+    warned = [
+        "extension" in subprocess.run(command, input=text, text=True, capture_output=True, check=True).stderr
+        for text in (program, head + program)
+    ]
+    assert warned == [True, False]
 
 
 def test_kernels_take_what_they_took(outcome: strict_kernels.Outcome) -> None:

@@ -1,18 +1,28 @@
-"""Checks torch_gdn on this machine's mps device, and reports everything that helps to mend it.
+"""Checks torch_gdn on this machine's mps device and writes a report that says which assumption failed, if any did.
 
-    python -m torch_gdn.check --json report.json                      on a Mac
-    python -m mps_simulator -m torch_gdn.check --json report.json     on the simulated device, in a checkout on Linux
+    python -m torch_gdn.check --quick                      on a Mac: two minutes
+    python -m torch_gdn.check                              the same, longer times, and every kernel variant compiled
+    python -m mps_simulator -m torch_gdn.check --quick     on the simulated device, in a checkout on Linux
+    python -m torch_gdn.check --compare a.json b.json      two reports side by side
 
-It compiles every kernel variant that models use with the device's own compiler. It compares every op, and so every
-kernel, with float64, and in a checkout the delta rule with FLA's recorded outputs. It times decode and prefill beside
-transformers' own PyTorch code, and compiles a layer with torch.compile. A step that fails, crashes or hangs is a line
-of the report. Where PyTorch has no mps device the report describes the machine and nothing is checked.
+The steps, in this order:
+  facts       the machine, its GPU, macOS, torch and the build
+  probes      one tiny kernel per assumption that the kernels rely on
+  numbers     every op, and so every kernel, compared with float64 on the CPU; in a checkout the delta rule is also
+              compared with FLA's recorded outputs
+  times       every op beside a copy; decode and prefill beside transformers' code and MLX; a small model; first calls
+  not --quick: which prefill algorithm is the fastest, a very long prompt, a layer under torch.compile, and at last
+              every kernel variant that models use is compiled
+
+The report is written before every step, so a crash of the machine loses nothing that was known. A step that fails,
+crashes or hangs is a line of the report. Where PyTorch has no mps device the report only describes the machine.
 Exit status: 0 if everything passed, 1 if something failed or there is no device.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -25,11 +35,13 @@ from tqdm import tqdm
 
 from torch_gdn import _C
 from torch_gdn._mps import why_no_mps
-from torch_gdn.check import golden, plan
+from torch_gdn.check import compare, golden, plan
 from torch_gdn.check.device import simulated_settings
 from torch_gdn.check.report import Report
 from torch_gdn.check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, USE, Result, Step
-from torch_gdn.check.worker import Setup, Worker
+from torch_gdn.check.worker import Setup, Worker, Workers
+
+COMPILERS = max(1, (os.cpu_count() or 1) // 2)  # processes
 
 
 def pattern(text: str) -> re.Pattern[str]:
@@ -57,15 +69,29 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m torch_gdn.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--json", type=file_to_write, metavar="FILE", help="write the report there, for an issue")
-    found.add_argument("--quick", action="store_true", help="Qwen3-Next's sizes in bfloat16, and three recorded cases")
+    found.add_argument(
+        "--json",
+        type=file_to_write,
+        metavar="FILE",
+        default=Path("torch_gdn_report.json"),
+        help="where to write the report (%(default)s)",
+    )
+    found.add_argument(
+        "--quick",
+        action="store_true",
+        help="two minutes on a Mac: facts, probes, every op at one size, three recorded cases and a few times",
+    )
+    found.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("A", "B"), help="print two reports side by side, and check nothing"
+    )
     found.add_argument(
         "--only",
         type=pattern,
         action="append",
+        default=[],
         metavar="PATTERN",
-        help="only steps whose name has this regular expression in it, as 'compile', 'solve_tril' or 'recorded .* "
-        "base_k128'; may be given more than once",
+        help="only steps whose name has this regular expression in it, as 'probe', 'seeded l2norm' or 'compile "
+        "solve_tril'; may be given more than once",
     )
     found.add_argument(
         "--golden",
@@ -87,6 +113,8 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen(steps: Iterable[Step], only: Sequence[re.Pattern[str]]) -> list[Step]:
     """Those whose names match, and always those that look at the device."""
+    if not only:
+        return list(steps)
     return [each for each in steps if each.section in (FACTS, USE) or any(some.search(each.name) for some in only)]
 
 
@@ -99,43 +127,96 @@ def obstacle(results: Sequence[Result], step: Step) -> str:
     return ""
 
 
-def run(steps: Sequence[Step], worker: Worker, results: list[Result]) -> None:
-    """Fills in the results, with a progress bar."""
-    failed = 0
-    with tqdm(steps, desc="torch_gdn.check", unit="step", dynamic_ncols=True) as bar:
-        for step in bar:
-            bar.set_postfix_str(step.name[:60] if not failed else f"{failed} failed; {step.name[:50]}")
-            reason = obstacle(results, step)
-            results.append(step.result(LEFT_OUT, reason) if reason else worker.run(step))
-            failed += results[-1].status == FAIL
+class Run:
+    """Runs steps, fills in the report and keeps it in a file as it grows."""
+
+    def __init__(self, report: Report, file: Path | None = None) -> None:
+        self.report = report
+        self._file = file
+        self._start = time.perf_counter()
+        self._kept = 0.0
+
+    def one_by_one(self, steps: Sequence[Step], worker: Worker) -> None:
+        with tqdm(steps, desc="torch_gdn.check", unit="step", dynamic_ncols=True) as bar:
+            for step in bar:
+                self._show(bar, step.name)
+                self._keep(running=step.name)
+                reason = obstacle(self.report.results, step)
+                self.report.results.append(step.result(LEFT_OUT, reason) if reason else worker.run(step))
+
+    def side_by_side(self, steps: Sequence[Step], workers: Workers) -> None:
+        """The report is kept once a second: there are thousands of them."""
+        reasons = {step: obstacle(self.report.results, step) for step in steps}
+        self.report.results += [step.result(LEFT_OUT, reason) for step, reason in reasons.items() if reason]
+        left = [step for step in steps if not reasons[step]]
+        with tqdm(workers.run(left), total=len(left), desc="compiling", unit="kernel", dynamic_ncols=True) as bar:
+            for result in bar:
+                self.report.results.append(result)
+                self._show(bar, f"{result.group} {result.case}")
+                if time.perf_counter() - self._kept > 1:
+                    self._keep(running=COMPILE)
+
+    def finish(self) -> None:
+        self._keep(running="")
+
+    def _show(self, bar: Any, name: str) -> None:
+        failed = sum(result.status == FAIL for result in self.report.results)
+        bar.set_postfix_str(name[:60] if not failed else f"{failed} failed; {name[:50]}")
+
+    def _keep(self, running: str) -> None:
+        self.report.running = running
+        self._kept = time.perf_counter()
+        self.report.seconds = self._kept - self._start
+        if self._file is not None:
+            self.report.write(self._file)
+
+
+def compiling_steps(options: argparse.Namespace, no_device: str) -> list[Step]:
+    """To be listed when all else is done, which takes a minute."""
+    if options.quick or no_device:
+        return []
+    return [step for step in chosen(plan.compile_steps(), options.only) if step.section == COMPILE]
+
+
+def check(options: argparse.Namespace, steps: Sequence[Step], no_device: str) -> Report:
+    shown: dict[str, Any] = {"quick": options.quick, "only": [each.pattern for each in options.only]}
+    report = Report(datetime.now(timezone.utc).isoformat(timespec="seconds"), 0.0, shown, [])
+    run, setup = Run(report, options.json), Setup(str(options.shaders), simulated_settings())
+    worker, workers = Worker(setup), Workers(setup, COMPILERS)
+    try:
+        run.one_by_one(steps, worker)
+        worker.close()
+        later = compiling_steps(options, no_device)
+        if later:
+            run.side_by_side(later, workers)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    finally:
+        worker.close()
+        workers.close()
+    run.finish()
+    return report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     known = parser()
     options = known.parse_args(arguments)
-    steps = plan.steps(options.golden, options.quick)
-    if options.only:
-        steps = chosen(steps, options.only)
-        if all(step.section in (FACTS, USE) for step in steps):
-            known.error("--only: no step has such a name")
+    if options.compare:
+        try:
+            print(compare.side_by_side(*options.compare))
+        except ValueError as error:
+            known.error(str(error))
+        return 0
     no_device = why_no_mps("-m torch_gdn.check")
     if no_device:
-        steps = [step for step in steps if step.section == FACTS]
-    shown: dict[str, Any] = {"quick": options.quick, "only": [each.pattern for each in options.only or []]}
-    started, start = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.perf_counter()
-    report = Report(started, 0.0, shown, [])
-    worker = Worker(Setup(str(options.shaders), simulated_settings()))
-    try:
-        run(steps, worker, report.results)
-    except KeyboardInterrupt:
-        report.interrupted = True
-    finally:
-        worker.close()
-    report.seconds = time.perf_counter() - start
+        steps = plan.about_the_device()[:1]
+    else:
+        steps = chosen(plan.steps(options.golden, options.quick), options.only)
+        if all(step.section in (FACTS, USE) for step in steps) and not compiling_steps(options, no_device):
+            known.error("--only: no step has such a name")
+    report = check(options, steps, no_device)
     print(f"{FAIL}: {no_device}" if no_device else report.text())
-    if options.json is not None:
-        options.json.write_text(report.json() + "\n")
-        print(f"report: {options.json}")
+    print(f"report: {options.json}. Please attach it to an issue of torch_gdn, whatever it says.")
     return 0 if report.passed else 1
 
 

@@ -10,6 +10,7 @@ import torch
 from torch_gdn import _C, info
 from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant
+from torch_gdn.check import facts
 from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
 
 
@@ -22,7 +23,8 @@ def simulated_settings() -> dict[str, Any] | None:
 
 def check_facts(device: torch.device) -> Outcome:
     figures: dict[str, Any] = {"versions": info.versions(), "system": info.system(), "mps": info.mps()}
-    figures |= {"ops": info.ops(), "simulated": simulated_settings()}
+    machine, absent = facts.of_machine()
+    figures |= {"ops": info.ops(), "simulated": simulated_settings(), "machine": machine, "absent": absent}
     return Outcome(figures, why_no_mps("-m torch_gdn.check"))
 
 
@@ -34,13 +36,12 @@ def round_trip(device: torch.device) -> torch.Tensor:
 def check_use(device: torch.device) -> Outcome:
     """Whether PyTorch itself works there.
 
-    A virtual machine's GPU (GitHub's macOS runners have one) compiles and runs Metal, but PyTorch cannot allocate on
-    it; there only the compiler can be checked.
+    On some virtual machines PyTorch cannot allocate; there only the compiler can be checked.
     """
     try:
         right = torch.equal(round_trip(device), torch.arange(1.0, 65.0))
     except RuntimeError as error:
-        if "Paravirtual" in _C.device_facts()["name"]:
+        if facts.is_virtual_mac():
             raise LeftOut(f"PyTorch cannot use the GPU of a virtual machine: {error}") from error
         raise
     return Outcome(problem="" if right else "PyTorch's own addition gives wrong values on this device")
@@ -51,3 +52,8 @@ def check_compiles(device: torch.device, variant: KernelVariant) -> Outcome:
     if on_simulated_device():
         del facts["static_threadgroup_memory_length"]  # which it learns when a kernel runs
     return Outcome(facts)
+
+
+def check_pipelines(device: torch.device) -> Outcome:
+    """What the device's compiler made of every kernel that the steps before this one ran."""
+    return Outcome({"pipelines": _C.pipelines()} if _C.has_launcher() else {})

@@ -1,52 +1,80 @@
-"""Which steps there are."""
+"""Which steps there are, in the order in which they run: what tells the most in the least time comes first."""
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from torch_gdn import _C
 from torch_gdn._recorder import Launch
-from torch_gdn.check import device, golden, layer, seeded, timing
+from torch_gdn.check import (
+    device,
+    first_call,
+    golden,
+    layer,
+    long_prompt,
+    models,
+    probes,
+    seeded,
+    timing,
+    tuning,
+)
 from torch_gdn.check.fake_mps import fake_mps
-from torch_gdn.check.steps import COMPILE, FACTS, USE, LeftOut, Outcome, Step
-from torch_gdn.testing import OpEntry, Point, stages
+from torch_gdn.check.steps import COMPILE, FACTS, PROBE, USE, LeftOut, Outcome, Step
+from torch_gdn.testing import REGISTRY, stages
 from torch_gdn.testing.models import MODELS, QWEN3_NEXT
 from torch_gdn.testing.registry import compiled, computed, first_of_each_variant, launches_at
 
 CHUNK = "chunk_gated_delta_rule"
 QUICK_CASES = ("base_k128", "ragged_k64", "decode_b4")
+TUNED_TOKENS = (16, 64, 512, 2048)
 TIMED = (QWEN3_NEXT, "Qwen3.5-27B", "OLMo-Hybrid-7B")
 
 
 def steps(folder: Path, quick: bool) -> list[Step]:
-    memory = fake_mps()
-    points = list(computed(quick))
-    launches: list[list[Launch]] = [[] for _ in points]
-    if _C.has_launcher():
-        launches = [launches_at(entry, point, memory) for entry, point in points]
-        others = () if quick else (launches_at(entry, point, memory) for entry, point in compiled())
-        compile_steps = compiling(first_of_each_variant(chain(chain(*launches), *others)))
-    else:
-        reason = "without the Metal half no call can be recorded"
-        compile_steps = [Step(COMPILE, "kernels", "", partial(leave_out, reason=reason))]
+    """All but the compilation of every kernel variant, whose steps are known only after a minute of recording."""
+    others = (
+        Step("tune", "prefill", f"T {tokens}", partial(tuning.check_tuning, sizes=MODELS[QWEN3_NEXT], tokens=tokens))
+        for tokens in TUNED_TOKENS
+    )
+    long_ones = (
+        Step("long prompt", algorithm, "", partial(long_prompt.check_long_prompt, algorithm=algorithm))
+        for algorithm in _C.prefill_algorithms()
+    )
     return [
-        Step(FACTS, "this machine", "", device.check_facts),
-        Step(USE, "PyTorch's own addition", "", device.check_use),
-        *compile_steps,
+        *about_the_device(),
+        *(Step(PROBE, name, "", partial(probes.check_probe, name=name)) for name in probes.PROBES),
+        *from_seeds(quick),
         *recorded(folder, quick),
-        *from_seeds(points, launches),
+        Step("pipelines", "compiled so far", "", device.check_pipelines),
         *timings(quick),
-        Step("inductor", "Gated DeltaNet layer", "", layer.check_layer),
+        *([] if quick else [*others, *long_ones, Step("inductor", "Gated DeltaNet layer", "", layer.check_layer)]),
     ]
 
 
+def about_the_device() -> list[Step]:
+    return [
+        Step(FACTS, "this machine", "", device.check_facts),
+        Step(USE, "PyTorch's own addition", "", device.check_use),
+    ]
+
+
+def compile_steps() -> list[Step]:
+    """Every kernel variant that the check computes or that models launch, kernel by kernel."""
+    if not _C.has_launcher():
+        reason = "without the Metal half no call can be recorded"
+        return [Step(COMPILE, "kernels", "", partial(leave_out, reason=reason))]
+    memory, launches = fake_mps(), []
+    wanted = [*computed(quick=False), *compiled()]
+    for entry, point in tqdm(wanted, desc="listing kernel variants", unit="call", dynamic_ncols=True):
+        launches += launches_at(entry, point, memory)
+    return compiling(first_of_each_variant(launches))
+
+
 def compiling(launches: list[Launch]) -> list[Step]:
-    """Every kernel variant, kernel by kernel."""
     variants = sorted((launch.variant for launch in launches), key=lambda each: each.kernel)
     return [
         Step(COMPILE, each.kernel, "_".join(each.arguments), partial(device.check_compiles, variant=each))
@@ -94,24 +122,36 @@ def group_of(op: str, algorithm: str | None) -> str:
     return op if algorithm is None else f"{op}:{algorithm}"
 
 
-def from_seeds(points: list[tuple[OpEntry[Any], Point]], launches: list[list[Launch]]) -> list[Step]:
+def from_seeds(quick: bool) -> list[Step]:
     """Every op at its points, with the kernels that it launches there."""
-    return [
-        Step(
-            "seeded",
-            group_of(entry.name, point.algorithm),
-            point.name,
-            partial(seeded.check_point, op=entry.name, point=point),
-            tuple(dict.fromkeys(launch.variant.kernel for launch in launched)),
+    memory, found = fake_mps(), []
+    for entry, point in computed(quick):
+        launched = launches_at(entry, point, memory) if _C.has_launcher() else []
+        found.append(
+            Step(
+                "seeded",
+                group_of(entry.name, point.algorithm),
+                point.name,
+                partial(seeded.check_point, op=entry.name, point=point),
+                tuple(dict.fromkeys(launch.variant.kernel for launch in launched)),
+            )
         )
-        for (entry, point), launched in zip(points, launches, strict=True)
-    ]
+    return found
 
 
 def timings(quick: bool) -> list[Step]:
-    found = []
+    """Each op alone, then what others have for the same work, then a model and the first calls of a process."""
+    points = {name: timing.timed_point(entry) for name, entry in REGISTRY.items()}
+    found = [
+        Step("time", name, point.name, partial(timing.check_op_time, op=name, point=point))
+        for name, point in points.items()
+    ]
     for kind, tokens, repeats, in_a_row in (("decode", 1, 11, 48), ("prefill", 512 if quick else 2048, 5, 1)):
         for model in TIMED[:1] if quick else TIMED:
             run = partial(timing.check_timing, shape=MODELS[model], tokens=tokens, repeats=repeats, calls=in_a_row)
             found.append(Step("timing", kind, model, run))
-    return found
+    return [
+        *found,
+        Step("model", "tokens per second", "small Qwen3-Next", models.check_model),
+        Step("first call", "of a process", "", first_call.check_first_call),
+    ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from torch_gdn.check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, USE, Result
+from torch_gdn.check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, PROBE, USE, Result
 
-FORMAT = 1  # of the JSON; raised when a reader would misunderstand it
+FORMAT = 2  # of the JSON; raised when a reader would misunderstand it
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Report:
     options: dict[str, Any]
     results: list[Result]
     interrupted: bool = False
+    running: str = ""  # the step that was under way when the report was written; empty once all are done
 
     @property
     def passed(self) -> bool:
@@ -31,8 +33,14 @@ class Report:
         return next((result.figures for result in self.results if result.section == FACTS), {})
 
     def json(self) -> str:
-        report = {"format": FORMAT, "status": PASS if self.passed else FAIL} | asdict(self)
-        return json.dumps(without_nan(report), indent=1)
+        status = UNFINISHED if self.running else PASS if self.passed else FAIL
+        return json.dumps(without_nan({"format": FORMAT, "status": status} | asdict(self)), indent=1)
+
+    def write(self, path: Path) -> None:
+        """All at once: a reader, or whoever kills this process, finds this report or the one before."""
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(self.json() + "\n")
+        unfinished.replace(path)
 
     def text(self) -> str:
         sections = [*self._facts(), "", *table(self.results), ""]
@@ -45,7 +53,7 @@ class Report:
         return "\n".join([*sections, f"{'pass' if self.passed else 'FAIL'}: {summary}, in {self.seconds:.0f} s"])
 
     def _facts(self) -> list[str]:
-        parts = {name: self.facts.get(name) or {} for name in ("versions", "system", "mps", "simulated")}
+        parts = {name: self.facts.get(name) or {} for name in ("versions", "system", "machine", "simulated")}
         return [
             f"{name}: {', '.join(f'{fact} {value}' for fact, value in facts.items())}"
             for name, facts in parts.items()
@@ -53,6 +61,8 @@ class Report:
         ]
 
 
+UNFINISHED = "unfinished"
+MOST_SHOWN = 160  # characters of what a step measured; the JSON has all
 WORDS = ((PASS, "passed"), (FAIL, "failed"), (LEFT_OUT, "left out"))
 
 
@@ -84,9 +94,12 @@ def measured(section: str, results: list[Result]) -> str:
         return ""
     if section == COMPILE:
         return compiled(with_figures)
-    if section == "timing":
-        return "; ".join(timed(result) for result in with_figures)
-    return closest(with_figures)
+    if any("tensors" in result.figures for result in with_figures):
+        return closest([result for result in with_figures if "tensors" in result.figures])
+    figures = (result.figures["measured"] if section == PROBE else result.figures for result in with_figures)
+    return "; ".join(", ".join(f"{name} {short(value)}" for name, value in leaves(each)) for each in figures)[
+        :MOST_SHOWN
+    ]
 
 
 def compiled(results: list[Result]) -> str:
@@ -100,10 +113,17 @@ def compiled(results: list[Result]) -> str:
     return text + (f"; {warned} with warnings" if warned else "")
 
 
-def timed(result: Result) -> str:
-    ours, fallback = (result.figures[name] * 1e3 for name in ("seconds", "fallback_seconds"))
-    ratio, tokens = result.figures["ratio"], result.figures["tokens"]
-    return f"{result.case}, T {tokens}: {ours:.3g} ms, transformers {fallback:.3g} ms, ratio {ratio:.3g}"
+def leaves(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested figures, each with the names that lead to it."""
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def closest(results: list[Result]) -> str:

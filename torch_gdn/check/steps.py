@@ -13,7 +13,7 @@ import torch
 
 from torch_gdn.testing.bounds import Part, worst
 
-FACTS, USE, COMPILE = "facts", "use", "compile"  # the sections that others depend on
+FACTS, USE, PROBE, COMPILE = "facts", "use", "probe", "compile"  # sections that are treated apart
 PASS, FAIL, LEFT_OUT = "pass", "FAIL", "left out"
 
 

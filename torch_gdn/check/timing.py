@@ -1,26 +1,136 @@
-"""Decode and prefill of one layer, timed beside transformers' own PyTorch code on the same device."""
+"""Times: of every op alone, and of decode and prefill beside other code for the same work."""
 
 from __future__ import annotations
 
-import inspect
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn import reference
+from torch_gdn.check.peers import Call, mlx_rule, transformers_functions
 from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
+from torch_gdn.testing import REGISTRY, OpEntry, Point
+from torch_gdn.testing.attention import PagePoint
+from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.bounds import relative_error
+from torch_gdn.testing.gdn import RulePoint
+from torch_gdn.testing.inputs import doubled, to_device
+from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
+from torch_gdn.testing.models import MODELS, QWEN3_NEXT
+from torch_gdn.testing.on_the_cpu import on_the_cpu
 
-LARGEST_DISTANCE = 1e-2  # of the outputs in bfloat16, whose rounding alone is 2e-3; wrong ones are at 1e-1 and more
-Call = Callable[[], tuple[Tensor, Tensor | None]]
+LARGEST_ERROR = 1e-2  # of outputs in bfloat16, whose rounding alone is 2e-3; wrong ones are at 1e-1 and more
+COPIED_BYTES = 1 << 27
+WARM_SECONDS = 0.2  # of work before the first time: an idle GPU runs at a low clock
 
 
-def layer_inputs(shape: tuple[int, int, int, int], tokens: int, device: torch.device) -> dict[str, Any]:
+def refuse_simulated(device: torch.device) -> None:
+    if on_simulated_device() and device.type == "mps":
+        raise LeftOut("the times of the simulated device say nothing of a Mac")
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "mps":
+        torch.mps.synchronize()
+
+
+def warmed(call: Call, device: torch.device) -> None:
+    """Compiles, and raises the clock."""
+    start = time.perf_counter()
+    while True:
+        call()
+        wait(device)
+        if time.perf_counter() - start >= WARM_SECONDS:
+            return
+
+
+def median_seconds(call: Call, device: torch.device, repeats: int, calls: int) -> float:
+    """Of one call; `calls` of them are encoded before the device is waited for, as a model's layers are."""
+    return statistics.median(encoded + waited for encoded, waited in samples(call, device, repeats, calls))
+
+
+def samples(call: Call, device: torch.device, repeats: int, calls: int) -> list[tuple[float, float]]:
+    """Seconds of a call until it returned, and then until the device was done, per call.
+
+    PyTorch's stream starts nothing before it is waited for, so the second is the GPU's time.
+    """
+    call()  # compiles
+    found = []
+    for _ in range(repeats):
+        wait(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        encoded = time.perf_counter()
+        wait(device)
+        found.append(((encoded - start) / calls, (time.perf_counter() - encoded) / calls))
+    return found
+
+
+# Every op
+
+
+@cache
+def copy_rate(device: torch.device) -> float:
+    """Bytes per second that a copy reads and writes."""
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    call = partial(target.copy_, source)
+    warmed(call, device)
+    return 2 * COPIED_BYTES / median_seconds(call, device, repeats=5, calls=4)
+
+
+def timed_point(entry: OpEntry[Any]) -> Point:
+    """The op's first quick point, at the sizes of a model's layer."""
+    H, HV, K, V = MODELS[QWEN3_NEXT]
+    point: Point = next(iter([*entry.quick, *entry.points]))
+    if isinstance(point, RulePoint):
+        tokens = 1 if "recurrent" in entry.name else 1024 if entry.name.startswith("chunk_") else 256
+        return replace(point, K=K, V=V, H=H, HV=HV, tokens=tokens)
+    if isinstance(point, RowPoint):
+        return replace(point, D=V, heads=HV, tokens=1024, batch=1)
+    if isinstance(point, ConvolutionPoint):
+        return replace(point, D=2 * H * K + HV * V, tokens=1 if "update" in entry.name else 1024, batch=1)
+    if isinstance(point, CodecPoint):
+        return replace(point, tokens=1024)
+    if isinstance(point, AuraPoint):
+        return replace(point, keys=2048, batch=1)
+    if isinstance(point, PagePoint):
+        return replace(point, queries=(1,), keys=(2048,), longest=0)
+    return point
+
+
+def check_op_time(device: torch.device, op: str, point: Point, repeats: int = 7, calls: int = 24) -> Outcome:
+    """How long it takes to encode, how long the GPU takes, and how far its rate is from a copy's."""
+    refuse_simulated(device)
+    entry = REGISTRY[op]
+    call = entry.call(point)
+    run = partial(entry.run, to_device(call, device), point)
+    warmed(run, device)
+    encoded, waited = (statistics.median(each) for each in zip(*samples(run, device, repeats, calls), strict=True))
+    moved, seconds = entry.bytes(call), waited if device.type == "mps" else encoded
+    return Outcome(
+        {
+            "encode_us": encoded * 1e6,
+            "gpu_us": waited * 1e6,
+            "bytes": moved,
+            "gb_per_second": moved / seconds / 1e9,
+            "share_of_copy": moved / seconds / copy_rate(device),
+        }
+    )
+
+
+# Beside others
+
+
+def layer_inputs(shape: tuple[int, int, int, int], tokens: int) -> dict[str, Any]:
     """What a model of these (H, HV, K, V) hands to its gated delta rule, in bfloat16, from a state."""
     H, HV, K, V = shape
     random = torch.Generator().manual_seed(0)
@@ -36,62 +146,57 @@ def layer_inputs(shape: tuple[int, int, int, int], tokens: int, device: torch.de
         "beta": draw(1, tokens, HV).sigmoid(),
         "initial_state": draw(1, HV, K, V),
     }
-    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    return {name: x.to(device) for name, x in tensors.items()} | options
+    return tensors | {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
 
 
-def transformers_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The chunked and the recurrent loop, under the decorator that would prefer FLA's kernels."""
+def exact_output(inputs: dict[str, Any]) -> Tensor:
+    with on_the_cpu():
+        return reference.fused_recurrent_gated_delta_rule(**{name: doubled(x) for name, x in inputs.items()})[0]
+
+
+def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, tuple[Call, Callable[[], Tensor]] | str]:
+    """Of each a call and its output, or why it is left out."""
+    there = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    is_decode = inputs["q"].size(1) == 1
+    ours = partial(
+        torch_gdn.fused_recurrent_gated_delta_rule if is_decode else torch_gdn.chunk_gated_delta_rule, **there
+    )
+    found: dict[str, tuple[Call, Callable[[], Tensor]] | str] = {"torch_gdn": (ours, lambda: ours()[0])}
+    renamed = {"q": "query", "k": "key", "v": "value"}
     try:
-        from transformers.models.qwen3_next import modeling_qwen3_next as model
-    except ImportError as error:
-        raise LeftOut(f"nothing to compare with: {error}; pip install 'transformers>=5.23,<5.24'") from error
-    chunk, recurrent = model.torch_chunk_gated_delta_rule, model.torch_recurrent_gated_delta_rule
-    return inspect.unwrap(chunk), inspect.unwrap(recurrent)
-
-
-def median_seconds(call: Call, device: torch.device, repeats: int, calls: int) -> float:
-    """Of one call; `calls` of them are encoded before the device is waited for, as a model's layers are."""
-
-    def wait() -> None:
-        if device.type == "mps":
-            torch.mps.synchronize()
-
-    call()  # compiles
-    times = []
-    for _ in range(repeats):
-        wait()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        wait()
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times)
+        theirs = partial(
+            transformers_functions()[is_decode], **{renamed.get(name, name): x for name, x in there.items()}
+        )
+        found["transformers"] = (theirs, lambda: theirs()[0])
+    except LeftOut as reason:
+        found["transformers"] = str(reason)
+    try:
+        found["mlx"] = mlx_rule(inputs, device)
+    except LeftOut as reason:
+        found["mlx"] = str(reason)
+    return found
 
 
 def check_timing(
     device: torch.device, shape: tuple[int, int, int, int], tokens: int, repeats: int, calls: int
 ) -> Outcome:
-    """Both medians and their ratio; the outputs must agree, or the times compare different things."""
-    if on_simulated_device() and device.type == "mps":
-        raise LeftOut("the times of the simulated device say nothing of a Mac")
-    chunk, recurrent = transformers_functions()
-    inputs = layer_inputs(shape, tokens, device)
-    positional = {"query": inputs.pop("q"), "key": inputs.pop("k"), "value": inputs.pop("v")}
-    ours = torch_gdn.fused_recurrent_gated_delta_rule if tokens == 1 else torch_gdn.chunk_gated_delta_rule
-    theirs = recurrent if tokens == 1 else chunk
-    ours_call: Call = partial(ours, *positional.values(), **inputs)
-    theirs_call: Call = partial(theirs, **positional, **inputs)
-    distance = relative_error(ours_call()[0].float().cpu(), theirs_call()[0].float().cpu())
-    seconds = median_seconds(ours_call, device, repeats, calls)
-    fallback = median_seconds(theirs_call, device, repeats, calls)
-    figures = {
-        "seconds": seconds,
-        "fallback_seconds": fallback,
-        "ratio": fallback / seconds,
-        "distance": distance,
-        "tokens": tokens,
-    }
-    if not distance <= LARGEST_DISTANCE:  # nan is not
-        return Outcome(figures, f"the outputs are {distance:.3g} apart, at most {LARGEST_DISTANCE} expected")
-    return Outcome(figures)
+    """The medians; every output must be near the exact one, or the times compare different things."""
+    refuse_simulated(device)
+    inputs = layer_inputs(shape, tokens)
+    exact = exact_output(inputs)
+    figures: dict[str, Any] = {"tokens": tokens}
+    wrong = []
+    for name, contender in contenders(inputs, device).items():
+        if isinstance(contender, str):
+            figures[name] = {"left out": contender}
+            continue
+        call, output = contender
+        error = relative_error(output().cpu().double(), exact)
+        warmed(call, device)
+        figures[name] = {"seconds": median_seconds(call, device, repeats, calls), "error": error}
+        if not error <= LARGEST_ERROR:  # nan is not
+            wrong.append(f"{name}'s output is {error:.3g} off, at most {LARGEST_ERROR} expected")
+    for name in ("transformers", "mlx"):
+        if "seconds" in figures[name]:
+            figures[name]["ratio"] = figures[name]["seconds"] / figures["torch_gdn"]["seconds"]
+    return Outcome(figures, "; ".join(wrong))

@@ -6,10 +6,13 @@ import multiprocessing
 import os
 import signal
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -79,6 +82,11 @@ class Worker:
         except (EOFError, OSError) as error:  # the process is gone; TimeoutError is an OSError
             return step.result(FAIL, self._loss(error, printed))
 
+    def end(self) -> None:
+        """Ends the process, and with it a step that another thread waits for. Starts no other."""
+        self._given_up = self._given_up or "interrupted"
+        self._end()
+
     def close(self) -> None:
         self._end()
         self._log.unlink(missing_ok=True)
@@ -122,6 +130,40 @@ class Worker:
         process.kill()
         process.join()
         return process.exitcode
+
+
+class Workers:
+    """Several processes, each of which takes the next step: to compile, which uses one core a process."""
+
+    def __init__(self, setup: Setup, count: int) -> None:
+        self._workers = [Worker(setup) for _ in range(count)]
+
+    def run(self, steps: Sequence[Step]) -> Iterator[Result]:
+        """The results, in the order in which they are ready."""
+        free: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self._workers:
+            free.put(worker)
+
+        def by_a_free_one(step: Step) -> Result:
+            worker = free.get()
+            try:
+                return worker.run(step)
+            finally:
+                free.put(worker)
+
+        threads = ThreadPoolExecutor(len(self._workers))
+        try:
+            for done in as_completed([threads.submit(by_a_free_one, step) for step in steps]):
+                yield done.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for worker in self._workers:
+                worker.end()  # a step that still runs, after an interruption, is lost
+            threads.shutdown()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
 
 
 def ending(code: int | None) -> str:

@@ -14,6 +14,7 @@ import torch_gdn
 from torch_gdn import reference
 from torch_gdn.reference.common import log_decay_of
 from torch_gdn.testing import bounds
+from torch_gdn.testing.on_the_cpu import on_the_cpu
 
 END_TO_END_OPS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "chunk_gated_delta_rule": torch_gdn.chunk_gated_delta_rule,
@@ -63,7 +64,8 @@ class Case:
     def exact(self, **options: Any) -> tuple[Tensor, Tensor]:
         """The float64 recurrence on these inputs."""
         exact = self.map(torch.Tensor.double)
-        o, state = reference.fused_recurrent_gated_delta_rule(*exact.qkv, **(exact.options | options))
+        with on_the_cpu():
+            o, state = reference.fused_recurrent_gated_delta_rule(*exact.qkv, **(exact.options | options))
         assert state is not None
         return o, state
 

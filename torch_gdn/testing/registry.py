@@ -18,6 +18,7 @@ from torch_gdn._recorder import KernelVariant, Launch, recording
 from torch_gdn.testing import bounds
 from torch_gdn.testing.inputs import Call, bytes_of, doubled, empty_on, to_device
 from torch_gdn.testing.models import METAL_TYPES
+from torch_gdn.testing.on_the_cpu import on_the_cpu
 
 Named = dict[str, Tensor]
 Change = Callable[[Call], Call]
@@ -140,7 +141,8 @@ class OpEntry(Generic[P]):
         """The same in float64, computed from the inputs of a call on the CPU."""
         wide = {name: x.clone() if isinstance(x, Tensor) and name in self.written else x for name, x in call.items()}
         wide = {name: doubled(x) for name, x in wide.items()}
-        return self.outputs(wide, self.exact(wide))
+        with on_the_cpu():
+            return self.outputs(wide, self.exact(wide))
 
     def compared(self, point: P, call: Call, found: Named) -> list[bounds.Part]:
         """Compares the outputs of a call with the exact ones. The inputs of `call` must be as drawn, on the CPU."""

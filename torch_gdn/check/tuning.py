@@ -1,0 +1,16 @@
+"""Which prefill algorithm is the fastest here, as `python -m torch_gdn.tune` measures it, but keeps nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+
+from torch_gdn import tune
+from torch_gdn.check.steps import Outcome
+from torch_gdn.check.timing import refuse_simulated
+
+
+def check_tuning(device: torch.device, sizes: tuple[int, int, int, int], tokens: int) -> Outcome:
+    refuse_simulated(device)
+    return Outcome(asdict(tune.measure(sizes, tokens, 1, torch.bfloat16, repeats=3, device=device)))
