@@ -156,7 +156,7 @@ def exact_output(inputs: dict[str, Any]) -> Tensor:
 
 def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, tuple[Call, Callable[[], Tensor]] | str]:
     """Of each a call and its output, or why it is left out."""
-    there = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    there: dict[str, Any] = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
     is_decode = inputs["q"].size(1) == 1
     ours = partial(
         torch_gdn.fused_recurrent_gated_delta_rule if is_decode else torch_gdn.chunk_gated_delta_rule, **there
