@@ -106,12 +106,14 @@ class Statements:
     """All that a function's docstring states about tensors."""
 
     function: Function
+    defaults: Call = field(init=False)
     texts: list[str] = field(init=False)
     arguments: dict[str, Claim] = field(init=False)
     results: dict[str, Claim] = field(init=False)
 
     def __post_init__(self) -> None:
         parameters = inspect.signature(self.function).parameters.values()
+        self.defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
         tensors = [each.name for each in parameters if "Tensor" in str(each.annotation)]
         self.arguments = {name: claim_of(entry(self.function, "Args", name)) for name in tensors}
         results = entries(self.function, "Returns")
@@ -120,16 +122,11 @@ class Statements:
         for name in re.findall(r"`(\w+)` defines", " ".join(self.texts)):
             self.texts += all_texts(getattr(torch_gdn, name))
 
-    def bound(self, call: Call) -> Call:
-        bound = inspect.signature(self.function).bind(**call)
-        bound.apply_defaults()
-        return dict(bound.arguments)
-
     def check(self, call: Call) -> None:
         """Calls the function and compares every argument and result with its claim."""
         results = self.function(**call)
         found = [] if results is None else list(results) if isinstance(results, tuple) else [results]
-        call = self.bound(call)
+        call = self.defaults | call
         compared = Comparison(self, call)
         tensors = {name: call[name] for name in self.arguments if isinstance(call[name], Tensor)}
         for name, x in tensors.items():
@@ -152,9 +149,8 @@ class Statements:
         compared.sizes(present, self.results)
 
     def optional_results(self) -> Call:
-        parameters = inspect.signature(self.function).parameters
         options = {claim.option for claim in self.results.values() if claim.option is not None}
-        return {name: True for name in options if parameters[name].default is False}
+        return {name: True for name in options if self.defaults[name] is False}
 
     def recast(self, call: Call, name: str, dtype: torch.dtype) -> Call:
         """The call with another dtype of one argument, and of those that are stated to share it."""
@@ -168,7 +164,7 @@ class Statements:
         return changed
 
     def dtypes_of(self, name: str, call: Call) -> set[torch.dtype]:
-        return Comparison(self, self.bound(call)).dtypes(self.arguments[name].dtype)
+        return Comparison(self, self.defaults | call).dtypes(self.arguments[name].dtype)
 
     def refuses(self, call: Call) -> bool:
         try:
