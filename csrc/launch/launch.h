@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -72,6 +73,7 @@ struct Binding {
 };
 
 // What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, error log, and one parameter block.
+// A tuple stands for its parts.
 class Bindings {
  public:
   static constexpr size_t kMost = 24, kMostBytes = 768;
@@ -79,7 +81,7 @@ class Bindings {
   template <typename... Each>
     requires(sizeof...(Each) > 1)
   Bindings(Each&&... each) {
-    static_assert(sizeof...(Each) <= kMost);
+    static_assert((kCount<std::decay_t<Each>> + ...) <= kMost);
     (add(std::forward<Each>(each)), ...);
   }
 
@@ -90,6 +92,11 @@ class Bindings {
   size_t block_bytes() const { return block_bytes_; }
 
  private:
+  template <typename Each>
+  static constexpr size_t kCount = 1;
+  template <typename... Part>
+  static constexpr size_t kCount<std::tuple<Part...>> = sizeof...(Part);
+
   void add(Binding binding) { bindings_[size_++] = std::move(binding); }
 
   template <typename Parameters>
@@ -98,6 +105,11 @@ class Bindings {
     block_bytes_ = sizeof(Parameters);
     std::memcpy(block_.data(), &values.parameters, sizeof(Parameters));
     bindings_[size_++].kind = Binding::Kind::kParameterBlock;
+  }
+
+  template <typename... Part>
+  void add(std::tuple<Part...> parts) {
+    std::apply([&](auto&... part) { (add(std::move(part)), ...); }, parts);
   }
 
   std::array<Binding, kMost> bindings_;

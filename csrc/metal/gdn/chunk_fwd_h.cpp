@@ -21,9 +21,7 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
   return {"chunk_fwd_h",
           "gdn/chunk_fwd_h.metal",
           arguments,
-          {k, w, u, g_cumsum, states.bound_source(), cu_seqlens, states.slots.indices, states.slots.flags,
-           states.checkpoints.offsets, states.checkpoints.indices, h, v_new, states.target, Binding::error_log(),
-           Binding::values(parameters)},
+          {k, w, u, g_cumsum, states.bindings(cu_seqlens, parameters, h, v_new)},
           state_threadgroups(s),
           kStateThreads};
 }

@@ -12,9 +12,8 @@ Launch launch_fused_chunk_kda(const RuleInputs& in, const ChannelGates& gates, i
   return {"fused_chunk_kda",
           "kda/fused_chunk_kda.metal",
           {in.q.scalar_type(), s.K, fused_kda_chunk_size(s.K, chunk_size), vector_width({in.q, in.k}), states.dtype()},
-          {in.q, in.k, in.v, *gates.g, *in.gates.beta, gates.A_log, gates.dt_bias, states.bound_source(), in.cu_seqlens,
-           states.slots.indices, states.slots.flags, states.checkpoints.offsets, states.checkpoints.indices, o,
-           states.target, Binding::error_log(), Binding::values(parameters)},
+          {in.q, in.k, in.v, *gates.g, *in.gates.beta, gates.A_log, gates.dt_bias,
+           states.bindings(in.cu_seqlens, parameters, o)},
           state_threadgroups(s),
           kStateThreads};
 }
