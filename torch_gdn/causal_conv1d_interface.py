@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-@overload
-def causal_conv1d_fn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    return_final_states: Literal[False] = False,
-    final_states_out: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor: ...
-@overload
-def causal_conv1d_fn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    seq_idx: Tensor | None,
-    initial_states: Tensor | None,
-    return_final_states: Literal[True],
-    final_states_out: Tensor | None = None,
-    activation: str | None = None,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def causal_conv1d_fn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    *,
-    return_final_states: Literal[True],
-    final_states_out: Tensor | None = None,
-    activation: str | None = None,
-) -> tuple[Tensor, Tensor]: ...
 def causal_conv1d_fn(
     x: Tensor,
     weight: Tensor,
@@ -51,7 +17,7 @@ def causal_conv1d_fn(
     return_final_states: bool = False,
     final_states_out: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """The short causal convolution of each channel by itself, over tokens in columns.
 
     Dao: `causal_conv1d.causal_conv1d_fn`. `torch_gdn.causal_conv1d` has the formula, and tokens in rows.

@@ -54,7 +54,7 @@ class History:
         chunked: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Few tokens as in decoding, whose bits are then those of one token at a time."""
-        rule: Callable[..., tuple[Tensor, Tensor]] = (
+        rule: Callable[..., tuple[Any, Any]] = (
             torch_gdn.chunk_gated_delta_rule if chunked else torch_gdn.fused_recurrent_gated_delta_rule
         )
         return rule(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, **self.options)

@@ -1,55 +1,11 @@
 from __future__ import annotations
 
-from typing import Literal, overload
-
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.arguments import check_cu_seqlens
 
 
-@overload
-def chunk_fwd_h(
-    k: Tensor,
-    w: Tensor,
-    u: Tensor,
-    g: Tensor | None = None,
-    *,
-    initial_state: Tensor | None = None,
-    output_final_state: Literal[False] = False,
-    chunk_size: int = 64,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor, None]: ...
-@overload
-def chunk_fwd_h(
-    k: Tensor,
-    w: Tensor,
-    u: Tensor,
-    g: Tensor | None = None,
-    *,
-    initial_state: Tensor | None = None,
-    output_final_state: Literal[True],
-    chunk_size: int = 64,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def chunk_fwd_h(
-    k: Tensor,
-    w: Tensor,
-    u: Tensor,
-    g: Tensor | None = None,
-    *,
-    initial_state: Tensor | None = None,
-    output_final_state: bool,
-    chunk_size: int = 64,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]: ...
 def chunk_fwd_h(
     k: Tensor,
     w: Tensor,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,62 +8,9 @@ from torch import Tensor
 from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from torch_gdn.ops.gdn.typed_options import ChunkOptions, ChunkPoolOptions
-
 NAME = "chunk_gated_delta_rule"
 
 
-@overload
-def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    output_final_state: Literal[False] = False,
-    return_intermediate_states: Literal[False] = False,
-    **options: Unpack[ChunkOptions],
-) -> tuple[Tensor, None]: ...
-@overload
-def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    output_final_state: Literal[True],
-    return_intermediate_states: Literal[False] = False,
-    **options: Unpack[ChunkOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    output_final_state: bool,
-    return_intermediate_states: Literal[False] = False,
-    **options: Unpack[ChunkOptions],
-) -> tuple[Tensor, Tensor | None]: ...
-@overload
-def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    output_final_state: bool = False,
-    return_intermediate_states: Literal[True],
-    **options: Unpack[ChunkOptions],
-) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -91,7 +38,7 @@ def chunk_gated_delta_rule(
     return_intermediate_states: bool = False,
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
-) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Any, ...]:
     """The gated delta rule over whole sequences, a chunk of tokens at a time: for prefill.
 
     For each value head, with its state S in R^{K x V}, token by token:
@@ -172,36 +119,6 @@ def chunk_gated_delta_rule(
     return (o, final_state, h) if return_intermediate_states else (o, final_state)
 
 
-@overload
-def chunk_gated_delta_rule_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state_pool: Tensor,
-    state_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    null_index: int = -1,
-    *,
-    return_intermediate_states: Literal[False] = False,
-    **options: Unpack[ChunkPoolOptions],
-) -> Tensor: ...
-@overload
-def chunk_gated_delta_rule_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state_pool: Tensor,
-    state_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    null_index: int = -1,
-    *,
-    return_intermediate_states: Literal[True],
-    **options: Unpack[ChunkPoolOptions],
-) -> tuple[Tensor, Tensor]: ...
 def chunk_gated_delta_rule_(
     q: Tensor,
     k: Tensor,
@@ -230,7 +147,7 @@ def chunk_gated_delta_rule_(
     checkpoint_offsets: Tensor | None = None,
     checkpoint_indices: Tensor | None = None,
     out: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """`chunk_gated_delta_rule` on a server's pool of states, in place: for prefill.
 
     vLLM and SGLang have the like (`ssm_state_indices`, `initial_state_indices`), where the null index is 0 and -1.

@@ -1,60 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
-
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from torch_gdn.ops.gdn.typed_options import FlaOptions
-
 NAME = "fused_recurrent_gated_delta_rule"
 
 
-@overload
-def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
-    beta: Tensor | None = None,
-    *,
-    output_final_state: Literal[False] = False,
-    **options: Unpack[FlaOptions],
-) -> tuple[Tensor, None]: ...
-@overload
-def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
-    beta: Tensor | None = None,
-    *,
-    output_final_state: Literal[True],
-    **options: Unpack[FlaOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
-    beta: Tensor | None = None,
-    *,
-    output_final_state: bool,
-    **options: Unpack[FlaOptions],
-) -> tuple[Tensor, Tensor | None]: ...
 def fused_recurrent_gated_delta_rule(
     q: Tensor,
     k: Tensor,

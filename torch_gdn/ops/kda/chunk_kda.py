@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,37 +8,10 @@ from torch import Tensor
 from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from torch_gdn.ops.gdn.typed_options import KdaOptions
-
 NAME = "chunk_kda"
 LOWEST_SAFE_BOUND = -5.0
 
 
-@overload
-def chunk_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    return_intermediate_states: Literal[False] = False,
-    **options: Unpack[KdaOptions],
-) -> tuple[Tensor, Tensor | None]: ...
-@overload
-def chunk_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    return_intermediate_states: Literal[True],
-    **options: Unpack[KdaOptions],
-) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_kda(
     q: Tensor,
     k: Tensor,
@@ -69,7 +42,7 @@ def chunk_kda(
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     transpose_state_layout: bool | None = None,
-) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Any, ...]:
     """Kimi Delta Attention over whole sequences, a chunk of tokens at a time: for prefill.
 
     FLA: `fla.ops.kda.chunk_kda`, its arguments in its order. Ours alone are `output_dtype` and `head_grouping`.

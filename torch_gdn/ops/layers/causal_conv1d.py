@@ -1,57 +1,11 @@
 from __future__ import annotations
 
-from typing import Literal, overload
-
 import torch
 from torch import Tensor
 
 from torch_gdn.ops.arguments import check_cu_seqlens
 
 
-@overload
-def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: Literal[False] = False,
-    activation: str | None = None,
-    backend: str | None = None,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-) -> tuple[Tensor, None]: ...
-@overload
-def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    *,
-    output_final_state: Literal[True],
-    activation: str | None = None,
-    backend: str | None = None,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    *,
-    output_final_state: bool,
-    activation: str | None = None,
-    backend: str | None = None,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]: ...
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,

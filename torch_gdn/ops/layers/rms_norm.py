@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ def rms_norm(
     *,
     zero_centered: bool = False,
     round_norm: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """The norm of a decoder layer's input, and the residual's sum before it: h * rsqrt(mean of h^2 + eps) * weight.
 
     FLA: `fla.modules.layernorm.rms_norm`, without bias and dropout. h = x + residual in float32, and the norm is of
