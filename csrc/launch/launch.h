@@ -30,6 +30,9 @@ class TemplateArgument {
     }
   }
 
+  // True, or none where the template's default is false.
+  static TemplateArgument flag(bool value) { return value ? TemplateArgument(true) : TemplateArgument(); }
+
   bool is_none() const { return word_ == kNone; }
   int32_t word() const { return word_; }
   std::string spelled() const;  // as Metal does
@@ -72,6 +75,11 @@ struct Binding {
   }
 };
 
+template <typename Each>
+constexpr size_t kBindingsOf = 1;
+template <typename... Part>
+constexpr size_t kBindingsOf<std::tuple<Part...>> = sizeof...(Part);
+
 // What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, error log, and one parameter block.
 // A tuple stands for its parts.
 class Bindings {
@@ -81,7 +89,7 @@ class Bindings {
   template <typename... Each>
     requires(sizeof...(Each) > 1)
   Bindings(Each&&... each) {
-    static_assert((kCount<std::decay_t<Each>> + ...) <= kMost);
+    static_assert((kBindingsOf<std::decay_t<Each>> + ...) <= kMost);
     (add(std::forward<Each>(each)), ...);
   }
 
@@ -92,11 +100,6 @@ class Bindings {
   size_t block_bytes() const { return block_bytes_; }
 
  private:
-  template <typename Each>
-  static constexpr size_t kCount = 1;
-  template <typename... Part>
-  static constexpr size_t kCount<std::tuple<Part...>> = sizeof...(Part);
-
   void add(Binding binding) { bindings_[size_++] = std::move(binding); }
 
   template <typename Parameters>

@@ -50,7 +50,8 @@ def chunk_kda(
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32, K up to 256. Any strides; a last stride other than 1 costs
             a copy.
-        v: [B, T, HV, V], dtype of q, V up to 512; HV is a multiple of H.
+        v: [B, T, HV, V], bfloat16, float16 or float32, V up to 512; HV is a multiple of H. Where its dtype differs from
+            q's, everything is computed in float32.
         g: [B, T, HV, K], log decay (natural logarithm), any floating dtype. Minus infinity is a reset; a value above
             0 makes the state grow and is not clamped. With use_gate_in_kernel, what it is made of.
         beta: [B, T, HV], the step size, any floating dtype; with use_beta_sigmoid_in_kernel its logit.
@@ -144,10 +145,11 @@ def chunk_kda_(
     chunk_size: int = 64,
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
+    return_intermediate_states: bool = False,
     checkpoint_offsets: Tensor | None = None,
     checkpoint_indices: Tensor | None = None,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """`chunk_kda` on a server's pool of states, in place: for prefill.
 
     vLLM has the like (`ssm_state_indices`), where the null index is 0.
@@ -158,14 +160,15 @@ def chunk_kda_(
             slots, the slot of each sequence, and which sequences start from zeros.
         scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: as of `chunk_kda`.
         allow_neg_eigval, lower_bound, A_log, dt_bias, state_v_first, cu_seqlens, chunk_size: as of `chunk_kda`.
-        output_dtype, head_grouping: as of `chunk_kda`.
+        output_dtype, head_grouping: as for `chunk_kda`.
+        return_intermediate_states: as for `chunk_gated_delta_rule_`.
         checkpoint_offsets, checkpoint_indices: as of `chunk_gated_delta_rule_`: after so many tokens of each sequence
             its state goes to a second slot too. Default: of none.
         out: [B, T, HV, V] in o's dtype, any strides but a last one of 1: o goes there, and is returned. Default: a
             new tensor.
 
     Returns:
-        o [B, T, HV, V].
+        o [B, T, HV, V]; with return_intermediate_states, o and h.
 
     Raises:
         ValueError: a shape, head count, size, option, device or content that is not as above. Wrong indices on the
@@ -186,6 +189,7 @@ def chunk_kda_(
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_size)
     gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, checkpoint_offsets, checkpoint_indices, out)
-    o: Tensor = torch.ops.gdn.chunk_kda_(q, k, v, g, beta, *slots, *options, *gates, *more)
-    return o if out is None else out
+    more = (output_dtype, head_grouping, return_intermediate_states, checkpoint_offsets, checkpoint_indices, out)
+    o, h = torch.ops.gdn.chunk_kda_(q, k, v, g, beta, *slots, *options, *gates, *more)
+    o = o if out is None else out
+    return (o, h) if return_intermediate_states else o
