@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -28,6 +29,9 @@ class TemplateArgument {
       word_ = number(int64_t(value));
     }
   }
+
+  // True, or none where the template's default is false.
+  static TemplateArgument flag(bool value) { return value ? TemplateArgument(true) : TemplateArgument(); }
 
   bool is_none() const { return word_ == kNone; }
   int32_t word() const { return word_; }
@@ -72,7 +76,13 @@ struct Binding {
   }
 };
 
+template <typename Each>
+constexpr size_t kBindingsOf = 1;
+template <typename... Part>
+constexpr size_t kBindingsOf<std::tuple<Part...>> = sizeof...(Part);
+
 // What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, error log, and one parameter block.
+// A tuple stands for its parts.
 class Bindings {
  public:
   static constexpr size_t kMost = 31;           // Metal's own limit
@@ -82,7 +92,7 @@ class Bindings {
   template <typename... Each>
     requires(sizeof...(Each) > 1)
   Bindings(Each&&... each) {
-    static_assert(sizeof...(Each) <= kMost);
+    static_assert((kBindingsOf<std::decay_t<Each>> + ...) <= kMost);
     (add(std::forward<Each>(each)), ...);
   }
 
@@ -105,6 +115,11 @@ class Bindings {
     block_bytes_ = sizeof(Parameters);
     std::memcpy(block_.data(), &values.parameters, sizeof(Parameters));
     bindings_[size_++].kind = Binding::Kind::kParameterBlock;
+  }
+
+  template <typename... Part>
+  void add(std::tuple<Part...> parts) {
+    std::apply([&](auto&... part) { (add(std::move(part)), ...); }, parts);
   }
 
   std::array<Binding, kMost> bindings_;

@@ -18,10 +18,12 @@ int32_t element_type(const optional<Tensor>& x);
 
 Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const GateOptions& options);
 
-// Of channels: g [B, T, HV, K], final or raw.
+// g [B, T, HV, K], one for each channel, final or raw.
 struct ChannelGates {
   optional<Tensor> g, A_log, dt_bias;
   ChannelGateParameters parameters{};
+
+  bool has_gate() const { return parameters.kind != kFinalGate; }
 };
 
 ChannelGates channel_gates_of(const optional<Tensor>& g, const char* name, const ChannelGateOptions& options);

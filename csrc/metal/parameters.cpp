@@ -31,9 +31,9 @@ SequenceParameters sequence_parameters(const ChunkShape<>& shape) {
   return {int32_t(shape.T), int32_t(shape.N), shape.packed ? 1 : 0, int32_t(shape.NT), op_name()};
 }
 
-HeadGroups head_groups(const ChunkShape<>& shape) {
-  const auto ratio = int32_t(shape.HV / shape.H), key_heads = int32_t(shape.H);
-  return shape.tiled ? HeadGroups{1, key_heads, ratio, key_heads} : HeadGroups{ratio, key_heads, ratio, 1};
+HeadGroups head_groups(const ChunkShape<>& shape, int64_t key_heads) {
+  const auto ratio = int32_t(shape.HV / key_heads), heads = int32_t(key_heads);
+  return shape.tiled ? HeadGroups{1, heads, ratio, heads} : HeadGroups{ratio, heads, ratio, 1};
 }
 
 int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> tensors) {

@@ -16,7 +16,8 @@ RowStrides row_strides(const Tensor& x);                              // x: [B, 
 StateStrides state_strides(const Tensor& state, bool state_v_first);  // state: [N, HV, ...] or [B * NT, HV, ...]
 SequenceParameters sequence_parameters(const ChunkShape<>& shape);
 OpName op_name();  // of the running op
-HeadGroups head_groups(const ChunkShape<>& shape);
+HeadGroups head_groups(const ChunkShape<>& shape, int64_t key_heads);
+inline HeadGroups head_groups(const ChunkShape<>& shape) { return head_groups(shape, shape.H); }
 
 // 4 where every row starts and ends on a multiple of 4 elements, else 1.
 int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> tensors);

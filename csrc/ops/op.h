@@ -34,6 +34,9 @@ Tensor empty(std::initializer_list<Int> sizes, const at::TensorOptions& options)
   return empty(c10::ArrayRef<Int>(sizes.begin(), sizes.size()), options);
 }
 
+// A member that a base leaves optional, as an argument that the schema requires.
+inline Tensor& required(optional<Tensor>& member) { return member.has_value() ? *member : member.emplace(); }
+
 // An output that was not asked for.
 inline Tensor no_output(const at::TensorOptions& options) { return at::empty({0}, options); }
 

@@ -1,5 +1,5 @@
-// The slot that a sequence's state goes to as it is after some of its tokens. A wrong offset, an index past the pool
-// and a slot that another sequence has give no checkpoint, and are reported.
+// Finds the slot that keeps a sequence's state as it is after some of its tokens. A wrong offset, an index past the
+// pool and a slot that another sequence uses are reported and give no checkpoint.
 #pragma once
 #include "core/slots.h"
 

@@ -1,5 +1,5 @@
-// The stream's error log, which PyTorch reads at the next synchronisation. The layout is that of c10/metal/error.h,
-// torch 2.13; csrc/metal/encoder.mm asserts it.
+// Kernels write errors into the stream's error log, and PyTorch raises them at the next synchronisation. The layout
+// must match c10/metal/error.h of torch 2.13; csrc/metal/encoder.mm asserts that it does.
 #pragma once
 #include "core/parameters.h"
 #ifdef __METAL__
@@ -21,14 +21,15 @@ struct ErrorLog {
 };
 
 #ifdef __METAL__
-// Behind `length` characters of a text of `size`. Both return the new length.
+// Appends `text` to the `length` characters that `target` holds; `size` is its capacity. Returns the new length.
 METAL_FUNC int append_text(device char* target, int length, int size, constant const char* text) {
   for (; length < size - 1 && *text != 0; ++length, ++text) target[length] = *text;
   target[length] = 0;
   return length;
 }
 
-// Without a division, which takes a hundred instructions in 64 bits, and without a table of powers of ten.
+// Appends the number in decimal, and returns the new length. A 64-bit division takes a hundred instructions, so this
+// subtracts powers of ten instead. It multiplies them up each time, because a table would take constant memory.
 METAL_FUNC int append_number(device char* target, int length, int size, int64_t number) {
   if (length + 21 > size) return length;
   uint64_t rest = uint64_t(number);
@@ -49,8 +50,9 @@ METAL_FUNC int append_number(device char* target, int length, int size, int64_t 
   return length;
 }
 
-// "<op>: <text><got> at <place>", as the host's checks say it: the text names the argument and ends with ", got ".
-// A place or sequence of -1 is left out.
+// Reports "<op>: <text><got> at <place> of sequence <sequence>", in the words of the host's checks. `text` names the
+// argument and ends with ", got ". Pass -1 to leave out the place or the sequence. The log holds 30 messages; later
+// ones are only counted.
 METAL_FUNC void report_error(
     device ErrorLog* log,
     constant const OpName& op,

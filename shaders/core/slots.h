@@ -1,6 +1,7 @@
-// The slot of a sequence, or of a token of one, in a pool of states, from state_indices on the device. An index past
-// the pool, or one that is there before, gives no slot: no write outside the pool, no two sequences on one state.
-// report_slot() tells the user. Beyond 32 indices locate_slots.metal searches once for all threadgroups.
+// Finds the slot of a sequence, or of one of its tokens, in a pool of states. state_indices is on the device, so
+// kernels check it: an index past the pool, or one that an earlier entry has, gives no slot. No kernel then writes
+// outside the pool, and no two sequences share a state. report_slot() tells the user. For more than 32 indices,
+// locate_slots.metal searches once for all threadgroups.
 #pragma once
 #include <metal_stdlib>
 
@@ -11,8 +12,8 @@ using namespace metal;
 
 struct Slot {
   int64_t index;
-  bool is_present;  // else o is zeros and the pool stays
-  bool has_state;   // else from zeros
+  bool is_present;  // if not, o is zeros and the pool keeps its states
+  bool has_state;   // if not, the sequence starts from zeros
   bool is_outside, is_taken;
 };
 

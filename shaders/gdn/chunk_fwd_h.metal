@@ -7,14 +7,12 @@
 // v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
 // With channel decays S <- exp(g_cumsum) S + k^T v_new: g_cumsum [B, NT, HV, K] are the log decays of a whole chunk,
 // and k [B, T, HV, K] is decayed to its end.
-#include "core/checkpoints.h"
 #include "core/exponential.h"
 #include "core/fragment.h"
-#include "core/sequences.h"
-#include "core/slots.h"
 #include "core/tile.h"
 #include "gdn/chunk_fwd_h.h"
 #include "gdn/state_blocks.h"
+#include "gdn/state_threadgroup.h"
 
 // Rows of w and k in threadgroup memory at once: 17 KB at K = 256.
 template <typename Intermediate, int C>
@@ -91,54 +89,41 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   alignas(16) threadgroup Intermediate value_tile[kRows * kValueStride];  // u, then v_new
   threadgroup float weights[C];                                           // exp(c_last - c)
 
-  const int target = int(group.z);
-  const int64_t head = int64_t(group.y);
-  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
-  const int64_t value_heads = parameters.value_heads;
-  const int first_value = int(group.x) * kStateColumns;
-  const int values = min(kStateColumns, V - first_value);
+  const StateThreadgroup own = state_threadgroup(
+      cu_seqlens, state_indices, has_initial_state, checkpoint_offsets, checkpoint_indices, parameters, group.z, V, C,
+      C, errors, group, simdgroup, lane);
   const LanePosition at = lane_position(lane);
-  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, C, lane);
-
-  const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
-  const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
-  const Checkpoint checkpoint = locate_checkpoint(
-      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence, target, sequence.last - sequence.first, errors, is_reporter, lane);
-  if (is_reporter) report_slot(slot, target, parameters.sequence.op, errors);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_cu_seqlens(cu_seqlens, parameters.sequence, C, errors, lane);
-  }
+  const int64_t value_heads = parameters.value_heads;
 
   float2 state[kDepths];
   UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
-  if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
+  if (parameters.has_initial_state != 0 && own.slot.is_present && own.slot.has_state) {
     device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
     load_state<K, kKeys>(
         state,
-        first_states + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
-            first_value * parameters.initial_state.value,
-        parameters.initial_state, values, scratch, thread_index, simdgroup, at);
+        first_states + own.slot.index * parameters.initial_state.sequence + own_columns(own, parameters.initial_state),
+        parameters.initial_state, own.values, scratch, thread_index, simdgroup, at);
   }
 
   // Chunks beyond the NT rows of h are left out; report_cu_seqlens() tells the user.
-  int64_t chunk_row = sequence.first_chunk;
+  int64_t chunk_row = own.sequence.first_chunk;
   const int64_t last_row =
       parameters.sequence.packed != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
   const int64_t capacity = (last_row - chunk_row) * C;
-  const int last_token = sequence.last - sequence.first > capacity ? sequence.first + int(capacity) : sequence.last;
-  device Intermediate* chunk_state = h + head * parameters.h.head + first_value * parameters.h.value;
-  const int checkpoint_at = sequence.first + checkpoint.tokens;
-  device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
-  const int64_t batch_token = int64_t(sequence.batch) * parameters.sequence.tokens;
-  device const T* keys = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
-  for (int first = sequence.first; first < last_token; first += C) {
-    const int tokens = min(C, sequence.last - first);
-    const int read_tokens = slot.is_present ? tokens : 0;  // without a slot all results are zeros
-    const int64_t row = (batch_token + first) * value_heads + head;
+  const int last_token =
+      own.sequence.last - own.sequence.first > capacity ? own.sequence.first + int(capacity) : own.sequence.last;
+  device Intermediate* chunk_state = h + own_columns(own, parameters.h);
+  const int checkpoint_at = own.sequence.first + own.checkpoint.tokens;
+  device P* kept_states = final_state + own_columns(own, parameters.final_state);
+  const int64_t batch_token = int64_t(own.sequence.batch) * parameters.sequence.tokens;
+  device const T* keys = k + own.sequence.batch * parameters.k.batch + own.key_head * parameters.k.head;
+  for (int first = own.sequence.first; first < last_token; first += C) {
+    const int tokens = min(C, own.sequence.last - first);
+    const int read_tokens = own.slot.is_present ? tokens : 0;  // without a slot all results are zeros
+    const int64_t row = (batch_token + first) * value_heads + own.head;
     store_state<K, kKeys>(
-        state, chunk_state + chunk_row * parameters.h.sequence, parameters.h, values, scratch, thread_index, simdgroup,
-        at);
+        state, chunk_state + chunk_row * parameters.h.sequence, parameters.h, own.values, scratch, thread_index,
+        simdgroup, at);
     ++chunk_row;
 
     // v_new = u - w S; on the stack, times exp(c_last - c). One block of 8 rows a round, no more: unrolled, the
@@ -157,7 +142,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
         stage_rows<kRows, kColumns, Width, kStateThreads>(
             stage_tile, w + corner * K, value_heads * K, read_tokens - i, K, thread_index);
         stage_rows<kRows, kStateColumns, Width, kStateThreads>(
-            value_tile, u + corner * V + first_value, value_heads * V, read_tokens - i, values, thread_index);
+            value_tile, u + corner * V + own.first_value, value_heads * V, read_tokens - i, own.values, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
       }
       threadgroup const Intermediate* rows = stage_tile + i % kRows * kStageStride;
@@ -177,14 +162,14 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
         threadgroup_barrier(mem_flags::mem_threadgroup);
         const int first_row = i / kRows * kRows;
         write_rows<kRows, kStateColumns, Width, kStateThreads>(
-            v_new + (row + first_row * value_heads) * V + first_value, value_tile, value_heads * V, tokens - first_row,
-            values, thread_index);
+            v_new + (row + first_row * value_heads) * V + own.first_value, value_tile, value_heads * V,
+            tokens - first_row, own.values, thread_index);
       }
     }
 
     // S <- exp(c_last) S + (k exp(c_last - c))^T v_new, from the last rows to the first
     if constexpr (HasChannelDecays) {
-      if (read_tokens > 0) decay_channels<K>(state, g_cumsum + ((chunk_row - 1) * value_heads + head) * K, at);
+      if (read_tokens > 0) decay_channels<K>(state, g_cumsum + ((chunk_row - 1) * value_heads + own.head) * K, at);
     } else {
       const float decay = exp(g_last);
       UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] *= decay;
@@ -208,25 +193,25 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       pop_block<C / 8>(weighted);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (first + C == checkpoint_at && slot.is_present) {
+    if (first + C == checkpoint_at && own.slot.is_present) {
       store_state<K, kKeys>(
-          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,
-          scratch, thread_index, simdgroup, at);
+          state, kept_states + own.checkpoint.index * parameters.final_state.sequence, parameters.final_state,
+          own.values, scratch, thread_index, simdgroup, at);
     }
   }
 
-  if (parameters.has_final_state != 0 && slot.is_present) {
+  if (parameters.has_final_state != 0 && own.slot.is_present) {
     store_state<K, kKeys>(
-        state, kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, values, scratch,
-        thread_index, simdgroup, at);
+        state, kept_states + own.slot.index * parameters.final_state.sequence, parameters.final_state, own.values,
+        scratch, thread_index, simdgroup, at);
   }
 
   // The last sequence's threadgroups write zeros to surplus rows of h.
-  if (parameters.sequence.packed != 0 && target == parameters.sequence.sequences - 1) {
+  if (parameters.sequence.packed != 0 && int(group.z) == parameters.sequence.sequences - 1) {
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
     for (; chunk_row < last_row; ++chunk_row) {
       store_state<K, kKeys>(
-          state, chunk_state + chunk_row * parameters.h.sequence, parameters.h, values, scratch, thread_index,
+          state, chunk_state + chunk_row * parameters.h.sequence, parameters.h, own.values, scratch, thread_index,
           simdgroup, at);
     }
   }

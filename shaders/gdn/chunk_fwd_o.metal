@@ -9,7 +9,8 @@
 // where T is half: a state may leave half's range.
 // With c = g_cumsum:
 //     o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new)
-// With scores [B, T, HV, C], f32, in the place of k (zeros above the diagonal of a block of 8), g_cumsum is not read:
+// With scores [B, T, HV, C], f32 and contiguous (zeros above the diagonal of a block of 8), k and g_cumsum are not
+// read:
 //     o = scale (q h + scores v_new)
 #include "core/sequences.h"
 #include "core/slots.h"
@@ -117,14 +118,15 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
 [[kernel]] void chunk_fwd_o(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
-    device const Intermediate* v_new [[buffer(2)]],
-    device const Intermediate* h [[buffer(3)]],
-    device const float* g_cumsum [[buffer(4)]],
-    device const int64_t* cu_seqlens [[buffer(5)]],
-    device const int* state_indices [[buffer(6)]],
-    device T* o [[buffer(7)]],
-    device ErrorLog* errors [[buffer(8)]],
-    constant ChunkFwdOParameters& parameters [[buffer(9)]],
+    device const float* given_scores [[buffer(2)]],
+    device const Intermediate* v_new [[buffer(3)]],
+    device const Intermediate* h [[buffer(4)]],
+    device const float* g_cumsum [[buffer(5)]],
+    device const int64_t* cu_seqlens [[buffer(6)]],
+    device const int* state_indices [[buffer(7)]],
+    device T* o [[buffer(8)]],
+    device ErrorLog* errors [[buffer(9)]],
+    constant ChunkFwdOParameters& parameters [[buffer(10)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -166,11 +168,11 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
   device const T* queries =
       q + chunk.batch * parameters.q.batch + chunk.first * parameters.q.token + key_head * parameters.q.head;
-  const int64_t first_key =
-      chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
   if constexpr (HasScores) {
-    load_scores<C>(scores, (device const float*)k + first_key, parameters.k.token, tokens, simdgroup, at);
+    load_scores<C>(scores, given_scores + row * C, value_heads * C, tokens, simdgroup, at);
   } else {
+    const int64_t first_key =
+        chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
     if (int(thread_index) < C) {
       chunk_g_cumsum[thread_index] =
           int(thread_index) < tokens ? g_cumsum[row + int64_t(thread_index) * value_heads] : 0.0f;

@@ -14,11 +14,9 @@
 //     S <- exp(c_last) S + (k exp(c_last - c))^T v_new
 // v_new is solved by forward substitution in blocks of 8 rows, and so are the blocks' inverses: there is no w and no
 // Neumann series.
-#include "core/checkpoints.h"
 #include "core/running_sum.h"
-#include "core/sequences.h"
-#include "core/slots.h"
 #include "gdn/fused_chunk.h"
+#include "gdn/state_threadgroup.h"
 
 // L <- (I - L)^-1, L strictly lower triangular, 8 rows, by forward substitution: each of 8 lanes solves a column.
 METAL_FUNC void invert_diagonal(threadgroup float* block, int stride, uint lane) {
@@ -248,54 +246,42 @@ template <typename T, int K, int C, int Width, typename P>
   threadgroup float* scores = minus_A + C * kMatrixStride;
   alignas(16) threadgroup TokenScalars all_scalars[kKeyTiles * C];
 
-  const int target = int(group.z);
-  const int64_t head = int64_t(group.y);
-  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
-  const int first_value = int(group.x) * kStateColumns;
-  const int values = min(kStateColumns, parameters.value_size - first_value);
+  const StateThreadgroup own = state_threadgroup(
+      cu_seqlens, state_indices, has_initial_state, checkpoint_offsets, checkpoint_indices, parameters, group.z,
+      parameters.value_size, 1, parameters.counted_chunk_size, errors, group, simdgroup, lane);
   const LanePosition at = lane_position(lane);
-  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
-  const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
-  const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
-  const Checkpoint checkpoint = locate_checkpoint(
-      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence, target, sequence.last - sequence.first, errors, is_reporter, lane);
-  if (is_reporter) report_slot(slot, target, parameters.sequence.op, errors);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
-  }
 
   float2 state[kDepths];
   UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
-  if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
+  if (parameters.has_initial_state != 0 && own.slot.is_present && own.slot.has_state) {
     device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
     load_state<K, kKeys>(
         state,
-        first_states + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
-            first_value * parameters.initial_state.value,
-        parameters.initial_state, values, scratch, thread_index, simdgroup, at);
+        first_states + own.slot.index * parameters.initial_state.sequence + own_columns(own, parameters.initial_state),
+        parameters.initial_state, own.values, scratch, thread_index, simdgroup, at);
   }
 
   Sources<T> from;
-  from.q = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
-  from.k = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
-  from.v = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
+  from.q = q + own.sequence.batch * parameters.q.batch + own.key_head * parameters.q.head;
+  from.k = k + own.sequence.batch * parameters.k.batch + own.key_head * parameters.k.head;
+  from.v = v + own.sequence.batch * parameters.v.batch + own.head * parameters.v.head + own.first_value;
   from.beta = beta;
-  from.batch = sequence.batch;
-  from.head = head;
-  from.values = values;
-  const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, head);
-  const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
+  from.batch = own.sequence.batch;
+  from.head = own.head;
+  from.values = own.values;
+  const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, own.head);
+  const int last_read =
+      own.slot.is_present ? own.sequence.last : own.sequence.first;  // without a slot all results are zeros
   Tokens<T, Vector, kRounds, kVectors> next;
-  load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
-  float next_gate =
-      load_gate<C>(g, parameters, sequence.batch, head, sequence.first, last_read - sequence.first, lane, simdgroup);
+  load_tokens<K, Width>(next, from, parameters, own.sequence.first, last_read - own.sequence.first, lane, simdgroup);
+  float next_gate = load_gate<C>(
+      g, parameters, own.sequence.batch, own.head, own.sequence.first, last_read - own.sequence.first, lane, simdgroup);
 
-  const int checkpoint_at = sequence.first + checkpoint.tokens;
-  device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
-  const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
-  int first = sequence.first;
-  for (int tile = 0; first < sequence.last; first += C, tile = kKeyTiles - 1 - tile) {
+  const int checkpoint_at = own.sequence.first + own.checkpoint.tokens;
+  device P* kept_states = final_state + own_columns(own, parameters.final_state);
+  const int64_t first_output = own.sequence.batch * parameters.o.batch + own.head * parameters.o.head + own.first_value;
+  int first = own.sequence.first;
+  for (int tile = 0; first < own.sequence.last; first += C, tile = kKeyTiles - 1 - tile) {
     threadgroup T* key_tile = all_keys + tile * C * kStride;
     threadgroup TokenScalars* scalars = all_scalars + tile * C;
     store_tokens<kPadded, Width>(next, query_tile, key_tile, scalars, parameters, last_read - first, lane, simdgroup);
@@ -305,8 +291,9 @@ template <typename T, int K, int C, int Width, typename P>
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     // Only now is all of the last chunk's o there. It and v are of one lane each: no barrier between them.
-    if (first > sequence.first) {
-      write_outputs<C>(o, value_tile, first_output, parameters, first - C, sequence.last, values, lane, simdgroup);
+    if (first > own.sequence.first) {
+      write_outputs<C>(
+          o, value_tile, first_output, parameters, first - C, own.sequence.last, own.values, lane, simdgroup);
     }
     UNROLL for (int round = 0; round < kRounds; ++round) {
       value_tile[(round * kSimdgroups + int(simdgroup)) * kValueStride + int(lane)] = float(next.values[round]);
@@ -357,7 +344,8 @@ template <typename T, int K, int C, int Width, typename P>
     }
     // Only now, so that the next chunk is in registers beside S and v_new alone.
     load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
-    next_gate = load_gate<C>(g, parameters, sequence.batch, head, first + C, last_read - first - C, lane, simdgroup);
+    next_gate =
+        load_gate<C>(g, parameters, own.sequence.batch, own.head, first + C, last_read - first - C, lane, simdgroup);
     threadgroup const T* own_keys = key_tile + (at.column * kStride + at.row);
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
@@ -367,21 +355,22 @@ template <typename T, int K, int C, int Width, typename P>
     }
     if constexpr (kKeyTiles == 1) threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    if (first + C == checkpoint_at && slot.is_present) {
+    if (first + C == checkpoint_at && own.slot.is_present) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       store_state<K, kKeys>(
-          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, values,
-          scratch, thread_index, simdgroup, at);
+          state, kept_states + own.checkpoint.index * parameters.final_state.sequence, parameters.final_state,
+          own.values, scratch, thread_index, simdgroup, at);
     }
   }
 
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (first > sequence.first) {
-    write_outputs<C>(o, value_tile, first_output, parameters, first - C, sequence.last, values, lane, simdgroup);
+  if (first > own.sequence.first) {
+    write_outputs<C>(
+        o, value_tile, first_output, parameters, first - C, own.sequence.last, own.values, lane, simdgroup);
   }
-  if (parameters.has_final_state != 0 && slot.is_present) {
+  if (parameters.has_final_state != 0 && own.slot.is_present) {
     store_state<K, kKeys>(
-        state, kept_states + slot.index * parameters.final_state.sequence, parameters.final_state, values, scratch,
-        thread_index, simdgroup, at);
+        state, kept_states + own.slot.index * parameters.final_state.sequence, parameters.final_state, own.values,
+        scratch, thread_index, simdgroup, at);
   }
 }

@@ -7,215 +7,11 @@
 // Channels: decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV, V]; and beta [B, T, HV, V].
 // With state_indices [N, tokens] the state after each token goes to a slot of its own, one token at a time.
 // S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
-#include "core/checkpoints.h"
-#include "core/fragment.h"
 #include "core/gate_of_channel.h"
 #include "core/norm_eps.h"
-#include "core/sequences.h"
-#include "core/slots.h"
 #include "core/tile.h"
-#include "gdn/fused_recurrent_gated_delta_rule.h"
-
-GDN_CONSTANT uint kTileColumns = kStateColumns;
-
-// How a threadgroup divides S: a thread has two rows, `kRowsApart` apart, of each one float4 of each part.
-template <int K>
-struct Division {
-  enum {
-    kThreads = recurrent_threads(K),
-    kLanes = 2 * kThreads / kStateColumns,  // of a row
-    kRowsApart = 32 / kLanes,
-    kPart = 4 * kLanes,  // keys
-    kParts = (K + kPart - 1) / kPart,
-    kPadded = kParts * kPart,
-    kPartFloats = kPart * kStateColumns
-  };
-};
-
-// A thread's rows of the threadgroup's 32, the first of two, and which of a row's lanes it is. Even lanes get the sums
-// of the first row, odd lanes those of the second.
-struct RowPosition {
-  int row;
-  int place;
-  bool is_odd;
-  int own_row;
-};
-
-template <int K>
-METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
-  constexpr uint kLanes = Division<K>::kLanes;
-  constexpr int kRowsApart = Division<K>::kRowsApart;
-  RowPosition at;
-  at.row = int(simdgroup * 2 * uint(kRowsApart) + lane / kLanes);
-  at.place = int(lane % kLanes);
-  at.is_odd = lane % 2 != 0;
-  at.own_row = at.row + (at.is_odd ? kRowsApart : 0);
-  return at;
-}
-
-// Of float4 number m: a row's lanes read 128 contiguous bytes or 256 where K is the inner dimension.
-template <int K>
-METAL_FUNC int first_element(int m, int place) {
-  return m * Division<K>::kPart + place * 4;
-}
-
-// Parts of S that the threadgroup memory of q and k holds at once.
-template <int K>
-METAL_FUNC constexpr int parts_together(int floats) {
-  return floats / Division<K>::kPartFloats < Division<K>::kParts ? floats / Division<K>::kPartFloats
-                                                                 : Division<K>::kParts;
-}
-
-// Where a state's columns, 4 values a group, lie in threadgroup memory: groups are permuted by the key, so that both
-// the groups of 4 keys and a column of 32 keys hit different banks.
-METAL_FUNC int scratch_group(uint key, uint group) { return int((key * 8 + (group ^ (key / 4 % 8))) * 4); }
-
-// Of the 2 * kParts vectors of a thread where V is the inner dimension: of half a part's keys a turn, a group of 4
-// values.
-template <int K>
-METAL_FUNC int own_key(int four, uint thread_index) {
-  return four * (Division<K>::kPart / 2) + int(thread_index / 8);
-}
-
-METAL_FUNC int own_group(uint thread_index) { return int(thread_index % 8); }
-
-// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys:
-// all vectors are loaded first, into the registers of S, because no load passes a barrier.
-template <int K, bool ValueInner, int Scratch, typename P>
-METAL_FUNC void load_state(
-    thread float4* state,
-    device const P* source,
-    StateStrides strides,
-    bool has_vectors,
-    int values,
-    threadgroup float* scratch,
-    RowPosition at,
-    uint thread_index) {
-  constexpr int kPart = Division<K>::kPart;
-  constexpr int kParts = Division<K>::kParts;
-  constexpr int kRowsApart = Division<K>::kRowsApart;
-  constexpr int kTogether = parts_together<K>(Scratch);
-  if (ValueInner) {
-    if (has_vectors) {
-      const int value = own_group(thread_index) * 4;
-      device const P* origin = source + own_key<K>(0, thread_index) * strides.key + value;
-      UNROLL for (int i = 0; i < 2 * kParts; ++i) {
-        const bool inside = own_key<K>(i, thread_index) < K && value < values;
-        state[i] = inside ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
-        origin += kPart / 2 * strides.key;
-      }
-    }
-    UNROLL for (int first = 0; first < kParts; first += kTogether) {
-      if (has_vectors) {
-        UNROLL for (int n = 0; n < 2 * kTogether; ++n) {
-          const int place = scratch_group(uint(own_key<K>(n, thread_index)), uint(own_group(thread_index)));
-          if (2 * first + n < 2 * kParts) *(threadgroup float4*)(scratch + place) = state[2 * first + n];
-        }
-      } else {
-        for (uint item = thread_index; item < uint(kTogether * Division<K>::kPartFloats);
-             item += Division<K>::kThreads) {
-          const int key = int(item / kTileColumns);
-          const int value = int(item % kTileColumns);
-          const bool inside = first * kPart + key < K && value < values;
-          scratch[scratch_group(uint(key), uint(value) / 4) + value % 4] =
-              inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
-        }
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      UNROLL for (int m = 0; m < kTogether; ++m) {
-        UNROLL for (int e = 0; e < 8; ++e) {
-          const uint key = uint(first_element<K>(m, at.place) + e % 4);
-          const uint row = uint(at.row + e / 4 * kRowsApart);
-          if (first + m < kParts) {
-            state[2 * (first + m) + e / 4][e % 4] = scratch[scratch_group(key, row / 4) + int(row % 4)];
-          }
-        }
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-  } else {
-    UNROLL for (int m = 0; m < kParts; ++m) {
-      UNROLL for (int r = 0; r < 2; ++r) {
-        const int key = first_element<K>(m, at.place);
-        const bool row_inside = at.row + r * kRowsApart < values;
-        device const P* origin = source + key * strides.key + (at.row + r * kRowsApart) * strides.value;
-        if (has_vectors) {
-          state[2 * m + r] = row_inside && key < K ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
-        } else {
-          UNROLL for (int e = 0; e < 4; ++e) {
-            state[2 * m + r][e] = row_inside && key + e < K ? float(origin[e * strides.key]) : 0.0f;
-          }
-        }
-      }
-    }
-  }
-}
-
-template <int K, bool ValueInner, int Scratch, typename P>
-METAL_FUNC void store_state(
-    thread const float4* state,
-    device P* target,
-    StateStrides strides,
-    bool has_vectors,
-    int values,
-    threadgroup float* scratch,
-    RowPosition at,
-    uint thread_index) {
-  constexpr int kPart = Division<K>::kPart;
-  constexpr int kParts = Division<K>::kParts;
-  constexpr int kRowsApart = Division<K>::kRowsApart;
-  constexpr int kTogether = parts_together<K>(Scratch);
-  if (ValueInner) {
-    const int value = own_group(thread_index) * 4;
-    device P* origin = target + own_key<K>(0, thread_index) * strides.key + value;
-    UNROLL for (int first = 0; first < kParts; first += kTogether) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      UNROLL for (int m = 0; m < kTogether; ++m) {
-        UNROLL for (int e = 0; e < 8; ++e) {
-          const uint key = uint(first_element<K>(m, at.place) + e % 4);
-          const uint row = uint(at.row + e / 4 * kRowsApart);
-          if (first + m < kParts) {
-            scratch[scratch_group(key, row / 4) + int(row % 4)] = state[2 * (first + m) + e / 4][e % 4];
-          }
-        }
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (has_vectors) {
-        UNROLL for (int n = 0; n < 2 * kTogether; ++n) {
-          const int place = scratch_group(uint(own_key<K>(n, thread_index)), uint(own_group(thread_index)));
-          const bool inside = own_key<K>(2 * first + n, thread_index) < K && value < values;
-          if (inside) *(device vec<P, 4>*)origin = vec<P, 4>(*(threadgroup const float4*)(scratch + place));
-          origin += kPart / 2 * strides.key;
-        }
-      } else {
-        for (uint item = thread_index; item < uint(kTogether * Division<K>::kPartFloats);
-             item += Division<K>::kThreads) {
-          const int key = int(item / kTileColumns);
-          const int column = int(item % kTileColumns);
-          if (first * kPart + key < K && column < values) {
-            target[(first * kPart + key) * strides.key + column * strides.value] =
-                P(scratch[scratch_group(uint(key), uint(column) / 4) + column % 4]);
-          }
-        }
-      }
-    }
-  } else {
-    UNROLL for (int m = 0; m < kParts; ++m) {
-      UNROLL for (int r = 0; r < 2; ++r) {
-        const int key = first_element<K>(m, at.place);
-        const bool row_inside = at.row + r * kRowsApart < values;
-        device P* origin = target + key * strides.key + (at.row + r * kRowsApart) * strides.value;
-        if (has_vectors) {
-          if (row_inside && key < K) *(device vec<P, 4>*)origin = vec<P, 4>(state[2 * m + r]);
-        } else {
-          UNROLL for (int e = 0; e < 4; ++e) {
-            if (row_inside && key + e < K) origin[e * strides.key] = P(state[2 * m + r][e]);
-          }
-        }
-      }
-    }
-  }
-}
+#include "gdn/state_rows.h"
+#include "gdn/state_threadgroup.h"
 
 // The sum over the lanes of the thread's own row: 3 or 4 shuffles for two rows.
 template <int K>
@@ -339,10 +135,33 @@ METAL_FUNC void stage_decays(
   }
 }
 
-// As a state is that was stored and loaded again.
-template <int Count, typename P>
-METAL_FUNC void round_state(thread float4* state) {
-  UNROLL for (int i = 0; i < Count; ++i) state[i] = float4(vec<P, 4>(state[i]));
+// Reports wrong entries of state_indices [N, columns] and counts in num_accepted_tokens. state_threadgroup() has
+// reported the entry that the sequence starts from. Called by one simdgroup for each sequence.
+METAL_FUNC void report_token_slots(
+    StateThreadgroup own,
+    device const int* state_indices,
+    device const int* num_accepted_tokens,
+    constant FusedRecurrentParameters& parameters,
+    AcceptedCount accepted,
+    int sequence,
+    device ErrorLog* errors,
+    uint lane) {
+  const int columns = parameters.slots.columns;
+  const int tokens = own.sequence.last - own.sequence.first;
+  const int64_t first_entry = int64_t(sequence) * columns;
+  for (int column = 0; column < min(columns, tokens); ++column) {
+    const Slot kept = locate_entry(state_indices, parameters.slots, first_entry + column, lane);
+    if (lane == 0 && column + 1 != accepted.tokens) {
+      report_slot(kept, first_entry + column, parameters.sequence.op, errors);
+    }
+  }
+  if (lane != 0) return;
+  report_accepted(accepted, num_accepted_tokens, parameters.slots, sequence, parameters.sequence.op, errors);
+  if (columns > 0 && tokens > columns) {
+    report_error(
+        errors, parameters.sequence.op,
+        "state_indices: expected a column for each token of a sequence, got fewer than ", tokens, sequence, __LINE__);
+  }
 }
 
 template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typename P>
@@ -356,11 +175,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     device const uchar* dt_bias [[buffer(6)]],
     device const uchar* gk [[buffer(7)]],
     device const uchar* gv [[buffer(8)]],
-    device const P* initial_state [[buffer(9)]],
-    device const int64_t* cu_seqlens [[buffer(10)]],
-    device const int* state_indices [[buffer(11)]],
-    device const uchar* has_initial_state [[buffer(12)]],
-    device const int* num_accepted_tokens [[buffer(13)]],
+    device const int* num_accepted_tokens [[buffer(9)]],
+    device const P* initial_state [[buffer(10)]],
+    device const int64_t* cu_seqlens [[buffer(11)]],
+    device const int* state_indices [[buffer(12)]],
+    device const uchar* has_initial_state [[buffer(13)]],
     device const int* checkpoint_offsets [[buffer(14)]],
     device const int* checkpoint_indices [[buffer(15)]],
     device uchar* o [[buffer(16)]],
@@ -393,77 +212,51 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   threadgroup float value_base[Channels ? kChunked * kStateColumns : 1];
   threadgroup float value_change[Channels ? kChunked * kStateColumns : 1];
 
-  const int target = int(group.z);
-  const int64_t head = int64_t(group.y);
-  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
-  const int first_value = int(group.x) * kStateColumns;
-  const int values = min(kStateColumns, parameters.value_size - first_value);
   const RowPosition at = row_position<K>(simdgroup, lane);
-  Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
   const int columns = parameters.slots.columns;  // of state_indices; 0: one slot a sequence
-  const int64_t first_entry = int64_t(target) * max(columns, 1);
-  const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, target, max(columns, 1));
-  Slot slot = locate_entry(state_indices, parameters.slots, first_entry + accepted.tokens - 1, lane);
-  slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
-  const bool is_reporter = group.x == 0 && group.y == 0 && thread_index == 0;
-  const Checkpoint checkpoint = locate_checkpoint(
-      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence, target, sequence.last - sequence.first, errors, is_reporter, lane);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
-  }
+  const int64_t first_entry = int64_t(group.z) * max(columns, 1);
+  const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, int(group.z), max(columns, 1));
+  StateThreadgroup own = state_threadgroup(
+      cu_seqlens, state_indices, has_initial_state, checkpoint_offsets, checkpoint_indices, parameters,
+      first_entry + accepted.tokens - 1, parameters.value_size, 1, parameters.counted_chunk_size, errors, group,
+      simdgroup, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0) {
-    for (int column = 0; column < min(columns, sequence.last - sequence.first); ++column) {
-      const Slot kept = locate_entry(state_indices, parameters.slots, first_entry + column, lane);
-      if (is_reporter && column + 1 != accepted.tokens) {
-        report_slot(kept, first_entry + column, parameters.sequence.op, errors);
-      }
-    }
-  }
-  if (is_reporter) {
-    report_slot(slot, first_entry + accepted.tokens - 1, parameters.sequence.op, errors);
-    report_accepted(accepted, num_accepted_tokens, parameters.slots, target, parameters.sequence.op, errors);
-    if (columns > 0 && sequence.last - sequence.first > columns) {
-      report_error(
-          errors, parameters.sequence.op,
-          "state_indices: expected a column for each token of a sequence, got fewer than ",
-          sequence.last - sequence.first, target, __LINE__);
-    }
+    report_token_slots(own, state_indices, num_accepted_tokens, parameters, accepted, int(group.z), errors, lane);
   }
 
   Inputs<T> inputs;
-  inputs.q = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
-  inputs.k = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
+  inputs.q = q + own.sequence.batch * parameters.q.batch + own.key_head * parameters.q.head;
+  inputs.k = k + own.sequence.batch * parameters.k.batch + own.key_head * parameters.k.head;
   inputs.v = v, inputs.g = g, inputs.beta = beta;
-  inputs.batch = sequence.batch, inputs.head = head;
-  inputs.first_v = sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
-  inputs.first_value = first_value, inputs.values = values;
+  inputs.batch = own.sequence.batch, inputs.head = own.head;
+  inputs.first_v = own.sequence.batch * parameters.v.batch + own.head * parameters.v.head + own.first_value;
+  inputs.first_value = own.first_value, inputs.values = own.values;
   float4 state[2 * kParts];  // row r of part m is number 2 m + r
   UNROLL for (int i = 0; i < 2 * kParts; ++i) state[i] = float4(0.0f);
-  const bool has_state = parameters.has_initial_state != 0 && slot.is_present && slot.has_state;
+  const bool has_state = parameters.has_initial_state != 0 && own.slot.is_present && own.slot.has_state;
 
-  device P* kept_states = final_state + head * parameters.final_state.head + first_value * parameters.final_state.value;
-  const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
+  device P* kept_states = final_state + own_columns(own, parameters.final_state);
+  const int64_t first_output = own.sequence.batch * parameters.o.batch + own.head * parameters.o.head + own.first_value;
   // A sequence without a slot pads the batch: its outputs are zeros, and none of its tokens is read.
-  if (!slot.is_present) {
+  if (!own.slot.is_present) {
     const int value = int(thread_index) % kStateColumns;
-    for (int row = sequence.first + int(thread_index) / kStateColumns; row < sequence.last && value < values;
-         row += kThreads / kStateColumns) {
+    for (int row = own.sequence.first + int(thread_index) / kStateColumns;
+         row < own.sequence.last && value < own.values; row += kThreads / kStateColumns) {
       write_float(o, first_output + row * parameters.o.token + value, parameters.o_type, 0.0f);
     }
-    sequence.last = sequence.first;
+    own.sequence.last = own.sequence.first;
   }
-  int first = sequence.first;
+  int first = own.sequence.first;
   do {
-    const int tokens = min(columns > 0 ? 1 : kChunked, sequence.last - first);
+    const int tokens = min(columns > 0 ? 1 : kChunked, own.sequence.last - first);
     const FirstReads<T> reads = first_reads<T, K, kBetaRows>(inputs, parameters, first, tokens, thread_index);
-    if (has_state && first == sequence.first) {
+    if (has_state && first == own.sequence.first) {
       device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
       load_state<K, ValueInner, kScratch>(
           state,
-          first_states + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
-              first_value * parameters.initial_state.value,
-          parameters.initial_state, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
+          first_states + own.slot.index * parameters.initial_state.sequence +
+              own_columns(own, parameters.initial_state),
+          parameters.initial_state, parameters.initial_has_vectors != 0, own.values, scratch, at, thread_index);
     }
     stage_floats<T, K>(
         q_tile, reads.q, inputs.q + first * parameters.q.token, parameters.q.token, tokens, thread_index);
@@ -474,10 +267,10 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       v_tile[item] = float_of_bits(bits, parameters.v_type);
     }
     if (int(thread_index) < tokens) {
-      decay[thread_index] = decay_from_log(log_decay_of_bits(reads.g, A_log, dt_bias, parameters.gates, head));
+      decay[thread_index] = decay_from_log(log_decay_of_bits(reads.g, A_log, dt_bias, parameters.gates, own.head));
     }
     if (int(thread_index) < tokens * kBetaRows) {
-      const bool inside = int(thread_index) % kBetaRows < values;
+      const bool inside = int(thread_index) % kBetaRows < own.values;
       beta_tile[thread_index] = inside ? beta_of_bits(reads.beta, parameters.gates) : 0.0f;
     }
     if (Channels) {
@@ -485,11 +278,12 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       const RowStrides gv_rows = parameters.channels.gv.g;
       stage_decays<kThreads, true>(
           key_base, key_change, kPadded, gk, A_log, dt_bias, parameters.channels.gk,
-          sequence.batch * gk_rows.batch + first * gk_rows.token + head * gk_rows.head, head, tokens, K, thread_index);
+          own.sequence.batch * gk_rows.batch + first * gk_rows.token + own.head * gk_rows.head, own.head, tokens, K,
+          thread_index);
       stage_decays<kThreads, false>(
           value_base, value_change, kStateColumns, gv, A_log, dt_bias, parameters.channels.gv,
-          sequence.batch * gv_rows.batch + first * gv_rows.token + head * gv_rows.head + first_value, head, tokens,
-          values, thread_index);
+          own.sequence.batch * gv_rows.batch + first * gv_rows.token + own.head * gv_rows.head + own.first_value,
+          own.head, tokens, own.values, thread_index);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (Normalise) {
@@ -547,33 +341,33 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     for (int item = int(thread_index); item < tokens * kStateColumns; item += kThreads) {
       const int token = item / kStateColumns;
       const int value = item % kStateColumns;
-      if (value < values) {
+      if (value < own.values) {
         const int64_t element = first_output + (first + token) * parameters.o.token + value;
         write_float(o, element, parameters.o_type, o_tile[item]);
       }
     }
 
-    Slot kept = slot;
+    Slot kept = own.slot;
     if (columns > 0) {
-      const int column = first - sequence.first;
+      const int column = first - own.sequence.first;
       const bool has_column = column < columns && tokens > 0;
       kept = locate_entry(state_indices, parameters.slots, first_entry + min(column, columns - 1), lane);
-      kept.is_present = kept.is_present && has_column && slot.is_present;
+      kept.is_present = kept.is_present && has_column && own.slot.is_present;
       round_state<2 * kParts, P>(state);
     }
     first += tokens;
     // By elements, for it is rare: a second copy of S as vectors would be in registers for both.
-    if (first - sequence.first == checkpoint.tokens && slot.is_present) {
+    if (first - own.sequence.first == own.checkpoint.tokens && own.slot.is_present) {
       store_state<K, ValueInner, kScratch>(
-          state, kept_states + checkpoint.index * parameters.final_state.sequence, parameters.final_state, false,
-          values, scratch, at, thread_index);
+          state, kept_states + own.checkpoint.index * parameters.final_state.sequence, parameters.final_state, false,
+          own.values, scratch, at, thread_index);
       if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
-    if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= sequence.last)) {
+    if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= own.sequence.last)) {
       store_state<K, ValueInner, kScratch>(
           state, kept_states + kept.index * parameters.final_state.sequence, parameters.final_state,
-          parameters.final_has_vectors != 0, values, scratch, at, thread_index);
+          parameters.final_has_vectors != 0, own.values, scratch, at, thread_index);
       if (ValueInner && columns > 0) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
     }
-  } while (first < sequence.last);
+  } while (first < own.sequence.last);
 }

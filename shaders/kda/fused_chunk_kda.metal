@@ -12,10 +12,8 @@
 //     S <- D(0, 8) S + (k D(j, 8))^T v_new
 // Each D is a product of factors of at most 1: nothing overflows, whatever the decays. e is computed once per token and
 // channel.
-#include "core/checkpoints.h"
-#include "core/sequences.h"
-#include "core/slots.h"
 #include "gdn/fused_chunk.h"
+#include "gdn/state_threadgroup.h"
 #include "kda/channel_gates.h"
 #include "kda/fused_chunk_kda.h"
 
@@ -226,61 +224,49 @@ template <typename T, int K, int C, int Width, typename P>
   threadgroup float betas[C];
 
   constant FusedChunkParameters& parameters = all.rule;
-  const int target = int(group.z);
-  const int64_t head = int64_t(group.y);
-  const int64_t key_head = key_head_of(int(group.y), parameters.heads);
-  const int first_value = int(group.x) * kStateColumns;
-  const int values = min(kStateColumns, parameters.value_size - first_value);
+  const StateThreadgroup own = state_threadgroup(
+      cu_seqlens, state_indices, has_initial_state, checkpoint_offsets, checkpoint_indices, parameters, group.z,
+      parameters.value_size, 1, parameters.counted_chunk_size, errors, group, simdgroup, lane);
   const LanePosition at = lane_position(lane);
-  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, 1, lane);
-  const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, target, lane);
-  const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
-  const Checkpoint checkpoint = locate_checkpoint(
-      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence, target, sequence.last - sequence.first, errors, is_reporter, lane);
-  if (is_reporter) report_slot(slot, target, parameters.sequence.op, errors);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_cu_seqlens(cu_seqlens, parameters.sequence, parameters.counted_chunk_size, errors, lane);
-  }
 
   float2 state[kDepths];
   UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
-  if (parameters.has_initial_state != 0 && slot.is_present && slot.has_state) {
+  if (parameters.has_initial_state != 0 && own.slot.is_present && own.slot.has_state) {
     device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
     load_state<K, kKeys>(
         state,
-        first_states + slot.index * parameters.initial_state.sequence + head * parameters.initial_state.head +
-            first_value * parameters.initial_state.value,
-        parameters.initial_state, values, query_tile, thread_index, simdgroup, at);
+        first_states + own.slot.index * parameters.initial_state.sequence + own_columns(own, parameters.initial_state),
+        parameters.initial_state, own.values, query_tile, thread_index, simdgroup, at);
   }
 
   Sources<T> from;
-  from.q = q + sequence.batch * parameters.q.batch + key_head * parameters.q.head;
-  from.k = k + sequence.batch * parameters.k.batch + key_head * parameters.k.head;
-  from.v = v + sequence.batch * parameters.v.batch + head * parameters.v.head + first_value;
+  from.q = q + own.sequence.batch * parameters.q.batch + own.key_head * parameters.q.head;
+  from.k = k + own.sequence.batch * parameters.k.batch + own.key_head * parameters.k.head;
+  from.v = v + own.sequence.batch * parameters.v.batch + own.head * parameters.v.head + own.first_value;
   from.beta = beta;
-  from.batch = sequence.batch;
-  from.head = head;
-  from.values = values;
+  from.batch = own.sequence.batch;
+  from.head = own.head;
+  from.values = own.values;
   ChannelGate channel_gates[kItems];
   int64_t gate_elements[kItems];
   UNROLL for (int n = 0; n < kItems; ++n) {
     const ChannelItem item = channel_item<kBlocks, kPadded>(n * kStateThreads + thread_index);
-    channel_gates[n] = channel_gate_of(A_log, dt_bias, all.gate, head, item.channel, K);
-    gate_elements[n] = sequence.batch * all.gate.g.batch + head * all.gate.g.head +
-                       (int64_t(sequence.first) + item.block * 8) * all.gate.g.token + item.channel;
+    channel_gates[n] = channel_gate_of(A_log, dt_bias, all.gate, own.head, item.channel, K);
+    gate_elements[n] = own.sequence.batch * all.gate.g.batch + own.head * all.gate.g.head +
+                       (int64_t(own.sequence.first) + item.block * 8) * all.gate.g.token + item.channel;
   }
   for (int i = int(thread_index); i < 2 * kBlocks * kMatrixFloats; i += kStateThreads) minus_A[i] = 0.0f;
-  const int last_read = slot.is_present ? sequence.last : sequence.first;  // without a slot all results are zeros
+  const int last_read =
+      own.slot.is_present ? own.sequence.last : own.sequence.first;  // without a slot all results are zeros
   Tokens<T, Vector, kRounds, kVectors> next;
   float next_gates[kItems * 8];
-  load_tokens<K, Width>(next, from, parameters, sequence.first, last_read - sequence.first, lane, simdgroup);
+  load_tokens<K, Width>(next, from, parameters, own.sequence.first, last_read - own.sequence.first, lane, simdgroup);
   load_gates<kPadded, kBlocks, kItems>(
-      next_gates, gate_elements, g, all.gate, K, last_read - sequence.first, thread_index);
+      next_gates, gate_elements, g, all.gate, K, last_read - own.sequence.first, thread_index);
 
-  const int64_t first_kept = head * parameters.final_state.head + first_value * parameters.final_state.value;
-  const int64_t first_output = sequence.batch * parameters.o.batch + head * parameters.o.head + first_value;
-  for (int first = sequence.first; first < sequence.last; first += C) {
+  const int64_t first_kept = own_columns(own, parameters.final_state);
+  const int64_t first_output = own.sequence.batch * parameters.o.batch + own.head * parameters.o.head + own.first_value;
+  for (int first = own.sequence.first; first < own.sequence.last; first += C) {
     const int count = last_read - first;
     store_tokens<kPadded, Width>(next, query_tile, key_tile, value_tile, betas, parameters, count, lane, simdgroup);
     store_decays<kPadded, kBlocks, kItems>(decay_tile, kept, next_gates, channel_gates, all.gate, count, thread_index);
@@ -320,17 +306,17 @@ template <typename T, int K, int C, int Width, typename P>
     load_gates<kPadded, kBlocks, kItems>(next_gates, gate_elements, g, all.gate, K, count - C, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    write_outputs<C>(o, value_tile, first_output, parameters, first, sequence.last, values, lane, simdgroup);
-    if (first + C - sequence.first == checkpoint.tokens && slot.is_present) {
+    write_outputs<C>(o, value_tile, first_output, parameters, first, own.sequence.last, own.values, lane, simdgroup);
+    if (first + C - own.sequence.first == own.checkpoint.tokens && own.slot.is_present) {
       store_state<K, kKeys>(
-          state, final_state + (first_kept + checkpoint.index * parameters.final_state.sequence),
-          parameters.final_state, values, query_tile, thread_index, simdgroup, at);
+          state, final_state + (first_kept + own.checkpoint.index * parameters.final_state.sequence),
+          parameters.final_state, own.values, query_tile, thread_index, simdgroup, at);
     }
   }
 
-  if (parameters.has_final_state != 0 && slot.is_present) {
+  if (parameters.has_final_state != 0 && own.slot.is_present) {
     store_state<K, kKeys>(
-        state, final_state + (first_kept + slot.index * parameters.final_state.sequence), parameters.final_state,
-        values, query_tile, thread_index, simdgroup, at);
+        state, final_state + (first_kept + own.slot.index * parameters.final_state.sequence), parameters.final_state,
+        own.values, query_tile, thread_index, simdgroup, at);
   }
 }

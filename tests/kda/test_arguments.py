@@ -43,11 +43,6 @@ BAD_CHUNKED: list[tuple[str, type[Exception], dict[str, Any]]] = [
     ("cu_seqlens_cpu: expected None", ValueError, {"cu_seqlens_cpu": torch.tensor([0, 5])}),
     ("lower_bound: expected one from -5 to 0", ValueError, GATE | {"safe_gate": True}),
     ("lower_bound: expected one from -5 to 0", ValueError, GATE | {"safe_gate": True, "lower_bound": -6.0}),
-    (
-        "v: expected dtype float32 like q, got bfloat16",
-        TypeError,
-        {"v": torch.zeros(1, 5, 2, 32, dtype=torch.bfloat16)},
-    ),
 ]
 
 

@@ -175,6 +175,10 @@ def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype, T: 
     for row in range(rows):
         exact = exact_kda(first_tokens(inputs, 32 * row))[1] if row else inputs["initial_state"]
         assert_close(f"h[:, {row}]", h[:, row].cpu(), exact, CHUNK_STATE.get(dtype, F32), head_dim=1)
+    there, pool = to_device(inputs, device), inputs["initial_state"].to(device, copy=True)
+    del there["initial_state"]
+    _, in_place = torch_gdn.chunk_kda_(**there, state_pool=pool, chunk_size=32, return_intermediate_states=True)
+    assert_same_bits("h in place", in_place, h)
     if T > 4:  # fewer are the recurrence's on the CPU
         with prefill_algorithm("chunked"):
             plain = torch_gdn.chunk_kda(**to_device(inputs, device), chunk_size=32, output_final_state=True)
@@ -206,6 +210,20 @@ def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch
     empty = kda_inputs(0, 32, 16, N=2) | {"cu_seqlens": torch.tensor([0, 0, 0])}
     _, _, h = torch_gdn.chunk_kda(**to_device(empty, device), return_intermediate_states=True)
     assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+@by_chunks
+def test_v_of_another_dtype(device: torch.device, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """The error is float32's, so neither q and k nor v were rounded to the narrower dtype."""
+    inputs = kda_inputs(40, 32, 16, dtype=dtypes[0])
+    inputs["v"] = inputs["v"].to(dtypes[1])
+    there = to_device(inputs, device)
+    o, state = torch_gdn.chunk_kda(**there, output_dtype=torch.float32, output_final_state=True)
+    exact_o, exact_state = exact_kda(inputs)
+    assert_close("o", o.cpu(), exact_o, F32)
+    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
+    assert_same_bits("o", torch_gdn.chunk_kda(**there)[0], o.to(dtypes[1]))
 
 
 def pool_of(inputs: Inputs, device: torch.device) -> tuple[dict[str, Any], Tensor]:

@@ -200,9 +200,8 @@ WRONG_CHANNELS: tuple[Row, ...] = (
 
 
 def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterator[Invalid]:
-    same = ["k", "v"] if entry.name.startswith("chunk_kda") else ["k"]
     yield from [*invalid.integers("q", "beta"), *invalid.float64("q", "v"), *invalid.too_flat("q")]
-    yield from [*invalid.half(*same), *invalid.too_short("k", "v", "g", "beta"), *invalid.sizes("q", "v")]
+    yield from [*invalid.half("k"), *invalid.too_short("k", "v", "g", "beta"), *invalid.sizes("q", "v")]
     if "chunk_size" in entry.arguments:
         yield from invalid.chunk_sizes()
     yield from invalid.packing(has_indices="chunk_indices" in entry.arguments)

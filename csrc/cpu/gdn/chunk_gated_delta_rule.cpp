@@ -1,9 +1,9 @@
-#include "ops/gdn/chunk_gated_delta_rule.h"
-
 #include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/gdn/chunked.h"
 #include "cpu/gdn/recurrence.h"
+#include "cpu/simd/channel_kernels.h"
+#include "ops/kda/kda.h"
 
 namespace torch_gdn {
 
@@ -64,18 +64,71 @@ class HeadDecayRule {
   int64_t width_;
 };
 
+// One decay a key channel.
+class ChannelDecayRule {
+ public:
+  using Operand = float;
+  ChannelDecayRule(const Inputs& in, int64_t K, const cpu::ChannelGateValues& gate)
+      : in_(in), gate_(gate), kernels_(cpu::channel_kernels()), tiles_(std::make_unique<Tiles>()), width_(K) {
+    tiles_->keys.K = padded_keys(K);
+  }
+
+  static int64_t padded_keys(int64_t K) { return cpu::padded_channels(K); }
+
+  void read_keys(int64_t batch, int64_t token, int64_t key_head, int64_t tokens) {
+    auto& keys = tiles_->keys;
+    keys.tokens = tokens;
+    keys.rows = cpu::padded(tokens);
+    kernels_.read_keys(in_.q.head(batch, token, key_head, 0), in_.k.head(batch, token, key_head, 0), width_,
+                       in_.normalise, in_.scale, keys);
+  }
+
+  void make_head(int64_t batch, int64_t token, int64_t head) {
+    auto gates = gate_.of_head(head, in_.g.head(batch, token, head, 0));
+    const auto beta = in_.beta.head(batch, token, head, 0);
+    gates.beta = reinterpret_cast<const float*>(beta.data);
+    gates.beta_stride = beta.stride / static_cast<int64_t>(sizeof(float));
+    kernels_.make_head(tiles_->keys, gates, tiles_->head);
+  }
+
+  void advance(int64_t batch, int64_t token, int64_t head, int64_t column, int64_t columns, const cpu::Rows& o,
+               float* state, float*) {
+    kernels_.advance(tiles_->head, in_.v.head(batch, token, head, column), o.head(batch, token, head, column), columns,
+                     state, tiles_->panel);
+  }
+
+ private:
+  struct Tiles {
+    cpu::ChannelKeys keys;
+    cpu::ChannelTiles head;
+    cpu::PanelTiles<float> panel;
+  };
+
+  const Inputs& in_;
+  const cpu::ChannelGateValues& gate_;
+  const cpu::ChannelKernels& kernels_;
+  std::unique_ptr<Tiles> tiles_;
+  int64_t width_;
+};
+
 void run_chunks(const ChunkedRule<int64_t>& op, const cpu::ChunkedWork& work, const cpu::StateIo& state_io,
                 const cpu::ChunkedOutputs& outputs) {
   const auto& s = op.shape;
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
-  const Tensor log_decays = cpu::log_decays_of(s, op.g, op.gates), betas = cpu::betas_of(s, op.beta, op.gates);
+  const auto& [gk, gv, gk_name, gate] = op.channels;
+  const Tensor g = gk ? unit_last_stride(cpu::as_activation(*gk), gk_name) : cpu::log_decays_of(s, op.g, op.gates);
+  const Tensor betas = cpu::betas_of(s, op.beta, op.gates);
   const Inputs in{.q = cpu::Rows(q),
                   .k = cpu::Rows(k),
                   .v = cpu::Rows(v),
-                  .g = cpu::Rows(log_decays),
+                  .g = cpu::Rows(g),
                   .beta = cpu::Rows(betas),
                   .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
                   .normalise = op.use_qk_l2norm};
+  if (gk) {
+    const cpu::ChannelGateValues gate_values(s.HV, s.K, gate);
+    return cpu::run_chunks(work, state_io, outputs, [&] { return ChannelDecayRule(in, s.K, gate_values); });
+  }
   // Products of bf16 pairs would round a v of another dtype.
   const bool is_bfloat16 = op.has_one_dtype() && q.scalar_type() == at::kBFloat16;
   const auto* of_pairs = is_bfloat16 ? cpu::chunk_kernels_of_pairs() : nullptr;
@@ -89,15 +142,15 @@ void run_chunks(const ChunkedRule<int64_t>& op, const cpu::ChunkedWork& work, co
 void run_chunked(const ChunkedRule<int64_t>& op, const cpu::StateIo& state_io, const cpu::ChunkedOutputs& outputs) {
   const cpu::ChunkedWork work(op.shape, op.cu_seqlens, cpu::few_tokens_of(op));
   if (!work.order.empty()) run_chunks(op, work, state_io, outputs);
-  cpu::run_recurrence_of(work.short_ones, op, {}, state_io, outputs.o);
+  cpu::run_recurrence_of(work.short_ones, op, state_io, outputs.o);
 }
 
-void run(const ChunkGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
+void run(const ChunkedCall<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
   const auto& [o, final_state, h] = outputs;
   run_chunked(op, cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), {o, h});
 }
 
-void run_in_place(const ChunkGatedDeltaRuleInPlace<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+void run_in_place(const ChunkedCallInPlace<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [o, h] = outputs;
   run_chunked(op, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), {op.out.value_or(o), h});
 }
@@ -107,6 +160,8 @@ void run_in_place(const ChunkGatedDeltaRuleInPlace<int64_t>& op, const std::tupl
 TORCH_LIBRARY_FRAGMENT(gdn, m) {
   cpu::define<ChunkGatedDeltaRule, &run>(m);
   cpu::define<ChunkGatedDeltaRuleInPlace, &run_in_place>(m);
+  cpu::define<ChunkKda, &run>(m);
+  cpu::define<ChunkKdaInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

@@ -1,5 +1,3 @@
-#include "ops/gdn/fused_recurrent_gated_delta_rule.h"
-
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/gdn/recurrence.h"
+#include "ops/kda/kda.h"
 
 namespace torch_gdn {
 
@@ -224,13 +223,13 @@ optional<Tensor> rows_or_none(const optional<Tensor>& x, const char* name) {
 
 }  // namespace
 
-void cpu::run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channels, const StateIo& state_io,
-                         const Tensor& o) {
+void cpu::run_recurrence(const GatedDeltaRule<>& op, const StateIo& state_io, const Tensor& o) {
   const auto& s = op.shape;
+  const auto& channels = op.channels;
   const Tensor q = unit_last_stride(op.q, "q"), k = unit_last_stride(op.k, "k"), v = unit_last_stride(op.v, "v");
   const Tensor log_decays = log_decays_of(s, op.g, op.gates), betas = betas_of(s, op.beta, op.gates);
   const auto log_gk = channels.gk ? channel_decays_of(*channels.gk, channels.gate) : channels.gk;
-  const auto gk = rows_or_none(log_gk, "gk"), gv = rows_or_none(channels.gv, "gv");
+  const auto gk = rows_or_none(log_gk, channels.gk_name), gv = rows_or_none(channels.gv, "gv");
   const Inputs in{.q = Rows(q),
                   .k = Rows(k),
                   .v = Rows(v),
@@ -244,13 +243,12 @@ void cpu::run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channe
   Work(s, in, state_io, o, op.cu_seqlens).run();
 }
 
-void cpu::run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDeltaRule<>& op,
-                            const ChannelDecays& channels, const StateIo& state_io, const Tensor& o) {
+void cpu::run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDeltaRule<>& op, const StateIo& state_io,
+                            const Tensor& o) {
   if (sequences.empty()) return;
-  if (std::ssize(sequences) == op.shape.N) return run_recurrence(op, channels, state_io, o);
+  if (std::ssize(sequences) == op.shape.N) return run_recurrence(op, state_io, o);
   const auto all = sequences_of(op.shape, op.cu_seqlens);
   GatedDeltaRule<> part = op;
-  ChannelDecays part_channels = channels;
   StateIo part_io = state_io;
   part_io.slots.clear();
   std::vector<int64_t> boundaries = {0}, tokens;
@@ -264,24 +262,23 @@ void cpu::run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDe
   part.cu_seqlens = at::tensor(boundaries, at::kLong);
   const Tensor rows = at::tensor(tokens, at::kLong);
   for (Tensor* x : {&part.q, &part.k, &part.v}) *x = x->index_select(1, rows);
-  for (auto* x : {&part.g, &part.beta, &part_channels.gk}) {
+  for (auto* x : {&part.g, &part.beta, &part.channels.gk}) {
     if (x->has_value()) *x = (*x)->index_select(1, rows);
   }
   const Tensor part_o = at::empty({1, part.shape.T, part.shape.HV, part.shape.V}, o.options());
-  run_recurrence(part, part_channels, part_io, part_o);
+  run_recurrence(part, part_io, part_o);
   o.index_copy_(1, rows, part_o);
 }
 
 namespace {
 
-void run(const FusedRecurrentGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+void run(const RecurrentCall<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [o, final_state] = outputs;
-  cpu::run_recurrence(op, op.channels,
-                      cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), o);
+  cpu::run_recurrence(op, cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), o);
 }
 
-void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const Tensor& o) {
-  cpu::run_recurrence(op, op.channels, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), op.out.value_or(o));
+void run_in_place(const RecurrentCallInPlace<int64_t>& op, const Tensor& o) {
+  cpu::run_recurrence(op, cpu::StateIo::in_place(op.shape, op.pool, op.state_v_first), op.out.value_or(o));
 }
 
 }  // namespace
@@ -289,6 +286,8 @@ void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const 
 TORCH_LIBRARY_FRAGMENT(gdn, m) {
   cpu::define<FusedRecurrentGatedDeltaRule, &run>(m);
   cpu::define<FusedRecurrentGatedDeltaRuleInPlace, &run_in_place>(m);
+  cpu::define<FusedRecurrentKda, &run>(m);
+  cpu::define<FusedRecurrentKdaInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

@@ -12,11 +12,10 @@ constexpr int64_t kFewTokens = 4;
 // The recurrence does not keep the states between chunks.
 inline int64_t few_tokens_of(const ChunkedRule<int64_t>& op) { return op.return_intermediate_states ? -1 : kFewTokens; }
 
-void run_recurrence(const GatedDeltaRule<>& op, const ChannelDecays& channels, const StateIo& state_io,
-                    const Tensor& o);
+void run_recurrence(const GatedDeltaRule<>& op, const StateIo& state_io, const Tensor& o);
 
 // These sequences of the call alone, on copies of their tokens.
-void run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDeltaRule<>& op, const ChannelDecays& channels,
-                       const StateIo& state_io, const Tensor& o);
+void run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDeltaRule<>& op, const StateIo& state_io,
+                       const Tensor& o);
 
 }  // namespace torch_gdn::cpu

@@ -5,6 +5,6 @@
 namespace torch_gdn {
 
 // For sequences of these sizes on this device.
-PrefillChoice choose_prefill(const ChunkedRule<int64_t>& op, bool has_channel_decays = false);
+PrefillChoice choose_prefill(const ChunkedRule<int64_t>& op);
 
 }  // namespace torch_gdn

@@ -7,23 +7,20 @@
 namespace torch_gdn {
 
 Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
-  const auto& [s, k, w, u, g_cumsum, cu_seqlens, states, h, v_new, has_channel_decays] = call;
+  const auto& [s, chunks, cu_seqlens, states, h, v_new] = call;
+  const auto& [q, k, w, u, g_cumsum, log_decays, scores] = chunks;
   ChunkFwdHParameters parameters{};
   parameters.sequence = sequence_parameters(s);
   parameters.k = row_strides(k);
   parameters.h = state_strides(h, states.v_first);
-  parameters.heads = head_groups(s);
+  parameters.heads = head_groups(s, k.size(2));
   parameters.value_heads = int32_t(s.HV);
   states.set(parameters);
-  TemplateArguments arguments = {k.scalar_type(),         w.scalar_type(), s.K, s.V, s.C,
-                                 vector_width({k, w, u}), states.dtype()};
-  if (has_channel_decays) arguments[7] = true;
   return {"chunk_fwd_h",
           "gdn/chunk_fwd_h.metal",
-          arguments,
-          {k, w, u, g_cumsum, states.bound_source(), cu_seqlens, states.slots.indices, states.slots.flags,
-           states.checkpoints.offsets, states.checkpoints.indices, h, v_new, states.target, Binding::error_log(),
-           Binding::values(parameters)},
+          {k.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({k, w, u}), states.dtype(),
+           TemplateArgument::flag(log_decays.has_value())},
+          {k, w, u, log_decays.has_value() ? log_decays : g_cumsum, states.bindings(cu_seqlens, parameters, h, v_new)},
           state_threadgroups(s),
           kStateThreads};
 }
@@ -38,10 +35,10 @@ void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>&
     return;
   }
   launcher().run({launch_chunk_fwd_h({.shape = op.shape,
-                                      .k = unit_last_stride(op.k, "k"),
-                                      .w = as_contiguous(op.w, "w"),
-                                      .u = as_contiguous(op.u, "u"),
-                                      .g_cumsum = as_f32(op.g),
+                                      .chunks = {.k = unit_last_stride(op.k, "k"),
+                                                 .w = as_contiguous(op.w, "w"),
+                                                 .u = as_contiguous(op.u, "u"),
+                                                 .g_cumsum = as_f32(op.g)},
                                       .cu_seqlens = cu_seqlens_on(op.k.device(), op.cu_seqlens),
                                       .states = state_io(op.initial_state, final_state, op.state_v_first),
                                       .h = h,

@@ -7,7 +7,7 @@
 
 namespace torch_gdn {
 
-Launch launch_chunk_fwd_intra(const RuleInputs& in, const Tensor& g_cumsum, const Tensor& w, const Tensor& u) {
+Launch launch_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks) {
   const auto& s = in.shape;
   const auto& [g, beta, A_log, dt_bias, gates] = in.gates;
   // The value heads of a key head share k k^T, unless that leaves cores without work.
@@ -22,9 +22,9 @@ Launch launch_chunk_fwd_intra(const RuleInputs& in, const Tensor& g_cumsum, cons
                                            .members = int32_t(members)};
   return {"chunk_fwd_intra",
           "gdn/chunk_fwd_intra.metal",
-          {in.k.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({in.k, in.v})},
-          {in.k, in.v, *g, *beta, A_log, dt_bias, in.cu_seqlens, g_cumsum, w, u, Binding::error_log(),
-           Binding::values(parameters)},
+          {in.k.scalar_type(), chunks.w.scalar_type(), s.K, s.V, s.C, vector_width({in.k, in.v})},
+          {in.k, in.v, *g, *beta, A_log, dt_bias, in.cu_seqlens, chunks.g_cumsum, chunks.w, chunks.u,
+           Binding::error_log(), Binding::values(parameters)},
           {size_t(s.NT), size_t(s.HV / members), size_t(s.B)},
           size_t(chunk_threads(int(s.C)))};
 }

@@ -15,9 +15,8 @@ Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_s
           "gdn/fused_chunk_gated_delta_rule.metal",
           {in.q.scalar_type(), s.K, fused_chunk_size(s.K, int64_t(in.q.element_size()), chunk_size),
            vector_width({in.q, in.k}), states.dtype()},
-          {in.q, in.k, in.v, *in.gates.g, *in.gates.beta, in.gates.A_log, in.gates.dt_bias, states.bound_source(),
-           in.cu_seqlens, states.slots.indices, states.slots.flags, states.checkpoints.offsets,
-           states.checkpoints.indices, o, states.target, Binding::error_log(), Binding::values(parameters)},
+          {in.q, in.k, in.v, in.gates.g, in.gates.beta, in.gates.A_log, in.gates.dt_bias,
+           states.bindings(in.cu_seqlens, parameters, o)},
           state_threadgroups(s),
           kStateThreads};
 }

@@ -1,8 +1,8 @@
-#include "ops/gdn/fused_recurrent_gated_delta_rule.h"
+#include "shaders/gdn/fused_recurrent_gated_delta_rule.h"
 
 #include "metal/gdn/launches.h"
 #include "metal/implement.h"
-#include "shaders/gdn/fused_recurrent_gated_delta_rule.h"
+#include "ops/kda/kda.h"
 
 namespace torch_gdn {
 
@@ -24,10 +24,8 @@ bool has_vectors(const Tensor& state, bool v_first, bool value_inner) {
 
 }  // namespace
 
-Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const ChannelDecays& channels,
-                                               const StateIo& states, const Tensor& o) {
-  const ChannelGates gk = channel_gates_of(channels.gk, "gk", channels.gate);
-  const ChannelGates gv = channel_gates_of(channels.gv, "gv", {});
+Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const StateIo& states, const Tensor& o) {
+  const auto& [gk, gv] = std::tie(in.gk, in.gv);
   auto parameters = in.parameters<FusedRecurrentParameters>(states, o);
   auto& channel = parameters.channels;
   channel.gk = gk.parameters;
@@ -42,42 +40,25 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const Chann
   return {"fused_recurrent_gated_delta_rule",
           "gdn/fused_recurrent_gated_delta_rule.metal",
           {in.q.scalar_type(), in.shape.K, inner, in.normalise, has_channels, states.dtype()},
-          {in.q,
-           in.k,
-           in.v,
-           in.gates.g,
-           in.gates.beta,
-           channels.gate.use_gate ? gk.A_log : in.gates.A_log,
-           channels.gate.use_gate ? gk.dt_bias : in.gates.dt_bias,
-           gk.g,
-           gv.g,
-           states.bound_source(),
-           in.cu_seqlens,
-           states.slots.indices,
-           states.slots.flags,
-           states.slots.accepted,
-           states.checkpoints.offsets,
-           states.checkpoints.indices,
-           o,
-           states.target,
-           Binding::error_log(),
-           Binding::values(parameters)},
+          {in.q, in.k, in.v, in.gates.g, in.gates.beta, gk.has_gate() ? gk.A_log : in.gates.A_log,
+           gk.has_gate() ? gk.dt_bias : in.gates.dt_bias, gk.g, gv.g, states.slots.accepted,
+           states.bindings(in.cu_seqlens, parameters, o)},
           state_threadgroups(in.shape),
           size_t(recurrent_threads(int(in.shape.K)))};
 }
 
 namespace {
 
-void run(const FusedRecurrentGatedDeltaRule<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+void run(const RecurrentCall<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [o, final_state] = outputs;
   if (op.shape.T == 0) return copy_state(op.initial_state, final_state);
   launcher().run({launch_fused_recurrent_gated_delta_rule(
-      rule_inputs(op), op.channels, state_io(op.initial_state, final_state, op.state_v_first), o)});
+      rule_inputs(op), state_io(op.initial_state, final_state, op.state_v_first), o)});
 }
 
-void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const Tensor& o) {
+void run_in_place(const RecurrentCallInPlace<int64_t>& op, const Tensor& o) {
   launcher().run({launch_fused_recurrent_gated_delta_rule(
-      rule_inputs(op), op.channels, state_io(op.q.device(), op.pool, op.state_v_first), op.out.value_or(o))});
+      rule_inputs(op), state_io(op.q.device(), op.pool, op.state_v_first), op.out.value_or(o))});
 }
 
 }  // namespace
@@ -85,6 +66,8 @@ void run_in_place(const FusedRecurrentGatedDeltaRuleInPlace<int64_t>& op, const 
 TORCH_LIBRARY_IMPL(gdn, MPS, m) {
   metal::implement<FusedRecurrentGatedDeltaRule, &run>(m);
   metal::implement<FusedRecurrentGatedDeltaRuleInPlace, &run_in_place>(m);
+  metal::implement<FusedRecurrentKda, &run>(m);
+  metal::implement<FusedRecurrentKdaInPlace, &run_in_place>(m);
 }
 
 }  // namespace torch_gdn

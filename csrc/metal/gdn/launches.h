@@ -4,33 +4,41 @@
 
 namespace torch_gdn {
 
-Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const ChannelDecays& channels,
-                                               const StateIo& states, const Tensor& o);
-// chunk_size: see fused_chunk_size(); 0: chosen.
+Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const StateIo& states, const Tensor& o);
+// chunk_size: see fused_chunk_size() and fused_kda_chunk_size(); 0 lets them choose.
 Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_size, const StateIo& states,
                                            const Tensor& o);
+Launch launch_fused_chunk_kda(const RuleInputs& in, int64_t chunk_size, const StateIo& states, const Tensor& o);
 
-Launch launch_chunk_fwd_intra(const RuleInputs& in, const Tensor& g_cumsum, const Tensor& w, const Tensor& u);
+// What is known of a prefill's chunks when each is taken by itself.
+struct Chunks {
+  Tensor q, k;                          // [B, T, H, K]; with log_decays both are decayed and have HV heads
+  Tensor w, u;                          // [B, T, HV, K] and [B, T, HV, V]
+  optional<Tensor> g_cumsum;            // [B, T, HV], f32: one decay a head
+  optional<Tensor> log_decays, scores;  // [B, NT, HV, K] of whole chunks and [B, T, HV, C], f32: decays of channels
+};
+// These fill what is not an input.
+Launch launch_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks);
+Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks);
 
 struct ChunkFwdHCall {
   ChunkShape<> shape;
-  Tensor k, w, u, g_cumsum;
+  Chunks chunks;  // q and scores are not read
   optional<Tensor> cu_seqlens;
   StateIo states;
   Tensor h, v_new;
-  bool has_channel_decays = false;  // g_cumsum [B, NT, HV, K], and k decayed to the end of its chunk
 };
 Launch launch_chunk_fwd_h(const ChunkFwdHCall& call);
 
 struct ChunkFwdOCall {
   ChunkShape<> shape;
-  Tensor q, k, v_new, h, g_cumsum;
+  Chunks chunks;  // w and u are not read; nor k where there are scores
+  Tensor v_new, h;
   optional<Tensor> cu_seqlens;
   Slots slots;
   bool v_first;
   double scale;
   Tensor o;
-  bool has_scores = false;  // [B, T, HV, C] in the place of k, and q decayed
 };
 Launch launch_chunk_fwd_o(const ChunkFwdOCall& call);
 

@@ -10,6 +10,7 @@ struct RuleInputs {
   ChunkShape<> shape;
   Tensor q, k, v;
   Gates gates;
+  ChannelGates gk, gv;
   optional<Tensor> cu_seqlens;
   double scale;
   bool normalise;

@@ -17,7 +17,13 @@ struct StateIo {
     return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
   }
 
-  Binding bound_source() const { return slots.source(source); }
+  // The last bindings of every kernel that carries a state, in the kernels' order.
+  template <typename Parameters, typename... Output>
+  auto bindings(const optional<Tensor>& cu_seqlens, const Parameters& parameters, const Output&... outputs) const {
+    return std::tuple(slots.source(source), Binding(cu_seqlens), Binding(slots.indices), Binding(slots.flags),
+                      Binding(checkpoints.offsets), Binding(checkpoints.indices), Binding(outputs)..., Binding(target),
+                      Binding::error_log(), Binding::values(parameters));
+  }
 
   template <typename Parameters>
   void set(Parameters& parameters) const {

@@ -1,16 +1,16 @@
 #include "shaders/kda/kda_chunk_fwd_intra.h"
 
-#include "metal/kda/launches.h"
+#include "metal/gdn/launches.h"
 #include "shaders/gdn/chunk_threads.h"
 
 namespace torch_gdn {
 
-Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const ChannelGates& gates, const KdaChunk& chunk) {
+Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks) {
   const auto& s = in.shape;
-  const auto& [decayed_q, decayed_k, scores, log_decays, w, u] = chunk;
+  const auto& [decayed_q, decayed_k, w, u, g_cumsum, log_decays, scores] = chunks;
   const KdaChunkFwdIntraParameters parameters{.sequence = sequence_parameters(s),
                                               .gates = in.gates.parameters,
-                                              .channel_gate = gates.parameters,
+                                              .channel_gate = in.gk.parameters,
                                               .q = row_strides(in.q),
                                               .k = row_strides(in.k),
                                               .v = row_strides(in.v),
@@ -19,7 +19,7 @@ Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const ChannelGates& gate
   return {"kda_chunk_fwd_intra",
           "kda/kda_chunk_fwd_intra.metal",
           {in.q.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({in.v, w, u})},
-          {in.q, in.k, in.v, *gates.g, *in.gates.beta, gates.A_log, gates.dt_bias, in.cu_seqlens, decayed_q, decayed_k,
+          {in.q, in.k, in.v, in.gk.g, in.gates.beta, in.gk.A_log, in.gk.dt_bias, in.cu_seqlens, decayed_q, decayed_k,
            scores, log_decays, w, u, Binding::error_log(), Binding::values(parameters)},
           {size_t(s.NT), size_t(s.HV), size_t(s.B)},
           size_t(chunk_threads(int(s.C)))};

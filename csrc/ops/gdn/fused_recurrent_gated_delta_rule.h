@@ -7,25 +7,13 @@ namespace torch_gdn {
 
 template <typename Int>
 struct RecurrentRule : GatedDeltaRule<Int> {
-  ChannelDecays channels;
-
-  // gk_name: what the op calls gk.
-  void check_recurrent(const Check<Int>& check, const char* gk_name) {
+  void check_recurrent(const Check<Int>& check) {
     this->check_inputs(check);
     auto& s = this->shape;
-    const auto& [gk, gv, gate] = channels;
     if (this->beta.has_value() && this->beta->dim() == 4) {
       check.shape("beta", *this->beta, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     } else if (this->beta.has_value()) {
       check.shape("beta", *this->beta, "[B, T, HV]", {s.B, s.T, s.HV});
-    }
-    if (gk.has_value()) {
-      check.is_floating(gk_name, *gk);
-      check.shape(gk_name, *gk, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
-    }
-    if (gv.has_value()) {
-      check.is_floating("gv", *gv);
-      check.shape("gv", *gv, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     }
     check_sequences(check, s, this->cu_seqlens);
   }
@@ -46,29 +34,15 @@ struct RecurrentRule : GatedDeltaRule<Int> {
   }
 };
 
+// The form that takes and returns states.
 template <typename Int>
-struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
-  static constexpr const char* kSchema =
-      "fused_recurrent_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? beta=None, "
-      "float? scale=None, Tensor? initial_state=None, bool output_final_state=False, "
-      "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
-      "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
-      "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
-      "str head_grouping='block') -> (Tensor o, Tensor final_state)";
-
+struct RecurrentCall : RecurrentRule<Int> {
   optional<Tensor> initial_state;
   bool output_final_state;
 
-  auto arguments() {
-    return std::tie(this->q, this->k, this->v, this->g, this->beta, this->scale, initial_state, output_final_state,
-                    this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->channels.gk, this->channels.gv,
-                    this->gates.use_gate, this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid,
-                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping);
-  }
-
-  void check() {
-    const Check<Int> check("fused_recurrent_gated_delta_rule", "q", this->q);
-    this->check_recurrent(check, "gk");
+  void check_as(const char* op) {
+    const Check<Int> check(op, "q", this->q);
+    this->check_recurrent(check);
     check_initial_state(check, this->shape, initial_state, this->state_v_first);
   }
 
@@ -77,8 +51,43 @@ struct FusedRecurrentGatedDeltaRule : RecurrentRule<Int> {
   }
 };
 
+// The form that updates a pool of states in place.
 template <typename Int>
-struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
+struct RecurrentCallInPlace : RecurrentRule<Int> {
+  StatePool pool;
+
+  void check_as(const char* op) {
+    const Check<Int> check(op, "q", this->q);
+    this->check_recurrent(check);
+    this->check_token_pool(check, pool);
+  }
+
+  Tensor outputs() const { return this->output(); }
+};
+
+template <typename Int>
+struct FusedRecurrentGatedDeltaRule : RecurrentCall<Int> {
+  static constexpr const char* kSchema =
+      "fused_recurrent_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? beta=None, "
+      "float? scale=None, Tensor? initial_state=None, bool output_final_state=False, "
+      "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? gk=None, "
+      "Tensor? gv=None, bool use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None, "
+      "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
+      "str head_grouping='block') -> (Tensor o, Tensor final_state)";
+
+  auto arguments() {
+    return std::tie(this->q, this->k, this->v, this->g, this->beta, this->scale, this->initial_state,
+                    this->output_final_state, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
+                    this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
+                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
+                    this->head_grouping);
+  }
+
+  void check() { this->check_as("fused_recurrent_gated_delta_rule"); }
+};
+
+template <typename Int>
+struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentCallInPlace<Int> {
   static constexpr const char* kSchema =
       "fused_recurrent_gated_delta_rule_(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state_pool, "
       "Tensor? state_indices=None, Tensor? has_initial_state=None, int null_index=-1, float? scale=None, "
@@ -87,23 +96,15 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentRule<Int> {
       "bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, ScalarType? output_dtype=None, "
       "str head_grouping='block', Tensor? num_accepted_tokens=None, Tensor(b!)? out=None) -> Tensor o";
 
-  StatePool pool;
-
   auto arguments() {
-    return std::tie(this->q, this->k, this->v, this->g, this->beta, pool.states, pool.indices, pool.has_initial_state,
-                    pool.null_index, this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
-                    this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
-                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    pool.num_accepted_tokens, this->out);
+    return std::tie(this->q, this->k, this->v, this->g, this->beta, this->pool.states, this->pool.indices,
+                    this->pool.has_initial_state, this->pool.null_index, this->scale, this->use_qk_l2norm,
+                    this->state_v_first, this->cu_seqlens, this->channels.gk, this->channels.gv, this->gates.use_gate,
+                    this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval,
+                    this->output_dtype, this->head_grouping, this->pool.num_accepted_tokens, this->out);
   }
 
-  void check() {
-    const Check<Int> check("fused_recurrent_gated_delta_rule_", "q", this->q);
-    this->check_recurrent(check, "gk");
-    this->check_token_pool(check, pool);
-  }
-
-  Tensor outputs() const { return this->output(); }
+  void check() { this->check_as("fused_recurrent_gated_delta_rule_"); }
 };
 
 }  // namespace torch_gdn

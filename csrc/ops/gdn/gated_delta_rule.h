@@ -13,10 +13,11 @@ namespace torch_gdn {
 // Offsets of checkpoints are multiples of it: every algorithm's chunk ends there.
 constexpr int64_t kCheckpointMultiple = 64;
 
-// Decays of each channel of K and of V, besides g.
+// Log decays of each channel of K and of V, on top of g.
 struct ChannelDecays {
   optional<Tensor> gk, gv;
-  ChannelGateOptions gate = {};  // of gk
+  const char* gk_name = "gk";    // what the op calls gk
+  ChannelGateOptions gate = {};  // makes gk of what was passed
 };
 
 // [rows.., HV, K, V], or [rows.., HV, V, K] where v_first.
@@ -46,6 +47,7 @@ template <typename Int = int64_t>
 struct GatedDeltaRule {
   Tensor q, k, v;
   optional<Tensor> g, beta;
+  ChannelDecays channels;
   optional<double> scale;
   bool use_qk_l2norm;
   bool state_v_first;
@@ -53,11 +55,11 @@ struct GatedDeltaRule {
   GateOptions gates;
   optional<at::ScalarType> output_dtype;
   std::string_view head_grouping;
-  optional<Tensor> out;  // of the in-place forms: o, where the caller has it
+  optional<Tensor> out;  // in-place forms only: the caller's tensor for o
 
   ChunkShape<Int> shape;
 
-  // Not of beta, states and sequences.
+  // Checks all inputs but the shape of beta, the states and the sequences.
   void check_inputs(const Check<Int>& check) {
     check.is_activation("q", q);
     check.dimensions("q", q, 4, "[B, T, H, K]");
@@ -76,6 +78,16 @@ struct GatedDeltaRule {
       check.is_floating("g", *g);
       check.shape("g", *g, "[B, T, HV]", {s.B, s.T, s.HV});
     }
+    const auto& [gk, gv, gk_name, gate] = channels;
+    if (gk.has_value()) {
+      check.is_floating(gk_name, *gk);
+      check.shape(gk_name, *gk, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
+    }
+    if (gv.has_value()) {
+      check.is_floating("gv", *gv);
+      check.shape("gv", *gv, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
+    }
+    check_channel_gate_in_kernel(check, s, gate);
     if (beta.has_value()) check.is_floating("beta", *beta);
     check_gates(check, s.HV, g, beta, gates);
     check.value(dtype_of_output() == v.scalar_type() || dtype_of_output() == at::kFloat, "output_dtype",

@@ -49,9 +49,7 @@ def chunk_kda(
     `output_dtype` and `head_grouping`.
 
     Args:
-        q, k: See `chunk_gated_delta_rule`.
-        v: [B, T, HV, V], q's dtype. HV is a multiple of H. V is at most 512. Any strides; a last stride other than 1
-            costs a copy.
+        q, k, v: See `chunk_gated_delta_rule`.
         g: See `fused_recurrent_kda`.
         beta, scale, initial_state, output_final_state: See `chunk_gated_delta_rule`.
         use_qk_l2norm_in_kernel: See `fused_recurrent_gated_delta_rule`.
@@ -130,10 +128,11 @@ def chunk_kda_(
     chunk_size: int = 64,
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
+    return_intermediate_states: bool = False,
     checkpoint_offsets: Tensor | None = None,
     checkpoint_indices: Tensor | None = None,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Applies `chunk_kda` to a server's pool of states, in place. Use it for prefill.
 
     vLLM has a similar function (`ssm_state_indices`); its null index is 0.
@@ -143,12 +142,11 @@ def chunk_kda_(
         state_pool, state_indices, has_initial_state, null_index: See `chunk_gated_delta_rule_`.
         scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: See `chunk_kda`.
         allow_neg_eigval, lower_bound, A_log, dt_bias, state_v_first, cu_seqlens: See `chunk_kda`.
-        chunk_size: 16, 32 or 64. It changes results by rounding only. Default: 64.
-        output_dtype, head_grouping: See `chunk_kda`.
+        chunk_size, output_dtype, head_grouping, return_intermediate_states: See `chunk_kda`.
         checkpoint_offsets, checkpoint_indices, out: See `chunk_gated_delta_rule_`.
 
     Returns:
-        o: See `chunk_kda`.
+        o, h: See `chunk_kda`.
 
     Raises:
         ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
@@ -169,6 +167,7 @@ def chunk_kda_(
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_size)
     gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, checkpoint_offsets, checkpoint_indices, out)
-    o: Tensor = torch.ops.gdn.chunk_kda_(q, k, v, g, beta, *slots, *options, *gates, *more)
-    return o if out is None else out
+    more = (output_dtype, head_grouping, return_intermediate_states, checkpoint_offsets, checkpoint_indices, out)
+    o, h = torch.ops.gdn.chunk_kda_(q, k, v, g, beta, *slots, *options, *gates, *more)
+    o = o if out is None else out
+    return (o, h) if return_intermediate_states else o

@@ -1,0 +1,211 @@
+// S [K, 32] of the recurrent kernel's threadgroup in registers, as rows of values or keys, to and from device memory.
+#pragma once
+#include "core/fragment.h"
+#include "gdn/fused_recurrent_gated_delta_rule.h"
+
+GDN_CONSTANT uint kTileColumns = kStateColumns;
+
+// How a threadgroup divides S: a thread has two rows, `kRowsApart` apart, of each one float4 of each part.
+template <int K>
+struct Division {
+  enum {
+    kThreads = recurrent_threads(K),
+    kLanes = 2 * kThreads / kStateColumns,  // of a row
+    kRowsApart = 32 / kLanes,
+    kPart = 4 * kLanes,  // keys
+    kParts = (K + kPart - 1) / kPart,
+    kPadded = kParts * kPart,
+    kPartFloats = kPart * kStateColumns
+  };
+};
+
+// A thread's rows of the threadgroup's 32, the first of two, and which of a row's lanes it is. Even lanes get the sums
+// of the first row, odd lanes those of the second.
+struct RowPosition {
+  int row;
+  int place;
+  bool is_odd;
+  int own_row;
+};
+
+template <int K>
+METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
+  constexpr uint kLanes = Division<K>::kLanes;
+  constexpr int kRowsApart = Division<K>::kRowsApart;
+  RowPosition at;
+  at.row = int(simdgroup * 2 * uint(kRowsApart) + lane / kLanes);
+  at.place = int(lane % kLanes);
+  at.is_odd = lane % 2 != 0;
+  at.own_row = at.row + (at.is_odd ? kRowsApart : 0);
+  return at;
+}
+
+// Of float4 number m: a row's lanes read 128 contiguous bytes or 256 where K is the inner dimension.
+template <int K>
+METAL_FUNC int first_element(int m, int place) {
+  return m * Division<K>::kPart + place * 4;
+}
+
+// Parts of S that the threadgroup memory of q and k holds at once.
+template <int K>
+METAL_FUNC constexpr int parts_together(int floats) {
+  return floats / Division<K>::kPartFloats < Division<K>::kParts ? floats / Division<K>::kPartFloats
+                                                                 : Division<K>::kParts;
+}
+
+// Where a state's columns, 4 values a group, lie in threadgroup memory: groups are permuted by the key, so that both
+// the groups of 4 keys and a column of 32 keys hit different banks.
+METAL_FUNC int scratch_group(uint key, uint group) { return int((key * 8 + (group ^ (key / 4 % 8))) * 4); }
+
+// Of the 2 * kParts vectors of a thread where V is the inner dimension: of half a part's keys a turn, a group of 4
+// values.
+template <int K>
+METAL_FUNC int own_key(int four, uint thread_index) {
+  return four * (Division<K>::kPart / 2) + int(thread_index / 8);
+}
+
+METAL_FUNC int own_group(uint thread_index) { return int(thread_index % 8); }
+
+// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys:
+// all vectors are loaded first, into the registers of S, because no load passes a barrier.
+template <int K, bool ValueInner, int Scratch, typename P>
+METAL_FUNC void load_state(
+    thread float4* state,
+    device const P* source,
+    StateStrides strides,
+    bool has_vectors,
+    int values,
+    threadgroup float* scratch,
+    RowPosition at,
+    uint thread_index) {
+  constexpr int kPart = Division<K>::kPart;
+  constexpr int kParts = Division<K>::kParts;
+  constexpr int kRowsApart = Division<K>::kRowsApart;
+  constexpr int kTogether = parts_together<K>(Scratch);
+  if (ValueInner) {
+    if (has_vectors) {
+      const int value = own_group(thread_index) * 4;
+      device const P* origin = source + own_key<K>(0, thread_index) * strides.key + value;
+      UNROLL for (int i = 0; i < 2 * kParts; ++i) {
+        const bool inside = own_key<K>(i, thread_index) < K && value < values;
+        state[i] = inside ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
+        origin += kPart / 2 * strides.key;
+      }
+    }
+    UNROLL for (int first = 0; first < kParts; first += kTogether) {
+      if (has_vectors) {
+        UNROLL for (int n = 0; n < 2 * kTogether; ++n) {
+          const int place = scratch_group(uint(own_key<K>(n, thread_index)), uint(own_group(thread_index)));
+          if (2 * first + n < 2 * kParts) *(threadgroup float4*)(scratch + place) = state[2 * first + n];
+        }
+      } else {
+        for (uint item = thread_index; item < uint(kTogether * Division<K>::kPartFloats);
+             item += Division<K>::kThreads) {
+          const int key = int(item / kTileColumns);
+          const int value = int(item % kTileColumns);
+          const bool inside = first * kPart + key < K && value < values;
+          scratch[scratch_group(uint(key), uint(value) / 4) + value % 4] =
+              inside ? float(source[(first * kPart + key) * strides.key + value * strides.value]) : 0.0f;
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL for (int m = 0; m < kTogether; ++m) {
+        UNROLL for (int e = 0; e < 8; ++e) {
+          const uint key = uint(first_element<K>(m, at.place) + e % 4);
+          const uint row = uint(at.row + e / 4 * kRowsApart);
+          if (first + m < kParts) {
+            state[2 * (first + m) + e / 4][e % 4] = scratch[scratch_group(key, row / 4) + int(row % 4)];
+          }
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  } else {
+    UNROLL for (int m = 0; m < kParts; ++m) {
+      UNROLL for (int r = 0; r < 2; ++r) {
+        const int key = first_element<K>(m, at.place);
+        const bool row_inside = at.row + r * kRowsApart < values;
+        device const P* origin = source + key * strides.key + (at.row + r * kRowsApart) * strides.value;
+        if (has_vectors) {
+          state[2 * m + r] = row_inside && key < K ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
+        } else {
+          UNROLL for (int e = 0; e < 4; ++e) {
+            state[2 * m + r][e] = row_inside && key + e < K ? float(origin[e * strides.key]) : 0.0f;
+          }
+        }
+      }
+    }
+  }
+}
+
+template <int K, bool ValueInner, int Scratch, typename P>
+METAL_FUNC void store_state(
+    thread const float4* state,
+    device P* target,
+    StateStrides strides,
+    bool has_vectors,
+    int values,
+    threadgroup float* scratch,
+    RowPosition at,
+    uint thread_index) {
+  constexpr int kPart = Division<K>::kPart;
+  constexpr int kParts = Division<K>::kParts;
+  constexpr int kRowsApart = Division<K>::kRowsApart;
+  constexpr int kTogether = parts_together<K>(Scratch);
+  if (ValueInner) {
+    const int value = own_group(thread_index) * 4;
+    device P* origin = target + own_key<K>(0, thread_index) * strides.key + value;
+    UNROLL for (int first = 0; first < kParts; first += kTogether) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL for (int m = 0; m < kTogether; ++m) {
+        UNROLL for (int e = 0; e < 8; ++e) {
+          const uint key = uint(first_element<K>(m, at.place) + e % 4);
+          const uint row = uint(at.row + e / 4 * kRowsApart);
+          if (first + m < kParts) {
+            scratch[scratch_group(key, row / 4) + int(row % 4)] = state[2 * (first + m) + e / 4][e % 4];
+          }
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      if (has_vectors) {
+        UNROLL for (int n = 0; n < 2 * kTogether; ++n) {
+          const int place = scratch_group(uint(own_key<K>(n, thread_index)), uint(own_group(thread_index)));
+          const bool inside = own_key<K>(2 * first + n, thread_index) < K && value < values;
+          if (inside) *(device vec<P, 4>*)origin = vec<P, 4>(*(threadgroup const float4*)(scratch + place));
+          origin += kPart / 2 * strides.key;
+        }
+      } else {
+        for (uint item = thread_index; item < uint(kTogether * Division<K>::kPartFloats);
+             item += Division<K>::kThreads) {
+          const int key = int(item / kTileColumns);
+          const int column = int(item % kTileColumns);
+          if (first * kPart + key < K && column < values) {
+            target[(first * kPart + key) * strides.key + column * strides.value] =
+                P(scratch[scratch_group(uint(key), uint(column) / 4) + column % 4]);
+          }
+        }
+      }
+    }
+  } else {
+    UNROLL for (int m = 0; m < kParts; ++m) {
+      UNROLL for (int r = 0; r < 2; ++r) {
+        const int key = first_element<K>(m, at.place);
+        const bool row_inside = at.row + r * kRowsApart < values;
+        device P* origin = target + key * strides.key + (at.row + r * kRowsApart) * strides.value;
+        if (has_vectors) {
+          if (row_inside && key < K) *(device vec<P, 4>*)origin = vec<P, 4>(state[2 * m + r]);
+        } else {
+          UNROLL for (int e = 0; e < 4; ++e) {
+            if (row_inside && key + e < K) origin[e * strides.key] = P(state[2 * m + r][e]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// As a state is that was stored and loaded again.
+template <int Count, typename P>
+METAL_FUNC void round_state(thread float4* state) {
+  UNROLL for (int i = 0; i < Count; ++i) state[i] = float4(vec<P, 4>(state[i]));
+}

@@ -1,0 +1,59 @@
+// The prologue of every kernel that carries a state. A threadgroup owns 32 value columns of one head of one sequence:
+// this finds the sequence's tokens, slot and checkpoint, and reports those that are wrong.
+#pragma once
+#include "core/checkpoints.h"
+#include "core/sequences.h"
+#include "core/slots.h"
+#include "gdn/state_tile.h"
+
+// The same in every lane: a kernel branches on it around barriers.
+struct StateThreadgroup {
+  int64_t head, key_head;
+  int first_value, values;  // the columns [first_value, first_value + values) of S
+  Sequence sequence;
+  Slot slot;
+  Checkpoint checkpoint;
+};
+
+// Where the threadgroup's columns start in the state of slot 0.
+METAL_FUNC int64_t own_columns(StateThreadgroup own, constant StateStrides& strides) {
+  return own.head * strides.head + own.first_value * strides.value;
+}
+
+// `entry` of state_indices is the slot that the sequence starts from. `chunk_size` counts the rows of h before the
+// sequence. `counted_chunk_size` is the one that NT was computed with; 0 skips that check. Every lane must call.
+template <typename Parameters>
+METAL_FUNC StateThreadgroup state_threadgroup(
+    device const int64_t* cu_seqlens,
+    device const int* state_indices,
+    device const uchar* has_initial_state,
+    device const int* checkpoint_offsets,
+    device const int* checkpoint_indices,
+    constant Parameters& parameters,
+    int64_t entry,
+    int value_size,
+    int chunk_size,
+    int counted_chunk_size,
+    device ErrorLog* errors,
+    uint3 group,
+    uint simdgroup,
+    uint lane) {
+  const int target = int(group.z);
+  StateThreadgroup own;
+  own.head = int64_t(group.y);
+  own.key_head = key_head_of(int(group.y), parameters.heads);
+  own.first_value = int(group.x) * kStateColumns;
+  own.values = min(kStateColumns, value_size - own.first_value);
+  own.sequence = locate_sequence(cu_seqlens, parameters.sequence, target, chunk_size, lane);
+  own.slot = locate_entry(state_indices, parameters.slots, entry, lane);
+  own.slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
+  const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
+  own.checkpoint = locate_checkpoint(
+      checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
+      parameters.sequence, target, own.sequence.last - own.sequence.first, errors, is_reporter, lane);
+  if (is_reporter) report_slot(own.slot, entry, parameters.sequence.op, errors);
+  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
+    report_cu_seqlens(cu_seqlens, parameters.sequence, counted_chunk_size, errors, lane);
+  }
+  return own;
+}
