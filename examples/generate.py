@@ -195,11 +195,11 @@ def run(options: argparse.Namespace) -> bool:
         # A second run is timed: the first one pays for counting and, on a Mac, for compiling the kernels.
         timed = ours if simulated else generate(model, prompt, options.new_tokens, "torch_gdn, timed")
         our_bits = bits_per_byte(model, pieces, "torch_gdn")
-    # The reference, which the device that is to be judged takes no part in.
-    reference = model.cpu()
+    # The device that is to be judged takes no part in the reference.
+    model, prompt, pieces = model.cpu(), prompt.cpu(), pieces.cpu()
     with on_the_cpu():
-        fallback = generate(reference, prompt.cpu(), options.new_tokens, "transformers' fallback", forced=ours.tokens)
-        fallback_bits = bits_per_byte(reference, pieces.cpu(), "transformers' fallback")
+        fallback = generate(model, prompt, options.new_tokens, "transformers' fallback", forced=ours.tokens)
+        fallback_bits = bits_per_byte(model, pieces, "transformers' fallback")
 
     print_counts(counts)
     print("text      the prompt's end, then after the bar what the model wrote:")

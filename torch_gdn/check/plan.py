@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -62,6 +62,7 @@ def about_the_device() -> list[Step]:
     ]
 
 
+@cache
 def compile_steps() -> list[Step]:
     """Every kernel variant that the check computes or that models launch, kernel by kernel."""
     if not _C.has_launcher():

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ class Worker:
         os.close(descriptor)
         self._log = Path(log)
         self._given_up = ""
+        self._lock = Lock()  # between the start of a process and the end of all
         self._losses = 0
 
     def run(self, step: Step) -> Result:
@@ -83,9 +85,11 @@ class Worker:
             return step.result(FAIL, self._loss(error, printed))
 
     def end(self) -> None:
-        """Ends the process, and with it a step that another thread waits for. Starts no other."""
-        self._given_up = self._given_up or "interrupted"
-        self._end()
+        """Ends the process, and with it a step that another thread waits for; no other process is started."""
+        with self._lock:
+            self._given_up = self._given_up or "interrupted"
+            if self._process is not None:
+                self._process.kill()  # the thread that waits for it sees its end
 
     def close(self) -> None:
         self._end()
@@ -95,9 +99,12 @@ class Worker:
         context = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, self._setup, str(self._log)), daemon=True)
-        process.start()
+        with self._lock:
+            if self._given_up:
+                raise EOFError(self._given_up)
+            process.start()
+            self._process, self._connection = process, ours
         theirs.close()
-        self._process, self._connection = process, ours
         self._answer(ours, START_SECONDS)
         return ours
 
