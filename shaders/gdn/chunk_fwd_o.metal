@@ -118,15 +118,14 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
 [[kernel]] void chunk_fwd_o(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
-    device const float* given_scores [[buffer(2)]],
-    device const Intermediate* v_new [[buffer(3)]],
-    device const Intermediate* h [[buffer(4)]],
-    device const float* g_cumsum [[buffer(5)]],
-    device const int64_t* cu_seqlens [[buffer(6)]],
-    device const int* state_indices [[buffer(7)]],
-    device T* o [[buffer(8)]],
-    device ErrorLog* errors [[buffer(9)]],
-    constant ChunkFwdOParameters& parameters [[buffer(10)]],
+    device const Intermediate* v_new [[buffer(2)]],
+    device const Intermediate* h [[buffer(3)]],
+    device const float* g_cumsum_or_scores [[buffer(4)]],
+    device const int64_t* cu_seqlens [[buffer(5)]],
+    device const int* state_indices [[buffer(6)]],
+    device T* o [[buffer(7)]],
+    device ErrorLog* errors [[buffer(8)]],
+    constant ChunkFwdOParameters& parameters [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -169,13 +168,13 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   device const T* queries =
       q + chunk.batch * parameters.q.batch + chunk.first * parameters.q.token + key_head * parameters.q.head;
   if constexpr (HasScores) {
-    load_scores<C>(scores, given_scores + row * C, value_heads * C, tokens, simdgroup, at);
+    load_scores<C>(scores, g_cumsum_or_scores + row * C, value_heads * C, tokens, simdgroup, at);
   } else {
     const int64_t first_key =
         chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
     if (int(thread_index) < C) {
       chunk_g_cumsum[thread_index] =
-          int(thread_index) < tokens ? g_cumsum[row + int64_t(thread_index) * value_heads] : 0.0f;
+          int(thread_index) < tokens ? g_cumsum_or_scores[row + int64_t(thread_index) * value_heads] : 0.0f;
     }
     masked_scores<T, K, C, Width>(
         scores, (threadgroup T*)scores, chunk_g_cumsum, queries, parameters.q.token, k + first_key, parameters.k.token,
