@@ -30,12 +30,13 @@ from lab.cuda.record import (
     shortened,
 )
 from proof.dialects import find_kernel, without_comments
-from proof.metal.front_end import SHADERS, shader_text
+from proof.metal.front_end import shader_text
 from tests.helpers.devices import ready
+from tests.helpers.shaders import shaders_of_ops
 from tests.proof.needs import needs_simulated_device
 from torch_gdn.testing import REGISTRY
 
-KERNELS = sorted(path.relative_to(SHADERS).as_posix() for path in SHADERS.rglob("*.metal"))
+KERNELS = shaders_of_ops()
 HEAD = """\
 template <typename T, int D>
 [[kernel]] void scaled(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proof import dialects
-from proof.metal.front_end import SHADERS, shader_text
+from proof.metal.front_end import shader_text
+from tests.helpers.shaders import shaders_of_ops
 
 PROGRAM = """\
 METAL_FUNC int append_text(device char* target, int length, int size, constant const char* text) {
@@ -87,9 +88,7 @@ def test_a_program_without_the_kernel_is_refused() -> None:
         dialects.find_kernel(PROGRAM, "other")
 
 
-OPS_SHADERS = (path for path in SHADERS.rglob("*.metal") if path.parent.name != "probes")
-
-
+@pytest.mark.parametrize("file", shaders_of_ops())
 def test_every_shader_has_a_kernel_of_its_name_that_is_found(file: str) -> None:
     source = shader_text(file)
     text = dialects.errors_by_line(dialects.without_comments(source))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from proof.metal import caps as strict_caps
 from proof.metal.facts import ISA_REGISTERS, Facts
-from proof.metal.front_end import SHADERS
+from tests.helpers.shaders import shaders_of_ops
 
 pytestmark = pytest.mark.xdist_group("strict")
 
@@ -38,5 +39,5 @@ def test_a_kernel_without_a_cap_is_a_problem() -> None:
 
 def test_every_kernel_is_recorded_in_the_tables_own_form() -> None:
     recorded = strict_caps.recorded()
-    assert sorted(recorded) == sorted(path.stem for path in SHADERS.rglob("*.metal"))
+    assert sorted(recorded) == sorted(Path(file).stem for file in shaders_of_ops())
     assert strict_caps.text(recorded) == strict_caps.TABLE.read_text()

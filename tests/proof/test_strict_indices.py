@@ -14,6 +14,7 @@ from proof.metal import front_end as strict_front_end
 from proof.metal import kernels as strict_kernels
 from proof.metal.kernels import check_source
 from proof.metal.launches import model_launches
+from tests.helpers.shaders import shaders_of_ops
 from tests.proof.needs import needs_clang
 from torch_gdn._recorder import KernelVariant
 
@@ -94,10 +95,9 @@ PLANTED = """  const int planted = int(group.x) * int(group.y) + 1;
   if (((device const uchar*)BUFFER)[planted] == 1) return;
   if (((device const uchar*)BUFFER)[group.x * group.y] == 1) return;
 """
-FILES = sorted(str(path.relative_to(strict_front_end.SHADERS)) for path in strict_front_end.SHADERS.rglob("*.metal"))
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", shaders_of_ops())
 def test_narrow_indices_planted_in_a_shader_are_found(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
