@@ -96,7 +96,7 @@ class Bindings {
     (add(std::forward<Each>(each)), ...);
   }
 
-  // For a launch whose bindings are known only when it is made. The block is not copied: keep it until the launch ran.
+  // Takes bindings that are known only when the launch is made. The block is not copied: keep it until the launch ran.
   static Bindings of(c10::ArrayRef<Binding> bindings, c10::ArrayRef<std::byte> block);
 
   const Binding* begin() const { return bindings_.data(); }

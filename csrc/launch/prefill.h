@@ -46,7 +46,7 @@ struct TuningRow {
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores);
 
 // Measured rows by device name.
-// The name of a device's rows. One name of Apple's stands for chips with different numbers of cores.
+// The name of a device's rows. Chips of one name differ in their number of cores.
 std::string tuning_key(const std::string& device, int64_t cores);
 
 void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows);

@@ -56,7 +56,7 @@ void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, co
           threadsPerThreadgroup:MTLSizeMake(launch.threads, 1, 1)];
 }
 
-// By number: the SDK of macOS 14 does not name the last ones.
+// Families are given by number, because the SDK of macOS 14 does not name the last ones.
 std::vector<std::string> families_of(id<MTLDevice> device) {
   static constexpr std::pair<const char*, NSInteger> known[] = {{"Apple7", 1007},  {"Apple8", 1008}, {"Apple9", 1009},
                                                                 {"Apple10", 1010}, {"Metal3", 5001}, {"Metal4", 5002}};

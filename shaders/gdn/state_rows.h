@@ -5,7 +5,7 @@
 
 GDN_CONSTANT uint kTileColumns = kStateColumns;
 
-// How a threadgroup divides S: a thread has two rows, `kRowsApart` apart, of each one float4 of each part.
+// How a threadgroup divides S: a thread has two rows, `kRowsApart` apart, and one float4 of each part of both.
 template <int K>
 struct Division {
   enum {
@@ -40,7 +40,7 @@ METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
   return at;
 }
 
-// Of float4 number m: a row's lanes read 128 contiguous bytes or 256 where K is the inner dimension.
+// The key of a lane's float4 number m. Where K is the inner dimension, a row's lanes read 128 or 256 contiguous bytes.
 template <int K>
 METAL_FUNC int first_element(int m, int place) {
   return m * Division<K>::kPart + place * 4;
@@ -57,8 +57,8 @@ METAL_FUNC constexpr int parts_together(int floats) {
 // the groups of 4 keys and a column of 32 keys hit different banks.
 METAL_FUNC int scratch_group(uint key, uint group) { return int((key * 8 + (group ^ (key / 4 % 8))) * 4); }
 
-// Of the 2 * kParts vectors of a thread where V is the inner dimension: of half a part's keys a turn, a group of 4
-// values.
+// The key of a thread's vector number `four`, of 2 * kParts, where V is the inner dimension. Each turn takes half a
+// part's keys; a thread takes a group of 4 values.
 template <int K>
 METAL_FUNC int own_key(int four, uint thread_index) {
   return four * (Division<K>::kPart / 2) + int(thread_index / 8);
@@ -66,8 +66,8 @@ METAL_FUNC int own_key(int four, uint thread_index) {
 
 METAL_FUNC int own_group(uint thread_index) { return int(thread_index % 8); }
 
-// Where V is the inner dimension through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys:
-// all vectors are loaded first, into the registers of S, because no load passes a barrier.
+// Where V is the inner dimension, the state goes through `scratch`, so that a simdgroup reads 128 contiguous bytes of
+// each of 4 keys. All vectors are loaded first, into the registers of S, because no load passes a barrier.
 template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
@@ -204,7 +204,7 @@ METAL_FUNC void store_state(
   }
 }
 
-// As a state is that was stored and loaded again.
+// Rounds S as storing and loading it would.
 template <int Count, typename P>
 METAL_FUNC void round_state(thread float4* state) {
   UNROLL for (int i = 0; i < Count; ++i) state[i] = float4(vec<P, 4>(state[i]));

@@ -26,7 +26,7 @@ def load(path: Path) -> Report:
 
 
 def said(report: Report) -> Rows:
-    """Facts and measured figures one by one; of comparisons with float64 the share of the bound that was used."""
+    """Lists facts and measured figures, and how much of its bound each comparison with float64 used."""
     rows: Rows = {"status": report["status"], "seconds": short(report["seconds"])}
     for result in report["results"]:
         name = " ".join(filter(None, (result["section"], result["group"], result["case"])))
@@ -49,7 +49,7 @@ def said(report: Report) -> Rows:
 
 
 def side_by_side(first: Path, second: Path) -> str:
-    """Every line that differs or that was measured; that both pass without a figure is not said."""
+    """Lists each line that differs or has a figure, and omits those that pass in both without one."""
     one, other = said(load(first)), said(load(second))
     names = [name for name in dict.fromkeys([*one, *other]) if not one.get(name) == other.get(name) == PASS]
     table = [("", first.name, second.name)]

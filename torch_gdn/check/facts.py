@@ -1,4 +1,4 @@
-"""What this machine, its GPU and the build are. A fact that is not to be had is None, and `absent` says why."""
+"""What this machine, its GPU and the build are. A fact that cannot be found is None, and `absent` says why."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def in_a_new_process(shaders: Path) -> dict[str, float]:
 
 
 def check_first_call(device: torch.device) -> Outcome:
-    """In a process that compiles shaders which no cache has, and in a second one."""
+    """Times a process that compiles shaders which no cache has, and a second one."""
     refuse_simulated(device)
     return Outcome(cold_and_cached())
 

@@ -40,7 +40,7 @@ def small_model(device: torch.device) -> Any:
 
 
 def tokens_per_second(model: Any, device: torch.device, prompt: int, new: int) -> dict[str, float]:
-    """Of a prompt, and of greedy decoding behind it; a first round compiles."""
+    """Times a prompt and the greedy decoding after it. A first round compiles."""
     tokens = torch.arange(prompt, device=device)[None] % CONFIG["vocab_size"]
     found = {}
     for _ in range(2):

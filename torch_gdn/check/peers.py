@@ -1,4 +1,4 @@
-"""What torch_gdn is timed beside: transformers' PyTorch loops on the same device, and MLX where it is installed."""
+"""What torch_gdn is compared with: transformers' PyTorch loops on the same device, and MLX where it is installed."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def check_probe(device: torch.device, name: str) -> Outcome:
 
 
 def launches(device: torch.device) -> list[Launch]:
-    """What all probes launch, recorded: nothing runs."""
+    """Records what all probes launch and runs nothing."""
     with recording() as recorded:
         for probe in PROBES.values():
             probe.measure(device)
@@ -154,7 +154,7 @@ def shuffles(device: torch.device) -> Measured:
     wrong = []
     for kind, results in (("float", floats.cpu()), ("int", integers.cpu())):
         for (name, wanted), found in zip(expected[kind], results, strict=True):
-            first = 1 if name == "simd_shuffle_up" else 0  # nothing is said of the lanes that nothing is shifted to
+            first = 1 if name == "simd_shuffle_up" else 0  # a lane that no other shifts to has no defined value
             if differing(found[first:].int(), wanted[first:]):
                 wrong.append(f"{name} of {kind}")
     return {"wrong": wrong}, f"wrong results of {', '.join(wrong)}" if wrong else ""
@@ -223,7 +223,7 @@ def products(device: torch.device) -> Measured:
 
 
 def safe_math(device: torch.device) -> Measured:
-    """In f32 on the CPU the same; on a GPU it would not be under fast math."""
+    """Compares f32 on the device with the CPU. Fast math would make them differ."""
     x = torch.cat([random(26), torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-3, 1.0, -1e-3])])
     y = torch.full((LANES,), 1e8)
     results = zeros(device, 5, LANES)
@@ -262,7 +262,7 @@ def denormals(device: torch.device) -> Measured:
 
 
 def rounding(device: torch.device) -> Measured:
-    """Ties, both neighbours of a tie, overflow, infinities and NaN: as PyTorch converts on the CPU."""
+    """Compares ties, both neighbours of a tie, overflow, infinities and NaN with PyTorch's conversion on the CPU."""
     special = [float("nan"), float("inf"), -float("inf"), -0.0, 3.4e38, -3.4e38, 65519.0, 65520.0]
     wrong = []
     for name in ("half", "bfloat"):

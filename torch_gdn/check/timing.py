@@ -1,4 +1,4 @@
-"""Times: of every op alone, and of decode and prefill beside other code for the same work."""
+"""Times every op alone, and decode and prefill next to other code for the same work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def warmed(call: Call, device: torch.device) -> None:
 
 
 def median_seconds(call: Call, device: torch.device, repeats: int, calls: int) -> float:
-    """Of one call; `calls` of them are encoded before the device is waited for, as a model's layers are."""
+    """Times one call. `calls` of them are encoded before the device is waited for, as a model's layers are."""
     return statistics.median(encoded + waited for encoded, waited in samples(call, device, repeats, calls))
 
 
@@ -127,7 +127,7 @@ def check_op_time(device: torch.device, op: str, point: Point, repeats: int = 7,
     )
 
 
-# Beside others
+# Next to other code
 
 
 def layer_inputs(shape: tuple[int, int, int, int], tokens: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def exact_output(inputs: dict[str, Any]) -> Tensor:
 
 
 def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, tuple[Call, Callable[[], Tensor]] | str]:
-    """Of each a call and its output, or why it is left out."""
+    """Gives each contender's call and output, or says why it is left out."""
     there: dict[str, Any] = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
     is_decode = inputs["q"].size(1) == 1
     ours = partial(

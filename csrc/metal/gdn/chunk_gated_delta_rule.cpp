@@ -13,7 +13,7 @@ namespace {
 
 using Rule = ChunkedRule<int64_t>;
 
-// A kernel for what each chunk gives by itself, one for the states between chunks, one for the outputs.
+// One kernel prepares each chunk by itself, one computes the states between chunks, and one the outputs.
 std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h_output) {
   const auto& s = op.shape;
   auto in = rule_inputs(op);
@@ -49,7 +49,7 @@ std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, cons
   return launches;
 }
 
-// Without tokens the recurrence alone: it zeros the states of slots without has_initial_state.
+// A call without tokens runs the recurrence, which zeros the states of slots without has_initial_state.
 std::vector<Launch> prefill_launches(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h) {
   const auto [algorithm, chunk_size] = choose_prefill(op);
   if (op.shape.T == 0 || algorithm == PrefillAlgorithm::kRecurrent) {
