@@ -12,6 +12,7 @@ from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
 from torch_gdn.ops.attention.aura_paged_attention import aura_paged_attention
+from torch_gdn.ops.attention.compute_slot_mapping import compute_slot_mapping
 from torch_gdn.ops.attention.paged_attention import paged_attention
 from torch_gdn.ops.attention.reshape_and_cache import reshape_and_cache
 from torch_gdn.ops.aura.aura_attention import aura_attention
@@ -90,6 +91,7 @@ __all__ = [
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt",
     "chunk_scaled_dot_kkt_fwd",
+    "compute_slot_mapping",
     "fused_gdn_gate",
     "fused_kda_gate",
     "fused_recurrent_gated_delta_rule",

@@ -7,7 +7,18 @@ from torch import Tensor
 
 from torch_gdn.reference.common import compute_dtype, sequences
 
-__all__ = ["paged_attention", "reshape_and_cache"]
+__all__ = ["compute_slot_mapping", "paged_attention", "reshape_and_cache"]
+
+
+def compute_slot_mapping(
+    positions: Tensor, cu_seqlens: Tensor, block_table: Tensor, block_size: int, slot_mapping: Tensor
+) -> None:
+    """Token by token; slot_mapping [slots] is written in place, with -1 after the last token."""
+    slot_mapping.fill_(-1)
+    for n, _, first, last, _ in sequences(1, 0, cu_seqlens):
+        for token in range(first, last):
+            block, offset = divmod(int(positions[token]), block_size)
+            slot_mapping[token] = block_table[n, block] * block_size + offset
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -169,6 +169,27 @@ def exact_pages(call: Call) -> None:
     reference.reshape_and_cache(**call)
 
 
+def draw_slots(point: Point) -> Call:
+    """A prefill, an empty sequence and a decode; the dtypes that vLLM passes; two entries of padding."""
+    queries, keys, size = (9, 0, 1), (20, 4, 33), 8
+    call = make_call(queries, keys, block_size=size, HK=1, D=1)
+    positions = [range(k - q, k) for q, k in zip(queries, keys, strict=True)]
+    found = {name: call[name] for name in ("cu_seqlens", "block_table")}
+    slots = torch.full((sum(queries) + 2,), 7)
+    return (
+        {"positions": torch.tensor([*itertools.chain(*positions)])}
+        | found
+        | {
+            "block_size": size,
+            "slot_mapping": slots,
+        }
+    )
+
+
+def exact_slots(call: Call) -> None:
+    reference.compute_slot_mapping(**call)
+
+
 def attention_bounds(point: PagePoint, call: Call, exact: Named) -> dict[str, float]:
     return {"out": 1e-6} if point.dtype == F32 else {}
 
@@ -194,6 +215,18 @@ def wrong_writes(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     yield Invalid(slots, TypeError, "floats", change(slots, torch.Tensor.float))
     yield Invalid(slots, ValueError, "6 for 5", put(slots, torch.arange(6)))
     yield Invalid(slots, ValueError, "two dimensions", change(slots, lambda x: x[None]))
+
+
+def wrong_slots(entry: OpEntry[Point]) -> Iterator[Invalid]:
+    numbers = ("positions", "cu_seqlens", "block_table", "slot_mapping")
+    for name in numbers:
+        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
+        yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
+    yield Invalid("block_table", ValueError, "a sequence fewer", change("block_table", lambda x: x[1:]))
+    yield Invalid("cu_seqlens", ValueError, "no boundary", change("cu_seqlens", lambda x: x[:0]))
+    yield Invalid("slot_mapping", ValueError, "too few", change("slot_mapping", lambda x: x[3:]))
+    for size in (0, -1, 2**31):
+        yield Invalid("block_size", ValueError, f"{size}", put("block_size", size))
 
 
 def each_of(*names: str, how: slice | tuple[slice, ...]) -> Change:
@@ -300,6 +333,19 @@ register(
         bound=lambda point, call, exact: {"key_cache": 0.0, "value_cache": 0.0},  # but for rounding
         invalid=wrong_writes,
         hostile=[Hostile("slot_mapping", [3, 24, LARGE, 8, 0])],  # of 24
+    ),
+    OpEntry(
+        "compute_slot_mapping_",
+        draw=draw_slots,
+        exact=exact_slots,
+        small=Point(),
+        points=[Point()],
+        invalid=wrong_slots,
+        hostile=[
+            Hostile("positions", [3, 40, LARGE, -1, *range(6)]),
+            Hostile("cu_seqlens", [0, LARGE, 9, 10]),
+            Hostile("block_table", [[LARGE] * 6, [0] * 6, [-3] * 6]),
+        ],
     ),
     OpEntry(
         "paged_attention_",

@@ -115,7 +115,7 @@ class OpEntry(Generic[P]):
 
     @property
     def packable(self) -> bool:
-        return "cu_seqlens" in self.arguments and "seq_lens" not in self.arguments
+        return "cu_seqlens" in self.arguments and "block_table" not in self.arguments
 
     def smallest(self, packed: bool = False, device: torch.device | str = "cpu", **changes: Any) -> Call:
         return to_device(self.call(replace(self.small, packed=packed, **changes)), device)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import torch_gdn
+
 
 def compute_slot_mapping(
     num_tokens: int,
@@ -27,12 +29,9 @@ def compute_slot_mapping(
     """The slot of each token's key and value."""
     if TOTAL_CP_WORLD_SIZE != 1:
         raise NotImplementedError(f"context parallelism: expected 1 process, got {TOTAL_CP_WORLD_SIZE}")
-    tokens = torch.arange(num_tokens, device=positions.device, dtype=query_start_loc.dtype)
-    requests = torch.searchsorted(query_start_loc[1:].contiguous(), tokens, right=True)
-    at = positions[:num_tokens]
-    blocks = block_table[requests, at // KV_CACHE_BLOCK_SIZE].long()
-    slot_mapping[:num_tokens] = blocks * KV_CACHE_BLOCK_SIZE + at % KV_CACHE_BLOCK_SIZE
-    slot_mapping[num_tokens:max_num_tokens] = PAD_ID
+    tables = block_table[: query_start_loc.shape[0] - 1]
+    slots = slot_mapping[:max_num_tokens]
+    torch_gdn.compute_slot_mapping(positions[:num_tokens], query_start_loc, tables, KV_CACHE_BLOCK_SIZE, slots)
 
 
 class Drafts:

@@ -1,0 +1,45 @@
+#include "ops/attention/compute_slot_mapping.h"
+
+#include "metal/implement.h"
+#include "metal/parameters.h"
+#include "shaders/attention/compute_slot_mapping.h"
+
+namespace torch_gdn {
+
+namespace {
+
+void run(const ComputeSlotMapping<int64_t>& op) {
+  const char* slots = "compute_slot_mapping_: slot_mapping";
+  const auto device = op.positions.device();
+  const Tensor cu_seqlens = op.cu_seqlens.to(device), block_table = op.block_table.to(device);
+  SlotMappingParameters parameters{};
+  parameters.table_sequence = block_table.stride(0);
+  parameters.table_block = block_table.stride(1);
+  parameters.position = op.positions.stride(0);
+  parameters.boundary = cu_seqlens.stride(0);
+  parameters.slot = op.slot_mapping.stride(0);
+  parameters.table_bytes = int32_t(block_table.element_size());
+  parameters.position_bytes = int32_t(op.positions.element_size());
+  parameters.boundary_bytes = int32_t(cu_seqlens.element_size());
+  parameters.slot_bytes = int32_t(op.slot_mapping.element_size());
+  parameters.tokens = int32_t(op.T);
+  parameters.slots = int32_count(op.slots, slots, "entries");
+  parameters.sequences = int32_count(op.N, "compute_slot_mapping_: cu_seqlens", "sequences");
+  parameters.table_blocks = int32_count(op.table_blocks, "compute_slot_mapping_: block_table", "blocks");
+  parameters.block_size = int32_t(op.block_size);
+  parameters.op = op_name();
+  const int64_t items = std::max(op.slots, op.N + 1);  // a thread checks a boundary too
+  launcher().run(
+      {{"compute_slot_mapping",
+        "attention/compute_slot_mapping.metal",
+        {kSlotThreads},
+        {op.positions, cu_seqlens, block_table, op.slot_mapping, Binding::error_log(), Binding::values(parameters)},
+        {size_t(ceil_div(items, kSlotThreads)), 1, 1},
+        size_t(kSlotThreads)}});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<ComputeSlotMapping, &run>(m); }
+
+}  // namespace torch_gdn
