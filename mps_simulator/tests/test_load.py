@@ -85,6 +85,19 @@ def test_a_changed_source_is_rebuilt(tmp_path: Path) -> None:
     assert mps_simulator.load(source, name="changed").stat().st_mtime_ns > first.st_mtime_ns
 
 
+def test_a_new_source_leaves_the_other_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "old.cpp", tmp_path / "new.cpp"
+    for source in (old, new):
+        source.write_text(f'extern "C" int {source.stem}_number() {{ return 1; }}\n')
+    first = mps_simulator.load(old, name="grows")
+    commands: list[str] = []
+    run = build._run
+    monkeypatch.setattr(build, "_run", lambda command, at: (commands.append(" ".join(command)), run(command, at))[1])
+    both = mps_simulator.load([old, new], name="grows")
+    assert first.exists() and both != first
+    assert [str(new) in command for command in commands if " -c " in command] == [True]
+
+
 def test_a_python_module_can_be_imported(tmp_path: Path) -> None:
     source = tmp_path / "module.cpp"
     source.write_text(MODULE)
