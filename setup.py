@@ -14,6 +14,7 @@ from setuptools.command.build_py import build_py
 if sys.platform not in ("darwin", "linux"):
     sys.exit(f"torch_gdn builds on macOS (arm64) and on Linux; this is {sys.platform}")
 try:
+    import torch
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 except ModuleNotFoundError as missing:
     sys.exit(
@@ -87,6 +88,29 @@ def extension() -> Extension:
     )
 
 
+# PyTorch's headers take more than half of the time of a source file, so g++ compiles them once. Where it finds that the
+# options differ, it reads the headers themselves.
+SHARED_HEADERS = ("torch/library.h", "ATen/Parallel.h", "ATen/ops/empty.h")
+QUIET = ["-Wno-sign-compare"]  # compiled headers lose the pragma that silences this warning in one of PyTorch's
+
+
+def precompiled(folder: Path, flags: list[str]) -> list[str]:
+    """Options that include the headers, compiled with these flags. They are compiled again when anything changed."""
+    header, record = folder / "shared_headers.h", folder / "shared_headers.command"
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+    if "Free Software Foundation" not in version:
+        return []
+    command = [*compiler, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+    wanted = "\n".join([torch.__version__, version, *SHARED_HEADERS, shlex.join(command)])
+    if not record.is_file() or record.read_text() != wanted:
+        folder.mkdir(parents=True, exist_ok=True)
+        header.write_text("".join(f"#include <{name}>\n" for name in SHARED_HEADERS))
+        subprocess.run(command, check=True)
+        record.write_text(wanted)
+    return ["-include", str(header), *QUIET]
+
+
 class BuildIncrementally(BuildExtension):
     """An editable install, a wheel and the packaging tests share one folder of objects: ninja rebuilds what changed."""
 
@@ -99,7 +123,10 @@ class BuildIncrementally(BuildExtension):
         # One run of setup.py may come here twice, and torch adds its flags to the extension's each time: other flags
         # than before would compile everything again.
         for extension in self.extensions:
-            extension.extra_compile_args = {"cxx": COMPILE_FLAGS.copy()}
+            folders = [*extension.include_dirs, *self.compiler.include_dirs]
+            flags = [*self.compiler.compiler_so[1:], *(f"-I{folder}" for folder in folders), *COMPILE_FLAGS]
+            shared = precompiled(Path(self.build_temp), [*flags, *QUIET])
+            extension.extra_compile_args = {"cxx": [*COMPILE_FLAGS, *shared]}
         super().build_extensions()
 
 

@@ -173,7 +173,8 @@ class Check {
   static const char* layout_hint(const std::string& pattern, c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> got) {
     if constexpr (is_run<Int>) {
       const bool has_tokens_and_heads = pattern.rfind("[B, T, H", 0) == 0;
-      if (has_tokens_and_heads && got.size() == sizes.size() && got[1] != sizes[1] && sizes[1] < sizes[2]) {
+      if (has_tokens_and_heads && sizes.size() >= 3 && got.size() == sizes.size() && got[1] != sizes[1] &&
+          sizes[1] < sizes[2]) {
         return " (is the layout [B, H, T, ...]? It must be [B, T, H, ...])";
       }
     }
