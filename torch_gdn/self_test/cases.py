@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,15 +60,16 @@ def cases_of(ops: Iterable[str]) -> list[Case]:
 def cases_like(op: str, call: Call) -> Iterator[Case]:
     """The op's cases, in the dtypes and head sizes of a call."""
     for point in points_of(op):
-        known = {each.name for each in fields(point)}
-        changes = {name: value for name, value in facts_of(point, call).items() if name in known}
-        yield Case(op, replace(point, **changes))
+        found = facts_of(point, call)
+        if op.startswith("chunk_") and call.get("use_gate_in_kernel"):  # a recurrent op's would be gates of channels
+            found["gated"] = True
+        yield Case(op, replace(point, **found))
 
 
 def facts_of(point: Point, call: Call) -> dict[str, Any]:
     floating = [x.dtype for x in call.values() if isinstance(x, Tensor) and x.is_floating_point()]
     found: dict[str, Any] = {"dtype": floating[0]} if floating else {}
-    if isinstance(point, RulePoint) and "v" in call:
+    if isinstance(point, RulePoint) and {"q", "v"} <= call.keys():
         found |= {"K": call["q"].shape[-1], "V": call["v"].shape[-1], "dtype": call["q"].dtype}
         found |= {"state_v_first": call.get("state_v_first", False)}
         found |= {"normalise": call.get("use_qk_l2norm_in_kernel", False)}

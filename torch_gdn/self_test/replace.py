@@ -20,6 +20,7 @@ REPORT = "Please report this line with what `python -m torch_gdn.check` writes"
 RULES = {"gated_delta_rule": False, "kda": True}  # by the end of their ops' names: whether key channels have decays
 LONGEST = 300  # characters of a problem in a line
 
+erring: set[str] = set()  # ops that raise, since nothing can take their place
 replaced: dict[str, str] = {}  # by op, or op:algorithm: what is wrong with it, and what runs instead
 _libraries: dict[str, torch.library.Library] = {}  # by op; an implementation lives as long as its library
 
@@ -49,6 +50,7 @@ def restore() -> None:
     for library in _libraries.values():
         library._destroy()
     _libraries.clear()
+    erring.clear()
     replaced.clear()
     for channel_decays in RULES.values():
         _C.exclude_prefill_algorithms([], channel_decays)
@@ -89,6 +91,8 @@ def put_in_place(
         warnings.simplefilter("ignore")  # that a kernel is overridden
         library.impl(op, implementation, "MPS", allow_override=True)
     _libraries[op] = library
+    if writes and other is None:
+        erring.add(op)
     if listed:
         otherwise = "an error takes its place" if writes else "the CPU's kernel runs instead, on copies"
         replaced[op] = f"{problem}; " + (otherwise if other is None else "a prefill algorithm runs instead")

@@ -15,7 +15,7 @@ import torch
 from torch_gdn import _C
 from torch_gdn.self_test import verdicts
 from torch_gdn.self_test.replace import REPORT, replace_failed, replaced, restore
-from torch_gdn.self_test.verdicts import ENDED, Verdict, Verdicts
+from torch_gdn.self_test.verdicts import Verdict, Verdicts
 
 if TYPE_CHECKING:
     from torch_gdn.self_test.cases import Case
@@ -57,9 +57,8 @@ def ensure(needed: Callable[[], Iterable[Case]]) -> None:
         missing = [case for case in dict.fromkeys(needed()) if case.name not in known]
         if not missing:
             return
-        stored = verdicts.read(key)
-        taken = {} if wanted == "again" else {each.name: stored[each.name] for each in missing if each.name in stored}
-        known |= {name: settled(verdict) for name, verdict in taken.items() if not unknown(verdict)}
+        stored = {} if wanted == "again" else verdicts.settled(key)
+        known |= {case.name: stored[case.name] for case in missing if case.name in stored}
         missing = [case for case in missing if case.name not in known]
         try:
             if missing:
@@ -69,15 +68,6 @@ def ensure(needed: Callable[[], Iterable[Case]]) -> None:
             if failed or replaced:
                 replace_failed(failed, key)
         warn(key)
-
-
-def unknown(verdict: Verdict) -> bool:
-    """Whether another process is just testing."""
-    return verdict.running != 0 and not verdicts.is_left_behind(verdict)
-
-
-def settled(verdict: Verdict) -> Verdict:
-    return replace(verdict, running=0, problem=ENDED) if verdict.running else verdict
 
 
 def test(key: str, missing: list[Case], known: Verdicts) -> None:

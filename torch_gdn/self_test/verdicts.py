@@ -102,7 +102,8 @@ def is_left_behind(verdict: Verdict) -> bool:
     return False
 
 
-def failures(key: str) -> list[Verdict]:
-    """What failed on the machine, from its file."""
-    known = read(key).values()
-    return [x for x in known if x.problem] + [Verdict(x.op, x.algorithm, ENDED) for x in known if is_left_behind(x)]
+def settled(key: str) -> Verdicts:
+    """Those of the machine's file, without the cases that another process is just testing."""
+    known = read(key)
+    ended = {name: Verdict(x.op, x.algorithm, ENDED) for name, x in known.items() if is_left_behind(x)}
+    return {name: x for name, x in known.items() if not x.running} | ended
