@@ -38,7 +38,11 @@ NORM = Case("rms_norm_gated", RowPoint(D=32))
 UPDATE = Case("causal_conv1d_update_", ConvolutionPoint(tokens=1))
 # What is changed in a shader so that its numbers are wrong.
 WRONG = {
-    "gdn/fused_chunk_gated_delta_rule": ("store_even_fragment(own_values, kValueStride, at, output)", "output", "wanted"),
+    "gdn/fused_chunk_gated_delta_rule": (
+        "store_even_fragment(own_values, kValueStride, at, output)",
+        "output",
+        "wanted",
+    ),
     "gdn/fused_recurrent_gated_delta_rule": ("= parameters.scale * sum_of_own_row", "parameters.scale", "1.1f"),
     "layers/rms_norm_gated": ("1.0f / (1.0f + gate_exp(-logit.at[i]))", "(1.0f +", "(1.1f +"),
     "layers/causal_conv1d_update": ("(window, filter, parameters.has_silu != 0)", "!= 0", "== 0"),
@@ -258,6 +262,11 @@ def test_the_programs_defaults_change_nothing(on_mps: torch.device) -> None:
         finally:
             torch.set_default_dtype(torch.float32)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_machine_without_mps_asks_for_no_cases(on_mps: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    self_test.ensure(lambda: pytest.fail("it asked"))
 
 
 def test_ops_have_cases_in_the_dtype_and_sizes_of_a_call() -> None:

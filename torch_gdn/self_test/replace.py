@@ -34,7 +34,9 @@ def replace_failed(failed: Iterable[Verdict], machine: str) -> None:
     for ending, channel_decays in RULES.items():
         of_both = {suffix: problems.pop(f"chunk_{ending}{suffix}", {}) for suffix in ("", "_")}
         wrong = of_both[""] | of_both["_"]  # the kernels are the same
-        decoding = {op: problems.pop(op) for op in (f"fused_recurrent_{ending}{x}" for x in ("", "_")) if op in problems}
+        decoding = {
+            op: problems.pop(op) for op in (f"fused_recurrent_{ending}{x}" for x in ("", "_")) if op in problems
+        }
         for op, problem in decoding.items():
             wrong.setdefault("recurrent", f"{op}: {problem['']}")
         exclude_algorithms(ending, channel_decays, wrong, machine)
