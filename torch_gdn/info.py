@@ -20,6 +20,7 @@ import torch_gdn
 from torch_gdn import _C
 from torch_gdn._mps import why_no_mps
 from torch_gdn.self_test import verdicts
+from torch_gdn.self_test.replace import plan
 
 
 def versions() -> dict[str, str]:
@@ -114,8 +115,9 @@ def self_tested() -> list[str]:
     if not _C.has_launcher():
         return []
     known = verdicts.settled(verdicts.machine()).values()
-    failed = [f"FAILED: {each}" for each in known if each.problem]
-    return [f"{len(known) - len(failed)} cases passed", *failed] if known else ["not run on this machine yet"]
+    failed = [each for each in known if each.problem]
+    passed = [f"{len(known) - len(failed)} cases passed" if known else "not run on this machine yet"]
+    return passed + [f"FAILED: {name}: {reason}" for name, reason in plan(failed).reasons.items()]
 
 
 def show(title: str, lines: list[str]) -> None:

@@ -25,14 +25,14 @@ from torch_gdn.integrations.vllm.warmup import working_variants
 from torch_gdn.self_test import replace as replacing
 from torch_gdn.self_test import run, verdicts
 from torch_gdn.self_test.cases import Case, cases_of, cases_of_calls
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.gdn import ALGORITHMS, STAGES, RulePoint
+from torch_gdn.testing import REGISTRY, OpEntry, inputs
+from torch_gdn.testing.gdn import ALGORITHMS, CHUNK, STAGES, RulePoint
 from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
 
 Plant = Callable[..., None]
 RULE = RulePoint(K=32, V=32, tokens=20)
-PREFILLS = [Case("chunk_gated_delta_rule", replace(RULE, algorithm=each)) for each in ALGORITHMS]
+PREFILLS = [Case(CHUNK, replace(RULE, algorithm=each)) for each in ALGORITHMS]
 DECODE, DECODE_ = (Case(f"fused_recurrent_gated_delta_rule{x}", replace(RULE, tokens=2)) for x in ("", "_"))
 NORM = Case("rms_norm_gated", RowPoint(D=32))
 UPDATE = Case("causal_conv1d_update_", ConvolutionPoint(tokens=1))
@@ -119,11 +119,14 @@ def matches_the_cpu(case: Case, device: torch.device, **options: Any) -> bool:
 def test_another_prefill_algorithm_takes_the_place(on_mps: torch.device, plant: Plant, compiles: bool) -> None:
     plant("gdn/fused_chunk_gated_delta_rule", compiles)
     warned = ensure(*PREFILLS)
-    assert "chunk_gated_delta_rule:fused_chunk: " in warned and "chunked and recurrent left to run instead" in warned
+    assert "chunk_gated_delta_rule:fused_chunk: " in warned and "chunked or recurrent runs instead" in warned
     assert ("planted" if not compiles else "o: error") in warned
     for algorithm in (None, "fused_chunk"):  # the heuristic's is fused_chunk
         with prefill_algorithm(algorithm), kernels_run(on_mps, "chunk_fwd_h"):
             assert_exact(PREFILLS[0], on_mps)
+    of_another_size = Case(CHUNK, replace(RULE, V=16, algorithm="fused_chunk"))
+    ensure(of_another_size)  # which is tested, and not what takes its place
+    assert verdicts.read(verdicts.machine())[of_another_size.name].problem
 
 
 @each_fault
@@ -135,7 +138,7 @@ def test_a_prefill_algorithm_takes_the_place_of_decoding(on_mps: torch.device, p
             assert_exact(replace(case, point=replace(case.point, algorithm="fused_chunk")), on_mps)
     gates = {"gk": torch.zeros(1, 2, 2, 32)}  # which no prefill takes
     assert matches_the_cpu(DECODE, on_mps, **gates)
-    with pytest.raises(RuntimeError, match="^fused_recurrent_gated_delta_rule_: the self-test found this kernel wrong"):
+    with pytest.raises(RuntimeError, match=r"^fused_recurrent_gated_delta_rule_: its kernel failed the self-test"):
         computed(DECODE_, on_mps, **gates)
 
 
@@ -154,10 +157,10 @@ def test_the_cpu_takes_the_place(on_mps: torch.device, plant: Plant, compiles: b
 def test_an_error_takes_the_place_of_an_op_that_writes(on_mps: torch.device, plant: Plant, compiles: bool) -> None:
     """In transformers' models its own function."""
     plant("layers/causal_conv1d_update", compiles)
-    assert "an error takes its place" in ensure(UPDATE)
+    assert "a call is an error" in ensure(UPDATE)
     device = _C.device_facts()["name"]
     problem = r"(y|state_pool): error \S+ of [\w ]+, at most" if compiles else ".*planted"
-    words = rf"^causal_conv1d_update_: the self-test found this kernel wrong on {device}.*: {problem}.*torch_gdn.check"
+    words = rf"^causal_conv1d_update_: its kernel failed the self-test on {device}.*: {problem}.*torch_gdn.check"
     with pytest.raises(RuntimeError, match=words):
         computed(UPDATE, on_mps)
     x, state, weight = torch.zeros(1, 8, 1), torch.zeros(1, 8, 4), torch.zeros(8, 4)
@@ -176,7 +179,7 @@ def test_no_prefill_algorithm_is_left(on_mps: torch.device, plant: Plant) -> Non
         plant(f"gdn/{kernel}", compiles=False)
     ensure(*PREFILLS)
     assert matches_the_cpu(PREFILLS[0], on_mps)
-    with pytest.raises(RuntimeError, match="^chunk_gated_delta_rule_: the self-test found this kernel wrong"):
+    with pytest.raises(RuntimeError, match=r"^chunk_gated_delta_rule_: its kernel failed the self-test"):
         computed(replace(PREFILLS[0], op="chunk_gated_delta_rule_"), on_mps)
 
 
@@ -206,13 +209,17 @@ def test_a_verdict_is_kept_for_its_machine(
     forget()
     ensure(NORM)
     assert tested == 3 * [NORM.op]
-    assert [each for each in info.self_tested() if each.startswith("FAILED: rms_norm_gated: y: error")]
+    assert [
+        each
+        for each in info.self_tested()
+        if each.startswith("FAILED: rms_norm_gated: y: error") and "the CPU's kernel runs instead" in each
+    ]
     assert "rms_norm_gated" in self_test.replaced
     monkeypatch.setenv(self_test.VARIABLE, "off")
     forget()
     assert ensure(NORM) == "" and not self_test.replaced
     monkeypatch.setenv(self_test.VARIABLE, "on")
-    with pytest.raises(ValueError, match="^TORCH_GDN_SELF_TEST: expected one of auto, again, off, got 'on'"):
+    with pytest.raises(ValueError, match=r"^TORCH_GDN_SELF_TEST: expected one of auto, again, off, got 'on'"):
         ensure(NORM)
 
 
@@ -257,11 +264,29 @@ def test_the_programs_defaults_change_nothing(on_mps: torch.device) -> None:
     with torch.device(on_mps):
         torch.set_default_dtype(torch.bfloat16)
         try:
-            assert ensure(NORM) == ""
+            assert ensure(*cases_of(["aura_rotate"])) == ""
             assert torch.get_default_dtype() == torch.bfloat16
         finally:
             torch.set_default_dtype(torch.float32)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_device_that_cannot_be_used_is_no_fault_of_a_kernel(
+    on_mps: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("not on this machine")
+
+    def no_memory(*_: Any) -> Any:
+        raise RuntimeError("MPS backend out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inputs, "to_device", refused)
+        assert "could not test 2 of 2 kernels. rms_norm_gated float, D 32: RuntimeError: not on" in ensure(NORM, UPDATE)
+    assert not self_test.replaced and not verdicts.read(verdicts.machine())
+    monkeypatch.setattr(OpEntry, "run", no_memory)
+    forget()
+    assert "could not test 1 of 1 kernels" in ensure(NORM)
 
 
 def test_a_machine_without_mps_asks_for_no_cases(on_mps: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

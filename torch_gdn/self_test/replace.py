@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ Call = dict[str, Any]
 Run = Callable[[Call], Any]
 MPS = torch._C.DispatchKey.MPS
 REPORT = "Please report this line with what `python -m torch_gdn.check` writes"
-RULES = {"gated_delta_rule": False, "kda": True}  # by the end of their ops' names: whether key channels have decays
+RULES = {"gated_delta_rule": False, "kda": True}  # whether each key channel has its own decay
 LONGEST = 300  # characters of a problem in a line
 
 erring: set[str] = set()  # ops that raise, since nothing can take their place
@@ -25,26 +26,80 @@ replaced: dict[str, str] = {}  # by op, or op:algorithm: what is wrong with it, 
 _libraries: dict[str, torch.library.Library] = {}  # by op; an implementation lives as long as its library
 
 
-def replace_failed(failed: Iterable[Verdict], machine: str) -> None:
-    """From now on nothing that failed is run; what was replaced before and has not failed is back."""
-    restore()
+@dataclass(frozen=True)
+class Replacement:
+    """Of an op: what takes a call, if something does. Else a call runs on the CPU, or is an error."""
+
+    op: str
+    problem: str
+    other: Callable[[Call], Run | None] | None = None
+
+    @property
+    def overload(self) -> Any:
+        return getattr(torch.ops.gdn, self.op).default
+
+    @property
+    def raises(self) -> bool:
+        return self.other is None and self.overload._schema.is_mutable
+
+    @property
+    def instead(self) -> str:
+        if self.other is not None:
+            return "a prefill algorithm runs instead"
+        return "a call is an error" if self.raises else "the CPU's kernel runs instead, on copies"
+
+
+@dataclass
+class Plan:
+    """What is to run instead of what failed."""
+
+    excluded: dict[str, list[str]] = field(default_factory=dict)  # by rule: prefill algorithms
+    ops: list[Replacement] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)  # by op, or op:algorithm: what is wrong, what runs instead
+
+    def replace(self, *replacements: Replacement) -> None:
+        self.ops += replacements
+        self.reasons |= {each.op: f"{each.problem}; {each.instead}" for each in replacements}
+
+    def exclude(self, rule: str, wrong: dict[str, str]) -> None:
+        """wrong: the problem of each prefill algorithm that failed."""
+        self.excluded[rule] = sorted(wrong)
+        left = [each for each in _C.prefill_algorithms() if each not in wrong]
+        instead = f"{' or '.join(left)} runs instead" if left else "no algorithm is left"
+        self.reasons |= {f"chunk_{rule}:{name}": f"{problem}; {instead}" for name, problem in wrong.items()}
+        for op in (f"chunk_{rule}", f"chunk_{rule}_"):
+            if wrong and not left:
+                self.replace(Replacement(op, next(iter(wrong.values()))))
+            elif "chunked" in wrong:  # which alone has states between chunks
+                self.ops.append(Replacement(op, wrong["chunked"], without_intermediate_states(op)))
+
+
+def plan(failed: Iterable[Verdict]) -> Plan:
     problems: dict[str, dict[str, str]] = {}  # by op and algorithm, "" where the op has none
     for each in failed:
         problems.setdefault(each.op, {}).setdefault(each.algorithm or "", short(each.problem))
-    for ending, channel_decays in RULES.items():
-        of_both = {suffix: problems.pop(f"chunk_{ending}{suffix}", {}) for suffix in ("", "_")}
-        wrong = of_both[""] | of_both["_"]  # the kernels are the same
-        decoding = {
-            op: problems.pop(op) for op in (f"fused_recurrent_{ending}{x}" for x in ("", "_")) if op in problems
-        }
-        for op, problem in decoding.items():
-            wrong.setdefault("recurrent", f"{op}: {problem['']}")
-        exclude_algorithms(ending, channel_decays, wrong, machine)
-        for op, problem in decoding.items():
-            other = prefill_for(op) if len(wrong) < len(_C.prefill_algorithms()) else None
-            put_in_place(op, problem[""], machine, other)
-    for op, problem in problems.items():
-        put_in_place(op, problem[""], machine)
+    found = Plan()
+    for rule in RULES:
+        wrong = problems.pop(f"chunk_{rule}", {}) | problems.pop(f"chunk_{rule}_", {})  # they have the same kernels
+        recurrent = [op for op in (f"fused_recurrent_{rule}", f"fused_recurrent_{rule}_") if op in problems]
+        for op in recurrent:
+            wrong.setdefault("recurrent", f"{op}: {problems[op]['']}")
+        found.exclude(rule, wrong)
+        other = prefill_for if len(wrong) < len(_C.prefill_algorithms()) else lambda op: None
+        found.replace(*(Replacement(op, problems.pop(op)[""], other(op)) for op in recurrent))
+    found.replace(*(Replacement(op, problem[""]) for op, problem in problems.items()))
+    return found
+
+
+def replace_failed(failed: Iterable[Verdict], machine: str) -> None:
+    """From now on nothing that failed is run; what was replaced before and has not failed is back."""
+    restore()
+    found = plan(failed)
+    for rule, channel_decays in RULES.items():
+        _C.exclude_prefill_algorithms(found.excluded[rule], channel_decays)
+    for each in found.ops:
+        install(each, machine)
+    replaced.update(found.reasons)
 
 
 def restore() -> None:
@@ -58,33 +113,17 @@ def restore() -> None:
         _C.exclude_prefill_algorithms([], channel_decays)
 
 
-def exclude_algorithms(ending: str, channel_decays: bool, wrong: dict[str, str], machine: str) -> None:
-    _C.exclude_prefill_algorithms(sorted(wrong), channel_decays)
-    left = [each for each in _C.prefill_algorithms() if each not in wrong]
-    for algorithm, problem in wrong.items():
-        replaced[f"chunk_{ending}:{algorithm}"] = f"{problem}; {' and '.join(left) or 'none'} left to run instead"
-    for op in (f"chunk_{ending}", f"chunk_{ending}_"):
-        if not left:
-            put_in_place(op, next(iter(wrong.values())), machine)
-        elif "chunked" in wrong:  # which alone has states between chunks
-            put_in_place(op, wrong["chunked"], machine, without_intermediate_states(op), listed=False)
-
-
-def put_in_place(
-    op: str, problem: str, machine: str, other: Callable[[Call], Run | None] | None = None, listed: bool = True
-) -> None:
-    """other: What takes a call instead, if something does. Else a call runs on the CPU, or is an error."""
-    overload = getattr(torch.ops.gdn, op).default
-    writes = overload._schema.is_mutable
+def install(replacement: Replacement, machine: str) -> None:
+    op, overload, other = replacement.op, replacement.overload, replacement.other
 
     def implementation(*args: Any, **kwargs: Any) -> Any:
         call = named(overload, args, kwargs)
         if other is not None and (run := other(call)) is not None:
             return run(call)
-        if writes:
+        if overload._schema.is_mutable:
             raise RuntimeError(
-                f"{op}: the self-test found this kernel wrong on {machine}: {problem}. Nothing can take its place, "
-                f"because it writes its arguments. {REPORT}. TORCH_GDN_SELF_TEST=off runs the kernel all the same"
+                f"{op}: its kernel failed the self-test on {machine}: {replacement.problem}. Nothing can take its "
+                f"place, because it writes its arguments. {REPORT}. TORCH_GDN_SELF_TEST=off runs it all the same"
             )
         return on_the_cpu(overload, call)
 
@@ -93,11 +132,8 @@ def put_in_place(
         warnings.simplefilter("ignore")  # that a kernel is overridden
         library.impl(op, implementation, "MPS", allow_override=True)
     _libraries[op] = library
-    if writes and other is None:
+    if replacement.raises:
         erring.add(op)
-    if listed:
-        otherwise = "an error takes its place" if writes else "the CPU's kernel runs instead, on copies"
-        replaced[op] = f"{problem}; " + (otherwise if other is None else "a prefill algorithm runs instead")
 
 
 def named(overload: Any, args: Any, kwargs: Call) -> Call:

@@ -73,6 +73,7 @@ def ensure(needed: Callable[[], Iterable[Case]]) -> None:
 def test(key: str, missing: list[Case], known: Verdicts) -> None:
     from tqdm.auto import tqdm  # here, since importing it takes longer than importing torch_gdn
 
+    untested: list[str] = []
     restore()  # a kernel that was replaced could not be seen to fail
     for case in tqdm(missing, desc="torch_gdn: testing the kernels, once on this machine", unit="case", disable=None):
         verdict = Verdict(case.op, case.point.algorithm)
@@ -80,7 +81,7 @@ def test(key: str, missing: list[Case], known: Verdicts) -> None:
         try:
             known[case.name] = replace(verdict, problem=problem_of(case)[:CHARACTERS])
         except Untested as reason:
-            warnings.warn(f"torch_gdn: the self-test could not test {case.name}: {reason}", stacklevel=2)
+            untested.append(f"{case.name}: {reason}")
             known[case.name] = verdict  # in this process
             store(key, case.name, None)
             continue
@@ -88,6 +89,9 @@ def test(key: str, missing: list[Case], known: Verdicts) -> None:
             store(key, case.name, None)
             raise
         store(key, case.name, known[case.name])
+    if untested:
+        number = f"{len(untested)} of {len(missing)} kernels"
+        warnings.warn(f"torch_gdn: the self-test could not test {number}. {untested[0]}", stacklevel=4)
 
 
 def store(key: str, name: str, verdict: Verdict | None) -> None:
@@ -137,4 +141,4 @@ def warn(key: str) -> None:
         return
     _warned.update(news)
     listed = " | ".join(f"{name}: {reason}" for name, reason in news.items())
-    warnings.warn(f"torch_gdn: the self-test found wrong kernels on {key}: {listed}. {REPORT}", stacklevel=4)
+    warnings.warn(f"torch_gdn: the self-test found kernels that are wrong on {key}: {listed}. {REPORT}", stacklevel=4)
