@@ -19,13 +19,18 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.files import replace_once
+from tests.integrations import test_vllm_gated_delta_net as vllm_layer
+from tests.integrations.test_vllm_gated_delta_net import DECODES
+from tests.integrations.test_vllm_gated_delta_net import PREFILLS as PREFILLED
 from torch_gdn import _C, info, prefill_algorithm, self_test, tuning_cache
 from torch_gdn.integrations.transformers import functions
+from torch_gdn.integrations.vllm import gated_delta_net
 from torch_gdn.integrations.vllm.warmup import working_variants
 from torch_gdn.self_test import replace as replacing
 from torch_gdn.self_test import run, verdicts
 from torch_gdn.self_test.cases import Case, cases_of, cases_of_calls
 from torch_gdn.testing import REGISTRY, OpEntry, inputs
+from torch_gdn.testing.bounds import relative_error
 from torch_gdn.testing.gdn import ALGORITHMS, CHUNK, STAGES, RulePoint
 from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
@@ -239,14 +244,23 @@ def test_a_test_that_ended_its_process_failed(on_mps: torch.device, monkeypatch:
 
 
 @each_fault
-def test_warm_up_of_vllm_records_what_takes_the_place(on_mps: torch.device, plant: Plant, compiles: bool) -> None:
+def test_warm_up_of_vllm_replaces_what_its_layers_call(on_mps: torch.device, plant: Plant, compiles: bool) -> None:
     plant("gdn/fused_recurrent_gated_delta_rule", compiles)
-    call = to_device(REGISTRY[DECODE_.op].call(replace(DECODE_.point, V=16)), on_mps)
+
+    def forward(device: torch.device) -> Tensor:
+        torch.manual_seed(0)
+        layer, metadata = vllm_layer.layer_on(device), vllm_layer.batch_of(DECODES, PREFILLED, [], device)
+        x, b, a = (torch.randn(metadata.num_actual_tokens, n).to(device) for n in (vllm_layer.D, *2 * [vllm_layer.HV]))
+        out = torch.zeros(len(x), vllm_layer.HV, vllm_layer.V, device=device)
+        gated_delta_net.forward(layer, metadata, x, b, a, out)
+        return out.cpu()
+
     with pytest.warns(UserWarning, match="fused_recurrent_gated_delta_rule_: .*; a prefill algorithm runs instead"):
-        variants = working_variants(lambda: REGISTRY[DECODE_.op].overload(**call))
-    assert [each.kernel for each in variants] == ["fused_chunk_gated_delta_rule"]
-    [case] = verdicts.read(verdicts.machine())
-    assert case == "fused_recurrent_gated_delta_rule_ float, K 32, V 16, tokens 3"
+        kernels = {each.kernel for each in working_variants(lambda: forward(on_mps))}
+    assert "fused_chunk_gated_delta_rule" in kernels and "fused_recurrent_gated_delta_rule" not in kernels
+    tested = verdicts.read(verdicts.machine())
+    assert "fused_recurrent_gated_delta_rule_ float, K 32, V 48, state_v_first, normalise, tokens 3" in tested
+    assert relative_error(forward(on_mps), forward(torch.device("cpu"))) < 1e-6
 
 
 def test_an_interrupted_test_has_no_verdict(on_mps: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
