@@ -182,8 +182,16 @@ def test_no_prefill_algorithm_is_left(on_mps: torch.device, plant: Plant) -> Non
     assert matches_the_cpu(PREFILLS[0], on_mps, **states)
     for kernel in ("fused_chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
         plant(f"gdn/{kernel}", compiles=False)
-    ensure(*PREFILLS)
+    ensure(*PREFILLS, DECODE, DECODE_)
     assert matches_the_cpu(PREFILLS[0], on_mps)
+    call = to_device(REGISTRY[DECODE.op].call(DECODE.point), on_mps)
+    start = call["initial_state"].clone()
+    cached = {functions.CACHED_STATE: call["initial_state"]}  # which a model of transformers has updated in place
+    _, state = functions.run_rule(
+        DECODE.op, *(call.pop(name) for name in ("q", "k", "v", "g", "beta")), **call, **cached
+    )
+    assert torch.equal(state.cpu(), computed(DECODE, torch.device("cpu"))[1]["final_state"])
+    assert torch.equal(call["initial_state"].cpu(), start.cpu())
     with pytest.raises(RuntimeError, match=r"^chunk_gated_delta_rule_: its kernel failed the self-test"):
         computed(replace(PREFILLS[0], op="chunk_gated_delta_rule_"), on_mps)
 
@@ -237,6 +245,7 @@ def test_a_test_that_ended_its_process_failed(on_mps: torch.device, monkeypatch:
         verdicts.write(key, {NORM.name: verdicts.Verdict(NORM.op, None, running=process)})
         forget()
         assert ("the process ended while the test ran" in ensure(NORM)) == fails
+        assert bool(verdicts.read(key)[NORM.name].problem) == fails
     verdicts.path(key).write_text("{")
     forget()
     assert ensure(NORM) == ""

@@ -59,6 +59,9 @@ def ensure(needed: Callable[[], Iterable[Case]]) -> None:
             return
         stored = {} if wanted == "again" else verdicts.settled(key)
         known |= {case.name: stored[case.name] for case in missing if case.name in stored}
+        for case in missing:
+            if case.name in known and known[case.name].problem == verdicts.ENDED:
+                store(key, case.name, known[case.name])  # for good: the process's number may be another's later
         missing = [case for case in missing if case.name not in known]
         try:
             if missing:
