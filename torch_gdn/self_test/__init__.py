@@ -4,11 +4,10 @@
 torch and torch_gdn: each op runs on a small input on `mps` and is compared with float64 on the CPU. The verdicts are
 kept in a file beside the tuning cache. A kernel that failed is replaced:
 
-    a prefill algorithm     by another one
-    a step of decoding      by a prefill algorithm
-    an op that writes none  by torch_gdn's CPU kernel, on copies of the arguments
-    of its arguments
-    any other op            by an error
+    a prefill algorithm         by another one
+    a recurrent op              by a prefill algorithm
+    an op that writes nothing   by torch_gdn's CPU kernel, on copies of the arguments
+    an op that writes           by an error
 
 One warning per process has the line to report, and `python -m torch_gdn.info` lists what failed. The environment
 variable TORCH_GDN_SELF_TEST says what is run:
