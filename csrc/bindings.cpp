@@ -321,9 +321,10 @@ PYBIND11_MODULE(_C, m) {
         "if 0 is passed.");
   m.def("forced_prefill_algorithm", &forced_prefill_algorithm,
         "The algorithm forced in the calling thread and its chunk_size, or None.");
-  m.def("exclude_prefill_algorithms", &exclude_prefill_algorithms, py::arg("algorithms"), py::arg("channel_decays"),
-        "From now on no prefill of the rule runs these, forced or not: fused_chunk takes their place, else chunked, else "
-        "recurrent. channel_decays names the rule: whether each key channel has its own decay.");
+  m.def(
+      "exclude_prefill_algorithms", &exclude_prefill_algorithms, py::arg("algorithms"), py::arg("channel_decays"),
+      "From now on no prefill of the rule runs these, forced or not: fused_chunk takes their place, else chunked, else "
+      "recurrent. channel_decays names the rule: whether each key channel has its own decay.");
   m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, py::arg("K"), py::arg("element_bytes"), py::arg("wanted") = 0,
         "Tokens of a chunk of fused_chunk.");
   m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),
