@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, default=Path(__file__).with_suffix(".png"))
     parser.add_argument("--device-bytes", action="store_true", help="only what attention asks for, on simulated mps")
     given = parser.parse_args(arguments)
-    transformers.enable(continuous_batching=True)
+    transformers.enable(continuous_batching=True)  # before mps is simulated, on which its self-test would be slow
     with torch.no_grad():
         if given.device_bytes:
             import mps_simulator

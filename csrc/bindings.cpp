@@ -230,6 +230,12 @@ py::tuple prefill_algorithm(int64_t tokens, int64_t heads, int64_t K, int64_t V,
   return named(torch_gdn::prefill_algorithm({tokens, heads, K, V, channel_decays}, device, cores));
 }
 
+void exclude_prefill_algorithms(const Words& algorithms, bool channel_decays) {
+  std::vector<torch_gdn::PrefillAlgorithm> excluded;
+  for (const auto& each : algorithms) excluded.push_back(algorithm_named(each));
+  torch_gdn::exclude_prefill_algorithms(channel_decays, excluded);
+}
+
 // parallel_for is inline in PyTorch's headers: without OpenMP's flag it is a loop.
 int64_t cpu_threads() {
 #ifdef INTRA_OP_PARALLEL
@@ -315,6 +321,10 @@ PYBIND11_MODULE(_C, m) {
         "if 0 is passed.");
   m.def("forced_prefill_algorithm", &forced_prefill_algorithm,
         "The algorithm forced in the calling thread and its chunk_size, or None.");
+  m.def(
+      "exclude_prefill_algorithms", &exclude_prefill_algorithms, py::arg("algorithms"), py::arg("channel_decays"),
+      "From now on no prefill of the rule runs these, forced or not: fused_chunk takes their place, else chunked, else "
+      "recurrent. channel_decays names the rule: whether each key channel has its own decay.");
   m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, py::arg("K"), py::arg("element_bytes"), py::arg("wanted") = 0,
         "Tokens of a chunk of fused_chunk.");
   m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),

@@ -8,6 +8,7 @@ which runs on the CPU. Exit status 1 if they do not.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
@@ -125,6 +126,7 @@ def choose_device(name: str) -> torch.device:
         import mps_simulator
 
         mps_simulator.activate()
+        os.environ.setdefault("TORCH_GDN_SELF_TEST", "off")  # it is about GPUs, and slow on a simulated one
         return torch.device("mps")
     if name == "auto":
         name = "mps" if torch.backends.mps.is_available() else "cpu"

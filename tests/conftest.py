@@ -7,6 +7,7 @@ import pytest
 import torch
 
 os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine changes no test
+os.environ["TORCH_GDN_SELF_TEST"] = "off"  # tests of it turn it on
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # for the processes that tests start
 
 from tests import sweeps

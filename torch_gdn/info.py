@@ -19,6 +19,8 @@ import torch
 import torch_gdn
 from torch_gdn import _C
 from torch_gdn._mps import why_no_mps
+from torch_gdn.self_test import verdicts
+from torch_gdn.self_test.replace import plan
 
 
 def versions() -> dict[str, str]:
@@ -108,6 +110,16 @@ def pipelines() -> list[str]:
     ]
 
 
+def self_tested() -> list[str]:
+    """What the self-test found on this machine, whichever process ran it."""
+    if not _C.has_launcher():
+        return []
+    known = verdicts.settled(verdicts.machine()).values()
+    failed = [each for each in known if each.problem]
+    passed = [f"{len(known) - len(failed)} cases passed" if known else "not run on this machine yet"]
+    return passed + [f"FAILED: {name}: {reason}" for name, reason in plan(failed).reasons.items()]
+
+
 def show(title: str, lines: list[str]) -> None:
     print(title)
     for line in lines or ["none"]:
@@ -128,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show("ops", ops())
     devices = ["cpu"] + (["mps"] if torch.backends.mps.is_available() else [])
     show("chunked against recurrent", [f"{device}: {agreement(device)}" for device in devices])
+    show("self-test of kernels", self_tested())
     show("kernels compiled in this process", pipelines())
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_gdn import _C
+from torch_gdn._files import write_whole
 
 VARIABLE = "TORCH_GDN_TUNING_CACHE"
 VERSION = 3  # of the file
@@ -46,7 +47,12 @@ def path() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
-    return Path.home() / ".config" / "torch_gdn" / "tuning_cache.json"
+    return folder() / "tuning_cache.json"
+
+
+def folder() -> Path:
+    """Where files of this machine lie unless a variable names another place."""
+    return Path.home() / ".config" / "torch_gdn"
 
 
 def read(file: Path) -> Table:
@@ -92,12 +98,8 @@ def row_of(label: str, row: Any) -> Row:
 
 
 def write(file: Path, table: Table) -> None:
-    """Whole or not at all: another process may be reading it."""
     content = {"version": VERSION, "devices": {device: [asdict(row) for row in rows] for device, rows in table.items()}}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(file)
+    write_whole(file, json.dumps(content, indent=1) + "\n")
 
 
 def install(table: Table) -> None:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <mutex>
 #include <utility>
@@ -19,6 +20,9 @@ constexpr std::array<std::pair<PrefillAlgorithm, const char*>, 3> kAlgorithms = 
 thread_local std::optional<PrefillChoice> forced;
 std::mutex mutex;
 std::map<std::string, std::vector<TuningRow>> measured;  // guarded by mutex
+constexpr std::array kStandIns = {PrefillAlgorithm::kFusedChunk, PrefillAlgorithm::kChunked,
+                                  PrefillAlgorithm::kRecurrent};
+std::array<std::atomic<unsigned>, 2> excluded;  // a bit per algorithm, for each rule
 
 double distance(double a, double b) { return std::abs(std::log2(std::max(a, 1.0) / std::max(b, 1.0))); }
 
@@ -58,6 +62,25 @@ PrefillAlgorithm heuristic(const PrefillShape& shape, int64_t cores) {
       ->algorithm;
 }
 
+bool is_excluded(PrefillAlgorithm algorithm, bool has_channel_decays) {
+  return (excluded[has_channel_decays] >> unsigned(algorithm) & 1) != 0;
+}
+
+PrefillChoice unless_excluded(const PrefillChoice& choice, bool has_channel_decays) {
+  if (!is_excluded(choice.algorithm, has_channel_decays)) return choice;
+  const auto* stand_in = std::find_if_not(kStandIns.begin(), kStandIns.end(), [&](PrefillAlgorithm algorithm) {
+    return is_excluded(algorithm, has_channel_decays);
+  });
+  return stand_in == kStandIns.end() ? choice : PrefillChoice{*stand_in};
+}
+
+PrefillChoice measured_or_heuristic(const PrefillShape& shape, const std::string& device, int64_t cores) {
+  const std::lock_guard<std::mutex> guard(mutex);
+  const auto rows = measured.find(tuning_key(device, cores));
+  return rows == measured.end() || rows->second.empty() ? PrefillChoice{heuristic(shape, cores)}
+                                                        : nearest(shape, rows->second);
+}
+
 // A chunk size that is wanted, by the threadgroup memory of its rows.
 bool is_possible(int64_t wanted, int64_t row_bytes) { return wanted > 0 && wanted * row_bytes <= 32768; }
 
@@ -88,11 +111,14 @@ std::string tuning_key(const std::string& device, int64_t cores) {
 }
 
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores) {
-  if (forced.has_value()) return *forced;
-  const std::lock_guard<std::mutex> guard(mutex);
-  const auto rows = measured.find(tuning_key(device, cores));
-  return rows == measured.end() || rows->second.empty() ? PrefillChoice{heuristic(shape, cores)}
-                                                        : nearest(shape, rows->second);
+  return unless_excluded(forced.has_value() ? *forced : measured_or_heuristic(shape, device, cores),
+                         shape.has_channel_decays);
+}
+
+void exclude_prefill_algorithms(bool has_channel_decays, const std::vector<PrefillAlgorithm>& algorithms) {
+  unsigned bits = 0;
+  for (const auto algorithm : algorithms) bits |= 1u << unsigned(algorithm);
+  excluded[has_channel_decays] = bits;
 }
 
 void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows) {

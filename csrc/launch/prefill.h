@@ -42,8 +42,12 @@ struct TuningRow {
 };
 
 // The forced one; else that of the nearest row measured on a device of this name (distance: the sum of |log(ratio)| of
-// the sizes); else the heuristic.
+// the sizes); else the heuristic. In place of an excluded one: fused_chunk, else chunked, else recurrent.
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores);
+
+// The algorithms that no prefill of the rule may run: the delta rule, or Kimi Delta Attention. Replaces what was
+// excluded before. If all are excluded, calls of the ops must not get here.
+void exclude_prefill_algorithms(bool has_channel_decays, const std::vector<PrefillAlgorithm>& excluded);
 
 // Measured rows by device name.
 // The name of a device's rows. Chips of one name differ in their number of cores.

@@ -19,6 +19,7 @@ from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch
 from torch_gdn.integrations.transformers.functions import FUNCTIONS
 from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
+from torch_gdn.self_test.cases import cases_of_calls
 
 CPU = torch.device("cpu")
 EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
@@ -55,6 +56,24 @@ def test_disable_restores_everything() -> None:
     assert differing(before, everything())
     transformers.disable()
     assert differing(before, everything()) == set()
+
+
+def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models here are not of Kimi Delta Attention, and generate by themselves."""
+    asked: list[Any] = []
+    monkeypatch.setattr(switch.self_test, "ensure", asked.append)
+    monkeypatch.setitem(switch.self_test.replaced, "l2norm", "y: error 1; the CPU's kernel runs instead, on copies")
+    status = transformers.enable(continuous_batching=True)
+    assert str(status).endswith("l2norm failed the self-test: y: error 1; the CPU's kernel runs instead, on copies")
+    [needed] = asked
+    assert {case.op for case in needed()} == {*switch.MODEL_OPS, *switch.KDA_OPS, *switch.POOL_OPS}
+    with torch.no_grad(), cases_of_calls() as called:
+        for kind in EVERYWHERE:
+            model, ids = random_model(kind), models.random_tokens(1, 5)
+            cache = model(ids, use_cache=True).past_key_values
+            model(ids[:, :1], past_key_values=cache)
+    stand_in = "fused_recurrent_gated_delta_rule"  # for the op in place, where that one failed
+    assert {case.op for case in called.cases} == set(switch.MODEL_OPS) - {stand_in}
 
 
 def test_enabling_twice_is_enabling_once() -> None:

@@ -110,6 +110,32 @@ def test_a_forced_algorithm_goes_before_every_table() -> None:
         assert algorithm(64) == algorithm(64, device="another") == "recurrent"
 
 
+def test_an_excluded_algorithm_gives_way() -> None:
+    """Whether the heuristic, the table or the calling thread asks for it; in one rule alone."""
+    try:
+        for excluded, expected in (
+            (["fused_chunk"], ["chunked", "chunked", "recurrent"]),
+            (["chunked"], ["fused_chunk", "fused_chunk", "recurrent"]),
+            (["recurrent"], ["chunked", "fused_chunk", "fused_chunk"]),
+            (["fused_chunk", "chunked"], ["recurrent"] * 3),
+        ):
+            _C.exclude_prefill_algorithms(excluded, channel_decays=False)
+            shapes: list[dict[str, int]] = [{"tokens": 384, "heads": 1}, {"tokens": 64}, {"tokens": 1}]
+            assert [algorithm(**shape) for shape in shapes] == expected
+            assert [algorithm(**shape, channel_decays=True) for shape in shapes] == [
+                "chunked",
+                "fused_chunk",
+                "recurrent",
+            ]
+            tuning_cache.install({KEY: [Row(64, 128, 128, excluded[0])]})
+            for name in (None, excluded[0]):
+                with torch_gdn.prefill_algorithm(name):
+                    assert algorithm(64) in expected
+            tuning_cache.install({})
+    finally:
+        _C.exclude_prefill_algorithms([], channel_decays=False)
+
+
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 @pytest.mark.parametrize("wanted", _C.prefill_algorithms())
 def test_calls_go_by_the_table(wanted: str) -> None:

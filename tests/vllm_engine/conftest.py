@@ -32,6 +32,7 @@ def environment(device: str, first: Sequence[Path] = ()) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         **os.environ,
         "TORCH_GDN_VLLM": device,
+        "TORCH_GDN_SELF_TEST": "off",
         "ENGINE_TESTS": "1",
         "PYTHONPATH": os.pathsep.join(map(str, [*first, HERE / "site", ROOT])),
         "VLLM_NO_USAGE_STATS": "1",

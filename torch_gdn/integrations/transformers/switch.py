@@ -7,7 +7,9 @@ import importlib.metadata
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
+from torch_gdn import self_test
 from torch_gdn.integrations.transformers import dispatch
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.patches import (
@@ -22,8 +24,22 @@ from torch_gdn.integrations.transformers.patches import (
     patches_of,
 )
 
+if TYPE_CHECKING:
+    from torch_gdn.self_test.cases import Case
+
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 SERVED_VERSION = "5.23"  # whose generation and caches the features below know
+# What the enabled models call; a model's dtype and sizes are not known then.
+MODEL_OPS = (
+    "chunk_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gated_delta_rule_",
+    "causal_conv1d",
+    "causal_conv1d_update_",
+    "rms_norm_gated",
+)
+KDA_OPS = ("chunk_kda", "fused_recurrent_kda")
+POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")
 FEATURES = {  # and the function of a module here that yields their patches, imported when one is asked for
     "continuous batching": ("continuous_batching", "serving_patches"),
     "rollback": ("rollback", "rollback_patches"),
@@ -39,6 +55,7 @@ class Status:
     replaced: dict[str, tuple[str, ...]]  # by model or feature: the names that are torch_gdn's
     taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
+    wrong: dict[str, str]  # by op: what the self-test found, and what runs instead
 
     def __str__(self) -> str:
         lines = [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
@@ -49,6 +66,7 @@ class Status:
             for function, reasons in self.left.items()
             for reason, calls in reasons.items()
         ]
+        lines += [f"{op} failed the self-test: {reason}" for op, reason in self.wrong.items()]
         return "\n".join(lines)
 
 
@@ -56,6 +74,9 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     """transformers' Gated DeltaNet models call torch_gdn from now on, those already built included.
 
     Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two functions.
+
+    Where PyTorch has an mps device, the kernels that models call are tested first, once on a machine, which takes some
+    seconds. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
 
     Args:
         continuous_batching: `generate_batch` and the manager behind it take these models too, their states in a pool.
@@ -69,6 +90,7 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
 
     Raises:
         ImportError: transformers is not installed, or its version has none of the models.
+        ValueError: The environment variable TORCH_GDN_SELF_TEST is not auto, again or off.
 
     Example:
         >>> from torch_gdn.integrations import transformers
@@ -77,13 +99,22 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
         >>> transformers.disable().enabled
         False
     """
+    self_test.mode()
     version = transformers_version()
     if not applied:
         enable_models(version)
     for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
         if wanted and feature not in applied:
             enable_feature(feature, version)
+    self_test.ensure(needed_cases)
     return status()
+
+
+def needed_cases() -> list[Case]:
+    from torch_gdn.self_test.cases import cases_of  # here: it is needed where there is an mps device
+
+    ops = [*MODEL_OPS, *(KDA_OPS if applied.keys() & set(KDA_MODELS) else ())]
+    return cases_of([*ops, *(POOL_OPS if "continuous batching" in applied else ())])
 
 
 def enable_models(version: str) -> None:
@@ -158,6 +189,7 @@ def status() -> Status:
         replaced={model: tuple(map(str, found)) for model, found in applied.items()},
         taken=dict(dispatch.taken),
         left=reasons,
+        wrong=dict(self_test.replaced),
     )
 
 

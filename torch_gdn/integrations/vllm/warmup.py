@@ -1,15 +1,20 @@
-"""Compiles what the model's layers launch, before the first request does: recorded from calls, of which none runs."""
+"""Tests and compiles what the model's layers launch, before the first request does. Calls of the layers are recorded
+for that; none of them runs.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 import torch_gdn
-from torch_gdn._recorder import recording
+from torch_gdn import self_test
+from torch_gdn._recorder import KernelVariant, recording
+from torch_gdn.self_test.cases import cases_of_calls
 from torch_gdn.warmup import compile_missing, powers_of_two
 
 
@@ -20,19 +25,32 @@ def compile_kernels(runner: Any) -> float:
     scheduler = runner.vllm_config.scheduler_config
     tokens = sorted({1, *powers_of_two(scheduler.max_num_batched_tokens), scheduler.max_num_batched_tokens})
     sequences = sorted({1, *powers_of_two(scheduler.max_num_seqs), scheduler.max_num_seqs})
-    with recording() as recorded:
-        layers = runner.compilation_config.static_forward_context.values()
-        for layer in distinct_layers(layer for layer in layers if hasattr(layer, "kv_cache")):
-            if hasattr(layer, "impl"):
-                call_attention(runner, layer, tokens, sequences)
-            else:
-                call_delta_rule(runner, layer, tokens, sequences)
-        call_norms(runner)
-        if runner.cache_config.mamba_cache_mode == "align":  # states move between blocks
-            pool, first = torch.zeros(16, dtype=torch.uint8, device=runner.device), torch.zeros(1, dtype=torch.int64)
-            torch_gdn.batch_copy_(pool, first, first + 8, first + 4)
-    compile_missing(recorded.variants)
+    compile_missing(working_variants(lambda: call_layers(runner, tokens, sequences)))
     return time.perf_counter() - begin
+
+
+def working_variants(calls: Callable[[], None]) -> list[KernelVariant]:
+    """What the calls launch once the ops that they call are tested, and those that failed are replaced."""
+    with recording() as recorded, cases_of_calls() as called:
+        calls()
+    self_test.ensure(lambda: called.cases)
+    if self_test.replaced:
+        with recording() as recorded:
+            calls()
+    return recorded.variants
+
+
+def call_layers(runner: Any, tokens: list[int], sequences: list[int]) -> None:
+    layers = runner.compilation_config.static_forward_context.values()
+    for layer in distinct_layers(layer for layer in layers if hasattr(layer, "kv_cache")):
+        if hasattr(layer, "impl"):
+            call_attention(runner, layer, tokens, sequences)
+        else:
+            call_delta_rule(runner, layer, tokens, sequences)
+    call_norms(runner)
+    if runner.cache_config.mamba_cache_mode == "align":  # states move between blocks
+        pool, first = torch.zeros(16, dtype=torch.uint8, device=runner.device), torch.zeros(1, dtype=torch.int64)
+        torch_gdn.batch_copy_(pool, first, first + 8, first + 4)
 
 
 def distinct_layers(layers: Any) -> list[Any]:

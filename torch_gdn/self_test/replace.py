@@ -1,0 +1,181 @@
+"""Puts something else in the place of what failed the self-test: see `torch_gdn.self_test`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from torch_gdn import _C
+from torch_gdn.self_test.verdicts import Verdict
+
+Call = dict[str, Any]
+Run = Callable[[Call], Any]
+MPS = torch._C.DispatchKey.MPS
+REPORT = "Please report this line with what `python -m torch_gdn.check` writes"
+RULES = {"gated_delta_rule": False, "kda": True}  # whether each key channel has its own decay
+LONGEST = 300  # characters of a problem in a line
+
+erring: set[str] = set()  # ops that raise, since nothing can take their place
+replaced: dict[str, str] = {}  # by op, or op:algorithm: what is wrong with it, and what runs instead
+_libraries: dict[str, torch.library.Library] = {}  # by op; an implementation lives as long as its library
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Of an op: what takes a call, if something does. Else a call runs on the CPU, or is an error."""
+
+    op: str
+    problem: str
+    other: Callable[[Call], Run | None] | None = None
+
+    @property
+    def overload(self) -> Any:
+        return getattr(torch.ops.gdn, self.op).default
+
+    @property
+    def raises(self) -> bool:
+        return self.other is None and self.overload._schema.is_mutable
+
+    @property
+    def instead(self) -> str:
+        if self.other is not None:
+            return "a prefill algorithm runs instead"
+        return "a call is an error" if self.raises else "the CPU's kernel runs instead, on copies"
+
+
+@dataclass
+class Plan:
+    """What is to run instead of what failed."""
+
+    excluded: dict[str, list[str]] = field(default_factory=dict)  # by rule: prefill algorithms
+    ops: list[Replacement] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)  # by op, or op:algorithm: what is wrong, what runs instead
+
+    def replace(self, *replacements: Replacement) -> None:
+        self.ops += replacements
+        self.reasons |= {each.op: f"{each.problem}; {each.instead}" for each in replacements}
+
+    def exclude(self, rule: str, wrong: dict[str, str]) -> None:
+        """wrong: the problem of each prefill algorithm that failed."""
+        self.excluded[rule] = sorted(wrong)
+        left = [each for each in _C.prefill_algorithms() if each not in wrong]
+        instead = f"{' or '.join(left)} runs instead" if left else "no algorithm is left"
+        self.reasons |= {f"chunk_{rule}:{name}": f"{problem}; {instead}" for name, problem in wrong.items()}
+        for op in (f"chunk_{rule}", f"chunk_{rule}_"):
+            if wrong and not left:
+                self.replace(Replacement(op, next(iter(wrong.values()))))
+            elif "chunked" in wrong:  # which alone has states between chunks
+                self.ops.append(Replacement(op, wrong["chunked"], without_intermediate_states(op)))
+
+
+def plan(failed: Iterable[Verdict]) -> Plan:
+    problems: dict[str, dict[str, str]] = {}  # by op and algorithm, "" where the op has none
+    for each in failed:
+        problems.setdefault(each.op, {}).setdefault(each.algorithm or "", short(each.problem))
+    found = Plan()
+    for rule in RULES:
+        wrong = problems.pop(f"chunk_{rule}", {}) | problems.pop(f"chunk_{rule}_", {})  # they have the same kernels
+        recurrent = [op for op in (f"fused_recurrent_{rule}", f"fused_recurrent_{rule}_") if op in problems]
+        for op in recurrent:
+            wrong.setdefault("recurrent", f"{op}: {problems[op]['']}")
+        found.exclude(rule, wrong)
+        other = prefill_for if len(wrong) < len(_C.prefill_algorithms()) else lambda op: None
+        found.replace(*(Replacement(op, problems.pop(op)[""], other(op)) for op in recurrent))
+    found.replace(*(Replacement(op, problem[""]) for op, problem in problems.items()))
+    return found
+
+
+def replace_failed(failed: Iterable[Verdict], machine: str) -> None:
+    """From now on nothing that failed is run; what was replaced before and has not failed is back."""
+    restore()
+    found = plan(failed)
+    for rule, channel_decays in RULES.items():
+        _C.exclude_prefill_algorithms(found.excluded[rule], channel_decays)
+    for each in found.ops:
+        install(each, machine)
+    replaced.update(found.reasons)
+
+
+def restore() -> None:
+    """Every op runs its own kernel again."""
+    for library in _libraries.values():
+        library._destroy()
+    _libraries.clear()
+    erring.clear()
+    replaced.clear()
+    for channel_decays in RULES.values():
+        _C.exclude_prefill_algorithms([], channel_decays)
+
+
+def install(replacement: Replacement, machine: str) -> None:
+    op, overload, other = replacement.op, replacement.overload, replacement.other
+
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        call = named(overload, args, kwargs)
+        if other is not None and (run := other(call)) is not None:
+            return run(call)
+        if overload._schema.is_mutable:
+            raise RuntimeError(
+                f"{op}: its kernel failed the self-test on {machine}: {replacement.problem}. Nothing can take its "
+                f"place, because it writes its arguments. {REPORT}. TORCH_GDN_SELF_TEST=off runs it all the same"
+            )
+        return on_the_cpu(overload, call)
+
+    library = torch.library.Library("gdn", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is overridden
+        library.impl(op, implementation, "MPS", allow_override=True)
+    _libraries[op] = library
+    if replacement.raises:
+        erring.add(op)
+
+
+def named(overload: Any, args: Any, kwargs: Call) -> Call:
+    """The arguments of a call by name, without those left at their defaults by position."""
+    names = [each.name for each in overload._schema.arguments]
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def on_the_cpu(overload: Any, call: Call) -> Any:
+    """The op's CPU kernel on copies of the arguments; what it returns is on their device."""
+    device = next(x.device for x in call.values() if isinstance(x, Tensor) and x.device.type != "cpu")
+    results = overload(**{name: x.cpu() if isinstance(x, Tensor) else x for name, x in call.items()})
+    return tree_map_only(Tensor, lambda x: x.to(device), results)
+
+
+def without_intermediate_states(op: str) -> Callable[[Call], Run | None]:
+    """The op's own kernels, unless the call wants the states between chunks."""
+    kernel = torch.library.get_kernel(f"gdn::{op}", "MPS")
+    keys = torch._C.DispatchKeySet(MPS)
+    return lambda call: None if call.get("return_intermediate_states") else lambda own: kernel.call_boxed(keys, **own)
+
+
+def prefill_for(op: str) -> Callable[[Call], Run | None]:
+    """The prefill of the same rule, for the calls that it takes."""
+    overload = getattr(torch.ops.gdn, op.replace("fused_recurrent", "chunk")).default
+    taken = {each.name for each in overload._schema.arguments}
+    in_place = op.endswith("_")
+
+    def run(call: Call) -> Any:
+        results = overload(**{name: x for name, x in call.items() if name in taken})
+        return results[0] if in_place else results[:2]
+
+    def choose(call: Call) -> Run | None:
+        others = [x for name, x in call.items() if name not in taken]  # gates of channels, a speculative decoding's
+        g, beta = call.get("g"), call.get("beta")
+        by_head = g is not None and beta is not None and beta.dim() == 3
+        return run if by_head and all(x is None for x in others) else None
+
+    return choose
+
+
+def short(problem: str) -> str:
+    """In one line."""
+    line = " ".join(problem.split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."

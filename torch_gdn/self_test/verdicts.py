@@ -1,0 +1,109 @@
+"""What the self-test found on this machine: a file per device, macOS build, torch and torch_gdn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from torch_gdn import _C, tuning_cache
+from torch_gdn._files import write_whole
+from torch_gdn._version import __version__
+
+FORMAT = 1
+ENDED = "the process ended while the test ran"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one op, or of one algorithm of it, at one point."""
+
+    op: str
+    algorithm: str | None  # of a prefill
+    problem: str = ""  # empty: passed
+    running: int = 0  # the process that is testing it
+
+    @property
+    def name(self) -> str:
+        return self.op if self.algorithm is None else f"{self.op}:{self.algorithm}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem}"
+
+
+Verdicts = dict[str, Verdict]  # by the name of the case
+
+
+def machine() -> str:
+    """What the verdicts hold for. The shaders are part of it: those of a checkout change without a new version."""
+    facts = _C.device_facts()
+    device = _C.tuning_key(facts["name"], facts["core_count"])
+    return f"{device}, {system()}, torch {torch.__version__}, torch_gdn {__version__}, shaders {shaders()}"
+
+
+def system() -> str:
+    if sys.platform != "darwin":
+        return platform.platform()
+    from torch_gdn.info import command_output  # here: it is needed on a Mac alone
+
+    return f"macOS {platform.mac_ver()[0]} ({command_output('sw_vers', '-buildVersion')})"
+
+
+def shaders() -> str:
+    root = Path(_C.shader_directory())
+    digest = hashlib.sha256()
+    for file in sorted(path for path in root.rglob("*") if path.suffix in (".metal", ".h")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def path(key: str) -> Path:
+    table = tuning_cache.path()
+    folder = tuning_cache.folder() if table is None else table.parent
+    return folder / f"self_test_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def read(key: str) -> Verdicts:
+    """None for a file that cannot be read, or that another version wrote."""
+    try:
+        content = json.loads(path(key).read_text(encoding="utf-8"))
+        if (content["format"], content["machine"]) != (FORMAT, key):
+            return {}
+        return {name: Verdict(**row) for name, row in content["verdicts"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def write(key: str, verdicts: Verdicts) -> None:
+    """Where the folder cannot be written, the next process tests anew."""
+    content = {"format": FORMAT, "machine": key, "verdicts": {name: asdict(x) for name, x in verdicts.items()}}
+    try:
+        write_whole(path(key), json.dumps(content, indent=1) + "\n")
+    except OSError:
+        return
+
+
+def is_left_behind(verdict: Verdict) -> bool:
+    """Whether the process that was testing is gone, so that this test is what ended it."""
+    if verdict.running in (0, os.getpid()):
+        return verdict.running != 0
+    try:
+        os.kill(verdict.running, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # of another user
+        return False
+    return False
+
+
+def settled(key: str) -> Verdicts:
+    """Those of the machine's file, without the cases that another process is just testing."""
+    known = read(key)
+    ended = {name: Verdict(x.op, x.algorithm, ENDED) for name, x in known.items() if is_left_behind(x)}
+    return {name: x for name, x in known.items() if not x.running} | ended
