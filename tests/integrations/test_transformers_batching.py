@@ -102,16 +102,20 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("free", "slots", "share"),
+    ("free", "longest", "slots", "share"),
     [
-        (200 * GIB, 16, 0.08),  # as many as requests in a batch
-        (40 * GIB, 5, 0.125),  # a quarter of half of it
-        (GIB, 1, 1.0),  # never none
-        (0, 16, 0.0),  # not known
+        (200 * GIB, 99 * GIB, 16, 0.08),  # as many as requests in a batch
+        (200 * GIB, 4 * GIB, 4, 0.02),  # as many as Metal's longest buffer holds
+        (40 * GIB, 99 * GIB, 5, 0.125),  # a quarter of half of it
+        (GIB, 99 * GIB, 1, 1.0),  # never none
+        (0, 99 * GIB, 16, 0.0),  # not known
     ],
 )
-def test_states_take_a_part_of_the_memory(free: int, slots: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_take_a_part_of_the_memory(
+    free: int, longest: int, slots: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = (CPU, 2 * GIB + free, 2 * GIB, GIB)
+    monkeypatch.setattr(continuous_batching, "longest_buffer", lambda: longest)
     monkeypatch.setattr(continuous_batching, "get_device_and_memory_breakdown", lambda: memory)
     configuration = SimpleNamespace(max_requests_per_batch=16, max_memory_percent=0.5)
     assert continuous_batching.slots_and_share(configuration, GIB) == (slots, share)

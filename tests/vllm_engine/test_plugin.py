@@ -207,6 +207,28 @@ def test_states_are_float32_on_mps_unless_asked_otherwise(convolution: str, aske
     assert config.cache_config.mamba_ssm_cache_dtype == states
 
 
+@pytest.mark.parametrize(
+    ("asked", "gibibytes", "share"),
+    [(0.92, 8, 0.7), (0.92, 23.5, 0.7), (0.92, 24, 0.92), (0.5, 8, 0.5)],
+)
+def test_the_default_share_of_a_small_memory(
+    asked: float, gibibytes: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch_gdn.integrations.vllm import worker
+
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": int(gibibytes * 2**18)}
+    monkeypatch.setattr(worker.os, "sysconf", sizes.__getitem__)
+    assert worker.share_of_memory(asked) == share
+
+
+def test_pools_fit_into_buffers() -> None:
+    """12 linear and 4 full layers share 4 tensors."""
+    from torch_gdn.integrations.vllm.worker import pools_in_buffers
+
+    assert pools_in_buffers([12, 4], 1000) == 4000
+    assert pools_in_buffers([], 1000) == 1000
+
+
 @pytest.mark.parametrize("name", ["CpuPlatform", "MpsPlatform"])
 def test_kernels_are_registered_whatever_was_imported(name: str) -> None:
     """vLLM's registry walks over the objects of all modules; n-gram drafts import numba, whose llvmlite has one that

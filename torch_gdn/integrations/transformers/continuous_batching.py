@@ -9,6 +9,7 @@ pages and states of a prefix that another one had.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.utils import get_device_and_memory_breakdown
 from transformers.modeling_utils import AttentionInterface
 
+from torch_gdn import _C
 from torch_gdn.integrations.transformers import paged_attention
 from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, classes_named, rebind, rebind_entry
 from torch_gdn.integrations.transformers.prefix_states import PrefixStates
@@ -233,6 +235,11 @@ class HybridCache(paged_cache.PagedAttentionCache):
         return forked
 
 
+def longest_buffer() -> int:
+    """In bytes: what a pool, which is one tensor, may take on mps."""
+    return _C.device_facts()["max_buffer_length"] if torch.backends.mps.is_available() else sys.maxsize
+
+
 def slots_and_share(cb_config: Any, slot_bytes: int) -> tuple[int, float]:
     """How many requests there are states for, and the part of the memory that they take."""
     _, total, reserved, allocated = get_device_and_memory_breakdown()
@@ -240,7 +247,7 @@ def slots_and_share(cb_config: Any, slot_bytes: int) -> tuple[int, float]:
     if available <= 0:  # not known
         return slots, 0.0
     affordable = int(available * cb_config.max_memory_percent * SHARE_OF_STATES) // slot_bytes
-    slots = max(1, min(slots, affordable))
+    slots = max(1, min(slots, affordable, longest_buffer() // slot_bytes))
     return slots, slots * slot_bytes / available
 
 

@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from vllm.config import set_current_vllm_config
+from vllm.config import CacheConfig, set_current_vllm_config
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from torch_gdn import _C
 from torch_gdn.integrations.vllm import compat
 from torch_gdn.integrations.vllm.model_runner import MpsModelRunner
 from torch_gdn.integrations.vllm.warmup import compile_kernels
 
 logger = init_logger(__name__)
+
+
+SMALL_MEMORY = 24 << 30  # bytes; below, vLLM's default share leaves too little for macOS and other programs
+SHARE_OF_SMALL_MEMORY = 0.7
+
+
+def share_of_memory(asked: float) -> float:
+    """The part of Metal's recommendation that vLLM may take. On a small Mac, vLLM's default becomes a smaller one."""
+    default = CacheConfig().gpu_memory_utilization
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return SHARE_OF_SMALL_MEMORY if asked == default and memory < SMALL_MEMORY else asked
+
+
+def pools_in_buffers(layers: Sequence[int], longest: int) -> int:
+    """How many bytes of pools fit into Metal's buffers of at most `longest` bytes.
+
+    vLLM allocates a tensor per layer of the kind that the model has least of; each other kind shares these tensors.
+    """
+    return min(layers, default=1) * longest
 
 
 class MpsWorker(Worker):
@@ -52,11 +74,13 @@ class MpsWorker(Worker):
         asked: int | None = self.cache_config.kv_cache_memory_bytes
         if asked is not None:
             return asked
-        limit = torch.mps.recommended_max_memory() * self.cache_config.gpu_memory_utilization
+        limit = torch.mps.recommended_max_memory() * share_of_memory(self.cache_config.gpu_memory_utilization)
         with set_current_vllm_config(self.vllm_config):
             self.model_runner.profile_run()
         torch.mps.synchronize()
-        available = int(limit - torch.mps.driver_allocated_memory())
+        kinds = Counter(repr(spec) for spec in self.get_kv_cache_spec().values())
+        largest = pools_in_buffers(list(kinds.values()), _C.device_facts()["max_buffer_length"])
+        available = min(int(limit - torch.mps.driver_allocated_memory()), largest)
         torch.mps.empty_cache()
         logger.info("mps: %.2f GiB for the pools", available / 2**30)
         return available
