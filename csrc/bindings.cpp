@@ -77,7 +77,8 @@ py::list recorded(const torch_gdn::Recorder& recorder) {
   return result;
 }
 
-// A tensor, or None for an absent one; the bytes of the parameter block; "errors" for the error log.
+// A tensor, or None for an absent one; the bytes of a parameter block or an array of the host; "errors" for the error
+// log.
 py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Binding& binding) {
   using Kind = torch_gdn::Binding::Kind;
   switch (binding.kind) {
@@ -85,6 +86,8 @@ py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Bi
       return py::none();
     case Kind::kTensor:
       return py::cast(binding.tensor);
+    case Kind::kHostArray:
+      return py::bytes(static_cast<const char*>(binding.tensor.const_data_ptr()), binding.tensor.nbytes());
     case Kind::kParameterBlock:
       return py::bytes(reinterpret_cast<const char*>(bindings.block()), bindings.block_bytes());
     case Kind::kErrorLog:

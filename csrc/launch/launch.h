@@ -48,18 +48,21 @@ class TemplateArgument {
 constexpr size_t kMostTemplateArguments = 8;
 using TemplateArguments = std::array<TemplateArgument, kMostTemplateArguments>;  // those that are none last
 
+constexpr size_t kMostOfSetBytes = 4096;  // bytes, by Metal's documentation
+
 struct Binding {
-  enum class Kind : uint8_t { kAbsent, kTensor, kParameterBlock, kErrorLog };
+  enum class Kind : uint8_t { kAbsent, kTensor, kHostArray, kParameterBlock, kErrorLog };
 
   Kind kind = Kind::kAbsent;
-  at::Tensor tensor;  // bound at its storage offset
+  at::Tensor
+      tensor;  // on the device: bound at its storage offset; on the host: its numbers are copied into the command
 
   Binding() = default;
   explicit Binding(Kind kind) : kind(kind) {}
   // Undefined tensors and those without elements, which have no buffer, count as absent.
   Binding(at::Tensor value) {
     if (!value.defined() || value.numel() == 0) return;
-    kind = Kind::kTensor;
+    kind = value.is_cpu() ? host_array(value) : Kind::kTensor;
     tensor = std::move(value);
   }
   Binding(const std::optional<at::Tensor>& value) : Binding(value.value_or(at::Tensor())) {}
@@ -74,6 +77,9 @@ struct Binding {
   static Values<Parameters> values(const Parameters& parameters) {
     return {parameters};
   }
+
+ private:
+  static Kind host_array(const at::Tensor& value);  // checks that setBytes can pass it
 };
 
 template <typename Each>
@@ -81,13 +87,12 @@ constexpr size_t kBindingsOf = 1;
 template <typename... Part>
 constexpr size_t kBindingsOf<std::tuple<Part...>> = sizeof...(Part);
 
-// What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, error log, and one parameter block.
-// A tuple stands for its parts.
+// What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, small arrays of the host, the error
+// log, and one parameter block. A tuple stands for its parts.
 class Bindings {
  public:
-  static constexpr size_t kMost = 31;           // Metal's own limit
-  static constexpr size_t kMostBytes = 768;     // of a parameter block that is copied
-  static constexpr size_t kMostOfMetal = 4096;  // bytes that setBytes takes
+  static constexpr size_t kMost = 31;        // Metal's own limit
+  static constexpr size_t kMostBytes = 768;  // of a parameter block that is copied
 
   template <typename... Each>
     requires(sizeof...(Each) > 1)

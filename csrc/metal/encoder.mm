@@ -39,6 +39,8 @@ void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, cons
       return [encoder setBuffer:__builtin_bit_cast(id<MTLBuffer>, tensor.storage().data())
                          offset:NSUInteger(tensor.storage_offset() * tensor.element_size())
                         atIndex:index];
+    case Binding::Kind::kHostArray:  // copied now: the caller may write it as soon as the op returns
+      return [encoder setBytes:tensor.const_data_ptr() length:tensor.nbytes() atIndex:index];
     case Binding::Kind::kParameterBlock:
       return [encoder setBytes:bindings.block() length:bindings.block_bytes() atIndex:index];
     case Binding::Kind::kErrorLog:
