@@ -167,6 +167,7 @@ struct PipelineFacts {
 struct DeviceFacts {
   std::string name;
   size_t core_count, max_threadgroup_memory_length, max_buffer_length, recommended_max_working_set_size;
+  uint64_t registry_id;               // tells devices of one name apart
   std::vector<std::string> families;  // "Apple7", "Metal3": those that the device supports
 };
 
@@ -174,7 +175,8 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
   virtual void run(Launches launches) = 0;  // encodes; does not wait; skips those without threadgroups
-  virtual PipelineFacts compile(const Variant& variant) = 0;
+  // Variants of one file, from one source. If some fail, the others are compiled all the same; raises the first error.
+  virtual std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) = 0;
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
   virtual const DeviceFacts& device() const = 0;
@@ -185,7 +187,8 @@ Launcher& launcher();         // the calling thread's recorder, else the device'
 Launcher& device_launcher();  // the device's, while the thread records too
 bool has_launcher();
 
-// A grid of so many threadgroups leaves no core idle: 3 per core, an assumption that no Mac has confirmed.
+// A grid of so many threadgroups leaves no core idle: 3 per core, an assumption that no Mac has confirmed. Attention
+// divides its keys until it has so many: more would only write and read more partials.
 int64_t busy_threadgroups();
 
 void set_launcher(Launcher* launcher);

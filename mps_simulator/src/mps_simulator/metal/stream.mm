@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "command_mode.h"
 #include "device.h"
 #include "mps_simulator/foundation/queue.h"
 #include "objects.h"
@@ -74,7 +75,8 @@ MTLComputeCommandEncoder_t MPSStream::commandEncoder() {
   [(SimCommandQueue*)_commandQueue requireQueue:"MPSStream::commandEncoder()"];
   if (!_commandEncoder) {
     @autoreleasepool {
-      _commandEncoder = [[commandBuffer() computeCommandEncoder] retain];
+      const auto type = simulator::is_concurrent ? MTLDispatchTypeConcurrent : MTLDispatchTypeSerial;
+      _commandEncoder = [[commandBuffer() computeCommandEncoderWithDispatchType:type] retain];
     }
   }
   return _commandEncoder;

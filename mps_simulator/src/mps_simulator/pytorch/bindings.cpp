@@ -98,6 +98,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("total_requested", [] { return Allocator::instance().total_requested(); });
   module.def("run_at_commit", [] { return run_at_commit; });
   module.def("set_run_at_commit", [](bool yes) { run_at_commit = yes; });
+  module.def("is_concurrent", [] { return is_concurrent; });
+  module.def("set_concurrent", [](bool yes) { is_concurrent = yes; });
   module.attr("core_count") = kCoreCount;
   module.attr("device_name") = kDeviceName;
 }
