@@ -39,12 +39,18 @@ py::dict pipeline_facts(const torch_gdn::PipelineFacts& facts) {
 using Words = std::vector<std::string>;
 
 std::string shader_source(std::string kernel, std::string file, Words arguments) {
-  return torch_gdn::shader_source({std::move(kernel), std::move(file), std::move(arguments)});
+  return torch_gdn::shader_source(torch_gdn::Variant{std::move(kernel), std::move(file), std::move(arguments)});
 }
 
 py::dict compile(std::string kernel, std::string file, Words arguments) {
   const torch_gdn::Variant variant{std::move(kernel), std::move(file), std::move(arguments)};
-  return pipeline_facts(without_gil([&] { return torch_gdn::launcher().compile(variant); }));
+  return pipeline_facts(without_gil([&] { return torch_gdn::launcher().compile(variant); }).front());
+}
+
+void compile_file(const std::string& file, const std::vector<std::pair<std::string, Words>>& variants) {
+  std::vector<torch_gdn::Variant> wanted;
+  for (const auto& [kernel, arguments] : variants) wanted.push_back({kernel, file, arguments});
+  if (!wanted.empty()) without_gil([&] { return torch_gdn::launcher().compile(wanted); });
 }
 
 py::list pipelines() {
@@ -77,7 +83,8 @@ py::list recorded(const torch_gdn::Recorder& recorder) {
   return result;
 }
 
-// A tensor, or None for an absent one; the bytes of the parameter block; "errors" for the error log.
+// A tensor, or None for an absent one; the bytes of a parameter block or an array of the host; "errors" for the error
+// log.
 py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Binding& binding) {
   using Kind = torch_gdn::Binding::Kind;
   switch (binding.kind) {
@@ -85,6 +92,8 @@ py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Bi
       return py::none();
     case Kind::kTensor:
       return py::cast(binding.tensor);
+    case Kind::kHostArray:
+      return py::bytes(static_cast<const char*>(binding.tensor.const_data_ptr()), binding.tensor.nbytes());
     case Kind::kParameterBlock:
       return py::bytes(reinterpret_cast<const char*>(bindings.block()), bindings.block_bytes());
     case Kind::kErrorLog:
@@ -177,6 +186,7 @@ py::dict device_facts() {
   result["max_threadgroup_memory_length"] = facts.max_threadgroup_memory_length;
   result["max_buffer_length"] = facts.max_buffer_length;
   result["recommended_max_working_set_size"] = facts.recommended_max_working_set_size;
+  result["registry_id"] = facts.registry_id;
   result["families"] = facts.families;
   return result;
 }
@@ -277,6 +287,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
         "Compiles one kernel variant, if it is not, without running it: the template, its file below the shader "
         "directory, its arguments as Metal spells them. Returns a dict as those of pipelines().");
+  m.def("compile_file", &compile_file, py::arg("file"), py::arg("variants"),
+        "Compiles those of a file's kernel variants, pairs of kernel and arguments, that are not, from one source. If "
+        "some fail, the others are compiled all the same, and the first error is raised.");
   m.def("launch", &launch, py::arg("kernel"), py::arg("file"), py::arg("arguments"), py::arg("bindings"),
         py::arg("threadgroups"), py::arg("threads"),
         "Encodes one launch of a kernel in the shader directory. Bindings are mps tensors, None for an absent one, one "
@@ -290,7 +303,7 @@ PYBIND11_MODULE(_C, m) {
       "Drops every compiled pipeline; the next call of an op compiles its own again.");
   m.def("device_facts", &device_facts,
         "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length, "
-        "recommended_max_working_set_size and families, a list of the GPU families that it supports.");
+        "recommended_max_working_set_size, registry_id and families, a list of the GPU families that it supports.");
   py::class_<Recording>(m, "Recording", "Records the launches of the thread that starts it instead of running them.")
       .def(py::init<>())
       .def("start", &Recording::start)

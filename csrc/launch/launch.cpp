@@ -58,10 +58,17 @@ TemplateArgument TemplateArgument::spelled_as(const std::string& text) {
   return argument;
 }
 
+Binding::Kind Binding::host_array(const at::Tensor& value) {
+  TORCH_CHECK_VALUE(value.is_contiguous() && value.nbytes() <= kMostOfSetBytes,
+                    "torch_gdn: expected a contiguous array of at most ", kMostOfSetBytes,
+                    " bytes as a binding on the CPU, got ", value.nbytes(), " bytes with strides ", value.strides());
+  return Kind::kHostArray;
+}
+
 Bindings Bindings::of(c10::ArrayRef<Binding> bindings, c10::ArrayRef<std::byte> block) {
   TORCH_CHECK_VALUE(bindings.size() <= kMost, "torch_gdn: expected at most ", kMost, " bindings, got ",
                     bindings.size());
-  TORCH_CHECK_VALUE(block.size() <= kMostOfMetal, "torch_gdn: expected at most ", kMostOfMetal,
+  TORCH_CHECK_VALUE(block.size() <= kMostOfSetBytes, "torch_gdn: expected at most ", kMostOfSetBytes,
                     " bytes in a parameter block, got ", block.size());
   Bindings found;
   for (const auto& binding : bindings) found.add(binding);

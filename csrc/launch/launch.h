@@ -48,18 +48,21 @@ class TemplateArgument {
 constexpr size_t kMostTemplateArguments = 8;
 using TemplateArguments = std::array<TemplateArgument, kMostTemplateArguments>;  // those that are none last
 
+constexpr size_t kMostOfSetBytes = 4096;  // bytes, by Metal's documentation
+
 struct Binding {
-  enum class Kind : uint8_t { kAbsent, kTensor, kParameterBlock, kErrorLog };
+  enum class Kind : uint8_t { kAbsent, kTensor, kHostArray, kParameterBlock, kErrorLog };
 
   Kind kind = Kind::kAbsent;
-  at::Tensor tensor;  // bound at its storage offset
+  at::Tensor
+      tensor;  // on the device: bound at its storage offset; on the host: its numbers are copied into the command
 
   Binding() = default;
   explicit Binding(Kind kind) : kind(kind) {}
   // Undefined tensors and those without elements, which have no buffer, count as absent.
   Binding(at::Tensor value) {
     if (!value.defined() || value.numel() == 0) return;
-    kind = Kind::kTensor;
+    kind = value.is_cpu() ? host_array(value) : Kind::kTensor;
     tensor = std::move(value);
   }
   Binding(const std::optional<at::Tensor>& value) : Binding(value.value_or(at::Tensor())) {}
@@ -74,6 +77,9 @@ struct Binding {
   static Values<Parameters> values(const Parameters& parameters) {
     return {parameters};
   }
+
+ private:
+  static Kind host_array(const at::Tensor& value);  // checks that setBytes can pass it
 };
 
 template <typename Each>
@@ -81,13 +87,12 @@ constexpr size_t kBindingsOf = 1;
 template <typename... Part>
 constexpr size_t kBindingsOf<std::tuple<Part...>> = sizeof...(Part);
 
-// What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, error log, and one parameter block.
-// A tuple stands for its parts.
+// What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, small arrays of the host, the error
+// log, and one parameter block. A tuple stands for its parts.
 class Bindings {
  public:
-  static constexpr size_t kMost = 31;           // Metal's own limit
-  static constexpr size_t kMostBytes = 768;     // of a parameter block that is copied
-  static constexpr size_t kMostOfMetal = 4096;  // bytes that setBytes takes
+  static constexpr size_t kMost = 31;        // Metal's own limit
+  static constexpr size_t kMostBytes = 768;  // of a parameter block that is copied
 
   template <typename... Each>
     requires(sizeof...(Each) > 1)
@@ -162,6 +167,7 @@ struct PipelineFacts {
 struct DeviceFacts {
   std::string name;
   size_t core_count, max_threadgroup_memory_length, max_buffer_length, recommended_max_working_set_size;
+  uint64_t registry_id;               // tells devices of one name apart
   std::vector<std::string> families;  // "Apple7", "Metal3": those that the device supports
 };
 
@@ -169,7 +175,8 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
   virtual void run(Launches launches) = 0;  // encodes; does not wait; skips those without threadgroups
-  virtual PipelineFacts compile(const Variant& variant) = 0;
+  // Variants of one file, from one source. If some fail, the others are compiled all the same; raises the first error.
+  virtual std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) = 0;
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
   virtual const DeviceFacts& device() const = 0;
@@ -180,7 +187,8 @@ Launcher& launcher();         // the calling thread's recorder, else the device'
 Launcher& device_launcher();  // the device's, while the thread records too
 bool has_launcher();
 
-// A grid of so many threadgroups leaves no core idle: 3 per core, an assumption that no Mac has confirmed.
+// A grid of so many threadgroups leaves no core idle: 3 per core, an assumption that no Mac has confirmed. Attention
+// divides its keys until it has so many: more would only write and read more partials.
 int64_t busy_threadgroups();
 
 void set_launcher(Launcher* launcher);

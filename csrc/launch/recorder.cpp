@@ -10,7 +10,7 @@ std::vector<std::pair<size_t, size_t>> overlaps_of(const Bindings& bindings) {
   std::vector<std::pair<size_t, size_t>> overlaps;
   for (const auto* one = bindings.begin(); one != bindings.end(); ++one) {
     for (const auto* other = one + 1; other != bindings.end(); ++other) {
-      const bool are_tensors = one->tensor.defined() && other->tensor.defined();
+      const bool are_tensors = one->kind == Binding::Kind::kTensor && other->kind == Binding::Kind::kTensor;
       if (!are_tensors || !share_memory(one->tensor, other->tensor)) continue;
       overlaps.emplace_back(one - bindings.begin(), other - bindings.begin());
     }

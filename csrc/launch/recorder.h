@@ -26,7 +26,9 @@ class Recorder final : public Launcher {
   const std::vector<RecordedLaunch>& launches() const { return launches_; }
 
   // From the device, for the heuristics.
-  PipelineFacts compile(const Variant& variant) override { return device_launcher().compile(variant); }
+  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override {
+    return device_launcher().compile(variants);
+  }
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }
   const DeviceFacts& device() const override { return device_launcher().device(); }
@@ -44,7 +46,9 @@ class Tracer final : public Launcher {
       : before_(std::move(before)), after_(std::move(after)), runs_(runs) {}
   void run(Launches launches) override;
 
-  PipelineFacts compile(const Variant& variant) override { return device_launcher().compile(variant); }
+  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override {
+    return device_launcher().compile(variants);
+  }
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }
   const DeviceFacts& device() const override { return device_launcher().device(); }

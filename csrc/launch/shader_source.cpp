@@ -36,19 +36,23 @@ void append_file(const std::string& file, std::set<std::string>& seen, std::stri
   }
 }
 
-}  // namespace
-
-std::string shader_source(const Variant& variant) {
-  // Metal 3.1 is C++14: Apple's compiler takes `if constexpr`, and warns in every variant.
-  std::string text = "#pragma clang diagnostic ignored \"-Wc++17-extensions\"\n";
-  std::set<std::string> seen;
-  append_file(variant.file, seen, text);
+std::string instantiation(const Variant& variant) {
   std::ostringstream instance;
   instance << variant.kernel << "<";
   for (size_t i = 0; i < variant.arguments.size(); ++i) instance << (i == 0 ? "" : ", ") << variant.arguments[i];
   instance << ">";
-  text += "template [[host_name(\"" + variant.name() + "\")]] [[kernel]] decltype(" + instance.str() + ") " +
-          instance.str() + ";\n";
+  return "template [[host_name(\"" + variant.name() + "\")]] [[kernel]] decltype(" + instance.str() + ") " +
+         instance.str() + ";\n";
+}
+
+}  // namespace
+
+std::string shader_source(c10::ArrayRef<Variant> variants) {
+  // Metal 3.1 is C++14: Apple's compiler takes `if constexpr`, and warns in every variant.
+  std::string text = "#pragma clang diagnostic ignored \"-Wc++17-extensions\"\n";
+  std::set<std::string> seen;
+  append_file(variants.front().file, seen, text);
+  for (const auto& variant : variants) text += instantiation(variant);
   return text;
 }
 

@@ -1,4 +1,4 @@
-// The Metal source of a kernel variant. Run-time compilation has no include path: the host inlines.
+// The Metal source of kernel variants. Run-time compilation has no include path: the host inlines.
 #pragma once
 #include <string>
 
@@ -7,7 +7,7 @@
 namespace torch_gdn {
 
 // The shader file with each `#include "..."` inlined once (relative to shader_directory()), #line directives for the
-// compiler's messages, and the line that instantiates the kernel.
-std::string shader_source(const Variant& variant);
+// compiler's messages, and a line for each variant that instantiates it. The variants are of one file.
+std::string shader_source(c10::ArrayRef<Variant> variants);
 
 }  // namespace torch_gdn

@@ -39,6 +39,8 @@ void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, cons
       return [encoder setBuffer:__builtin_bit_cast(id<MTLBuffer>, tensor.storage().data())
                          offset:NSUInteger(tensor.storage_offset() * tensor.element_size())
                         atIndex:index];
+    case Binding::Kind::kHostArray:  // copied now: the caller may write it as soon as the op returns
+      return [encoder setBytes:tensor.const_data_ptr() length:tensor.nbytes() atIndex:index];
     case Binding::Kind::kParameterBlock:
       return [encoder setBytes:bindings.block() length:bindings.block_bytes() atIndex:index];
     case Binding::Kind::kErrorLog:
@@ -54,6 +56,12 @@ void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, co
   const auto& groups = launch.threadgroups;
   [encoder dispatchThreadgroups:MTLSizeMake(groups[0], groups[1], groups[2])
           threadsPerThreadgroup:MTLSizeMake(launch.threads, 1, 1)];
+}
+
+// A launch reads what the one before it wrote. In a serial encoder, which PyTorch uses so far, Metal sees to that; in a
+// concurrent one, which PyTorch is considering, dispatches overlap unless a barrier is between them.
+void wait_for_launches_before(id<MTLComputeCommandEncoder> encoder) {
+  if ([encoder dispatchType] == MTLDispatchTypeConcurrent) [encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
 }
 
 // Families are given by number, because the SDK of macOS 14 does not name the last ones.
@@ -81,12 +89,15 @@ class MetalLauncher final : public Launcher {
     at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
       @autoreleasepool {
         id<MTLComputeCommandEncoder> encoder = stream->commandEncoder();
-        for (const auto& [launch, pipeline] : *work) encode(encoder, stream, *launch, pipeline->state());
+        for (const auto& [launch, pipeline] : *work) {
+          wait_for_launches_before(encoder);
+          encode(encoder, stream, *launch, pipeline->state());
+        }
       }
     });
   }
 
-  PipelineFacts compile(const Variant& variant) override { return library_.compile(variant); }
+  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override { return library_.compile(variants); }
 
   std::vector<PipelineFacts> pipelines() const override { return library_.facts(); }
 
@@ -102,6 +113,7 @@ class MetalLauncher final : public Launcher {
                          [metal maxThreadgroupMemoryLength],
                          [metal maxBufferLength],
                          [metal recommendedMaxWorkingSetSize],
+                         [metal registryID],
                          families_of(metal)};
     }();
     return facts;

@@ -13,10 +13,12 @@
 
 namespace torch_gdn {
 
+class Source;
+
 // A compiled kernel variant, released with its last owner.
 class Pipeline {
  public:
-  explicit Pipeline(const Variant& variant);  // compiles it
+  Pipeline(const Source& source, const Variant& variant);
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
@@ -36,12 +38,12 @@ class Pipeline {
 using SharedPipeline = std::shared_ptr<const Pipeline>;
 
 // Safe to call from any thread. Threads compile different variants at the same time; each variant is compiled once, and
-// other threads that need it wait.
+// other threads that need it wait. A launch compiles its variant alone, so that it does not wait for others.
 class Library {
  public:
   // May compile: do not call it on the stream's queue, where it would block all encoding.
   SharedPipeline pipeline(const Launch& launch);
-  PipelineFacts compile(const Variant& variant);
+  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants);  // of one file; see Launcher
   std::vector<PipelineFacts> facts() const;
   void clear();
 
@@ -60,7 +62,11 @@ class Library {
     size_t operator()(const Key& key) const;
   };
   std::shared_ptr<Slot> slot_named(const std::string& name);  // call with mutex_ held
+  std::shared_ptr<Slot> slot_of(const Variant& variant);
+  SharedPipeline pipeline_in(const Slot& slot) const;
+  SharedPipeline keep(Slot& slot, SharedPipeline pipeline);
   SharedPipeline compiled_in(Slot& slot, const Variant& variant);
+  void compile_together(c10::ArrayRef<Variant> variants);
 
   mutable std::mutex mutex_;                            // never held while Metal compiles
   std::map<std::string, std::shared_ptr<Slot>> slots_;  // by name

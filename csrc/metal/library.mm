@@ -5,7 +5,9 @@
 #include <ATen/mps/MPSDevice.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
+#include <exception>
 
 #include "launch/shader_source.h"
 
@@ -31,32 +33,63 @@ MTLCompileOptions* compile_options() {
   return options;
 }
 
-// Stores the compiler's warnings in `warnings`.
-id<MTLComputePipelineState> compiled(const Variant& variant, std::string& warnings) {
-  const std::string name = variant.name();
-  const std::string source = shader_source(variant);
-  id<MTLDevice> device = at::mps::MPSDevice::getInstance()->device();
-  NSError* error = nil;
-  id<MTLLibrary> library = [[device newLibraryWithSource:[NSString stringWithUTF8String:source.c_str()]
-                                                 options:compile_options()
-                                                   error:&error] autorelease];
-  TORCH_CHECK(library, "torch_gdn: Metal could not compile ", name, ": ", message(error));
-  if (error) warnings = message(error);
-  id<MTLFunction> function = [[library newFunctionWithName:[NSString stringWithUTF8String:name.c_str()]] autorelease];
-  TORCH_CHECK(function, "torch_gdn: the library of ", variant.file, " has no kernel ", name);
-  id<MTLComputePipelineState> state = [device newComputePipelineStateWithFunction:function error:&error];
-  TORCH_CHECK(state, "torch_gdn: Metal could not make a pipeline of ", name, ": ", message(error));
-  return state;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string names_of(id<MTLLibrary> library) {
+  std::string names;
+  for (NSString* name in [library functionNames]) names += std::string(names.empty() ? "" : ", ") + [name UTF8String];
+  return names.empty() ? "none" : names;
 }
 
 }  // namespace
 
-Pipeline::Pipeline(const Variant& variant) : name_(variant.name()) {
-  const auto start = std::chrono::steady_clock::now();
-  @autoreleasepool {
-    state_ = compiled(variant, warnings_);
+// A Metal library with kernel variants of one file.
+class Source {
+ public:
+  explicit Source(c10::ArrayRef<Variant> variants) {
+    const auto start = Clock::now();
+    @autoreleasepool {
+      NSError* error = nil;
+      library_ = [at::mps::MPSDevice::getInstance()->device()
+          newLibraryWithSource:[NSString stringWithUTF8String:shader_source(variants).c_str()]
+                       options:compile_options()
+                         error:&error];
+      TORCH_CHECK(library_, "torch_gdn: Metal could not compile ", variants.front().name(), ": ", message(error));
+      if (error) warnings = message(error);
+    }
+    seconds_of_each = seconds_since(start) / double(variants.size());
   }
-  compile_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  ~Source() { [library_ release]; }
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+
+  id<MTLComputePipelineState> new_pipeline(const Variant& variant) const {
+    @autoreleasepool {
+      const std::string name = variant.name();
+      NSError* error = nil;
+      id<MTLFunction> function =
+          [[library_ newFunctionWithName:[NSString stringWithUTF8String:name.c_str()]] autorelease];
+      TORCH_CHECK(function, "torch_gdn: expected the library of ", variant.file, " to have a kernel ", name,
+                  ", got a library with these functions: ", names_of(library_));
+      id<MTLComputePipelineState> state = [[library_ device] newComputePipelineStateWithFunction:function error:&error];
+      TORCH_CHECK(state, "torch_gdn: Metal could not make a pipeline of ", name, ": ", message(error));
+      return state;
+    }
+  }
+
+  std::string warnings;  // of the compiler
+  double seconds_of_each;
+
+ private:
+  id<MTLLibrary> library_;
+};
+
+Pipeline::Pipeline(const Source& source, const Variant& variant) : name_(variant.name()), warnings_(source.warnings) {
+  const auto start = Clock::now();
+  state_ = source.new_pipeline(variant);
+  compile_seconds_ = source.seconds_of_each + seconds_since(start);
   most_threads_ = [state_ maxTotalThreadsPerThreadgroup];
 }
 
@@ -86,11 +119,45 @@ SharedPipeline Library::pipeline(const Launch& launch) {
   return found;
 }
 
-PipelineFacts Library::compile(const Variant& variant) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto slot = slot_named(variant.name());
-  lock.unlock();
-  return compiled_in(*slot, variant)->facts();
+// One by one if one source does not do for all: the error then names the variant that is wrong.
+std::vector<PipelineFacts> Library::compile(c10::ArrayRef<Variant> variants) {
+  if (variants.size() > 1) compile_together(variants);
+  std::vector<PipelineFacts> facts;
+  std::exception_ptr first_error;
+  for (const auto& variant : variants) {
+    try {
+      facts.push_back(compiled_in(*slot_of(variant), variant)->facts());
+    } catch (const c10::Error&) {
+      if (!first_error) first_error = std::current_exception();
+    }
+  }
+  if (first_error) std::rethrow_exception(first_error);
+  return facts;
+}
+
+// Leaves out those that another thread compiles. Raises nothing: what fails here is tried again alone.
+void Library::compile_together(c10::ArrayRef<Variant> variants) {
+  std::vector<Variant> missing;
+  std::vector<std::shared_ptr<Slot>> slots;
+  std::vector<std::unique_lock<std::mutex>> compiling;
+  for (const auto& variant : variants) {
+    const auto slot = slot_of(variant);
+    if (std::ranges::find(slots, slot) != slots.end()) continue;
+    std::unique_lock<std::mutex> lock(slot->compiling, std::try_to_lock);
+    if (!lock.owns_lock() || pipeline_in(*slot)) continue;
+    missing.push_back(variant);
+    slots.push_back(slot);
+    compiling.push_back(std::move(lock));
+  }
+  if (missing.size() < 2) return;
+  try {
+    const Source source(missing);
+    for (size_t i = 0; i < missing.size(); ++i) {
+      keep(*slots[i], std::make_shared<const Pipeline>(source, missing[i]));
+      compiling[i].unlock();  // a launch may wait for this one
+    }
+  } catch (const c10::Error&) {
+  }
 }
 
 size_t Library::KeyHash::operator()(const Key& key) const {
@@ -108,16 +175,25 @@ std::shared_ptr<Library::Slot> Library::slot_named(const std::string& name) {
   return slot;
 }
 
+std::shared_ptr<Library::Slot> Library::slot_of(const Variant& variant) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return slot_named(variant.name());
+}
+
+SharedPipeline Library::pipeline_in(const Slot& slot) const {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return slot.pipeline;
+}
+
+SharedPipeline Library::keep(Slot& slot, SharedPipeline pipeline) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return slot.pipeline = std::move(pipeline);
+}
+
 SharedPipeline Library::compiled_in(Slot& slot, const Variant& variant) {
   const std::lock_guard<std::mutex> compiling(slot.compiling);
-  {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    if (slot.pipeline) return slot.pipeline;
-  }
-  auto pipeline = std::make_shared<const Pipeline>(variant);
-  const std::lock_guard<std::mutex> guard(mutex_);
-  slot.pipeline = pipeline;
-  return pipeline;
+  const SharedPipeline found = pipeline_in(slot);
+  return found ? found : keep(slot, std::make_shared<const Pipeline>(Source(variant), variant));
 }
 
 std::vector<PipelineFacts> Library::facts() const {

@@ -24,11 +24,20 @@ OpName op_name() {
   return name;
 }
 
-SequenceParameters sequence_parameters(const ChunkShape<>& shape) {
+SequenceParameters sequence_parameters(const ChunkShape<>& shape, const std::optional<Tensor>& cu_seqlens) {
   TORCH_CHECK_VALUE(shape.T <= INT32_MAX && shape.N <= INT32_MAX && shape.NT <= INT32_MAX,
                     "torch_gdn: expected fewer than 2^31 tokens, sequences and chunks, got T = ", shape.T,
                     ", N = ", shape.N, ", NT = ", shape.NT);
-  return {int32_t(shape.T), int32_t(shape.N), shape.packed ? 1 : 0, int32_t(shape.NT), op_name()};
+  SequenceParameters parameters{};
+  parameters.tokens = int32_t(shape.T);
+  parameters.sequences = int32_t(shape.N);
+  parameters.chunks = int32_t(shape.NT);
+  parameters.op = op_name();
+  if (shape.packed) {
+    parameters.boundary_stride = cu_seqlens->stride(0);
+    parameters.boundary_bytes = int32_t(cu_seqlens->element_size());
+  }
+  return parameters;
 }
 
 HeadGroups head_groups(const ChunkShape<>& shape, int64_t key_heads) {
@@ -48,6 +57,18 @@ int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> ten
 int32_t int32_count(int64_t count, const char* argument, const char* what) {
   TORCH_CHECK_VALUE(count <= INT32_MAX, argument, ": expected fewer than 2^31 ", what, ", got ", count);
   return int32_t(count);
+}
+
+// An array that is too long for setBytes is copied to the device, which waits for all work encoded before: a server
+// keeps such arrays on the device.
+Tensor index_array(at::Device device, const Tensor& x) {
+  if (!x.is_cpu()) return x;
+  const Tensor numbers = x.contiguous();
+  return numbers.nbytes() <= kMostOfSetBytes ? numbers : numbers.to(device);
+}
+
+std::optional<Tensor> index_array(at::Device device, const std::optional<Tensor>& x) {
+  return x.has_value() ? std::optional(index_array(device, *x)) : x;
 }
 
 Tensor as_f32(const Tensor& x) { return x.to(at::kFloat).contiguous(); }

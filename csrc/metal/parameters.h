@@ -14,7 +14,7 @@ namespace torch_gdn {
 
 RowStrides row_strides(const Tensor& x);                              // x: [B, T, heads, D]
 StateStrides state_strides(const Tensor& state, bool state_v_first);  // state: [N, HV, ...] or [B * NT, HV, ...]
-SequenceParameters sequence_parameters(const ChunkShape<>& shape);
+SequenceParameters sequence_parameters(const ChunkShape<>& shape, const std::optional<Tensor>& cu_seqlens);
 OpName op_name();  // of the running op
 HeadGroups head_groups(const ChunkShape<>& shape, int64_t key_heads);
 inline HeadGroups head_groups(const ChunkShape<>& shape) { return head_groups(shape, shape.H); }
@@ -24,6 +24,10 @@ int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> ten
 
 // What kernels count in 32 bits (shaders/core/rows.h); `argument` and `what` are for the error.
 int32_t int32_count(int64_t count, const char* argument, const char* what);
+
+// Indices as a launch binds them: on the device with their strides, or a small array of the host.
+Tensor index_array(at::Device device, const Tensor& x);
+std::optional<Tensor> index_array(at::Device device, const std::optional<Tensor>& x);
 
 // Contiguous f32, for g and beta, which are small.
 Tensor as_f32(const Tensor& x);

@@ -29,7 +29,7 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
 
 Checkpoints checkpoints_on(at::Device device, const StatePool& pool, int64_t multiple) {
   if (!pool.checkpoint_offsets.has_value()) return {};
-  Checkpoints checkpoints{pool.checkpoint_offsets->to(device), pool.checkpoint_indices->to(device)};
+  Checkpoints checkpoints{index_array(device, *pool.checkpoint_offsets), index_array(device, *pool.checkpoint_indices)};
   const auto& [offsets, indices, _] = checkpoints;
   checkpoints.parameters = {
       offsets->stride(0),       indices->stride(0), int32_t(offsets->element_size()), int32_t(indices->element_size()),
@@ -46,9 +46,8 @@ Slots slots_on(at::Device device, const StatePool& pool) {
   parameters.null_index = int32_t(pool.null_index);
   if (pool.indices.has_value()) {
     if (pool.has_slot_per_token()) parameters.columns = int32_t(pool.indices->size(1));
-    const Tensor& indices = *pool.indices;
-    const bool is_ready = indices.device() == device && indices.dim() == 1;  // PyTorch takes 0.3 us to see it
-    slots.indices = is_ready ? indices : indices.to(device).flatten();
+    slots.indices = index_array(device, *pool.indices);
+    if (slots.indices->dim() > 1) slots.indices = slots.indices->flatten();
     parameters.index_stride = slots.indices->stride(0);
     parameters.index_bytes = int32_t(slots.indices->element_size());
     parameters.is_checked = pool.indices->is_cpu();  // by check_state_indices()
@@ -66,7 +65,7 @@ Slots slots_on(at::Device device, const StatePool& pool) {
     parameters.has_flags = 1;
   }
   if (pool.num_accepted_tokens.has_value()) {
-    slots.accepted = pool.num_accepted_tokens->to(device);
+    slots.accepted = index_array(device, *pool.num_accepted_tokens);
     parameters.accepted_stride = slots.accepted->stride(0);
     parameters.accepted_bytes = int32_t(slots.accepted->element_size());
   }

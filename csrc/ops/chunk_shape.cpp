@@ -43,11 +43,6 @@ void check_sequence_lengths(const char* op, const char* argument, const char* ex
   }
 }
 
-optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens) {
-  if (!cu_seqlens.has_value()) return std::nullopt;
-  return cu_seqlens->to(cu_seqlens->options().device(device).dtype(at::kLong)).contiguous();
-}
-
 Tensor unit_last_stride(const Tensor& x, const char* name) {
   if (x.size(-1) <= 1 || x.stride(-1) == 1) return x;
   TORCH_WARN_ONCE("torch_gdn: ", name, " has a last stride of ", x.stride(-1),

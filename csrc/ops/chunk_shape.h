@@ -93,9 +93,6 @@ void check_tokens_of_sequences(const Check<Int>& check, const char* argument, co
   }
 }
 
-// Contiguous int64 on `device`, as the kernels read them.
-optional<Tensor> cu_seqlens_on(at::Device device, const optional<Tensor>& cu_seqlens);
-
 // A last stride other than 1 is copied, with one warning; kernels take any other strides.
 Tensor unit_last_stride(const Tensor& x, const char* name);
 

@@ -45,5 +45,5 @@ def scale(_simulated_device: None) -> Any:
 def settings() -> Iterator[Settings]:
     """The live settings; put back afterwards."""
     live = mps_simulator.settings
-    with live(**{name: getattr(live, name) for name in ("watch", "seed", "perturb", "workers", "run_at")}):
+    with live(**{name: getattr(live, name) for name in ("watch", "seed", "perturb", "workers", "run_at", "encoder")}):
         yield live

@@ -576,3 +576,14 @@ def test_profile_counts_kernels_fallbacks_and_memory() -> None:
     assert inner.fallbacks == {"aten::sin": 1} or inner.fallbacks == {"aten::sin.out": 1}
     assert inner.allocated_bytes == x.nbytes
     assert "one" in str(inner) and "aten::sin" in str(inner)
+
+
+def test_profile_counts_copies_and_waits() -> None:
+    x = torch.zeros(8, device=MPS)
+    with mps_simulator.profile() as profile:
+        x.copy_(torch.ones(8))
+        x.copy_(torch.ones(8), non_blocking=True)
+        half = x.half()
+        half.tolist()
+    assert profile.copies == {"to the device": 2, "to the host": 1, "on the device": 1}
+    assert profile.waits == 2

@@ -173,6 +173,19 @@ def test_commands_run_at_commit_if_so_set(scale: Any, settings: Any) -> None:
     assert y.tolist() == doubled()
 
 
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_a_concurrent_encoder_orders_dispatches_at_barriers_only(scale: Any, settings: Any, is_ordered: bool) -> None:
+    x, y, z = ramp(), torch.zeros(N, device="mps"), torch.zeros(N, device="mps")
+    settings.encoder = "concurrent"
+    with metal.encoder() as encoder:
+        encode_scale(encoder, scale, x, y)
+        if is_ordered:
+            encoder.memory_barrier()
+        encode_scale(encoder, scale, y, z)
+    assert y.tolist() == doubled()
+    assert z.tolist() == [2 * each if is_ordered else 0 for each in doubled()]
+
+
 def test_a_command_buffer_retains_what_is_bound(scale: Any) -> None:
     x, y = metal.Buffer(4 * N), metal.Buffer(4 * N)
     x.write(struct.pack(f"{N}f", *range(N)))

@@ -232,21 +232,6 @@ BOUNDS = [
             r"thread \(7, 0, 0\) of threadgroup \(0, 0, 0\)",
         ],
     ),
-    Twin(
-        "write to bytes",
-        """
-        kernel void clear(device const float* source [[buffer(0)]], device int* count [[buffer(1)]],
-                          device float* out [[buffer(2)]], uint i [[thread_position_in_grid]]) {
-        #ifdef FAULTY
-          *count = 0;
-        #endif
-          out[i] = source[i] + *count;
-        }
-        """,
-        [r"write of 4 bytes", r"argument 'count' \(buffer 1\), element 0", r"setBytes", THREAD],
-        arguments=lambda: [ramp(), 2, unwritten()],
-        expected=lambda: torch.arange(2, N + 2, dtype=torch.float32),
-    ),
 ]
 
 UNWRITTEN = [

@@ -61,6 +61,7 @@ def test_offsets_that_fit_pass() -> None:
         ({"threadgroup_memory": {1: 256, 0: 40}}, r"multiple of 16, got 40"),
         ({"threadgroup_memory": {1: 32768, 2: 16}}, r"at most 32768 bytes, got 32784"),
         ({"count": bytes(4)}, r"argument 'count' \(buffer 2\): expected at least 8 bytes, got 4"),
+        ({"out": bytes(256)}, r"argument 'out' \(buffer 1\): setBytes gives read-only bytes"),
         ({"threadgroups": (1, 0, 1)}, r"grid must not be empty, got \(1, 0, 1\)"),
         ({"grid": 0}, r"grid must not be empty, got \(0, 1, 1\)"),
         ({"threadgroups": (1 << 20, 1 << 20, 1 << 30)}, r"fewer than 2\^31 threadgroups"),

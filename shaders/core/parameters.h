@@ -49,10 +49,11 @@ struct GateParameters {
 };
 
 struct SequenceParameters {
-  int32_t tokens;     // T
-  int32_t sequences;  // N; B for a batch
-  int32_t packed;     // 1: cu_seqlens[0..N] is read
-  int32_t chunks;     // NT: of a batch row, or of all packed sequences, with surplus ones at the end
+  int64_t boundary_stride;  // in elements of cu_seqlens
+  int32_t boundary_bytes;   // of a number in cu_seqlens: 4 or 8; 0: a batch, and there is none
+  int32_t tokens;           // T
+  int32_t sequences;        // N; B for a batch
+  int32_t chunks;           // NT: of a batch row, or of all packed sequences, with surplus ones at the end
   OpName op;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "core/error.h"
 #include "core/fragment.h"
+#include "core/indices.h"
 #include "core/parameters.h"
 
 struct Chunk {
@@ -20,8 +21,13 @@ struct Sequence {
   int64_t first_chunk;  // row of h
 };
 
-METAL_FUNC int clamped_boundary(device const int64_t* cu_seqlens, int index, int tokens) {
-  const int64_t boundary = cu_seqlens[index];
+METAL_FUNC int64_t read_boundary(device const int* cu_seqlens, constant SequenceParameters& sequence, int index) {
+  return read_index(cu_seqlens, index * sequence.boundary_stride, sequence.boundary_bytes);
+}
+
+METAL_FUNC int clamped_boundary(device const int* cu_seqlens, constant SequenceParameters& sequence, int index) {
+  const int64_t boundary = read_boundary(cu_seqlens, sequence, index);
+  const int tokens = sequence.tokens;
   return boundary < 0 ? 0 : boundary > tokens ? tokens : int(boundary);
 }
 
@@ -36,7 +42,7 @@ struct SequenceWindow {
 };
 
 METAL_FUNC SequenceWindow sequence_window(
-    device const int64_t* cu_seqlens,
+    device const int* cu_seqlens,
     constant SequenceParameters& sequence,
     int base,
     int carried_boundary,
@@ -44,7 +50,7 @@ METAL_FUNC SequenceWindow sequence_window(
     int chunk_size,
     uint lane) {
   const int index = base + int(lane);
-  int last = index < sequence.sequences ? clamped_boundary(cu_seqlens, index + 1, sequence.tokens) : 0;
+  int last = index < sequence.sequences ? clamped_boundary(cu_seqlens, sequence, index + 1) : 0;
   last = max(last, carried_boundary);
   UNROLL for (ushort distance = 1; distance < 32; distance *= 2) {
     const int earlier = simd_shuffle_up(last, distance);
@@ -61,7 +67,7 @@ METAL_FUNC SequenceWindow sequence_window(
 
 // Chunk `target` of a batch row, or of all packed sequences. Every lane of the simdgroup must call.
 METAL_FUNC Chunk locate_chunk(
-    device const int64_t* cu_seqlens,
+    device const int* cu_seqlens,
     constant SequenceParameters& sequence,
     int target,
     int batch,
@@ -74,10 +80,10 @@ METAL_FUNC Chunk locate_chunk(
   chunk.tokens = min(chunk_size, sequence.tokens - chunk.first);
   chunk.sequence = batch;
   chunk.offset = chunk.first;
-  if (sequence.packed == 0) return chunk;
+  if (sequence.boundary_bytes == 0) return chunk;
 
   chunk.tokens = 0;
-  int carried_boundary = clamped_boundary(cu_seqlens, 0, sequence.tokens);
+  int carried_boundary = clamped_boundary(cu_seqlens, sequence, 0);
   int carried_chunks = 0;
   for (int base = 0; base < sequence.sequences; base += 32) {
     const SequenceWindow window =
@@ -100,15 +106,15 @@ METAL_FUNC Chunk locate_chunk(
 
 // Every lane of the simdgroup must call.
 METAL_FUNC Sequence locate_sequence(
-    device const int64_t* cu_seqlens, constant SequenceParameters& sequence, int target, int chunk_size, uint lane) {
+    device const int* cu_seqlens, constant SequenceParameters& sequence, int target, int chunk_size, uint lane) {
   Sequence result;
   result.batch = target;
   result.first = 0;
   result.last = sequence.tokens;
   result.first_chunk = int64_t(target) * sequence.chunks;
-  if (sequence.packed == 0) return result;
+  if (sequence.boundary_bytes == 0) return result;
 
-  int carried_boundary = clamped_boundary(cu_seqlens, 0, sequence.tokens);
+  int carried_boundary = clamped_boundary(cu_seqlens, sequence, 0);
   int carried_chunks = 0;
   const int base_of_target = target / 32 * 32;
   for (int base = 0; base < base_of_target; base += 32) {
@@ -129,23 +135,23 @@ METAL_FUNC Sequence locate_sequence(
 
 // Reports wrong cu_seqlens, and chunks beyond NT (chunk_size 0: not counted). Called by one simdgroup of the grid.
 METAL_FUNC void report_cu_seqlens(
-    device const int64_t* cu_seqlens,
+    device const int* cu_seqlens,
     constant SequenceParameters& sequence,
     int chunk_size,
     device ErrorLog* errors,
     uint lane) {
-  if (sequence.packed == 0) return;
+  if (sequence.boundary_bytes == 0) return;
   const int none = sequence.sequences + 1;
   int wrong = none;  // the first index of a wrong boundary
   int chunks = 0;
   for (int index = int(lane); index <= sequence.sequences; index += 32) {
-    const int64_t lowest = index == 0 ? 0 : max(cu_seqlens[index - 1], int64_t(0));
+    const int64_t boundary = read_boundary(cu_seqlens, sequence, index);
+    const int64_t lowest = index == 0 ? 0 : max(read_boundary(cu_seqlens, sequence, index - 1), int64_t(0));
     const int64_t highest = index == 0 ? 0 : int64_t(sequence.tokens);
-    const bool is_outside = cu_seqlens[index] < lowest || cu_seqlens[index] > highest;
-    const bool ends_wrong = index == sequence.sequences && cu_seqlens[index] != sequence.tokens;
+    const bool is_outside = boundary < lowest || boundary > highest;
+    const bool ends_wrong = index == sequence.sequences && boundary != sequence.tokens;
     if (is_outside || ends_wrong) wrong = min(wrong, index);
-    if (wrong == none && chunk_size > 0 && index > 0)
-      chunks += chunk_count(int(cu_seqlens[index] - lowest), chunk_size);
+    if (wrong == none && chunk_size > 0 && index > 0) chunks += chunk_count(int(boundary - lowest), chunk_size);
   }
   wrong = simd_min(wrong);
   chunks = simd_sum(chunks);
@@ -153,7 +159,7 @@ METAL_FUNC void report_cu_seqlens(
   if (wrong != none) {
     report_error(
         errors, sequence.op, "cu_seqlens: expected boundaries that start at 0, ascend and end at T, got ",
-        cu_seqlens[wrong], wrong, __LINE__);
+        read_boundary(cu_seqlens, sequence, wrong), wrong, __LINE__);
   } else if (chunks > sequence.chunks) {
     report_error(
         errors, sequence.op, "chunk_indices: expected one row for each chunk of cu_seqlens, got fewer than ", chunks,
@@ -164,7 +170,7 @@ METAL_FUNC void report_cu_seqlens(
 // The chunk of a threadgroup: x counts chunks, z batch rows. The grid's first simdgroup reports wrong cu_seqlens. Every
 // lane must call.
 METAL_FUNC Chunk locate_own_chunk(
-    device const int64_t* cu_seqlens,
+    device const int* cu_seqlens,
     constant SequenceParameters& sequence,
     uint3 group,
     int chunk_size,

@@ -57,7 +57,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
     device const Intermediate* u [[buffer(2)]],
     device const float* g_cumsum [[buffer(3)]],
     device const P* initial_state [[buffer(4)]],
-    device const int64_t* cu_seqlens [[buffer(5)]],
+    device const int* cu_seqlens [[buffer(5)]],
     device const int* state_indices [[buffer(6)]],
     device const uchar* has_initial_state [[buffer(7)]],
     device const int* checkpoint_offsets [[buffer(8)]],
@@ -108,7 +108,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   // Chunks beyond the NT rows of h are left out; report_cu_seqlens() tells the user.
   int64_t chunk_row = own.sequence.first_chunk;
   const int64_t last_row =
-      parameters.sequence.packed != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
+      parameters.sequence.boundary_bytes != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
   const int64_t capacity = (last_row - chunk_row) * C;
   const int last_token =
       own.sequence.last - own.sequence.first > capacity ? own.sequence.first + int(capacity) : own.sequence.last;
@@ -207,7 +207,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   }
 
   // The last sequence's threadgroups write zeros to surplus rows of h.
-  if (parameters.sequence.packed != 0 && int(group.z) == parameters.sequence.sequences - 1) {
+  if (parameters.sequence.boundary_bytes != 0 && int(group.z) == parameters.sequence.sequences - 1) {
     UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
     for (; chunk_row < last_row; ++chunk_row) {
       store_state<K, kKeys>(

@@ -79,7 +79,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     device const uchar* beta [[buffer(3)]],
     device const uchar* A_log [[buffer(4)]],
     device const uchar* dt_bias [[buffer(5)]],
-    device const int64_t* cu_seqlens [[buffer(6)]],
+    device const int* cu_seqlens [[buffer(6)]],
     device float* g_cumsum [[buffer(7)]],
     device Intermediate* w [[buffer(8)]],
     device Intermediate* u [[buffer(9)]],

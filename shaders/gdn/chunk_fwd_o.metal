@@ -121,7 +121,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
     device const Intermediate* v_new [[buffer(2)]],
     device const Intermediate* h [[buffer(3)]],
     device const float* g_cumsum_or_scores [[buffer(4)]],
-    device const int64_t* cu_seqlens [[buffer(5)]],
+    device const int* cu_seqlens [[buffer(5)]],
     device const int* state_indices [[buffer(6)]],
     device T* o [[buffer(7)]],
     device ErrorLog* errors [[buffer(8)]],

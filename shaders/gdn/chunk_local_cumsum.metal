@@ -8,7 +8,7 @@
 template <int C>
 [[kernel]] void chunk_local_cumsum(
     device const uchar* g [[buffer(0)]],
-    device const int64_t* cu_seqlens [[buffer(1)]],
+    device const int* cu_seqlens [[buffer(1)]],
     device float* g_cumsum [[buffer(2)]],
     device ErrorLog* errors [[buffer(3)]],
     constant ChunkLocalCumsumParameters& parameters [[buffer(4)]],

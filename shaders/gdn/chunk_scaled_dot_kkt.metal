@@ -32,7 +32,7 @@ template <typename T, int K, int C, int Width>
     device const T* k [[buffer(0)]],
     device const float* g_cumsum [[buffer(1)]],
     device const float* beta [[buffer(2)]],
-    device const int64_t* cu_seqlens [[buffer(3)]],
+    device const int* cu_seqlens [[buffer(3)]],
     device float* A [[buffer(4)]],
     device ErrorLog* errors [[buffer(5)]],
     constant ChunkScaledDotKktParameters& parameters [[buffer(6)]],

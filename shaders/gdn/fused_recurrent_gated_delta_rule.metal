@@ -177,7 +177,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     device const uchar* gv [[buffer(8)]],
     device const int* num_accepted_tokens [[buffer(9)]],
     device const P* initial_state [[buffer(10)]],
-    device const int64_t* cu_seqlens [[buffer(11)]],
+    device const int* cu_seqlens [[buffer(11)]],
     device const int* state_indices [[buffer(12)]],
     device const uchar* has_initial_state [[buffer(13)]],
     device const int* checkpoint_offsets [[buffer(14)]],

@@ -62,7 +62,7 @@ template <typename T, int K, int V, int C, int Width>
     device const float* beta [[buffer(2)]],
     device const float* A_inv [[buffer(3)]],
     device const float* g_cumsum [[buffer(4)]],
-    device const int64_t* cu_seqlens [[buffer(5)]],
+    device const int* cu_seqlens [[buffer(5)]],
     device T* w [[buffer(6)]],
     device T* u [[buffer(7)]],
     device ErrorLog* errors [[buffer(8)]],

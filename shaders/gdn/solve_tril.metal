@@ -9,7 +9,7 @@
 template <int C>
 [[kernel]] void solve_tril(
     device const float* A [[buffer(0)]],
-    device const int64_t* cu_seqlens [[buffer(1)]],
+    device const int* cu_seqlens [[buffer(1)]],
     device float* A_inv [[buffer(2)]],
     device ErrorLog* errors [[buffer(3)]],
     constant SolveTrilParameters& parameters [[buffer(4)]],

@@ -24,7 +24,7 @@ METAL_FUNC int64_t own_columns(StateThreadgroup own, constant StateStrides& stri
 // sequence. `counted_chunk_size` is the one that NT was computed with; 0 skips that check. Every lane must call.
 template <typename Parameters>
 METAL_FUNC StateThreadgroup state_threadgroup(
-    device const int64_t* cu_seqlens,
+    device const int* cu_seqlens,
     device const int* state_indices,
     device const uchar* has_initial_state,
     device const int* checkpoint_offsets,

@@ -188,7 +188,7 @@ template <typename T, int K, int C, int Width, typename P>
     device const uchar* A_log [[buffer(5)]],
     device const uchar* dt_bias [[buffer(6)]],
     device const P* initial_state [[buffer(7)]],
-    device const int64_t* cu_seqlens [[buffer(8)]],
+    device const int* cu_seqlens [[buffer(8)]],
     device const int* state_indices [[buffer(9)]],
     device const uchar* has_initial_state [[buffer(10)]],
     device const int* checkpoint_offsets [[buffer(11)]],

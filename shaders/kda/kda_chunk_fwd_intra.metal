@@ -166,7 +166,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
     device const uchar* beta [[buffer(4)]],
     device const uchar* A_log [[buffer(5)]],
     device const uchar* dt_bias [[buffer(6)]],
-    device const int64_t* cu_seqlens [[buffer(7)]],
+    device const int* cu_seqlens [[buffer(7)]],
     device T* decayed_q [[buffer(8)]],
     device T* decayed_k [[buffer(9)]],
     device float* scores [[buffer(10)]],

@@ -15,7 +15,7 @@ template <typename T, typename Weight, typename State, int W>
     device const State* state [[buffer(3)]],
     device const int* state_indices [[buffer(4)]],
     device const uchar* has_initial_state [[buffer(5)]],
-    device const int64_t* cu_seqlens [[buffer(6)]],
+    device const int* cu_seqlens [[buffer(6)]],
     device const int* seq_idx [[buffer(7)]],
     device const T* residual [[buffer(8)]],
     device T* y [[buffer(9)]],

@@ -10,7 +10,7 @@ template <typename T, typename State>
     device const State* state [[buffer(1)]],
     device const int* state_indices [[buffer(2)]],
     device const uchar* has_initial_state [[buffer(3)]],
-    device const int64_t* cu_seqlens [[buffer(4)]],
+    device const int* cu_seqlens [[buffer(4)]],
     device const int* checkpoint_offsets [[buffer(5)]],
     device const int* checkpoint_indices [[buffer(6)]],
     device State* new_state [[buffer(7)]],

@@ -43,7 +43,7 @@ template <typename T, typename Weight, typename State, int W>
     device const int* state_indices [[buffer(4)]],
     device const uchar* has_initial_state [[buffer(5)]],
     device const int* num_accepted_tokens [[buffer(6)]],
-    device const int64_t* cu_seqlens [[buffer(7)]],
+    device const int* cu_seqlens [[buffer(7)]],
     device const T* residual [[buffer(8)]],
     device T* y [[buffer(9)]],
     device State* new_state [[buffer(10)]],

@@ -55,6 +55,21 @@ def test_ops_and_pytorchs_own_work_share_one_encoder_in_order(mps: torch.device)
 
 
 @on_mps("chunked")
+def test_launches_keep_their_order_in_a_concurrent_encoder(mps: torch.device) -> None:
+    from mps_simulator import settings
+
+    case = make_case(70).to(mps)
+
+    def two_ops() -> torch.Tensor:
+        q = torch_gdn.l2norm(case.qkv[0])
+        return torch_gdn.chunk_gated_delta_rule(q, *case.qkv[1:], **case.options)[0].cpu()
+
+    with settings(encoder="concurrent"):
+        found = two_ops()
+    assert_same_bits("o", found, two_ops())
+
+
+@on_mps("chunked")
 def test_inputs_and_temporaries_may_die_before_the_commands_run(mps: torch.device) -> None:
     case = make_case(70)
     expected, _ = torch_gdn.chunk_gated_delta_rule(*case.to(mps).qkv, **case.to(mps).options)

@@ -21,6 +21,7 @@ import torch
 from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.files import replace_once
 from torch_gdn import _C
+from torch_gdn._recorder import KernelVariant, Launch
 from torch_gdn.check import __main__ as command
 from torch_gdn.check import device as device_steps
 from torch_gdn.check import first_call, golden, layer, long_prompt, models, plan, timing, tuning
@@ -302,6 +303,24 @@ def test_a_compiled_kernel_has_figures() -> None:
     assert ("static_threadgroup_memory_length" in figures) == on_a_mac()
 
 
+def test_a_wrong_variant_fails_alone_among_those_of_its_source(tmp_path: Path) -> None:
+    ready("mps")
+    shaders = shutil.copytree(_C.shader_directory(), tmp_path / "shaders")
+    probe = "template <typename T>\n[[kernel]] void probe(device T* out [[buffer(0)]]) { out[0] = T(0); }\n"
+    (shaders / "probe.metal").write_text(f'#include "core/parameters.h"\n{probe}')
+    variants = [KernelVariant("probe", "probe.metal", (T,)) for T in ("float", "no_such_type", "half")]
+    launches = [Launch(variant, 1, (1, 1, 1), 32) for variant in variants]
+    workers = Workers(Setup(str(shaders), device_steps.simulated_settings()), 1)
+    results = {result.case: result for result in workers.run(plan.compiling(launches))}
+    workers.close()
+    assert {case: result.status for case, result in results.items()} == {
+        "float": PASS,
+        "no_such_type": FAIL,
+        "half": PASS,
+    }
+    assert "could not compile probe_no_such_type" in results["no_such_type"].message
+
+
 class TestWithoutADevice:
     def run(self, *steps: Step) -> list[Result]:
         class Here:
@@ -534,6 +553,18 @@ class TestTheReport:
         text = self.report(*rows).text()
         assert text.count("error: no") == 1
         assert "failed: compile l2norm bfloat_64 and 2 more" in text
+
+    def test_a_warning_of_many_pipelines_is_stored_once(self) -> None:
+        rows = [
+            Result("compile", "l2norm", str(i), PASS, figures={"warnings": text})
+            for i, text in enumerate(["unused x", "", "unused y", "unused x"])
+        ]
+        so_far = Result("pipelines", "", "", PASS, figures={"pipelines": [{"warnings": "unused y"}]})
+        found = json.loads(self.report(*rows, so_far).json())
+        assert found["warnings"] == {"1": "unused x", "2": "unused y"}
+        assert [row["figures"].get("warnings") for row in found["results"]] == ["1", "", "2", "1", None]
+        assert found["results"][-1]["figures"]["pipelines"] == [{"warnings": "2"}]
+        assert rows[0].figures["warnings"] == "unused x"
 
     def test_an_interrupted_run_has_not_passed(self) -> None:
         report = self.report(Result("compile", "l2norm", "", PASS))

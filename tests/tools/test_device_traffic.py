@@ -1,4 +1,4 @@
-"""How the kernels of a decoding step reach the memory of the simulated device: bytes, cache lines, dispatches."""
+"""What calls move on the simulated device: bytes and cache lines of a decoding step; copies and waits of every op."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch
 import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.errors import assert_same_bits
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.inputs import to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac does not count a kernel's accesses to memory")
 bfloat16 = torch.bfloat16
@@ -81,3 +84,68 @@ def test_a_convolution_moves_whole_cache_lines(neighbours: str) -> None:
     figures = only_kernel(profile)
     assert issued_bytes(figures) <= 1.15 * (2 * x.nbytes + weight.nbytes)
     assert coalesced(figures) >= 0.9
+
+
+# Arguments that may be on the CPU.
+INDICES = {
+    *(
+        "cu_seqlens",
+        "chunk_indices",
+        "state_indices",
+        "num_accepted_tokens",
+        "checkpoint_offsets",
+        "checkpoint_indices",
+    ),
+    *("block_table", "seq_lens", "source_offsets", "destination_offsets", "sizes"),
+}
+
+
+def apart(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers with others between them."""
+    return torch.stack((x, torch.full_like(x, -9)), -1)[..., 0]
+
+
+@pytest.mark.parametrize("op", REGISTRY)
+def test_no_op_copies_or_waits(op: str) -> None:
+    """Given indices of the host, or int32 ones on the device, or int64 ones; the results are the same."""
+    import mps_simulator
+
+    entry, device = REGISTRY[op], ready("mps")
+    for packed in (False, True) if entry.packable else (False,):
+        call = entry.smallest(packed)
+        indices = {name: call.pop(name) for name in INDICES & call.keys()}
+        on_host = {name: apart(x) for name, x in indices.items()}
+        expected: dict[str, torch.Tensor] = {}
+        for given in (
+            {name: x.long().to(device) for name, x in indices.items()},
+            {name: apart(x.int().to(device)) for name, x in indices.items()},
+            on_host,
+        ):
+            there = to_device(call, device) | given
+            torch.mps.synchronize()
+            with mps_simulator.profile() as profile:
+                results = entry.run(there)
+                for x in on_host.values() if given is on_host else ():
+                    x.fill_(-(2**30))  # the op must not read them any more
+            zeroed = profile.fallbacks.pop("aten::zero_", 0)  # by the CPU, which waits; a Mac's GPU does it itself
+            assert (profile.copies, profile.waits, profile.fallbacks) == ({}, zeroed, {}), str(profile)
+            found = entry.outputs(there, results)
+            for name, x in found.items():
+                assert_same_bits(name, x, expected.setdefault(name, x))
+
+
+@pytest.mark.parametrize(("slots", "copies"), [(512, {}), (513, {"to the device": 1})])
+def test_setbytes_passes_indices_of_the_host_up_to_metals_limit(slots: int, copies: dict[str, int]) -> None:
+    import mps_simulator
+
+    device = ready("mps")
+    x, weight, pool = torch.randn(slots, 1, 4), torch.randn(4, 4), torch.randn(slots, 4, 3)
+    indices = torch.randperm(slots)
+    expected = pool.clone()
+    y = torch_gdn.causal_conv1d_update_(x, weight, expected, indices)
+    there = [each.to(device) for each in (x, weight, pool)]
+    with mps_simulator.profile() as profile:
+        found = torch_gdn.causal_conv1d_update_(*there, indices)
+    assert profile.copies == copies and profile.waits == len(copies)
+    torch.testing.assert_close(found.cpu(), y)
+    torch.testing.assert_close(there[-1].cpu(), expected, rtol=0, atol=0)

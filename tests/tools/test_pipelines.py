@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
 from torch_gdn import _C
+from torch_gdn._compiling import compile_variants
+from torch_gdn._recorder import KernelVariant
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.cases import make_case
 
@@ -114,6 +117,46 @@ def test_threads_compile_at_the_same_time_and_each_variant_once(shaders: Path) -
         assert finish(one, same, two)  # a second compilation of one.metal would block
     assert one.result() == same.result() and one.result()["name"] == "probe_float"
     assert two.result()["name"] == "probe_half"
+
+
+def names() -> set[str]:
+    return {facts["name"] for facts in _C.pipelines()}
+
+
+def test_files_are_compiled_at_the_same_time_each_from_one_source(shaders: Path) -> None:
+    files = ("one.metal", "two.metal")
+    variants = [KernelVariant("probe", file, (T,)) for T in ("float", "half") for file in files]
+    variants = [replace(each, kernel=f"probe_{each.file[:3]}") for each in variants]
+    counted: list[int] = []
+    with pipes_at(*(shaders / file for file in files)) as (pipes, threads):
+        for pipe in pipes:
+            pipe.text = pipe.text.replace("probe", f"probe_{pipe.path.stem}")
+        call = threads.submit(compile_variants, variants, counted.append)
+        for pipe in pipes:
+            pipe.wait_for_reader()
+        for pipe in pipes:
+            pipe.write()
+        assert finish(call)  # to read a file a second time would block
+    call.result()
+    assert names() == {each.name for each in variants}
+    assert counted == [2, 2]
+
+
+def test_a_variant_that_fails_takes_down_no_other(shaders: Path) -> None:
+    (shaders / "probe.metal").write_text(PROBE)
+    variants = [KernelVariant("probe", "probe.metal", (T,)) for T in ("float", "no_such_type", "half")]
+    with pytest.raises(RuntimeError, match=r"could not compile probe_no_such_type: .*no_such_type"):
+        compile_variants(variants, lambda count: None)
+    assert names() == {"probe_float", "probe_half"}
+
+
+def test_a_missing_function_is_reported_with_those_that_are_there(shaders: Path) -> None:
+    other = 'template [[host_name("other")]] [[kernel]] decltype(probe<float>) probe<float>;'
+    (shaders / "probe.metal").write_text(PROBE + other + '\n#define host_name(name) host_name("nameless")\n')
+    with pytest.raises(
+        RuntimeError, match=r"to have a kernel probe_half, got a library with these functions: other, n"
+    ):
+        _C.compile("probe", "probe.metal", ["half"])
 
 
 def test_a_launch_keeps_its_pipelines(shaders: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_gdn import _C, info
+from torch_gdn._compiling import compile_source
 from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant
 from torch_gdn.check import facts
@@ -45,6 +46,12 @@ def check_use(device: torch.device) -> Outcome:
             raise LeftOut(f"PyTorch cannot use the GPU of a virtual machine: {error}") from error
         raise
     return Outcome(problem="" if right else "PyTorch's own addition gives wrong values on this device")
+
+
+def compile_together(device: torch.device, variants: tuple[KernelVariant, ...]) -> Outcome:
+    """Compiles variants of one file from one source. Each has a step of its own, which reports its error."""
+    compile_source(list(variants))
+    return Outcome()
 
 
 def check_compiles(device: torch.device, variant: KernelVariant) -> Outcome:

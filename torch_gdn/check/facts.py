@@ -72,6 +72,7 @@ FACTS: dict[str, Callable[[], Any]] = {
     "GPU": lambda: of_device("name"),
     "GPU cores": lambda: of_device("core_count"),
     "GPU families": lambda: of_device("families"),
+    "registryID": lambda: of_device("registry_id"),
     "maxBufferLength": lambda: of_device("max_buffer_length"),
     "recommendedMaxWorkingSetSize": lambda: of_device("recommended_max_working_set_size"),
     "torch": lambda: torch.__version__,

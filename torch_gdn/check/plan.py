@@ -78,7 +78,7 @@ def compile_steps() -> list[Step]:
 def compiling(launches: list[Launch]) -> list[Step]:
     variants = sorted((launch.variant for launch in launches), key=lambda each: each.kernel)
     return [
-        Step(COMPILE, each.kernel, "_".join(each.arguments), partial(device.check_compiles, variant=each))
+        Step(COMPILE, each.kernel, "_".join(each.arguments), partial(device.check_compiles, variant=each), variant=each)
         for each in variants
     ]
 

@@ -300,6 +300,13 @@ def parameter_block(device: torch.device) -> Measured:
     return {"bytes": BLOCK_BYTES}, positions(copy, words, "a copy of the block")
 
 
+def host_array(device: torch.device) -> Measured:
+    x = torch.arange(float(BLOCK_BYTES // 4))
+    copy = zeros(device, x.numel())
+    run("increment", ["float"], [x.numpy().tobytes(), copy], threadgroups=x.numel() // LANES)
+    return {"bytes": BLOCK_BYTES}, positions(copy, x + 1, "what was read of the array, and 1,")
+
+
 def offsets(device: torch.device) -> Measured:
     wrong = []
     for name in ("half", "bfloat", "float"):
@@ -416,6 +423,12 @@ ALL = (
     ),
     Probe("31 buffers", "a kernel can have 31 buffers", "kernels with up to 24", many_buffers),
     Probe("parameter block", "setBytes takes 4,096 bytes", "parameter blocks of up to 768 bytes", parameter_block),
+    Probe(
+        "array of the host",
+        "an argument in device space can be given by setBytes",
+        "indices of the CPU, which are not copied to the device",
+        host_array,
+    ),
     Probe("buffer offsets", "a buffer can be bound at an offset of one element", "views of fused projections", offsets),
     Probe(
         "two views of a buffer",

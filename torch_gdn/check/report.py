@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_gdn.check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, PROBE, USE, Result
 
-FORMAT = 2  # of the JSON; raised when a reader would misunderstand it
+FORMAT = 3  # of the JSON; raised when a reader would misunderstand it
 
 
 @dataclass
@@ -34,7 +34,9 @@ class Report:
 
     def json(self) -> str:
         status = UNFINISHED if self.running else PASS if self.passed else FAIL
-        return json.dumps(without_nan({"format": FORMAT, "status": status} | asdict(self)), indent=1)
+        body = asdict(self)
+        head = {"format": FORMAT, "status": status, "warnings": numbered_warnings(body["results"])}
+        return json.dumps(without_nan(head | body), indent=1)
 
     def write(self, path: Path) -> None:
         """All at once: a reader, or whoever kills this process, finds this report or the one before."""
@@ -111,6 +113,16 @@ def compiled(results: list[Result]) -> str:
     text += f", at most {max(known)} bytes of its memory" if known else ""
     warned = sum(bool(result.figures["warnings"]) for result in results)
     return text + (f"; {warned} with warnings" if warned else "")
+
+
+def numbered_warnings(results: list[dict[str, Any]]) -> dict[str, str]:
+    """Each text once, by its number, which takes its place among a pipeline's figures: thousands may have the same."""
+    numbers: dict[str, str] = {}
+    for result in results:
+        for figures in (result["figures"], *result["figures"].get("pipelines", ())):
+            if figures.get("warnings"):
+                figures["warnings"] = numbers.setdefault(figures["warnings"], str(len(numbers) + 1))
+    return {number: text for text, number in numbers.items()}
 
 
 def leaves(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torch_gdn._recorder import KernelVariant
 from torch_gdn.testing.bounds import Part, worst
 
 FACTS, USE, PROBE, COMPILE = "facts", "use", "probe", "compile"  # sections that are treated apart
@@ -34,6 +35,7 @@ class Step:
     case: str
     run: Callable[[torch.device], Outcome]  # is sent to another process: a function of a module, or a partial of one
     kernels: tuple[str, ...] = ()  # that it launches, as far as that is known
+    variant: KernelVariant | None = None  # that it compiles
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import Any
 import torch
 
 from torch_gdn import _C, self_test
-from torch_gdn.check.steps import FAIL, Result, Step, execute
+from torch_gdn._compiling import by_source
+from torch_gdn.check.device import compile_together
+from torch_gdn.check.steps import COMPILE, FAIL, Result, Step, execute
 
 STEP_SECONDS = 600.0  # for a step; a Mac's GPU ends its own hangs in seconds, the simulated device is slow
 START_SECONDS = 600.0  # for the process: the simulated device may have to be built first
@@ -141,7 +144,7 @@ class Worker:
 
 
 class Workers:
-    """Several processes, each of which takes the next step: to compile, which uses one core a process."""
+    """Several processes, each of which takes the next steps: to compile, which uses one core a process."""
 
     def __init__(self, setup: Setup, count: int) -> None:
         self._workers = [Worker(setup) for _ in range(count)]
@@ -152,17 +155,20 @@ class Workers:
         for worker in self._workers:
             free.put(worker)
 
-        def by_a_free_one(step: Step) -> Result:
+        def by_a_free_one(batch: list[Step]) -> list[Result]:
             worker = free.get()
             try:
-                return worker.run(step)
+                if len(batch) > 1:  # whatever comes of it: each is then compiled alone, unless it is compiled
+                    variants = tuple(step.variant for step in batch if step.variant is not None)
+                    worker.run(Step(COMPILE, "together", "", partial(compile_together, variants=variants)))
+                return [worker.run(step) for step in batch]
             finally:
                 free.put(worker)
 
         threads = ThreadPoolExecutor(len(self._workers))
         try:
-            for done in as_completed([threads.submit(by_a_free_one, step) for step in steps]):
-                yield done.result()
+            for done in as_completed([threads.submit(by_a_free_one, batch) for batch in batches(steps)]):
+                yield from done.result()
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             for worker in self._workers:
@@ -172,6 +178,13 @@ class Workers:
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
+
+
+def batches(steps: Sequence[Step]) -> list[list[Step]]:
+    """Steps whose kernel variants are compiled from one source; any other step alone."""
+    of_variants = {step.variant: step for step in steps if step.variant is not None}
+    together = [[of_variants[variant] for variant in source] for source in by_source(of_variants)]
+    return together + [[step] for step in steps if step.variant is None]
 
 
 def ending(code: int | None) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from torch_gdn import _C
+from torch_gdn._compiling import compile_variants
 from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant, recording
 from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
@@ -101,8 +102,8 @@ def compile_missing(variants: list[KernelVariant], progress: bool = True) -> lis
     missing = [each for each in variants if each.name not in compiled]
     from tqdm.auto import tqdm  # here, since importing it takes longer than importing torch_gdn
 
-    for each in tqdm(missing, desc="torch_gdn: compiling", unit="kernel", disable=not progress):
-        _C.compile(each.kernel, each.file, list(each.arguments))
+    with tqdm(total=len(missing), desc="torch_gdn: compiling", unit="kernel", disable=not progress) as bar:
+        compile_variants(missing, bar.update)
     return [each.name for each in missing]
 
 

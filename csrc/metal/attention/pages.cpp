@@ -11,7 +11,6 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kThreadgroups = 256;  // wanted where keys are divided: 3 or more a GPU core
 // A split writes and reads 8 bytes of partials for each element of o, and a key has at least 4 bytes: with so many keys
 // a row partials are 1/32 of what is read.
 constexpr int64_t kKeysOfRow = 64, kMostRounds = 8;
@@ -66,7 +65,7 @@ Plan plan_of(const PagedShape<>& s, const PagedSequences<int64_t>& sequences, bo
   const int64_t rounds = ceil_div(kKeysOfRow * std::min(rows_of_sequence, plan.rows), kKeysOfRound);
   plan.least_keys = std::min(rounds, kMostRounds) * kKeysOfRound;
   const int64_t most = ceil_div(std::min(sequences.max_seq_len, s.table_blocks * s.block_size), plan.least_keys);
-  plan.splits = std::clamp<int64_t>(kThreadgroups / (s.N * s.HK), 1, std::max<int64_t>(1, most));
+  plan.splits = std::clamp<int64_t>(busy_threadgroups() / (s.N * s.HK), 1, std::max<int64_t>(1, most));
   return plan;
 }
 
@@ -81,9 +80,9 @@ PagedCall paged_call(const char* op, const PagedShape<>& s, const PagedSequences
                  .plan = plan,
                  .q = vector_width({q}) == 4 ? q : q.clone(at::MemoryFormat::Contiguous),
                  .out = out,
-                 .block_table = sequences.block_table.to(device),
-                 .cu_seqlens = sequences.cu_seqlens.to(device),
-                 .seq_lens = sequences.seq_lens.to(device),
+                 .block_table = index_array(device, sequences.block_table),
+                 .cu_seqlens = index_array(device, sequences.cu_seqlens),
+                 .seq_lens = index_array(device, sequences.seq_lens),
                  .sinks = contiguous(options.sinks),
                  .o_partials = {},
                  .m_partials = {},

@@ -8,8 +8,6 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kThreadgroups = 256;  // wanted in pass 1: 3 or more a GPU core
-
 void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const auto& s = op.shape;
   if (s.T == 0) {
@@ -21,7 +19,7 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const auto q_sums = op.key.means.has_value() ? optional<Tensor>(at::empty({s.B, s.HQ, s.L}, f32)) : std::nullopt;
   const int64_t row_tiles = ceil_div(s.L * s.HQ / s.HK, rows_of_threadgroup(s));
   const int64_t block_size =
-      op.block_size.value_or(default_block_size(s.T, kFlashKeys, s.B * s.HK * row_tiles, kThreadgroups));
+      op.block_size.value_or(default_block_size(s.T, kFlashKeys, s.B * s.HK * row_tiles, busy_threadgroups()));
   const auto pass_1 = op.pass_1(q_rot, q_sums, block_size);
   const auto partials = pass_1.partials();
   launcher().run({launch_aura_rotate({q, op.key_signs, scale_or_default(op.scale, s.D), false}, q_rot, q_sums),

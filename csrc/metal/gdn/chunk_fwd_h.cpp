@@ -10,7 +10,7 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
   const auto& [s, chunks, cu_seqlens, states, h, v_new] = call;
   const auto& [q, k, w, u, g_cumsum, log_decays, scores] = chunks;
   ChunkFwdHParameters parameters{};
-  parameters.sequence = sequence_parameters(s);
+  parameters.sequence = sequence_parameters(s, cu_seqlens);
   parameters.k = row_strides(k);
   parameters.h = state_strides(h, states.v_first);
   parameters.heads = head_groups(s, k.size(2));
@@ -39,7 +39,7 @@ void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>&
                                                  .w = as_contiguous(op.w, "w"),
                                                  .u = as_contiguous(op.u, "u"),
                                                  .g_cumsum = as_f32(op.g)},
-                                      .cu_seqlens = cu_seqlens_on(op.k.device(), op.cu_seqlens),
+                                      .cu_seqlens = index_array(op.k.device(), op.cu_seqlens),
                                       .states = state_io(op.initial_state, final_state, op.state_v_first),
                                       .h = h,
                                       .v_new = v_new})});

@@ -13,7 +13,7 @@ Launch launch_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks) {
   // The value heads of a key head share k k^T, unless that leaves cores without work.
   const bool share = s.NT * s.H * s.B >= busy_threadgroups();
   const int64_t members = share ? s.HV / s.H : 1;
-  const ChunkFwdIntraParameters parameters{.sequence = sequence_parameters(s),
+  const ChunkFwdIntraParameters parameters{.sequence = sequence_parameters(s, in.cu_seqlens),
                                            .gates = gates,
                                            .k = row_strides(in.k),
                                            .v = row_strides(in.v),

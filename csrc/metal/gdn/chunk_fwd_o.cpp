@@ -11,7 +11,7 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
   const auto& [s, chunks, v_new, h, cu_seqlens, slots, v_first, scale, o] = call;
   const auto& [q, k, w, u, g_cumsum, log_decays, scores] = chunks;
   ChunkFwdOParameters parameters{};
-  parameters.sequence = sequence_parameters(s);
+  parameters.sequence = sequence_parameters(s, cu_seqlens);
   parameters.slots = slots.parameters;
   parameters.slots.has_flags = 0;  // h is read, never the pool
   parameters.q = row_strides(q);
@@ -41,7 +41,7 @@ void run(const ChunkFwdO<int64_t>& op, const Tensor& o) {
        .chunks = {.q = unit_last_stride(op.q, "q"), .k = unit_last_stride(op.k, "k"), .g_cumsum = as_f32(op.g)},
        .v_new = as_contiguous(op.v, "v"),
        .h = as_contiguous(op.h, "h"),
-       .cu_seqlens = cu_seqlens_on(op.q.device(), op.cu_seqlens),
+       .cu_seqlens = index_array(op.q.device(), op.cu_seqlens),
        .slots = {},
        .v_first = op.state_v_first,
        .scale = scale_or_default(op.scale, op.shape.K),

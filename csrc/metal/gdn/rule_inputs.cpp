@@ -15,7 +15,7 @@ RuleInputs rule_inputs(const GatedDeltaRule<>& op) {
           .gates = gates_of(op.g, op.beta, op.gates),
           .gk = channel_gates_of(op.channels.gk, op.channels.gk_name, op.channels.gate),
           .gv = channel_gates_of(op.channels.gv, "gv", {}),
-          .cu_seqlens = cu_seqlens_on(op.q.device(), op.cu_seqlens),
+          .cu_seqlens = index_array(op.q.device(), op.cu_seqlens),
           .scale = scale_or_default(op.scale, op.shape.K),
           .normalise = op.use_qk_l2norm};
 }

@@ -18,7 +18,7 @@ struct RuleInputs {
   template <typename Parameters>
   Parameters parameters(const StateIo& states, const Tensor& o) const {
     Parameters parameters{};
-    parameters.sequence = sequence_parameters(shape);
+    parameters.sequence = sequence_parameters(shape, cu_seqlens);
     parameters.q = row_strides(q);
     parameters.k = row_strides(k);
     parameters.v = row_strides(v);

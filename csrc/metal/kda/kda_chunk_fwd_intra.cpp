@@ -8,7 +8,7 @@ namespace torch_gdn {
 Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks) {
   const auto& s = in.shape;
   const auto& [decayed_q, decayed_k, w, u, g_cumsum, log_decays, scores] = chunks;
-  const KdaChunkFwdIntraParameters parameters{.sequence = sequence_parameters(s),
+  const KdaChunkFwdIntraParameters parameters{.sequence = sequence_parameters(s, in.cu_seqlens),
                                               .gates = in.gates.parameters,
                                               .channel_gate = in.gk.parameters,
                                               .q = row_strides(in.q),

@@ -22,8 +22,9 @@ int64_t largest_size(const BatchCopy<int64_t>& op) {
 
 void run(const BatchCopy<int64_t>& op) {
   const auto device = op.pool.device();
-  const Tensor source = op.ranges.source_offsets.to(device), destination = op.ranges.destination_offsets.to(device),
-               sizes = op.ranges.sizes.to(device);
+  const Tensor source = index_array(device, op.ranges.source_offsets),
+               destination = index_array(device, op.ranges.destination_offsets),
+               sizes = index_array(device, op.ranges.sizes);
   const int64_t n = sizes.size(0);
   TORCH_CHECK_VALUE(n <= INT32_MAX, "batch_copy_: sizes: expected fewer than 2^31 ranges, got ", n);
   if (n == 0) return;

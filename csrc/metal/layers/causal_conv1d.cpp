@@ -34,7 +34,7 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   auto shape = op.shape;
   if (tokens > 0) shape.NT = ceil_div(shape.T, tokens) + (shape.packed ? shape.N : 0);
   ConvolutionParameters parameters{};
-  parameters.sequence = sequence_parameters(shape);
+  parameters.sequence = sequence_parameters(shape, call.cu_seqlens);
   parameters.slots = call.slots.parameters;
   parameters.checkpoints = call.checkpoints.parameters;
   parameters.x = row_strides(op.x);
@@ -159,7 +159,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const Tensor& y) {
   return {.op = op,
           .bias = contiguous(op.bias),
           .seq_idx = {},
-          .cu_seqlens = cu_seqlens_on(op.x.device(), op.cu_seqlens),
+          .cu_seqlens = index_array(op.x.device(), op.cu_seqlens),
           .state = {},
           .new_state = {},
           .slots = {},

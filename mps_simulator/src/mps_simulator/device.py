@@ -66,16 +66,20 @@ class Settings:
     shuffled reductions, flushed denormals. workers: threads, 0 is one for each core. parts: only the
     last of so many equal parts of the threadgroups of each dispatch runs. strict: shaders are C++14, as
     Metal 3.1 is; off, features of C++17 pass, which Apple's compiler takes with a warning. run_at: "wait" (commands run
-    when the host waits for them) or "commit".
+    when the host waits for them) or "commit". encoder: "serial", or "concurrent": dispatches between two memory
+    barriers then run in reverse order.
     """
 
     _names = ("watch", "detailed", "seed", "perturb", "workers", "parts", "strict")
+    _every = (*_names, "run_at", "encoder")
 
     def __getattr__(self, name: str) -> Any:
         if name == "run_at":
             return "commit" if device_module().run_at_commit() else "wait"
+        if name == "encoder":
+            return "concurrent" if device_module().is_concurrent() else "serial"
         if name not in self._names:
-            raise AttributeError(f"settings has no {name!r}: expected one of {', '.join(self._names)}, run_at")
+            raise AttributeError(f"settings has no {name!r}: expected one of {', '.join(self._every)}")
         return getattr(device_module().settings(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -84,10 +88,14 @@ class Settings:
             if value not in ("wait", "commit"):
                 raise ValueError(f"run_at: expected 'wait' or 'commit', got {value!r}")
             device_module().set_run_at_commit(value == "commit")
+        elif name == "encoder":
+            if value not in ("serial", "concurrent"):
+                raise ValueError(f"encoder: expected 'serial' or 'concurrent', got {value!r}")
+            device_module().set_concurrent(value == "concurrent")
         elif name in self._names:
             setattr(device_module().settings(), name, value)
         else:
-            raise AttributeError(f"settings has no {name!r}: expected one of {', '.join(self._names)}, run_at")
+            raise AttributeError(f"settings has no {name!r}: expected one of {', '.join(self._every)}")
 
     @contextmanager
     def __call__(self, **values: Any) -> Iterator[None]:
@@ -101,7 +109,7 @@ class Settings:
                 setattr(self, name, value)
 
     def __repr__(self) -> str:
-        return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in (*self._names, 'run_at'))})"
+        return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in self._every)})"
 
 
 settings = Settings()

@@ -33,7 +33,8 @@ _DETAILED_COLUMNS = (
 
 
 class Profile:
-    """kernels: name -> figures; fallbacks: aten op -> times it ran on the CPU; allocated_bytes: newly asked for.
+    """kernels: name -> figures; fallbacks: aten op -> times it ran on the CPU; allocated_bytes: newly asked for;
+    copies: direction -> number of PyTorch's copies; waits: how often the host waited for the device.
 
     Filled in when the `with mps_simulator.profile()` block ends. KernelFigures in engine/engine.h says what the fields
     of a kernel's figures count.
@@ -44,6 +45,8 @@ class Profile:
         self.kernels: dict[str, Any] = {}
         self.fallbacks: dict[str, int] = {}
         self.allocated_bytes = 0
+        self.copies: dict[str, int] = {}
+        self.waits = 0
 
     def launched(self, name: str) -> int:
         """How many times the kernel of that name was dispatched."""
@@ -60,7 +63,8 @@ class Profile:
             cells = (cell.rjust(width) for cell, width in zip(figures, widths[1:], strict=True))
             lines.append("  ".join([name.ljust(widths[0]), *cells]))
         lines.append("on the CPU: " + (", ".join(f"{op} {n}" for op, n in sorted(self.fallbacks.items())) or "nothing"))
-        lines.append(f"device memory asked for: {self.allocated_bytes:,} bytes")
+        lines.append("copies: " + (", ".join(f"{n} {way}" for way, n in self.copies.items()) or "none"))
+        lines.append(f"waits for the device: {self.waits}; device memory asked for: {self.allocated_bytes:,} bytes")
         return "\n".join(lines)
 
 
@@ -83,9 +87,12 @@ def profile(detailed: bool = False) -> Iterator[Profile]:
     settings.detailed = detailed or was_detailed
     device.synchronize()
     kernels, fallbacks, allocated = device.figures(), device.fallbacks(), device.total_requested()
+    copies, waits = device.copies(), device.waits()
     try:
         yield result
     finally:
+        result.waits = device.waits() - waits
+        result.copies = {way: n - copies[way] for way, n in device.copies().items() if n > copies[way]}
         settings.detailed = was_detailed  # waits for the device
         nothing = device.KernelFigures()
         for name, now in device.figures().items():

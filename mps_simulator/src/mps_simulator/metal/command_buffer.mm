@@ -14,6 +14,7 @@ namespace simulator {
 
 std::atomic<uint64_t> commands_encoded{0}, commands_completed{0};
 bool run_at_commit = false;
+bool is_concurrent = false;
 
 namespace {
 

@@ -3,5 +3,6 @@
 namespace simulator {
 
 extern bool run_at_commit;  // else commands run when the host waits for them
+extern bool is_concurrent;  // PyTorch's stream encodes with MTLDispatchTypeConcurrent, as a later PyTorch may
 
 }  // namespace simulator

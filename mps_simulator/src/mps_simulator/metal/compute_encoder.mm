@@ -107,8 +107,15 @@ using simulator::Setting;
   } catch (const simulator::Fault& problem) {
     fault(problem.what());
   }
-  [command_buffer push:[dispatch = std::move(dispatch), kept = std::move(kept)] { simulator::execute(dispatch); }
-           bookkeeping:NO];
+  state->unordered.emplace_back(
+      [dispatch = std::move(dispatch), kept = std::move(kept)] { simulator::execute(dispatch); });
+  if (state->dispatch_type == MTLDispatchTypeSerial) [self order];
+}
+// Metal may run dispatches of a concurrent encoder in any order: here the last is the first, so that one which needs
+// another finds nothing that it wrote.
+- (void)order {
+  for (; !state->unordered.empty(); state->unordered.pop_back())
+    [command_buffer push:std::move(state->unordered.back()) bookkeeping:NO];
 }
 - (void)dispatchThreadgroups:(MTLSize)grid threadsPerThreadgroup:(MTLSize)group {
   [self require:"dispatchThreadgroups:threadsPerThreadgroup:"];
@@ -129,10 +136,12 @@ using simulator::Setting;
   [self dispatch:std::move(dispatch)];
 }
 - (void)memoryBarrierWithScope:(MTLBarrierScope)scope {
-  [self require:"memoryBarrierWithScope:"];  // dispatches run one after the other in any case
+  [self require:"memoryBarrierWithScope:"];
+  [self order];
 }
 - (void)endEncoding {
   [self require:"endEncoding"];
+  [self order];
   state->ended = true;
   command_buffer->state->open_encoder = nil;
 }

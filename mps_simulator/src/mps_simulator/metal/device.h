@@ -28,6 +28,7 @@ void commit_stream();
 void wait_for_stream();  // throws what went wrong in the commands
 bool is_stream_idle();
 uint64_t pending_commands();
+uint64_t waits();  // how often the host waited for the stream since the process started
 void* stream_command_buffer();
 dispatch_queue_t stream_queue();
 

@@ -8,6 +8,9 @@
 - (NSString*)name {
   return [NSString stringWithUTF8String:simulator::kDeviceName];
 }
+- (uint64_t)registryID {
+  return simulator::kRegistryId;
+}
 - (MTLSize)maxThreadsPerThreadgroup {
   return MTLSizeMake(simulator::kMaxThreads, simulator::kMaxThreads, simulator::kMaxThreads);
 }

@@ -62,6 +62,7 @@ struct Argument {
 struct ComputeEncoderState {
   bool ended = false;
   MTLDispatchType dispatch_type = MTLDispatchTypeSerial;
+  std::vector<std::function<void()>> unordered;  // dispatches of a concurrent encoder since its last barrier
   Setting<id> pipeline;
   std::array<Setting<Argument>, kMaxBuffers> arguments;
   std::array<Setting<size_t>, kMaxBuffers> threadgroup_lengths;
@@ -146,6 +147,7 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 }
 @property(copy, atomic) NSString* label;
 - (instancetype)initWithCommandBuffer:(SimCommandBuffer*)buffer dispatchType:(MTLDispatchType)type;
+- (void)order;  // what was dispatched so far runs before what comes
 @end
 
 @interface SimBlitEncoder : NSObject <MTLBlitCommandEncoder> {

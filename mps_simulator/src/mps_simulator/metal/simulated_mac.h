@@ -7,6 +7,7 @@ namespace simulator {
 
 constexpr char kDeviceName[] = "Simulated Apple M1";
 constexpr unsigned kCoreCount = 8;
+constexpr uint64_t kRegistryId = 0x100000001;
 constexpr int kFamily = 1007;  // MTLGPUFamilyApple7
 constexpr unsigned kMacOSMajor = 15, kMacOSMinor = 0;
 constexpr size_t kMaxBufferLength = size_t(8) << 30;

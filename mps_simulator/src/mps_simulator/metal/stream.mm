@@ -3,12 +3,18 @@
 #include <ATen/mps/MPSStream.h>
 #include <c10/metal/error.h>
 
+#include <atomic>
 #include <cstring>
 
+#include "command_mode.h"
 #include "device.h"
 #include "mps_simulator/foundation/queue.h"
 #include "objects.h"
 #include "simulated_mac.h"
+
+namespace simulator {
+static std::atomic<uint64_t> waits_for_stream{0};
+}
 
 namespace at::mps {
 
@@ -69,7 +75,8 @@ MTLComputeCommandEncoder_t MPSStream::commandEncoder() {
   [(SimCommandQueue*)_commandQueue requireQueue:"MPSStream::commandEncoder()"];
   if (!_commandEncoder) {
     @autoreleasepool {
-      _commandEncoder = [[commandBuffer() computeCommandEncoder] retain];
+      const auto type = simulator::is_concurrent ? MTLDispatchTypeConcurrent : MTLDispatchTypeSerial;
+      _commandEncoder = [[commandBuffer() computeCommandEncoderWithDispatchType:type] retain];
     }
   }
   return _commandEncoder;
@@ -95,6 +102,7 @@ void MPSStream::flush() {
 
 void MPSStream::commitAndWait() {
   if (!_commandBuffer) return;
+  ++simulator::waits_for_stream;
   // Forgotten first, so that the stream has a new one if a command fails.
   MPSCommandBuffer_t buffer = _commandBuffer;
   _commandBuffer = nil;
@@ -267,6 +275,7 @@ void wait_for_stream() {
 
 bool is_stream_idle() { return pending_commands() == 0; }
 uint64_t pending_commands() { return commands_encoded - commands_completed; }
+uint64_t waits() { return waits_for_stream; }
 
 void* stream_command_buffer() {
   stream().endKernelCoalescing();

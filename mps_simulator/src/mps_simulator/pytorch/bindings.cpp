@@ -6,6 +6,7 @@
 #include "allocator.h"
 #include "fallback.h"
 #include "fault.h"
+#include "host_view.h"
 #include "mps_simulator/engine/compile/compiler.h"
 #include "mps_simulator/engine/engine.h"
 #include "mps_simulator/foundation/queue.h"
@@ -91,10 +92,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("fallbacks", &fallbacks);
   module.def("synchronize", torch::wrap_pybind_function_no_gil(&wait_for_stream));
   module.def("pending_commands", &pending_commands);
+  module.def("waits", &waits);
+  module.def("copies", &copies);
   module.def("written_bytes", torch::wrap_pybind_function(&written_bytes));
   module.def("total_requested", [] { return Allocator::instance().total_requested(); });
   module.def("run_at_commit", [] { return run_at_commit; });
   module.def("set_run_at_commit", [](bool yes) { run_at_commit = yes; });
+  module.def("is_concurrent", [] { return is_concurrent; });
+  module.def("set_concurrent", [](bool yes) { is_concurrent = yes; });
   module.attr("core_count") = kCoreCount;
   module.attr("device_name") = kDeviceName;
 }

@@ -5,6 +5,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 
 #include "host_view.h"
@@ -68,9 +70,21 @@ void report_written(const at::Tensor& view) {
   report_runs(static_cast<const std::byte*>(view.const_data_ptr()), first, first + dimensions.size(), run);
 }
 
+namespace {
+
+std::array<std::atomic<uint64_t>, 3> counted_copies{};
+
+}  // namespace
+
+std::map<std::string, uint64_t> copies() {
+  return {
+      {"to the device", counted_copies[0]}, {"to the host", counted_copies[1]}, {"on the device", counted_copies[2]}};
+}
+
 void copy_between(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   if (source.numel() == 0) return;
   const bool from_device = source.is_mps(), to_device = destination.is_mps();
+  ++counted_copies[!from_device ? 0 : !to_device ? 1 : 2];
   auto work = [from = host_view(source), to = host_view(destination), to_device]() mutable {
     copy_on_host(to, from);
     if (to_device) report_written(to);

@@ -2,6 +2,9 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <map>
+#include <string>
+
 namespace simulator {
 
 const void* buffer_of(const at::Tensor& tensor);
@@ -10,5 +13,8 @@ void report_written(const at::Tensor& view);  // exactly the bytes of its elemen
 
 // Copies in stream order; a blocking copy from or to the host waits for the stream first.
 void copy_between(const at::Tensor& source, const at::Tensor& destination, bool non_blocking);
+
+// How many copies of each direction PyTorch has made: "to the device", "to the host", "on the device".
+std::map<std::string, uint64_t> copies();
 
 }  // namespace simulator

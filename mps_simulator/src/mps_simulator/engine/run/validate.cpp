@@ -64,6 +64,9 @@ class Validation {
       if (parameter.is_present) fail(argument + " is not set: expected a buffer or bytes");
       return;
     }
+    if (bound.kind == BoundArgument::bytes && !parameter.is_const) {
+      fail(argument + ": setBytes gives read-only bytes, and the shader may write this argument");
+    }
     if (bound.kind == BoundArgument::buffer) {
       if (bound.length == 0) fail(argument + ": offset " + std::to_string(bound.offset) + " is not inside its buffer");
       // Apple GPUs want 4 in constant space, whatever smaller type the argument has.

@@ -133,10 +133,9 @@ Layout::Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_det
     }
     const size_t length =
         parameter.is_reference ? std::min<size_t>(argument.length, parameter.value_size) : argument.length;
-    const bool is_bytes = argument.kind == BoundArgument::bytes;
-    windows.push_back({&parameter, address(argument.data), length, is_bytes});
+    windows.push_back({&parameter, address(argument.data), length});
     data[parameter.index] = argument.data;
-    if (is_bytes) {
+    if (argument.kind == BoundArgument::bytes) {
       Segment segment;
       segment.start = address(argument.data);
       segment.length = length;

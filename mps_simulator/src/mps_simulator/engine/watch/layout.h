@@ -17,7 +17,6 @@ struct Window {
   const simulator_parameter* parameter;
   uintptr_t start;
   size_t length;                 // a reference ends after its one value, a pointer with its buffer
-  bool is_bytes;                 // given by setBytes
   ArgumentCopy* copy = nullptr;  // of an argument that another overlaps; `start` is there
 };
 

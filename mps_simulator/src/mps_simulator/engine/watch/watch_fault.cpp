@@ -106,9 +106,7 @@ void Watch::fail_not_writable(const Access& access) {
   const bool is_argument = place.window && distance(access.address, place.window->start, place.window->length) == 0;
   if (!is_argument) fail("write to a constant of the program; " + here());
   const simulator_parameter& parameter = *place.window->parameter;
-  const char* why = parameter.is_constant_space ? "in constant space"
-                    : parameter.is_const        ? "const"
-                                                : "a copy that setBytes made";
+  const char* why = parameter.is_constant_space ? "in constant space" : "const";
   fail("write of " + bytes(access.size) + " to " + place.text() + ", which is " + why + "; " + here());
 }
 

@@ -18,6 +18,7 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 
 @protocol MTLDevice <NSObject>
 @property(readonly) NSString *name;
+@property(readonly) uint64_t registryID;
 @property(readonly) MTLSize maxThreadsPerThreadgroup;
 @property(readonly) NSUInteger maxThreadgroupMemoryLength;
 @property(readonly) NSUInteger maxBufferLength;

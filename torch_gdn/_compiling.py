@@ -1,0 +1,44 @@
+"""Compiles many kernel variants: those of one file from one source, and several sources at a time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from torch_gdn import _C
+from torch_gdn._recorder import KernelVariant
+
+# A source's variants share the work of reading it. More of them would leave cores idle while the last file is compiled.
+MOST_OF_SOURCE = 8
+Variants = list[KernelVariant]
+
+
+def by_source(variants: Iterable[KernelVariant]) -> list[Variants]:
+    """The variants in groups of one file, of at most MOST_OF_SOURCE."""
+    groups: list[Variants] = []
+    for _, of_file in itertools.groupby(sorted(variants, key=lambda each: each.file), key=lambda each: each.file):
+        rest = list(of_file)
+        groups += [rest[i : i + MOST_OF_SOURCE] for i in range(0, len(rest), MOST_OF_SOURCE)]
+    return groups
+
+
+def compile_source(variants: Variants) -> int:
+    """Compiles variants of one file. If one fails, the others are compiled all the same."""
+    _C.compile_file(variants[0].file, [(each.kernel, list(each.arguments)) for each in variants])
+    return len(variants)
+
+
+def compile_variants(variants: Iterable[KernelVariant], done: Callable[[int], object]) -> None:
+    """Compiles all that can be compiled, then raises the first error. Calls done() with how many more are compiled."""
+    threads = ThreadPoolExecutor(os.cpu_count())
+    calls = [threads.submit(compile_source, group) for group in by_source(variants)]
+    try:
+        for call in as_completed(calls):
+            if call.exception() is None:
+                done(call.result())
+        for call in calls:
+            call.result()
+    finally:
+        threads.shutdown(cancel_futures=True)  # waits for those that were begun: Metal cannot stop compiling
