@@ -40,6 +40,7 @@ from torch_gdn.ops.kda.fused_recurrent_kda import fused_recurrent_kda, fused_rec
 from torch_gdn.ops.layers.batch_copy import batch_copy_
 from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
 from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
+from torch_gdn.ops.layers.copy_from_host import copy_from_host_
 from torch_gdn.ops.layers.gdn_gating import fused_gdn_gate, gdn_gating
 from torch_gdn.ops.layers.l2norm import l2norm, l2norm_fwd
 from torch_gdn.ops.layers.rms_norm import rms_norm
@@ -92,6 +93,7 @@ __all__ = [
     "chunk_scaled_dot_kkt",
     "chunk_scaled_dot_kkt_fwd",
     "compute_slot_mapping",
+    "copy_from_host_",
     "fused_gdn_gate",
     "fused_kda_gate",
     "fused_recurrent_gated_delta_rule",

@@ -12,6 +12,7 @@ __all__ = [
     "batch_copy_",
     "causal_conv1d",
     "causal_conv1d_update_",
+    "copy_from_host_",
     "gdn_gating",
     "l2norm",
     "l2norm_fwd",
@@ -83,6 +84,10 @@ def rms_norm_gated(
         y = weight * y if round_norm else weight.to(dtype) * y
     g = g.to(dtype)
     return (y * (g.sigmoid() if activation == "sigmoid" else g * g.sigmoid())).to(x.dtype)
+
+
+def copy_from_host_(dst: Tensor, src: Tensor) -> None:
+    dst.copy_(src)
 
 
 def batch_copy_(pool: Tensor, source_offsets: Tensor, destination_offsets: Tensor, sizes: Tensor) -> None:

@@ -243,6 +243,16 @@ def draw_copy(point: Point) -> Call:
     return {"pool": torch.arange(80, dtype=torch.uint8)} | offsets | {"sizes": torch.tensor([16, 20, 0])}
 
 
+def draw_array(point: Point) -> Call:
+    return {"dst": torch.zeros(5, 3, dtype=torch.int32), "src": torch.arange(15, dtype=torch.int32).view(3, 5).mT}
+
+
+def wrong_array(entry: OpEntry[Point]) -> Iterator[Invalid]:
+    yield Invalid("src", TypeError, "floats", change("src", torch.Tensor.float))
+    yield Invalid("src", ValueError, "a row fewer", change("src", lambda x: x[1:]))
+    yield Invalid("dst", ValueError, "strides", change("dst", lambda x: x.view(3, 5).mT))
+
+
 def wrong_copy(entry: OpEntry[Point]) -> Iterator[Invalid]:
     yield Invalid("pool", TypeError, "floats", change("pool", torch.Tensor.float))
     for name in ("source_offsets", "destination_offsets", "sizes"):
@@ -280,6 +290,14 @@ register(
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
         invalid=partial(wrong_convolution, state="state_pool"),
         hostile=SLOTS,
+    ),
+    OpEntry(
+        "copy_from_host_",
+        draw=draw_array,
+        exact=lambda call: reference.copy_from_host_(**call),
+        small=Point(),
+        points=[Point()],
+        invalid=wrong_array,
     ),
     OpEntry(
         "batch_copy_",

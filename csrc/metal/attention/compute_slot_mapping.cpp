@@ -11,7 +11,7 @@ namespace {
 void run(const ComputeSlotMapping<int64_t>& op) {
   const char* slots = "compute_slot_mapping_: slot_mapping";
   const auto device = op.positions.device();
-  const Tensor cu_seqlens = op.cu_seqlens.to(device), block_table = op.block_table.to(device);
+  const Tensor cu_seqlens = index_array(device, op.cu_seqlens), block_table = index_array(device, op.block_table);
   SlotMappingParameters parameters{};
   parameters.table_sequence = block_table.stride(0);
   parameters.table_block = block_table.stride(1);

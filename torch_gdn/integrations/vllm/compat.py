@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import torch_gdn
+
 CHECKED = ("0.32", "0.33")
 
 
@@ -98,6 +100,18 @@ def replace_streams() -> None:
     cuda = View(torch.cuda, Event=Event, Stream=Stream, current_stream=Stream, stream=lambda stream: stream)
     for module in (gpu_model_runner, ngram_proposer_gpu):
         module.torch = View(torch, Event=Event, cuda=cuda)
+
+
+def replace_copies() -> None:
+    """A runner copies about ten small arrays per step. PyTorch's copy ends the stream's encoder each time."""
+    from vllm.v1.utils import CpuGpuBuffer
+
+    def copy_to_gpu(self: Any, n: int | None = None) -> Tensor:
+        gpu: Tensor = self.gpu[:n]
+        torch_gdn.copy_from_host_(gpu, self.cpu[:n])
+        return gpu
+
+    CpuGpuBuffer.copy_to_gpu = copy_to_gpu
 
 
 def replace_accelerator_functions() -> None:

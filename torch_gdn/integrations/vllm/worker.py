@@ -53,6 +53,7 @@ class MpsWorker(Worker):
         compat.replace_uniform_probabilities()
         compat.replace_expert_routing()
         compat.replace_grammar_masks()
+        compat.replace_copies()
         self.device = torch.device("mps:0")
         current_platform.check_if_supports_dtype(self.model_config.dtype)
         os.environ["LOCAL_WORLD_SIZE"] = str(self.parallel_config.world_size)

@@ -1,0 +1,29 @@
+// A small array of the host to the device, without a wait.
+#pragma once
+#include "ops/op.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct CopyFromHost {
+  static constexpr const char* kSchema = "copy_from_host_(Tensor(a!) dst, Tensor src) -> ()";
+
+  Tensor dst, src;
+
+  auto arguments() { return std::tie(dst, src); }
+
+  void check() const {
+    const Check<Int> check("copy_from_host_", "dst", dst);
+    TORCH_CHECK_VALUE(src.is_cpu(), check.op(), ": src: expected a tensor on the CPU, got one on ", src.device());
+    check.same_dtype("src", src, "dst", dst);
+    const auto sizes = sizes_of<Int>(dst), got = sizes_of<Int>(src);
+    bool equal = got.size() == sizes.size();
+    for (size_t i = 0; equal && i < sizes.size(); ++i) equal = holds(sym_eq(got[i], sizes[i]));
+    check.value(equal, "src", "the shape of dst", got, " for ", sizes);
+    check.value(dst.is_contiguous(), "dst", "a contiguous tensor", dst.sym_strides(), " as strides");
+  }
+
+  void outputs() const {}
+};
+
+}  // namespace torch_gdn

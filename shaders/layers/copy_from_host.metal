@@ -1,0 +1,16 @@
+// Thread i copies byte i of at most 4,096, which the command holds, so that any dtype and alignment will do:
+//
+//   dst[first + i] = src[i]
+//
+// Layout: dst and src as bytes, contiguous.
+#include "layers/copy_from_host.h"
+
+template <int Threads>
+[[kernel]] void copy_from_host(
+    device uchar* dst [[buffer(0)]],
+    device const uchar* src [[buffer(1)]],
+    constant CopyFromHostParameters& parameters [[buffer(2)]],
+    uint index [[thread_position_in_grid]]) {
+  static_assert(Threads == kHostCopyThreads, "the host's grid is made of so many threads");
+  if (int(index) < parameters.bytes) dst[parameters.first + int64_t(index)] = src[index];
+}
