@@ -1,6 +1,7 @@
 // Products of a threadgroup's rows of two matrices with up to `Most` vectors. The vectors are staged in threadgroup
 // memory, a slice of their columns at a time; each weight is read once and meets all of them in registers.
 #pragma once
+#include "experts/few_rows.h"
 #include "experts/pairs.h"
 #include "experts/weights.h"
 

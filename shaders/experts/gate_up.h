@@ -1,6 +1,6 @@
 // What the two kernels of gate and up share.
 #pragma once
-#include "experts/moe_gate_up.h"
+#include "experts/parameters.h"
 #include "experts/weights.h"
 
 METAL_FUNC float silu_product(float gate, float up) { return gate / (1.0f + exp(-gate)) * up; }

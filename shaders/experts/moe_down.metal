@@ -1,8 +1,9 @@
-// y = the weighted sum of each token's products hidden W_down, for up to kFewTokens tokens. A threadgroup owns
+// y = the weighted sum of each token's products hidden W_down, for up to 8 tokens. A threadgroup owns
 // kDownRows rows of every expert: it takes the experts one after another, each with all pairs that have it. A simdgroup
 // owns 8 of the rows. In threadgroup memory: the products, [pairs + tokens, kDownRows], which are added up at the end.
 // Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; y [T, D].
 #include "experts/few_tokens.h"
+#include "experts/moe_down.h"
 #include "experts/weighted_sum.h"
 
 // Pairs and tokens of the shared expert that the kernel for `Most` tokens takes.
@@ -13,7 +14,7 @@ METAL_FUNC constexpr int most_products() {
 
 struct StagedProducts {
   threadgroup const float* column;
-  METAL_FUNC float at(int pair) const { return column[pair * kDownRows]; }
+  METAL_FUNC float at(int64_t pair) const { return column[pair * kDownRows]; }
 };
 
 // Of a simdgroup's 8 rows. Lane 0 has all sums, as every lane has.

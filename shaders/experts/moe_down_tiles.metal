@@ -3,7 +3,6 @@
 // those of the shared expert, whose products follow those of the pairs.
 // Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; products
 // [T k + T, D].
-#include "experts/moe_down.h"
 #include "experts/tiles.h"
 
 template <typename T, int Width>
@@ -25,10 +24,11 @@ template <typename T, int Width>
   threadgroup int pair_of_row[kTilePairs];
   constant PairParameters& pairs = parameters.pairs;
   const OwnTile tile = locate_tile(tiles, pairs, int(group.y));
-  if (tile.rows == 0 || tile.expert == kLeftOut) return;
   const bool is_shared = tile.expert == pairs.experts;
   const int columns = is_shared ? parameters.IS : parameters.I;
-  const int first = int(group.x) * 2 * kTileColumns;
+  constexpr int kRows = 2 * kTileColumns;
+  const int first = int(group.x) * kRows;
+  if (tile.rows == 0 || tile.expert == kLeftOut || first >= parameters.D) return;
   load_pairs(pair_of_row, sorted_pairs, pairs, tile, thread_index);
 
   device const T* weights = is_shared ? shared_down_proj : w_down + tile.expert * parameters.expert_stride;

@@ -1,5 +1,6 @@
 // y = the weighted sum of each token's products. A thread owns one column of a token.
 // Layout: products [T k + T, D] f32, as moe_down_tiles leaves them; y [T, D].
+#include "experts/moe_sum.h"
 #include "experts/weighted_sum.h"
 
 struct StoredProducts {

@@ -3,22 +3,29 @@
 #include "core/error.h"
 #include "core/fragment.h"
 #include "core/indices.h"
+#include "experts/few_pairs.h"
 #include "experts/parameters.h"
 
 GDN_CONSTANT int kLeftOut = -1;
 GDN_CONSTANT int kNoPair = 0x7fffffff;
 
-// The expert of a pair, or kLeftOut.
-METAL_FUNC int expert_of_pair(device const int* topk_ids, constant PairParameters& pairs, int pair) {
-  const int64_t at = pair / pairs.k * pairs.token_stride + pair % pairs.k * pairs.slot_stride;
-  const int64_t id = read_index(topk_ids, at, pairs.id_bytes);
+METAL_FUNC int64_t id_at(device const int* topk_ids, constant PairParameters& pairs, int token, int slot) {
+  return read_index(topk_ids, token * pairs.token_stride + slot * pairs.slot_stride, pairs.id_bytes);
+}
+
+// A token's expert, or kLeftOut.
+METAL_FUNC int expert_at(device const int* topk_ids, constant PairParameters& pairs, int token, int slot) {
+  const int64_t id = id_at(topk_ids, pairs, token, slot);
   return id < 0 || id >= pairs.experts ? kLeftOut : int(id);
+}
+
+METAL_FUNC int expert_of_pair(device const int* topk_ids, constant PairParameters& pairs, int pair) {
+  return expert_at(topk_ids, pairs, pair / pairs.k, pair % pairs.k);
 }
 
 METAL_FUNC void report_pair(
     device const int* topk_ids, constant PairParameters& pairs, int pair, device ErrorLog* errors) {
-  const int64_t at = pair / pairs.k * pairs.token_stride + pair % pairs.k * pairs.slot_stride;
-  const int64_t id = read_index(topk_ids, at, pairs.id_bytes);
+  const int64_t id = id_at(topk_ids, pairs, pair / pairs.k, pair % pairs.k);
   if (id < pairs.experts) return;
   report_error(errors, pairs.op, "topk_ids: expected ids below the number of experts, got ", id, pair, __LINE__);
 }

@@ -1,14 +1,6 @@
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kFewTokens = 8;     // whose experts' weights are read once, by the kernels for few tokens
-GDN_CONSTANT int kFewPairs = 96;     // of a token and an expert, which these kernels take: 3 a lane
-GDN_CONSTANT int kRowsOfHalf = 4;    // rows of each of the two matrices that a simdgroup multiplies
-GDN_CONSTANT int kTilePairs = 32;    // of one expert, in a tile of the kernels for many tokens
-GDN_CONSTANT int kTileColumns = 32;  // of each of the two matrices
-GDN_CONSTANT int kTileThreads = 128;
-GDN_CONSTANT int kSumThreads = 256;
-
 // topk_ids [T, k]; a pair of a token and an expert has the number t k + j.
 struct PairParameters {
   int64_t token_stride, slot_stride;  // in elements of topk_ids
@@ -19,7 +11,21 @@ struct PairParameters {
   OpName op;
 };
 
-// Pairs first .. first + rows of the sorted ones, which have one expert; 0 rows: a surplus tile. Expert E: left out.
-struct PairTile {
-  int32_t expert, first, rows;
+// Strides are in elements. The last ones are 1.
+struct MoeGateUpParameters {
+  PairParameters pairs;
+  int64_t x_stride;
+  int64_t expert_stride, row_stride;             // of w_gate_up [E, 2 I, D]
+  int64_t shared_gate_stride, shared_up_stride;  // of the rows [IS, D]
+  int32_t D, I, IS;                              // IS of 0: there is no shared expert
+};
+
+struct MoeDownParameters {
+  PairParameters pairs;
+  int64_t expert_stride, row_stride;                // of w_down [E, D, I]
+  int64_t shared_stride;                            // of the rows [D, IS]
+  int64_t weight_token_stride, weight_slot_stride;  // of topk_weights
+  int64_t gate_stride;                              // of shared_gate [T, 1]
+  int32_t D, I, IS;                                 // IS of 0: there is no shared expert
+  int32_t weight_type, gate_type;                   // ElementType; absent: the shared expert's weight is 1
 };

@@ -2,6 +2,7 @@
 // instructions. A simdgroup owns 8 rows of each matrix. In threadgroup memory: kTileDepth columns of the vectors and of
 // the rows. In registers: the products, sums[half * 4 + block], 8 vectors a block, f32.
 #pragma once
+#include "experts/moe_align.h"
 #include "experts/pairs.h"
 #include "experts/weights.h"
 
@@ -19,7 +20,7 @@ METAL_FUNC OwnTile locate_tile(device const PairTile* tiles, constant PairParame
   OwnTile own;
   if (tile >= pairs.tiles) {
     own.expert = pairs.experts;
-    own.first = (tile - pairs.tiles) * kTilePairs;
+    own.first = int(min(int64_t(tile - pairs.tiles) * kTilePairs, int64_t(pairs.tokens)));
     own.rows = min(kTilePairs, pairs.tokens - own.first);
     return own;
   }

@@ -2,7 +2,7 @@
 // need another type with the same members, and nothing else.
 #pragma once
 #include "core/tile.h"
-#include "experts/parameters.h"
+#include "experts/tile_size.h"
 
 // Consecutive rows of a matrix of T, which are read as they are.
 template <typename T, int Width>

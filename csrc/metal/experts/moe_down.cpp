@@ -3,6 +3,7 @@
 #include "metal/experts/pairs.h"
 #include "metal/gates.h"
 #include "shaders/experts/moe_down.h"
+#include "shaders/experts/moe_sum.h"
 
 namespace torch_gdn {
 

@@ -4,9 +4,13 @@
 
 #include "metal/implement.h"
 #include "ops/experts/experts.h"
+#include "shaders/experts/few_pairs.h"
 #include "shaders/experts/moe_align.h"
+#include "shaders/experts/tile_size.h"
 
 namespace torch_gdn {
+
+constexpr int64_t kFewTokens = 8;  // whose sums the registers of a kernel hold
 
 PairParameters pair_parameters(const ExpertShape<>& shape, const Tensor& topk_ids);
 
