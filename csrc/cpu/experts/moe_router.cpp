@@ -44,10 +44,11 @@ class Router {
       for (int64_t e = 0; e < op_.E; ++e) scores_[e] = 1.0f / (1.0f + std::exp(-logits[e]));
       return;
     }
-    float largest = -std::numeric_limits<float>::infinity(), sum = 0.0f;
+    float largest = -std::numeric_limits<float>::infinity();
+    double sum = 0.0;  // of up to 1,024 scores, one after another
     for (int64_t e = 0; e < op_.E; ++e) largest = std::max(largest, logits[e]);
     for (int64_t e = 0; e < op_.E; ++e) sum += scores_[e] = std::exp(logits[e] - largest);
-    for (int64_t e = 0; e < op_.E; ++e) scores_[e] /= sum;
+    for (int64_t e = 0; e < op_.E; ++e) scores_[e] = float(scores_[e] / sum);
   }
 
   // order_ becomes the experts that can be chosen.
