@@ -41,11 +41,11 @@ def counted(point: ExpertPoint) -> tuple[float, list[str]]:
 def test_a_step_reads_the_weights_of_active_experts_once(T: int, E: int, most: float) -> None:
     issued, kernels = counted(ExpertPoint(torch.bfloat16, T=T, E=E, k=4, D=1024, I=256, IS=256))
     assert 1.0 <= issued <= most
-    assert kernels == ["moe_gate_up", "moe_down"]
+    assert sorted(kernels) == ["moe_down", "moe_gate_up"]
 
 
 def test_a_prompt_reads_them_once_for_32_pairs() -> None:
     """8 experts of 31 or 32 pairs each take 16 tiles at most, and the shared expert 2."""
     issued, kernels = counted(ExpertPoint(torch.bfloat16, T=64, E=8, k=4, D=512, I=128, IS=128))
     assert 1.0 <= issued <= 2.5
-    assert kernels == ["moe_align_32", "moe_gate_up_tiles", "moe_align_32", "moe_down_tiles", "moe_sum"]
+    assert sorted(kernels) == ["moe_align_32", "moe_align_32", "moe_down_tiles", "moe_gate_up_tiles", "moe_sum"]
