@@ -1,4 +1,4 @@
-"""Mixture of experts without a kernel, against the same written as a loop over tokens and their experts, in float64."""
+"""What vLLM's plugin calls for a mixture of experts, compared with loops in float64."""
 
 from __future__ import annotations
 
@@ -8,51 +8,35 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.helpers.errors import assert_close
+from torch_gdn import reference
 from torch_gdn.integrations.vllm import moe
 
 H, WIDTH, TOPK = 24, 20, 2
 
 
-def inputs(tokens: int, experts: int, ids: Tensor | None = None) -> list[Tensor]:
+def inputs(tokens: int, experts: int) -> list[Tensor]:
     x, w13, w2 = torch.randn(tokens, H), torch.randn(experts, 2 * WIDTH, H), torch.randn(experts, H, WIDTH)
-    weights = torch.rand(tokens, TOPK)
-    if ids is None:
-        ids = torch.rand(tokens, experts).topk(TOPK).indices
-    return [x, w13, w2, weights, ids.int()]
+    return [x, w13, w2, torch.rand(tokens, TOPK), torch.rand(tokens, experts).topk(TOPK).indices.int()]
 
 
-def by_loop(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    x, w13, w2, weights = (tensor.double() for tensor in (x, w13, w2, weights))
-    out = torch.zeros_like(x)
-    for token in range(x.shape[0]):
-        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
-            gate, up = (w13[expert] @ x[token]).chunk(2)
-            out[token] += weight * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
-    return out
-
-
-@pytest.mark.parametrize("experts", [3, 16])
-@pytest.mark.parametrize("tokens", [1, 3, 8, 100])
-def test_equals_a_loop(tokens: int, experts: int, device: torch.device) -> None:
-    given = inputs(tokens, experts)
-    out = moe.fused_experts(*(tensor.to(device) for tensor in given))
-    assert_close("out", out, by_loop(*given), 1e-5, head_dim=0)
-
-
-@pytest.mark.parametrize("least", [0, 14], ids=["the first experts", "the last experts"])
-def test_experts_without_tokens(least: int, device: torch.device) -> None:
-    """All tokens go to the same two of 16 experts, which take many blocks each."""
-    given = inputs(90, 16, torch.tensor([least, least + 1]).expand(90, 2))
-    out = moe.fused_experts(*(tensor.to(device) for tensor in given))
-    assert_close("out", out, by_loop(*given), 1e-5, head_dim=0)
-
-
-@pytest.mark.parametrize("tokens", [4, 50])
-def test_weights_gathered_in_parts(tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe, "GATHERED", 7 * 3 * WIDTH * H)
+@pytest.mark.parametrize("tokens", [1, 8, 100])
+def test_equals_float64(tokens: int, device: torch.device) -> None:
     given = inputs(tokens, 16)
+    x, w13, w2, weights, ids = (tensor.double() if tensor.is_floating_point() else tensor for tensor in given)
+    exact = reference.moe_down(reference.moe_gate_up(x, w13, ids)[0], w2, weights, ids)
     out = moe.fused_experts(*(tensor.to(device) for tensor in given))
-    assert_close("out", out, by_loop(*given), 1e-5, head_dim=0)
+    assert_close("out", out, exact, 1e-6, head_dim=0)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_routes_as_topk_does(renormalize: bool, dtype: torch.dtype, device: torch.device) -> None:
+    logits = torch.randn(5, 16).to(device)
+    weights, ids = moe.topk_softmax(logits[:, :3], torch.zeros(5, 3, dtype=dtype), logits, logits, renormalize)
+    expected = logits.cpu().double().softmax(-1).topk(3)
+    assert ids.dtype == dtype and torch.equal(ids.cpu(), expected.indices.to(dtype))
+    total = expected.values.sum(-1, keepdim=True) if renormalize else 1.0
+    assert_close("weights", weights.cpu(), expected.values / total, 6e-7, head_dim=0)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 50])
