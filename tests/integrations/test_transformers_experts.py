@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.devices import on_a_mac, ready
 from tests.helpers.errors import assert_close
+from tests.helpers.operations import CountedOperations
 from tests.integrations import models
 from tests.integrations.models import random_model, torch_gdn_enabled
 from torch_gdn.integrations.transformers import experts, supports
@@ -20,34 +19,6 @@ from torch_gdn.integrations.transformers import experts, supports
 SPARSE = {"num_experts": 8, "num_experts_per_tok": 2}
 KINDS = [kind for kind in ("qwen3_next", "qwen3_5_moe") if models.there(kind)]
 pytestmark = pytest.mark.skipif(experts.interface() is None, reason="this transformers has no experts functions")
-VIEWS = (
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "expand",
-    "t",
-    "transpose",
-    "slice",
-    "select",
-    "detach",
-    "alias",
-    "unsqueeze",
-)
-
-
-class Counted(TorchDispatchMode):
-    """Operations on tensors of mps, but for views, which launch nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        on_mps = any(isinstance(x, Tensor) and x.device.type == "mps" for x in args)
-        name = func.overloadpacket.__name__
-        if on_mps and name not in VIEWS:
-            self.calls[name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def generate(model: Any, device: torch.device, **options: Any) -> list[list[int]]:
@@ -65,7 +36,7 @@ def test_tokens_are_transformers_own_without_histc(kind: str, options: dict[str,
     expected = generate(copy.deepcopy(model), torch.device("cpu"), **options)
     device = ready("mps")
     model.to(device)
-    with torch_gdn_enabled() as transformers, Counted() as counted:
+    with torch_gdn_enabled() as transformers, CountedOperations() as counted:
         assert generate(model, device, **options) == expected
     status = transformers.status()
     layers = model.config.num_hidden_layers
@@ -85,7 +56,7 @@ def test_a_block_takes_five_launches_and_reads_active_experts_once(kind: str) ->
     block = random_model(kind, torch.bfloat16, num_hidden_layers=1, layer_types=["full_attention"], **sizes, **SPARSE)
     block = block.model.layers[0].mlp.to(device)
     x = torch.randn(1, 1, 1024).to(torch.bfloat16).to(device)
-    with torch_gdn_enabled(), mps_simulator.profile(detailed=True) as profile, Counted() as counted:
+    with torch_gdn_enabled(), mps_simulator.profile(detailed=True) as profile, CountedOperations() as counted:
         block(x)
     assert sum(counted.calls.values()) == 5, counted.calls
     kernels = profile.kernels

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.helpers.errors import assert_close
+from tests.helpers.operations import CountedOperations
 from torch_gdn import reference
 from torch_gdn.integrations.vllm import moe
 
+CPU = torch.device("cpu")
 H, WIDTH, TOPK = 24, 20, 2
 
 
@@ -45,3 +49,103 @@ def test_the_host_reads_no_tensor(tokens: int) -> None:
     with FakeTensorMode() as mode:
         out = moe.fused_experts(*(mode.from_tensor(tensor) for tensor in inputs(tokens, 16)))
     assert out.shape == (tokens, H)
+
+
+# ---- with a shared expert: stand-ins of vLLM 0.32 with the members that the plugin asks for --------------------------
+
+
+class UnquantizedLinearMethod: ...
+
+
+class OurMethod:
+    topk_indices_dtype = None
+
+
+class ReplicatedLinear:
+    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        self.weight, self.bias = torch.randn(rows, columns).to(device), None
+        self.quant_method = UnquantizedLinearMethod()
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, None]:
+        return torch.nn.functional.linear(x, self.weight), None
+
+
+class MergedColumnParallelLinear(ReplicatedLinear): ...
+
+
+class RowParallelLinear(ReplicatedLinear): ...
+
+
+class LoRALinear(ReplicatedLinear): ...
+
+
+class Qwen2MoeMLP:
+    def __init__(self, device: torch.device) -> None:
+        self.gate_up_proj = MergedColumnParallelLinear(2 * WIDTH, H, device)
+        self.down_proj = RowParallelLinear(H, WIDTH, device)
+        self.expert_gate = ReplicatedLinear(1, H, device)
+
+
+class FusedTopKRouter:
+    def select_experts(self, hidden_states: Tensor, router_logits: Tensor, **_: object) -> tuple[Tensor, Tensor]:
+        ids = torch.empty(len(router_logits), TOPK, dtype=torch.int32)
+        return moe.topk_softmax(ids, ids, ids, router_logits, True)
+
+
+def runner_on(device: torch.device) -> SimpleNamespace:
+    _, w13, w2, *_ = inputs(1, 16)
+    return SimpleNamespace(
+        gate=ReplicatedLinear(16, H, device),
+        router=FusedTopKRouter(),
+        routed_experts=SimpleNamespace(w13_weight=w13.to(device), w2_weight=w2.to(device), quant_method=OurMethod()),
+        _shared_experts=SimpleNamespace(_layer=Qwen2MoeMLP(device)),
+        moe_config=SimpleNamespace(tp_size=1, pcp_size=1, dp_size=1, ep_size=1, sp_size=1),
+        routed_scaling_factor=1.0,
+        _fse_fuse_gate=False,
+        routed_input_transform=None,
+        routed_output_transform=None,
+    )
+
+
+def left_to_vllm(*_: object, **__: object) -> Tensor:
+    raise NotImplementedError("the forward of vLLM")
+
+
+forward = moe.with_shared_expert(left_to_vllm, OurMethod)
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_a_layer_with_a_shared_expert(tokens: int, device: torch.device) -> None:
+    runner, x = runner_on(device), torch.randn(tokens, H)
+    layer, shared = runner.routed_experts, runner._shared_experts._layer
+    with CountedOperations() as counted:
+        out = forward(runner, x.to(device), x.to(device))
+    matrices = [layer.w13_weight, layer.w2_weight, shared.gate_up_proj.weight, shared.down_proj.weight]
+    matrices += [shared.expert_gate.weight, runner.gate.weight]
+    w13, w2, gate_up, down, gate, router = (weight.cpu().double() for weight in matrices)
+    exact_x = x.double()
+    weights, ids = reference.moe_router(exact_x @ router.T, TOPK)
+    hidden, shared_hidden = reference.moe_gate_up(exact_x, w13, ids, *gate_up.chunk(2))
+    exact = reference.moe_down(hidden, w2, weights, ids, shared_hidden, down, exact_x @ gate.T)
+    assert_close("out", out.cpu(), exact, 1e-6, head_dim=0)
+    if device.type == "mps" and tokens == 1:
+        assert sum(counted.calls.values()) == 5, counted.calls
+
+
+CHANGES = {
+    "another method": lambda runner: setattr(runner.routed_experts, "quant_method", object()),
+    "no shared expert": lambda runner: setattr(runner, "_shared_experts", None),
+    "two ranks": lambda runner: setattr(runner.moe_config, "tp_size", 2),
+    "a scale": lambda runner: setattr(runner, "routed_scaling_factor", 2.5),
+    "an adapter": lambda runner: setattr(runner._shared_experts._layer, "down_proj", LoRALinear(H, WIDTH, CPU)),
+    "quantised": lambda runner: setattr(runner._shared_experts._layer.expert_gate, "quant_method", object()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_layers_are_left_to_vllm(change: str) -> None:
+    runner, x = runner_on(CPU), torch.randn(3, H)
+    forward(runner, x, x)
+    CHANGES[change](runner)
+    with pytest.raises(NotImplementedError, match="the forward of vLLM"):
+        forward(runner, x, x)
