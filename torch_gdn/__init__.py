@@ -21,6 +21,9 @@ from torch_gdn.ops.aura.aura_encode import aura_encode, aura_encode_
 from torch_gdn.ops.aura.aura_flash_p1 import aura_flash_p1
 from torch_gdn.ops.aura.aura_flash_p2 import aura_flash_p2
 from torch_gdn.ops.aura.aura_rotate import aura_rotate
+from torch_gdn.ops.experts.moe_down import moe_down
+from torch_gdn.ops.experts.moe_gate_up import moe_gate_up
+from torch_gdn.ops.experts.moe_router import moe_router
 from torch_gdn.ops.gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
 from torch_gdn.ops.gdn.chunk_fwd_o import chunk_fwd_o
 from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule, chunk_gated_delta_rule_
@@ -103,6 +106,9 @@ __all__ = [
     "gdn_gating",
     "l2norm",
     "l2norm_fwd",
+    "moe_down",
+    "moe_gate_up",
+    "moe_router",
     "paged_attention",
     "prefill_algorithm",
     "prepare_chunk_indices",

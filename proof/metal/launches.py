@@ -18,6 +18,7 @@ from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.testing import REGISTRY, OpEntry, Point
 from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
+from torch_gdn.testing.experts import ExpertPoint
 from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint, mixed_dtypes
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
@@ -105,9 +106,13 @@ def probe_launches() -> list[Launch]:
 
 
 def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
-    """Of AURA and pages: 128 numbers a head, in bfloat16, 8 bits for keys and 4 for values; q and k as long as K."""
+    """Of AURA and pages: 128 numbers a head, in bfloat16, 8 bits for keys and 4 for values; q and k as long as K.
+    Of experts: bfloat16, and a router for 256 or 512.
+    """
     if isinstance(point, RowPoint):
         return entry.name != "l2norm" or point.D in (33, *(K for K, _ in MODEL_SIZES))
+    if isinstance(point, ExpertPoint):
+        return point.dtype == torch.bfloat16 and (entry.name != "moe_router" or point.E in (256, 512))
     if not isinstance(point, CodecPoint | AuraPoint | PagePoint):
         return True
     if isinstance(point, PagePoint) and "key_codes" not in entry.arguments:
@@ -126,7 +131,7 @@ def model_launches() -> list[Launch]:
         for K, V in (*MODEL_SIZES, (33, 65))
         for v_first in BOTH
     ]
-    others = compiled_at(CodecPoint, AuraPoint, PagePoint, RowPoint, ConvolutionPoint, Point)
+    others = compiled_at(CodecPoint, AuraPoint, PagePoint, ExpertPoint, RowPoint, ConvolutionPoint, Point)
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
     wanted.append((entry, point) for entry, point in others if is_of_models(entry, point))

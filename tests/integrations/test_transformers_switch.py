@@ -91,7 +91,7 @@ def test_status_says_what_is_replaced() -> None:
     assert status.enabled
     assert status.transformers == importlib.metadata.version("transformers")
     assert list(status.replaced)[: len(EVERYWHERE)] == EVERYWHERE
-    assert set(status.replaced) - {*EVERYWHERE} <= {*CONVOLVING_MODELS, *KDA_MODELS, "GGUF"}
+    assert set(status.replaced) - {*EVERYWHERE} <= {*CONVOLVING_MODELS, *KDA_MODELS, "GGUF", "experts"}
     for names in (status.replaced[kind] for kind in EVERYWHERE):
         assert any("chunk_gated_delta_rule" in name for name in names)
         assert any("recurrent_gated_delta_rule" in name for name in names)

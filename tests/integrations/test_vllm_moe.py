@@ -1,6 +1,8 @@
-"""Mixture of experts without a kernel, against the same written as a loop over tokens and their experts, in float64."""
+"""What vLLM's plugin calls for a mixture of experts, compared with loops in float64."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,51 +10,37 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.helpers.errors import assert_close
+from tests.helpers.operations import CountedOperations
+from torch_gdn import reference
 from torch_gdn.integrations.vllm import moe
 
+CPU = torch.device("cpu")
 H, WIDTH, TOPK = 24, 20, 2
 
 
-def inputs(tokens: int, experts: int, ids: Tensor | None = None) -> list[Tensor]:
+def inputs(tokens: int, experts: int) -> list[Tensor]:
     x, w13, w2 = torch.randn(tokens, H), torch.randn(experts, 2 * WIDTH, H), torch.randn(experts, H, WIDTH)
-    weights = torch.rand(tokens, TOPK)
-    if ids is None:
-        ids = torch.rand(tokens, experts).topk(TOPK).indices
-    return [x, w13, w2, weights, ids.int()]
+    return [x, w13, w2, torch.rand(tokens, TOPK), torch.rand(tokens, experts).topk(TOPK).indices.int()]
 
 
-def by_loop(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    x, w13, w2, weights = (tensor.double() for tensor in (x, w13, w2, weights))
-    out = torch.zeros_like(x)
-    for token in range(x.shape[0]):
-        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
-            gate, up = (w13[expert] @ x[token]).chunk(2)
-            out[token] += weight * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
-    return out
-
-
-@pytest.mark.parametrize("experts", [3, 16])
-@pytest.mark.parametrize("tokens", [1, 3, 8, 100])
-def test_equals_a_loop(tokens: int, experts: int, device: torch.device) -> None:
-    given = inputs(tokens, experts)
-    out = moe.fused_experts(*(tensor.to(device) for tensor in given))
-    assert_close("out", out, by_loop(*given), 1e-5, head_dim=0)
-
-
-@pytest.mark.parametrize("least", [0, 14], ids=["the first experts", "the last experts"])
-def test_experts_without_tokens(least: int, device: torch.device) -> None:
-    """All tokens go to the same two of 16 experts, which take many blocks each."""
-    given = inputs(90, 16, torch.tensor([least, least + 1]).expand(90, 2))
-    out = moe.fused_experts(*(tensor.to(device) for tensor in given))
-    assert_close("out", out, by_loop(*given), 1e-5, head_dim=0)
-
-
-@pytest.mark.parametrize("tokens", [4, 50])
-def test_weights_gathered_in_parts(tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe, "GATHERED", 7 * 3 * WIDTH * H)
+@pytest.mark.parametrize("tokens", [1, 8, 100])
+def test_equals_float64(tokens: int, device: torch.device) -> None:
     given = inputs(tokens, 16)
+    x, w13, w2, weights, ids = (tensor.double() if tensor.is_floating_point() else tensor for tensor in given)
+    exact = reference.moe_down(reference.moe_gate_up(x, w13, ids)[0], w2, weights, ids)
     out = moe.fused_experts(*(tensor.to(device) for tensor in given))
-    assert_close("out", out, by_loop(*given), 1e-5, head_dim=0)
+    assert_close("out", out, exact, 1e-6, head_dim=0)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_routes_as_topk_does(renormalize: bool, dtype: torch.dtype, device: torch.device) -> None:
+    logits = torch.randn(5, 16).to(device)
+    weights, ids = moe.topk_softmax(logits[:, :3], torch.zeros(5, 3, dtype=dtype), logits, logits, renormalize)
+    expected = logits.cpu().double().softmax(-1).topk(3)
+    assert ids.dtype == dtype and torch.equal(ids.cpu(), expected.indices.to(dtype))
+    total = expected.values.sum(-1, keepdim=True) if renormalize else 1.0
+    assert_close("weights", weights.cpu(), expected.values / total, 6e-7, head_dim=0)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 50])
@@ -61,3 +49,103 @@ def test_the_host_reads_no_tensor(tokens: int) -> None:
     with FakeTensorMode() as mode:
         out = moe.fused_experts(*(mode.from_tensor(tensor) for tensor in inputs(tokens, 16)))
     assert out.shape == (tokens, H)
+
+
+# ---- with a shared expert: stand-ins of vLLM 0.32 with the members that the plugin asks for --------------------------
+
+
+class UnquantizedLinearMethod: ...
+
+
+class OurMethod:
+    topk_indices_dtype = None
+
+
+class ReplicatedLinear:
+    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        self.weight, self.bias = torch.randn(rows, columns).to(device), None
+        self.quant_method = UnquantizedLinearMethod()
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, None]:
+        return torch.nn.functional.linear(x, self.weight), None
+
+
+class MergedColumnParallelLinear(ReplicatedLinear): ...
+
+
+class RowParallelLinear(ReplicatedLinear): ...
+
+
+class LoRALinear(ReplicatedLinear): ...
+
+
+class Qwen2MoeMLP:
+    def __init__(self, device: torch.device) -> None:
+        self.gate_up_proj = MergedColumnParallelLinear(2 * WIDTH, H, device)
+        self.down_proj = RowParallelLinear(H, WIDTH, device)
+        self.expert_gate = ReplicatedLinear(1, H, device)
+
+
+class FusedTopKRouter:
+    def select_experts(self, hidden_states: Tensor, router_logits: Tensor, **_: object) -> tuple[Tensor, Tensor]:
+        ids = torch.empty(len(router_logits), TOPK, dtype=torch.int32)
+        return moe.topk_softmax(ids, ids, ids, router_logits, True)
+
+
+def runner_on(device: torch.device) -> SimpleNamespace:
+    _, w13, w2, *_ = inputs(1, 16)
+    return SimpleNamespace(
+        gate=ReplicatedLinear(16, H, device),
+        router=FusedTopKRouter(),
+        routed_experts=SimpleNamespace(w13_weight=w13.to(device), w2_weight=w2.to(device), quant_method=OurMethod()),
+        _shared_experts=SimpleNamespace(_layer=Qwen2MoeMLP(device)),
+        moe_config=SimpleNamespace(tp_size=1, pcp_size=1, dp_size=1, ep_size=1, sp_size=1),
+        routed_scaling_factor=1.0,
+        _fse_fuse_gate=False,
+        routed_input_transform=None,
+        routed_output_transform=None,
+    )
+
+
+def left_to_vllm(*_: object, **__: object) -> Tensor:
+    raise NotImplementedError("the forward of vLLM")
+
+
+forward = moe.with_shared_expert(left_to_vllm, OurMethod)
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_a_layer_with_a_shared_expert(tokens: int, device: torch.device) -> None:
+    runner, x = runner_on(device), torch.randn(tokens, H)
+    layer, shared = runner.routed_experts, runner._shared_experts._layer
+    with CountedOperations() as counted:
+        out = forward(runner, x.to(device), x.to(device))
+    matrices = [layer.w13_weight, layer.w2_weight, shared.gate_up_proj.weight, shared.down_proj.weight]
+    matrices += [shared.expert_gate.weight, runner.gate.weight]
+    w13, w2, gate_up, down, gate, router = (weight.cpu().double() for weight in matrices)
+    exact_x = x.double()
+    weights, ids = reference.moe_router(exact_x @ router.T, TOPK)
+    hidden, shared_hidden = reference.moe_gate_up(exact_x, w13, ids, *gate_up.chunk(2))
+    exact = reference.moe_down(hidden, w2, weights, ids, shared_hidden, down, exact_x @ gate.T)
+    assert_close("out", out.cpu(), exact, 1e-6, head_dim=0)
+    if device.type == "mps" and tokens == 1:
+        assert sum(counted.calls.values()) == 5, counted.calls
+
+
+CHANGES = {
+    "another method": lambda runner: setattr(runner.routed_experts, "quant_method", object()),
+    "no shared expert": lambda runner: setattr(runner, "_shared_experts", None),
+    "two ranks": lambda runner: setattr(runner.moe_config, "tp_size", 2),
+    "a scale": lambda runner: setattr(runner, "routed_scaling_factor", 2.5),
+    "an adapter": lambda runner: setattr(runner._shared_experts._layer, "down_proj", LoRALinear(H, WIDTH, CPU)),
+    "quantised": lambda runner: setattr(runner._shared_experts._layer.expert_gate, "quant_method", object()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_layers_are_left_to_vllm(change: str) -> None:
+    runner, x = runner_on(CPU), torch.randn(3, H)
+    forward(runner, x, x)
+    CHANGES[change](runner)
+    with pytest.raises(NotImplementedError, match="the forward of vLLM"):
+        forward(runner, x, x)

@@ -20,6 +20,7 @@ from torch_gdn.testing import REGISTRY, OpEntry, Point
 from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.bounds import relative_error
+from torch_gdn.testing.experts import ExpertPoint
 from torch_gdn.testing.gdn import RulePoint
 from torch_gdn.testing.inputs import doubled, to_device
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
@@ -102,6 +103,9 @@ def timed_point(entry: OpEntry[Any]) -> Point:
         return replace(point, tokens=1024)
     if isinstance(point, AuraPoint):
         return replace(point, keys=2048, batch=1)
+    if isinstance(point, ExpertPoint):
+        active = 256 if entry.name == "moe_router" else 8  # the entry counts the bytes of all experts
+        return replace(point, T=1, E=active, k=8, D=2048, I=512, IS=512)
     if isinstance(point, PagePoint):
         return replace(point, queries=(1,), keys=(2048,), longest=0)
     return point

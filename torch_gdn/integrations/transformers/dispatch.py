@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
-from torch_gdn.integrations.transformers.functions import CACHED_STATE, FUNCTIONS
+from torch_gdn.integrations.transformers import experts, functions
+from torch_gdn.integrations.transformers.functions import CACHED_STATE
 
+FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS
 HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # it comes with each fallback
 taken: Counter[str] = Counter()  # function
 left: Counter[tuple[str, str]] = Counter()  # function and reason
@@ -24,7 +26,8 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     Args:
         function: "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
             "fused_recurrent_kda", "causal_conv1d_fn" or "causal_conv1d_update"; "short_convolution", which OLMo-Hybrid
-            has until 5.12, and "rms_norm_gated": these two are a layer's forward, and its first argument is the layer.
+            has until 5.12, "rms_norm_gated", "experts" and "moe_block": these are a layer's forward, and its first
+            argument is the layer.
         args, kwargs: what the model calls it with.
 
     Returns:
@@ -54,12 +57,18 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     return not reason, reason
 
 
-def dispatcher(function: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces `original`: each call goes to torch_gdn or to the original."""
+def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = False) -> Callable[..., Any]:
+    """Replaces `original`: each call goes to torch_gdn or to the original.
+
+    `everywhere`: no call is left uncounted because it is elsewhere.
+    """
     reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
+    is_elsewhere = None if everywhere else FUNCTIONS[function].is_elsewhere
 
     @functools.wraps(original, updated=())
     def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if is_elsewhere is not None and is_elsewhere(*args, **kwargs):
+            return original(*args, **kwargs)
         reason = reason_of(*args, **kwargs)
         if reason and "layer_states" in kwargs:  # the original would leave them behind
             raise ValueError(f"{function} with states in torch_gdn's keeping: {reason}")

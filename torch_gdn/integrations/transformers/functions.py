@@ -32,6 +32,7 @@ KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 class Function:
     reason: Callable[..., str]
     run: Callable[..., Any]
+    is_elsewhere: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
 
 
 def common_reason(*tensors: Tensor | None) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from torch_gdn.integrations.transformers import experts
 from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
@@ -105,7 +106,10 @@ class EntryPatch(Patch):
     def revert(self) -> bool:
         if not self.is_applied():
             return False
-        self.owner[self.name] = self.original
+        if self.original is ABSENT:
+            del self.owner[self.name]
+        else:
+            self.owner[self.name] = self.original
         return True
 
     def __str__(self) -> str:
@@ -124,6 +128,9 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
     for ending, function in FORWARDS.items():
         for owner in classes_named(module, ending):
             yield patch(owner, "forward", function)
+    for owner in classes_named(module, "SparseMoeBlock"):
+        if experts.has_known_block(module, owner):
+            yield patch(owner, "forward", "moe_block")
     kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, read by the layers' constructor
     if not kept_in_layers:
         functions = [patch(module, *names) for names in IN_THE_MODULE.items() if names[0] in vars(module)]
@@ -141,6 +148,18 @@ def kda_patches(module: ModuleType) -> Iterator[Patch]:
         if name in vars(module):
             yield patch(module, name, function)
     yield from convolution_patches(module)
+
+
+def experts_patches() -> Iterator[Patch]:
+    """The functions by which every model computes its experts, and one more that can be chosen by its name."""
+    functions = experts.interface()
+    known = [] if functions is None else [name for name in experts.IMPLEMENTATIONS if name in functions]
+    for name in known:
+        original = functions[name]
+        yield EntryPatch(functions, name, original, dispatcher("experts", original))
+        if name == "grouped_mm":
+            ours = dispatcher("experts", original, everywhere=True)
+            yield EntryPatch(functions, experts.NAME, ABSENT, ours)
 
 
 def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Patch]:

@@ -106,3 +106,33 @@ def norm_refusal(
     """`dtypes`: of the input and of the gate."""
     x, gate = (meta(row, dtype) for dtype in dtypes)
     return refused("rms_norm_gated", x=x, g=gate, weight=meta(*weight), activation=activation)
+
+
+Weight = tuple[Sizes, Sizes, torch.dtype]  # sizes, strides and dtype
+
+
+@kept
+def experts_refusal(
+    x: tuple[Sizes, torch.dtype],
+    choice: tuple[Sizes, torch.dtype, torch.dtype],
+    router: tuple[Sizes, torch.dtype] | None,
+    gate_up: Weight,
+    down: Weight,
+    *shared: Weight,
+) -> str:
+    """`x` [D], `choice` [k] with the dtypes of ids and weights; `shared`: gate, up and down; `router`: [E]."""
+    (row, dtype), (chosen, ids_dtype, weights_dtype) = x, choice
+    w_gate_up, w_down, *of_shared = (
+        torch.empty_strided(sizes, strides, dtype=of_weight, device="meta")
+        for sizes, strides, of_weight in (gate_up, down, *shared)
+    )
+    call: dict[str, Any] = {"topk_ids": meta((1, *chosen), ids_dtype)}
+    of_down = {"hidden": meta((1, *chosen, *down[0][2:]), dtype), "topk_weights": meta((1, *chosen), weights_dtype)}
+    if of_shared:
+        of_down |= {"shared_hidden": meta((1, *shared[2][0][1:]), dtype), "shared_down_proj": of_shared[2]}
+    given = dict(zip(("shared_gate_proj", "shared_up_proj"), of_shared, strict=False))
+    refusal = refused("moe_gate_up", x=meta((1, *row), dtype), w_gate_up=w_gate_up, **call, **given)
+    refusal = refusal or refused("moe_down", w_down=w_down, **call, **of_down)
+    if refusal or router is None:
+        return refusal
+    return refused("moe_router", router_logits=meta((1, *router[0]), router[1]), top_k=chosen[0])

@@ -19,6 +19,7 @@ from torch_gdn.integrations.transformers.patches import (
     SERVED_MODELS,
     Patch,
     convolution_patches,
+    experts_patches,
     kda_patches,
     modeling_module,
     patches_of,
@@ -128,6 +129,8 @@ def enable_models(version: str) -> None:
     found |= {model: list(kda_patches(module)) for model, module in modules_of(KDA_MODELS).items()}
     others = {model: list(convolution_patches(module)) for model, module in modules_of(CONVOLVING_MODELS).items()}
     found |= {model: patches for model, patches in others.items() if patches}
+    if of_experts := list(experts_patches()):
+        found["experts"] = of_experts
     if of_files := list(gguf_patches()):
         found["GGUF"] = of_files
     dispatch.reset_counts()

@@ -153,15 +153,9 @@ def replace_expert_routing() -> None:
     """The default router takes the best experts by a CUDA kernel, whatever the platform."""
     from vllm.model_executor.layers.fused_moe.router import fused_topk_router
 
-    def topk_softmax(
-        topk_weights: Tensor, topk_indices: Tensor, unused: Tensor, gating_output: Tensor, renormalize: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        weights, indices = gating_output.float().softmax(-1).topk(topk_indices.shape[1], dim=-1)
-        if renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return weights, indices.to(topk_indices.dtype)
+    from torch_gdn.integrations.vllm import moe
 
-    fused_topk_router.vllm_topk_softmax = topk_softmax
+    fused_topk_router.vllm_topk_softmax = moe.topk_softmax
 
 
 def replace_grammar_masks() -> None:

@@ -13,6 +13,7 @@ from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm, RMSNormGated
 from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import OlmoHybridGatedDeltaNetAttention
@@ -181,7 +182,7 @@ class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
         shared_experts: Any = None,
         shared_experts_input: Tensor | None = None,
     ) -> Tensor:
-        """vLLM adds the shared experts itself."""
+        """For layers that `moe.with_shared_expert` does not take: vLLM adds their shared experts itself."""
         return moe.fused_experts(x, layer.w13_weight, layer.w2_weight, topk_weights, topk_ids)
 
 
@@ -195,3 +196,4 @@ def register() -> None:
     GemmaRMSNorm.register_oot(TorchGdnGemmaRMSNorm)
     if current_platform.is_out_of_tree():
         UnquantizedFusedMoEMethod.register_oot(TorchGdnFusedMoEMethod)
+        MoERunner.forward = moe.with_shared_expert(MoERunner.forward, TorchGdnFusedMoEMethod)

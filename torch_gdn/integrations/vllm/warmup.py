@@ -48,9 +48,18 @@ def call_layers(runner: Any, tokens: list[int], sequences: list[int]) -> None:
         else:
             call_delta_rule(runner, layer, tokens, sequences)
     call_norms(runner)
+    call_experts(runner)
+    call_inputs(runner)
     if runner.cache_config.mamba_cache_mode == "align":  # states move between blocks
         pool, first = torch.zeros(16, dtype=torch.uint8, device=runner.device), torch.zeros(1, dtype=torch.int64)
         torch_gdn.batch_copy_(pool, first, first + 8, first + 4)
+
+
+def call_inputs(runner: Any) -> None:
+    """What a step's numbers go through: `compat.replace_copies` and `kernels.compute_slot_mapping`."""
+    zeros = torch.zeros(2, dtype=torch.int64, device=runner.device)
+    torch_gdn.copy_from_host_(zeros, zeros.cpu())
+    torch_gdn.compute_slot_mapping(zeros[:1], zeros, zeros[None], 16, zeros)
 
 
 def distinct_layers(layers: Any) -> list[Any]:
@@ -71,6 +80,25 @@ def call_norms(runner: Any) -> None:
         if isinstance(module, (TorchGdnRMSNorm, TorchGdnGemmaRMSNorm)):
             x = torch.zeros(1, module.weight.shape[0], dtype=runner.dtype, device=runner.device)
             module(x, x)
+
+
+def call_experts(runner: Any) -> None:
+    """For one token, for a few and for many: each number takes other kernels."""
+    from torch_gdn.integrations.vllm import moe
+    from torch_gdn.integrations.vllm.layers import TorchGdnFusedMoEMethod
+
+    for module in runner.model.modules():
+        layer = getattr(module, "routed_experts", None)
+        if not isinstance(getattr(layer, "quant_method", None), TorchGdnFusedMoEMethod):
+            continue
+        shared = moe.shared_expert_of(module, TorchGdnFusedMoEMethod)
+        for n in (1, 2, 33):
+            x = torch.zeros(n, layer.w13_weight.shape[2], dtype=runner.dtype, device=runner.device)
+            logits = torch.zeros(n, module.router.global_num_experts, dtype=runner.dtype, device=runner.device)
+            logits = logits if module.gate is None else module.gate(x)[0]
+            ids = torch.zeros(n, module.router.top_k, dtype=torch.int32, device=runner.device)
+            weights, ids = moe.topk_softmax(ids, ids, ids, logits)
+            moe.fused_experts(x, layer.w13_weight, layer.w2_weight, weights, ids, shared)
 
 
 def call_delta_rule(runner: Any, layer: Any, tokens: list[int], sequences: list[int]) -> None:

@@ -1,0 +1,33 @@
+// The pairs of a token and an expert, grouped by expert.
+#pragma once
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include <map>
+#include <vector>
+
+#include "ops/indices.h"
+#include "ops/op.h"
+
+namespace torch_gdn::cpu {
+
+// Pairs t k + j of topk_ids [T, k], by expert in ascending order; those with a negative id are left out.
+inline std::map<int64_t, Tensor> pairs_of_experts(const Tensor& topk_ids) {
+  std::map<int64_t, std::vector<int64_t>> pairs;
+  for_each_index(topk_ids, [&](int64_t id, int64_t pair) {
+    if (id >= 0) pairs[id].push_back(pair);
+  });
+  std::map<int64_t, Tensor> found;
+  for (const auto& [id, of_expert] : pairs) {
+    Tensor& rows = found[id] = at::empty({int64_t(of_expert.size())}, at::kLong);
+    std::copy(of_expert.begin(), of_expert.end(), rows.mutable_data_ptr<int64_t>());
+  }
+  return found;
+}
+
+// x W^T in f32. PyTorch has no product of 16-bit matrices with an f32 result on the CPU.
+inline Tensor multiply(const Tensor& x, const Tensor& weight) {
+  return at::mm(x.to(at::kFloat), weight.to(at::kFloat).t());
+}
+
+}  // namespace torch_gdn::cpu

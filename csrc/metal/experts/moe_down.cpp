@@ -1,0 +1,81 @@
+#include "ops/experts/moe_down.h"
+
+#include "metal/experts/pairs.h"
+#include "metal/gates.h"
+#include "shaders/experts/moe_down.h"
+#include "shaders/experts/moe_sum.h"
+
+namespace torch_gdn {
+
+namespace {
+
+struct Call {
+  Tensor hidden, shared_hidden, shared_down_proj;  // those of the shared expert undefined where there is none
+  int width;                                       // of vectors
+  MoeDownParameters parameters;
+};
+
+Call call_of(const MoeDown<int64_t>& op) {
+  const auto& s = op.shape;
+  Call call{as_contiguous(op.hidden, "hidden"), {}, op.shared_down_proj.value_or(Tensor()), 1, {}};
+  auto& parameters = call.parameters;
+  call.width = vector_width({call.hidden, op.w_down});
+  if (op.shared_hidden.has_value()) {
+    call.shared_hidden = as_contiguous(*op.shared_hidden, "shared_hidden");
+    call.width = std::min(call.width, vector_width({call.shared_hidden, call.shared_down_proj}));
+    parameters.shared_stride = call.shared_down_proj.stride(0);
+  }
+  parameters.pairs = pair_parameters(s, op.topk_ids);
+  parameters.expert_stride = op.w_down.stride(0);
+  parameters.row_stride = op.w_down.stride(1);
+  parameters.weight_token_stride = op.topk_weights.stride(0);
+  parameters.weight_slot_stride = op.topk_weights.stride(1);
+  parameters.gate_stride = op.shared_gate.has_value() ? op.shared_gate->stride(0) : 0;
+  parameters.D = int32_count(s.D, "moe_down: w_down", "rows");
+  parameters.I = int32_count(s.I, "moe_down: w_down", "columns");
+  parameters.IS = int32_count(s.IS, "moe_down: shared_down_proj", "columns");
+  parameters.weight_type = element_type(op.topk_weights);
+  parameters.gate_type = op.shared_gate.has_value() ? element_type(*op.shared_gate) : kAbsent;
+  return call;
+}
+
+void run(const MoeDown<int64_t>& op, const Tensor& y) {
+  const auto& s = op.shape;
+  if (s.T == 0) return;
+  Call call = call_of(op);
+  const auto dtype = y.scalar_type();
+  if (is_few(s)) {
+    launcher().run({{"moe_down",
+                     "experts/moe_down.metal",
+                     {dtype, most_tokens(s), call.width},
+                     {call.hidden, op.w_down, op.topk_weights, op.topk_ids, call.shared_hidden, call.shared_down_proj,
+                      op.shared_gate, y, Binding::error_log(), Binding::values(call.parameters)},
+                     {size_t(ceil_div(s.D, kDownRows)), 1, 1},
+                     kDownSimdgroups * 32}});
+    return;
+  }
+  const auto alignment = new_alignment(s, op.topk_ids);
+  call.parameters.pairs.tiles = int32_t(alignment.tiles_of_pairs);
+  const Tensor products = at::empty({s.T * s.k + (s.IS > 0 ? s.T : 0), s.D}, call.hidden.options().dtype(at::kFloat));
+  launcher().run(
+      {launch_align(alignment, op.topk_ids, call.parameters.pairs),
+       {"moe_down_tiles",
+        "experts/moe_down_tiles.metal",
+        {dtype, call.width},
+        {call.hidden, op.w_down, alignment.sorted_pairs, alignment.tiles, call.shared_hidden, call.shared_down_proj,
+         products, Binding::values(call.parameters)},
+        {size_t(ceil_div(s.D, 2 * kTileColumns)), size_t(alignment.tiles_of_pairs + alignment.tiles_of_tokens), 1},
+        kTileThreads},
+       {"moe_sum",
+        "experts/moe_sum.metal",
+        {dtype},
+        {products, op.topk_weights, op.topk_ids, op.shared_gate, y, Binding::values(call.parameters)},
+        {size_t(ceil_div(s.D, kSumThreads)), size_t(s.T), 1},
+        kSumThreads}});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<MoeDown, &run>(m); }
+
+}  // namespace torch_gdn

@@ -1,0 +1,65 @@
+// y[t] = sum over j of topk_weights[t, j] (W hidden[t, j]) with the weights W of expert topk_ids[t, j], plus
+// sigmoid(shared_gate[t]) (W_shared shared_hidden[t]). Sums are f32, in the order of j with the shared expert last, and
+// y is rounded once. A negative id adds nothing.
+#pragma once
+#include "ops/experts/experts.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct MoeDown {
+  static constexpr const char* kSchema =
+      "moe_down(Tensor hidden, Tensor w_down, Tensor topk_weights, Tensor topk_ids, Tensor? shared_hidden=None, "
+      "Tensor? shared_down_proj=None, Tensor? shared_gate=None) -> Tensor";
+
+  Tensor hidden, w_down, topk_weights, topk_ids;
+  optional<Tensor> shared_hidden, shared_down_proj, shared_gate;
+
+  ExpertShape<Int> shape;
+
+  auto arguments() {
+    return std::tie(hidden, w_down, topk_weights, topk_ids, shared_hidden, shared_down_proj, shared_gate);
+  }
+
+  void check() {
+    const Check<Int> check("moe_down", "hidden", hidden);
+    auto& s = shape;
+    check.is_activation("hidden", hidden);
+    check.dimensions("hidden", hidden, 3, "[T, k, I]");
+    s.T = size_of<Int>(hidden, 0), s.k = size_of<Int>(hidden, 1), s.I = size_of<Int>(hidden, 2);
+    check.value(sym_ge(s.I, Int(1)), "hidden", "at least one column", s.I);
+    check.dimensions("w_down", w_down, 3, "[E, D, I]");
+    s.E = size_of<Int>(w_down, 0), s.D = size_of<Int>(w_down, 1);
+    check.value(sym_ge(s.E, Int(1)), "w_down", "at least one expert", s.E);
+    check.value(sym_ge(s.D, Int(1)), "w_down", "at least one row", s.D);
+    check_weight(check, "w_down", w_down, "hidden", hidden, "[E, D, I]", {s.E, s.D, s.I});
+    check.is_activation("topk_weights", topk_weights);
+    check.shape("topk_weights", topk_weights, "[T, k]", {s.T, s.k});
+    check.dimensions("topk_ids", topk_ids, 2, "[T, k]");
+    check_ids(check, topk_ids, s);
+    check_shared(check);
+  }
+
+  Tensor outputs() const { return empty<Int>({shape.T, shape.D}, hidden.options()); }
+
+ private:
+  void check_shared(const Check<Int>& check) {
+    auto& s = shape;
+    const bool is_shared = shared_hidden.has_value();
+    check.value(shared_down_proj.has_value() == is_shared, "shared_down_proj",
+                "a tensor if shared_hidden is one, else None", is_shared ? "None" : "a tensor");
+    check.value(is_shared || !shared_gate.has_value(), "shared_gate", "None without shared_hidden", "a tensor");
+    if (!is_shared) return;
+    check.same_dtype("shared_hidden", *shared_hidden, "hidden", hidden);
+    check.dimensions("shared_hidden", *shared_hidden, 2, "[T, IS]");
+    s.IS = size_of<Int>(*shared_hidden, 1);
+    check.value(sym_ge(s.IS, Int(1)), "shared_hidden", "at least one column", s.IS);
+    check.shape("shared_hidden", *shared_hidden, "[T, IS]", {s.T, s.IS});
+    check_weight(check, "shared_down_proj", *shared_down_proj, "hidden", hidden, "[D, IS]", {s.D, s.IS});
+    if (!shared_gate.has_value()) return;
+    check.is_activation("shared_gate", *shared_gate);
+    check.shape("shared_gate", *shared_gate, "[T, 1]", {s.T, Int(1)});
+  }
+};
+
+}  // namespace torch_gdn

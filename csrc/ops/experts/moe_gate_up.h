@@ -1,0 +1,52 @@
+// hidden[t, j] = silu(x[t] W_gate) * (x[t] W_up) with the weights of expert topk_ids[t, j], and shared_hidden[t] the
+// same with those of the shared expert. Sums are f32, and a value is rounded once. The row of a negative id is zeros.
+#pragma once
+#include "ops/experts/experts.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct MoeGateUp {
+  static constexpr const char* kSchema =
+      "moe_gate_up(Tensor x, Tensor w_gate_up, Tensor topk_ids, Tensor? shared_gate_proj=None, "
+      "Tensor? shared_up_proj=None) -> (Tensor hidden, Tensor shared_hidden)";
+
+  Tensor x, w_gate_up, topk_ids;
+  optional<Tensor> shared_gate_proj, shared_up_proj;
+
+  ExpertShape<Int> shape;
+
+  auto arguments() { return std::tie(x, w_gate_up, topk_ids, shared_gate_proj, shared_up_proj); }
+
+  void check() {
+    const Check<Int> check("moe_gate_up", "x", x);
+    auto& s = shape;
+    check.is_activation("x", x);
+    check.dimensions("x", x, 2, "[T, D]");
+    s.T = size_of<Int>(x, 0), s.D = size_of<Int>(x, 1);
+    check.value(sym_ge(s.D, Int(1)), "x", "at least one column", s.D);
+    check.dimensions("w_gate_up", w_gate_up, 3, "[E, 2 I, D]");
+    s.E = size_of<Int>(w_gate_up, 0), s.I = size_of<Int>(w_gate_up, 1) / Int(2);
+    check.value(sym_ge(s.E, Int(1)), "w_gate_up", "at least one expert", s.E);
+    check.value(sym_ge(s.I, Int(1)), "w_gate_up", "at least two rows", size_of<Int>(w_gate_up, 1));
+    check_weight(check, "w_gate_up", w_gate_up, "x", x, "[E, 2 I, D]", {s.E, s.I * Int(2), s.D});
+    check.dimensions("topk_ids", topk_ids, 2, "[T, k]");
+    s.k = size_of<Int>(topk_ids, 1);
+    check_ids(check, topk_ids, s);
+    check.value(shared_gate_proj.has_value() == shared_up_proj.has_value(), "shared_up_proj",
+                "a tensor if shared_gate_proj is one, else None", shared_up_proj.has_value() ? "a tensor" : "None");
+    if (!shared_gate_proj.has_value()) return;
+    check.dimensions("shared_gate_proj", *shared_gate_proj, 2, "[IS, D]");
+    s.IS = size_of<Int>(*shared_gate_proj, 0);
+    check.value(sym_ge(s.IS, Int(1)), "shared_gate_proj", "at least one row", s.IS);
+    check_weight(check, "shared_gate_proj", *shared_gate_proj, "x", x, "[IS, D]", {s.IS, s.D});
+    check_weight(check, "shared_up_proj", *shared_up_proj, "x", x, "[IS, D]", {s.IS, s.D});
+  }
+
+  std::tuple<Tensor, Tensor> outputs() const {
+    return {empty<Int>({shape.T, shape.k, shape.I}, x.options()),
+            shared_gate_proj.has_value() ? empty<Int>({shape.T, shape.IS}, x.options()) : no_output(x.options())};
+  }
+};
+
+}  // namespace torch_gdn

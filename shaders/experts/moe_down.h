@@ -1,0 +1,5 @@
+#pragma once
+#include "experts/few_rows.h"
+
+GDN_CONSTANT int kDownSimdgroups = 4;
+GDN_CONSTANT int kDownRows = kDownSimdgroups * kRowsOfHalf * 2;  // of a threadgroup

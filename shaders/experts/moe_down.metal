@@ -1,0 +1,105 @@
+// y = the weighted sum of each token's products hidden W_down, for up to 8 tokens. A threadgroup owns
+// kDownRows rows of every expert: it takes the experts one after another, each with all pairs that have it. A simdgroup
+// owns 8 of the rows. In threadgroup memory: the products, [pairs + tokens, kDownRows], which are added up at the end.
+// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; y [T, D].
+#include "experts/few_tokens.h"
+#include "experts/moe_down.h"
+#include "experts/weighted_sum.h"
+
+// Pairs and tokens of the shared expert that the kernel for `Most` tokens takes.
+template <int Most>
+METAL_FUNC constexpr int most_products() {
+  return (Most == 1 ? 32 : kFewPairs) + Most;
+}
+
+struct StagedProducts {
+  threadgroup const float* column;
+  METAL_FUNC float at(int64_t pair) const { return column[pair * kDownRows]; }
+};
+
+// Of a simdgroup's 8 rows. Lane 0 has all sums, as every lane has.
+template <int Count, int Most>
+METAL_FUNC void keep_products(
+    threadgroup float* products, int offset, thread const float* sums, thread const PairGroup<Most>& group, uint lane) {
+  UNROLL for (int v = 0; v < Count; ++v) {
+    float own = 0.0f;
+    UNROLL for (int row = 0; row < 2 * kRowsOfHalf; ++row) own = int(lane) == row ? sums[row * Count + v] : own;
+    if (v < group.count && int(lane) < 2 * kRowsOfHalf) {
+      products[(group.pairs[v] + offset) * kDownRows + int(lane)] = own;
+    }
+  }
+}
+
+template <typename T, int Most, int Width>
+[[kernel]] void moe_down(
+    device const T* hidden [[buffer(0)]],
+    device const T* w_down [[buffer(1)]],
+    device const uchar* topk_weights [[buffer(2)]],
+    device const int* topk_ids [[buffer(3)]],
+    device const T* shared_hidden [[buffer(4)]],
+    device const T* shared_down_proj [[buffer(5)]],
+    device const uchar* shared_gate [[buffer(6)]],
+    device T* y [[buffer(7)]],
+    device ErrorLog* errors [[buffer(8)]],
+    constant MoeDownParameters& parameters [[buffer(9)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int kThreads = kDownSimdgroups * 32;
+  alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
+  threadgroup float products[most_products<Most>() * kDownRows];
+  constant PairParameters& pairs = parameters.pairs;
+  const int count = pairs.count;
+  const int first = int(group.x) * kDownRows;
+  const int own_row = int(simdgroup) * 2 * kRowsOfHalf;
+  const int row = min(first + own_row, parameters.D - 1);
+
+  FewPairs few;
+  few.load(topk_ids, pairs, lane);
+  for (int pair = 0; pair < count + (parameters.IS > 0 ? 1 : 0); ++pair) {
+    const bool is_shared = pair == count;
+    PairGroup<Most> own;
+    int expert = 0;
+    if (is_shared) {
+      own.take_tokens(pairs.tokens);
+    } else {
+      expert = expert_of_pair(topk_ids, pairs, pair);
+      if (expert == kLeftOut && first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
+      own.take(few, expert, pair, lane);
+    }
+    if (own.count == 0) continue;
+    const int columns = is_shared ? parameters.IS : parameters.I;
+    VectorRows<T> vectors;
+    vectors.data = is_shared ? shared_hidden : hidden;
+    vectors.stride = columns;
+    vectors.divisor = 1;
+    device const T* weights = is_shared ? shared_down_proj : w_down + expert * parameters.expert_stride;
+    const int64_t stride = is_shared ? parameters.shared_stride : parameters.row_stride;
+    const DenseWeights<T, Width> upper = dense_weights<Width>(weights, stride, parameters.D, row);
+    const DenseWeights<T, Width> lower =
+        dense_weights<Width>(weights, stride, parameters.D, min(row + kRowsOfHalf, parameters.D - 1));
+    const int offset = is_shared ? count : 0;
+    if (own.count == 1) {
+      float sums[2 * kRowsOfHalf];
+      multiply_vectors<1, Most, Width, kThreads>(sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
+      keep_products<1>(products + own_row, offset, sums, own, lane);
+    } else if constexpr (Most > 1) {
+      float sums[2 * kRowsOfHalf * Most];
+      multiply_vectors<Most, Most, Width, kThreads>(
+          sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
+      keep_products<Most>(products + own_row, offset, sums, own, lane);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int item = int(thread_index); item < pairs.tokens * kDownRows; item += kThreads) {
+    const int token = item / kDownRows;
+    const int column = item % kDownRows;
+    StagedProducts staged_products;
+    staged_products.column = products + column;
+    if (first + column < parameters.D) {
+      y[int64_t(token) * parameters.D + first + column] =
+          T(weighted_sum(staged_products, topk_ids, topk_weights, shared_gate, parameters, token));
+    }
+  }
+}

@@ -1,0 +1,5 @@
+#pragma once
+#include "experts/few_rows.h"
+
+GDN_CONSTANT int kGateUpSimdgroups = 8;
+GDN_CONSTANT int kGateUpRows = kGateUpSimdgroups * kRowsOfHalf;  // of gate, and as many of up, in a threadgroup

@@ -1,0 +1,89 @@
+// hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns kGateUpRows rows of gate and of up
+// of one expert, and all pairs that have it: y counts pairs, of which the first with an expert has the work, and then
+// the shared expert. A simdgroup owns 4 rows of each. In registers: a sum for each row and vector.
+// Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
+#include "experts/few_tokens.h"
+#include "experts/gate_up.h"
+#include "experts/moe_gate_up.h"
+
+// Lane row * Count + v of a simdgroup stores its row for vector v.
+template <int Count, int Most, typename T>
+METAL_FUNC void store_hidden(
+    device T* target, int width, int row, thread const float* sums, thread const PairGroup<Most>& group, uint lane) {
+  static_assert(kRowsOfHalf * Count <= 32, "each value has a lane");
+  float gate = 0.0f;
+  float up = 0.0f;
+  int pair = 0;
+  UNROLL for (int i = 0; i < kRowsOfHalf * Count; ++i) {
+    const bool is_own = int(lane) == i;
+    gate = is_own ? sums[i] : gate;
+    up = is_own ? sums[kRowsOfHalf * Count + i] : up;
+    pair = is_own ? group.pairs[i % Count] : pair;
+  }
+  const int own_row = row + int(lane) / Count;
+  const bool is_there = int(lane) < kRowsOfHalf * Count && int(lane) % Count < group.count && own_row < width;
+  if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));
+}
+
+template <typename T, int Most, int Width>
+[[kernel]] void moe_gate_up(
+    device const T* x [[buffer(0)]],
+    device const T* w_gate_up [[buffer(1)]],
+    device const int* topk_ids [[buffer(2)]],
+    device const T* shared_gate_proj [[buffer(3)]],
+    device const T* shared_up_proj [[buffer(4)]],
+    device T* hidden [[buffer(5)]],
+    device T* shared_hidden [[buffer(6)]],
+    device ErrorLog* errors [[buffer(7)]],
+    constant MoeGateUpParameters& parameters [[buffer(8)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int kThreads = kGateUpSimdgroups * 32;
+  alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
+  constant PairParameters& pairs = parameters.pairs;
+  const int pair = int(group.y);
+  const int first = int(group.x) * kGateUpRows;
+  const bool is_shared = pair == pairs.count;
+  const int width = is_shared ? parameters.IS : parameters.I;
+  if (first >= width) return;
+
+  PairGroup<Most> own;
+  int expert = pairs.experts;
+  if (is_shared) {
+    own.take_tokens(pairs.tokens);
+  } else {
+    expert = expert_of_pair(topk_ids, pairs, pair);
+    if (expert == kLeftOut) {
+      if (first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
+      const int row = first + int(thread_index);
+      if (int(thread_index) < kGateUpRows && row < width) hidden[int64_t(pair) * width + row] = T(0);
+      return;
+    }
+    FewPairs few;
+    few.load(topk_ids, pairs, lane);
+    own.take(few, expert, pair, lane);
+    if (own.count == 0) return;
+  }
+
+  const int row = first + int(simdgroup) * kRowsOfHalf;
+  GateUpWeights<T, Width> weights;
+  weights.locate(w_gate_up, shared_gate_proj, shared_up_proj, parameters, expert, min(row, width - 1));
+  VectorRows<T> vectors;
+  vectors.data = x;
+  vectors.stride = parameters.x_stride;
+  vectors.divisor = is_shared ? 1 : pairs.k;
+  device T* target = is_shared ? shared_hidden : hidden;
+  if (own.count == 1) {
+    float sums[2 * kRowsOfHalf];
+    multiply_vectors<1, Most, Width, kThreads>(
+        sums, staged, weights.gate, weights.up, vectors, own, parameters.D, thread_index, lane);
+    store_hidden<1>(target, width, row, sums, own, lane);
+  } else if constexpr (Most > 1) {
+    float sums[2 * kRowsOfHalf * Most];
+    multiply_vectors<Most, Most, Width, kThreads>(
+        sums, staged, weights.gate, weights.up, vectors, own, parameters.D, thread_index, lane);
+    store_hidden<Most>(target, width, row, sums, own, lane);
+  }
+}

@@ -1,0 +1,12 @@
+#pragma once
+#include "core/parameters.h"
+
+struct MoeRouterParameters {
+  int64_t logits_stride;  // in elements, from token to token
+  int32_t tokens, experts, top_k;
+  int32_t groups, open_groups, group_size;
+  int32_t bias_type;    // ElementType; absent: there is no bias
+  int32_t has_sigmoid;  // else softmax
+  int32_t renormalize;
+  float scale;
+};

@@ -1,0 +1,4 @@
+#pragma once
+#include "core/parameters.h"
+
+GDN_CONSTANT int kSumThreads = 256;

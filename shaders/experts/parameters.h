@@ -1,0 +1,31 @@
+#pragma once
+#include "core/parameters.h"
+
+// topk_ids [T, k]; a pair of a token and an expert has the number t k + j.
+struct PairParameters {
+  int64_t token_stride, slot_stride;  // in elements of topk_ids
+  int32_t id_bytes;                   // 4 or 8
+  int32_t tokens, k, experts;
+  int32_t count;  // tokens * k
+  int32_t tiles;  // of pairs, at most; those of the shared expert follow
+  OpName op;
+};
+
+// Strides are in elements. The last ones are 1.
+struct MoeGateUpParameters {
+  PairParameters pairs;
+  int64_t x_stride;
+  int64_t expert_stride, row_stride;             // of w_gate_up [E, 2 I, D]
+  int64_t shared_gate_stride, shared_up_stride;  // of the rows [IS, D]
+  int32_t D, I, IS;                              // IS of 0: there is no shared expert
+};
+
+struct MoeDownParameters {
+  PairParameters pairs;
+  int64_t expert_stride, row_stride;                // of w_down [E, D, I]
+  int64_t shared_stride;                            // of the rows [D, IS]
+  int64_t weight_token_stride, weight_slot_stride;  // of topk_weights
+  int64_t gate_stride;                              // of shared_gate [T, 1]
+  int32_t D, I, IS;                                 // IS of 0: there is no shared expert
+  int32_t weight_type, gate_type;                   // ElementType; absent: the shared expert's weight is 1
+};

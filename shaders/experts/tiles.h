@@ -1,0 +1,112 @@
+// Products of a tile of up to kTilePairs vectors with kTileColumns rows of each of two matrices, on the matrix
+// instructions. A simdgroup owns 8 rows of each matrix. In threadgroup memory: kTileDepth columns of the vectors and of
+// the rows. In registers: the products, sums[half * 4 + block], 8 vectors a block, f32.
+#pragma once
+#include "experts/moe_align.h"
+#include "experts/pairs.h"
+#include "experts/weights.h"
+
+GDN_CONSTANT int kTileDepth = 32;
+GDN_CONSTANT int kTileBlocks = kTilePairs / 8;
+
+// The pairs of a threadgroup's tile; those of the shared expert are tokens.
+struct OwnTile {
+  int expert;  // E: the shared one; kLeftOut: pairs without an expert
+  int rows;    // 0: there is nothing to do
+  int first;
+};
+
+METAL_FUNC OwnTile locate_tile(device const PairTile* tiles, constant PairParameters& pairs, int tile) {
+  OwnTile own;
+  if (tile >= pairs.tiles) {
+    own.expert = pairs.experts;
+    own.first = int(min(int64_t(tile - pairs.tiles) * kTilePairs, int64_t(pairs.tokens)));
+    own.rows = min(kTilePairs, pairs.tokens - own.first);
+    return own;
+  }
+  const PairTile found = tiles[tile];
+  own.expert = found.expert == pairs.experts ? kLeftOut : found.expert;
+  own.first = found.first;
+  own.rows = found.rows;
+  return own;
+}
+
+// The numbers of the tile's pairs in threadgroup memory. A barrier must follow.
+METAL_FUNC void load_pairs(
+    threadgroup int* pair_of_row,
+    device const int* sorted_pairs,
+    constant PairParameters& pairs,
+    OwnTile tile,
+    uint thread_index) {
+  const int row = int(thread_index);
+  if (row < tile.rows)
+    pair_of_row[row] = tile.expert == pairs.experts ? tile.first + row : sorted_pairs[tile.first + row];
+}
+
+template <typename T>
+METAL_FUNC constexpr int size_of_tile() {
+  return kTilePairs * tile_stride<T>(kTileDepth);
+}
+
+// The vectors of the tile's pairs; zeros past them.
+template <int Width, typename T>
+METAL_FUNC void stage_vectors(
+    threadgroup T* tile,
+    device const T* vectors,
+    int64_t stride,
+    int divisor,
+    threadgroup const int* pair_of_row,
+    int rows,
+    int column,
+    int columns,
+    uint thread_index) {
+  typedef typename VectorOf<T, Width>::type Vector;
+  constexpr int kVectors = kTileDepth / Width;
+  for (int item = int(thread_index); item < kTilePairs * kVectors; item += kTileThreads) {
+    const int row = staged_row<kTilePairs, kTileDepth, T>(uint(item / kVectors));
+    const int at = item % kVectors * Width;
+    Vector values = Vector(T(0));
+    if (row < rows && column + at < columns) {
+      const int64_t source = int64_t(pair_of_row[row] / divisor) * stride;
+      values = *(device const Vector*)(vectors + source + column + at);
+    }
+    *(threadgroup Vector*)(tile + row * tile_stride<T>(kTileDepth) + at) = values;
+  }
+}
+
+template <int Width, typename T, typename Weights>
+METAL_FUNC void multiply_tile(
+    thread float2* sums,
+    threadgroup T* staged_vectors,
+    threadgroup T* staged_weights,
+    thread const Weights& first,
+    thread const Weights& second,
+    device const T* vectors,
+    int64_t stride,
+    int divisor,
+    threadgroup const int* pair_of_row,
+    int rows,
+    int columns,
+    uint thread_index,
+    uint simdgroup,
+    LanePosition at) {
+  constexpr int kStride = tile_stride<T>(kTileDepth);
+  UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) sums[i] = float2(0.0f);
+  for (int column = 0; column < columns; column += kTileDepth) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    stage_vectors<Width>(staged_vectors, vectors, stride, divisor, pair_of_row, rows, column, columns, thread_index);
+    first.template stage<kTileDepth>(staged_weights, column, columns, thread_index);
+    second.template stage<kTileDepth>(staged_weights + kTileColumns * kStride, column, columns, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup const T* own = staged_weights + int(simdgroup) * 8 * kStride;
+    UNROLL for (int depth = 0; depth < kTileDepth; depth += 8) {
+      const float2 upper = load_transposed(own + depth, kStride, at);
+      const float2 lower = load_transposed(own + kTileColumns * kStride + depth, kStride, at);
+      UNROLL for (int block = 0; block < kTileBlocks; ++block) {
+        const float2 x = load_even_fragment(staged_vectors + block * 8 * kStride + depth, kStride, at);
+        multiply_add(sums[block], x, upper);
+        multiply_add(sums[kTileBlocks + block], x, lower);
+      }
+    }
+  }
+}

@@ -1,0 +1,163 @@
+"""moe_router, moe_gate_up and moe_down: float64, wrong ids, bits that do not depend on other tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.devices import launched, on_a_mac, ready
+from tests.helpers.errors import assert_close, assert_same_bits
+from torch_gdn import reference
+from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up
+from torch_gdn.testing.inputs import Call, doubled, to_device, unaligned
+
+BOUND = {torch.float32: 6e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
+
+
+def widened(call: Call) -> Call:
+    return {name: doubled(x) for name, x in call.items()}
+
+
+# ---- the router ------------------------------------------------------------------------------------------------------
+
+
+def route(device: torch.device, logits: Tensor, top_k: int, **options: object) -> tuple[Tensor, Tensor]:
+    bias = options.pop("correction_bias", None)
+    there = bias.to(device) if isinstance(bias, Tensor) else None
+    weights, ids = launched(
+        device, "moe_router", torch.ops.gdn.moe_router, logits.to(device), top_k, correction_bias=there, **options
+    )
+    return weights.cpu(), ids.cpu()
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("experts", [1, 31, 64, 257, 1024])
+def test_routes_as_float64_does(device: torch.device, dtype: torch.dtype, experts: int) -> None:
+    logits, bias = torch.randn(7, experts).to(dtype), torch.randn(experts)
+    for options in ({}, {"scoring": "sigmoid"}, {"renormalize": False, "correction_bias": bias}):
+        weights, ids = route(device, logits, min(8, experts), routed_scaling_factor=2.5, **options)
+        expected, expected_ids = reference.moe_router(
+            logits.double(), min(8, experts), routed_scaling_factor=2.5, **widened(options)
+        )
+        assert torch.equal(ids, expected_ids)
+        assert_close("weights", weights, expected, 6e-7, head_dim=0)
+
+
+@pytest.mark.parametrize(("n_group", "topk_group"), [(8, 3), (32, 32), (64 // 4, 1), (2, 1)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_groups(device: torch.device, n_group: int, topk_group: int, biased: bool) -> None:
+    logits = torch.randn(9, 64)
+    options = {"scoring": "sigmoid", "n_group": n_group, "topk_group": topk_group}
+    options |= {"correction_bias": torch.randn(64)} if biased else {}
+    weights, ids = route(device, logits, 4, **options)
+    expected, expected_ids = reference.moe_router(logits.double(), 4, **widened(options))
+    assert torch.equal(ids, expected_ids)
+    assert_close("weights", weights, expected, 6e-7, head_dim=0)
+    assert (ids // (64 // n_group)).unique(dim=1).shape[1] <= 4
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_of_equal_scores_the_lower_id_is_chosen(device: torch.device, scoring: str) -> None:
+    logits = torch.zeros(2, 100)
+    logits[1, [70, 3, 40]] = 1.0
+    weights, ids = route(device, logits, 4, scoring=scoring)
+    assert ids.tolist() == [[0, 1, 2, 3], [3, 40, 70, 0]]
+    assert_close("weights", weights[:1], torch.full((1, 4), 0.25, dtype=torch.float64), 3e-7, head_dim=None)
+
+
+def test_nan_and_infinities_leave_valid_ids(device: torch.device) -> None:
+    logits = torch.randn(4, 40)
+    logits[0, 7], logits[1, :], logits[2, 5], logits[3, :] = torch.nan, -torch.inf, torch.inf, torch.nan
+    for scoring in ("softmax", "sigmoid"):
+        _, ids = route(device, logits, 8, scoring=scoring)
+        assert all(len(set(row)) == 8 and 0 <= min(row) <= max(row) < 40 for row in ids.tolist())
+
+
+# ---- products with experts' matrices ---------------------------------------------------------------------------------
+
+
+OPS = {"moe_gate_up": draw_gate_up, "moe_down": draw_down}
+OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate")
+
+
+def tokens_of(call: Call, tokens: slice | Tensor) -> Call:
+    return {name: x[tokens] if name in OF_TOKENS else x for name, x in call.items()}
+
+
+def results(op: str, call: Call, device: torch.device) -> list[Tensor]:
+    found = getattr(torch.ops.gdn, op)(**to_device(call, device))
+    return [x.cpu() for x in (found if isinstance(found, tuple) else (found,))]
+
+
+def assert_exact(op: str, call: Call, device: torch.device, bound: float) -> None:
+    found = getattr(reference, op)(**widened(call))
+    expected = found if isinstance(found, tuple) else (found,)
+    for x, exact in zip(results(op, call, device), expected, strict=True):
+        if exact is None:
+            assert x.shape == (0,)
+        else:
+            assert_close(op, x, exact, bound, head_dim=None)
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("T", [0, 1, 8, 9, 33])
+@pytest.mark.parametrize("op", OPS)
+def test_equals_the_reference(device: torch.device, op: str, dtype: torch.dtype, T: int) -> None:
+    point = ExpertPoint(dtype, T=max(T, 1), E=7, k=3, D=72, I=40, IS=20 if T % 2 else 0)
+    assert_exact(op, tokens_of(OPS[op](point), slice(T)), device, BOUND[dtype])
+
+
+@pytest.mark.parametrize("T", [2, 30])
+@pytest.mark.parametrize("op", OPS)
+def test_an_expert_may_be_chosen_by_all_and_twice(device: torch.device, op: str, T: int) -> None:
+    call = OPS[op](ExpertPoint(T=T, E=12, k=12, D=36, I=20))
+    call["topk_ids"] = torch.tensor([4, 4, 2] * 4).expand(T, 12)
+    assert_exact(op, call, device, 6e-7)
+
+
+@pytest.mark.parametrize("T", [1, 3, 20])
+@pytest.mark.parametrize("op", OPS)
+def test_wrong_ids(device: torch.device, op: str, T: int) -> None:
+    """On `mps` they are reported, and their pairs left out."""
+    call = OPS[op](ExpertPoint(T=T, E=6, k=2, D=36, I=20, IS=8))
+    call["topk_ids"][-1] = torch.tensor([6, 1])
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match=rf"{op}: topk_ids: expected ids below the number of experts, got 6 for 6"):
+            results(op, call, device)
+        return
+    if not on_a_mac():
+        found = getattr(torch.ops.gdn, op)(**to_device(call, device))
+        with pytest.raises(RuntimeError, match=rf"{op}: topk_ids: expected ids below .* got 6 at {2 * T - 2}"):
+            torch.mps.synchronize()
+        left_out = call | {"topk_ids": call["topk_ids"].where(call["topk_ids"] < 6, -1)}
+        first = found[0] if isinstance(found, tuple) else found
+        assert_same_bits(op, first.cpu(), results(op, left_out, device)[0])
+
+
+@pytest.mark.parametrize("T", [8, 40])
+@pytest.mark.parametrize("op", OPS)
+def test_bits_do_not_depend_on_other_tokens(op: str, T: int) -> None:
+    """On `mps`, among calls for few tokens or for many: each token's sums have an order of their own."""
+    device = ready("mps")
+    call = OPS[op](ExpertPoint(torch.bfloat16, T=T, E=4, k=3, D=72, I=40, IS=20))
+    order = torch.randperm(T)[: 5 if T == 8 else 30]
+    for whole, part in zip(results(op, call, device), results(op, tokens_of(call, order), device), strict=True):
+        assert_same_bits(op, whole[order], part)
+
+
+@pytest.mark.parametrize("layout", ["strided", "unaligned", "int64 ids"])
+@pytest.mark.parametrize("T", [4, 20])
+@pytest.mark.parametrize("op", OPS)
+def test_layouts(device: torch.device, op: str, T: int, layout: str) -> None:
+    call = OPS[op](ExpertPoint(T=T, E=6, k=2, D=36, I=20, IS=8))
+    expected = results(op, call, device)
+    change = {"strided": rows_apart, "unaligned": unaligned, "int64 ids": lambda x: x}[layout]
+    changed = {name: change(x) if x.is_floating_point() else x.long() for name, x in call.items()}
+    for x, other in zip(results(op, changed, device), expected, strict=True):
+        assert_close(layout, x, other.double(), 6e-7, head_dim=None)
+
+
+def rows_apart(x: Tensor) -> Tensor:
+    """The same values with gaps between the rows."""
+    return torch.cat([x, x], dim=-1)[..., : x.shape[-1]]

@@ -1,0 +1,134 @@
+"""Mixtures of experts in transformers' models: the same tokens, no histc, five launches, bytes of active experts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.errors import assert_close
+from tests.helpers.operations import CountedOperations
+from tests.integrations import models
+from tests.integrations.models import random_model, torch_gdn_enabled
+from torch_gdn.integrations.transformers import experts, supports
+
+SPARSE = {"num_experts": 8, "num_experts_per_tok": 2}
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5_moe") if models.there(kind)]
+pytestmark = pytest.mark.skipif(experts.interface() is None, reason="this transformers has no experts functions")
+
+
+def generate(model: Any, device: torch.device, **options: Any) -> list[list[int]]:
+    tokens = models.random_tokens(2, 12).to(device)
+    options = {"max_new_tokens": 5, "do_sample": False, "use_cache": True} | options
+    found = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)
+    return [row[12:] for row in found.tolist()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+@torch.no_grad()
+def test_tokens_are_transformers_own_without_histc(kind: str, options: dict[str, Any]) -> None:
+    model = random_model(kind, **SPARSE)
+    expected = generate(copy.deepcopy(model), torch.device("cpu"), **options)
+    device = ready("mps")
+    model.to(device)
+    with torch_gdn_enabled() as transformers, CountedOperations() as counted:
+        assert generate(model, device, **options) == expected
+    status = transformers.status()
+    layers = model.config.num_hidden_layers
+    assert status.taken["moe_block"] == 5 * layers and not status.left
+    assert not counted.calls.keys() & {"histc", "_grouped_mm"}
+    assert counted.calls["moe_down"] == 5 * layers
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_block_takes_five_launches_and_reads_active_experts_once(kind: str) -> None:
+    import mps_simulator
+
+    sizes = {"hidden_size": 1024, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
+    device = ready("mps")
+    block = random_model(kind, torch.bfloat16, num_hidden_layers=1, layer_types=["full_attention"], **sizes, **SPARSE)
+    block = block.model.layers[0].mlp.to(device)
+    x = torch.randn(1, 1, 1024).to(torch.bfloat16).to(device)
+    with torch_gdn_enabled(), mps_simulator.profile(detailed=True) as profile, CountedOperations() as counted:
+        block(x)
+    assert sum(counted.calls.values()) == 5, counted.calls
+    kernels = profile.kernels
+    assert sum(each.dispatches for each in kernels.values()) == 3
+    issued = sum(each.device_bytes_issued_read + each.device_bytes_issued_written for each in kernels.values())
+    active = (2 + 1) * 3 * 1024 * 256 * 2
+    assert active <= issued <= 1.05 * active
+
+
+def some_experts(kind: str, device: torch.device) -> tuple[Any, Tensor, Tensor, Tensor]:
+    block = random_model(kind, **SPARSE).model.layers[0].mlp.experts.to(device)
+    ids = torch.tensor([[1, 3], [3, 1], [7, 0]], device=device)
+    return block, torch.randn(3, 64).to(device), ids, torch.rand(3, 2).to(device)
+
+
+@pytest.mark.parametrize("name", [*experts.IMPLEMENTATIONS, experts.NAME])
+@torch.no_grad()
+def test_experts_by_each_name(device: torch.device, name: str) -> None:
+    """As other models call them, whose block is not replaced. On the CPU they are ours if asked for by our name."""
+    module, *call = some_experts(KINDS[0], device)
+    hidden, ids, weights = (x.cpu() for x in call)
+    eager = type(module).forward.__wrapped__
+    exact = eager(copy.deepcopy(module).cpu().double(), hidden.double(), ids, weights.double())
+    with torch_gdn_enabled() as transformers:
+        module.config._experts_implementation = name
+        found = module(*call)
+        taken = transformers.status().taken.get("experts", 0)
+    assert_close(name, found.cpu(), exact, 1e-6, head_dim=None)
+    assert taken == (device.type == "mps" or name == experts.NAME)
+
+
+def test_a_model_chooses_the_implementation_and_disable_forgets_it() -> None:
+    model = random_model(KINDS[0], **SPARSE)
+    before = dict(experts.interface().items())
+    with torch_gdn_enabled() as transformers:
+        model.set_experts_implementation(experts.NAME)
+        with torch.no_grad():
+            models.prefill(model, torch.device("cpu"))
+        assert transformers.status().taken["moe_block"] == 2
+        assert "experts: grouped_mm, torch_gdn, batched_mm" in str(transformers.status())
+    assert dict(experts.interface().items()) == before
+
+
+LEFT = {
+    "bias": ({"has_bias": True}, "the experts' has_bias is True"),
+    "transposed": ({"is_transposed": True}, "the experts' is_transposed is True"),
+    "interleaved": ({"is_concatenated": False}, "the experts' is_concatenated is False"),
+    "parallel": ({"_is_expert_parallel": True}, "the experts' is_expert_parallel is True"),
+    "activation": ({"act_fn": torch.nn.GELU()}, "the experts' activation is GELU, not silu"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+@torch.no_grad()
+def test_experts_of_another_form_are_left(case: str) -> None:
+    module, *call = some_experts(KINDS[0], torch.device("cpu"))
+    different, reason = LEFT[case]
+    assert supports("experts", module, *call) == (True, "")
+    for name, value in different.items():
+        setattr(module, name, value)
+    assert supports("experts", module, *call) == (False, reason)
+
+
+@torch.no_grad()
+def test_blocks_with_hooks_and_other_layers_are_left() -> None:
+    block = random_model(KINDS[0], **SPARSE).model.layers[0].mlp
+    x = torch.zeros(1, 3, 64)
+    assert supports("moe_block", block, x) == (True, "")
+    hook = block.gate.register_forward_hook(lambda *_: None)
+    assert "a hook of" in supports("moe_block", block, x)[1]
+    hook.remove()
+    block.shared_expert.up_proj.double()
+    assert "shared_up_proj: expected dtype float32" in supports("moe_block", block, x)[1]
+    block.shared_expert.up_proj = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    assert "no plain linear" in supports("moe_block", block, x)[1]

@@ -1,0 +1,137 @@
+"""Mixtures of experts: transformers' experts functions, and the whole block of Qwen's models.
+
+A model whose experts are decorated with `use_experts_implementation` calls a function by the name in its
+configuration: "grouped_mm", which `generate` replaces by "batched_mm" for decoding. Both go to torch_gdn on `mps`. On
+the CPU they stay transformers' own, unless the configuration names "torch_gdn".
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from torch_gdn.integrations.transformers.functions import Function, common_reason
+from torch_gdn.integrations.transformers.refusal import experts_refusal
+
+NAME = "torch_gdn"
+IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # whose calls on mps are taken
+SILU = ("SiLU", "SiLUActivation")
+
+
+def interface() -> Any:
+    """transformers' experts functions by name, or None for a version without them."""
+    try:
+        module = importlib.import_module("transformers.integrations.moe")
+    except ModuleNotFoundError:
+        return None
+    return getattr(module, "ALL_EXPERTS_FUNCTIONS", None)
+
+
+# ---- a model's experts -----------------------------------------------------------------------------------------------
+
+
+def is_elsewhere(experts: Any, hidden_states: Tensor, *others: Any, **options: Any) -> bool:
+    """Whether the call goes to transformers' own function without a word."""
+    return hidden_states.device.type != "mps"
+
+
+def form_reason(experts: Any) -> str:
+    """Why the experts are not those that the ops compute."""
+    expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+    expected |= {"has_post_expert_norm": False, "_is_expert_parallel": False}
+    for name, value in expected.items():
+        if getattr(experts, name, value) != value:
+            return f"the experts' {name.lstrip('_')} is {not value}"
+    if getattr(type(experts), "_apply_gate", None) is not default_gate():
+        return f"{type(experts).__name__} has a gate of its own"
+    if type(experts.act_fn).__name__ not in SILU:
+        return f"the experts' activation is {type(experts.act_fn).__name__}, not silu"
+    return ""
+
+
+def default_gate() -> Any:
+    return getattr(importlib.import_module("transformers.integrations.moe"), "_default_apply_gate", None)
+
+
+def experts_reason(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> str:
+    if reason := form_reason(experts):
+        return reason
+    weights = experts.gate_up_proj, experts.down_proj
+    return common_reason(hidden_states, top_k_index, top_k_weights, *weights) or experts_refusal(
+        (hidden_states.shape[1:], hidden_states.dtype),
+        (top_k_index.shape[1:], top_k_index.dtype, top_k_weights.dtype),
+        None,
+        *((weight.shape, weight.stride(), weight.dtype) for weight in weights),
+    )
+
+
+def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    hidden, _ = torch.ops.gdn.moe_gate_up(hidden_states, experts.gate_up_proj, top_k_index)
+    y: Tensor = torch.ops.gdn.moe_down(hidden, experts.down_proj, top_k_weights, top_k_index)
+    return y
+
+
+# ---- the block of Qwen3-Next, Qwen3.5 and Qwen4 ----------------------------------------------------------------------
+
+
+def has_known_block(module: ModuleType, block: type) -> bool:
+    """The block of transformers 5: a softmax router in a class of its own, and one tensor returned."""
+    returned = inspect.signature(block.forward).return_annotation  # type: ignore[attr-defined]
+    return returned in (Tensor, "torch.Tensor") and any(name.endswith("TopKRouter") for name in vars(module))
+
+
+def is_block_elsewhere(block: Any, hidden_states: Tensor) -> bool:
+    chosen = getattr(getattr(block.experts, "config", None), "_experts_implementation", None)
+    return chosen != NAME and (chosen not in IMPLEMENTATIONS or is_elsewhere(block.experts, hidden_states))
+
+
+def is_plain(module: Any) -> bool:
+    """Whether calling the module does what its class says and nothing else."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def block_reason(block: Any, hidden_states: Tensor) -> str:
+    experts, shared = block.experts, block.shared_expert
+    projections = (shared.gate_proj, shared.up_proj, shared.down_proj, block.shared_expert_gate)
+    for module in (block.gate, experts, shared, *projections):
+        if not is_plain(module):
+            return f"a hook of {type(module).__name__} wants to be called"
+    for module in projections:
+        if type(module) is not torch.nn.Linear or module.bias is not None:
+            return f"the shared expert has a {type(module).__name__} that is no plain linear"
+    if type(shared.act_fn).__name__ not in SILU:
+        return f"the shared expert's activation is {type(shared.act_fn).__name__}, not silu"
+    if reason := form_reason(experts):
+        return reason
+    weights = experts.gate_up_proj, experts.down_proj, *(module.weight for module in projections)
+    return common_reason(hidden_states, block.gate.weight, *weights) or experts_refusal(
+        (hidden_states.shape[2:], hidden_states.dtype),
+        ((block.gate.top_k,), torch.int32, torch.float32),
+        (block.gate.weight.shape[:1], block.gate.weight.dtype),
+        *((weight.shape, weight.stride(), weight.dtype) for weight in weights[:-1]),
+    )
+
+
+def run_block(block: Any, hidden_states: Tensor) -> Tensor:
+    x, experts, shared = hidden_states.flatten(0, 1), block.experts, block.shared_expert
+    renormalize = getattr(block.gate, "norm_topk_prob", True)
+    weights, ids = torch.ops.gdn.moe_router(linear(x, block.gate.weight), block.gate.top_k, renormalize=renormalize)
+    hidden, shared_hidden = torch.ops.gdn.moe_gate_up(
+        x, experts.gate_up_proj, ids, shared.gate_proj.weight, shared.up_proj.weight
+    )
+    y: Tensor = torch.ops.gdn.moe_down(
+        hidden, experts.down_proj, weights, ids, shared_hidden, shared.down_proj.weight, block.shared_expert_gate(x)
+    )
+    return y.view_as(hidden_states)
+
+
+FUNCTIONS = {
+    "experts": Function(experts_reason, run_experts, is_elsewhere),
+    "moe_block": Function(block_reason, run_block, is_block_elsewhere),
+}

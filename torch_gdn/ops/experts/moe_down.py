@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def moe_down(
+    hidden: Tensor,
+    w_down: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    shared_hidden: Tensor | None = None,
+    shared_down_proj: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+) -> Tensor:
+    """Multiplies what `moe_gate_up` returned with the experts' down matrices, and adds up each token's results.
+
+    y is the sum over a token's experts of weight * (hidden W_down), plus sigmoid(shared_gate) * (shared_hidden
+    W_shared). Sums are float32 in a fixed order, and y is rounded once. On `mps` up to 8 tokens take one launch, which
+    reads each active expert's weights once; more tokens take three, with a float32 [T * K, D] in between.
+
+    Args:
+        hidden: [T, K, I], bfloat16, float16 or float32. Copied unless contiguous.
+        w_down: [E, D, I], hidden's dtype. The last stride must be 1.
+        topk_weights: [T, K], bfloat16, float16 or float32. Any strides.
+        topk_ids: [T, K], int32 or int64. Any strides. Ids below E; a negative one leaves out its pair.
+        shared_hidden: [T, IS], hidden's dtype. Copied unless contiguous. Default: no shared expert.
+        shared_down_proj: [D, IS], hidden's dtype. Given with shared_hidden; the last stride must be 1. Default: None.
+        shared_gate: [T, 1], bfloat16, float16 or float32. Its sigmoid is the shared expert's weight. Default: a weight
+            of 1.
+
+    Returns:
+        y: [T, D], hidden's dtype.
+
+    Raises:
+        ValueError: If a shape, a stride or an id is not as above. On `mps`, wrong ids are reported at the next
+            synchronisation, and count as negative ones.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> hidden, weights = torch.ones(1, 2, 1), torch.tensor([[[1.0]], [[10.0]]])
+        >>> torch_gdn.moe_down(hidden, weights, torch.tensor([[0.25, 0.75]]), torch.tensor([[1, 0]]))
+        tensor([[3.2500]])
+    """
+    return torch.ops.gdn.moe_down(hidden, w_down, topk_weights, topk_ids, shared_hidden, shared_down_proj, shared_gate)
