@@ -56,7 +56,8 @@ class Status:
 def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Status:
     """transformers' Gated DeltaNet models call torch_gdn from now on, those already built included.
 
-    On `mps`, the experts of every mixture of experts do too. Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two functions.
+    On `mps`, the experts of every mixture of experts do too. Enabling twice is enabling once. Called while a model runs
+    in another thread, it takes effect between two functions.
 
     Args:
         continuous_batching: `generate_batch` and the manager behind it take these models too, their states in a pool.
