@@ -103,9 +103,11 @@ METAL_FUNC void multiply_tile(
       const float2 upper = load_transposed(own + depth, kStride, at);
       const float2 lower = load_transposed(own + kTileColumns * kStride + depth, kStride, at);
       UNROLL for (int block = 0; block < kTileBlocks; ++block) {
-        const float2 x = load_even_fragment(staged_vectors + block * 8 * kStride + depth, kStride, at);
-        multiply_add(sums[block], x, upper);
-        multiply_add(sums[kTileBlocks + block], x, lower);
+        if (block * 8 < rows) {  // most tiles of a batch of decodes have few rows
+          const float2 x = load_even_fragment(staged_vectors + block * 8 * kStride + depth, kStride, at);
+          multiply_add(sums[block], x, upper);
+          multiply_add(sums[kTileBlocks + block], x, lower);
+        }
       }
     }
   }

@@ -132,3 +132,15 @@ def test_blocks_with_hooks_and_other_layers_are_left() -> None:
     assert "shared_up_proj: expected dtype float32" in supports("moe_block", block, x)[1]
     block.shared_expert.up_proj = torch.nn.Sequential(torch.nn.Linear(64, 32))
     assert "no plain linear" in supports("moe_block", block, x)[1]
+
+
+@torch.no_grad()
+def test_a_block_and_experts_compile_without_a_graph_break() -> None:
+    model = random_model(KINDS[0], **SPARSE)
+    block = model.model.layers[0].mlp
+    x, ids, weights = torch.randn(1, 3, 64), torch.tensor([[1, 2], [0, 7], [2, 1]]), torch.rand(3, 2)
+    with torch_gdn_enabled():
+        model.set_experts_implementation(experts.NAME)
+        for module, call in ((block, (x,)), (block.experts, (x[0], ids, weights))):
+            compiled = torch.compile(module, fullgraph=True, backend="eager")
+            assert torch.equal(compiled(*call), module(*call))

@@ -22,6 +22,7 @@ from torch_gdn.integrations.transformers.refusal import experts_refusal
 NAME = "torch_gdn"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # whose calls on mps are taken
 SILU = ("SiLU", "SiLUActivation")
+DEFAULT_GATE = "_default_apply_gate"  # act_fn(gate) * up, of experts without a method of their own
 
 
 def interface() -> Any:
@@ -48,15 +49,11 @@ def form_reason(experts: Any) -> str:
     for name, value in expected.items():
         if getattr(experts, name, value) != value:
             return f"the experts' {name.lstrip('_')} is {not value}"
-    if getattr(type(experts), "_apply_gate", None) is not default_gate():
+    if getattr(getattr(type(experts), "_apply_gate", None), "__name__", "") != DEFAULT_GATE:
         return f"{type(experts).__name__} has a gate of its own"
     if type(experts.act_fn).__name__ not in SILU:
         return f"the experts' activation is {type(experts.act_fn).__name__}, not silu"
     return ""
-
-
-def default_gate() -> Any:
-    return getattr(importlib.import_module("transformers.integrations.moe"), "_default_apply_gate", None)
 
 
 def experts_reason(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> str:

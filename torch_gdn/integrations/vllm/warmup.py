@@ -88,7 +88,7 @@ def call_experts(runner: Any) -> None:
     from torch_gdn.integrations.vllm.layers import TorchGdnFusedMoEMethod
 
     for module in runner.model.modules():
-        layer = getattr(module, "routed_experts", None)
+        layer: Any = getattr(module, "routed_experts", None)
         if not isinstance(getattr(layer, "quant_method", None), TorchGdnFusedMoEMethod):
             continue
         shared = moe.shared_expert_of(module, TorchGdnFusedMoEMethod)
