@@ -40,6 +40,6 @@ def assert_close(name: str, x: Tensor, exact: Tensor, bound: float, head_dim: in
 def assert_same_bits(name: str, x: Tensor, expected: Tensor) -> None:
     x, expected = x.cpu(), expected.cpu()
     assert x.dtype == expected.dtype and x.shape == expected.shape, f"{name}: {x.dtype} {tuple(x.shape)}"
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32}[x.element_size()]
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     different = (x.contiguous().view(words) != expected.contiguous().view(words)).sum().item()
     assert different == 0, f"{name}: {different} of {x.numel()} values differ"

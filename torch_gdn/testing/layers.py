@@ -244,7 +244,7 @@ def draw_copy(point: Point) -> Call:
 
 
 def draw_array(point: Point) -> Call:
-    return {"dst": torch.zeros(5, 3, dtype=torch.int32), "src": torch.arange(15, dtype=torch.int32).view(3, 5).mT}
+    return {"dst": torch.zeros(5, 3, dtype=torch.int32), "src": torch.arange(15, dtype=torch.int32).view(5, 3)}
 
 
 def wrong_array(entry: OpEntry[Point]) -> Iterator[Invalid]:

@@ -14,24 +14,30 @@ namespace {
 // Above this, PyTorch's copy moves the bytes: it waits for the GPU, but each launch moves only 4,096 bytes.
 constexpr int64_t kMostLaunches = 8;
 
+Launch launch_of(const Tensor& dst, const Tensor& bytes, int64_t first) {
+  const int64_t count = bytes.numel();
+  const CopyFromHostParameters parameters{first, int32_t(count)};
+  return {"copy_from_host",
+          "layers/copy_from_host.metal",
+          {kHostCopyThreads},
+          {dst, bytes, Binding::values(parameters)},
+          {size_t(ceil_div(count, kHostCopyThreads)), 1, 1},
+          size_t(kHostCopyThreads)};
+}
+
 void run(const CopyFromHost<int64_t>& op) {
-  const int64_t bytes = op.src.nbytes(), each = kMostOfSetBytes;
-  if (bytes == 0) return;
-  if (bytes > kMostLaunches * each) {
+  const int64_t size = op.src.nbytes();
+  const int64_t each = op.src.is_cpu() ? kMostOfSetBytes : INT32_MAX;
+  if (size == 0) return;
+  if (size > kMostLaunches * each) {
     op.dst.copy_(op.src);
     return;
   }
-  const Tensor source = op.src.contiguous().reshape({-1}).view(at::kByte);
+  // A tensor of one element is contiguous whatever its stride, but view() wants a stride of 1.
+  const Tensor bytes = op.src.contiguous().as_strided({op.src.numel()}, {1}).view(at::kByte);
   c10::SmallVector<Launch, kMostLaunches> launches;
-  for (int64_t first = 0; first < bytes; first += each) {
-    const int64_t count = std::min(each, bytes - first);
-    const CopyFromHostParameters parameters{first, int32_t(count)};
-    launches.push_back({"copy_from_host",
-                        "layers/copy_from_host.metal",
-                        {kHostCopyThreads},
-                        {op.dst, source.narrow(0, first, count), Binding::values(parameters)},
-                        {size_t(ceil_div(count, kHostCopyThreads)), 1, 1},
-                        size_t(kHostCopyThreads)});
+  for (int64_t first = 0; first < size; first += each) {
+    launches.push_back(launch_of(op.dst, bytes.narrow(0, first, std::min(each, size - first)), first));
   }
   launcher().run(launches);
 }

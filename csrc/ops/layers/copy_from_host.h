@@ -14,7 +14,7 @@ struct CopyFromHost {
 
   void check() const {
     const Check<Int> check("copy_from_host_", "dst", dst);
-    TORCH_CHECK_VALUE(src.is_cpu(), check.op(), ": src: expected a tensor on the CPU, got one on ", src.device());
+    check.on_device_or_cpu("src", src);
     check.same_dtype("src", src, "dst", dst);
     const auto sizes = sizes_of<Int>(dst), got = sizes_of<Int>(src);
     bool equal = got.size() == sizes.size();

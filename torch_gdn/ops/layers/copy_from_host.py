@@ -15,7 +15,7 @@ def copy_from_host_(dst: Tensor, src: Tensor) -> None:
 
     Args:
         dst: [...], any dtype. Contiguous. Written in place.
-        src: [...], dst's dtype. dst's shape, on the CPU, with any strides.
+        src: [...], dst's dtype. dst's shape, with any strides, on the CPU or on dst's device.
 
     Raises:
         ValueError: If a shape, stride or device is not as above.
