@@ -59,7 +59,7 @@ def call_inputs(runner: Any) -> None:
     """What a step's numbers go through: `compat.replace_copies` and `kernels.compute_slot_mapping`."""
     zeros = torch.zeros(2, dtype=torch.int64, device=runner.device)
     torch_gdn.copy_from_host_(zeros, zeros.cpu())
-    torch_gdn.compute_slot_mapping(zeros[:1], zeros, zeros[None], 16, zeros)
+    torch_gdn.compute_slot_mapping(zeros[:1], zeros, zeros[None, :1], 16, zeros.clone())
 
 
 def distinct_layers(layers: Any) -> list[Any]:
