@@ -152,14 +152,8 @@ def report(rows: list[Row], rates: dict[str, float]) -> str:
     parts = ["Ceilings: " + ", ".join(f"{name} {rate / 1e9:.3g} G/s" for name, rate in rates.items())]
     for name, section in SECTIONS.items():
         found = [row for row in rows if row.section == name]
-        counted = any(row.counts for row in found)
-        if counted:
-            parts += [
-                f"\n## {section.title}\n",
-                metal.table(found),
-                "\nA model, no measurement:\n",
-                metal.model_table(found),
-            ]
+        if any(row.counts for row in found):
+            parts += [f"\n## {section.title}\n", metal.table(found)]
         elif found and name == "serving":
             parts += [f"\n## {section.title}\n", *serving.tables(found)]
         elif found and name == "model":

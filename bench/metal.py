@@ -1,6 +1,6 @@
-"""The Metal kernels by what the simulated device counts: bytes beside the compulsory ones, and a model's bounds.
+"""What the simulated device counts for the Metal kernels: the bytes that they move, barriers and matrix products.
 
-There are no times in this section. The counts are facts of the kernels; the bounds are those of bench.metal_model.
+There are no times in this section.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch_gdn import _C
 from torch_gdn.check.steps import on_simulated_device
 
 TOKENS = 128
-CHIPS = ("M1", "M2 Max", "M4 Max", "M5 Max")
 
 
 def jobs(quick: bool) -> Iterator[tuple[str, str | None, int]]:
@@ -37,19 +36,15 @@ def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, sec
         row.note = "not run: a Mac's own GPU does not count"
         return [row]
     import mps_simulator
-    from bench import metal_model
     from bench.metal_workloads import WORKLOADS, Shape
 
     mps_simulator.activate()
     torch.manual_seed(0)
     layer = KIMI_LINEAR if workload.startswith("kda") else QWEN3_NEXT
     work = WORKLOADS[workload](Shape(layer, tokens, 1, torch.bfloat16, algorithm))
-    kernels, codes = metal_model.count(work.call)
-    row.size, row.bytes = work.tokens, work.compulsory_bytes
-    row.counts = sums(kernels)
-    for chip in CHIPS:
-        bound, binds = metal_model.total(kernels, codes, chip)
-        row.model[chip] = (bound, binds)
+    with mps_simulator.profile(detailed=True) as profile:
+        work.call()
+    row.size, row.bytes, row.counts = work.tokens, work.compulsory_bytes, sums(profile.kernels)
     return [row]
 
 
@@ -102,10 +97,3 @@ def table(rows: Sequence[Row]) -> str:
     titles = ["workload", "launches", "threadgroups", "memory of one", "compulsory bytes", "distinct", "issued"]
     titles += ["coalesced", "threadgroup bytes", "bank cycles", "barriers", "matrix products"]
     return markdown(titles, lines)
-
-
-def model_table(rows: Sequence[Row]) -> str:
-    """Lower bounds in microseconds, and what binds."""
-    found = [row for row in rows if row.model]
-    lines = [[row.case, *(f"{1e6 * bound:.1f} ({binds})" for bound, binds in row.model.values())] for row in found]
-    return markdown(["workload", *(f"{chip}, us at least" for chip in CHIPS)], lines)

@@ -1,5 +1,4 @@
-"""What bench.metal_model runs on the simulated device, and what of its bytes has to be moved: all inputs once, all
-outputs once."""
+"""Workloads for the simulated device to count, and the bytes that each must move: all inputs once, all outputs once."""
 
 from __future__ import annotations
 

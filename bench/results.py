@@ -37,7 +37,6 @@ class Row:
     latencies: dict[str, float] = field(default_factory=dict)  # seconds, of a server's requests
     shares: dict[str, float] = field(default_factory=dict)  # of the time, by what it goes to
     counts: dict[str, int] = field(default_factory=dict)  # of the simulated device
-    model: dict[str, tuple[float, str]] = field(default_factory=dict)  # chip -> seconds at least, what binds
 
     def work(self, work: Work) -> None:
         self.operations, self.bytes = work

@@ -1,4 +1,4 @@
-"""bench.metal_model: bounds of made-up counts, by hand; and a workload of ours counted on the simulated device."""
+"""lab.studies.metal_model: bounds of made-up counts, by hand; and a workload counted on the simulated device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench import metal_model
-from bench.metal_model import CHIPS, Chip, Code, predict
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.shapes import Layer
 from lab.agx import issue
 from lab.agx.compiler import Figures
+from lab.studies import metal_model
+from lab.studies.metal_model import CHIPS, Chip, Code, predict
 from tests.helpers.devices import on_a_mac
 from tests.proof.needs import needs_clang
 from torch_gdn._recorder import KernelVariant

@@ -1,6 +1,6 @@
-"""The heuristic that chooses a prefill algorithm, beside what bench.metal_model expects of each: no measurement.
+"""The heuristic that chooses a prefill algorithm, beside what lab.studies.metal_model expects of each: no measurement.
 
-    python -m bench.prefill_choice          half a minute on two cores
+    python -m lab.studies.prefill_choice          half a minute on two cores
 
 The three algorithms run on the simulated device, which counts, for two value heads of 128 x 128 in bfloat16. Counts of
 more heads are multiples; those of more chunks than two follow from those of one and two, as each further chunk of 64
@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench import metal_model
-from bench.metal_model import CHIPS, Code
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.results import markdown
 from bench.shapes import QWEN3_NEXT, Layer
+from lab.studies import metal_model
+from lab.studies.metal_model import CHIPS, Code
 from torch_gdn import _C
 
 ALGORITHMS = tuple(_C.prefill_algorithms())

@@ -1,8 +1,8 @@
 """What a kernel's counts allow at best on Apple's chips: a model, never a measurement.
 
-    python -m bench.metal_model decode                      one token of Qwen3-Next's 16/32 heads of 128 x 128
-    python -m bench.metal_model prefill --tokens 64 --chips M1 "M4 Max"
-    python -m bench.metal_model --help
+    python -m lab.studies.metal_model decode                      one token of Qwen3-Next's 16/32 heads of 128 x 128
+    python -m lab.studies.metal_model prefill --tokens 64 --chips M1 "M4 Max"
+    python -m lab.studies.metal_model --help
 
 The workload runs on the simulated device, which counts (mps_simulator.profile(detailed=True)). Each count over the
 chip's rate for it is a time that no run of these kernels on that chip can be below, if the rate holds:
@@ -308,7 +308,7 @@ def chips_table(kernels: Mapping[str, Any], codes: Mapping[str, Code], chips: li
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        "python -m bench.metal_model", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        "python -m lab.studies.metal_model", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--tokens", type=int, default=64, help="of a sequence; decode has one. Default: %(default)s")

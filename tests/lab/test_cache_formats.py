@@ -1,4 +1,4 @@
-"""bench/cache_formats.py and format_quality.py: each format against its definition in float64, one block at a time."""
+"""The cache formats of lab.studies: each compared with its definition in float64, one block at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import cache_formats, format_quality
-from bench.cache_formats import FORMATS, Stored
-from bench.format_quality import FAMILIES, Source
+from lab.studies import cache_formats, format_quality
+from lab.studies.cache_formats import FORMATS, Stored
+from lab.studies.format_quality import FAMILIES, Source
 
 ROOT = Path(__file__).resolve().parents[2]
 Definition = Callable[[list[float]], list[float]]

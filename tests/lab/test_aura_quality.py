@@ -1,4 +1,4 @@
-"""bench/aura_quality.py: its table with fewer tokens; docs/aura.md has its output."""
+"""lab/studies/aura_quality.py: its table with fewer tokens; docs/aura.md has its output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import aura_quality
+from lab.studies import aura_quality
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = aura_quality.Sizes(heads=2, queries=16, tokens=1024)

@@ -1,14 +1,14 @@
-"""bench.prefill_choice: counts of other lengths and heads follow from two, and what it says of made-up cases."""
+"""lab.studies.prefill_choice: counts of other lengths and heads follow from two, and what it says of made-up cases."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from bench import metal_model, prefill_choice
-from bench.metal_model import Code
-from bench.prefill_choice import ALGORITHMS, CHUNK, Case, Thresholds
 from bench.shapes import Layer
+from lab.studies import metal_model, prefill_choice
+from lab.studies.metal_model import Code
+from lab.studies.prefill_choice import ALGORITHMS, CHUNK, Case, Thresholds
 from tests.helpers.devices import on_a_mac
 
 SMALL = Layer("small", 1, 2, 32, 32)

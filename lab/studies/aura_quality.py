@@ -1,6 +1,6 @@
 """What AURA's schemes cost in accuracy and save in memory: a table and a plot.
 
-    python -m bench.aura_quality [--plot bench/aura_quality.png]
+    python -m lab.studies.aura_quality [--plot docs/aura_quality.png]
 
 Accuracy: attention of random queries to random keys and values (D = 128, T = 4,096, normal), the queries scaled so that
 the scores have a standard deviation, the spread, of 1 to 8: from a mean over many keys to a choice of few. The error is
@@ -13,7 +13,7 @@ the relative error of its logits, and bits per byte.
 Memory: bytes per token of a cache that was made, beside float16, and a layer of Qwen3-Next (2 KV heads, D = 256) filled
 with 32,768 tokens.
 
-Beside other formats: bench.format_quality, with a plot of its own, aura_formats.png in the same folder.
+Beside other formats: lab.studies.format_quality, with a plot of its own, aura_formats.png in the same folder.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bench import format_quality
 from examples.pycode import corpus
+from lab.studies import format_quality
 from torch_gdn.aura import KVCache, Scheme
 
 NAMES = {"lloyd-max": "ours", "origin": "origin's"}
 SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
 TABLES = ("lloyd-max", "origin")
 SPREADS = (1, 2, 3, 4, 6, 8)
-PLOT = Path(__file__).with_name("aura_quality.png")
+ROOT = Path(__file__).resolve().parents[2]
+PLOT = ROOT / "docs/aura_quality.png"
 
 
 class Sizes(NamedTuple):
@@ -171,7 +172,10 @@ def main() -> None:
         description="AURA: accuracy and memory by scheme and beside other formats, as tables and plots"
     )
     parser.add_argument(
-        "--plot", type=Path, default=PLOT, help=f"where the plot goes (default: {PLOT.name} beside this)"
+        "--plot",
+        type=Path,
+        default=PLOT,
+        help=f"where the plot goes (default: {PLOT.relative_to(ROOT)} of the checkout)",
     )
     arguments = parser.parse_args()
     found = errors(Sizes())

@@ -1,4 +1,4 @@
-"""AURA beside the formats that other systems keep keys and values in (bench.cache_formats), by bits a value.
+"""AURA beside the formats that other systems keep keys and values in (lab.studies.cache_formats), by bits a value.
 
 Each codes the same keys and values; attention to what comes back, in float64, is compared with attention to what went
 in: ||o - exact|| / ||exact||, and the same of the keys and of the values themselves. Three sources, D = 128:
@@ -20,8 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
 import torch_gdn
-from bench.cache_formats import FORMATS, Stored
 from examples.pycode import corpus
+from lab.studies.cache_formats import FORMATS, Stored
 from torch_gdn.aura import KVCache, codebooks
 
 SCHEMES = ("8v8", "8v4", "4v4", "4v3", "4v2", "3v3", "3v2", "2v2")

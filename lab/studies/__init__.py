@@ -1,0 +1,9 @@
+"""Models of Apple's chips, and the accuracy of AURA: figures for docs/ that no user and no benchmark needs again.
+
+`metal_model` bounds the kernels' times from the simulated device's counts, and `prefill_choice` holds the prefill
+heuristic against it. Delete both, with their tests, once reports of `python -m torch_gdn.check` have times of the
+prefill algorithms on Macs, and the heuristic follows these.
+
+`aura_quality`, with `format_quality` and `cache_formats`, makes the tables and plots of docs/aura.md. Delete them, with
+their tests, when AURA's codebooks and schemes no longer change.
+"""
