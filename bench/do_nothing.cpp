@@ -15,7 +15,7 @@ class NoLauncher final : public Launcher {
   explicit NoLauncher(Launcher& device) : device_(device) {}
   Launcher& real() { return device_; }
   void run(Launches) override {}
-  PipelineFacts compile(const Variant& variant) override { return device_.compile(variant); }
+  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override { return device_.compile(variants); }
   std::vector<PipelineFacts> pipelines() const override { return device_.pipelines(); }
   void clear_pipelines() override { device_.clear_pipelines(); }
   const DeviceFacts& device() const override { return device_.device(); }

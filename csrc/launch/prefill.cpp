@@ -36,8 +36,8 @@ PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& r
       ->choice;
 }
 
-// The first row that fits decides. From the simulated device's counts and published rates (bench/prefill_choice.py),
-// not measured on a Mac.
+// The first row that fits decides. From the simulated device's counts and published rates
+// (lab/studies/prefill_choice.py), not measured on a Mac.
 struct Suited {
   int64_t least_tokens;
   double most_threadgroups_a_core;
