@@ -78,9 +78,10 @@ template <int Threads>
     device int* slot_mapping [[buffer(3)]],
     device ErrorLog* errors [[buffer(4)]],
     constant SlotMappingParameters& parameters [[buffer(5)]],
-    uint index [[thread_position_in_grid]]) {
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
   static_assert(Threads == kSlotThreads, "the host's grid is made of so many threads");
-  const int item = int(index);
+  const int item = int(group.x) * Threads + int(thread_index);
   if (item <= parameters.sequences) check_boundary(cu_seqlens, parameters, item, errors);
   if (item >= parameters.slots) return;
   const int64_t slot = slot_of(positions, cu_seqlens, block_table, parameters, item, errors);

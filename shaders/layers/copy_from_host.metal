@@ -10,7 +10,9 @@ template <int Threads>
     device uchar* dst [[buffer(0)]],
     device const uchar* src [[buffer(1)]],
     constant CopyFromHostParameters& parameters [[buffer(2)]],
-    uint index [[thread_position_in_grid]]) {
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
   static_assert(Threads == kHostCopyThreads, "the host's grid is made of so many threads");
-  if (int(index) < parameters.bytes) dst[parameters.first + int64_t(index)] = src[index];
+  const int index = int(group.x) * Threads + int(thread_index);
+  if (index < parameters.bytes) dst[parameters.first + index] = src[index];
 }

@@ -13,6 +13,7 @@ namespace {
 
 // Above this, PyTorch's copy moves the bytes: it waits for the GPU, but each launch moves only 4,096 bytes.
 constexpr int64_t kMostLaunches = 8;
+constexpr int64_t kMostOfTensor = int64_t(1) << 30;  // the kernel counts bytes in 32 bits
 
 Launch launch_of(const Tensor& dst, const Tensor& bytes, int64_t first) {
   const int64_t count = bytes.numel();
@@ -27,7 +28,7 @@ Launch launch_of(const Tensor& dst, const Tensor& bytes, int64_t first) {
 
 void run(const CopyFromHost<int64_t>& op) {
   const int64_t size = op.src.nbytes();
-  const int64_t each = op.src.is_cpu() ? kMostOfSetBytes : INT32_MAX;
+  const int64_t each = op.src.is_cpu() ? kMostOfSetBytes : kMostOfTensor;
   if (size == 0) return;
   if (size > kMostLaunches * each) {
     op.dst.copy_(op.src);
