@@ -10,11 +10,13 @@ from torch import Tensor
 
 from bench import contenders, counting
 from bench.ceilings import Ceilings
-from bench.contenders import Prepare, Prepared, Unavailable
+from bench.contenders import Prepare
 from bench.counting import Work
 from bench.results import OURS, Row
 from bench.shapes import LAYERS, QWEN3_NEXT, Layer
 from bench.timing import measure
+from torch_gdn.check.peers import Prepared
+from torch_gdn.check.steps import LeftOut
 from torch_gdn.testing.bounds import relative_error
 from torch_gdn.testing.cases import Case, make_case
 
@@ -64,7 +66,7 @@ def prepare_all(
         try:
             prepared = prepare(case, device)
             o = prepared.output()[0].detach().cpu()
-        except Unavailable as reason:
+        except LeftOut as reason:
             row.note = f"not run: {reason}"
             yield row, None
             continue

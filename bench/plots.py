@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 
 from bench.results import OURS, Row
 
-COLOURS = {OURS: "C0", "transformers": "C1", "MLX": "C2", "ggml": "C3", "FLA": "C4"}
+COLOURS = {OURS: "C0", "transformers": "C1", "MLX": "C2", "ggml": "C3"}
 
 
 def timed(rows: Sequence[Row], section: str) -> list[Row]:

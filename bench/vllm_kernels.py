@@ -21,13 +21,15 @@ from torch.nn.functional import softplus
 import torch_gdn
 from bench import counting, gdn
 from bench.ceilings import Ceilings
-from bench.contenders import Prepare, Prepared, Unavailable
+from bench.contenders import Prepare
 from bench.counting import Work
 from bench.installed import library_folder
 from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT, Layer
 from bench.timing import measure
 from torch_gdn import reference
+from torch_gdn.check.peers import Prepared
+from torch_gdn.check.steps import LeftOut
 from torch_gdn.testing.bounds import relative_error
 from torch_gdn.testing.cases import Case, make_case
 
@@ -47,17 +49,17 @@ def ops() -> Any:
     """vLLM's operators; which of its libraries is by the same rule as in vllm.platforms.cpu."""
     path = folder() / f"{'_C' if has_bf16_products() else '_C_AVX512' if has_avx512() else '_C_AVX2'}.abi3.so"
     if not path.exists():
-        raise Unavailable(f"no {path.name} in {path.parent}")
+        raise LeftOut(f"no {path.name} in {path.parent}")
     torch.ops.load_library(path)
     if not hasattr(torch.ops._C, "chunk_gated_delta_rule_cpu"):
-        raise Unavailable(f"{path} has no Gated DeltaNet for the CPU; that of vLLM 0.32 has")
+        raise LeftOut(f"{path} has no Gated DeltaNet for the CPU; that of vLLM 0.32 has")
     return torch.ops._C
 
 
 def folder() -> Path:
     found = library_folder("vllm", FOLDER)
     if found is None:
-        raise Unavailable(f"vLLM is not installed, and {FOLDER} does not name the folder of its libraries")
+        raise LeftOut(f"vLLM is not installed, and {FOLDER} does not name the folder of its libraries")
     return found
 
 
@@ -200,7 +202,7 @@ class Convolution:
 
     def vllm(self) -> Callable[[], Tensor]:
         if not has_bf16_products():
-            raise Unavailable("its C++ convolution needs bfloat16 products")
+            raise LeftOut("its C++ convolution needs bfloat16 products")
         kernels, pool = ops(), self.pool()
         packed = kernels.causal_conv1d_weight_pack(self.weight)
         rest = (packed, None, True, None, self.slots, -1, True)
@@ -217,7 +219,7 @@ def convolution_rows(layer: Layer, rows: int, ceilings: Ceilings, seconds: float
         found.append(row)
         try:
             call = make()
-        except Unavailable as reason:
+        except LeftOut as reason:
             row.note = f"not run: {reason}"
             continue
         row.error = relative_error(call().double(), exact)

@@ -29,11 +29,12 @@ from bench import (
     vllm_kernels,
 )
 from bench.ceilings import Ceilings
-from bench.contenders import Prepared, Unavailable
 from bench.results import OURS, Row
 from bench.shapes import ATTENTIONS, KIMI_LINEAR, QWEN3_NEXT, Layer
 from bench.timing import Time, measure, steadiest
 from tests.helpers.devices import on_a_mac, ready
+from torch_gdn.check.peers import Prepared
+from torch_gdn.check.steps import LeftOut
 from torch_gdn.integrations import transformers as integration
 from torch_gdn.testing.cases import Case
 
@@ -193,7 +194,7 @@ def test_only_what_is_right_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return Prepared(call, call)
 
     def absent(case: Case, device: torch.device) -> Prepared:
-        raise Unavailable("not installed")
+        raise LeftOut("not installed")
 
     monkeypatch.setattr(contenders, "PREFILL", {OURS: contenders.torch_gdn_prefill, "wrong": prepare, "absent": absent})
     rows = gdn.prefill(SMALL, 40, torch.float32, Ceilings(CPU), 1e-3, names=(OURS, "wrong", "absent"))
@@ -203,13 +204,13 @@ def test_only_what_is_right_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing.seconds is None and "not installed" in missing.note
 
 
-@pytest.mark.parametrize("name", [name for name in contenders.PREFILL if name != "FLA"])
+@pytest.mark.parametrize("name", contenders.PREFILL)
 def test_each_contender_gives_the_exact_answer(name: str) -> None:
     for section in (contenders.PREFILL, contenders.DECODE):
         case = gdn.case_of(SMALL, 1 if section is contenders.DECODE else 70, 2, torch.float32)
         try:
             o, state = section[name](case, CPU).output()
-        except Unavailable as reason:
+        except LeftOut as reason:
             pytest.skip(f"{name}: {reason}")
         exact = case.exact()
         for x, right in zip((o, state), exact, strict=True):
@@ -249,7 +250,7 @@ def test_each_side_of_vllms_section_gives_the_exact_answer(what: str, name: str)
     prepares, case = SERVED[what]
     try:
         output = prepares[name](case, CPU).output
-    except Unavailable as reason:
+    except LeftOut as reason:
         pytest.skip(f"{name}: {reason}")
     (exact_o, exact_state), _ = case.exact(), output()
     o, state = output()
@@ -269,7 +270,7 @@ def test_each_convolution_of_vllms_section_gives_the_exact_answer(name: str) -> 
     case = vllm_kernels.Convolution(96, 3)
     try:
         y = getattr(case, name)()()
-    except Unavailable as reason:
+    except LeftOut as reason:
         pytest.skip(f"{name}: {reason}")
     assert (y.double() - case.exact()).norm() <= 5e-3 * case.exact().norm()
 

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from torch_gdn.check.steps import LeftOut
 
 Call = Callable[[], Any]
 
 
-def transformers_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The chunked and the recurrent loop, under the decorator that would prefer FLA's kernels."""
+class Prepared(NamedTuple):
+    call: Call  # what is timed
+    output: Callable[[], tuple[Tensor, Tensor]]  # o and the final state; calls once where it has to
+
+
+def prepared_function(function: Callable[[], Any]) -> Prepared:
+    return Prepared(function, function)
+
+
+def transformers_rule(name: str, inputs: dict[str, Any], model: str = "qwen3_next") -> Prepared:
+    """A PyTorch loop of transformers, under the decorator that would prefer FLA's kernels."""
     try:
-        from transformers.models.qwen3_next import modeling_qwen3_next as model
+        module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     except ImportError as error:
-        raise LeftOut(f"nothing to compare with: {error}; pip install 'transformers>=5.23,<5.24'") from error
-    chunk, recurrent = model.torch_chunk_gated_delta_rule, model.torch_recurrent_gated_delta_rule
-    return inspect.unwrap(chunk), inspect.unwrap(recurrent)
+        raise LeftOut(f"{error}; pip install 'transformers>=5.23,<5.24'") from error
+    renamed = {"q": "query", "k": "key", "v": "value"}
+    function = inspect.unwrap(getattr(module, name))
+    return prepared_function(partial(function, **{renamed.get(key, key): x for key, x in inputs.items()}))
 
 
-def mlx_rule(inputs: dict[str, Any], device: torch.device) -> tuple[Call, Callable[[], Tensor]]:
-    """A call of MLX's kernel that waits for it, and its output. q and k are normalised before, not in the kernel.
+def mlx_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, device: torch.device
+) -> Prepared:
+    """MLX's kernel in v's dtype, its call waiting for the result. q and k are normalised before, not in the kernel.
 
     MLX runs on the GPU of a Mac and on the CPU elsewhere.
     """
@@ -40,13 +53,10 @@ def mlx_rule(inputs: dict[str, Any], device: torch.device) -> tuple[Call, Callab
         raise LeftOut(f"{error}; pip install 'mlx>=0.32.4,<0.33'") from error
     if not hasattr(mx.fast, "gated_delta_update"):
         raise LeftOut("this MLX has no mx.fast.gated_delta_update; 0.32.4 has")
-
-    def array(x: Tensor, dtype: Any = mx.bfloat16) -> Any:
-        return mx.array(x.float().contiguous().numpy()).astype(dtype)
-
-    q, k = (normalize(inputs[name].float(), dim=-1) for name in ("q", "k"))
-    arrays = [array(q * q.size(-1) ** -0.5), array(k), array(inputs["v"]), array(inputs["g"].exp())]
-    arrays += [array(inputs["beta"]), array(inputs["initial_state"].transpose(-1, -2), mx.float32)]
+    dtype = {torch.float32: mx.float32, torch.bfloat16: mx.bfloat16, torch.float16: mx.float16}[v.dtype]
+    scaled = q.float() * q.size(-1) ** -0.5
+    arrays: list[Any] = [mx.array(x.float().contiguous().numpy()).astype(dtype) for x in (scaled, k, v, g.exp(), beta)]
+    arrays.append(mx.array(initial_state.transpose(-1, -2).contiguous().numpy()))
     mx.eval(*arrays)
 
     def call() -> Any:
@@ -54,4 +64,8 @@ def mlx_rule(inputs: dict[str, Any], device: torch.device) -> tuple[Call, Callab
         mx.eval(*results)
         return results
 
-    return call, lambda: torch.from_numpy(np.array(call()[0].astype(mx.float32)))
+    def output() -> tuple[Tensor, Tensor]:
+        o, state = (torch.from_numpy(np.array(x.astype(mx.float32))) for x in call())
+        return o, state.transpose(-1, -2)
+
+    return Prepared(call, output)

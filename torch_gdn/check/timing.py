@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize
 
 import torch_gdn
 from torch_gdn import reference
-from torch_gdn.check.peers import Call, mlx_rule, transformers_functions
+from torch_gdn.check.peers import Call, Prepared, mlx_rule, prepared_function, transformers_rule
 from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
 from torch_gdn.testing import REGISTRY, OpEntry, Point
 from torch_gdn.testing.attention import PagePoint
@@ -146,7 +146,7 @@ def layer_inputs(shape: tuple[int, int, int, int], tokens: int) -> dict[str, Any
         "q": draw(1, tokens, H, K).bfloat16(),
         "k": draw(1, tokens, H, K).bfloat16(),
         "v": draw(1, tokens, HV, V).bfloat16(),
-        "g": torch.nn.functional.logsigmoid(draw(1, tokens, HV)),
+        "g": logsigmoid(draw(1, tokens, HV)),
         "beta": draw(1, tokens, HV).sigmoid(),
         "initial_state": draw(1, HV, K, V),
     }
@@ -158,26 +158,24 @@ def exact_output(inputs: dict[str, Any]) -> Tensor:
         return reference.fused_recurrent_gated_delta_rule(**{name: doubled(x) for name, x in inputs.items()})[0]
 
 
-def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, tuple[Call, Callable[[], Tensor]] | str]:
-    """Gives each contender's call and output, or says why it is left out."""
+def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, Prepared | str]:
+    """Prepares each contender, or says why it is left out."""
     there: dict[str, Any] = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
     is_decode = inputs["q"].size(1) == 1
-    ours = partial(
-        torch_gdn.fused_recurrent_gated_delta_rule if is_decode else torch_gdn.chunk_gated_delta_rule, **there
-    )
-    found: dict[str, tuple[Call, Callable[[], Tensor]] | str] = {"torch_gdn": (ours, lambda: ours()[0])}
-    renamed = {"q": "query", "k": "key", "v": "value"}
-    try:
-        theirs = partial(
-            transformers_functions()[is_decode], **{renamed.get(name, name): x for name, x in there.items()}
-        )
-        found["transformers"] = (theirs, lambda: theirs()[0])
-    except LeftOut as reason:
-        found["transformers"] = str(reason)
-    try:
-        found["mlx"] = mlx_rule(inputs, device)
-    except LeftOut as reason:
-        found["mlx"] = str(reason)
+    ours = torch_gdn.fused_recurrent_gated_delta_rule if is_decode else torch_gdn.chunk_gated_delta_rule
+    theirs = "torch_recurrent_gated_delta_rule" if is_decode else "torch_chunk_gated_delta_rule"
+
+    def mlx() -> Prepared:
+        tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+        normal = {name: normalize(inputs[name].float(), dim=-1) for name in ("q", "k")}
+        return mlx_rule(**(tensors | normal), device=device)
+
+    found: dict[str, Prepared | str] = {"torch_gdn": prepared_function(partial(ours, **there))}
+    for name, prepare in {"transformers": lambda: transformers_rule(theirs, there), "mlx": mlx}.items():
+        try:
+            found[name] = prepare()
+        except LeftOut as reason:
+            found[name] = str(reason)
     return found
 
 
@@ -194,10 +192,9 @@ def check_timing(
         if isinstance(contender, str):
             figures[name] = {"left out": contender}
             continue
-        call, output = contender
-        error = relative_error(output().cpu().double(), exact)
-        warmed(call, device)
-        figures[name] = {"seconds": median_seconds(call, device, repeats, calls), "error": error}
+        error = relative_error(contender.output()[0].cpu().double(), exact)
+        warmed(contender.call, device)
+        figures[name] = {"seconds": median_seconds(contender.call, device, repeats, calls), "error": error}
         if not error <= LARGEST_ERROR:  # nan is not
             wrong.append(f"{name}'s output is {error:.3g} off, at most {LARGEST_ERROR} expected")
     for name in ("transformers", "mlx"):
