@@ -66,14 +66,20 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     status = transformers.enable(continuous_batching=True)
     assert str(status).endswith("l2norm failed the self-test: y: error 1; the CPU's kernel runs instead, on copies")
     [needed] = asked
-    assert {case.op for case in needed()} == {*switch.MODEL_OPS, *switch.KDA_OPS, *switch.POOL_OPS}
+    wanted = set(switch.MODEL_OPS)
+    wanted |= set(switch.KDA_OPS) if set(KDA_MODELS) & status.replaced.keys() else set()
+    wanted |= set(switch.POOL_OPS) if "continuous batching" in status.replaced else set()  # of one version alone
+    assert {case.op for case in needed()} == wanted
     with torch.no_grad(), cases_of_calls() as called:
         for kind in EVERYWHERE:
             model, ids = random_model(kind), models.random_tokens(1, 5)
             cache = model(ids, use_cache=True).past_key_values
             model(ids[:, :1], past_key_values=cache)
-    stand_in = "fused_recurrent_gated_delta_rule"  # for the op in place, where that one failed
-    assert {case.op for case in called.cases} == set(switch.MODEL_OPS) - {stand_in}
+    # Decoding is in place; with an older transformers, or where the op in place has failed, it is not.
+    decoding = {"fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"}
+    found = {case.op for case in called.cases}
+    assert found - decoding == set(switch.MODEL_OPS) - decoding
+    assert len(found & decoding) == 1
 
 
 def test_enabling_twice_is_enabling_once() -> None:
