@@ -54,8 +54,8 @@ struct Binding {
   enum class Kind : uint8_t { kAbsent, kTensor, kHostArray, kParameterBlock, kErrorLog };
 
   Kind kind = Kind::kAbsent;
-  at::Tensor
-      tensor;  // on the device: bound at its storage offset; on the host: its numbers are copied into the command
+  // On the device it is bound at its storage offset; on the host its numbers are copied into the command.
+  at::Tensor tensor;
 
   Binding() = default;
   explicit Binding(Kind kind) : kind(kind) {}

@@ -49,10 +49,10 @@ PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& de
 // excluded before. If all are excluded, calls of the ops must not get here.
 void exclude_prefill_algorithms(bool has_channel_decays, const std::vector<PrefillAlgorithm>& excluded);
 
-// Measured rows by device name.
 // The name of a device's rows. Chips of one name differ in their number of cores.
 std::string tuning_key(const std::string& device, int64_t cores);
 
+// Takes measured rows by tuning_key().
 void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows);
 
 // Applies to the calling thread alone. nullopt lets the tuning cache or the heuristic decide again.

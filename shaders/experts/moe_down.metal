@@ -17,7 +17,7 @@ struct StagedProducts {
   METAL_FUNC float at(int64_t pair) const { return column[pair * kDownRows]; }
 };
 
-// Of a simdgroup's 8 rows. Lane 0 has all sums, as every lane has.
+// Keeps the sums of a simdgroup's 8 rows, all of which every lane has.
 template <int Count, int Most>
 METAL_FUNC void keep_products(
     threadgroup float* products, int offset, thread const float* sums, thread const PairGroup<Most>& group, uint lane) {

@@ -15,7 +15,7 @@ struct DenseWeights {
     return load_values<Width>(data + min(row, rows - 1) * stride + column);
   }
 
-  // Columns of kTileColumns rows into a tile, zeros where there are none.
+  // Copies columns of kTileColumns rows into a tile, and zeros past the last row or column.
   template <int Columns>
   METAL_FUNC void stage(threadgroup T* tile, int column, int columns, uint thread_index) const {
     stage_rows<kTileColumns, Columns, Width, kTileThreads>(

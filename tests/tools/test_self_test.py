@@ -102,7 +102,7 @@ def ensure(*cases: Case) -> str:
 
 
 def computed(case: Case, device: torch.device, **options: Any) -> tuple[Call, dict[str, Tensor]]:
-    """A call of the op, its inputs on the CPU, and what came of it there."""
+    """A call of the op with its inputs on the CPU, and its results there."""
     entry = REGISTRY[case.op]
     call = entry.call(case.point) | options
     there = to_device(call, device)

@@ -270,7 +270,7 @@ def build_library(
         *flags,
         *shlex.split(os.environ.get("MPS_SIMULATOR_FLAGS", "")),
     ]
-    # A new source leaves the other objects as they are; libraries of other sources lie beside each other.
+    # A new source leaves the other objects as they are. Each set of sources has a library of its own.
     directory = device.parent / "libraries" / f"{name}-{_hash([*map(str, libraries), *flags])}"
     with _locked(directory):
         objects = _compile(toolchain, directory, [*sources, SIMULATOR / "foundation/personality.c"], flags)
