@@ -6,34 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_gdn.self_test.replace import named
 from torch_gdn.testing import REGISTRY, Point
 from torch_gdn.testing.attention import PagePoint
-from torch_gdn.testing.gdn import ALGORITHMS, RulePoint
+from torch_gdn.testing.gdn import RulePoint
 from torch_gdn.testing.inputs import Call
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
-
-TOKENS = 70  # a whole chunk of 64 and a part of one
-DECODED = 3
-# Models on a Mac run in bfloat16, and the kernels of the other dtypes are instances of the same templates. The options
-# are those of Qwen3-Next, whose variants are then compiled for its first request too.
-RULE = RulePoint(torch.bfloat16, normalise=True)
-POINTS: dict[str, tuple[Point, ...]] = {
-    "causal_conv1d": tuple(
-        ConvolutionPoint(torch.bfloat16, D=72, tokens=TOKENS, by_channel=each) for each in (False, True)
-    ),
-    "causal_conv1d_update_": (ConvolutionPoint(torch.bfloat16, D=72, tokens=1, batch=3),),
-    "rms_norm_gated": (RowPoint(torch.bfloat16),),
-}
-for _suffix in ("", "_"):
-    for _rule in ("gated_delta_rule", "kda"):
-        _prefills = (replace(RULE, tokens=TOKENS, algorithm=each) for each in ALGORITHMS)
-        POINTS |= {f"chunk_{_rule}{_suffix}": tuple(_prefills)}
-        POINTS |= {f"fused_recurrent_{_rule}{_suffix}": (replace(RULE, tokens=DECODED),)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +31,7 @@ class Case:
 
 def points_of(op: str) -> tuple[Point, ...]:
     entry = REGISTRY[op]
-    return POINTS.get(op) or tuple(entry.quick or entry.points[:1])
+    return tuple(entry.self_test or entry.quick or entry.points[:1])
 
 
 def cases_of(ops: Iterable[str]) -> list[Case]:

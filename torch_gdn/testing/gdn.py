@@ -352,6 +352,11 @@ def rule_entry(name: str, in_place: bool, **fields: Any) -> OpEntry[RulePoint]:
     return OpEntry(name, **(shared | fields))
 
 
+# Models on a Mac run in bfloat16, and the kernels of the other dtypes are instances of the same templates. The options
+# are those of Qwen3-Next, whose variants are then compiled for its first request too.
+OF_MODELS = RulePoint(BF16, normalise=True)
+TESTED_DECODE = [replace(OF_MODELS, tokens=3)]
+TESTED_PREFILL = [replace(OF_MODELS, tokens=70, algorithm=each) for each in ALGORITHMS]  # a chunk of 64 and a part
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 exact_kda = partial(exact_rule, rule=reference.fused_recurrent_kda)
 
@@ -363,6 +368,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
             RECURRENT + suffix,
             in_place,
             points=recurrent_points(in_place),
+            self_test=TESTED_DECODE,
             quick=POOLS[:1] if in_place else layouts([(128, 128)], [BF16], quick),
             compiled=partial(compiled_pools, None) if in_place else compiled_recurrent,
             bound=partial(rule_bounds, op=RECURRENT),
@@ -374,6 +380,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
             in_place,
             draw=partial(draw_rule, chunked=True, in_place=in_place, of_channels=False),
             points=list(chunk_points(in_place)),
+            self_test=TESTED_PREFILL,
             quick=rule_pools if in_place else [RulePoint(BF16, tokens=130, algorithm=each) for each in ALGORITHMS],
             compiled=partial(compiled_pools, *ALGORITHMS) if in_place else compiled_chunks,
             bound=partial(rule_bounds, op=CHUNK),
@@ -386,6 +393,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
             draw=partial(draw_rule, chunked=False, in_place=in_place, of_channels=True),
             exact=exact_kda,
             points=recurrent_kda_points(in_place),
+            self_test=TESTED_DECODE,
             bound=kda_bounds,
             invalid=partial(wrong_rules, rows=WRONG_OF_KDA),
             hostile=SLOTS if in_place else outside(),
@@ -396,6 +404,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
             draw=partial(draw_rule, chunked=True, in_place=in_place, of_channels=True),
             exact=exact_kda,
             points=list(kda_points(in_place)),
+            self_test=TESTED_PREFILL,
             quick=rule_pools if in_place else [RulePoint(BF16, algorithm=each) for each in CHUNKED],
             compiled=partial(compiled_pools, *CHUNKED) if in_place else compiled_kda,
             bound=kda_bounds,

@@ -141,6 +141,7 @@ register(
         exact=lambda call: reference.rms_norm_gated(**call),
         small=SMALL_ROWS,
         points=ROWS,
+        self_test=[RowPoint(BF16)],
         compiled=partial(one_dtype, NORM_ROWS[:3]),
         operations=lambda call: 5 * call["x"].numel(),
         invalid=partial(wrong_norm, second="g", too_long=1025),
@@ -271,6 +272,7 @@ register(
         ]
         + [ConvolutionPoint(packed=True)],
         quick=[ConvolutionPoint(BF16, D=72, tokens=150, by_channel=each) for each in (False, True)],
+        self_test=[ConvolutionPoint(BF16, D=72, tokens=70, by_channel=each) for each in (False, True)],
         compiled=compiled_convolutions,
         heads={"final_state": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
@@ -285,6 +287,7 @@ register(
         points=[ConvolutionPoint(dtype, D=D, W=W, tokens=2, batch=3) for dtype, D, W, _ in CONVOLUTIONS]
         + [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
         quick=[ConvolutionPoint(BF16, D=72, tokens=2, batch=40)],  # more slots than lanes are located by a kernel
+        self_test=[ConvolutionPoint(BF16, D=72, tokens=1, batch=3)],
         compiled=lambda: [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
         heads={"state_pool": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],

@@ -83,6 +83,7 @@ class OpEntry(Generic[P]):
     small: P  # the smallest call; invalid and hostile calls are changes of it
     points: Sequence[P]  # computed by the check and replayed by lab.cuda
     quick: Sequence[P] = ()  # computed by the quick check; the first point if empty
+    self_test: Sequence[P] = ()  # small inputs in a model's sizes; the quick points or the first point if empty
     compiled: Callable[[], Iterable[P]] = tuple  # more points; their kernels are only compiled
     bound: Callable[[P, Call, Named], Mapping[str, float]] = lambda point, call, exact: {}  # default: ROUNDING
     heads: Mapping[str, int | None] = field(

@@ -60,7 +60,7 @@ def mixed_reason(query: Tensor, value: Tensor) -> str:
 
 
 def self_test_reason(op: str, device: torch.device) -> str:
-    """Why a call is left to transformers: its op failed the self-test, and no other op can take its place. Else empty."""
+    """Why a call is left to transformers: its op failed the self-test and has no stand-in. Else empty."""
     return f"{op} failed the self-test on this device" if device.type == "mps" and op in self_test.erring else ""
 
 
