@@ -1,6 +1,6 @@
 """A PyTorch that was built for CUDA, as Linux's usual wheel is: the simulated device hides CUDA, or says why it cannot.
 
-The CPU build here is made to look like one: hooks that say that CUDA is built in, and a version of CUDA.
+A CPU build is made to look like one: hooks that say that CUDA is built in, and a version of CUDA.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, BuiltHooks)
 LIBRARIES = ("-ltorch_cpu", "-lc10")
 LOOK_LIKE_CUDA = """
 import ctypes, sys
-ctypes.CDLL(sys.argv[1])  # before torch, which asks for its hooks while it is imported
+if sys.argv[1]:
+    ctypes.CDLL(sys.argv[1])  # before torch, which asks for its hooks while it is imported
 import torch
 """
 A_GPU = """
@@ -46,7 +47,10 @@ mps_simulator.activate()
 
 
 @pytest.fixture(scope="module")
-def hooks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hooks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library with the hooks; "" where PyTorch was built for CUDA and has its own."""
+    if torch.version.cuda is not None:
+        return ""
     root = Path(torch.__file__).parent
     library = tmp_path_factory.mktemp("cuda") / "libhooks.so"
     flags = ["-std=c++20", "-fPIC", "-shared", f"-I{root / 'include'}", f"-L{root / 'lib'}"]
@@ -62,13 +66,13 @@ def hooks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *LIBRARIES,
     ]
     subprocess.run(command, input=HOOKS, text=True, check=True)
-    return library
+    return str(library)
 
 
 @pytest.fixture
-def run(hooks: Path, folder: Path) -> Run:
+def run(hooks: str, folder: Path) -> Run:
     def python(code: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", LOOK_LIKE_CUDA + code, str(hooks)]
+        command = [sys.executable, "-c", LOOK_LIKE_CUDA + code, hooks]
         environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -122,7 +123,7 @@ class TestOnGoodKernels:
 
     def test_the_machine_is_described(self, good: Run) -> None:
         (facts,) = good.rows("facts this machine")
-        assert facts["figures"]["versions"]["torch"] == torch.__version__
+        assert facts["figures"]["versions"]["torch"] == importlib.metadata.version("torch")
         assert facts["figures"]["system"]["chip"] and facts["figures"]["mps"]["name"]
         assert facts["figures"]["mps"]["shaders"] == _C.shader_directory()
         assert (facts["figures"]["simulated"] is None) == on_a_mac()
