@@ -6,7 +6,7 @@ namespace torch_gdn {
 
 namespace {
 
-void run(const CopyFromHost<int64_t>& op) { op.dst.copy_(op.src); }
+void run(const CopyFromHost<int64_t>& op) { op.copy(); }
 
 }  // namespace
 

@@ -1,5 +1,7 @@
 // A small array of the host to the device, without a wait.
 #pragma once
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include "ops/op.h"
 
 namespace torch_gdn {
@@ -24,6 +26,12 @@ struct CopyFromHost {
   }
 
   void outputs() const {}
+
+  // By PyTorch, below autograd: dst may be an inference tensor, as for every op here.
+  void copy() const {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    dst.copy_(src);
+  }
 };
 
 }  // namespace torch_gdn
