@@ -57,7 +57,7 @@ def causal_conv1d_fn(
         )
     width = weight.shape[-1] - 1 if initial_states is None else None
     y, final_states = torch.ops.gdn.causal_conv1d(
-        x.transpose(1, 2), weight, bias, initial_states, return_final_states, width, activation, None, seq_idx
+        x.transpose(1, 2), weight, bias, None, initial_states, return_final_states, width, activation, None, seq_idx
     )
     y = y.transpose(1, 2)
     if not return_final_states:

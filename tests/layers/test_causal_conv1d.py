@@ -48,7 +48,7 @@ def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = tor
 @pytest.mark.parametrize("D", [12, 131, 140])  # 140: vectors of channels for a simdgroup and a part of the next
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, W: int, D: int) -> None:
     x, weight, bias, state = inputs(39, D, W, dtype=dtype)
-    check(device, x, weight, bias, state, True, None, "silu", residual=torch.randn(x.shape).to(dtype))
+    check(device, x, weight, bias, torch.randn(x.shape).to(dtype), state, True, None, "silu")
 
 
 def test_taps_with_a_gap_after_each_channel(device: torch.device) -> None:
@@ -69,28 +69,28 @@ def test_with_or_without_bias_and_activation(device: torch.device, activation: s
 def test_states_of_any_width(device: torch.device, T: int, S: int) -> None:
     """W - 1 is Dao's, W FLA's and transformers'; the kernel changes at 16 tokens, blocks have 32."""
     x, weight, bias, _ = inputs(T)
-    check(device, x, weight, bias, torch.randn(2, 12, S), True)
+    check(device, x, weight, bias, None, torch.randn(2, 12, S), True)
 
 
 @pytest.mark.parametrize("width", [None, 3, 6])
 def test_a_final_state_without_an_initial_one(device: torch.device, width: int | None) -> None:
     x, weight, bias, _ = inputs(2)
-    check(device, x, weight, bias, None, True, width)
+    check(device, x, weight, bias, None, None, True, width)
 
 
 def test_without_tokens_the_state_stays(device: torch.device) -> None:
     x, weight, bias, state = inputs(0)
-    y, final_state = convolve(device, x, weight, bias, state, True)
+    y, final_state = convolve(device, x, weight, bias, None, state, True)
     assert y.shape == x.shape
     assert_same_bits("state", final_state, state)
-    final_state = torch.ops.gdn.causal_conv1d(x.to(device), weight.to(device), None, None, True)[1]
+    final_state = torch.ops.gdn.causal_conv1d(x.to(device), weight.to(device), output_final_state=True)[1]
     assert torch.equal(final_state.cpu(), torch.zeros(2, 12, 4))
 
 
 def test_dtypes_of_weight_and_state_may_be_others(device: torch.device) -> None:
     x, weight, bias, state = inputs(20, dtype=torch.bfloat16)
-    check(device, x, torch.randn(12, 4), torch.randn(12), torch.randn(2, 12, 4), True)
-    _, final_state = convolve(device, x, weight, bias, state.float(), True)
+    check(device, x, torch.randn(12, 4), torch.randn(12), None, torch.randn(2, 12, 4), True)
+    _, final_state = convolve(device, x, weight, bias, None, state.float(), True)
     assert final_state.dtype == torch.float32
 
 
@@ -99,10 +99,10 @@ def test_packed_sequences_are_those_alone(device: torch.device, dtype: torch.dty
     x, weight, bias, _ = inputs(CU_SEQLENS[-1], B=1)
     state = torch.randn(len(CU_SEQLENS) - 1, 12, 4)
     cu_seqlens = torch.tensor(CU_SEQLENS, dtype=dtype)
-    check(device, x, weight, bias, state, True, None, "silu", cu_seqlens=cu_seqlens)
-    y, final_state = convolve(device, x, weight, bias, state, True, cu_seqlens=cu_seqlens)
+    check(device, x, weight, bias, None, state, True, None, "silu", cu_seqlens=cu_seqlens)
+    y, final_state = convolve(device, x, weight, bias, None, state, True, cu_seqlens=cu_seqlens)
     for n, (first, last) in enumerate(pairwise(CU_SEQLENS)):
-        alone, alone_state = convolve(device, x[:, first:last], weight, bias, state[n : n + 1], True)
+        alone, alone_state = convolve(device, x[:, first:last], weight, bias, None, state[n : n + 1], True)
         assert_same_bits("y", y[:, first:last], alone)
         assert_same_bits("state", final_state[n : n + 1], alone_state)
 
@@ -110,16 +110,16 @@ def test_packed_sequences_are_those_alone(device: torch.device, dtype: torch.dty
 def test_few_packed_tokens(device: torch.device) -> None:
     x, weight, bias, _ = inputs(7, B=1)
     cu_seqlens = torch.tensor([0, 1, 1, 6, 7])
-    check(device, x, weight, bias, torch.randn(4, 12, 3), True, cu_seqlens=cu_seqlens)
+    check(device, x, weight, bias, None, torch.randn(4, 12, 3), True, cu_seqlens=cu_seqlens)
 
 
 @pytest.mark.parametrize("T", [5, 40])
 def test_two_calls_are_one(device: torch.device, T: int) -> None:
     x, weight, bias, state = inputs(T)
-    y, final_state = convolve(device, x, weight, bias, state, True)
+    y, final_state = convolve(device, x, weight, bias, None, state, True)
     for cut in (1, 2, T - 1):
-        first, between = convolve(device, x[:, :cut], weight, bias, state, True)
-        second, last = convolve(device, x[:, cut:], weight, bias, between, True)
+        first, between = convolve(device, x[:, :cut], weight, bias, None, state, True)
+        second, last = convolve(device, x[:, cut:], weight, bias, None, between, True)
         assert_same_bits("y", torch.cat([first, second], 1), y)
         assert_same_bits("state", last, final_state)
 
@@ -156,7 +156,7 @@ def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dt
     cu_seqlens = torch.tensor([0, 0, 2, 67, 140])
     states, runs = torch.randn(4, 35, 5), torch.tensor([[0] * 63 + [1] * 66 + [-1] * 11])
     with kernels_run(device, "causal_conv1d_channel_first"):
-        check(device, across, weight, bias, states, True, None, "silu", cu_seqlens=cu_seqlens, residual=across)
+        check(device, across, weight, bias, across, states, True, None, "silu", cu_seqlens=cu_seqlens)
         check(device, across, weight, bias, activation="silu", seq_idx=runs)
         check(device, across[:, :3], weight[:, :2], bias)
 
@@ -164,12 +164,13 @@ def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dt
 @pytest.mark.parametrize("T", [3, 40, 70])
 def test_any_strides(device: torch.device, T: int) -> None:
     x, weight, bias, state = inputs(T)
-    y, final_state = convolve(device, x, weight, bias, state, True)
-    filter_there = [each.to(device) for each in (weight, bias, state)]
+    y, final_state = convolve(device, x, weight, bias, None, state, True)
+    filter_there = [weight.to(device), bias.to(device)]
+    state_there = state.to(device)
     for name, view in views_of(x.to(device)).items():
-        there = torch.ops.gdn.causal_conv1d(view, *filter_there, True)
+        there = torch.ops.gdn.causal_conv1d(view, *filter_there, None, state_there, True)
         assert_same_bits(name, there[0], y)
-        added, _ = torch.ops.gdn.causal_conv1d(x.to(device), *filter_there, residual=view)
+        added, _ = torch.ops.gdn.causal_conv1d(x.to(device), *filter_there, view, state_there)
         assert_same_bits(f"residual, {name}", added, y + x)
         assert_same_bits(name, there[1], final_state)
     across = [
@@ -177,7 +178,8 @@ def test_any_strides(device: torch.device, T: int) -> None:
         bias.repeat_interleave(2)[::2],
         state.transpose(0, 2).contiguous().transpose(0, 2),
     ]
-    there = torch.ops.gdn.causal_conv1d(x.to(device), *(each.to(device) for each in across), True)
+    weight_there, bias_there, state_there = (each.to(device) for each in across)
+    there = torch.ops.gdn.causal_conv1d(x.to(device), weight_there, bias_there, None, state_there, True)
     assert_same_bits("weight and state", there[0], y)
     odd = torch.cat([weight.new_zeros(1), weight.flatten()]).to(device)[1:].view(weight.shape)
     alone = torch.ops.gdn.causal_conv1d(x.to(device), odd)[0]
@@ -207,9 +209,9 @@ def test_nan_stays_in_its_channel_and_sequence(device: torch.device, T: int) -> 
     x, weight, bias, state = inputs(2 * T, B=1)
     state = torch.cat([state, state])[:2]
     options: dict[str, Any] = {"cu_seqlens": torch.tensor([0, T, 2 * T]), "activation": "silu"}
-    clean, _ = convolve(device, x, weight, bias, state, True, **options)
+    clean, _ = convolve(device, x, weight, bias, None, state, True, **options)
     x[0, T - 2, 5], state[1, 7, 0], state[1, 3, 3] = torch.nan, torch.nan, torch.inf
-    y, final_state = convolve(device, x, weight, bias, state, True, **options)
+    y, final_state = convolve(device, x, weight, bias, None, state, True, **options)
     expected = clean.clone()
     expected[0, T - 2 : T, 5] = torch.nan
     expected[0, T : T + 3, 3] = y[0, T : T + 3, 3]
@@ -230,7 +232,7 @@ def test_many_sequences(device: torch.device) -> None:
     """More than 32: a simdgroup reads cu_seqlens 32 at a time."""
     x, weight, bias, _ = inputs(150, D=4, B=1)
     cu_seqlens = torch.cat([torch.arange(0, 150, 2), torch.tensor([150, 150])])
-    check(device, x, weight, bias, torch.randn(len(cu_seqlens) - 1, 4, 3), True, cu_seqlens=cu_seqlens)
+    check(device, x, weight, bias, None, torch.randn(len(cu_seqlens) - 1, 4, 3), True, cu_seqlens=cu_seqlens)
 
 
 @on_mps()  # the CPU checks it at once: tests/gdn/test_errors.py
@@ -239,7 +241,7 @@ def test_wrong_cu_seqlens_on_the_device_are_reported(device: torch.device) -> No
     for T in (40, 9):
         cu_seqlens = torch.tensor([0, 50, 20, T]).to(device)
         here = x[:, :T].to(device)
-        torch.ops.gdn.causal_conv1d(here, weight.to(device), None, None, True, cu_seqlens=cu_seqlens)
+        torch.ops.gdn.causal_conv1d(here, weight.to(device), output_final_state=True, cu_seqlens=cu_seqlens)
         with pytest.raises(RuntimeError, match="cu_seqlens"):
             torch.mps.synchronize()
 
@@ -249,7 +251,8 @@ class TestPublicFunctions:
         x, weight, bias, state = (each.to(device) for each in inputs(6))
         with kernels_run(device, "causal_conv1d"):
             y, final_state = torch_gdn.causal_conv1d(x, weight, bias, None, state, True, "silu")
-        exact = reference.causal_conv1d(*(each.cpu().double() for each in (x, weight, bias, state)), True, None, "silu")
+        here = [each.cpu().double() for each in (x, weight, bias, state)]
+        exact = reference.causal_conv1d(*here[:3], None, here[3], True, None, "silu")
         assert_close("y", y, exact[0], BOUND[torch.float32], head_dim=None)
         assert final_state is not None and torch.equal(final_state.cpu().double(), exact[1])
         assert torch_gdn.causal_conv1d(x, weight)[1] is None
@@ -266,7 +269,7 @@ class TestPublicFunctions:
     def test_dao(self, device: torch.device, columns: int) -> None:
         x, weight, bias, _ = (each.to(device) for each in inputs(6))
         states = torch.randn(2, 12, columns, device=device)
-        expected, expected_state = torch.ops.gdn.causal_conv1d(x, weight, bias, states, True, None, "silu")
+        expected, expected_state = torch.ops.gdn.causal_conv1d(x, weight, bias, None, states, True, None, "silu")
         out = torch.empty_like(states)
         y, final = torch_gdn.causal_conv1d_fn(x.transpose(1, 2), weight, bias, None, states, True, out, "silu")
         assert_same_bits("y", y, expected.transpose(1, 2))

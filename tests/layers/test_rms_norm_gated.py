@@ -147,7 +147,7 @@ def test_gates_saturate(device: torch.device) -> None:
 
 def test_the_function_has_fla_s_arguments(device: torch.device) -> None:
     x, g, weight = (each.to(device) for each in inputs(3, 64))
-    expected = torch.ops.gdn.rms_norm_gated(x, g, weight, 1e-5, "sigmoid")
+    expected = torch.ops.gdn.rms_norm_gated(x, g, weight, "sigmoid", 1e-5)
     assert torch.equal(torch_gdn.rms_norm_gated(x, g, weight, None, "sigmoid", eps=1e-5), expected)
     with pytest.raises(ValueError, match=r"bias: expected None"):
         torch_gdn.rms_norm_gated(x, g, weight, weight)

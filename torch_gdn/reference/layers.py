@@ -102,13 +102,13 @@ def causal_conv1d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     state_width: int | None = None,
     activation: str | None = None,
     cu_seqlens: Tensor | None = None,
     seq_idx: Tensor | None = None,
-    residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """y[t] = silu(bias + sum over j of weight[W - 1 - j] x[t - j]) + residual[t], for x [B, T, D] behind the state."""
     dtype = compute_dtype(x)
@@ -177,13 +177,13 @@ def causal_conv1d_update_(
         here = x[b : b + 1, first:last]
         added = None if residual is None else residual[b : b + 1, first:last]
         y[b, first:last], final_state = causal_conv1d(
-            here, weight, bias, state[None], True, activation=activation, residual=added
+            here, weight, bias, added, state[None], True, activation=activation
         )
         assert final_state is not None
         if checkpoint_offsets is not None and checkpoint_indices is not None:
             tokens, index = int(checkpoint_offsets[n]), int(checkpoint_indices[n])
             if tokens > 0 and index > null_index:
-                _, kept = causal_conv1d(here[:, :tokens], weight, None, state[None], True)
+                _, kept = causal_conv1d(here[:, :tokens], weight, None, None, state[None], True)
                 assert kept is not None
                 state_pool[index] = kept[0]
         state_pool[indices[n]] = final_state[0]

@@ -62,9 +62,9 @@ struct CausalConvolution {
 template <typename Int>
 struct CausalConv1d : CausalConvolution<Int> {
   static constexpr const char* kSchema =
-      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, "
+      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, Tensor? initial_state=None, "
       "bool output_final_state=False, int? state_width=None, str? activation=None, Tensor? cu_seqlens=None, "
-      "Tensor? seq_idx=None, Tensor? residual=None) -> (Tensor y, Tensor final_state)";
+      "Tensor? seq_idx=None) -> (Tensor y, Tensor final_state)";
 
   optional<Tensor> initial_state;
   bool output_final_state;
@@ -72,8 +72,8 @@ struct CausalConv1d : CausalConvolution<Int> {
   optional<Tensor> seq_idx;
 
   auto arguments() {
-    return std::tie(this->x, this->weight, this->bias, initial_state, output_final_state, state_width, this->activation,
-                    this->cu_seqlens, seq_idx, this->residual);
+    return std::tie(this->x, this->weight, this->bias, this->residual, initial_state, output_final_state, state_width,
+                    this->activation, this->cu_seqlens, seq_idx);
   }
 
   void check() {

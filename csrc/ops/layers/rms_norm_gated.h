@@ -10,20 +10,20 @@ namespace torch_gdn {
 template <typename Int>
 struct RmsNormGated {
   static constexpr const char* kSchema =
-      "rms_norm_gated(Tensor x, Tensor g, Tensor? weight=None, float eps=1e-6, str activation='silu', "
+      "rms_norm_gated(Tensor x, Tensor g, Tensor? weight=None, str activation='silu', float eps=1e-6, "
       "bool round_norm=False) -> Tensor";
 
   static constexpr int64_t kLargestRow = 1024;
 
   Tensor x, g;
   optional<Tensor> weight;
-  double eps;
   std::string_view activation;
+  double eps;
   bool round_norm;
 
   Int D = 0;
 
-  auto arguments() { return std::tie(x, g, weight, eps, activation, round_norm); }
+  auto arguments() { return std::tie(x, g, weight, activation, eps, round_norm); }
 
   bool has_sigmoid() const { return activation == "sigmoid"; }
   // A product of two of x's dtype has it too.

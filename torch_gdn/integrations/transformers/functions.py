@@ -229,7 +229,9 @@ def run_convolution(
         convolved: Tensor = states.convolve(rows, weight, bias, activation)
         return convolved.transpose(1, 2)
     boundaries = cu_seq_lens_q if seq_idx is None else None
-    y, _ = torch.ops.gdn.causal_conv1d(rows, weight, bias, None, False, None, activation, boundaries, seq_idx)
+    y, _ = torch.ops.gdn.causal_conv1d(
+        rows, weight, bias, activation=activation, cu_seqlens=boundaries, seq_idx=seq_idx
+    )
     return y.transpose(1, 2)
 
 

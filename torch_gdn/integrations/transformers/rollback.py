@@ -80,7 +80,7 @@ class Recorder:
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         """As ever: the cache takes columns back by itself."""
-        y, _ = torch.ops.gdn.causal_conv1d(x, weight, bias, None, False, None, activation, None, None)
+        y, _ = torch.ops.gdn.causal_conv1d(x, weight, bias, activation=activation)
         return y
 
     def delta_rule(

@@ -116,7 +116,7 @@ class TorchGdnRMSNormGated(RMSNormGated):
     def forward_native(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         if z is None or self.group_size is not None or not self.norm_before_gate:
             return super().forward_native(x, z)
-        return torch.ops.gdn.rms_norm_gated(x, z, self.weight, self.eps, self.activation)
+        return torch.ops.gdn.rms_norm_gated(x, z, self.weight, self.activation, self.eps)
 
     forward_cpu = forward_oot = forward_native
 

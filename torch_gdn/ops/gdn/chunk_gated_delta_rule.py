@@ -136,8 +136,6 @@ def chunk_gated_delta_rule_(
     *,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
@@ -145,6 +143,8 @@ def chunk_gated_delta_rule_(
     use_gate_in_kernel: bool = False,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     return_intermediate_states: bool = False,
@@ -167,9 +167,9 @@ def chunk_gated_delta_rule_(
             Default: all True.
         null_index: -1, or 0 as in vLLM. A sequence whose index is not above null_index has no slot, and its output is
             zeros. Default: -1.
-        scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval: See `chunk_gated_delta_rule`.
-        state_v_first, cu_seqlens, chunk_indices, chunk_size: See `chunk_gated_delta_rule`.
-        use_gate_in_kernel, A_log, dt_bias, output_dtype, head_grouping: See `chunk_gated_delta_rule`.
+        scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens: See `chunk_gated_delta_rule`.
+        chunk_indices, chunk_size, use_gate_in_kernel, A_log, dt_bias: See `chunk_gated_delta_rule`.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, output_dtype, head_grouping: See `chunk_gated_delta_rule`.
         return_intermediate_states: See `chunk_gated_delta_rule`. h is zeros for a sequence without a slot.
         checkpoint_offsets: [N], int32 or int64. Store the state after this many tokens of each sequence in a second
             slot too, as vLLM's prefill checkpoints. It has the bits of a prefill that ends there by the same algorithm.

@@ -101,17 +101,17 @@ def fused_recurrent_gated_delta_rule_(
     has_initial_state: Tensor | None = None,
     null_index: int = -1,
     *,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
     use_gate_in_kernel: bool = False,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     num_accepted_tokens: Tensor | None = None,
@@ -134,10 +134,10 @@ def fused_recurrent_gated_delta_rule_(
             zeros, its tokens are not read, and no state is written. With [N, tokens], the column that a sequence starts
             from decides this: the first, or `num_accepted_tokens - 1`. A null index in another column means that the
             token is computed but the state after it is not kept. Default: -1.
-        gk, gv, scale, use_qk_l2norm_in_kernel: See `fused_recurrent_gated_delta_rule`.
-        use_gate_in_kernel, A_log, dt_bias: See `fused_recurrent_gated_delta_rule`.
+        scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens: See `fused_recurrent_gated_delta_rule`.
+        gk, gv, use_gate_in_kernel, A_log, dt_bias: See `fused_recurrent_gated_delta_rule`.
         use_beta_sigmoid_in_kernel, allow_neg_eigval: See `fused_recurrent_gated_delta_rule`.
-        state_v_first, cu_seqlens, output_dtype, head_grouping: See `fused_recurrent_gated_delta_rule`.
+        output_dtype, head_grouping: See `fused_recurrent_gated_delta_rule`.
         num_accepted_tokens: [N], int32 or int64. The number of tokens of the previous step that were accepted. A
             sequence continues from the slot in column `num_accepted_tokens - 1`. Requires state_indices [N, tokens]. On
             the CPU or on q's device. Default: all 1.

@@ -117,15 +117,15 @@ def chunk_kda_(
     *,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     return_intermediate_states: bool = False,
@@ -140,9 +140,9 @@ def chunk_kda_(
     Args:
         q, k, v, g, beta: See `chunk_kda`.
         state_pool, state_indices, has_initial_state, null_index: See `chunk_gated_delta_rule_`.
-        scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: See `chunk_kda`.
-        allow_neg_eigval, lower_bound, A_log, dt_bias, state_v_first, cu_seqlens: See `chunk_kda`.
-        chunk_size, output_dtype, head_grouping, return_intermediate_states: See `chunk_kda`.
+        scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_size: See `chunk_kda`.
+        use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel: See `chunk_kda`.
+        allow_neg_eigval, output_dtype, head_grouping, return_intermediate_states: See `chunk_kda`.
         checkpoint_offsets, checkpoint_indices, out: See `chunk_gated_delta_rule_`.
 
     Returns:

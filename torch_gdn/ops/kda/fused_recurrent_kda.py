@@ -100,16 +100,16 @@ def fused_recurrent_kda_(
     has_initial_state: Tensor | None = None,
     null_index: int = -1,
     *,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
     output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
     num_accepted_tokens: Tensor | None = None,
@@ -122,9 +122,9 @@ def fused_recurrent_kda_(
     Args:
         q, k, v, g, beta: See `fused_recurrent_kda`.
         state_pool, state_indices, has_initial_state, null_index: See `fused_recurrent_gated_delta_rule_`.
-        A_log, dt_bias, scale, use_qk_l2norm_in_kernel, use_gate_in_kernel: See `fused_recurrent_kda`.
-        use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound: See `fused_recurrent_kda`.
-        state_v_first, cu_seqlens, output_dtype, head_grouping: See `fused_recurrent_kda`.
+        scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens: See `fused_recurrent_kda`.
+        use_gate_in_kernel, A_log, dt_bias, lower_bound: See `fused_recurrent_kda`.
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, output_dtype, head_grouping: See `fused_recurrent_kda`.
         num_accepted_tokens, out: See `fused_recurrent_gated_delta_rule_`.
 
     Returns:

@@ -66,6 +66,6 @@ def causal_conv1d(
     rows = x.flatten(2) if x.dim() > 3 else x
     boundaries = cu_seqlens_cpu if cu_seqlens is None else cu_seqlens
     y, final_state = torch.ops.gdn.causal_conv1d(
-        rows, weight, bias, initial_state, output_final_state, None, activation, boundaries, residual=residual
+        rows, weight, bias, residual, initial_state, output_final_state, None, activation, boundaries
     )
     return y.view(x.shape), final_state if output_final_state else None

@@ -46,4 +46,4 @@ def rms_norm_gated(
     """
     if bias is not None:
         raise ValueError(f"rms_norm_gated: bias: expected None, got a tensor of shape {list(bias.shape)}")
-    return torch.ops.gdn.rms_norm_gated(x, g, weight, eps, activation, round_norm)
+    return torch.ops.gdn.rms_norm_gated(x, g, weight, activation, eps, round_norm)
