@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,16 @@ class PagePoint(Point):
     longest: int = 0  # max_seq_len passed by the host; 0 passes the true maximum
     plain: bool = False  # contiguous pages without padding that must not be read; with a window and sinks
     gap: int = 0  # elements between rows of the pages to write
+
+    def facts_of(self, call: Call) -> dict[str, Any]:
+        found = super().facts_of(call) | {"D": call["q" if "q" in call else "key"].shape[-1]}
+        if "q" in call:
+            found["dtype"] = call["q"].dtype
+        if "key_cache" in call:
+            found["cache"] = call["key_cache"].dtype
+        if "key_codebook" in call:  # 2^bits centroids
+            found["bits"] = tuple(len(call[f"{name}_codebook"]).bit_length() - 1 for name in ("key", "value"))
+        return found
 
 
 def pool(blocks: int, block_size: int, heads: int, D: int, dtype: torch.dtype, layout: str = "pages") -> list[Tensor]:

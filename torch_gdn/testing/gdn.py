@@ -58,6 +58,16 @@ class RulePoint(Point):
     def context(self) -> AbstractContextManager[None]:
         return prefill_algorithm(self.algorithm, self.fused_chunk_size if self.algorithm == "fused_chunk" else 0)
 
+    def facts_of(self, call: Call) -> dict[str, Any]:
+        found = super().facts_of(call)
+        if {"q", "v"} <= call.keys():
+            found |= {"K": call["q"].shape[-1], "V": call["v"].shape[-1], "dtype": call["q"].dtype}
+            found["state_v_first"] = call.get("state_v_first", False)
+            found["normalise"] = call.get("use_qk_l2norm_in_kernel", False)
+            if "state_pool" in call:
+                found["pool"] = call["state_pool"].dtype
+        return found
+
     def case(self) -> Case:
         case = make_case(
             self.tokens,

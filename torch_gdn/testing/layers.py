@@ -37,6 +37,13 @@ class RowPoint(Point):
     heads: int = 3
     batch: int = 2
 
+    def facts_of(self, call: Call) -> dict[str, Any]:
+        found = super().facts_of(call)
+        if "x" in call:
+            weight = call.get("weight")
+            found |= {"D": call["x"].shape[-1], "weight": None if weight is None else weight.dtype}
+        return found
+
     def rows(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.placed(torch.randn(self.batch, self.tokens, self.heads, self.D).to(dtype or self.dtype))
 
@@ -181,6 +188,11 @@ class ConvolutionPoint(Point):
     by_channel: bool = False  # the tokens of a channel are adjacent in memory
     biased: bool = True  # pass a bias, an activation and a residual
     from_state: bool = True
+
+    def facts_of(self, call: Call) -> dict[str, Any]:
+        found = super().facts_of(call) | {"W": call["weight"].shape[1], "weight": call["weight"].dtype}
+        state = call.get("state_pool", call.get("initial_state"))
+        return found if state is None else found | {"state": state.dtype}
 
 
 def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:

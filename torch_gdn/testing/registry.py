@@ -47,6 +47,11 @@ class Point:
         """Applies settings that are not arguments of the op, such as a pinned algorithm, while the op runs."""
         return nullcontext()
 
+    def facts_of(self, call: Call) -> dict[str, Any]:
+        """The fields that a call with a model's tensors determines: dtypes and head sizes, not how many tokens."""
+        floating = [x.dtype for x in call.values() if isinstance(x, Tensor) and x.is_floating_point()]
+        return {"dtype": floating[0]} if floating else {}
+
 
 P = TypeVar("P", bound=Point)
 
