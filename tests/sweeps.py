@@ -2,6 +2,7 @@
 
     @pytest.mark.sweep(4)                  one case in 4 on each device, at least one
     @pytest.mark.sweep(4, of="capability") every case of one value in 4 of this parameter
+    @pytest.mark.sweep(1, seeds=3)         every case, for one seed in 3; the same seeds for all tests of a file
 
 The sample follows from a seed: the environment variable TORCH_GDN_SWEEPS, or else the commit. The head of a run prints
 it, so that the run can be repeated. A case that is named by itself always runs. `make proof` takes every case, with
@@ -49,10 +50,18 @@ def value_of(item: pytest.Item, parameter: str) -> str:
     return str(spec.params.get(parameter, "")) if spec else ""
 
 
+def drawn(name: str, seed: str) -> bytes:
+    return hashlib.sha256(f"{seed} {name}".encode()).digest()
+
+
 def sample(names: Iterable[str], share: int, seed: str) -> set[str]:
     """One name in `share`, rounded up."""
-    unique = sorted(set(names), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    unique = sorted(set(names), key=lambda name: drawn(name, seed))
     return set(unique[: math.ceil(len(unique) / share)])
+
+
+def has_its_turn(file: str, seeds: int, seed: str) -> bool:
+    return drawn(file, seed)[0] % seeds == 0
 
 
 def share_of(cases: Sequence[T], share: int) -> list[T]:
@@ -64,7 +73,13 @@ def share_of(cases: Sequence[T], share: int) -> list[T]:
     return [case for i, case in enumerate(cases) if str(i) in kept]
 
 
-def left_out(items: Iterable[pytest.Item], seed: str) -> list[pytest.Item]:
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
+    found: list[pytest.Item] = []
+    is_one_file = len({file_of(item) for item in items}) == 1
     sweeps: dict[tuple[str, ...], list[tuple[str, pytest.Item]]] = defaultdict(list)
     shares: dict[tuple[str, ...], int] = {}
     for item in items:
@@ -72,13 +87,15 @@ def left_out(items: Iterable[pytest.Item], seed: str) -> list[pytest.Item]:
         if mark is None:
             continue
         of = mark.kwargs.get("of")
+        if not (is_one_file or has_its_turn(file_of(item), mark.kwargs.get("seeds", 1), seed)):
+            found.append(item)
+            continue
         parent = item.parent.nodeid if item.parent else ""  # pytest-xdist changes an item's own
         name, function = f"{parent}::{item.name}", f"{parent}::{item.name.partition('[')[0]}"
         # A value of one parameter is chosen for all tests of a file, whose fixtures it is often made by.
         key = (parent.partition("::")[0], of) if of else (function, value_of(item, "device"))
         sweeps[key].append((value_of(item, of) if of else name, item))
         shares[key] = mark.args[0]
-    found: list[pytest.Item] = []
     for key, cases in sweeps.items():
         kept = sample((name for name, _ in cases), shares[key], seed)
         found += [item for name, item in cases if name not in kept]

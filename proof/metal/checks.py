@@ -49,7 +49,7 @@ def strict_metal_check(progress: Progress) -> Finding:
 @check("vocabulary", "every word of Metal's in the shaders is in Metal that Apple's compiler is known to take")
 def vocabulary_check(progress: Progress) -> Finding:
     progress.expect(2)
-    words = vocabulary.words()
+    words = vocabulary.words(vocabulary.trees_of_kernels())
     progress.step("read the shaders")
     projects = vocabulary.projects()
     named = vocabulary.sources(words, projects)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from proof.checks import Progress
 from proof.metal.facts import Facts, examine
 from proof.metal.front_end import CHECKOUT, SHADERS, Refused, compile_strictly, instantiation, shader_text, tools
-from proof.metal.launches import all_launches, probe_launches
+from proof.metal.launches import model_launches, probe_launches
 from proof.metal.rules import check_rules, no_recursion
 from proof.metal.tree import Layout, read_tree
 from proof.metal.values import NotUnderstood
@@ -24,7 +24,7 @@ FIRST_LINE = '#pragma clang diagnostic ignored "-Wc++17-extensions"\n'
 
 def unlaunched_shaders() -> list[str]:
     """Shaders with a kernel that neither a call nor a probe launches: nothing would be shown of them."""
-    known = {launch.variant.file for launch in [*all_launches(), *probe_launches()]}
+    known = {launch.variant.file for launch in [*model_launches(), *probe_launches()]}
     files = (str(path.relative_to(SHADERS)) for path in sorted(SHADERS.rglob("*.metal")))
     return [f"{file} is launched by no entry of torch_gdn/testing" for file in files if file not in known]
 

@@ -20,6 +20,7 @@ from proof.metal.front_end import SHADERS, compile_strictly
 from proof.metal.kernels import batches, source_of
 from proof.metal.launches import compiled_at, probe_launches, variants
 from proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
+from torch_gdn._recorder import KernelVariant
 from torch_gdn.testing import Point
 from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
@@ -96,14 +97,18 @@ def _has_words_of_its_own(point: Point) -> bool:
     return point.D in sizes and point.bits in (3, (3, 3), (3, 4))
 
 
-def _trees() -> list[Tree]:
+def trees_of_kernels() -> list[Tree]:
     """One instance of each kernel; recurrent ones in both layouts and with both decays, since each leaves out code."""
     rule = RulePoint(BFLOAT16, normalise=True, tokens=2)
     rules = [replace(rule, state_v_first=not channels, channels=channels) for channels in (True, False)]
     others = (each for each in compiled_at(CodecPoint, AuraPoint, PagePoint) if _has_words_of_its_own(each[1]))
     wanted = itertools.chain(*map(end_to_end, rules), stages_at(rules), computed(quick=True), others)
     found = [*variants(wanted), *(launch.variant for launch in probe_launches())]
-    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(found)]
+    return trees_of(found)
+
+
+def trees_of(kernels: Sequence[KernelVariant]) -> list[Tree]:
+    return [read_tree(*compile_strictly(source_of(batch))) for batch in batches(kernels)]
 
 
 def _declared(trees: Iterable[Tree]) -> set[str]:
@@ -131,9 +136,8 @@ def _body(function: Node) -> Node:
     return body
 
 
-def words() -> set[Word]:
-    """Of all files in shaders/."""
-    trees = _trees()
+def words(trees: Sequence[Tree]) -> set[Word]:
+    """The words of all files in shaders/. Which of them are functions of Metal's follows from the trees."""
     found = {Word("function", name) for name in _library_calls(trees)}
     texts = [metal_blocks(path.read_text()) for path in sorted(SHADERS.rglob("*")) if path.suffix in (".metal", ".h")]
     macros = {name for text in texts for name in re.findall(r"#\s*define\s+(\w+)", text)}

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.skipif(
         shutil.which(EMULATOR) is None or sys.platform != "linux", reason=f"no {EMULATOR}: apt-get install qemu-user"
     ),
-    pytest.mark.sweep(2, of="program"),
+    pytest.mark.sweep(2, of="program", seeds=3),
     pytest.mark.xdist_group("arm64"),  # one process builds the program
 ]
 

@@ -20,22 +20,29 @@ from torch_gdn.testing.registry import compiled, computed
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 
+# `make proof` computes the list anyway; it takes a minute.
+needs_every_launch = pytest.mark.sweep(1, seeds=4)
+
+
 @pytest.fixture(scope="module")
 def launches() -> list[Launch]:
     return strict_launches.all_launches()
 
 
+@needs_every_launch
 def test_every_variant_is_there_once(launches: list[Launch]) -> None:
     names = [launch.variant.name for launch in launches]
     assert len(names) == len(set(names)) >= 2310
 
 
+@needs_every_launch
 def test_what_the_check_compiles_and_what_models_launch_is_proved(launches: list[Launch]) -> None:
     proved = {launch.variant for launch in launches}
     assert {launch.variant for launch in strict_launches.model_launches()} <= proved
     assert {*strict_launches.variants([*computed(quick=False), *compiled()])} <= proved
 
 
+@needs_every_launch
 def test_every_choice_of_the_host_is_covered(launches: list[Launch]) -> None:
     """Of the largest kernels: each dtype, chunk size, vector width and flag with each size."""
     sizes = [(T, K, V) for T in METAL_TYPES.values() for K, V in strict_launches.SIZES]

@@ -10,15 +10,22 @@ import pytest
 from proof.mac.wheels import Unavailable
 from proof.metal import front_end as strict_front_end
 from proof.metal import vocabulary
+from proof.metal.tree import Tree
 from proof.metal.vocabulary import Word
 from tests.proof.needs import needs_clang
+from torch_gdn._recorder import KernelVariant
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 
 @pytest.fixture(scope="module")
-def words() -> set[Word]:
-    return vocabulary.words()
+def trees() -> list[Tree]:
+    return vocabulary.trees_of_kernels()
+
+
+@pytest.fixture(scope="module")
+def words(trees: list[Tree]) -> set[Word]:
+    return vocabulary.words(trees)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +70,16 @@ def test_our_own_names_are_no_words(words: set[Word]) -> None:
     assert not own & {word.text for word in words}
 
 
-def test_a_new_word_is_not_in_the_table(words: set[Word], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_new_word_is_not_in_the_table(
+    trees: list[Tree], words: set[Word], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
     solve = shaders / "gdn/solve_tril.metal"
     solve.write_text(solve.read_text().replace("0.0f;\n  }", "simd_product(0.0f);\n  }", 1))
     monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
     monkeypatch.setattr(vocabulary, "SHADERS", shaders)
-    new = vocabulary.words() - words
+    changed = vocabulary.trees_of([KernelVariant("solve_tril", "gdn/solve_tril.metal", ("64",))])
+    new = vocabulary.words([*trees, *changed]) - words
     assert new == {Word("function", "simd_product")} and not new & vocabulary.read_table().keys()
 
 

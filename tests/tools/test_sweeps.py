@@ -12,12 +12,13 @@ from tests import sweeps
 SEEDS = [str(number) for number in range(50)]
 
 
-def case(name: str, share: int, of: str | None = None, **params: Any) -> Any:
-    mark = SimpleNamespace(args=(share,), kwargs={"of": of})
+def case(name: str, share: int, of: str | None = None, seeds: int = 1, file: str = "test_x", **params: Any) -> Any:
+    mark = SimpleNamespace(args=(share,), kwargs={"of": of, "seeds": seeds})
     name = f"{name}[{'-'.join(map(str, params.values()))}]"
     return SimpleNamespace(
         name=name,
-        parent=SimpleNamespace(nodeid="tests/test_x.py"),
+        nodeid=f"tests/{file}.py::{name}",
+        parent=SimpleNamespace(nodeid=f"tests/{file}.py"),
         callspec=SimpleNamespace(params=params),
         get_closest_marker=lambda _: mark if share else None,
     )
@@ -50,6 +51,15 @@ def test_values_of_one_parameter_are_chosen_for_the_whole_file() -> None:
     for seed in SEEDS:
         assert len({item.callspec.params["compiler"] for item in kept(items, seed)}) == 1
         assert len(kept(items, seed)) == 4
+
+
+def test_files_take_turns_among_seeds_and_a_file_by_itself_runs() -> None:
+    own = [case(name, 1, seeds=4, n=n) for name in ("a", "b") for n in range(3)]
+    always = case("c", 0, file="test_y", n=1)
+    runs = [kept([*own, always], seed) for seed in SEEDS]
+    assert all(run in ([*own, always], [always]) for run in runs)
+    assert 5 <= sum(len(run) > 1 for run in runs) <= 20
+    assert all(kept(own, seed) == own for seed in SEEDS)
 
 
 def test_a_case_by_itself_and_tests_without_the_mark_run() -> None:
