@@ -1,5 +1,6 @@
 #include "ops/arguments.h"
 
+#include <c10/core/impl/COW.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
@@ -120,9 +121,18 @@ void check_required(const char* op, const std::vector<Argument>& arguments, Tens
   }
 }
 
+// A lazy clone shares its memory until somebody asks to write. PyTorch's allocator for mps cannot copy at that moment.
+static void make_own(const char* op, const std::string& argument, const at::Tensor& tensor) {
+  if (!c10::impl::cow::is_cow_data_ptr(tensor.storage().data_ptr())) return;
+  TORCH_CHECK_VALUE(tensor.is_cpu(), op, ": ", argument, ": expected memory of its own, got a lazy clone on ",
+                    tensor.device(), "; pass its clone()");
+  tensor.mutable_data_ptr();
+}
+
 void check_written(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!arguments[i].is_written || tensors[i] == nullptr) continue;
+    make_own(op, arguments[i].name, *tensors[i]);
     TORCH_CHECK_VALUE(tensors[i]->numel() == 0 || !overlaps_itself(*tensors[i]), op, ": ", arguments[i].name,
                       ": expected elements that do not overlap, got strides ", tensors[i]->strides());
     for (size_t j = 0; j < tensors.size(); ++j) {

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor import config as inductor_config
 
 from tests.helpers.cases import END_TO_END_OPS, make_case
 from tests.helpers.prefill import each_op
+from torch_gdn.testing import REGISTRY
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +70,27 @@ def test_an_input_that_requires_grad_is_an_error_when_compiled(device: torch.dev
     compiled = torch.compile(END_TO_END_OPS["chunk_gated_delta_rule"], fullgraph=True, backend="aot_eager")
     with pytest.raises(RuntimeError, match="v: expected a tensor that does not require grad"):
         compiled(*case.qkv, **case.options)
+
+
+@pytest.mark.parametrize(
+    "op", ["chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_", "causal_conv1d_update_"]
+)
+def test_inductor_writes_to_the_callers_pool_and_copies_none(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool has gigabytes, and Inductor copies what it cannot show to be safe to write to."""
+    entry = REGISTRY[op]
+    call, expected = entry.smallest(), entry.smallest()
+    graphs: list[torch.fx.Graph] = []
+    monkeypatch.setattr(inductor_config, "post_grad_custom_post_pass", graphs.append)
+
+    def layer(pool: Tensor, **others: Any) -> Any:
+        return entry.overload(**others, state_pool=pool)
+
+    torch.compile(layer, fullgraph=True)(call["state_pool"], **{k: x for k, x in call.items() if k != "state_pool"})
+    entry.run(expected)
+    assert torch.equal(call["state_pool"], expected["state_pool"])
+    (graph,) = graphs
+    (written,) = [node for node in graph.nodes if node.target is entry.overload]
+    assert written.args[entry.arguments.index("state_pool")].op == "placeholder"
+    copies = [node for node in graph.nodes if "copy" in str(node.target)]
+    assert all(target is source for target, source in (node.args for node in copies))  # Inductor emits nothing for it
+    assert not any("clone" in str(node.target) for node in graph.nodes)

@@ -164,6 +164,22 @@ def test_a_view_without_its_numbers_in_memory_cannot_be_written(
             REGISTRY[op].run(call)
 
 
+@pytest.mark.parametrize("op", [name for name, entry in REGISTRY.items() if entry.written])
+def test_writing_to_a_lazy_clone_leaves_the_original_as_it_was(device: torch.device, op: str) -> None:
+    entry = REGISTRY[op]
+    call = to_device(entry.smallest(), device)
+    originals = {name: call[name] for name in entry.written if call.get(name) is not None}
+    copies = {name: x.clone() for name, x in originals.items()}
+    call |= {name: torch._lazy_clone(x) for name, x in originals.items()}
+    if device.type == "mps":
+        with pytest.raises(ValueError, match=rf"^{op}: \w+: expected memory of its own, got a lazy clone on mps"):
+            entry.run(call)
+        return
+    entry.run(call)
+    assert any(not torch.equal(call[name], copies[name]) for name in copies)
+    assert all(torch.equal(x, copies[name]) for name, x in originals.items())
+
+
 @pytest.mark.parametrize("entry", FLOATS, ids=name_of)
 def test_a_negated_view_is_read_as_its_numbers(device: torch.device, entry: OpEntry[Any]) -> None:
     call, negated = (to_device(entry.smallest(), device) for _ in range(2))
