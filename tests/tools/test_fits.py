@@ -1,0 +1,91 @@
+"""What `python -m torch_gdn.fits` counts is what a model holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.integrations.models import random_model, random_tokens
+from torch_gdn import fits
+
+pytest.importorskip("transformers")
+DOCS = Path(__file__).parents[2] / "docs"
+TOKENS = 70
+
+
+def tensors_of(thing: Any) -> list[Tensor]:
+    """All tensors of a cache's layers."""
+    if isinstance(thing, Tensor):
+        return [thing]
+    values = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple) else ()
+    if hasattr(thing, "__dict__"):
+        values = vars(thing).values()
+    return [x for value in values for x in tensors_of(value)]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"])
+def test_a_real_model_holds_what_is_counted(kind: str) -> None:
+    model = random_model(kind, torch.bfloat16)
+    needs = fits.needs_of(model.config)
+    assert needs.parameters == sum(x.numel() for x in model.parameters())
+    assert needs.weights["bf16"] == sum(x.nbytes for x in model.parameters())
+    cache = model(input_ids=random_tokens(1, TOKENS), use_cache=True).past_key_values
+    held = sum(x.nbytes for layer in cache.layers for x in tensors_of(layer) if x.is_floating_point())
+    assert held == needs.state + TOKENS * needs.cache_per_token
+
+
+def test_packed_weights_are_codes_scales_and_biases() -> None:
+    """64 columns in 4 bits are 32 bytes of codes, and a scale and a bias of 2 bytes each."""
+    layer = torch.nn.Sequential(torch.nn.Linear(64, 3), torch.nn.Linear(40, 3, bias=False))
+    sizes = {
+        each.name: sum(each.bytes_of(x.numel(), columns, e) for x, columns, e in fits.packable(layer))
+        for each in fits.FORMATS
+    }
+    rest = 2 * 3 + 2 * 3 * 40  # the bias, and a matrix whose columns make no whole group
+    assert sizes["4 bits, groups of 64"] == 3 * (32 + 4) + rest
+    assert sizes["8 bits, groups of 64"] == 3 * (64 + 4) + rest
+    assert sizes["experts in 4 bits, groups of 128"] == sizes["bf16"] == 2 * 3 * 64 + rest
+
+
+def test_experts_alone_are_packed() -> None:
+    needs = fits.needs_of(random_model("qwen3_next", hidden_size=128, moe_intermediate_size=128).config)
+    experts = 2 * 2 * 3 * 128 * 128  # layers, experts, matrices
+    saved = needs.weights["bf16"] - needs.weights["experts in 4 bits, groups of 128"]
+    assert saved == 2 * experts - (experts // 2 + experts // 128 * 4)
+
+
+def test_the_smallest_mac() -> None:
+    assert fits.smallest_mac(5 * fits.GB) == 8
+    assert fits.smallest_mac(24 * fits.GB) == 36
+    assert fits.smallest_mac(24 * fits.GB + 1) == 48
+    assert fits.smallest_mac(400 * fits.GB) is None
+
+
+def test_the_page_has_the_table() -> None:
+    assert "\n".join(fits.table()) in (DOCS / "models.md").read_text()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "torch_gdn.fits", *arguments], capture_output=True, text=True)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    random_model("qwen3_5").config.save_pretrained(tmp_path)
+    done = run(str(tmp_path), "--tokens", "1000", "--requests", "2")
+    assert done.returncode == 0 and "2 x cache of 1,000 tokens" in done.stdout
+    assert [line.split()[-2:] for line in done.stdout.splitlines()[-4:]] == [["8", "GB"]] * 4
+    absent = run(str(tmp_path / "absent"))
+    assert absent.returncode == 1 and absent.stderr.startswith("torch_gdn.fits: ")
+
+
+def test_a_model_without_the_rule_is_refused() -> None:
+    from transformers import LlamaConfig
+
+    with pytest.raises(ValueError, match="expected a model with Gated DeltaNet layers, got 'llama'"):
+        fits.needs_of(LlamaConfig())

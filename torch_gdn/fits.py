@@ -1,0 +1,224 @@
+"""Which Mac a model fits on: its weights in each format, the states and the cache of one request.
+
+    python -m torch_gdn.fits Qwen/Qwen3.5-35B-A3B
+    python -m torch_gdn.fits ./my-model --tokens 131072 --requests 4
+    python -m torch_gdn.fits --table                     the table of docs/models.md
+
+MODEL is a name on the Hub, a folder or a config.json; only the configuration is read. The model is built without memory
+and its parameters are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_gdn._mps import why_no_mps
+
+GB = 10**9  # as Apple and the Hub count
+MEMORIES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GB of Macs
+TOKENS = 32_768
+# Models whose sizes transformers' default configurations have.
+KNOWN = {
+    "Qwen3.5-9B": "Qwen3_5TextConfig",
+    "Qwen3.5-35B-A3B": "Qwen3_5MoeTextConfig",
+    "Qwen3-Next-80B-A3B": "Qwen3NextConfig",
+    "OLMo-Hybrid-7B": "OlmoHybridConfig",
+}
+
+
+@dataclass(frozen=True)
+class Format:
+    """How weights are stored: `bits` codes with a scale and a bias of 16 bits per group, or bfloat16."""
+
+    name: str
+    bits: int = 16
+    group_size: int = 0
+    experts_only: bool = False
+
+    def bytes_of(self, values: int, columns: int, is_expert: bool) -> int:
+        if self.bits == 16 or (self.experts_only and not is_expert) or columns % self.group_size:
+            return 2 * values
+        return values * self.bits // 8 + values // self.group_size * 4
+
+
+FORMATS = (
+    Format("bf16"),
+    Format("8 bits, groups of 64", 8, 64),
+    Format("4 bits, groups of 64", 4, 64),
+    Format("experts in 4 bits, groups of 128", 4, 128, experts_only=True),
+)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model takes, in bytes.
+
+    Attributes:
+        parameters: their number; tied ones count once.
+        weights: bytes by name of the format.
+        state: bytes per request of the recurrent and convolution states.
+        cache_per_token: bytes per token and request of keys and values.
+    """
+
+    parameters: int
+    weights: dict[str, int]
+    state: int
+    cache_per_token: int
+
+    def total(self, name: str, tokens: int = TOKENS, requests: int = 1) -> int:
+        return self.weights[name] + requests * (self.state + tokens * self.cache_per_token)
+
+
+def recommended(memory: int) -> int:
+    """What Metal recommends to use at most of a Mac's `memory`: two thirds, or three quarters above 36 GB.
+
+    macOS decides; on a Mac `torch.mps.recommended_max_memory()` has its number.
+    """
+    return memory * 3 // 4 if memory > 36 * GB else memory * 2 // 3
+
+
+def smallest_mac(needed: int) -> int | None:
+    """GB of the smallest Mac for which Metal recommends that much, or None."""
+    return next((size for size in MEMORIES if recommended(size * GB) >= needed), None)
+
+
+# ---- a configuration -------------------------------------------------------------------------------------------------
+
+
+def configuration_of(model: str) -> Any:
+    transformers = importlib.import_module("transformers")
+    if model in KNOWN:
+        return getattr(transformers, KNOWN[model])()
+    return transformers.AutoConfig.from_pretrained(model)
+
+
+def needs_of(configuration: Any) -> Needs:
+    """The needs of a causal language model with this configuration.
+
+    Raises:
+        ValueError: If the model has no Gated DeltaNet layers with the configuration's usual names.
+    """
+    text = configuration.get_text_config()
+    if not hasattr(text, "linear_num_value_heads"):
+        raise ValueError(f"configuration: expected a model with Gated DeltaNet layers, got {text.model_type!r}")
+    auto = importlib.import_module("transformers").AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(text)
+    parameters = list(packable(model))
+    return Needs(
+        parameters=sum(x.numel() for x, _, _ in parameters),
+        weights={
+            each.name: sum(each.bytes_of(x.numel(), columns, is_expert) for x, columns, is_expert in parameters)
+            for each in FORMATS
+        },
+        state=state_bytes(text),
+        cache_per_token=cache_bytes(text),
+    )
+
+
+def packable(model: nn.Module) -> Iterator[tuple[Tensor, int, bool]]:
+    """Each parameter once, with its columns (1 if it is never packed), and whether it is an expert's."""
+    seen: set[Tensor] = set()
+    for module in model.modules():
+        for x in module.parameters(recurse=False):
+            if x in seen:
+                continue
+            seen.add(x)
+            is_expert = x.dim() == 3 and "Experts" in type(module).__name__
+            is_matrix = isinstance(module, nn.Linear | nn.Embedding) and x.dim() == 2
+            yield x, x.shape[-1] if is_matrix or is_expert else 1, is_expert
+
+
+def layers(text: Any, kind: str) -> int:
+    return list(text.layer_types).count(kind)
+
+
+def state_bytes(text: Any) -> int:
+    """Of one request: states in float32, the convolution's columns in bfloat16."""
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    values = text.linear_num_value_heads * text.linear_value_head_dim
+    state = 4 * text.linear_key_head_dim * values
+    convolution = 2 * (2 * keys + values) * text.linear_conv_kernel_dim
+    return layers(text, "linear_attention") * (state + convolution)
+
+
+def cache_bytes(text: Any) -> int:
+    """Of one token: keys and values in bfloat16."""
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return layers(text, "full_attention") * 2 * 2 * text.num_key_value_heads * size
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+def gigabytes(size: int) -> str:
+    return f"{size / GB:.2f}" if size < 10 * GB else f"{size / GB:.1f}"
+
+
+def report(model: str, needs: Needs, tokens: int, requests: int) -> Iterator[str]:
+    state, cache = requests * needs.state, requests * tokens * needs.cache_per_token
+    yield f"{model}: {needs.parameters / 1e9:.1f} billion parameters"
+    yield f"{requests} x state: {gigabytes(state)} GB; {requests} x cache of {tokens:,} tokens: {gigabytes(cache)} GB"
+    here = 0 if why_no_mps() else torch.mps.recommended_max_memory()
+    if here:
+        yield f"Metal recommends {gigabytes(here)} GB on this machine."
+    yield ""
+    yield f"{'weights':34}{'GB':>8}{'in all':>8}  smallest Mac"
+    for name, weights in needs.weights.items():
+        needed = needs.total(name, tokens, requests)
+        mac = smallest_mac(needed)
+        line = f"{name:34}{gigabytes(weights):>8}{gigabytes(needed):>8}  {f'{mac} GB' if mac else 'none'}"
+        yield line + (("; fits here" if needed <= here else "; does not fit here") if here else "")
+
+
+def table() -> Iterator[str]:
+    """The table of docs/models.md."""
+    yield "| model | weights | GB | state, MB | cache, GB | in all, GB | smallest Mac |"
+    yield "|---|---|---|---|---|---|---|"
+    for model in KNOWN:
+        needs = needs_of(configuration_of(model))
+        for name, weights in needs.weights.items():
+            if name.startswith("experts") and weights == needs.weights["bf16"]:
+                continue  # a model without experts
+            cache, needed = TOKENS * needs.cache_per_token, needs.total(name)
+            mac = smallest_mac(needed)
+            cells = [model, name, gigabytes(weights), f"{needs.state / 10**6:.0f}", gigabytes(cache)]
+            yield f"| {' | '.join([*cells, gigabytes(needed), f'{mac} GB' if mac else 'none'])} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 1 if the model's configuration cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_gdn.fits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", help=f"a name on the Hub, a folder, or one of {', '.join(KNOWN)}")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens per request; default: %(default)s")
+    parser.add_argument("--requests", type=int, default=1, help="requests at a time; default: %(default)s")
+    parser.add_argument("--table", action="store_true", help="print the table of docs/models.md")
+    options = parser.parse_args(arguments)
+    if options.table:
+        print("\n".join(table()))
+        return 0
+    if options.model is None:
+        parser.error("MODEL is missing")
+    if options.tokens < 1 or options.requests < 1:
+        parser.error(f"--tokens and --requests: expected at least 1, got {options.tokens} and {options.requests}")
+    try:
+        needs = needs_of(configuration_of(options.model))
+    except (OSError, ValueError, ImportError) as error:
+        print(f"torch_gdn.fits: {options.model}: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(report(options.model, needs, options.tokens, options.requests)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
