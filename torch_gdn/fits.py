@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from torch_gdn._mps import why_no_mps
 GB = 10**9  # as Apple and the Hub count
 MEMORIES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GB of Macs
 TOKENS = 32_768
+FLOATS = ("F32", "BF16", "F16")  # dtypes as safetensors names them
+BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 # Models whose sizes transformers' default configurations have.
 KNOWN = {
     "Qwen3.5-9B": "Qwen3_5TextConfig",
@@ -88,6 +92,35 @@ def recommended(memory: int) -> int:
 def smallest_mac(needed: int) -> int | None:
     """GB of the smallest Mac for which Metal recommends that much, or None."""
     return next((size for size in MEMORIES if recommended(size * GB) >= needed), None)
+
+
+def check_memory(what: str, needed: int, device: torch.device) -> None:
+    """Checks that `needed` bytes fit into what Metal recommends, beside what PyTorch has allocated; on `mps` alone.
+
+    Raises:
+        torch.OutOfMemoryError: If they do not. Above the recommendation a Mac swaps, and may stop to respond.
+    """
+    if device.type != "mps":
+        return
+    limit, allocated = torch.mps.recommended_max_memory(), torch.mps.current_allocated_memory()
+    if needed + allocated > limit:
+        raise torch.OutOfMemoryError(
+            f"{what}: {gigabytes(needed)} GB needed and {gigabytes(allocated)} GB allocated, but Metal recommends at "
+            f"most {gigabytes(limit)} GB on this machine; `python -m torch_gdn.fits` prints what a model needs"
+        )
+
+
+def bytes_when_loaded(folder: Path, dtype: torch.dtype) -> int:
+    """The size of a checkpoint's weights in memory; numbers of 16 or 32 bits get the model's dtype."""
+    safe_open = importlib.import_module("safetensors").safe_open
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  # not a dict
+                piece = file.get_slice(name)
+                size = dtype.itemsize if piece.get_dtype() in FLOATS else BYTES.get(piece.get_dtype(), 1)
+                total += math.prod(piece.get_shape()) * size
+    return total
 
 
 # ---- a configuration -------------------------------------------------------------------------------------------------

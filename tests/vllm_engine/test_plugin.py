@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.vllm_engine.models import config_of
@@ -291,3 +293,19 @@ def test_torch_keeps_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in modules:
         assert not set(names(module.torch)) & set(own)
         assert module.torch.float32 is torch.float32 and module.torch.cuda.Event is module.torch.Event
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
+    mps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch_gdn.integrations.vllm.worker import MpsWorker
+
+    save_file({"weight": torch.zeros(1000)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 1999)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+    worker = object.__new__(MpsWorker)
+    worker.model_config = SimpleNamespace(model=str(tmp_path), dtype=torch.bfloat16)
+    worker.load_config = SimpleNamespace(load_format="auto")
+    worker.device = torch.device("mps")
+    with pytest.raises(torch.OutOfMemoryError, match=r"^the weights in .+ Metal recommends at most"):
+        worker.load_model()

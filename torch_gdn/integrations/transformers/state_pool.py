@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn.fits import check_memory
 from torch_gdn.integrations import serving
 
 ALIGNMENT = 16  # bytes: what `batch_copy_` moves at a time
@@ -113,11 +114,15 @@ class StatePool:
         sizes: of each of them.
         slots: how many requests there can be at once.
         device: where the states are.
+
+    Raises:
+        torch.OutOfMemoryError: If the slots do not fit into what Metal recommends.
     """
 
     def __init__(self, layers: Sequence[int], sizes: StateSizes, slots: int, device: torch.device) -> None:
         self.sizes, self.device, self.slots = sizes, device, slots
         self.slot_bytes = self.bytes_per_slot(len(layers), sizes)
+        check_memory(f"{slots} slots of states", slots * self.slot_bytes, device)
         self.storage = torch.zeros(slots * self.slot_bytes, dtype=torch.uint8, device=device)
         self.layers = {layer: LayerStates(self, n * sizes.layer_bytes) for n, layer in enumerate(layers)}
         self.free = list(range(slots))[::-1]  # the last is taken next: one without a name, or used least recently

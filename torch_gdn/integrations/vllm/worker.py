@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from torch_gdn import _C
+from torch_gdn.fits import bytes_when_loaded, check_memory
 from torch_gdn.integrations.vllm import compat
 from torch_gdn.integrations.vllm.model_runner import MpsModelRunner
 from torch_gdn.integrations.vllm.warmup import compile_kernels
@@ -69,6 +71,14 @@ class MpsWorker(Worker):
                 "VLLM_USE_V2_MODEL_RUNNER: expected 0 on mps, since model runner V2 is made of Triton kernels"
             )
         return MpsModelRunner(self.vllm_config, self.device)
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Refuses a model that is larger than what Metal recommends before any of it is read."""
+        folder = Path(self.model_config.model)
+        if not load_dummy_weights and self.load_config.load_format != "dummy" and folder.is_dir():
+            needed = bytes_when_loaded(folder, self.model_config.dtype)
+            check_memory(f"the weights in {folder}", needed, self.device)
+        super().load_model(load_dummy_weights=load_dummy_weights)
 
     def determine_available_memory(self) -> int:
         """Bytes for the pools: what Metal recommends, by gpu_memory_utilization, less what weights and a step take."""
