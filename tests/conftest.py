@@ -4,6 +4,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Each worker has a core, and threads that spin for another's core cost minutes. Tests' own processes inherit this.
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 
 os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine changes no test
@@ -18,9 +23,6 @@ from torch_gdn.prefill import prefill_algorithm
 torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see that an op's schema has changed
 
 collect_ignore = ["vllm_engine"]  # `make test-vllm`, in an environment of its own
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
 
 
 def pytest_report_header() -> str:

@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # each worker has a core; threads that spin for another's core cost minutes
+
 import torch
 
 import mps_simulator
@@ -13,9 +17,6 @@ import scale_kernel
 from mps_simulator.device import Settings
 
 FOLDER = Path(__file__).parents[1]
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # each worker has a core; threads that spin for another's core cost minutes
 
 
 @pytest.fixture(autouse=True, scope="module")
