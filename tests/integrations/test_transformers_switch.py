@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.helpers.devices import ready
 from tests.integrations import models
 from tests.integrations.models import KINDS, distance, random_model
 from torch_gdn.integrations import transformers
@@ -67,18 +68,21 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     assert str(status).endswith("l2norm failed the self-test: y: error 1; the CPU's kernel runs instead, on copies")
     [needed] = asked
     wanted = set(switch.MODEL_OPS)
+    of_experts = set(switch.EXPERT_OPS) if "experts" in status.replaced else set()
+    wanted |= of_experts
     wanted |= set(switch.KDA_OPS) if set(KDA_MODELS) & status.replaced.keys() else set()
     wanted |= set(switch.POOL_OPS) if "continuous batching" in status.replaced else set()  # of one version alone
     assert {case.op for case in needed()} == wanted
+    device = ready("mps")
     with torch.no_grad(), cases_of_calls() as called:
         for kind in EVERYWHERE:
-            model, ids = random_model(kind), models.random_tokens(1, 5)
+            model, ids = random_model(kind).to(device), models.random_tokens(1, 5).to(device)
             cache = model(ids, use_cache=True).past_key_values
             model(ids[:, :1], past_key_values=cache)
     # Decoding is in place; with an older transformers, or where the op in place has failed, it is not.
     decoding = {"fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"}
     found = {case.op for case in called.cases}
-    assert found - decoding == set(switch.MODEL_OPS) - decoding
+    assert found - decoding == (set(switch.MODEL_OPS) | of_experts) - decoding
     assert len(found & decoding) == 1
 
 

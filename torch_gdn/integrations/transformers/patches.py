@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from torch_gdn.integrations.transformers import experts
+from torch_gdn.integrations.transformers import experts, norms
 from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
@@ -128,6 +128,7 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
     for ending, function in FORWARDS.items():
         for owner in classes_named(module, ending):
             yield patch(owner, "forward", function)
+    yield from norm_patches(module)
     for owner in classes_named(module, "SparseMoeBlock"):
         if experts.has_known_block(module, owner):
             yield patch(owner, "forward", "moe_block")
@@ -143,11 +144,17 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
 
 
 def kda_patches(module: ModuleType) -> Iterator[Patch]:
-    """Of a model of Kimi Delta Attention: its rule and its short convolutions."""
+    """A model of Kimi Delta Attention: its rule, its norms and its short convolutions."""
     for name, function in KDA_IN_THE_MODULE.items():
         if name in vars(module):
             yield patch(module, name, function)
+    yield from norm_patches(module)
     yield from convolution_patches(module)
+
+
+def norm_patches(module: ModuleType) -> Iterator[Patch]:
+    for owner in norms.norm_classes(module):
+        yield patch(owner, "forward", "rms_norm")
 
 
 def experts_patches() -> Iterator[Patch]:

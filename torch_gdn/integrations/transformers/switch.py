@@ -37,8 +37,10 @@ MODEL_OPS = (
     "fused_recurrent_gated_delta_rule_",
     "causal_conv1d",
     "causal_conv1d_update_",
+    "rms_norm",
     "rms_norm_gated",
 )
+EXPERT_OPS = ("moe_router", "moe_gate_up", "moe_down")
 KDA_OPS = ("chunk_kda", "fused_recurrent_kda")
 POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")
 FEATURES = {  # and the function of a module here that yields their patches, imported when one is asked for
@@ -116,6 +118,7 @@ def needed_cases() -> list[Case]:
     from torch_gdn.self_test.cases import cases_of  # here: it is needed where there is an mps device
 
     ops = [*MODEL_OPS, *(KDA_OPS if applied.keys() & set(KDA_MODELS) else ())]
+    ops += EXPERT_OPS if "experts" in applied else ()
     return cases_of([*ops, *(POOL_OPS if "continuous batching" in applied else ())])
 
 

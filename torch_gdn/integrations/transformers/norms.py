@@ -1,0 +1,112 @@
+"""The RMS norms of transformers' models, in one launch instead of eleven operators, on mps.
+
+Models differ in the weight (it or 1 + it multiplies) and in where they round. A class is taken if it computes what one
+of the known forms does; this is tried on a few rows when torch_gdn is enabled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_gdn.integrations.transformers.functions import Function, common_reason
+from torch_gdn.integrations.transformers.refusal import kept, meta, refused
+
+
+@dataclass(frozen=True)
+class Form:
+    zero_centered: bool
+    round_norm: bool
+
+    def apply(self, norm: Any, x: Tensor) -> Tensor:
+        y, _ = torch.ops.gdn.rms_norm(x, norm.weight, None, eps_of(norm), self.zero_centered, self.round_norm)
+        normed: Tensor = y
+        return normed
+
+
+FORMS = (Form(True, False), Form(False, False), Form(False, True))
+form_of_class: dict[type, Form | None] = {}  # by class of a norm; None for one that computes something else
+
+
+def eps_of(norm: Any) -> float:
+    """Models call it by one of two names."""
+    return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+
+
+def norm_classes(module: ModuleType) -> Iterator[type]:
+    """The classes of a model's module that are RMS norms of a known form."""
+    for owner in vars(module).values():
+        is_own = isinstance(owner, type) and owner.__module__ == module.__name__
+        if is_own and owner.__name__.endswith("RMSNorm") and known_form(owner) is not None:
+            yield owner
+
+
+def known_form(owner: type) -> Form | None:
+    if owner not in form_of_class:
+        form_of_class[owner] = find_form(owner)
+    return form_of_class[owner]
+
+
+def find_form(owner: Callable[..., Any]) -> Form | None:
+    """The only form whose results the class has in both dtypes, on rows where every form gives others."""
+    with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            norm = owner(64)
+        except TypeError:  # a constructor of another kind
+            return None
+        if getattr(norm, "weight", None) is None or not (hasattr(norm, "eps") or hasattr(norm, "variance_epsilon")):
+            return None
+        norm.weight.copy_(torch.randn(64))
+        rows = torch.randn(8, 64)
+        matching = [form for form in FORMS if all(agrees(form, norm, rows, dtype) for dtype in DTYPES)]
+    return matching[0] if len(matching) == 1 else None
+
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def agrees(form: Form, norm: Any, rows: Tensor, dtype: torch.dtype) -> bool:
+    """To two roundings of float32; in bfloat16 a value in 100 may be rounded the other way."""
+    norm, x = norm.to(dtype), rows.to(dtype)
+    own, theirs = form.apply(norm, x), norm(x)
+    if dtype == torch.float32:
+        return torch.allclose(own, theirs, rtol=4e-7, atol=1e-6)
+    return bool((own != theirs).float().mean() < 0.01)
+
+
+def form_of(norm: Any) -> Form:
+    return next(form for each in type(norm).__mro__ if (form := form_of_class.get(each)) is not None)
+
+
+@kept
+def rms_norm_refusal(row: tuple[int, ...], dtype: torch.dtype, weight: tuple[tuple[int, ...], torch.dtype]) -> str:
+    return refused("rms_norm", x=meta(row, dtype), weight=meta(*weight))
+
+
+def is_elsewhere(norm: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether the call goes to transformers' own norm without a word.
+
+    Inductor fuses a norm in a compiled graph, and Qwen4-Exp has norms of groups of channels.
+    """
+    is_grouped = getattr(norm, "group_size", None) is not None
+    return norm.weight.device.type != "mps" or torch.compiler.is_compiling() or is_grouped
+
+
+def norm_reason(norm: Any, hidden_states: Tensor) -> str:
+    weight = norm.weight
+    return common_reason(hidden_states, weight) or rms_norm_refusal(
+        hidden_states.shape[-1:], hidden_states.dtype, (weight.shape, weight.dtype)
+    )
+
+
+def run_norm(norm: Any, hidden_states: Tensor) -> Tensor:
+    return form_of(norm).apply(norm, hidden_states)
+
+
+FUNCTIONS = {"rms_norm": Function(norm_reason, run_norm, is_elsewhere)}
