@@ -41,6 +41,7 @@ Call call_of(const MoeDown<int64_t>& op) {
 
 void run(const MoeDown<int64_t>& op, const Tensor& y) {
   const auto& s = op.shape;
+  TORCH_CHECK_NOT_IMPLEMENTED(op.packing.bits == 0, "moe_down: expected weights that are not packed on mps");
   if (s.T == 0) return;
   Call call = call_of(op);
   const auto dtype = y.scalar_type();

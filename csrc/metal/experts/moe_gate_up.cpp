@@ -37,6 +37,7 @@ Call call_of(const MoeGateUp<int64_t>& op) {
 void run(const MoeGateUp<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [hidden, shared_hidden] = outputs;
   const auto& s = op.shape;
+  TORCH_CHECK_NOT_IMPLEMENTED(op.packing.bits == 0, "moe_gate_up: expected weights that are not packed on mps");
   if (s.T == 0) return;
   Call call = call_of(op);
   const auto dtype = op.x.scalar_type();
