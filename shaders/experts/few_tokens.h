@@ -60,7 +60,7 @@ METAL_FUNC void multiply_vectors(
       for (int column = int(thread_index) * Width; column < length; column += Threads * Width) {
         typedef typename VectorOf<T, Width>::type Vector;
         const Vector values = v < group.count ? Vector(*(device const Vector*)(source + column)) : Vector(T(0));
-        *(threadgroup Vector*)(staged + v * kColumns + column) = values;
+        *(threadgroup Vector*)(staged + v * kColumns + Decoder::template place<kColumns>(column)) = values;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -74,7 +74,8 @@ METAL_FUNC void multiply_vectors(
         Values<kStep> weights[2 * kRowsOfHalf];
         UNROLL for (int row = 0; row < 2 * kRowsOfHalf; ++row) weights[row] = blocks[row].values(step);
         UNROLL for (int v = 0; v < Count; ++v) {
-          const Values<kStep> x = staged_values<kStep>(staged + v * kColumns + column + step * kStep);
+          const int at = v * kColumns + Decoder::template place<kColumns>(column + step * kStep);
+          const Values<kStep> x = staged_values<kStep>(staged + at);
           UNROLL for (int row = 0; row < 2 * kRowsOfHalf; ++row) {
             UNROLL for (int i = 0; i < kStep; ++i) sums[row * Count + v] += weights[row].at[i] * x.at[i];
           }

@@ -61,6 +61,13 @@ struct Weights {
     METAL_FUNC Values<kStep> values(int step) const { return codes.values(step, own); }
   };
 
+  // Where a slice of a vector has a column in threadgroup memory: what neighbouring lanes read at once lies side by
+  // side.
+  template <int Slice>
+  METAL_FUNC static int place(int column) {
+    return column % kColumns / kStep * (Slice * kStep / kColumns) + column / kColumns * kStep + column % kStep;
+  }
+
   Matrix<T, Bits> matrix;
   int first, rows;  // that there are from the first on; a row past them repeats the last
 
@@ -119,6 +126,11 @@ struct Weights<T, 0, Width> {
     Values<Width> loaded;
     METAL_FUNC Values<kStep> values(int) const { return loaded; }
   };
+
+  template <int Slice>
+  METAL_FUNC static int place(int column) {
+    return column;
+  }
 
   Matrix<T, 0> matrix;
   int first, rows;
