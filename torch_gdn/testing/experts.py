@@ -144,7 +144,8 @@ def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, s
 
 
 def wrong_gate_up(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
-    gate, up = (tuple(f"shared_{each}_{part}" for part in ("proj", "scales", "biases")) for each in ("gate", "up"))
+    gate = ("shared_gate_proj", "shared_gate_scales", "shared_gate_biases")
+    up = ("shared_up_proj", "shared_up_scales", "shared_up_biases")
     yield from wrong_packed(entry, "w_gate_up", gate, up)
     yield from [*invalid.integers("x"), *invalid.float64("x"), *wrong_ids()]
     yield from wrong_weights("w_gate_up", "shared_gate_proj", "shared_up_proj")
