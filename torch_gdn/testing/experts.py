@@ -206,6 +206,8 @@ ROUTERS = [
 def compiled() -> Iterator[ExpertPoint]:
     for dtype, aligned, T in itertools.product(DTYPES, (True, False), (1, 4, 40)):
         yield ExpertPoint(dtype, T=T, D=8, I=8, aligned=aligned)
+    for T in (1, 4, 40):
+        yield ExpertPoint(BF16, T=T, D=32, I=32, IS=32, bits=4, shared_bits=4)
 
 
 def compiled_routers() -> Iterator[ExpertPoint]:
