@@ -48,6 +48,8 @@ from torch_gdn.ops.layers.gdn_gating import fused_gdn_gate, gdn_gating
 from torch_gdn.ops.layers.l2norm import l2norm, l2norm_fwd
 from torch_gdn.ops.layers.rms_norm import rms_norm
 from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
+from torch_gdn.ops.quantized.dequantize import dequantize
+from torch_gdn.ops.quantized.quantized_linear import quantized_linear
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.warmup import warmup
 
@@ -97,6 +99,7 @@ __all__ = [
     "chunk_scaled_dot_kkt_fwd",
     "compute_slot_mapping",
     "copy_from_host_",
+    "dequantize",
     "fused_gdn_gate",
     "fused_kda_gate",
     "fused_recurrent_gated_delta_rule",
@@ -113,6 +116,7 @@ __all__ = [
     "prefill_algorithm",
     "prepare_chunk_indices",
     "prepare_chunk_offsets",
+    "quantized_linear",
     "recompute_w_u",
     "recompute_w_u_fwd",
     "recording",

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 #include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
 
 #include <cmath>
 #include <cstdint>
@@ -41,6 +42,22 @@ c10::ArrayRef<Int> sizes_of(const Tensor& x) {
   } else {
     return x.sym_sizes();
   }
+}
+
+// Without the heap: a step of decoding checks many shapes.
+template <typename Int>
+using Sizes = c10::SmallVector<Int, 6>;
+
+template <typename Int>
+Sizes<Int> sizes_without_last(const Tensor& x) {
+  const auto sizes = sizes_of<Int>(x).slice(0, x.dim() - 1);
+  return Sizes<Int>(sizes.begin(), sizes.end());
+}
+
+template <typename Int>
+Sizes<Int> with_last(Sizes<Int> sizes, const Int& last) {
+  sizes.push_back(last);
+  return sizes;
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,12 +1,11 @@
 // Products of a tile of up to kTilePairs vectors with kTileColumns rows of each of two matrices, on the matrix
 // instructions. A simdgroup owns 8 rows of each matrix. In threadgroup memory: kTileDepth columns of the vectors and of
-// the rows. In registers: the products, sums[half * 4 + block], 8 vectors a block, f32.
+// the rows, decoded. In registers: the products, sums[half * 4 + block], 8 vectors a block, f32.
 #pragma once
 #include "experts/moe_align.h"
 #include "experts/pairs.h"
 #include "experts/weights.h"
 
-GDN_CONSTANT int kTileDepth = 32;
 GDN_CONSTANT int kTileBlocks = kTilePairs / 8;
 
 // The pairs of a threadgroup's tile; those of the shared expert are tokens.
@@ -74,13 +73,13 @@ METAL_FUNC void stage_vectors(
   }
 }
 
-template <int Width, typename T, typename Weights>
+template <typename T, int Bits, int Width>
 METAL_FUNC void multiply_tile(
     thread float2* sums,
     threadgroup T* staged_vectors,
-    threadgroup T* staged_weights,
-    thread const Weights& first,
-    thread const Weights& second,
+    threadgroup uchar* staged_weights,
+    thread const Weights<T, Bits, Width>& first,
+    thread const Weights<T, Bits, Width>& second,
     device const T* vectors,
     int64_t stride,
     int divisor,
@@ -91,17 +90,17 @@ METAL_FUNC void multiply_tile(
     uint simdgroup,
     LanePosition at) {
   constexpr int kStride = tile_stride<T>(kTileDepth);
+  threadgroup uchar* second_tile = staged_weights + staged_bytes<T, Bits>();
   UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) sums[i] = float2(0.0f);
   for (int column = 0; column < columns; column += kTileDepth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage_vectors<Width>(staged_vectors, vectors, stride, divisor, pair_of_row, rows, column, columns, thread_index);
-    first.template stage<kTileDepth>(staged_weights, column, columns, thread_index);
-    second.template stage<kTileDepth>(staged_weights + kTileColumns * kStride, column, columns, thread_index);
+    first.stage(staged_weights, column, columns, thread_index);
+    second.stage(second_tile, column, columns, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup const T* own = staged_weights + int(simdgroup) * 8 * kStride;
     UNROLL for (int depth = 0; depth < kTileDepth; depth += 8) {
-      const float2 upper = load_transposed(own + depth, kStride, at);
-      const float2 lower = load_transposed(own + kTileColumns * kStride + depth, kStride, at);
+      const float2 upper = first.load_weights(staged_weights, int(simdgroup) * 8, depth, at);
+      const float2 lower = second.load_weights(second_tile, int(simdgroup) * 8, depth, at);
       UNROLL for (int block = 0; block < kTileBlocks; ++block) {
         if (block * 8 < rows) {  // most tiles of a batch of decodes have few rows
           const float2 x = load_even_fragment(staged_vectors + block * 8 * kStride + depth, kStride, at);

@@ -6,13 +6,14 @@ are those of Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2
 TurboQuant (Zandieh, Daliri, Hadian, Mirrokni 2025) with norms corrected and attention in the rotated space.
 """
 
-from torch_gdn.reference import attention, aura, experts, gdn, kda, layers
+from torch_gdn.reference import attention, aura, experts, gdn, kda, layers, quantized
 from torch_gdn.reference.attention import *
 from torch_gdn.reference.aura import *
 from torch_gdn.reference.experts import *
 from torch_gdn.reference.gdn import *
 from torch_gdn.reference.kda import *
 from torch_gdn.reference.layers import *
+from torch_gdn.reference.quantized import *
 
 __all__ = []
 __all__ += attention.__all__
@@ -21,3 +22,4 @@ __all__ += experts.__all__
 __all__ += gdn.__all__
 __all__ += kda.__all__
 __all__ += layers.__all__
+__all__ += quantized.__all__

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from torch_gdn.reference.common import compute_dtype
+from torch_gdn.reference.quantized import matrix
 
 __all__ = ["moe_down", "moe_gate_up", "moe_router"]
 
@@ -52,18 +53,26 @@ def moe_gate_up(
     topk_ids: Tensor,
     shared_gate_proj: Tensor | None = None,
     shared_up_proj: Tensor | None = None,
+    w_scales: Tensor | None = None,
+    w_biases: Tensor | None = None,
+    shared_gate_scales: Tensor | None = None,
+    shared_gate_biases: Tensor | None = None,
+    shared_up_scales: Tensor | None = None,
+    shared_up_biases: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """silu(x W_gate) * (x W_up) for each token and each of its experts, and for the shared expert."""
     dtype = compute_dtype(x)
     upcast = x.to(dtype)
+    weights = matrix(w_gate_up, w_scales, w_biases, x.shape[-1], dtype)
     hidden = x.new_zeros(*topk_ids.shape, w_gate_up.shape[1] // 2)
     for t, j in (topk_ids >= 0).nonzero().tolist():
-        gate, up = (w_gate_up[topk_ids[t, j]].to(dtype) @ upcast[t]).chunk(2)
+        gate, up = (weights[topk_ids[t, j]] @ upcast[t]).chunk(2)
         hidden[t, j] = silu(gate) * up
     if shared_gate_proj is None or shared_up_proj is None:
         return hidden, None
-    shared = silu(upcast @ shared_gate_proj.to(dtype).mT) * (upcast @ shared_up_proj.to(dtype).mT)
-    return hidden, shared.to(x.dtype)
+    shared_gate = matrix(shared_gate_proj, shared_gate_scales, shared_gate_biases, x.shape[-1], dtype)
+    shared_up = matrix(shared_up_proj, shared_up_scales, shared_up_biases, x.shape[-1], dtype)
+    return hidden, (silu(upcast @ shared_gate.mT) * (upcast @ shared_up.mT)).to(x.dtype)
 
 
 def moe_down(
@@ -74,13 +83,19 @@ def moe_down(
     shared_hidden: Tensor | None = None,
     shared_down_proj: Tensor | None = None,
     shared_gate: Tensor | None = None,
+    w_scales: Tensor | None = None,
+    w_biases: Tensor | None = None,
+    shared_scales: Tensor | None = None,
+    shared_biases: Tensor | None = None,
 ) -> Tensor:
     """The weighted sum over each token's experts, and the shared expert's part times sigmoid(shared_gate)."""
     dtype = compute_dtype(hidden)
+    weights = matrix(w_down, w_scales, w_biases, hidden.shape[-1], dtype)
     y = torch.zeros(len(hidden), w_down.shape[1], dtype=dtype, device=hidden.device)
     for t, j in (topk_ids >= 0).nonzero().tolist():
-        y[t] += topk_weights[t, j].to(dtype) * (w_down[topk_ids[t, j]].to(dtype) @ hidden[t, j].to(dtype))
+        y[t] += topk_weights[t, j].to(dtype) * (weights[topk_ids[t, j]] @ hidden[t, j].to(dtype))
     if shared_hidden is not None and shared_down_proj is not None:
-        shared = shared_hidden.to(dtype) @ shared_down_proj.to(dtype).mT
+        of_shared = matrix(shared_down_proj, shared_scales, shared_biases, shared_hidden.shape[-1], dtype)
+        shared = shared_hidden.to(dtype) @ of_shared.mT
         y += shared if shared_gate is None else shared * shared_gate.to(dtype).sigmoid()
     return y.to(hidden.dtype)

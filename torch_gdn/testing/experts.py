@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch_gdn.testing.gdn import LARGE
 from torch_gdn.testing.inputs import Call, columns_apart, unaligned
 from torch_gdn.testing.invalid import change, put
 from torch_gdn.testing.models import DTYPES
+from torch_gdn.testing.quantized import draw_packed, wrong_scales
 from torch_gdn.testing.registry import Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -36,6 +37,18 @@ class ExpertPoint(Point):
     scoring: str = "softmax"
     groups: tuple[int, int] = (1, 1)  # n_group and topk_group
     biased: bool = False
+    bits: int = 0  # of the experts' codes; 0: their weights are not packed
+    shared_bits: int = 0  # of the shared expert's
+    group: int = 32
+    scale_dtype: torch.dtype | None = None  # None: dtype
+
+    def weights(self, names: tuple[str, str, str], *rows: int, columns: int, bits: int) -> Call:
+        """A matrix, or its codes, scales and biases."""
+        if bits == 0:
+            return {names[0]: self.tensor(*rows, columns)}
+        dtype = self.scale_dtype or self.dtype
+        tensors = draw_packed(*rows, columns=columns, bits=bits, group=self.group, dtype=dtype, aligned=self.aligned)
+        return dict(zip(names, tensors, strict=True))
 
     def tensor(self, *sizes: int) -> Tensor:
         x = torch.randn(sizes).to(self.dtype)
@@ -57,19 +70,24 @@ def draw_router(point: ExpertPoint) -> Call:
 
 
 def draw_gate_up(point: ExpertPoint) -> Call:
-    call = {"x": point.tensor(point.T, point.D), "w_gate_up": point.tensor(point.E, 2 * point.I, point.D)}
-    call["topk_ids"] = point.ids()
+    names = ("w_gate_up", "w_scales", "w_biases")
+    call: Call = {"x": point.tensor(point.T, point.D), "topk_ids": point.ids()}
+    call |= point.weights(names, point.E, 2 * point.I, columns=point.D, bits=point.bits)
     if point.IS:
-        call |= {name: point.tensor(point.IS, point.D) for name in ("shared_gate_proj", "shared_up_proj")}
+        for each in ("shared_gate", "shared_up"):
+            names = (f"{each}_proj", f"{each}_scales", f"{each}_biases")
+            call |= point.weights(names, point.IS, columns=point.D, bits=point.shared_bits)
     return call
 
 
 def draw_down(point: ExpertPoint) -> Call:
-    call = {"hidden": point.tensor(point.T, point.k, point.I), "w_down": point.tensor(point.E, point.D, point.I)}
+    call: Call = {"hidden": point.tensor(point.T, point.k, point.I)}
+    call |= point.weights(("w_down", "w_scales", "w_biases"), point.E, point.D, columns=point.I, bits=point.bits)
     call |= {"topk_weights": torch.rand(point.T, point.k), "topk_ids": point.ids()}
     if point.IS:
-        call |= {"shared_hidden": point.tensor(point.T, point.IS)}
-        call |= {"shared_down_proj": point.tensor(point.D, point.IS), "shared_gate": torch.randn(point.T, 1)}
+        call |= {"shared_hidden": point.tensor(point.T, point.IS), "shared_gate": torch.randn(point.T, 1)}
+        names = ("shared_down_proj", "shared_scales", "shared_biases")
+        call |= point.weights(names, point.D, columns=point.IS, bits=point.shared_bits)
     return call
 
 
@@ -108,7 +126,27 @@ def wrong_weights(*names: str) -> Iterator[Invalid]:
         yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
 
 
+PACKED_SMALL = ExpertPoint(D=96, I=96, IS=96, bits=4, shared_bits=8)
+
+
+def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, str, str]) -> Iterator[Invalid]:
+    """Changes of a call with packed weights, in place of the small one."""
+
+    def of_packed(bad: Invalid) -> Invalid:
+        return replace(bad, what=f"packed, {bad.what}", change=lambda call: bad.change(entry.call(PACKED_SMALL)))
+
+    for names in ((weight, "w_scales", "w_biases"), *shared):
+        yield from map(of_packed, [*wrong_scales(*names), *invalid.half(names[1])])
+        yield of_packed(Invalid(names[2], ValueError, "absent", put(names[2], None)))
+        yield of_packed(Invalid(names[0], TypeError, "without scales", invalid.options(dict.fromkeys(names[1:]))))
+    dense = entry.call(replace(PACKED_SMALL, bits=0))
+    yield Invalid(shared[0][1], ValueError, "experts that are not packed", lambda call: dense)
+
+
 def wrong_gate_up(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
+    gate = ("shared_gate_proj", "shared_gate_scales", "shared_gate_biases")
+    up = ("shared_up_proj", "shared_up_scales", "shared_up_biases")
+    yield from wrong_packed(entry, "w_gate_up", gate, up)
     yield from [*invalid.integers("x"), *invalid.float64("x"), *wrong_ids()]
     yield from wrong_weights("w_gate_up", "shared_gate_proj", "shared_up_proj")
     yield Invalid("x", ValueError, "one dimension", change("x", lambda x: x[0]))
@@ -123,6 +161,7 @@ def wrong_gate_up(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
 
 
 def wrong_down(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
+    yield from wrong_packed(entry, "w_down", ("shared_down_proj", "shared_scales", "shared_biases"))
     yield from [*invalid.integers("hidden", "topk_weights", "shared_gate"), *invalid.float64("hidden"), *wrong_ids()]
     yield from [*wrong_weights("w_down", "shared_down_proj"), *invalid.half("shared_hidden")]
     yield Invalid("hidden", ValueError, "two dimensions", change("hidden", lambda x: x[0]))
@@ -150,6 +189,13 @@ MANY = [
     ExpertPoint(F32, T=45, E=5, k=3, D=100, I=36, IS=52),
     ExpertPoint(F16, T=40, E=3, k=2, D=33, I=19, aligned=False),
 ]
+# Packed experts with a shared expert that is packed with as many bits, with others, or not: a dtype for each.
+PACKED = [
+    ExpertPoint(BF16, E=8, k=4, D=256, I=128, IS=64, bits=4, shared_bits=4, group=64),
+    ExpertPoint(F16, E=6, k=2, D=128, I=256, IS=128, bits=8, group=128, scale_dtype=F32),
+    ExpertPoint(F32, E=5, k=3, D=96, I=160, IS=32, bits=4, shared_bits=8, aligned=False),
+]
+PACKED = [replace(point, T=T) for point, T in itertools.product(PACKED, (1, 5, 40))]
 ROUTERS = [
     ExpertPoint(BF16, T=3, E=256, k=8),
     ExpertPoint(F32, T=9, E=60, k=5, scoring="sigmoid", groups=(6, 3), biased=True),
@@ -160,6 +206,8 @@ ROUTERS = [
 def compiled() -> Iterator[ExpertPoint]:
     for dtype, aligned, T in itertools.product(DTYPES, (True, False), (1, 4, 40)):
         yield ExpertPoint(dtype, T=T, D=8, I=8, aligned=aligned)
+    for T in (1, 4, 40):
+        yield ExpertPoint(BF16, T=T, D=32, I=32, IS=32, bits=4, shared_bits=4)
 
 
 def compiled_routers() -> Iterator[ExpertPoint]:
@@ -189,8 +237,9 @@ register(
         draw=draw_gate_up,
         exact=lambda call: reference.moe_gate_up(**call),
         small=SMALL,
-        points=[*FEW, *MANY],
-        quick=[FEW[0], MANY[0]],
+        points=[*FEW, *MANY, *PACKED],
+        quick=[FEW[0], MANY[0], *PACKED[:3]],
+        self_test=[FEW[0], MANY[0], *PACKED[:3]],
         compiled=compiled,
         bound=expert_bounds,
         heads={"hidden": 0, "shared_hidden": 0},
@@ -203,8 +252,9 @@ register(
         draw=draw_down,
         exact=lambda call: reference.moe_down(**call),
         small=SMALL,
-        points=[*FEW, *MANY],
-        quick=[FEW[0], MANY[0]],
+        points=[*FEW, *MANY, *PACKED],
+        quick=[FEW[0], MANY[0], *PACKED[:3]],
+        self_test=[FEW[0], MANY[0], *PACKED[:3]],
         compiled=compiled,
         bound=expert_bounds,
         heads={"y": 0},

@@ -6,8 +6,8 @@
 #include <map>
 #include <vector>
 
+#include "cpu/quantized/dequantized.h"
 #include "ops/indices.h"
-#include "ops/op.h"
 
 namespace torch_gdn::cpu {
 
@@ -25,9 +25,15 @@ inline std::map<int64_t, Tensor> pairs_of_experts(const Tensor& topk_ids) {
   return found;
 }
 
-// x W^T in f32. PyTorch has no product of 16-bit matrices with an f32 result on the CPU.
-inline Tensor multiply(const Tensor& x, const Tensor& weight) {
-  return at::mm(x.to(at::kFloat), weight.to(at::kFloat).t());
+// The f32 weights of one expert, or of the shared one if there is no `expert`.
+inline Tensor weights_of(const Tensor& weight, const optional<Tensor>& scales, const optional<Tensor>& biases,
+                         const Packing& packing, optional<int64_t> expert = {}) {
+  const auto own = [&](const Tensor& x) { return expert.has_value() ? x.select(0, *expert) : x; };
+  if (packing.bits == 0) return own(weight).to(at::kFloat);
+  return dequantized(own(weight), own(*scales), own(*biases), packing);
 }
+
+// x W^T in f32. PyTorch has no product of 16-bit matrices with an f32 result on the CPU.
+inline Tensor multiply(const Tensor& x, const Tensor& weight) { return at::mm(x.to(at::kFloat), weight.t()); }
 
 }  // namespace torch_gdn::cpu

@@ -15,11 +15,13 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
   const Tensor weights = op.topk_weights.to(at::kFloat).reshape({s.T * s.k, 1});
   Tensor sum = at::zeros({s.T, s.D}, at::kFloat);
   for (const auto& [expert, pairs] : cpu::pairs_of_experts(op.topk_ids)) {
-    const Tensor product = cpu::multiply(hidden.index_select(0, pairs), op.w_down[expert]);
+    const Tensor matrix = cpu::weights_of(op.w_down, op.w_scales, op.w_biases, op.packing, expert);
+    const Tensor product = cpu::multiply(hidden.index_select(0, pairs), matrix);
     sum.index_add_(0, pairs.floor_divide(s.k), product.mul_(weights.index_select(0, pairs)));
   }
   if (op.shared_hidden.has_value()) {
-    Tensor product = cpu::multiply(*op.shared_hidden, *op.shared_down_proj);
+    const Tensor matrix = cpu::weights_of(*op.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_packing);
+    Tensor product = cpu::multiply(*op.shared_hidden, matrix);
     if (op.shared_gate.has_value()) product.mul_(op.shared_gate->to(at::kFloat).sigmoid());
     sum.add_(product);
   }

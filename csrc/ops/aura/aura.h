@@ -39,22 +39,6 @@ Int code_words(const Int& D, int64_t bits) {
   return ceil_div(D * bits, Int(32));
 }
 
-// Without the heap: a step of decoding checks six shapes.
-template <typename Int>
-using Sizes = c10::SmallVector<Int, 6>;
-
-template <typename Int>
-Sizes<Int> sizes_without_last(const Tensor& x) {
-  const auto sizes = sizes_of<Int>(x).slice(0, x.dim() - 1);
-  return Sizes<Int>(sizes.begin(), sizes.end());
-}
-
-template <typename Int>
-Sizes<Int> with_last(Sizes<Int> sizes, const Int& last) {
-  sizes.push_back(last);
-  return sizes;
-}
-
 template <typename Int>
 Int check_head_size(const Check<Int>& check, const char* argument, const Int& D) {
   const bool is_supported = D == 64 || D == 80 || D == 96 || D == 128 || D == 256 || D == 512;

@@ -1,7 +1,7 @@
 // What the ops on experts' weights have in common.
 #pragma once
 #include "ops/indices.h"
-#include "ops/op.h"
+#include "ops/quantized/packed.h"
 
 namespace torch_gdn {
 
@@ -13,18 +13,33 @@ struct ExpertShape {
   Int IS = 0;  // of the shared expert; 0: there is none
 };
 
+// A matrix [rows..., columns] of x's dtype, or packed if it has scales.
 template <typename Int>
-void check_unit_stride(const Check<Int>& check, const char* argument, const Tensor& x) {
-  const auto stride = x.sym_stride(-1);
-  check.value(sym_eq(stride, c10::SymInt(1)), argument, "a last stride of 1 (a step must not copy weights)", stride);
+Packing check_weight(const Check<Int>& check, const PackedWeight& weight, const char* name, const Tensor& x,
+                     const char* pattern, Sizes<Int> rows, const Int& columns) {
+  const auto& [of, matrix, scales, biases] = weight;
+  check.value(biases.has_value() == scales.has_value(), of.biases, "a tensor if the scales are one, else None",
+              biases.has_value() ? "a tensor" : "None");
+  if (scales.has_value()) return check_packed(check, of, matrix, *scales, *biases, name, x, rows, columns);
+  check.same_dtype(of.weight, matrix, name, x);
+  check.shape(of.weight, matrix, pattern, with_last(std::move(rows), columns));
+  check_unit_stride(check, of.weight, matrix);
+  return {};
 }
 
+// An argument of the shared expert, which is not there without one.
 template <typename Int>
-void check_weight(const Check<Int>& check, const char* argument, const Tensor& weight, const char* name,
-                  const Tensor& x, const char* pattern, std::initializer_list<Int> sizes) {
-  check.same_dtype(argument, weight, name, x);
-  check.shape(argument, weight, pattern, sizes);
-  check_unit_stride(check, argument, weight);
+void check_none(const Check<Int>& check, const optional<Tensor>& shared, const char* argument,
+                const optional<Tensor>& x) {
+  check.value(shared.has_value() || !x.has_value(), argument, "None without a shared expert", "a tensor");
+}
+
+// A checkpoint packs the experts alone or the shared expert with them.
+template <typename Int>
+void check_shared_packing(const Check<Int>& check, const char* argument, const Packing& experts,
+                          const Packing& shared) {
+  check.value(experts.bits != 0 || shared.bits == 0, argument, "None where the experts' weights are not packed",
+              "a tensor");
 }
 
 // topk_ids [T, k]: below E. A negative id means that the token has one expert fewer.

@@ -12,22 +12,33 @@ def moe_down(
     shared_hidden: Tensor | None = None,
     shared_down_proj: Tensor | None = None,
     shared_gate: Tensor | None = None,
+    w_scales: Tensor | None = None,
+    w_biases: Tensor | None = None,
+    shared_scales: Tensor | None = None,
+    shared_biases: Tensor | None = None,
 ) -> Tensor:
     """Multiplies what `moe_gate_up` returned with the experts' down matrices, and adds up each token's results.
 
     y is the sum over a token's experts of weight * (hidden W_down), plus sigmoid(shared_gate) * (shared_hidden
-    W_shared). Sums are float32 in a fixed order, and y is rounded once. On `mps` up to 8 tokens take one launch, which
-    reads each active expert's weights once; more tokens take three, with a float32 [T * K, D] in between.
+    W_shared). The weights are numbers or packed codes, as `moe_gate_up` says. Sums are float32 in a fixed order, and y
+    is rounded once. On `mps` up to 8 tokens take one launch, which reads each active expert's weights once; more tokens
+    take three, with a float32 [T * K, D] in between.
 
     Args:
         hidden: [T, K, I], bfloat16, float16 or float32. Copied unless contiguous.
-        w_down: [E, D, I], hidden's dtype. The last stride must be 1.
+        w_down: [E, D, W], hidden's dtype or int32. W is I, or I * bits / 32 of packed rows. The last stride must be 1.
         topk_weights: [T, K], bfloat16, float16 or float32. Any strides.
         topk_ids: [T, K], int32 or int64. Any strides. Ids below E; a negative one leaves out its pair.
         shared_hidden: [T, IS], hidden's dtype. Copied unless contiguous. Default: no shared expert.
-        shared_down_proj: [D, IS], hidden's dtype. Given with shared_hidden; the last stride must be 1. Default: None.
+        shared_down_proj: [D, V], hidden's dtype or int32. V is IS, or IS * bits / 32 of packed rows. Given with
+            shared_hidden; the last stride must be 1. Default: None.
         shared_gate: [T, 1], bfloat16, float16 or float32. Its sigmoid is the shared expert's weight. Default: a weight
             of 1.
+        w_scales: [E, D, G], hidden's dtype or float32. G is I / group, and a group has 32, 64 or 128 codes. The last
+            stride must be 1. Default: w_down is not packed.
+        w_biases: [E, D, G], w_scales' dtype. Given with w_scales. Default: None.
+        shared_scales: [D, F], hidden's dtype or float32. F is IS / group. Default: shared_down_proj is not packed.
+        shared_biases: [D, F], shared_scales' dtype. Given with shared_scales. Default: None.
 
     Returns:
         y: [T, D], hidden's dtype.
@@ -44,4 +55,16 @@ def moe_down(
         >>> torch_gdn.moe_down(hidden, weights, torch.tensor([[0.25, 0.75]]), torch.tensor([[1, 0]]))
         tensor([[3.2500]])
     """
-    return torch.ops.gdn.moe_down(hidden, w_down, topk_weights, topk_ids, shared_hidden, shared_down_proj, shared_gate)
+    return torch.ops.gdn.moe_down(
+        hidden,
+        w_down,
+        topk_weights,
+        topk_ids,
+        shared_hidden,
+        shared_down_proj,
+        shared_gate,
+        w_scales,
+        w_biases,
+        shared_scales,
+        shared_biases,
+    )

@@ -1,0 +1,42 @@
+#include "cpu/quantized/dequantized.h"
+
+#include <ATen/Parallel.h>
+
+namespace torch_gdn::cpu {
+
+PackedRows::PackedRows(const Tensor& weight, const Tensor& scales, const Tensor& biases, int64_t bits, int64_t group)
+    : weight_(weight),
+      scales_(scales.to(at::kFloat).contiguous()),
+      biases_(biases.to(at::kFloat).contiguous()),
+      bits_(bits),
+      group_(group),
+      columns_(weight.size(1) * 32 / bits) {}
+
+// scale * code + bias as scale * (code - middle) + (bias + scale * middle): where codes are symmetric, the second term
+// is exactly 0, and the first is rounded once.
+void PackedRows::dequantize(int64_t row, float* target) const {
+  const auto* words = static_cast<const uint32_t*>(weight_.const_data_ptr()) + row * weight_.stride(0);
+  const int64_t groups = columns_ / group_, per_word = 32 / bits_;
+  const float* scales = scales_.const_data_ptr<float>() + row * groups;
+  const float* biases = biases_.const_data_ptr<float>() + row * groups;
+  const int32_t mask = (1 << bits_) - 1, middle = 1 << (bits_ - 1);
+  for (int64_t g = 0; g < groups; ++g) {
+    const float scale = scales[g], rest = biases[g] + scale * float(middle);
+    for (int64_t k = g * group_; k < (g + 1) * group_; ++k) {
+      const int32_t code = int32_t(words[k / per_word] >> (k % per_word * bits_)) & mask;
+      target[k] = scale * float(code - middle) + rest;
+    }
+  }
+}
+
+Tensor dequantized(const Tensor& weight, const Tensor& scales, const Tensor& biases, const Packing& packing) {
+  const PackedRows rows(weight, scales, biases, packing.bits, packing.group);
+  const Tensor found = at::empty({weight.size(0), rows.columns()}, scales.options().dtype(at::kFloat));
+  float* target = found.mutable_data_ptr<float>();
+  at::parallel_for(0, weight.size(0), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) rows.dequantize(n, target + n * rows.columns());
+  });
+  return found;
+}
+
+}  // namespace torch_gdn::cpu

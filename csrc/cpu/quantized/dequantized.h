@@ -1,0 +1,23 @@
+// Packed weights as f32 on the CPU.
+#pragma once
+#include "ops/quantized/packed.h"
+
+namespace torch_gdn::cpu {
+
+// The rows of a packed matrix, in f32. weight [N, words], scales and biases [N, groups].
+class PackedRows {
+ public:
+  PackedRows(const Tensor& weight, const Tensor& scales, const Tensor& biases, int64_t bits, int64_t group);
+
+  int64_t columns() const { return columns_; }
+  void dequantize(int64_t row, float* target) const;
+
+ private:
+  Tensor weight_, scales_, biases_;
+  int64_t bits_, group_, columns_;
+};
+
+// All of them: [N, K], f32.
+Tensor dequantized(const Tensor& weight, const Tensor& scales, const Tensor& biases, const Packing& packing);
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,60 @@
+// The rows of packed weights as numbers: all of them, or those that `indices` name, as an embedding looks them up.
+#pragma once
+#include "ops/indices.h"
+#include "ops/quantized/packed.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct Dequantize {
+  static constexpr const char* kSchema =
+      "dequantize(Tensor weight, Tensor scales, Tensor biases, int bits, Tensor? indices=None, "
+      "ScalarType? dtype=None) -> Tensor";
+
+  Tensor weight, scales, biases;
+  int64_t bits;
+  optional<Tensor> indices;
+  optional<at::ScalarType> dtype;
+
+  Int N = 0;
+  int64_t K = 0, group = 0;
+
+  auto arguments() { return std::tie(weight, scales, biases, bits, indices, dtype); }
+  at::ScalarType dtype_of_output() const { return dtype.value_or(scales.scalar_type()); }
+
+  void check() {
+    const Check<Int> check("dequantize", "weight", weight);
+    check.is_int32("weight", weight);
+    check.dimensions("weight", weight, 2, "[N, K * bits / 32]");
+    check.value(bits == 4 || bits == 8, "bits", "4 or 8", bits);
+    N = size_of<Int>(weight, 0);
+    check.value(sym_ge(N, Int(1)), "weight", "at least one row", N);
+    const int64_t words = known(size_of<Int>(weight, 1));
+    check.value(words >= 1, "weight", "at least one column", words);
+    K = words * 32 / bits;
+    check_unit_stride(check, "weight", weight);
+    group = check_scales(check, {"weight", "scales", "biases"}, scales, biases, Sizes<Int>{N}, K);
+    check.is_activation("dtype", dtype_of_output());
+    if (indices.has_value()) check_indices(check);
+  }
+
+  Tensor outputs() const {
+    const auto rows = indices.has_value() ? Sizes<Int>(sizes_of<Int>(*indices)) : Sizes<Int>{N};
+    return empty<Int>(with_last(rows, Int(K)), scales.options().dtype(dtype_of_output()));
+  }
+
+ private:
+  void check_indices(const Check<Int>& check) {
+    check.is_index("indices", *indices);
+    check.on_device("indices", *indices);
+    if constexpr (is_run<Int>) {
+      if (!indices->is_cpu()) return;  // the kernel checks indices on the device
+      const Tensor flat = indices->reshape({-1});
+      for_each_index(flat, [&](int64_t row, int64_t) {
+        check.value(row >= 0 && row < N, "indices", "rows from 0 to N - 1", row, " for N of ", N);
+      });
+    }
+  }
+};
+
+}  // namespace torch_gdn

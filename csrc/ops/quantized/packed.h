@@ -1,0 +1,73 @@
+// Packed weights: w[n, k] = scales[n, k / group] * code[n, k] + biases[n, k / group]. A code has 4 or 8 bits; code k of
+// a row takes bits (k % per) * bits of word k / per, where a word holds per = 32 / bits codes. A group has 32, 64 or
+// 128 codes. Bits and group follow from shapes.
+#pragma once
+#include "ops/op.h"
+
+namespace torch_gdn {
+
+struct Packing {
+  int64_t bits = 0, group = 0;  // 0: the weights are not packed
+
+  bool operator==(const Packing&) const = default;
+};
+
+// What errors call the tensors of a packed matrix.
+struct PackedNames {
+  const char *weight, *scales, *biases;
+};
+
+// A matrix that may be packed: then it has scales and biases.
+struct PackedWeight {
+  PackedNames names;
+  const Tensor& weight;
+  const optional<Tensor>&scales, &biases;
+};
+
+// A size of weights: a compiled model is specialised on it.
+inline int64_t known(int64_t size) { return size; }
+inline int64_t known(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
+
+template <typename Int>
+void check_unit_stride(const Check<Int>& check, const char* argument, const Tensor& x) {
+  const auto stride = x.sym_stride(-1);
+  check.value(sym_eq(stride, c10::SymInt(1)), argument, "a last stride of 1 (a step must not copy weights)", stride);
+}
+
+// scales and biases [rows..., K / group]. Returns the group.
+template <typename Int>
+int64_t check_scales(const Check<Int>& check, const PackedNames& names, const Tensor& scales, const Tensor& biases,
+                     const Sizes<Int>& rows, int64_t columns) {
+  check.is_activation(names.scales, scales);
+  check.dimensions(names.scales, scales, int64_t(rows.size()) + 1, "[..., K / group]");
+  const int64_t groups = known(size_of<Int>(scales, -1));
+  const int64_t group = groups > 0 && columns % groups == 0 ? columns / groups : 0;
+  check.value(group == 32 || group == 64 || group == 128, names.scales, "K / 32, K / 64 or K / 128 columns", groups,
+              " for K of ", columns);
+  const auto sizes = with_last(rows, Int(groups));
+  check.shape(names.scales, scales, "[..., K / group]", sizes);
+  check_unit_stride(check, names.scales, scales);
+  check.same_dtype(names.biases, biases, names.scales, scales);
+  check.shape(names.biases, biases, "[..., K / group]", sizes);
+  check_unit_stride(check, names.biases, biases);
+  return group;
+}
+
+// A weight [rows..., K * bits / 32], to be multiplied with vectors `x` of K columns.
+template <typename Int>
+Packing check_packed(const Check<Int>& check, const PackedNames& names, const Tensor& weight, const Tensor& scales,
+                     const Tensor& biases, const char* name, const Tensor& x, const Sizes<Int>& rows,
+                     const Int& columns) {
+  check.is_int32(names.weight, weight);
+  check.dimensions(names.weight, weight, int64_t(rows.size()) + 1, "[..., K * bits / 32]");
+  const int64_t words = known(size_of<Int>(weight, -1)), K = known(columns);
+  const int64_t bits = words * 8 == K ? 4 : 8;
+  check.value(words > 0 && words * 32 == K * bits, names.weight, "K / 8 words of 4-bit codes or K / 4 of 8-bit codes",
+              words, " for K of ", K);
+  check.shape(names.weight, weight, "[..., K * bits / 32]", with_last(rows, Int(words)));
+  check_unit_stride(check, names.weight, weight);
+  if (scales.scalar_type() != at::kFloat) check.same_dtype(names.scales, scales, name, x);
+  return {bits, check_scales(check, names, scales, biases, rows, K)};
+}
+
+}  // namespace torch_gdn

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiplies x with packed weights of 4 or 8 bits: y = x Wᵀ + bias.
+
+    Row n of W is `scales[n, k // group] * code[n, k] + biases[n, k // group]`. Code k of a row has the bits from
+    `k % per * bits` on of word `k // per`, where a word holds `per = 32 / bits` codes. This is MLX's layout, of which
+    `.view(torch.int32)` makes int32. Bits and
+    group follow from the shapes. Sums are float32, and y is rounded once. On `mps` up to 8 rows of x read each weight
+    once; more rows read it once per 32 rows.
+
+    Args:
+        x: [..., K], bfloat16, float16 or float32. Copied if its rows do not start at multiples of 4 elements.
+        weight: [N, W], int32. W is K / 8 for 4-bit codes and K / 4 for 8-bit codes. The last stride must be 1.
+        scales: [N, G], x's dtype or float32. G is K / group, and a group has 32, 64 or 128 codes. The last stride must
+            be 1.
+        biases: [N, G], scales' dtype. The last stride must be 1.
+        bias: [N], bfloat16, float16 or float32. Added to each row of y. Default: None.
+
+    Returns:
+        y: [..., N], x's dtype.
+
+    Raises:
+        ValueError: If a shape or a stride is not as above.
+        TypeError: If a dtype is not as above.
+        RuntimeError: If an input requires grad under grad mode.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> weight = torch.full((1, 4), 0x22222222, dtype=torch.int32)  # 32 codes of 4 bits, each 2
+        >>> scales, biases = torch.tensor([[0.5]]), torch.tensor([[-4.0]])
+        >>> torch_gdn.quantized_linear(torch.ones(1, 32), weight, scales, biases)
+        tensor([[-96.]])
+    """
+    return torch.ops.gdn.quantized_linear(x, weight, scales, biases, bias)
