@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -191,9 +192,9 @@ def words_of(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def refuse_gptq(**changes: object) -> None:
+def refuse_gptq(**changes: Any) -> None:
     tensors, _ = gptq_tensors(4, K // GROUP, torch.arange(K) // GROUP)
-    from_gptq(**{**tensors, "bits": 4, **changes})
+    from_gptq(**(tensors | {"bits": 4} | changes))
 
 
 REFUSALS = {
