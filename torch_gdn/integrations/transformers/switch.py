@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch_gdn import self_test
 from torch_gdn.integrations.transformers import dispatch
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
+from torch_gdn.integrations.transformers.packed_patches import packed_patches
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
     KDA_MODELS,
@@ -134,6 +135,8 @@ def enable_models(version: str) -> None:
         found["experts"] = of_experts
     if of_files := list(gguf_patches()):
         found["GGUF"] = of_files
+    if of_packed := list(packed_patches()):
+        found["quantised weights"] = of_packed
     dispatch.reset_counts()
     apply(found)
 
