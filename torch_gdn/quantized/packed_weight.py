@@ -125,7 +125,12 @@ def assemble(
     fitting = fitting_group(name, size)
     if fitting != size:
         scales, biases = (x.repeat_interleave(size // fitting, dim=-1) for x in (scales, biases))
-    return PackedWeight(weight, scales.contiguous(), biases.contiguous(), bits, order)
+    return PackedWeight(weight, in_rows(scales), in_rows(biases), bits, order)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """Contiguous; of a single column too, which `contiguous` leaves with any stride."""
+    return x if x.is_contiguous() and x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 def fitting_group(name: str, size: int) -> int:
