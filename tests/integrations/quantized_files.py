@@ -24,16 +24,21 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Codes:
-    """A matrix in codes: w = scales * (codes - zeros)."""
+    """A matrix in codes: w = scales * (codes - zeros), with those of a column's group."""
 
     codes: Tensor  # [N, K]
     scales: Tensor  # [N, K / GROUP], of half precision
     zeros: Tensor
+    groups: Tensor  # [K]
 
     @property
     def numbers(self) -> Tensor:
-        groups = self.codes.unflatten(1, (-1, GROUP)) - self.zeros[..., None]
-        return (self.scales.float()[..., None] * groups).flatten(1)
+        return self.scales.float()[:, self.groups] * (self.codes - self.zeros[:, self.groups])
+
+    def reordered(self) -> Codes:
+        """The same columns in another order, as act-order leaves them."""
+        order = torch.randperm(len(self.groups))
+        return Codes(self.codes[:, order], self.scales, self.zeros, self.groups[order])
 
 
 def quantize(w: Tensor, bits: int, symmetric: bool) -> Codes:
@@ -47,7 +52,7 @@ def quantize(w: Tensor, bits: int, symmetric: bool) -> Codes:
         scales = ((high - low) / highest).half()
         zeros = (-low / scales.float()).round().int().clamp(1, highest)  # GPTQ's "less one" cannot express 0
     codes = (groups / scales.float()[..., None]).round().int() + zeros[..., None]
-    return Codes(codes.clamp(0, highest).flatten(1).int(), scales, zeros.int())
+    return Codes(codes.clamp(0, highest).flatten(1).int(), scales, zeros.int(), torch.arange(w.shape[1]) // GROUP)
 
 
 def gptq(w: Codes, bits: int, offset: int = 1) -> Tensors:
@@ -55,7 +60,7 @@ def gptq(w: Codes, bits: int, offset: int = 1) -> Tensors:
         "qweight": pack(w.codes, bits).T,
         "qzeros": pack(w.zeros.T - offset, bits),
         "scales": w.scales.T,
-        "g_idx": (torch.arange(w.codes.shape[1]) // GROUP).int(),
+        "g_idx": w.groups.int(),
     }
 
 
@@ -87,9 +92,11 @@ class Written:
     tensors: Callable[[Codes, int], Tensors]
     bits: int = 4
     symmetric: bool = True
+    act_order: bool = False
 
     def matrix(self, w: Tensor) -> tuple[Tensors, Tensor]:
         codes = quantize(w, self.bits, self.symmetric)
+        codes = codes.reordered() if self.act_order else codes
         return self.tensors(codes, self.bits), codes.numbers
 
 
@@ -107,6 +114,7 @@ def gptq_config(**others: Any) -> dict[str, Any]:
 FORMATS = {
     "gptq": Written(gptq_config(sym=False), gptq, symmetric=False),
     "gptq_v2": Written(gptq_config(bits=8, checkpoint_format="gptq_v2"), lambda w, bits: gptq(w, bits, 0), bits=8),
+    "act-order": Written(gptq_config(desc_act=True), gptq, act_order=True),
     "awq": Written({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq, symmetric=False),
     "auto-round": Written(
         {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}, gptq, symmetric=False
@@ -156,13 +164,11 @@ def write_mlx(model: Any, folder: Path, bits: int = 4) -> Any:
         if own:
             config[f"language_model.{name}" if wrapped else name] = own
         options = {"group_size": GROUP, "bits": bits} | own
-        quantized = mx.quantize(mx.array(x.numpy()).astype(mx.float16), **options)
-        state.update(
-            {f"{name}.{end}": torch.from_dlpack(t) for end, t in zip(("weight", "scales", "biases"), quantized)}
-        )
-        return torch.from_dlpack(
-            mx.dequantize(*(t.astype(mx.float32) if i else t for i, t in enumerate(quantized)), **options)
-        )
+        words, scales, biases = mx.quantize(mx.array(x.numpy()).astype(mx.float16), **options)
+        for ending, tensor in {"weight": words, "scales": scales, "biases": biases}.items():
+            state[f"{name}.{ending}"] = torch.from_dlpack(tensor)
+        numbers = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), **options)
+        return torch.from_dlpack(numbers)
 
     tied = twin.config.tie_word_embeddings
     for name, module in twin.named_modules():

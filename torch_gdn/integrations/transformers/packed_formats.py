@@ -25,7 +25,12 @@ class Format:
     transposed: bool  # whether scales are [K / group, N]
     bits: Callable[[Sizes, int, int], float]  # of the words' shape, N and K
     convert: Callable[..., PackedWeight]  # of the tensors by the ends of their names, and bits
-    experts: str = "mlp.experts.*."  # what precedes gate_proj, up_proj and down_proj; MLX stacks its experts
+    experts_are_stacked: bool = False
+
+    @property
+    def experts(self) -> str:
+        """What precedes gate_proj, up_proj and down_proj."""
+        return "mlp.switch_mlp." if self.experts_are_stacked else "mlp.experts.*."
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -68,13 +73,11 @@ def mlx(config: Mapping[str, Any]) -> Format:
     modes = {config.get("mode", "affine")}
     modes |= {layer.get("mode", "affine") for layer in config.values() if isinstance(layer, Mapping)}
     expect("mode", modes == {"affine"}, "affine", ", ".join(sorted(modes)))
-    return Format(
-        "mlx", "weight", "scales", ("biases",), (), False, words_along_rows, from_mlx, experts="mlp.switch_mlp."
-    )
+    return Format("mlx", "weight", "scales", ("biases",), (), False, words_along_rows, from_mlx, True)
 
 
 def gptq(config: Mapping[str, Any]) -> Format:
-    stored = config.get("checkpoint_format") or "gptq"
+    stored = config.get("checkpoint_format") or config.get("format") or "gptq"
     expect("checkpoint_format", stored in ("gptq", "gptq_v2"), "gptq or gptq_v2", stored)
 
     def convert(**tensors: Any) -> PackedWeight:
@@ -118,9 +121,10 @@ def compressed_tensors(config: Mapping[str, Any]) -> Format | None:
     if formats != {"pack-quantized"} or any(config.get(extra) for extra in extras):
         return None
     sparsity = config.get("sparsity_config") or {}
-    if sparsity.get("format", "dense") != "dense" or config.get("quantization_status", "compressed") != "compressed":
-        return None
-    if any(group.get("input_activations") or group.get("output_activations") for group in groups.values()):
+    activations = ("input_activations", "output_activations")
+    if sparsity.get("format", "dense") != "dense" or any(
+        group.get(x) for group in groups.values() for x in activations
+    ):
         return None
 
     def convert(weight_shape: Tensor | None = None, **tensors: Any) -> PackedWeight:

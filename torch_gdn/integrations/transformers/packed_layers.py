@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch.nn import Module, Parameter
 from torch_gdn.quantized import PackedWeight
 
 PARTS = ("weight", "scales", "biases")
+packed_models: WeakSet[Module] = WeakSet()  # those that were loaded with packed layers
 
 
 def parameter(x: Tensor) -> Parameter:
@@ -111,3 +114,12 @@ class PackedExperts(Module):
 
 def tensors_of(weight: PackedWeight) -> tuple[Parameter, Parameter, Parameter]:
     return parameter(weight.weight), parameter(weight.scales), parameter(weight.biases)
+
+
+def packed_layers(model: Module) -> Iterator[Module]:
+    return (x for x in model.modules() if isinstance(x, (PackedLinear, PackedEmbedding, PackedExperts)))
+
+
+def layers_packed() -> int:
+    """In all models that exist."""
+    return sum(1 for model in packed_models for _ in packed_layers(model))

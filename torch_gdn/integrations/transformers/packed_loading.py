@@ -32,7 +32,7 @@ def first(tensors: Any) -> Tensor:
     return found
 
 
-class PackLayer(ConversionOps):  # type: ignore[misc]
+class PackLayer(ConversionOps):
     """The tensors of one layer: packed, or dequantised where the model's layer holds numbers, or as they are."""
 
     def __init__(self, quantizer: Any) -> None:
@@ -63,7 +63,7 @@ class PackLayer(ConversionOps):  # type: ignore[misc]
         }
 
 
-class PackExperts(ConversionOps):  # type: ignore[misc]
+class PackExperts(ConversionOps):
     """The tensors of a layer's experts, each of its own or already stacked."""
 
     def __init__(self, quantizer: Any) -> None:
@@ -97,10 +97,12 @@ class PackExperts(ConversionOps):  # type: ignore[misc]
         if any(len(found) != experts.num_experts for found in of_endings.values()):
             counts = {ending: len(found) for ending, found in of_endings.items()}
             raise ValueError(f"{name}: expected each tensor of {experts.num_experts} experts, got {counts}")
-        of_expert = []
-        for _ in range(experts.num_experts):
-            of_expert.append(convert(**{ending: found.pop(0) for ending, found in of_endings.items()}, bits=bits))
-        return stack(of_expert)
+        return stack(
+            [
+                convert(**{ending: found.pop(0) for ending, found in of_endings.items()}, bits=bits)
+                for _ in range(experts.num_experts)
+            ]
+        )
 
 
 def joined(weights: list[PackedWeight]) -> PackedWeight:
@@ -119,7 +121,7 @@ def joined(weights: list[PackedWeight]) -> PackedWeight:
     )
 
 
-def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConverter]:
+def converters_of(quantizer: Any) -> Iterator[WeightConverter]:
     """Behind a model's own conversions: of experts, and of all other layers."""
     form: Format = quantizer.format
     for name, projections in EXPERTS.items():

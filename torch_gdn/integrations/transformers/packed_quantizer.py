@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,18 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from torch_gdn import self_test
 from torch_gdn.integrations.transformers.experts import form_reason
 from torch_gdn.integrations.transformers.packed_files import Target, shapes_in
 from torch_gdn.integrations.transformers.packed_formats import Format, Sizes, format_of
-from torch_gdn.integrations.transformers.packed_layers import PARTS, PackedEmbedding, PackedExperts, PackedLinear
+from torch_gdn.integrations.transformers.packed_layers import (
+    PARTS,
+    PackedEmbedding,
+    PackedExperts,
+    PackedLinear,
+    packed_layers,
+    packed_models,
+)
 from torch_gdn.integrations.transformers.packed_loading import (
     EXPERTS,
     SHIFTED_NORMS,
@@ -32,12 +40,20 @@ from torch_gdn.integrations.transformers.packed_loading import (
 )
 from torch_gdn.quantized.packed_weight import fitting_group
 
+if TYPE_CHECKING:
+    from torch_gdn.self_test.cases import Case
+
+OPS = {
+    PackedLinear: ("quantized_linear",),
+    PackedEmbedding: ("dequantize",),
+    PackedExperts: ("moe_gate_up", "moe_down"),
+}
 PLACED_BY_TRANSFORMERS = ("auto", "balanced", "balanced_low_0", "sequential")
 # Whose files mlx-lm writes with the names and numbers that are undone here.
 MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
-class PackedConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class PackedConfig(QuantizationConfigMixin):
     """A model's `quantization_config` as its file has it."""
 
     def __init__(self, content: dict[str, Any], method: str) -> None:
@@ -48,7 +64,7 @@ class PackedConfig(QuantizationConfigMixin):  # type: ignore[misc]
         return copy.deepcopy(self.content)
 
 
-class PackedQuantizer(HfQuantizer):  # type: ignore[misc]
+class PackedQuantizer(HfQuantizer):
     """Loads a file's packed layers into layers that stay packed."""
 
     def __init__(self, config: PackedConfig, form: Format) -> None:
@@ -83,6 +99,9 @@ class PackedQuantizer(HfQuantizer):  # type: ignore[misc]
         for name in list(self.packings):
             self.replace(model, name)
         self.tie(model)
+        packed_models.add(model)
+        ops = {op for layer in packed_layers(model) for op in OPS[type(layer)]}
+        self_test.ensure(lambda: cases_of(sorted(ops)))
 
     def targets(self, model: Any, shapes: dict[str, Sizes]) -> list[Target]:
         """The parameters whose codes the files hold."""
@@ -158,7 +177,7 @@ class PackedQuantizer(HfQuantizer):  # type: ignore[misc]
                 WeightRenaming(r"^language_model\.model\.", "model."),
                 WeightRenaming(r"^language_model\.lm_head\.", "lm_head."),
             ]
-        return [*renamings, *weight_conversions, *converters_of(self, weight_conversions)]
+        return [*renamings, *weight_conversions, *converters_of(self)]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
         """Of the tensors of a packed layer, their own."""
@@ -201,8 +220,10 @@ class PackedQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
 
-def packed_layers(model: nn.Module) -> Iterator[nn.Module]:
-    return (x for x in model.modules() if isinstance(x, (PackedLinear, PackedEmbedding, PackedExperts)))
+def cases_of(ops: list[str]) -> list[Case]:
+    from torch_gdn.self_test import cases  # here: it is needed where there is an mps device
+
+    return cases.cases_of(ops)
 
 
 def is_on_mps(device_map: Any) -> bool:
@@ -216,9 +237,11 @@ def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     """transformers' `get_hf_quantizer`, which takes quantised files for `mps` to the quantizer above."""
 
     def get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any) -> Any:
-        content = getattr(config, "quantization_config", None)
-        plain = quantization_config is None and options.get("gguf_file") is None and isinstance(content, dict)
-        form = format_of(content) if plain and is_on_mps(device_map) else None
+        text = config.get_text_config(decoder=True)
+        content = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+        form = None
+        if isinstance(content, dict) and quantization_config is None and options.get("gguf_file") is None:
+            form = format_of(content) if is_on_mps(device_map) else None
         if form is None:
             return original(config, quantization_config, device_map, *others, **options)
         config.quantization_config = PackedConfig(content, form.method)
