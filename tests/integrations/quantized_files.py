@@ -129,9 +129,16 @@ def is_protected(name: str, module: nn.Module) -> bool:
     return name == "lm_head" or module.weight.shape[0] % 8 != 0 or name.endswith("shared_expert_gate")
 
 
+def in_float32(model: Any) -> Any:
+    """A copy, whose rotary frequencies are not rounded to bfloat16 as those of a random model are."""
+    twin = copy.deepcopy(model).float()
+    twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config)
+    return twin
+
+
 def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected) -> Any:
     """The model's file in this format, an expert a layer; and the model with the file's numbers in float32."""
-    written, twin = FORMATS[form], copy.deepcopy(model).float()
+    written, twin = FORMATS[form], in_float32(model)
     state = {name: x.half() for name, x in model.state_dict().items()}
     for name, module in twin.named_modules():
         if type(module) is nn.Linear and not is_protected(name, module):
@@ -153,7 +160,7 @@ def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected)
 
 def write_mlx(model: Any, folder: Path, bits: int = 4) -> Any:
     """As `mlx_lm.convert` does: stacked experts, other convolutions, norms plus one, routers of 8 bits in 64s."""
-    twin = copy.deepcopy(model).float()
+    twin = in_float32(model)
     wrapped = model.config.model_type.startswith("qwen3_5")
     config: dict[str, Any] = {"group_size": GROUP, "bits": bits, "mode": "affine"}
     state: Tensors = {}

@@ -26,6 +26,7 @@ class Format:
     bits: Callable[[Sizes, int, int], float]  # of the words' shape, N and K
     convert: Callable[..., PackedWeight]  # of the tensors by the ends of their names, and bits
     experts_are_stacked: bool = False
+    act_order: bool = False  # whether columns are in another order than their groups
 
     @property
     def experts(self) -> str:
@@ -83,11 +84,14 @@ def gptq(config: Mapping[str, Any]) -> Format:
     def convert(**tensors: Any) -> PackedWeight:
         return from_gptq(**tensors, checkpoint_format=stored)
 
-    return of_gptq_tensors("gptq", convert)
+    return of_gptq_tensors("gptq", convert, bool(config.get("desc_act")) and not config.get("static_groups"))
 
 
-def of_gptq_tensors(method: str, convert: Callable[..., PackedWeight]) -> Format:
-    return Format(method, "qweight", "scales", ("qzeros",), ("g_idx",), True, words_along_columns, convert)
+def of_gptq_tensors(method: str, convert: Callable[..., PackedWeight], act_order: bool = False) -> Format:
+    optional = ("g_idx",)
+    return Format(
+        method, "qweight", "scales", ("qzeros",), optional, True, words_along_columns, convert, act_order=act_order
+    )
 
 
 def awq(config: Mapping[str, Any]) -> Format:

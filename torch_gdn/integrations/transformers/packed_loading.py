@@ -94,9 +94,6 @@ class PackExperts(ConversionOps):
             and first(of_endings[self.quantizer.format.words]).dim() == 3
         ):
             return convert(**{ending: first(found) for ending, found in of_endings.items()}, bits=bits)
-        if any(len(found) != experts.num_experts for found in of_endings.values()):
-            counts = {ending: len(found) for ending, found in of_endings.items()}
-            raise ValueError(f"{name}: expected each tensor of {experts.num_experts} experts, got {counts}")
         return stack(
             [
                 convert(**{ending: found.pop(0) for ending, found in of_endings.items()}, bits=bits)

@@ -95,7 +95,10 @@ class PackedQuantizer(HfQuantizer):
                 if any(re.search(pattern, target.name) for pattern in ignored):
                     continue
                 raise ValueError(f"{target.name}: expected a layer of {type(model).__name__} for these packed tensors")
-            self.packings[target.name] = self.packing(target, names[target.name].shape)
+            shape = names[target.name].shape
+            self.packings[target.name] = self.packing(target, shape)
+            if len(shape) == 3:
+                self.expect_experts(target, shape[0])
         for name in list(self.packings):
             self.replace(model, name)
         self.tie(model)
@@ -129,6 +132,15 @@ class PackedQuantizer(HfQuantizer):
             raise ValueError(f"{target.name}: expected codes of 4 or 8 bits, got {bits:g}")
         groups = scales[-2] if self.format.transposed else scales[-1]
         return Packing(int(bits), fitting_group(target.name, shape[-1] // groups))
+
+    def expect_experts(self, target: Target, experts: int) -> None:
+        counts = {len(shapes) for shapes in target.sources.values()}
+        expected = 1 if self.format.experts_are_stacked else experts
+        if counts != {expected}:
+            found = ", ".join(map(str, sorted(counts)))
+            raise ValueError(f"{target.name}: expected each tensor of {experts} experts, got {found}")
+        if self.format.act_order:
+            raise ValueError(f"{target.name}: expected experts without act-order (desc_act), got sorted columns")
 
     def replace(self, model: Any, name: str) -> None:
         """Puts a packed layer in the place of the parameter's, which is not done again for a parameter beside it."""
