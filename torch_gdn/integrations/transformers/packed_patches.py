@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Iterator
 
 from torch_gdn.integrations.transformers.patches import Patch, rebind
 
+VERSION = "5.23"  # whose loading the quantizer knows
+
 
 def packed_patches() -> Iterator[Patch]:
-    """None for a transformers whose loading is another."""
-    try:
-        base = importlib.import_module("transformers.quantizers.base")
+    """None for another transformers."""
+    if importlib.metadata.version("transformers").startswith(f"{VERSION}."):
         modeling = importlib.import_module("transformers.modeling_utils")
-    except ModuleNotFoundError:
-        return
-    known = "serialized_names" in vars(base.HfQuantizer) and "update_weight_conversions" in vars(base.HfQuantizer)
-    if known and "get_hf_quantizer" in vars(modeling):
         quantizer = importlib.import_module("torch_gdn.integrations.transformers.packed_quantizer")
         yield rebind(modeling, "get_hf_quantizer", quantizer.with_packed_weights)

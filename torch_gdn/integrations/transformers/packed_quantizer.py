@@ -251,10 +251,9 @@ def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any) -> Any:
         text = config.get_text_config(decoder=True)
         content = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-        form = None
-        if isinstance(content, dict) and quantization_config is None and options.get("gguf_file") is None:
-            form = format_of(content) if is_on_mps(device_map) else None
-        if form is None:
+        asked = quantization_config is None and options.get("gguf_file") is None and is_on_mps(device_map)
+        form = format_of(content) if asked and isinstance(content, dict) else None
+        if form is None or not isinstance(content, dict):
             return original(config, quantization_config, device_map, *others, **options)
         config.quantization_config = PackedConfig(content, form.method)
         quantizer = PackedQuantizer(config.quantization_config, form)
