@@ -1,0 +1,239 @@
+"""Published layouts of quantised weights, brought to torch_gdn's: against what the tools that wrote them compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from torch_gdn.quantized import (
+    PackedWeight,
+    from_auto_round,
+    from_awq,
+    from_compressed_tensors,
+    from_gptq,
+    from_mlx,
+    pack,
+    stack,
+    unpack,
+)
+
+RECORDED = Path(__file__).parents[1] / "golden" / "quantized" / "layers.safetensors"  # see record.py beside it
+N, K, GROUP = 32, 64, 32
+
+
+@pytest.fixture(scope="module")
+def layers() -> dict[str, dict[str, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, x in load_file(RECORDED).items():
+        layer, tensor = name.split(".")
+        found.setdefault(layer, {})[tensor] = x
+    return found
+
+
+def convert(layer: str, tensors: dict[str, Tensor]) -> PackedWeight:
+    bits = 8 if "8" in layer else 4
+    tensors = {name: x for name, x in tensors.items() if name not in ("dequantized", "weight_shape")}
+    if layer.startswith("ct"):
+        return from_compressed_tensors(**tensors, bits=bits)
+    if layer.startswith("awq"):
+        return from_awq(**tensors)
+    return from_gptq(**tensors, bits=bits, checkpoint_format="gptq_v2" if "v2" in layer else "gptq")
+
+
+def assert_equal(weight: PackedWeight, expected: Tensor, rounded_to: torch.dtype = torch.float32) -> None:
+    """Each number, up to one rounding of the tool's."""
+    exact = weight_on_cpu(weight).dequantize(torch.float64)
+    error = (exact - expected.cpu()).abs()
+    assert (error <= torch.finfo(rounded_to).eps * exact.abs()).all(), error.max()
+
+
+def weight_on_cpu(weight: PackedWeight) -> PackedWeight:
+    order = None if weight.order is None else weight.order.cpu()
+    return PackedWeight(weight.weight.cpu(), weight.scales.cpu(), weight.biases.cpu(), weight.bits, order)
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype"),
+    [
+        ("ct_4", torch.float32),
+        ("ct_4_zero", torch.float32),
+        ("ct_8_channel", torch.float32),
+        ("ct_8_zero_channel", torch.float32),
+        ("gptq_4", torch.float16),
+        ("gptq_4_zero", torch.float32),
+        ("gptq_8_zero", torch.float32),
+        ("gptq_v2_4_zero", torch.float32),
+        ("gptq_v2_8", torch.float16),
+        ("awq_4", torch.float32),
+    ],
+)
+def test_equals_the_tools_own_numbers(
+    layers: dict[str, dict[str, Tensor]], layer: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    tensors = {name: x.to(device) for name, x in layers[layer].items()}
+    weight = convert(layer, tensors)
+    assert weight.shape == (N, K)
+    assert weight.group_size == (64 if "channel" in layer else GROUP)
+    assert weight.scales.dtype == dtype, "symmetric weights keep their scales' dtype, others need float32"
+    assert weight.order is None
+    assert_equal(weight, tensors["dequantized"], torch.float32 if layer.startswith("ct") else torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("packing_format", "layer"),
+    [
+        ("auto_round:auto_gptq", "gptq_4_zero"),
+        ("auto_round", "gptq_v2_4_zero"),
+        ("auto_round:gptqmodel", "gptq_v2_8"),
+        ("auto_round:auto_awq", "awq_4"),
+    ],
+)
+def test_auto_round_names_the_layout(layers: dict[str, dict[str, Tensor]], packing_format: str, layer: str) -> None:
+    tensors = dict(layers[layer])
+    expected = tensors.pop("dequantized")
+    weight = from_auto_round(**tensors, bits=8 if "8" in layer else 4, packing_format=packing_format)
+    assert_equal(weight, expected, torch.float16)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32)])
+def test_mlx_is_a_view(bits: int, group: int) -> None:
+    mx = pytest.importorskip("mlx.core", reason="mlx is installed on Linux and on macOS alone")
+    numbers = mx.random.normal((N, 128))
+    quantized = mx.quantize(numbers, group_size=group, bits=bits)
+    words, scales, biases = (torch.from_dlpack(x) for x in quantized)
+    weight = from_mlx(words, scales, biases, bits=bits)
+    assert weight.weight.data_ptr() == words.data_ptr()
+    assert weight.group_size == group
+    numbers_of_mlx = torch.from_dlpack(mx.dequantize(*quantized, group_size=group, bits=bits))
+    torch.testing.assert_close(weight.dequantize(), numbers_of_mlx, rtol=0, atol=1e-6)
+
+
+def gptq_tensors(bits: int, groups: int, g_idx: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """A GPTQ layer written here, since no installable tool writes desc_act, and its numbers in float32."""
+    codes = torch.randint(2**bits, (K, N))
+    zeros = torch.randint(1, 2**bits, (groups, N))
+    scales = torch.rand(groups, N).half()
+    tensors = {"qweight": pack(codes.T, bits).T, "qzeros": pack(zeros - 1, bits), "scales": scales, "g_idx": g_idx}
+    return tensors, (scales.float()[g_idx] * (codes - zeros[g_idx])).T
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_act_order_sorts_the_columns(bits: int) -> None:
+    torch.manual_seed(0)
+    g_idx = (torch.arange(K) // GROUP)[torch.randperm(K)]
+    tensors, expected = gptq_tensors(bits, K // GROUP, g_idx)
+    weight = from_gptq(**tensors, bits=bits)
+    assert_equal(weight, expected)
+    assert weight.order is not None
+    x = torch.randn(3, K)
+    sorted_alone = PackedWeight(weight.weight, weight.scales, weight.biases, bits)
+    y = x[:, weight.order] @ sorted_alone.dequantize().T
+    torch.testing.assert_close(y, x @ expected.T, rtol=1e-4, atol=1e-5 * 2**bits)
+
+
+def test_act_order_of_compressed_tensors() -> None:
+    """`weight_g_idx` of older files; compressed-tensors 0.20 neither writes nor reads it."""
+    torch.manual_seed(0)
+    g_idx = (torch.arange(K) // GROUP)[torch.randperm(K)]
+    codes, scales = torch.randint(16, (N, K)), torch.rand(N, K // GROUP).half().float()
+    weight = from_compressed_tensors(pack(codes, 4), scales, weight_g_idx=g_idx, bits=4)
+    assert_equal(weight, (codes - 8) * scales[:, g_idx])
+
+
+def test_experts_convert_as_their_layers_do(layers: dict[str, dict[str, Tensor]]) -> None:
+    """Each of the formats: a leading dimension, and layers converted one by one and stacked."""
+    for layer in ("ct_4_zero", "gptq_8_zero", "awq_4"):
+        tensors = {name: x for name, x in layers[layer].items() if name not in ("dequantized", "weight_shape")}
+        flipped = {name: x.flip(-1) for name, x in tensors.items()}
+        both = convert(layer, {name: torch.stack([tensors[name], flipped[name]]) for name in tensors})
+        one_by_one = stack([convert(layer, tensors), convert(layer, flipped)])
+        assert both.shape == (2, N, K)
+        for name in ("weight", "scales", "biases"):
+            assert torch.equal(getattr(both, name), getattr(one_by_one, name)), (layer, name)
+
+
+def test_stack_of_unlike_scales_is_float32(layers: dict[str, dict[str, Tensor]]) -> None:
+    symmetric, other = (convert(layer, layers[layer]) for layer in ("gptq_4", "gptq_4_zero"))
+    both = stack([symmetric, other])
+    assert both.scales.dtype == both.biases.dtype == torch.float32
+    assert torch.equal(both.dequantize()[0], symmetric.dequantize())
+
+
+def test_large_groups_are_divided() -> None:
+    words = torch.randint(-(2**31), 2**31, (N, 512 // 8), dtype=torch.int64).int()
+    scales = torch.rand(N, 2).half().float()
+    weight = from_compressed_tensors(words, scales, bits=4)
+    assert weight.group_size == 128
+    assert_equal(weight, (unpack(words, 4) - 8) * scales.repeat_interleave(256, dim=1))
+
+
+def test_for_dtype_never_rounds() -> None:
+    weight = PackedWeight(torch.zeros(2, 4, dtype=torch.int32), torch.rand(2, 1).half(), torch.rand(2, 1).half(), 4)
+    assert weight.for_dtype(torch.float16) is weight
+    assert weight.for_dtype(torch.bfloat16).scales.dtype == torch.float32
+    assert torch.equal(weight.for_dtype(torch.bfloat16).biases, weight.biases.float())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_pack_is_the_inverse_of_unpack(bits: int) -> None:
+    words = torch.randint(-(2**31), 2**31, (3, 5, 8), dtype=torch.int64).int()
+    codes = unpack(words, bits)
+    assert codes.min() >= 0
+    assert codes.max() == 2**bits - 1
+    assert torch.equal(pack(codes, bits), words)
+
+
+def words_of(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def refuse_gptq(**changes: object) -> None:
+    tensors, _ = gptq_tensors(4, K // GROUP, torch.arange(K) // GROUP)
+    from_gptq(**{**tensors, "bits": 4, **changes})
+
+
+REFUSALS = {
+    "3 bits": (lambda: refuse_gptq(bits=3), "from_gptq: bits: expected 4 or 8, got 3"),
+    "an unknown format": (lambda: refuse_gptq(checkpoint_format="marlin"), "checkpoint_format: expected .*'marlin'"),
+    "scales of other rows": (lambda: refuse_gptq(scales=torch.rand(2, 8)), "scales: expected 32 rows, got 8"),
+    "zero points of other rows": (lambda: refuse_gptq(qzeros=words_of(2, 2)), "qzeros: expected"),
+    "groups of other sizes": (
+        lambda: refuse_gptq(g_idx=(torch.arange(K) // 16).clamp(max=1)),
+        "g_idx: expected 32 columns in each of 2 groups",
+    ),
+    "words of floats": (lambda: refuse_gptq(qweight=torch.rand(8, N)), "qweight: expected int32 or uint32"),
+    "act-order within experts": (
+        lambda: from_compressed_tensors(
+            words_of(2, N, 8), torch.rand(2, N, 2), weight_g_idx=torch.stack([torch.arange(K) % 2] * 2), bits=4
+        ),
+        "g_idx: expected experts without act-order",
+    ),
+    "groups of 16": (
+        lambda: from_compressed_tensors(words_of(N, 8), torch.rand(N, 4), bits=4),
+        "group size: expected 32, 64, 128 or a multiple of one, got 16",
+    ),
+    "AWQ of 8 bits": (lambda: from_awq(words_of(K, 8), words_of(2, 8), torch.rand(2, N), bits=8), "bits: expected 4"),
+    "AutoRound's fp8": (
+        lambda: from_auto_round(
+            words_of(8, N), words_of(2, 4), torch.rand(2, N), bits=4, packing_format="auto_round:fp8_static"
+        ),
+        "packing_format: expected one of .*, got 'auto_round:fp8_static'",
+    ),
+    "MLX of 6 bits": (lambda: from_mlx(words_of(N, 12), torch.rand(N, 1), torch.rand(N, 1), bits=6), "bits: expected"),
+    "biases of another dtype": (
+        lambda: from_mlx(words_of(N, 8), torch.rand(N, 1), torch.rand(N, 1).half(), bits=4),
+        "biases: expected torch.float32",
+    ),
+    "codes that do not fill a word": (lambda: pack(words_of(3), 4), "codes: expected a multiple of 8 columns"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refuses(what: str) -> None:
+    call, message = REFUSALS[what]
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,24 @@
+"""Weights of 4 and 8 bits, as published in files, brought to the one form that torch_gdn's ops read.
+
+`PackedWeight` is that form. `from_gptq`, `from_awq`, `from_auto_round`, `from_compressed_tensors` and `from_mlx` make
+one from the tensors of a file. This package is plain PyTorch and knows no engine.
+"""
+
+from torch_gdn.quantized.awq import from_awq
+from torch_gdn.quantized.compressed_tensors import from_compressed_tensors
+from torch_gdn.quantized.gptq import from_auto_round, from_gptq
+from torch_gdn.quantized.mlx import from_mlx
+from torch_gdn.quantized.packed_weight import PackedWeight, stack
+from torch_gdn.quantized.packing import pack, unpack
+
+__all__ = [
+    "PackedWeight",
+    "from_auto_round",
+    "from_awq",
+    "from_compressed_tensors",
+    "from_gptq",
+    "from_mlx",
+    "pack",
+    "stack",
+    "unpack",
+]

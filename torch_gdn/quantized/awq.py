@@ -1,0 +1,45 @@
+"""AWQ files of the GEMM layout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
+from torch_gdn.quantized.packing import blocks, expect, pack, unpack
+
+# Where the codes of rows 0, 1, 2, ... of eight are in a word.
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, *, bits: int = 4) -> PackedWeight:
+    """The packed weight of a layer of an AWQ file.
+
+    Args:
+        qweight: words of codes along N, eight to a word and interleaved, int32 [..., K, N / 8].
+        qzeros: words of zero points, packed likewise, int32 [..., K / group, N / 8].
+        scales: [..., K / group, N].
+        bits: 4. Default: 4.
+
+    Raises:
+        ValueError: other bits or groups, or shapes that do not fit together.
+    """
+    expect("from_awq: bits", bits == 4, "4", bits)
+    words = checked_words("from_awq", "qweight", qweight, bits)
+    stored = checked_words("from_awq", "qzeros", qzeros, bits)
+    *experts, K, of_rows = words.shape
+    groups, N = scales.shape[-2:]
+    expect("from_awq: scales", 8 * of_rows == N, f"{8 * of_rows} rows", N)
+    expect("from_awq: qzeros", stored.shape[-2:] == (groups, of_rows), f"{[groups, of_rows]}", list(stored.shape))
+    expect("from_awq: qweight", K % 8 == 0, "a multiple of 8 columns", K)
+    weight = torch.empty(*experts, N, K // 8, dtype=torch.int32, device=words.device)
+    for rows in blocks(N, multiple=8):
+        codes = in_order(words[..., rows.start // 8 : rows.stop // 8])
+        weight[..., rows, :] = pack(codes.mT, bits)
+    return assemble("from_awq", weight, scales.mT, in_order(stored).mT, bits)
+
+
+def in_order(words: Tensor) -> Tensor:
+    """[..., N / 8] words to [..., N] codes"""
+    codes = unpack(words, 4).unflatten(-1, (-1, 8))
+    return torch.stack([codes[..., place] for place in PLACES], dim=-1).flatten(-2)

@@ -1,0 +1,162 @@
+"""The form of packed weights that torch_gdn's ops read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torch_gdn.quantized.packing import as_int32, blocks, expect, expect_bits, pack, unpack
+
+GROUPS = (128, 64, 32)  # columns that share a scale, as the ops take them
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A matrix [N, K], or one for each expert [E, N, K], in 4 or 8 bits.
+
+    `w[n, k] = scales[n, k / group_size] * code[n, k] + biases[n, k / group_size]`. Code k of a row is in word
+    `k * bits / 32`, the first code in the lowest bits.
+
+    Args:
+        weight: int32 [..., N, K * bits / 32].
+        scales: [..., N, K / group_size].
+        biases: like scales.
+        bits: 4 or 8.
+        order: which column of the matrix column k is, [K], where columns were sorted by group; x is gathered by it
+            before it is multiplied. Default: None, the columns are in their own order.
+
+    Raises:
+        ValueError: bits, dtypes or shapes that do not fit together, or a group size other than 32, 64 and 128.
+    """
+
+    weight: Tensor
+    scales: Tensor
+    biases: Tensor
+    bits: int
+    order: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        expect_bits("PackedWeight", self.bits)
+        expect("PackedWeight: weight", self.weight.dtype == torch.int32, "int32", self.weight.dtype)
+        expect("PackedWeight: weight", self.weight.dim() >= 2, "at least two dimensions", list(self.weight.shape))
+        expect("PackedWeight: scales", self.scales.is_floating_point(), "a floating dtype", self.scales.dtype)
+        *rows, K = self.shape
+        shape = self.scales.shape
+        fits = list(shape[:-1]) == rows and shape[-1] > 0 and K % shape[-1] == 0 and K // shape[-1] in GROUPS
+        expect("PackedWeight: scales", fits, f"{rows} rows of {K} / 32, / 64 or / 128 groups", list(shape))
+        alike = self.biases.shape == shape and self.biases.dtype == self.scales.dtype
+        got = f"{self.biases.dtype} {list(self.biases.shape)}"
+        expect("PackedWeight: biases", alike, f"{self.scales.dtype} {list(shape)}", got)
+        order = self.order
+        expect("PackedWeight: order", order is None or order.shape == (K,), f"[{K}]", order is not None and order.shape)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[..., N, K]"""
+        return torch.Size([*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.bits])
+
+    @property
+    def group_size(self) -> int:
+        return self.shape[-1] // self.scales.shape[-1]
+
+    def for_dtype(self, dtype: torch.dtype) -> PackedWeight:
+        """With scales and biases that an op takes for an x of this dtype: of that dtype, else of float32."""
+        if self.scales.dtype in (dtype, torch.float32):
+            return self
+        return replace(self, scales=self.scales.float(), biases=self.biases.float())
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The matrix, its columns in their own order, computed in float32, or in float64 if that is the dtype."""
+        computed = torch.promote_types(dtype, torch.float32)
+        codes = unpack(self.weight, self.bits).unflatten(-1, (-1, self.group_size)).to(computed)
+        groups = self.scales.to(computed)[..., None] * codes + self.biases.to(computed)[..., None]
+        w = groups.flatten(-2).to(dtype)
+        return w if self.order is None else w.index_select(-1, self.order.argsort())
+
+
+def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """One packed weight of several experts'.
+
+    Args:
+        weights: of one shape, bits and group size.
+
+    Raises:
+        ValueError: weights that differ, or columns that were sorted by group.
+    """
+    first = weights[0]
+    for weight in weights:
+        alike = (weight.shape, weight.bits, weight.group_size) == (first.shape, first.bits, first.group_size)
+        expect("stack: weights", alike, "experts of one shape, bits and group size", "others")
+        expect("stack: weights", weight.order is None, "experts without act-order (desc_act)", "sorted columns")
+    dtypes = {weight.scales.dtype for weight in weights}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    return PackedWeight(
+        torch.stack([weight.weight for weight in weights]),
+        torch.stack([weight.scales.to(dtype) for weight in weights]),
+        torch.stack([weight.biases.to(dtype) for weight in weights]),
+        first.bits,
+    )
+
+
+def assemble(
+    name: str, weight: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_idx: Tensor | None = None
+) -> PackedWeight:
+    """From packed rows and a zero point for each scale, both [..., N, K / group]; without one, half the codes.
+
+    Biases are minus the zero points times the scales. Half the codes is a power of two, so such biases are exact in the
+    scales' dtype; others are kept in float32, where they are exact.
+    """
+    half = 1 << (bits - 1)
+    if zeros is not None and bool((zeros != half).any()):
+        scales = scales.float()
+        biases = -zeros * scales
+    else:
+        biases = -half * scales
+    K = weight.shape[-1] * 32 // bits
+    groups = scales.shape[-1]
+    expect(f"{name}: scales", groups > 0 and K % groups == 0, f"a scale for each group of {K} columns", groups)
+    order = sorting(name, g_idx, K, groups)
+    if order is not None:
+        weight = permute_columns(weight, order, bits)
+    size = K // groups
+    fitting = next((group for group in GROUPS if size % group == 0), None)
+    if fitting is None:
+        raise ValueError(f"{name}: group size: expected 32, 64, 128 or a multiple of one, got {size}")
+    if fitting != size:
+        scales, biases = (x.repeat_interleave(size // fitting, dim=-1) for x in (scales, biases))
+    return PackedWeight(weight, scales.contiguous(), biases.contiguous(), bits, order)
+
+
+def sorting(name: str, g_idx: Tensor | None, K: int, groups: int) -> Tensor | None:
+    """The order that sorts columns by group, or None where they are sorted.
+
+    Raises:
+        ValueError: groups of unequal sizes, or columns of experts that are not sorted.
+    """
+    if g_idx is None or g_idx.numel() == 0:
+        return None
+    expect(f"{name}: g_idx", g_idx.shape[-1] == K, f"[{K}]", list(g_idx.shape))
+    sorted_groups = torch.arange(K, device=g_idx.device) // (K // groups)
+    if bool((g_idx == sorted_groups).all()):
+        return None
+    expect(f"{name}: g_idx", g_idx.dim() == 1, "experts without act-order (desc_act)", "columns that are not sorted")
+    order = g_idx.argsort(stable=True)
+    even = bool((g_idx[order] == sorted_groups).all())
+    expect(f"{name}: g_idx", even, f"{K // groups} columns in each of {groups} groups", "groups of other sizes")
+    return order
+
+
+def permute_columns(weight: Tensor, order: Tensor, bits: int) -> Tensor:
+    permuted = torch.empty_like(weight)
+    for rows in blocks(weight.shape[-2]):
+        permuted[..., rows, :] = pack(unpack(weight[..., rows, :], bits).index_select(-1, order), bits)
+    return permuted
+
+
+def checked_words(name: str, argument: str, words: Tensor, bits: int) -> Tensor:
+    expect_bits(name, bits)
+    expect(f"{name}: {argument}", words.dim() >= 2, "at least two dimensions", list(words.shape))
+    return as_int32(f"{name}: {argument}", words)
