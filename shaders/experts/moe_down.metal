@@ -30,18 +30,51 @@ METAL_FUNC void keep_products(
   }
 }
 
-template <typename T, int Most, int Width>
+// Of the 8 rows from `row` on, those past the last repeat it.
+template <int Most, int Width, typename T, int Bits>
+METAL_FUNC void multiply_and_keep(
+    threadgroup float* products,
+    int offset,
+    threadgroup T* staged,
+    thread const Matrix<T, Bits>& matrix,
+    thread const VectorRows<T>& vectors,
+    thread const PairGroup<Most>& own,
+    int row,
+    int rows,
+    int columns,
+    uint thread_index,
+    uint lane) {
+  constexpr int kThreads = kDownSimdgroups * 32;
+  const Weights<T, Bits, Width> upper = rows_of<Width>(matrix, rows, row);
+  const Weights<T, Bits, Width> lower = rows_of<Width>(matrix, rows, min(row + kRowsOfHalf, rows - 1));
+  if (own.count == 1) {
+    float sums[2 * kRowsOfHalf];
+    multiply_vectors<1, Most, Width, kThreads>(sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
+    keep_products<1>(products, offset, sums, own, lane);
+  } else if constexpr (Most > 1) {
+    float sums[2 * kRowsOfHalf * Most];
+    multiply_vectors<Most, Most, Width, kThreads>(
+        sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
+    keep_products<Most>(products, offset, sums, own, lane);
+  }
+}
+
+template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
 [[kernel]] void moe_down(
     device const T* hidden [[buffer(0)]],
-    device const T* w_down [[buffer(1)]],
-    device const uchar* topk_weights [[buffer(2)]],
-    device const int* topk_ids [[buffer(3)]],
-    device const T* shared_hidden [[buffer(4)]],
-    device const T* shared_down_proj [[buffer(5)]],
-    device const uchar* shared_gate [[buffer(6)]],
-    device T* y [[buffer(7)]],
-    device ErrorLog* errors [[buffer(8)]],
-    constant MoeDownParameters& parameters [[buffer(9)]],
+    device const typename ElementOf<T, Bits>::type* w_down [[buffer(1)]],
+    device const uchar* w_scales [[buffer(2)]],
+    device const uchar* w_biases [[buffer(3)]],
+    device const uchar* topk_weights [[buffer(4)]],
+    device const int* topk_ids [[buffer(5)]],
+    device const T* shared_hidden [[buffer(6)]],
+    device const typename ElementOf<T, SharedBits>::type* shared_down_proj [[buffer(7)]],
+    device const uchar* shared_scales [[buffer(8)]],
+    device const uchar* shared_biases [[buffer(9)]],
+    device const uchar* shared_gate [[buffer(10)]],
+    device T* y [[buffer(11)]],
+    device ErrorLog* errors [[buffer(12)]],
+    constant MoeDownParameters& parameters [[buffer(13)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -57,39 +90,28 @@ template <typename T, int Most, int Width>
 
   FewPairs few;
   few.load(topk_ids, pairs, lane);
-  for (int pair = 0; pair < count + (parameters.IS > 0 ? 1 : 0); ++pair) {
-    const bool is_shared = pair == count;
-    PairGroup<Most> own;
-    int expert = 0;
-    if (is_shared) {
-      own.take_tokens(pairs.tokens);
-    } else {
-      expert = expert_of_pair(topk_ids, pairs, pair);
-      if (expert == kLeftOut && first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
-      own.take(few, expert, pair, lane);
-    }
+  PairGroup<Most> own;
+  VectorRows<T> vectors;
+  vectors.divisor = 1;
+  vectors.data = hidden;
+  vectors.stride = parameters.I;
+  for (int pair = 0; pair < count; ++pair) {
+    const int expert = expert_of_pair(topk_ids, pairs, pair);
+    if (expert == kLeftOut && first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
+    own.take(few, expert, pair, lane);
     if (own.count == 0) continue;
-    const int columns = is_shared ? parameters.IS : parameters.I;
-    VectorRows<T> vectors;
-    vectors.data = is_shared ? shared_hidden : hidden;
-    vectors.stride = columns;
-    vectors.divisor = 1;
-    device const T* weights = is_shared ? shared_down_proj : w_down + expert * parameters.expert_stride;
-    const int64_t stride = is_shared ? parameters.shared_stride : parameters.row_stride;
-    const DenseWeights<T, Width> upper = dense_weights<Width>(weights, stride, parameters.D, row);
-    const DenseWeights<T, Width> lower =
-        dense_weights<Width>(weights, stride, parameters.D, min(row + kRowsOfHalf, parameters.D - 1));
-    const int offset = is_shared ? count : 0;
-    if (own.count == 1) {
-      float sums[2 * kRowsOfHalf];
-      multiply_vectors<1, Most, Width, kThreads>(sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
-      keep_products<1>(products + own_row, offset, sums, own, lane);
-    } else if constexpr (Most > 1) {
-      float sums[2 * kRowsOfHalf * Most];
-      multiply_vectors<Most, Most, Width, kThreads>(
-          sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
-      keep_products<Most>(products + own_row, offset, sums, own, lane);
-    }
+    const Matrix<T, Bits> matrix = matrix_of<T, Bits>(w_down, w_scales, w_biases, parameters.experts, expert);
+    multiply_and_keep<Most, Width>(
+        products + own_row, 0, staged, matrix, vectors, own, row, parameters.D, parameters.I, thread_index, lane);
+  }
+  if (parameters.IS > 0) {
+    own.take_tokens(pairs.tokens);
+    vectors.data = shared_hidden;
+    vectors.stride = parameters.IS;
+    const Matrix<T, SharedBits> matrix =
+        matrix_of<T, SharedBits>(shared_down_proj, shared_scales, shared_biases, parameters.shared, 0);
+    multiply_and_keep<Most, Width>(
+        products + own_row, count, staged, matrix, vectors, own, row, parameters.D, parameters.IS, thread_index, lane);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int item = int(thread_index); item < pairs.tokens * kDownRows; item += kThreads) {

@@ -5,41 +5,56 @@
 // [T k + T, D].
 #include "experts/tiles.h"
 
-template <typename T, int Width>
+template <typename T, int Width, int Bits = 0, int SharedBits = 0>
 [[kernel]] void moe_down_tiles(
     device const T* hidden [[buffer(0)]],
-    device const T* w_down [[buffer(1)]],
-    device const int* sorted_pairs [[buffer(2)]],
-    device const PairTile* tiles [[buffer(3)]],
-    device const T* shared_hidden [[buffer(4)]],
-    device const T* shared_down_proj [[buffer(5)]],
-    device float* products [[buffer(6)]],
-    constant MoeDownParameters& parameters [[buffer(7)]],
+    device const typename ElementOf<T, Bits>::type* w_down [[buffer(1)]],
+    device const uchar* w_scales [[buffer(2)]],
+    device const uchar* w_biases [[buffer(3)]],
+    device const int* sorted_pairs [[buffer(4)]],
+    device const PairTile* tiles [[buffer(5)]],
+    device const T* shared_hidden [[buffer(6)]],
+    device const typename ElementOf<T, SharedBits>::type* shared_down_proj [[buffer(7)]],
+    device const uchar* shared_scales [[buffer(8)]],
+    device const uchar* shared_biases [[buffer(9)]],
+    device float* products [[buffer(10)]],
+    constant MoeDownParameters& parameters [[buffer(11)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  typedef typename Weights<T, Bits, Width>::Staged Staged;
+  typedef typename Weights<T, SharedBits, Width>::Staged SharedStaged;
+  static_assert(sizeof(SharedStaged) <= sizeof(Staged), "the shared expert's weights are staged in the same memory");
   alignas(16) threadgroup T staged_vectors[size_of_tile<T>()];
-  alignas(16) threadgroup T staged_weights[2 * size_of_tile<T>()];
+  alignas(16) threadgroup Staged staged_weights[2 * size_of_tile<Staged>()];
   threadgroup int pair_of_row[kTilePairs];
   constant PairParameters& pairs = parameters.pairs;
   const OwnTile tile = locate_tile(tiles, pairs, int(group.y));
   const bool is_shared = tile.expert == pairs.experts;
-  const int columns = is_shared ? parameters.IS : parameters.I;
   constexpr int kRows = 2 * kTileColumns;
   const int first = int(group.x) * kRows;
   if (tile.rows == 0 || tile.expert == kLeftOut || first >= parameters.D) return;
   load_pairs(pair_of_row, sorted_pairs, pairs, tile, thread_index);
 
-  device const T* weights = is_shared ? shared_down_proj : w_down + tile.expert * parameters.expert_stride;
-  const int64_t stride = is_shared ? parameters.shared_stride : parameters.row_stride;
-  const DenseWeights<T, Width> upper = dense_weights<Width>(weights, stride, parameters.D, first);
-  const DenseWeights<T, Width> lower = dense_weights<Width>(weights, stride, parameters.D, first + kTileColumns);
   const LanePosition at = lane_position(lane);
   float2 sums[2 * kTileBlocks];
-  multiply_tile<Width>(
-      sums, staged_vectors, staged_weights, upper, lower, is_shared ? shared_hidden : hidden, columns, 1, pair_of_row,
-      tile.rows, columns, thread_index, simdgroup, at);
+  if (is_shared) {
+    const Matrix<T, SharedBits> matrix =
+        matrix_of<T, SharedBits>(shared_down_proj, shared_scales, shared_biases, parameters.shared, 0);
+    const Weights<T, SharedBits, Width> upper = rows_of<Width>(matrix, parameters.D, first);
+    const Weights<T, SharedBits, Width> lower = rows_of<Width>(matrix, parameters.D, first + kTileColumns);
+    multiply_tile<Width>(
+        sums, staged_vectors, (threadgroup SharedStaged*)staged_weights, upper, lower, shared_hidden, parameters.IS, 1,
+        pair_of_row, tile.rows, parameters.IS, thread_index, simdgroup, at);
+  } else {
+    const Matrix<T, Bits> matrix = matrix_of<T, Bits>(w_down, w_scales, w_biases, parameters.experts, tile.expert);
+    const Weights<T, Bits, Width> upper = rows_of<Width>(matrix, parameters.D, first);
+    const Weights<T, Bits, Width> lower = rows_of<Width>(matrix, parameters.D, first + kTileColumns);
+    multiply_tile<Width>(
+        sums, staged_vectors, staged_weights, upper, lower, hidden, parameters.I, 1, pair_of_row, tile.rows,
+        parameters.I, thread_index, simdgroup, at);
+  }
   const int64_t first_product = is_shared ? pairs.count : 0;
   UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) {
     const int row = i % kTileBlocks * 8 + at.row;

@@ -25,22 +25,53 @@ METAL_FUNC void store_hidden(
   if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));
 }
 
-template <typename T, int Most, int Width>
+template <int Most, int Width, typename T, int Bits>
+METAL_FUNC void multiply_and_store(
+    device T* target,
+    threadgroup T* staged,
+    thread const GateUpWeights<T, Bits, Width>& weights,
+    thread const VectorRows<T>& vectors,
+    thread const PairGroup<Most>& own,
+    int width,
+    int row,
+    int columns,
+    uint thread_index,
+    uint lane) {
+  constexpr int kThreads = kGateUpSimdgroups * 32;
+  if (own.count == 1) {
+    float sums[2 * kRowsOfHalf];
+    multiply_vectors<1, Most, Width, kThreads>(
+        sums, staged, weights.gate, weights.up, vectors, own, columns, thread_index, lane);
+    store_hidden<1>(target, width, row, sums, own, lane);
+  } else if constexpr (Most > 1) {
+    float sums[2 * kRowsOfHalf * Most];
+    multiply_vectors<Most, Most, Width, kThreads>(
+        sums, staged, weights.gate, weights.up, vectors, own, columns, thread_index, lane);
+    store_hidden<Most>(target, width, row, sums, own, lane);
+  }
+}
+
+template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
 [[kernel]] void moe_gate_up(
     device const T* x [[buffer(0)]],
-    device const T* w_gate_up [[buffer(1)]],
-    device const int* topk_ids [[buffer(2)]],
-    device const T* shared_gate_proj [[buffer(3)]],
-    device const T* shared_up_proj [[buffer(4)]],
-    device T* hidden [[buffer(5)]],
-    device T* shared_hidden [[buffer(6)]],
-    device ErrorLog* errors [[buffer(7)]],
-    constant MoeGateUpParameters& parameters [[buffer(8)]],
+    device const typename ElementOf<T, Bits>::type* w_gate_up [[buffer(1)]],
+    device const uchar* w_scales [[buffer(2)]],
+    device const uchar* w_biases [[buffer(3)]],
+    device const int* topk_ids [[buffer(4)]],
+    device const typename ElementOf<T, SharedBits>::type* shared_gate_proj [[buffer(5)]],
+    device const uchar* shared_gate_scales [[buffer(6)]],
+    device const uchar* shared_gate_biases [[buffer(7)]],
+    device const typename ElementOf<T, SharedBits>::type* shared_up_proj [[buffer(8)]],
+    device const uchar* shared_up_scales [[buffer(9)]],
+    device const uchar* shared_up_biases [[buffer(10)]],
+    device T* hidden [[buffer(11)]],
+    device T* shared_hidden [[buffer(12)]],
+    device ErrorLog* errors [[buffer(13)]],
+    constant MoeGateUpParameters& parameters [[buffer(14)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int kThreads = kGateUpSimdgroups * 32;
   alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
   constant PairParameters& pairs = parameters.pairs;
   const int pair = int(group.y);
@@ -50,7 +81,7 @@ template <typename T, int Most, int Width>
   if (first >= width) return;
 
   PairGroup<Most> own;
-  int expert = pairs.experts;
+  int expert = 0;
   if (is_shared) {
     own.take_tokens(pairs.tokens);
   } else {
@@ -68,22 +99,24 @@ template <typename T, int Most, int Width>
   }
 
   const int row = first + int(simdgroup) * kRowsOfHalf;
-  GateUpWeights<T, Width> weights;
-  weights.locate(w_gate_up, shared_gate_proj, shared_up_proj, parameters, expert, min(row, width - 1));
+  const int own_row = min(row, width - 1);
   VectorRows<T> vectors;
   vectors.data = x;
   vectors.stride = parameters.x_stride;
   vectors.divisor = is_shared ? 1 : pairs.k;
-  device T* target = is_shared ? shared_hidden : hidden;
-  if (own.count == 1) {
-    float sums[2 * kRowsOfHalf];
-    multiply_vectors<1, Most, Width, kThreads>(
-        sums, staged, weights.gate, weights.up, vectors, own, parameters.D, thread_index, lane);
-    store_hidden<1>(target, width, row, sums, own, lane);
-  } else if constexpr (Most > 1) {
-    float sums[2 * kRowsOfHalf * Most];
-    multiply_vectors<Most, Most, Width, kThreads>(
-        sums, staged, weights.gate, weights.up, vectors, own, parameters.D, thread_index, lane);
-    store_hidden<Most>(target, width, row, sums, own, lane);
+  if (is_shared) {
+    const Matrix<T, SharedBits> gate =
+        matrix_of<T, SharedBits>(shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0);
+    const Matrix<T, SharedBits> up =
+        matrix_of<T, SharedBits>(shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0);
+    GateUpWeights<T, SharedBits, Width> weights;
+    weights.gate = rows_of<Width>(gate, width, own_row);
+    weights.up = rows_of<Width>(up, width, own_row);
+    multiply_and_store<Most>(
+        shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
+  } else {
+    const Matrix<T, Bits> both = matrix_of<T, Bits>(w_gate_up, w_scales, w_biases, parameters.experts, expert);
+    const GateUpWeights<T, Bits, Width> weights = rows_of_expert<Width>(both, width, own_row);
+    multiply_and_store<Most>(hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
   }
 }

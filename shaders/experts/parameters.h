@@ -1,5 +1,5 @@
 #pragma once
-#include "core/parameters.h"
+#include "core/matrix_parameters.h"
 
 // topk_ids [T, k]; a pair of a token and an expert has the number t k + j.
 struct PairParameters {
@@ -15,15 +15,15 @@ struct PairParameters {
 struct MoeGateUpParameters {
   PairParameters pairs;
   int64_t x_stride;
-  int64_t expert_stride, row_stride;             // of w_gate_up [E, 2 I, D]
-  int64_t shared_gate_stride, shared_up_stride;  // of the rows [IS, D]
-  int32_t D, I, IS;                              // IS of 0: there is no shared expert
+  MatrixParameters experts;                 // w_gate_up [E, 2 I, D]
+  MatrixParameters shared_gate, shared_up;  // [IS, D]
+  int32_t D, I, IS;                         // IS of 0: there is no shared expert
 };
 
 struct MoeDownParameters {
   PairParameters pairs;
-  int64_t expert_stride, row_stride;                // of w_down [E, D, I]
-  int64_t shared_stride;                            // of the rows [D, IS]
+  MatrixParameters experts;                         // w_down [E, D, I]
+  MatrixParameters shared;                          // [D, IS]
   int64_t weight_token_stride, weight_slot_stride;  // of topk_weights
   int64_t gate_stride;                              // of shared_gate [T, 1]
   int32_t D, I, IS;                                 // IS of 0: there is no shared expert

@@ -1,6 +1,6 @@
 // Products of a tile of up to kTilePairs vectors with kTileColumns rows of each of two matrices, on the matrix
 // instructions. A simdgroup owns 8 rows of each matrix. In threadgroup memory: kTileDepth columns of the vectors and of
-// the rows. In registers: the products, sums[half * 4 + block], 8 vectors a block, f32.
+// the rows, decoded. In registers: the products, sums[half * 4 + block], 8 vectors a block, f32.
 #pragma once
 #include "experts/moe_align.h"
 #include "experts/pairs.h"
@@ -74,13 +74,13 @@ METAL_FUNC void stage_vectors(
   }
 }
 
-template <int Width, typename T, typename Weights>
+template <int Width, typename T, typename Decoder>
 METAL_FUNC void multiply_tile(
     thread float2* sums,
     threadgroup T* staged_vectors,
-    threadgroup T* staged_weights,
-    thread const Weights& first,
-    thread const Weights& second,
+    threadgroup typename Decoder::Staged* staged_weights,
+    thread const Decoder& first,
+    thread const Decoder& second,
     device const T* vectors,
     int64_t stride,
     int divisor,
@@ -90,7 +90,9 @@ METAL_FUNC void multiply_tile(
     uint thread_index,
     uint simdgroup,
     LanePosition at) {
-  constexpr int kStride = tile_stride<T>(kTileDepth);
+  typedef typename Decoder::Staged Staged;
+  constexpr int kVectors = tile_stride<T>(kTileDepth);
+  constexpr int kStride = tile_stride<Staged>(kTileDepth);
   UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) sums[i] = float2(0.0f);
   for (int column = 0; column < columns; column += kTileDepth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -98,13 +100,13 @@ METAL_FUNC void multiply_tile(
     first.template stage<kTileDepth>(staged_weights, column, columns, thread_index);
     second.template stage<kTileDepth>(staged_weights + kTileColumns * kStride, column, columns, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup const T* own = staged_weights + int(simdgroup) * 8 * kStride;
+    threadgroup const Staged* own = staged_weights + int(simdgroup) * 8 * kStride;
     UNROLL for (int depth = 0; depth < kTileDepth; depth += 8) {
       const float2 upper = load_transposed(own + depth, kStride, at);
       const float2 lower = load_transposed(own + kTileColumns * kStride + depth, kStride, at);
       UNROLL for (int block = 0; block < kTileBlocks; ++block) {
         if (block * 8 < rows) {  // most tiles of a batch of decodes have few rows
-          const float2 x = load_even_fragment(staged_vectors + block * 8 * kStride + depth, kStride, at);
+          const float2 x = load_even_fragment(staged_vectors + block * 8 * kVectors + depth, kVectors, at);
           multiply_add(sums[block], x, upper);
           multiply_add(sums[kTileBlocks + block], x, lower);
         }

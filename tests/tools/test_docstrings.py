@@ -150,6 +150,8 @@ def test_arguments_have_the_stated_dtypes_and_no_others(function: Callable[..., 
         call = next((call for call in calls_of(function) if isinstance(call.get(name), Tensor)), None)
         assert call is not None, f"no call has {name}"
         for dtype in DTYPES:
+            if dtype == torch.int32 and claim.dtype.endswith("'s dtype or int32"):  # packed weights, of another size
+                call = next(each for each in calls_of(function) if getattr(each.get(name), "dtype", None) == dtype)
             changed = stated.recast(call, name, dtype)
             if dtype in stated.dtypes_of(name, call):
                 stated.check(stated.optional_results() | changed)

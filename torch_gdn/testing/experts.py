@@ -126,7 +126,7 @@ def wrong_weights(*names: str) -> Iterator[Invalid]:
         yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
 
 
-PACKED_SMALL = ExpertPoint(D=64, I=64, IS=32, bits=4, shared_bits=8)
+PACKED_SMALL = ExpertPoint(D=96, I=96, IS=96, bits=4, shared_bits=8)
 
 
 def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, str, str]) -> Iterator[Invalid]:

@@ -2,6 +2,7 @@
 
 #include "metal/experts/pairs.h"
 #include "metal/gates.h"
+#include "metal/matrix.h"
 #include "shaders/experts/moe_down.h"
 #include "shaders/experts/moe_sum.h"
 
@@ -23,11 +24,10 @@ Call call_of(const MoeDown<int64_t>& op) {
   if (op.shared_hidden.has_value()) {
     call.shared_hidden = as_contiguous(*op.shared_hidden, "shared_hidden");
     call.width = std::min(call.width, vector_width({call.shared_hidden, call.shared_down_proj}));
-    parameters.shared_stride = call.shared_down_proj.stride(0);
+    parameters.shared = matrix_parameters(call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_packing);
   }
   parameters.pairs = pair_parameters(s, op.topk_ids);
-  parameters.expert_stride = op.w_down.stride(0);
-  parameters.row_stride = op.w_down.stride(1);
+  parameters.experts = matrix_parameters(op.w_down, op.w_scales, op.w_biases, op.packing);
   parameters.weight_token_stride = op.topk_weights.stride(0);
   parameters.weight_slot_stride = op.topk_weights.stride(1);
   parameters.gate_stride = op.shared_gate.has_value() ? op.shared_gate->stride(0) : 0;
@@ -41,16 +41,16 @@ Call call_of(const MoeDown<int64_t>& op) {
 
 void run(const MoeDown<int64_t>& op, const Tensor& y) {
   const auto& s = op.shape;
-  TORCH_CHECK_NOT_IMPLEMENTED(op.packing.bits == 0, "moe_down: expected weights that are not packed on mps");
   if (s.T == 0) return;
   Call call = call_of(op);
   const auto dtype = y.scalar_type();
   if (is_few(s)) {
     launcher().run({{"moe_down",
                      "experts/moe_down.metal",
-                     {dtype, most_tokens(s), call.width},
-                     {call.hidden, op.w_down, op.topk_weights, op.topk_ids, call.shared_hidden, call.shared_down_proj,
-                      op.shared_gate, y, Binding::error_log(), Binding::values(call.parameters)},
+                     {dtype, most_tokens(s), call.width, bits_of(op.packing), bits_of(op.shared_packing)},
+                     {call.hidden, op.w_down, op.w_scales, op.w_biases, op.topk_weights, op.topk_ids,
+                      call.shared_hidden, call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_gate, y,
+                      Binding::error_log(), Binding::values(call.parameters)},
                      {size_t(ceil_div(s.D, kDownRows)), 1, 1},
                      kDownSimdgroups * 32}});
     return;
@@ -62,9 +62,9 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
       {launch_align(alignment, op.topk_ids, call.parameters.pairs),
        {"moe_down_tiles",
         "experts/moe_down_tiles.metal",
-        {dtype, call.width},
-        {call.hidden, op.w_down, alignment.sorted_pairs, alignment.tiles, call.shared_hidden, call.shared_down_proj,
-         products, Binding::values(call.parameters)},
+        {dtype, call.width, bits_of(op.packing), bits_of(op.shared_packing)},
+        {call.hidden, op.w_down, op.w_scales, op.w_biases, alignment.sorted_pairs, alignment.tiles, call.shared_hidden,
+         call.shared_down_proj, op.shared_scales, op.shared_biases, products, Binding::values(call.parameters)},
         {size_t(ceil_div(s.D, 2 * kTileColumns)), size_t(alignment.tiles_of_pairs + alignment.tiles_of_tokens), 1},
         kTileThreads},
        {"moe_sum",

@@ -1,0 +1,26 @@
+#include "metal/matrix.h"
+
+#include <bit>
+
+#include "metal/gates.h"
+
+namespace torch_gdn {
+
+static int64_t expert_stride(const Tensor& x) { return x.dim() > 2 ? x.stride(0) : 0; }
+
+MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Tensor>& scales,
+                                   const std::optional<Tensor>& biases, const Packing& packing) {
+  MatrixParameters parameters{};
+  parameters.expert_stride = expert_stride(weight);
+  parameters.row_stride = weight.stride(-2);
+  if (!scales.has_value()) return parameters;
+  parameters.scales_expert_stride = expert_stride(*scales);
+  parameters.scales_row_stride = scales->stride(-2);
+  parameters.biases_expert_stride = expert_stride(*biases);
+  parameters.biases_row_stride = biases->stride(-2);
+  parameters.scale_type = element_type(*scales);
+  parameters.group_shift = std::countr_zero(uint64_t(packing.group));
+  return parameters;
+}
+
+}  // namespace torch_gdn

@@ -1,0 +1,18 @@
+// Matrices of weights as kernels read them.
+#pragma once
+#include "metal/parameters.h"
+#include "ops/quantized/packed.h"
+#include "shaders/core/matrix_parameters.h"
+
+namespace torch_gdn {
+
+// weight [rows, columns], or [E, rows, columns] of experts. With scales it is packed.
+MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Tensor>& scales,
+                                   const std::optional<Tensor>& biases, const Packing& packing);
+
+// As a template argument of a kernel, which is none for weights that are not packed.
+inline TemplateArgument bits_of(const Packing& packing) {
+  return packing.bits == 0 ? TemplateArgument() : TemplateArgument(packing.bits);
+}
+
+}  // namespace torch_gdn

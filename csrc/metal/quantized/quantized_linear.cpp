@@ -1,0 +1,52 @@
+#include "ops/quantized/quantized_linear.h"
+
+#include "metal/gates.h"
+#include "metal/implement.h"
+#include "metal/matrix.h"
+#include "shaders/experts/moe_align.h"
+#include "shaders/experts/tile_size.h"
+#include "shaders/quantized/parameters.h"
+#include "shaders/quantized/quantized_linear.h"
+
+namespace torch_gdn {
+
+namespace {
+
+constexpr int64_t kFewRows = 8;  // of x, whose sums the registers of a kernel hold
+
+void run(const QuantizedLinear<int64_t>& op, const Tensor& y) {
+  if (y.numel() == 0) return;
+  const Tensor x = unit_last_stride(op.x.reshape({-1, op.K}), "x");
+  QuantizedLinearParameters parameters{};
+  parameters.weight = matrix_parameters(op.weight, op.scales, op.biases, op.packing);
+  parameters.x_stride = x.stride(0);
+  parameters.bias_stride = op.bias.has_value() ? op.bias->stride(0) : 0;
+  parameters.bias_type = op.bias.has_value() ? element_type(*op.bias) : kAbsent;
+  parameters.M = int32_count(x.size(0), "quantized_linear: x", "rows");
+  parameters.N = int32_count(op.N, "quantized_linear: weight", "rows");
+  parameters.K = int32_count(op.K, "quantized_linear: x", "columns");
+  const int width = vector_width({x, op.weight});
+  const int64_t M = x.size(0), bits = op.packing.bits;
+  const auto dtype = x.scalar_type();
+  if (M <= kFewRows) {
+    launcher().run({{"quantized_linear",
+                     "quantized/quantized_linear.metal",
+                     {dtype, M == 1 ? int64_t(1) : kFewRows, width, bits},
+                     {x, op.weight, op.scales, op.biases, op.bias, y, Binding::values(parameters)},
+                     {size_t(ceil_div(op.N, kLinearRows)), 1, 1},
+                     kLinearSimdgroups * 32}});
+    return;
+  }
+  launcher().run({{"quantized_linear_tiles",
+                   "quantized/quantized_linear_tiles.metal",
+                   {dtype, width, bits},
+                   {x, op.weight, op.scales, op.biases, op.bias, y, Binding::values(parameters)},
+                   {size_t(ceil_div(op.N, 2 * kTileColumns)), size_t(ceil_div(M, kTilePairs)), 1},
+                   kTileThreads}});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<QuantizedLinear, &run>(m); }
+
+}  // namespace torch_gdn

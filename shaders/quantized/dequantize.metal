@@ -1,0 +1,42 @@
+// Rows of packed weights as numbers: all rows, or those that indices name. A thread owns kDequantizeColumns columns of
+// one row of the result. An index that is no row's leaves zeros and is reported.
+// Layout: packed weights [N, K] with strides, indices [n]; rows [n, K].
+#include "core/error.h"
+#include "core/indices.h"
+#include "experts/weights.h"
+#include "quantized/dequantize.h"
+#include "quantized/parameters.h"
+
+template <typename T, int Bits>
+[[kernel]] void dequantize(
+    device const uint* weight [[buffer(0)]],
+    device const uchar* scales [[buffer(1)]],
+    device const uchar* biases [[buffer(2)]],
+    device const int* indices [[buffer(3)]],
+    device T* rows [[buffer(4)]],
+    device ErrorLog* errors [[buffer(5)]],
+    constant DequantizeParameters& parameters [[buffer(6)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  const int column = (int(group.x) * kDequantizeThreads + int(thread_index)) * kDequantizeColumns;
+  if (column >= parameters.K) return;
+  const int target_row = int(group.y);
+  int64_t row = target_row;
+  if (parameters.index_bytes != 0) row = read_index(indices, target_row, parameters.index_bytes);
+  device T* target = rows + int64_t(target_row) * parameters.K + column;
+  if (row < 0 || row >= parameters.N) {
+    if (column == 0) {
+      report_error(errors, parameters.op, "indices: expected rows from 0 to N - 1, got ", row, target_row, __LINE__);
+    }
+    UNROLL for (int i = 0; i < kDequantizeColumns; ++i) target[i] = T(0);
+    return;
+  }
+  const Matrix<T, Bits> matrix = matrix_of<T, Bits>(weight, scales, biases, parameters.weight, 0);
+  const Weights<T, Bits, 1> own = rows_of<1>(matrix, parameters.N, int(row));
+  Codes<Bits, kDequantizeColumns> codes;
+  codes.template load<1>(matrix.data + row * matrix.stride + column * Bits / 32);
+  const ScaleAndRest scale = own.scale_at(row, column);
+  UNROLL for (int step = 0; step < kDequantizeColumns / 4; ++step) {
+    store_values<T, 4>(target + step * 4, codes.values(step, scale));
+  }
+}

@@ -1,0 +1,5 @@
+#pragma once
+#include "experts/few_rows.h"
+
+GDN_CONSTANT int kLinearSimdgroups = 8;
+GDN_CONSTANT int kLinearRows = kLinearSimdgroups * kRowsOfHalf * 2;  // of a threadgroup

@@ -1,0 +1,50 @@
+// y = x W^T + bias for many rows of x. A threadgroup owns a tile of kTilePairs rows of x and 2 * kTileColumns rows of
+// W, as tiles.h says. Layout: x [M, K] and packed W [N, K] with strides, bias [N]; y [M, N].
+#include "experts/tiles.h"
+#include "quantized/bias.h"
+
+template <typename T, int Width, int Bits>
+[[kernel]] void quantized_linear_tiles(
+    device const T* x [[buffer(0)]],
+    device const typename ElementOf<T, Bits>::type* weight [[buffer(1)]],
+    device const uchar* scales [[buffer(2)]],
+    device const uchar* biases [[buffer(3)]],
+    device const uchar* bias [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    constant QuantizedLinearParameters& parameters [[buffer(6)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  typedef typename Weights<T, Bits, Width>::Staged Staged;
+  alignas(16) threadgroup T staged_vectors[size_of_tile<T>()];
+  alignas(16) threadgroup Staged staged_weights[2 * size_of_tile<Staged>()];
+  threadgroup int vector_of_row[kTilePairs];
+  const int first = int(group.x) * 2 * kTileColumns;
+  const int first_vector = int(group.y) * kTilePairs;
+  const int rows = min(kTilePairs, parameters.M - first_vector);
+  if (int(thread_index) < kTilePairs) vector_of_row[thread_index] = first_vector + int(thread_index);
+
+  const LanePosition at = lane_position(lane);
+  const Matrix<T, Bits> matrix = matrix_of<T, Bits>(weight, scales, biases, parameters.weight, 0);
+  const Weights<T, Bits, Width> upper = rows_of<Width>(matrix, parameters.N, first);
+  const Weights<T, Bits, Width> lower = rows_of<Width>(matrix, parameters.N, first + kTileColumns);
+  float2 sums[2 * kTileBlocks];
+  multiply_tile<Width>(
+      sums, staged_vectors, staged_weights, upper, lower, x, parameters.x_stride, 1, vector_of_row, rows, parameters.K,
+      thread_index, simdgroup, at);
+  UNROLL for (int half_of_rows = 0; half_of_rows < 2; ++half_of_rows) {
+    const int column = first + half_of_rows * kTileColumns + int(simdgroup) * 8 + at.column;
+    const bool has_one = column < parameters.N;
+    const bool has_two = column + 1 < parameters.N;
+    const float added = has_one ? bias_at(bias, parameters, column) : 0.0f;
+    const float next_added = has_two ? bias_at(bias, parameters, column + 1) : 0.0f;
+    UNROLL for (int block = 0; block < kTileBlocks; ++block) {
+      const int row = block * 8 + at.row;
+      const float2 sum = sums[half_of_rows * kTileBlocks + block];
+      device T* out = y + int64_t(first_vector + row) * parameters.N + column;
+      if (row < rows && has_one) out[0] = T(sum.x + added);
+      if (row < rows && has_two) out[1] = T(sum.y + next_added);
+    }
+  }
+}
