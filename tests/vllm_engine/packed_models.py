@@ -48,7 +48,7 @@ class Codes:
 
 
 def quantise(weight: Tensor, how: Format) -> Codes:
-    rows, columns = weight.shape
+    columns = weight.shape[1]
     groups = torch.arange(columns) // how.group
     if how.is_ordered:  # the same for all matrices of a fused layer
         groups = groups[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]

@@ -202,8 +202,7 @@ def register() -> None:
     GemmaRMSNorm.register_oot(TorchGdnGemmaRMSNorm)
     if current_platform.is_out_of_tree():
         UnquantizedFusedMoEMethod.register_oot(TorchGdnFusedMoEMethod)
-        from torch_gdn.integrations.vllm import quantized
+        from torch_gdn.integrations.vllm import quantized, quantized_layers
 
         quantized.register()
-        methods = (TorchGdnFusedMoEMethod, quantized.PackedExpertsMethod)
-        MoERunner.forward = moe.with_shared_expert(MoERunner.forward, methods)
+        MoERunner.forward = moe.with_shared_expert(MoERunner.forward, quantized_layers.EXPERTS)

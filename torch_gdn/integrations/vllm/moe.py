@@ -122,7 +122,8 @@ def shared_expert_of(runner: Any, methods: tuple[type, ...]) -> SharedExpert | N
     are_packed = experts_of(runner.routed_experts)[0].scales is not None
     if not are_packed and (gate_up.scales is not None or down.scales is not None):
         return None  # the ops take a packed shared expert beside packed experts alone
-    return SharedExpert(*gate_up.halves(), down, known[2].weight if has_gate else None)
+    gate_proj, up_proj = gate_up.halves()
+    return SharedExpert(gate_proj, up_proj, down, known[2].weight if has_gate else None)
 
 
 def matrix_of(layer: Any) -> Matrix | None:

@@ -7,7 +7,7 @@ is refused when the configuration is read or the layer is made.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
@@ -92,10 +92,9 @@ class PackedCompressedTensorsConfig(CompressedTensorsConfig):
         activations = [scheme.get("input_activations"), scheme.get("output_activations")]
         is_packed = weights.type == "int" and scheme["format"] == "pack-quantized"
         if not is_packed or weights.strategy not in ("group", "channel") or weights.dynamic or any(activations):
-            raise refusal(
-                f"{prefix} in compressed-tensors' format {scheme['format']} with weights of {weights.num_bits} bits of "
-                f"type {weights.type} by {weights.strategy}, and {'' if any(activations) else 'un'}quantised activations"
-            )
+            kind = f"{weights.num_bits}-bit {str(weights.type)} weights by {weights.strategy}"
+            also = " and quantised activations" if any(activations) else ""
+            raise refusal(f"{prefix} in compressed-tensors' {scheme['format']} with {kind}{also}")
         group = weights.group_size if weights.strategy == "group" else -1
         return packed_method(
             layer, prefix, Packing("compressed-tensors", weights.num_bits, group, is_symmetric=weights.symmetric)
@@ -103,7 +102,7 @@ class PackedCompressedTensorsConfig(CompressedTensorsConfig):
 
 
 class PackedGPTQConfig(AutoGPTQConfig):
-    TYPE_MAP = {
+    TYPE_MAP: ClassVar[dict[tuple[int, bool], Any]] = {
         (4, True): scalar_types.uint4b8,
         (4, False): scalar_types.uint4,
         (8, True): scalar_types.uint8b128,

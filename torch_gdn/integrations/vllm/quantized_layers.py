@@ -19,7 +19,7 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from torch_gdn import quantized
 from torch_gdn.integrations.vllm import moe
-from torch_gdn.integrations.vllm.layers import check_experts
+from torch_gdn.integrations.vllm.layers import TorchGdnFusedMoEMethod, check_experts
 
 
 class Stored(NamedTuple):
@@ -260,6 +260,9 @@ class PackedExpertsMethod(FusedMoEMethodBase):
     ) -> Tensor:
         """For layers that `moe.with_shared_expert` does not take: vLLM adds their shared experts itself."""
         return moe.fused_experts(x, *moe.experts_of(layer), topk_weights, topk_ids)
+
+
+EXPERTS = (TorchGdnFusedMoEMethod, PackedExpertsMethod)  # the methods of routed experts on mps
 
 
 def take(layer: Any, names: list[str]) -> dict[str, Tensor]:
