@@ -61,10 +61,10 @@ def fused_experts(
 
 def experts_of(layer: Any) -> tuple[Matrix, Matrix]:
     """w13 and w2 of a layer of vLLM."""
-    w13, w2 = (
-        Matrix(*(getattr(layer, f"{matrix}_{name}", None) for name in Matrix._fields)) for matrix in ("w13", "w2")
-    )
-    return w13, w2
+    if not hasattr(layer, "w13_scales"):
+        return Matrix(layer.w13_weight), Matrix(layer.w2_weight)
+    w13 = Matrix(layer.w13_weight, layer.w13_scales, layer.w13_biases)
+    return w13, Matrix(layer.w2_weight, layer.w2_scales, layer.w2_biases)
 
 
 def topk_softmax(
@@ -113,17 +113,15 @@ def shared_expert_of(runner: Any, methods: tuple[type, ...]) -> SharedExpert | N
     layer = shared._layer
     if type(layer).__name__ != "Qwen2MoeMLP":
         return None
-    has_gate = layer.expert_gate is not None
-    matrices = [matrix_of(each) for each in (layer.gate_up_proj, layer.down_proj, layer.expert_gate)[: 2 + has_gate]]
-    known = [each for each in matrices if each is not None]
-    if len(known) < len(matrices) or (has_gate and known[2].scales is not None):
+    gate_up, down, has_gate = matrix_of(layer.gate_up_proj), matrix_of(layer.down_proj), layer.expert_gate is not None
+    gate = matrix_of(layer.expert_gate) if has_gate else None
+    if gate_up is None or down is None or (has_gate and (gate is None or gate.scales is not None)):
         return None
-    gate_up, down = known[:2]
     are_packed = experts_of(runner.routed_experts)[0].scales is not None
     if not are_packed and (gate_up.scales is not None or down.scales is not None):
         return None  # the ops take a packed shared expert beside packed experts alone
     gate_proj, up_proj = gate_up.halves()
-    return SharedExpert(gate_proj, up_proj, down, known[2].weight if has_gate else None)
+    return SharedExpert(gate_proj, up_proj, down, None if gate is None else gate.weight)
 
 
 def matrix_of(layer: Any) -> Matrix | None:

@@ -92,7 +92,7 @@ class PackedCompressedTensorsConfig(CompressedTensorsConfig):
         activations = [scheme.get("input_activations"), scheme.get("output_activations")]
         is_packed = weights.type == "int" and scheme["format"] == "pack-quantized"
         if not is_packed or weights.strategy not in ("group", "channel") or weights.dynamic or any(activations):
-            kind = f"{weights.num_bits}-bit {str(weights.type)} weights by {weights.strategy}"
+            kind = f"{weights.num_bits}-bit {weights.type!s} weights by {weights.strategy}"
             also = " and quantised activations" if any(activations) else ""
             raise refusal(f"{prefix} in compressed-tensors' {scheme['format']} with {kind}{also}")
         group = weights.group_size if weights.strategy == "group" else -1
