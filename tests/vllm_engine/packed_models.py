@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.vllm_engine.models import EXPERTS
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns of a word, lowest bits first
 PLAIN = r"embed_tokens|lm_head|\.gate$|shared_expert_gate|in_proj_(b|a|ba)$|conv1d"  # modules that are left as they are
 
@@ -84,7 +86,7 @@ def stored(of: Codes, how: Format) -> dict[str, Tensor]:
         return {"qweight": qweight, "qzeros": qzeros, "scales": of.scales.T}
     if how.layout == "mlx":
         weight = words(of.codes, how.bits).view(torch.uint32)
-        return {"weight": weight, "scales": of.scales, "biases": -of.scales.float() * of.zeros}
+        return {"weight": weight, "scales": of.scales.float(), "biases": -of.scales.float() * of.zeros}
     from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
     middle = 2 ** (how.bits - 1)
@@ -117,6 +119,23 @@ def configuration(how: Format, plain: list[str]) -> dict[str, Any]:
     return {**settings, **how.settings}
 
 
+def as_mlx(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As mlx-lm keeps hybrids: experts in one tensor, convolutions transposed, norms' weights plus one."""
+    changed: dict[str, Tensor] = {}
+    stacks: dict[str, list[Tensor]] = {}
+    for name, tensor in stored.items():
+        if ".experts." in name:
+            stem, number, part = re.split(r"\.experts\.(\d+)\.", name)
+            stacks.setdefault(f"{stem}.switch_mlp.{part}", [tensor] * EXPERTS["num_experts"])[int(number)] = tensor
+        elif name.endswith(".conv1d.weight"):
+            changed[name] = tensor.mT.contiguous()
+        elif name.endswith("norm.weight") and "linear_attn" not in name:
+            changed[name] = tensor + 1
+        else:
+            changed[name] = tensor
+    return changed | {name: torch.stack(tensors) for name, tensors in stacks.items()}
+
+
 def packed_model(model: Path, how: Format, folder: Path) -> tuple[Path, Path]:
     """The folder of the model in the layout, and of a model with the same weights in float32."""
     from safetensors.torch import load_file, save_file
@@ -132,6 +151,8 @@ def packed_model(model: Path, how: Format, folder: Path) -> tuple[Path, Path]:
         codes = quantise(weight, how)
         of_numbers[name] = codes.numbers()
         of_packed |= {f"{module}.{each}": tensor.contiguous() for each, tensor in stored(codes, how).items()}
+    if how.layout == "mlx":
+        of_packed = as_mlx(of_packed)
     for path, weights in ((packed, of_packed), (numbers, of_numbers)):
         shutil.copytree(model, path)
         save_file(weights, path / "model.safetensors", metadata={"format": "pt"})

@@ -134,9 +134,12 @@ class MpsPlatform(Platform):
         from vllm.config.compilation import CUDAGraphMode
 
         model = vllm_config.model_config
-        is_unknown = model is not None and model.quantization is None and model.model_arch_config.quantization_config
-        if is_unknown:
-            cls.verify_quantization("a quantization_config without a quant_method, as MLX writes it")
+        if model is not None and model.quantization == "mlx":
+            from torch_gdn.integrations.vllm.mlx_files import LOAD_FORMAT
+
+            vllm_config.load_config.load_format = LOAD_FORMAT
+        elif model is not None and model.quantization is None and model.model_arch_config.quantization_config:
+            cls.verify_quantization("a quantization_config without a quant_method")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
             raise ValueError(

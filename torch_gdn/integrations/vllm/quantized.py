@@ -10,8 +10,8 @@ import copy
 from typing import Any, ClassVar
 
 import torch
-from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
@@ -23,47 +23,21 @@ from vllm.model_executor.layers.quantization.utils.gptq_utils import (
     override_config,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.scalar_type import scalar_types
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
-from torch_gdn.integrations.vllm.quantized_layers import PackedExpertsMethod, PackedLinearMethod, Packing
-
-SUPPORTED = (
-    "weights of bfloat16, float16, float32, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ and "
-    "AutoRound write them"
+from torch_gdn.integrations.vllm import mlx_files
+from torch_gdn.integrations.vllm.quantized_layers import (
+    DTYPES,
+    Packing,
+    matrices_of,
+    packed_method,
+    plain_method,
+    refusal,
+    the_same,
 )
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-
-
-def refusal(got: str) -> ValueError:
-    return ValueError(f"quantization: expected {SUPPORTED}, on mps, got {got}")
-
-
-def packed_method(layer: Any, name: str, packing: Packing) -> Any:
-    if isinstance(layer, RoutedExperts):
-        return PackedExpertsMethod(packing, name, layer.moe_config)
-    return PackedLinearMethod(packing, name)
-
-
-def plain_method(layer: Any) -> Any:
-    if isinstance(layer, RoutedExperts):
-        return UnquantizedFusedMoEMethod(layer.moe_config)
-    return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
-
-
-def matrices_of(layer: Any, name: str) -> list[str]:
-    """What a configuration may name in the layer's place: of experts, the first one's matrices."""
-    if not isinstance(layer, RoutedExperts):
-        return [name]
-    projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
-    return [f"{name}.0.{each}" for each in projections if each is not None]
-
-
-def the_same(name: str, found: list[Any]) -> Any:
-    if any(each != found[0] for each in found):
-        raise ValueError(f"{name}: expected experts whose matrices are all quantised alike, got {found}")
-    return found[0]
 
 
 class PackedCompressedTensorsConfig(CompressedTensorsConfig):
@@ -203,6 +177,7 @@ CONFIGURATIONS: dict[str, type] = {
     **dict.fromkeys(("gptq", "auto_gptq", "gptq_marlin"), PackedGPTQConfig),
     **dict.fromkeys(("awq", "auto_awq", "awq_marlin"), PackedAWQConfig),
     "inc": PackedAutoRoundConfig,
+    "mlx": mlx_files.PackedMLXConfig,
 }
 
 
@@ -214,3 +189,4 @@ def verify(method: str) -> None:
 def register() -> None:
     for name, configuration in CONFIGURATIONS.items():
         register_quantization_config(name)(configuration)
+    register_model_loader(mlx_files.LOAD_FORMAT)(mlx_files.MLXLoader)

@@ -12,8 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
-from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts, UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    LinearMethodBase,
+    UnquantizedLinearMethod,
+    register_weight_loader_v2_supported_method,
+)
 from vllm.model_executor.parameter import BasevLLMParameter, GroupQuantScaleParameter, PackedvLLMParameter
 from vllm.model_executor.utils import set_weight_attrs
 
@@ -180,6 +185,9 @@ class PackedLinearMethod(LinearMethodBase):
         out: Tensor = torch.ops.gdn.quantized_linear(x, layer.weight, layer.scales, layer.biases, bias)
         return out
 
+    def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
+        return embed_tokens
+
     def embedding(self, layer: Any, input_: Tensor) -> Tensor:
         rows: Tensor = torch.ops.gdn.dequantize(
             layer.weight, layer.scales, layer.biases, self.packing.bits, input_, self.dtype
@@ -279,3 +287,42 @@ def matching(packed: quantized.PackedWeight, dtype: torch.dtype) -> list[tuple[s
     if all(torch.equal(x.to(dtype).float(), x.float()) for _, x in pair):
         return [(name, x.to(dtype)) for name, x in pair]
     return [(name, x.float()) for name, x in pair]
+
+
+# What the configurations of all formats say of a layer.
+
+SUPPORTED = (
+    "weights of bfloat16, float16, float32, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ, "
+    "AutoRound and MLX write them"
+)
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def refusal(got: str) -> ValueError:
+    return ValueError(f"quantization: expected {SUPPORTED}, on mps, got {got}")
+
+
+def packed_method(layer: Any, name: str, packing: Packing) -> Any:
+    if isinstance(layer, RoutedExperts):
+        return PackedExpertsMethod(packing, name, layer.moe_config)
+    return PackedLinearMethod(packing, name)
+
+
+def plain_method(layer: Any) -> Any:
+    if isinstance(layer, RoutedExperts):
+        return UnquantizedFusedMoEMethod(layer.moe_config)
+    return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
+
+
+def matrices_of(layer: Any, name: str) -> list[str]:
+    """What a configuration may name in the layer's place: of experts, the first one's matrices."""
+    if not isinstance(layer, RoutedExperts):
+        return [name]
+    projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+    return [f"{name}.0.{each}" for each in projections if each is not None]
+
+
+def the_same(name: str, found: list[Any]) -> Any:
+    if any(each != found[0] for each in found):
+        raise ValueError(f"{name}: expected experts whose matrices are all quantised alike, got {found}")
+    return found[0]
