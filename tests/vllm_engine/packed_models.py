@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Format:
     is_symmetric: bool = False
     is_ordered: bool = False  # the groups of columns are shuffled, as by GPTQ's desc_act
     plain: str = PLAIN
-    settings: dict[str, Any] = field(default_factory=dict, hash=False)  # over those of quantization_config
+    eight: str | None = None  # modules that MLX's file has in 8 bits
 
     @property
     def per_word(self) -> int:
@@ -116,7 +116,7 @@ def configuration(how: Format, plain: list[str]) -> dict[str, Any]:
         group = {"targets": ["Linear"], "weights": {**weights, "group_size": how.group}, "format": "pack-quantized"}
         settings = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": plain}
         settings |= {"config_groups": {"group_0": group}, "quantization_status": "compressed"}
-    return {**settings, **how.settings}
+    return settings
 
 
 def as_mlx(stored: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -141,22 +141,24 @@ def packed_model(model: Path, how: Format, folder: Path) -> tuple[Path, Path]:
     from safetensors.torch import load_file, save_file
 
     packed, numbers = folder / "packed", folder / "numbers"
-    plain, of_packed, of_numbers = [], {}, {}
+    plain, wide, of_packed, of_numbers = [], {}, {}, {}
     for name, weight in load_file(model / "model.safetensors").items():
         module, is_weight = name.removesuffix(".weight"), name.endswith(".weight") and weight.dim() == 2
         if not is_weight or re.search(how.plain, module):
             of_packed[name] = of_numbers[name] = weight
             plain += [module] if is_weight else []
             continue
-        codes = quantise(weight, how)
+        own = replace(how, bits=8) if how.eight and re.search(how.eight, module) else how
+        wide |= {module: {"bits": 8, "group_size": how.group}} if own is not how else {}
+        codes = quantise(weight, own)
         of_numbers[name] = codes.numbers()
-        of_packed |= {f"{module}.{each}": tensor.contiguous() for each, tensor in stored(codes, how).items()}
+        of_packed |= {f"{module}.{each}": tensor.contiguous() for each, tensor in stored(codes, own).items()}
     if how.layout == "mlx":
         of_packed = as_mlx(of_packed)
     for path, weights in ((packed, of_packed), (numbers, of_numbers)):
         shutil.copytree(model, path)
         save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((packed / "config.json").read_text())
-    config["quantization_config"] = configuration(how, plain)
+    config["quantization_config"] = configuration(how, plain) | wide
     (packed / "config.json").write_text(json.dumps(config))
     return packed, numbers

@@ -35,6 +35,7 @@ DENSE = {
     "gptq": Format("gptq", bits=8, is_symmetric=True, is_ordered=True),
     "awq": Format("awq"),
     "auto-round": Format("auto-round"),
+    "mlx": Format("mlx", plain="conv1d", eight="o_proj"),  # the embedding, which is the head too, is packed
 }
 
 
@@ -66,6 +67,7 @@ MIXTURES = {
     "gptq": ("qwen3_5_moe", Format("gptq", is_symmetric=True, plain=EXPERTS_ONLY)),
     "awq": ("qwen3_next_moe", Format("awq")),
     "auto-round": ("qwen3_5_moe", Format("auto-round", plain=EXPERTS_ONLY)),
+    "mlx": ("qwen3_next_moe", Format("mlx", plain="conv1d", eight=r"\.gate$|shared_expert")),
 }
 
 

@@ -25,6 +25,7 @@ from vllm.transformers_utils.config import get_safetensors_params_metadata
 from torch_gdn import quantized
 from torch_gdn.integrations.vllm.quantized_layers import (
     DTYPES,
+    PackedLinearMethod,
     Packing,
     matrices_of,
     packed_method,
@@ -115,11 +116,47 @@ class MLXLoader(DefaultModelLoader):
     def __init__(self, load_config: Any) -> None:
         super().__init__(replace(load_config, load_format="safetensors"))
 
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        pack_embeddings(model, config_of(model_config))
+        super().load_weights(model, model_config)
+
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Tensor]]:
         stored = get_safetensors_params_metadata(model_config.model, revision=model_config.revision)
         has_shifted_norms = any(name.endswith(".conv1d.weight") and of["shape"][-1] == 1 for name, of in stored.items())
-        config = PackedMLXConfig.from_config(model_config.model_arch_config.quantization_config)
-        return tensors_of_models(super().get_all_weights(model_config, model), config, has_shifted_norms)
+        return tensors_of_models(
+            super().get_all_weights(model_config, model), config_of(model_config), has_shifted_norms
+        )
+
+
+def config_of(model_config: Any) -> PackedMLXConfig:
+    config = PackedMLXConfig.from_config(model_config.model_arch_config.quantization_config)
+    config.maybe_update_config(model_config.model, model_config.hf_config, model_config.revision)
+    return config
+
+
+def pack_embeddings(model: Any, config: PackedMLXConfig) -> None:
+    """vLLM makes some models' embedding and head without asking the configuration; a head may share the embedding's."""
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, VocabParallelEmbedding)}
+    for name, layer in layers.items():
+        if name not in config.packed_modules or isinstance(layer.quant_method, PackedLinearMethod):
+            continue
+        plain = layer.weight
+        del layer.weight
+        layer.quant_method = packed_method(layer, name, Packing("mlx", *config.packing_of(name)))
+        with plain.device:
+            layer.quant_method.create_weights(
+                layer,
+                layer.input_size_per_partition,
+                layer.output_partition_sizes,
+                layer.input_size,
+                layer.output_size,
+                layer.params_dtype,
+                weight_loader=layer.weight_loader,
+            )
+        for other, head in layers.items():
+            if getattr(head, "weight", None) is plain:
+                owner, _, attribute = other.rpartition(".")
+                setattr(model.get_submodule(owner), attribute, layer)
 
 
 def tensors_of_models(

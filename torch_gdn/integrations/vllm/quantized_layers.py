@@ -43,7 +43,8 @@ class Stored(NamedTuple):
 
     def empty(self, *shape: int) -> Tensor:
         """Floats are NaN until they are loaded: vLLM does not miss the tensors that a quantised checkpoint lacks."""
-        return torch.full(shape, math.nan) if self.packed is None else torch.zeros(shape, dtype=torch.int32)
+        dtype = torch.float32 if self.packed is None else torch.int32
+        return torch.full(shape, 0 if self.packed else math.nan, dtype=dtype)
 
 
 LAYOUTS = {
