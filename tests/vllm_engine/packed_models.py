@@ -25,7 +25,7 @@ PLAIN = r"embed_tokens|lm_head|\.gate$|shared_expert_gate|in_proj_(b|a|ba)$|conv
 class Format:
     layout: str  # gptq, awq, compressed-tensors, auto-round or mlx
     bits: int = 4
-    group: int = 32
+    group: int | None = 32  # None: a row
     is_symmetric: bool = False
     is_ordered: bool = False  # the groups of columns are shuffled, as by GPTQ's desc_act
     plain: str = PLAIN
@@ -51,11 +51,12 @@ class Codes:
 
 def quantise(weight: Tensor, how: Format) -> Codes:
     columns = weight.shape[1]
-    groups = torch.arange(columns) // how.group
+    group = how.group or columns
+    groups = torch.arange(columns) // group
     if how.is_ordered:  # the same for all matrices of a fused layer
         groups = groups[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]
     largest, halves = 2**how.bits - 1, 2 ** (how.bits - 1)
-    by_group = weight.float()[:, groups.argsort(stable=True)].unflatten(1, (-1, how.group))
+    by_group = weight.float()[:, groups.argsort(stable=True)].unflatten(1, (-1, group))
     low, high = by_group.amin(-1).clamp(max=0), by_group.amax(-1).clamp(min=0)
     if how.is_symmetric:
         scales = torch.maximum(-low / halves, high / (halves - 1)).half()
@@ -112,8 +113,9 @@ def configuration(how: Format, plain: list[str]) -> dict[str, Any]:
         settings |= {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "sym": how.is_symmetric}
         settings |= {"extra_config": extra}
     elif how.layout == "compressed-tensors":
-        weights = {"num_bits": how.bits, "type": "int", "symmetric": how.is_symmetric, "strategy": "group"}
-        group = {"targets": ["Linear"], "weights": {**weights, "group_size": how.group}, "format": "pack-quantized"}
+        weights = {"num_bits": how.bits, "type": "int", "symmetric": how.is_symmetric}
+        weights |= {"strategy": "group" if how.group else "channel", "group_size": how.group}
+        group = {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}
         settings = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": plain}
         settings |= {"config_groups": {"group_0": group}, "quantization_status": "compressed"}
     return settings

@@ -63,7 +63,7 @@ def test_dense_models(folder: Path) -> None:
 
 
 MIXTURES = {
-    "compressed-tensors": ("qwen3_next_moe", Format("compressed-tensors", bits=8, is_symmetric=True)),
+    "compressed-tensors": ("qwen3_next_moe", Format("compressed-tensors", bits=8, group=None, is_symmetric=True)),
     "gptq": ("qwen3_5_moe", Format("gptq", is_symmetric=True, plain=EXPERTS_ONLY)),
     "awq": ("qwen3_next_moe", Format("awq")),
     "auto-round": ("qwen3_5_moe", Format("auto-round", plain=EXPERTS_ONLY)),
