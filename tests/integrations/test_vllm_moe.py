@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.helpers.errors import assert_close
 from tests.helpers.operations import CountedOperations
 from torch_gdn import reference
 from torch_gdn.integrations.vllm import moe
+from torch_gdn.testing.quantized import draw_packed
 
 CPU = torch.device("cpu")
 H, WIDTH, TOPK = 24, 20, 2
@@ -28,7 +30,8 @@ def test_equals_float64(tokens: int, device: torch.device) -> None:
     given = inputs(tokens, 16)
     x, w13, w2, weights, ids = (tensor.double() if tensor.is_floating_point() else tensor for tensor in given)
     exact = reference.moe_down(reference.moe_gate_up(x, w13, ids)[0], w2, weights, ids)
-    out = moe.fused_experts(*(tensor.to(device) for tensor in given))
+    x, w13, w2, weights, ids = (tensor.to(device) for tensor in given)
+    out = moe.fused_experts(x, moe.Matrix(w13), moe.Matrix(w2), weights, ids)
     assert_close("out", out, exact, 1e-6, head_dim=0)
 
 
@@ -47,7 +50,8 @@ def test_routes_as_topk_does(renormalize: bool, dtype: torch.dtype, device: torc
 def test_the_host_reads_no_tensor(tokens: int) -> None:
     """A fake tensor raises where its content is asked for."""
     with FakeTensorMode() as mode:
-        out = moe.fused_experts(*(mode.from_tensor(tensor) for tensor in inputs(tokens, 16)))
+        x, w13, w2, weights, ids = (mode.from_tensor(tensor) for tensor in inputs(tokens, 16))
+        out = moe.fused_experts(x, moe.Matrix(w13), moe.Matrix(w2), weights, ids)
     assert out.shape == (tokens, H)
 
 
@@ -61,7 +65,12 @@ class OurMethod:
     topk_indices_dtype = None
 
 
+class PackedLinearMethod: ...
+
+
 class ReplicatedLinear:
+    order = None
+
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
         self.weight, self.bias = torch.randn(rows, columns).to(device), None
         self.quant_method = UnquantizedLinearMethod()
@@ -80,10 +89,10 @@ class LoRALinear(ReplicatedLinear): ...
 
 
 class Qwen2MoeMLP:
-    def __init__(self, device: torch.device) -> None:
-        self.gate_up_proj = MergedColumnParallelLinear(2 * WIDTH, H, device)
-        self.down_proj = RowParallelLinear(H, WIDTH, device)
-        self.expert_gate = ReplicatedLinear(1, H, device)
+    def __init__(self, device: torch.device, size: int, width: int) -> None:
+        self.gate_up_proj = MergedColumnParallelLinear(2 * width, size, device)
+        self.down_proj = RowParallelLinear(size, width, device)
+        self.expert_gate = ReplicatedLinear(1, size, device)
 
 
 class FusedTopKRouter:
@@ -92,13 +101,13 @@ class FusedTopKRouter:
         return moe.topk_softmax(ids, ids, ids, router_logits, True)
 
 
-def runner_on(device: torch.device) -> SimpleNamespace:
-    _, w13, w2, *_ = inputs(1, 16)
+def runner_on(device: torch.device, size: int = H, width: int = WIDTH) -> SimpleNamespace:
+    w13, w2 = torch.randn(16, 2 * width, size), torch.randn(16, size, width)
     return SimpleNamespace(
-        gate=ReplicatedLinear(16, H, device),
+        gate=ReplicatedLinear(16, size, device),
         router=FusedTopKRouter(),
         routed_experts=SimpleNamespace(w13_weight=w13.to(device), w2_weight=w2.to(device), quant_method=OurMethod()),
-        _shared_experts=SimpleNamespace(_layer=Qwen2MoeMLP(device)),
+        _shared_experts=SimpleNamespace(_layer=Qwen2MoeMLP(device, size, width)),
         moe_config=SimpleNamespace(tp_size=1, pcp_size=1, dp_size=1, ep_size=1, sp_size=1),
         routed_scaling_factor=1.0,
         _fse_fuse_gate=False,
@@ -111,7 +120,7 @@ def left_to_vllm(*_: object, **__: object) -> Tensor:
     raise NotImplementedError("the forward of vLLM")
 
 
-forward = moe.with_shared_expert(left_to_vllm, OurMethod)
+forward = moe.with_shared_expert(left_to_vllm, (OurMethod,))
 
 
 @pytest.mark.parametrize("tokens", [1, 20])
@@ -132,12 +141,47 @@ def test_a_layer_with_a_shared_expert(tokens: int, device: torch.device) -> None
         assert sum(counted.calls.values()) == 5, counted.calls
 
 
+def pack(layer: Any, matrix: str, bits: int, device: torch.device) -> Tensor:
+    """Gives the layer packed weights in place of others; returns them as numbers."""
+    *rows, columns = getattr(layer, f"{matrix}weight").shape
+    packed = draw_packed(*rows, columns=columns, bits=bits, group=32, dtype=torch.float32)
+    for name, tensor in zip(("weight", "scales", "biases"), packed, strict=True):
+        setattr(layer, f"{matrix}{name}", tensor.to(device))
+    return reference.dequantize(*packed, bits, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shared_bits", [4, 8, None])
+def test_packed_experts(shared_bits: int | None, device: torch.device) -> None:
+    """A shared expert that is packed too, with as many bits or others, or one that is not."""
+    runner, x = runner_on(device, 64, 32), torch.randn(5, 64)
+    layer, shared = runner.routed_experts, runner._shared_experts._layer
+    w13, w2 = (pack(layer, matrix, 4, device) for matrix in ("w13_", "w2_"))
+    for each in (shared.gate_up_proj, shared.down_proj):
+        each.numbers = each.weight.cpu().double()
+        if shared_bits is not None:
+            each.numbers = pack(each, "", shared_bits, device)
+            each.quant_method = PackedLinearMethod()
+    out = forward(runner, x.to(device), x.to(device))
+    exact_x, router, gate = x.double(), runner.gate.weight.cpu().double(), shared.expert_gate.weight.cpu().double()
+    weights, ids = reference.moe_router(exact_x @ router.T, TOPK)
+    gate_proj, up_proj = shared.gate_up_proj.numbers.chunk(2)
+    hidden, shared_hidden = reference.moe_gate_up(exact_x, w13, ids, gate_proj, up_proj)
+    exact = reference.moe_down(hidden, w2, weights, ids, shared_hidden, shared.down_proj.numbers, exact_x @ gate.T)
+    assert_close("out", out.cpu(), exact, 1e-6, head_dim=0)
+
+
+def pack_shared(runner: Any) -> None:
+    down = runner._shared_experts._layer.down_proj
+    down.scales, down.biases, down.quant_method = torch.zeros(H, 1), torch.zeros(H, 1), PackedLinearMethod()
+
+
 CHANGES = {
     "another method": lambda runner: setattr(runner.routed_experts, "quant_method", object()),
     "no shared expert": lambda runner: setattr(runner, "_shared_experts", None),
     "two ranks": lambda runner: setattr(runner.moe_config, "tp_size", 2),
     "a scale": lambda runner: setattr(runner, "routed_scaling_factor", 2.5),
     "an adapter": lambda runner: setattr(runner._shared_experts._layer, "down_proj", LoRALinear(H, WIDTH, CPU)),
+    "a packed shared expert alone": pack_shared,
     "quantised": lambda runner: setattr(runner._shared_experts._layer.expert_gate, "quant_method", object()),
 }
 

@@ -168,31 +168,150 @@ def test_engines_of_one_process_have_their_own_schemes(
         assert getattr(backend.get_impl_cls(), "scheme", None) == (scheme and Scheme(scheme))
 
 
-QUANTISED = {
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "mlx": {"bits": 4, "group_size": 64},  # as MLX writes it, without a method: vLLM takes the weights for bfloat16
-}
-
-
-@pytest.mark.parametrize("kind", QUANTISED)
-def test_quantised_weights_are_refused_on_mps(kind: str, mps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By vLLM's own check of a model's configuration, or by the platform's."""
+def verified(written: dict[str, Any], mps: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The method by which vLLM would load a file with this quantization_config on mps."""
     import vllm.config.model
     from vllm.config import VllmConfig
+    from vllm.model_executor.layers import quantization
 
-    written = {"quant_method": "", **QUANTISED[kind]}  # vLLM adds the method where a file has none
+    from torch_gdn.integrations.vllm import quantized
+
+    monkeypatch.setattr(quantization, "QUANTIZATION_METHODS", [*quantization.QUANTIZATION_METHODS])
+    monkeypatch.setattr(quantization, "_CUSTOMIZED_METHOD_TO_QUANT_CONFIG", {})
+    quantized.register()
     model = SimpleNamespace(
         quantization=None,
         hf_config=SimpleNamespace(quantization_config=written),
-        model_arch_config=SimpleNamespace(quantization_config=written),
+        model_arch_config=SimpleNamespace(quantization_config={"quant_method": "", **written}),  # vLLM adds the key
     )
     monkeypatch.setattr(vllm.config.model, "current_platform", mps)
     config = VllmConfig()
     config.model_config = model
-    with pytest.raises(ValueError, match=f"expected weights in bfloat16, float16 or float32 on mps, got (?i:.*{kind})"):
-        vllm.config.model.ModelConfig._verify_quantization(model)
-        mps.check_and_update_config(config)
+    vllm.config.model.ModelConfig._verify_quantization(model)
+    mps.check_and_update_config(config)
+    return quantization.get_quantization_config(model.quantization)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}
+MLX = {"bits": 4, "group_size": 64}
+
+
+@pytest.mark.parametrize(
+    "written", [GPTQ, AWQ, AUTO_ROUND, COMPRESSED, MLX], ids=lambda x: x.get("quant_method", "mlx")
+)
+def test_quantised_files_are_recognised_on_mps(
+    written: dict[str, Any], mps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert verified(written, mps, monkeypatch).__module__.startswith("torch_gdn.")
+
+
+@pytest.mark.parametrize(
+    "written, got",
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt_fp4"),
+        ({"mode": "affine"}, "a quantization_config without a quant_method"),
+        ({**GPTQ, "bits": 3}, "GPTQ with 3 bits in the format gptq"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "GPTQ with 4 bits in the format marlin"),
+        ({**AWQ, "version": "gemv"}, "AWQ with 4 bits in version gemv"),
+        ({**AWQ, "zero_point": False}, "AWQ with 4 bits in version gemm with zero_point False"),
+        ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "compressed-tensors with a kv_cache_scheme"),
+        ({**MLX, "mode": "mxfp4"}, "MLX's mode mxfp4"),
+    ],
+    ids=str,
+)
+def test_other_quantised_files_are_refused_on_mps(
+    written: dict[str, Any], got: str, mps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"quantization: expected weights of bfloat16.* on mps, got {got}$|{got} with"
+    ):
+        verified(written, mps, monkeypatch).from_config(written)
+
+
+W8A8 = {
+    "targets": ["Linear"],
+    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+    "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+}
+FLOAT8 = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+
+
+@pytest.mark.parametrize(
+    "written, got",
+    [
+        (COMPRESSED | {"format": "int-quantized", "config_groups": {"0": W8A8}}, "and quantised activations"),
+        (COMPRESSED | {"format": "float-quantized", "config_groups": {"0": FLOAT8}}, "8-bit float weights by channel"),
+        (AUTO_ROUND | {"bits": 2}, "a.b by AutoRound as int of 2 bits"),
+    ],
+    ids=["w8a8", "float8", "2 bits"],
+)
+def test_layers_that_no_kernel_takes_are_refused(written: dict[str, Any], got: str) -> None:
+    from vllm.model_executor.layers.linear import ReplicatedLinear
+
+    from torch_gdn.integrations.vllm.quantized import CONFIGURATIONS
+
+    method = {"auto-round": "inc"}.get(written["quant_method"], written["quant_method"])
+    with pytest.raises(ValueError, match=rf"quantization: expected weights of bfloat16.*{got}"):
+        CONFIGURATIONS[method].from_config(written).get_quant_method(object.__new__(ReplicatedLinear), "a.b")
+
+
+@pytest.mark.parametrize(
+    "changes, rows, error",
+    [
+        ({"bits": 2}, [64], "a.b: expected weights of 4 or 8 bits on mps, got 2 bits"),
+        (
+            {"group_size": 16},
+            [64],
+            "a.b: expected a group size that is a multiple of 32 and divides 128 columns, got 16",
+        ),
+        ({"group_size": 96}, [64], "a.b: expected a group size .* got 96"),
+        (
+            {},
+            [64, 4],
+            r"a.b: expected matrices whose numbers of rows are multiples of 8 in the layout gptq, got \[64, 4\]",
+        ),
+    ],
+)
+def test_shapes_that_cannot_be_packed_are_refused(changes: dict[str, int], rows: list[int], error: str) -> None:
+    from torch_gdn.integrations.vllm.quantized_layers import Packing
+
+    with pytest.raises(ValueError, match=rf"^a\.b: expected {error}"):
+        Packing(**{"layout": "gptq", "bits": 4, "group_size": 32, **changes}).check("a.b", rows, 128)
+
+
+def test_tensors_that_a_file_lacks_are_missed() -> None:
+    """Scales are float32 whatever the model's dtype: a file's are often float16."""
+    from torch_gdn.integrations.vllm.quantized_layers import Packing
+
+    packing, default = Packing("gptq", 4, 32), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        stored = {each.name: each.empty(*each.shape(8, 64, packing)) for each in packing.tensors()}
+    finally:
+        torch.set_default_dtype(default)
+    assert stored["scales"].dtype == torch.float32
+    with pytest.raises(ValueError, match=r"a\.b: expected a finite scales for every group"):
+        packing.convert("a.b", stored)
+
+
+def test_adapters_of_models_with_experts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+    from torch_gdn.integrations.vllm.layers import check_experts
+
+    experts = SimpleNamespace(activation=MoEActivation.SILU, has_bias=False)
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        check_experts(experts)
+        config.lora_config = LoRAConfig(max_lora_rank=8)
+        with pytest.raises(NotImplementedError, match="LoRA on mps: expected a model without experts"):
+            check_experts(experts)
 
 
 @pytest.mark.parametrize(

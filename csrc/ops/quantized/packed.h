@@ -31,7 +31,8 @@ inline int64_t known(const c10::SymInt& size) { return size.guard_int(__FILE__, 
 template <typename Int>
 void check_unit_stride(const Check<Int>& check, const char* argument, const Tensor& x) {
   const auto stride = x.sym_stride(-1);
-  check.value(sym_eq(stride, c10::SymInt(1)), argument, "a last stride of 1 (a step must not copy weights)", stride);
+  check.value(holds(sym_le(size_of<Int>(x, -1), Int(1))) || holds(sym_eq(stride, c10::SymInt(1))), argument,
+              "a last stride of 1 (a step must not copy weights)", stride);
 }
 
 // scales and biases [rows..., K / group]. Returns the group.

@@ -162,6 +162,14 @@ class TorchGdnGemmaRMSNorm(ReplacedNorm, GemmaRMSNorm):
         return normalise(x, residual, self.weight, self.variance_epsilon, zero_centered=True)
 
 
+def check_experts(config: Any) -> None:
+    if config.activation != MoEActivation.SILU or config.has_bias:
+        got = f"{config.activation.value}, has_bias={config.has_bias}"
+        raise NotImplementedError(f"experts on mps: expected silu without biases, got {got}")
+    if get_current_vllm_config().lora_config is not None:
+        raise NotImplementedError("LoRA on mps: expected a model without experts, got one with experts")
+
+
 class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
     """The experts of a layer. vLLM leaves the computation to the platform where it is not one of its own."""
 
@@ -169,9 +177,7 @@ class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        if config.activation != MoEActivation.SILU or config.has_bias:
-            got = f"{config.activation.value}, has_bias={config.has_bias}"
-            raise NotImplementedError(f"experts on mps: expected silu without biases, got {got}")
+        check_experts(config)
 
     def forward_oot(
         self,
@@ -183,7 +189,7 @@ class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
         shared_experts_input: Tensor | None = None,
     ) -> Tensor:
         """For layers that `moe.with_shared_expert` does not take: vLLM adds their shared experts itself."""
-        return moe.fused_experts(x, layer.w13_weight, layer.w2_weight, topk_weights, topk_ids)
+        return moe.fused_experts(x, *moe.experts_of(layer), topk_weights, topk_ids)
 
 
 def register() -> None:
@@ -196,4 +202,7 @@ def register() -> None:
     GemmaRMSNorm.register_oot(TorchGdnGemmaRMSNorm)
     if current_platform.is_out_of_tree():
         UnquantizedFusedMoEMethod.register_oot(TorchGdnFusedMoEMethod)
-        MoERunner.forward = moe.with_shared_expert(MoERunner.forward, TorchGdnFusedMoEMethod)
+        from torch_gdn.integrations.vllm import quantized, quantized_layers
+
+        quantized.register()
+        MoERunner.forward = moe.with_shared_expert(MoERunner.forward, quantized_layers.EXPERTS)

@@ -15,27 +15,56 @@ ROUTERS = ("FusedTopKRouter",)
 LINEARS = ("MergedColumnParallelLinear", "RowParallelLinear", "ReplicatedLinear")
 
 
+class Matrix(NamedTuple):
+    """Weights as numbers; or packed, with the scales and biases of their groups."""
+
+    weight: Tensor
+    scales: Tensor | None = None
+    biases: Tensor | None = None
+
+    def halves(self) -> list[Matrix]:
+        """Of the rows."""
+        parts = [(None, None) if each is None else each.chunk(2) for each in self]
+        return [Matrix(*half) for half in zip(*parts, strict=True)]
+
+
 class SharedExpert(NamedTuple):
     """Matrices of an expert that every token goes through."""
 
-    gate_proj: Tensor  # [IS, H]
-    up_proj: Tensor
-    down_proj: Tensor  # [H, IS]
+    gate_proj: Matrix  # [IS, H]
+    up_proj: Matrix
+    down_proj: Matrix  # [H, IS]
     gate: Tensor | None  # [1, H], by which its weight is computed
 
 
 def fused_experts(
-    x: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, shared: SharedExpert | None = None
+    x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, shared: SharedExpert | None = None
 ) -> Tensor:
     """x [T, H]; w13 [E, 2 I, H], gate above up; w2 [E, H, I]; topk_weights and topk_ids [T, topk]."""
     if shared is None:
-        hidden, _ = torch.ops.gdn.moe_gate_up(x, w13, topk_ids)
-        routed: Tensor = torch.ops.gdn.moe_down(hidden, w2, topk_weights, topk_ids)
+        hidden, _ = torch.ops.gdn.moe_gate_up(x, w13.weight, topk_ids, None, None, *w13[1:])
+        routed: Tensor = torch.ops.gdn.moe_down(
+            hidden, w2.weight, topk_weights, topk_ids, None, None, None, w2.scales, w2.biases
+        )
         return routed
-    hidden, shared_hidden = torch.ops.gdn.moe_gate_up(x, w13, topk_ids, shared.gate_proj, shared.up_proj)
-    gate = None if shared.gate is None else linear(x, shared.gate)
-    both: Tensor = torch.ops.gdn.moe_down(hidden, w2, topk_weights, topk_ids, shared_hidden, shared.down_proj, gate)
+    gate_proj, up_proj, down_proj, matrix = shared
+    scales_and_biases = (*w13[1:], *gate_proj[1:], *up_proj[1:])
+    hidden, shared_hidden = torch.ops.gdn.moe_gate_up(
+        x, w13.weight, topk_ids, gate_proj.weight, up_proj.weight, *scales_and_biases
+    )
+    gate = None if matrix is None else linear(x, matrix)
+    both: Tensor = torch.ops.gdn.moe_down(
+        hidden, w2.weight, topk_weights, topk_ids, shared_hidden, down_proj.weight, gate, *w2[1:], *down_proj[1:]
+    )
     return both
+
+
+def experts_of(layer: Any) -> tuple[Matrix, Matrix]:
+    """w13 and w2 of a layer of vLLM."""
+    if not hasattr(layer, "w13_scales"):
+        return Matrix(layer.w13_weight), Matrix(layer.w2_weight)
+    w13 = Matrix(layer.w13_weight, layer.w13_scales, layer.w13_biases)
+    return w13, Matrix(layer.w2_weight, layer.w2_scales, layer.w2_biases)
 
 
 def topk_softmax(
@@ -46,16 +75,16 @@ def topk_softmax(
     return weights, ids.to(topk_indices.dtype)
 
 
-def with_shared_expert(theirs: Callable[..., Tensor], method: type) -> Callable[..., Tensor]:
+def with_shared_expert(theirs: Callable[..., Tensor], methods: tuple[type, ...]) -> Callable[..., Tensor]:
     """A MoERunner's forward that gives the shared expert to the same ops as the routed ones, where it is a plain one.
 
-    vLLM computes it apart and adds it, which takes 8 more launches. `method`: ours, whose layers are taken.
+    vLLM computes it apart and adds it, which takes 8 more launches. `methods`: ours, whose layers are taken.
     """
 
     @functools.wraps(theirs)
     def forward(runner: Any, hidden_states: Tensor, router_logits: Tensor, *others: Any, **options: Any) -> Tensor:
         given = [*others, *options.values()]
-        shared = shared_expert_of(runner, method) if all(each is None for each in given) else None
+        shared = shared_expert_of(runner, methods) if all(each is None for each in given) else None
         if shared is None:
             return theirs(runner, hidden_states, router_logits, *others, **options)
         if runner.gate is not None:
@@ -66,18 +95,17 @@ def with_shared_expert(theirs: Callable[..., Tensor], method: type) -> Callable[
             topk_indices_dtype=runner.routed_experts.quant_method.topk_indices_dtype,
             input_ids=None,
         )
-        layer = runner.routed_experts
-        return fused_experts(hidden_states, layer.w13_weight, layer.w2_weight, weights, ids, shared)
+        return fused_experts(hidden_states, *experts_of(runner.routed_experts), weights, ids, shared)
 
     return forward
 
 
-def shared_expert_of(runner: Any, method: type) -> SharedExpert | None:
+def shared_expert_of(runner: Any, methods: tuple[type, ...]) -> SharedExpert | None:
     """None where vLLM computes it, or there is none. Looked up in each step: an adapter may wrap the layers."""
     shared = getattr(runner, "_shared_experts", None)
     config = runner.moe_config
     is_whole = all(getattr(config, f"{kind}_size") == 1 for kind in ("tp", "pcp", "dp", "ep", "sp"))
-    is_plain = isinstance(runner.routed_experts.quant_method, method) and type(runner.router).__name__ in ROUTERS
+    is_plain = isinstance(runner.routed_experts.quant_method, methods) and type(runner.router).__name__ in ROUTERS
     is_plain = is_plain and runner.routed_scaling_factor == 1.0 and not runner._fse_fuse_gate
     is_plain = is_plain and runner.routed_input_transform is None and runner.routed_output_transform is None
     if shared is None or not (is_whole and is_plain):
@@ -85,13 +113,22 @@ def shared_expert_of(runner: Any, method: type) -> SharedExpert | None:
     layer = shared._layer
     if type(layer).__name__ != "Qwen2MoeMLP":
         return None
-    gate = layer.expert_gate
-    projections = [layer.gate_up_proj, layer.down_proj, *([] if gate is None else [gate])]
-    if any(type(each).__name__ not in LINEARS or is_quantised(each) for each in projections):
+    gate_up, down, has_gate = matrix_of(layer.gate_up_proj), matrix_of(layer.down_proj), layer.expert_gate is not None
+    gate = matrix_of(layer.expert_gate) if has_gate else None
+    if gate_up is None or down is None or (has_gate and (gate is None or gate.scales is not None)):
         return None
-    gate_proj, up_proj = layer.gate_up_proj.weight.chunk(2)
-    return SharedExpert(gate_proj, up_proj, layer.down_proj.weight, None if gate is None else gate.weight)
+    are_packed = experts_of(runner.routed_experts)[0].scales is not None
+    if not are_packed and (gate_up.scales is not None or down.scales is not None):
+        return None  # the ops take a packed shared expert beside packed experts alone
+    gate_proj, up_proj = gate_up.halves()
+    return SharedExpert(gate_proj, up_proj, down, None if gate is None else gate.weight)
 
 
-def is_quantised(layer: Any) -> bool:
-    return type(layer.quant_method).__name__ != "UnquantizedLinearMethod" or getattr(layer, "bias", None) is not None
+def matrix_of(layer: Any) -> Matrix | None:
+    """None of a linear layer that does more than multiply by a matrix."""
+    method = type(layer.quant_method).__name__
+    if type(layer).__name__ not in LINEARS or getattr(layer, "bias", None) is not None:
+        return None
+    if method == "PackedLinearMethod":
+        return None if layer.order is not None else Matrix(layer.weight, layer.scales, layer.biases)
+    return Matrix(layer.weight) if method == "UnquantizedLinearMethod" else None

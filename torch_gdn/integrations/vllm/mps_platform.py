@@ -124,10 +124,9 @@ class MpsPlatform(Platform):
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
-        raise ValueError(
-            f"quantization: expected weights in bfloat16, float16 or float32 on mps, got {quant}: the plugin has no "
-            "kernels for quantised weights"
-        )
+        from torch_gdn.integrations.vllm import quantized
+
+        quantized.verify(quant)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
@@ -135,8 +134,12 @@ class MpsPlatform(Platform):
         from vllm.config.compilation import CUDAGraphMode
 
         model = vllm_config.model_config
-        if model is not None and model.model_arch_config.quantization_config:  # one that vLLM does not recognise
-            cls.verify_quantization("a quantization_config without a quant_method, as MLX writes it")
+        if model is not None and model.quantization == "mlx":
+            from torch_gdn.integrations.vllm.mlx_files import LOAD_FORMAT
+
+            vllm_config.load_config.load_format = LOAD_FORMAT
+        elif model is not None and model.quantization is None and model.model_arch_config.quantization_config:
+            cls.verify_quantization("a quantization_config without a quant_method")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
             raise ValueError(

@@ -49,6 +49,7 @@ def call_layers(runner: Any, tokens: list[int], sequences: list[int]) -> None:
             call_delta_rule(runner, layer, tokens, sequences)
     call_norms(runner)
     call_experts(runner)
+    call_packed_matrices(runner)
     call_inputs(runner)
     if runner.cache_config.mamba_cache_mode == "align":  # states move between blocks
         pool, first = torch.zeros(16, dtype=torch.uint8, device=runner.device), torch.zeros(1, dtype=torch.int64)
@@ -85,20 +86,38 @@ def call_norms(runner: Any) -> None:
 def call_experts(runner: Any) -> None:
     """For one token, for a few and for many: each number takes other kernels."""
     from torch_gdn.integrations.vllm import moe
-    from torch_gdn.integrations.vllm.layers import TorchGdnFusedMoEMethod
+    from torch_gdn.integrations.vllm.quantized_layers import EXPERTS
 
     for module in runner.model.modules():
         layer: Any = getattr(module, "routed_experts", None)
-        if not isinstance(getattr(layer, "quant_method", None), TorchGdnFusedMoEMethod):
+        if not isinstance(getattr(layer, "quant_method", None), EXPERTS):
             continue
-        shared = moe.shared_expert_of(module, TorchGdnFusedMoEMethod)
+        shared = moe.shared_expert_of(module, EXPERTS)
         for n in (1, 2, 33):
-            x = torch.zeros(n, layer.w13_weight.shape[2], dtype=runner.dtype, device=runner.device)
+            x = torch.zeros(n, layer.hidden_size, dtype=runner.dtype, device=runner.device)
             logits = torch.zeros(n, module.router.global_num_experts, dtype=runner.dtype, device=runner.device)
             logits = logits if module.gate is None else module.gate(x)[0]
             ids = torch.zeros(n, module.router.top_k, dtype=torch.int32, device=runner.device)
             weights, ids = moe.topk_softmax(ids, ids, ids, logits)
-            moe.fused_experts(x, layer.w13_weight, layer.w2_weight, weights, ids, shared)
+            moe.fused_experts(x, *moe.experts_of(layer), weights, ids, shared)
+
+
+def call_packed_matrices(runner: Any) -> None:
+    """Likewise; of linear layers one of each shape."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    from torch_gdn.integrations.vllm.quantized_layers import PackedLinearMethod
+
+    layers: list[Any] = [
+        each for each in runner.model.modules() if isinstance(getattr(each, "quant_method", None), PackedLinearMethod)
+    ]
+    for layer in {(x.weight.shape, x.scales.shape, x.scales.dtype, type(x)): x for x in layers}.values():
+        columns = layer.weight.shape[1] * layer.quant_method.packing.per_word
+        for n in (1, 2, 33):
+            x = torch.zeros(n, columns, dtype=runner.dtype, device=runner.device)
+            layer.quant_method.apply(layer, x)
+        if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead):
+            layer.quant_method.embedding(layer, torch.zeros(1, dtype=torch.int64, device=runner.device))
 
 
 def call_delta_rule(runner: Any, layer: Any, tokens: list[int], sequences: list[int]) -> None:

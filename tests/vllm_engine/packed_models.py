@@ -1,0 +1,166 @@
+"""Small models in the published layouts of quantised weights, and the same weights as numbers.
+
+The writers are independent of `torch_gdn.quantized`; words of compressed-tensors are packed by its own package.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.vllm_engine.models import EXPERTS
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns of a word, lowest bits first
+PLAIN = r"embed_tokens|lm_head|\.gate$|shared_expert_gate|in_proj_(b|a|ba)$|conv1d"  # modules that are left as they are
+
+
+@dataclass(frozen=True)
+class Format:
+    layout: str  # gptq, awq, compressed-tensors, auto-round or mlx
+    bits: int = 4
+    group: int | None = 32  # None: a row
+    is_symmetric: bool = False
+    is_ordered: bool = False  # the groups of columns are shuffled, as by GPTQ's desc_act
+    plain: str = PLAIN
+    eight: str | None = None  # modules that MLX's file has in 8 bits
+
+    @property
+    def per_word(self) -> int:
+        return 32 // self.bits
+
+
+@dataclass(frozen=True)
+class Codes:
+    """weight[n, k] = scales[n, group of k] * (codes[n, k] - zeros[n, group of k])"""
+
+    codes: Tensor
+    zeros: Tensor
+    scales: Tensor
+    groups: Tensor
+
+    def numbers(self) -> Tensor:
+        return self.scales.float()[:, self.groups] * (self.codes - self.zeros[:, self.groups])
+
+
+def quantise(weight: Tensor, how: Format) -> Codes:
+    columns = weight.shape[1]
+    group = how.group or columns
+    groups = torch.arange(columns) // group
+    if how.is_ordered:  # the same for all matrices of a fused layer
+        groups = groups[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]
+    largest, halves = 2**how.bits - 1, 2 ** (how.bits - 1)
+    by_group = weight.float()[:, groups.argsort(stable=True)].unflatten(1, (-1, group))
+    low, high = by_group.amin(-1).clamp(max=0), by_group.amax(-1).clamp(min=0)
+    if how.is_symmetric:
+        scales = torch.maximum(-low / halves, high / (halves - 1)).half()
+        zeros = torch.full(scales.shape, halves)
+    else:
+        scales = ((high - low) / largest).half()
+        zeros = (-low / scales.float()).round().clamp(1, largest).long()
+    codes = (weight.float() / scales.float()[:, groups]).round() + zeros[:, groups]
+    return Codes(codes.clamp(0, largest).long(), zeros, scales, groups)
+
+
+def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Packed along the last dimension, lowest bits first."""
+    per_word = 32 // bits
+    parts = codes.unflatten(-1, (-1, per_word))[..., list(order or range(per_word))]
+    total = (parts << (torch.arange(per_word) * bits)).sum(-1)
+    return torch.where(total >= 2**31, total - 2**32, total).int()
+
+
+def stored(of: Codes, how: Format) -> dict[str, Tensor]:
+    """The tensors of a checkpoint."""
+    if how.layout in ("gptq", "auto-round"):
+        ordered = {"g_idx": of.groups.int()} if how.layout == "gptq" else {}
+        qweight, qzeros = words(of.codes, how.bits).T, words(of.zeros.T - 1, how.bits)
+        return {"qweight": qweight, "qzeros": qzeros, "scales": of.scales.T, **ordered}
+    if how.layout == "awq":
+        qweight, qzeros = (words(each.T, how.bits, AWQ_ORDER) for each in (of.codes, of.zeros))
+        return {"qweight": qweight, "qzeros": qzeros, "scales": of.scales.T}
+    if how.layout == "mlx":
+        weight = words(of.codes, how.bits).view(torch.uint32)
+        return {"weight": weight, "scales": of.scales.float(), "biases": -of.scales.float() * of.zeros}
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    middle = 2 ** (how.bits - 1)
+    tensors = {
+        "weight_packed": pack_to_int32((of.codes - middle).to(torch.int8), how.bits),
+        "weight_scale": of.scales,
+        "weight_shape": torch.tensor(of.codes.shape),
+    }
+    if not how.is_symmetric:
+        tensors["weight_zero_point"] = pack_to_int32((of.zeros - middle).to(torch.int8), how.bits, packed_dim=0)
+    return tensors
+
+
+def configuration(how: Format, plain: list[str]) -> dict[str, Any]:
+    """config.json's quantization_config; plain: names of the modules that are not quantised."""
+    settings: dict[str, Any] = {"bits": how.bits, "group_size": how.group}
+    if how.layout == "gptq":
+        settings |= {"quant_method": "gptq", "sym": how.is_symmetric, "desc_act": how.is_ordered}
+    elif how.layout == "awq":
+        settings |= {"quant_method": "awq", "zero_point": True, "version": "gemm"}
+    elif how.layout == "auto-round":
+        extra = {name: {"bits": 16, "data_type": "float"} for name in plain}
+        settings |= {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "sym": how.is_symmetric}
+        settings |= {"extra_config": extra}
+    elif how.layout == "compressed-tensors":
+        weights = {"num_bits": how.bits, "type": "int", "symmetric": how.is_symmetric}
+        weights |= {"strategy": "group" if how.group else "channel", "group_size": how.group}
+        group = {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}
+        settings = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": plain}
+        settings |= {"config_groups": {"group_0": group}, "quantization_status": "compressed"}
+    return settings
+
+
+def as_mlx(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As mlx-lm keeps hybrids: experts in one tensor, convolutions transposed, norms' weights plus one."""
+    changed: dict[str, Tensor] = {}
+    stacks: dict[str, list[Tensor]] = {}
+    for name, tensor in stored.items():
+        if ".experts." in name:
+            stem, number, part = re.split(r"\.experts\.(\d+)\.", name)
+            stacks.setdefault(f"{stem}.switch_mlp.{part}", [tensor] * EXPERTS["num_experts"])[int(number)] = tensor
+        elif name.endswith(".conv1d.weight"):
+            changed[name] = tensor.mT.contiguous()
+        elif name.endswith("norm.weight") and "linear_attn" not in name:
+            changed[name] = tensor + 1
+        else:
+            changed[name] = tensor
+    return changed | {name: torch.stack(tensors) for name, tensors in stacks.items()}
+
+
+def packed_model(model: Path, how: Format, folder: Path) -> tuple[Path, Path]:
+    """The folder of the model in the layout, and of a model with the same weights in float32."""
+    from safetensors.torch import load_file, save_file
+
+    packed, numbers = folder / "packed", folder / "numbers"
+    plain, wide, of_packed, of_numbers = [], {}, {}, {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        module, is_weight = name.removesuffix(".weight"), name.endswith(".weight") and weight.dim() == 2
+        if not is_weight or re.search(how.plain, module):
+            of_packed[name] = of_numbers[name] = weight
+            plain += [module] if is_weight else []
+            continue
+        own = replace(how, bits=8) if how.eight and re.search(how.eight, module) else how
+        wide |= {module: {"bits": 8, "group_size": how.group}} if own is not how else {}
+        codes = quantise(weight, own)
+        of_numbers[name] = codes.numbers()
+        of_packed |= {f"{module}.{each}": tensor.contiguous() for each, tensor in stored(codes, own).items()}
+    if how.layout == "mlx":
+        of_packed = as_mlx(of_packed)
+    for path, weights in ((packed, of_packed), (numbers, of_numbers)):
+        shutil.copytree(model, path)
+        save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = configuration(how, plain) | wide
+    (packed / "config.json").write_text(json.dumps(config))
+    return packed, numbers

@@ -1,0 +1,93 @@
+"""Checkpoints with quantised weights on mps: the tokens are those of transformers with the same weights as numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.vllm_engine.conftest import GREEDY_TOKENS, run_engines
+from tests.vllm_engine.models import adapter_of, generated, model_of, prompts
+from tests.vllm_engine.packed_models import PLAIN, Format, packed_model
+
+CHUNKS = {"dtype": "float32", "max_num_batched_tokens": 64}
+ALIGNED = {
+    "dtype": "float32",
+    "max_num_batched_tokens": 512,
+    "enable_prefix_caching": True,
+    "mamba_cache_mode": "align",
+}
+TEXTS = prompts(6, 130)
+EXPERTS_ONLY = rf"{PLAIN}|self_attn|linear_attn|shared_expert"  # as published files of mixtures have it
+
+
+def packed(family: str, how: Format, folder: Path, name: str) -> tuple[Path, Path]:
+    """The packed model, and its weights as numbers."""
+    return packed_model(model_of(family, folder), how, folder / f"{family} {name}")
+
+
+def scenario(model: Path, options: dict[str, Any], *rounds: dict[str, Any]) -> dict[str, Any]:
+    plain = {"prompts": TEXTS, "tokens": GREEDY_TOKENS}
+    return {"model": str(model), "options": options, "rounds": [plain | each for each in rounds or ({},)]}
+
+
+DENSE = {
+    "compressed-tensors": Format("compressed-tensors"),
+    "gptq": Format("gptq", bits=8, is_symmetric=True, is_ordered=True),
+    "awq": Format("awq"),
+    "auto-round": Format("auto-round"),
+    "mlx": Format("mlx", plain="conv1d", eight="o_proj"),  # the embedding, which is the head too, is packed
+}
+
+
+def test_dense_models(folder: Path) -> None:
+    """One of them reads its second round from cached prefixes, one has adapters."""
+    models = {name: packed("qwen3_5", how, folder, name) for name, how in DENSE.items()}
+    wanted = {name: [generated(numbers, TEXTS, GREEDY_TOKENS)[0]] for name, (_, numbers) in models.items()}
+    scenarios = {name: scenario(model, CHUNKS) for name, (model, _) in models.items()}
+    scenarios["awq"] = scenario(models["awq"][0], ALIGNED, {}, {})
+    wanted["awq"] *= 2
+    adapter, merged = adapter_of(models["gptq"][1], folder / "qwen3_5 gptq", 1)
+    options = {**CHUNKS, "enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
+    adapters = [str(adapter), None] * (len(TEXTS) // 2)
+    scenarios["gptq"] = scenario(models["gptq"][0], options, {}, {"adapters": adapters})
+    adapted = generated(merged, TEXTS, GREEDY_TOKENS)[0]
+    assert adapted != wanted["gptq"][0]
+    wanted["gptq"].append([(adapted if i % 2 == 0 else wanted["gptq"][0])[i] for i in range(len(TEXTS))])
+
+    results = dict(zip(scenarios, run_engines("mps", list(scenarios.values())), strict=True))
+    assert {name: [each["tokens"] for each in result["rounds"]] for name, result in results.items()} == wanted
+    assert min(results["awq"]["rounds"][1]["cached"][1:2]) > 0
+    for result in results.values():
+        assert result["compiled late"] == []
+        assert any(name.startswith("quantized_linear") for name in result["kernels"])
+
+
+MIXTURES = {
+    "compressed-tensors": ("qwen3_next_moe", Format("compressed-tensors", bits=8, group=None, is_symmetric=True)),
+    "gptq": ("qwen3_5_moe", Format("gptq", is_symmetric=True, plain=EXPERTS_ONLY)),
+    "awq": ("qwen3_next_moe", Format("awq")),
+    "auto-round": ("qwen3_5_moe", Format("auto-round", plain=EXPERTS_ONLY)),
+    "mlx": ("qwen3_next_moe", Format("mlx", plain="conv1d", eight=r"\.gate$|shared_expert")),
+}
+
+
+def test_mixtures_of_experts(folder: Path) -> None:
+    """Experts alone, or with the other layers and the shared expert."""
+    models = {name: packed(family, how, folder, name) for name, (family, how) in MIXTURES.items()}
+    wanted = {name: generated(numbers, TEXTS, GREEDY_TOKENS)[0] for name, (_, numbers) in models.items()}
+    results = run_engines("mps", [scenario(model, CHUNKS) for model, _ in models.values()])
+    got = {name: result["rounds"][0]["tokens"] for name, result in zip(models, results, strict=True)}
+    assert got == wanted
+    assert [result["compiled late"] for result in results] == [[]] * len(results)
+    assert all(any(name.startswith("moe_gate_up") for name in result["kernels"]) for result in results)
+
+
+def test_bfloat16_differs_only_where_two_tokens_are_close(folder: Path) -> None:
+    """Scales are float16 in the file, and stay exact."""
+    model, numbers = packed("qwen3_5", Format("gptq", is_symmetric=True), folder, "bfloat16")
+    tokens, margins = generated(numbers, TEXTS, GREEDY_TOKENS, "bfloat16")
+    (result,) = run_engines("mps", [scenario(model, {**CHUNKS, "dtype": "bfloat16"})])
+    for got, want, margin in zip(result["rounds"][0]["tokens"], tokens, margins, strict=True):
+        first = next((i for i, (x, y) in enumerate(zip(got, want, strict=True)) if x != y), None)
+        assert first is None or margin[first] < 0.15, (first, margin)
+    assert result["compiled late"] == []

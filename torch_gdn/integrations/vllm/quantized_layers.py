@@ -1,0 +1,329 @@
+"""Layers on mps whose weights are packed: while a checkpoint is loaded they hold its tensors as they were published,
+then the form that torch_gdn's ops take. One layer is converted after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts, UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    LinearMethodBase,
+    UnquantizedLinearMethod,
+    register_weight_loader_v2_supported_method,
+)
+from vllm.model_executor.parameter import BasevLLMParameter, GroupQuantScaleParameter, PackedvLLMParameter
+from vllm.model_executor.utils import set_weight_attrs
+
+from torch_gdn import quantized
+from torch_gdn.integrations.vllm import moe
+from torch_gdn.integrations.vllm.layers import TorchGdnFusedMoEMethod, check_experts
+
+
+class Stored(NamedTuple):
+    """A tensor of a published layout, of weights [N, K]."""
+
+    name: str
+    is_transposed: bool  # [columns, rows]
+    has_groups: bool  # a column is a group of K, else one of K itself
+    packed: str | None  # "rows" or "columns", of which a word of int32 holds several; None: floats
+
+    def shape(self, rows: int, columns: int, packing: Packing) -> tuple[int, int]:
+        columns //= packing.group_of(columns) if self.has_groups else 1
+        rows //= packing.per_word if self.packed == "rows" else 1
+        columns //= packing.per_word if self.packed == "columns" else 1
+        return (columns, rows) if self.is_transposed else (rows, columns)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Floats are NaN until they are loaded: vLLM does not miss the tensors that a quantised checkpoint lacks."""
+        dtype = torch.float32 if self.packed is None else torch.int32
+        return torch.full(shape, 0 if self.packed else math.nan, dtype=dtype)
+
+
+LAYOUTS = {
+    "gptq": (
+        Stored("qweight", True, False, "columns"),
+        Stored("qzeros", True, True, "rows"),
+        Stored("scales", True, True, None),
+    ),
+    "awq": (
+        Stored("qweight", True, False, "rows"),
+        Stored("qzeros", True, True, "rows"),
+        Stored("scales", True, True, None),
+    ),
+    "compressed-tensors": (
+        Stored("weight_packed", False, False, "columns"),
+        Stored("weight_zero_point", False, True, "rows"),
+        Stored("weight_scale", False, True, None),
+    ),
+    "mlx": (
+        Stored("weight", False, False, "columns"),
+        Stored("scales", False, True, None),
+        Stored("biases", False, True, None),
+    ),
+}
+CONVERTERS: dict[str, Callable[..., quantized.PackedWeight]] = {
+    "awq": quantized.from_awq,
+    "compressed-tensors": quantized.from_compressed_tensors,
+    "mlx": quantized.from_mlx,
+}
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the weights of a layer are packed in a checkpoint."""
+
+    layout: str
+    bits: int
+    group_size: int  # -1: a row is one group
+    is_symmetric: bool = False
+    is_ordered: bool = False  # a column's group is what the tensor g_idx says
+    checkpoint_format: str = "gptq"  # of GPTQ's layout: what its zero points are stored as
+
+    @property
+    def per_word(self) -> int:
+        return 32 // self.bits
+
+    def group_of(self, columns: int) -> int:
+        return columns if self.group_size == -1 else self.group_size
+
+    def tensors(self) -> list[Stored]:
+        has_zeros = not (self.layout == "compressed-tensors" and self.is_symmetric)
+        return [each for each in LAYOUTS[self.layout] if has_zeros or each.name != "weight_zero_point"]
+
+    def check(self, name: str, parts: list[int], columns: int) -> None:
+        """parts: rows of each matrix that a checkpoint stores by itself."""
+        if self.bits not in (4, 8):
+            raise ValueError(f"{name}: expected weights of 4 or 8 bits on mps, got {self.bits} bits")
+        group = self.group_of(columns)
+        if group < 32 or group % 32 or columns % group:
+            raise ValueError(
+                f"{name}: expected a group size that is a multiple of 32 and divides {columns} columns, "
+                f"got {self.group_size}"
+            )
+        packs_rows = any(each.packed == "rows" for each in self.tensors())
+        if packs_rows and any(rows % self.per_word for rows in parts):
+            raise ValueError(
+                f"{name}: expected matrices whose numbers of rows are multiples of {self.per_word} in the layout "
+                f"{self.layout}, got {parts}"
+            )
+
+    def convert(self, name: str, stored: dict[str, Tensor]) -> quantized.PackedWeight:
+        for each in self.tensors():
+            if each.packed is None and not stored[each.name].isfinite().all():
+                raise ValueError(f"{name}: expected a finite {each.name} for every group, which the checkpoint lacks")
+        if self.layout == "gptq":
+            return quantized.from_gptq(**stored, bits=self.bits, checkpoint_format=self.checkpoint_format)
+        return CONVERTERS[self.layout](**stored, bits=self.bits)
+
+
+def as_parameter(x: Tensor) -> Parameter:
+    return Parameter(x, requires_grad=False)
+
+
+@register_weight_loader_v2_supported_method
+class PackedLinearMethod(LinearMethodBase):
+    """A linear layer, or an embedding, by one op. The layer has weight, scales and biases, and order where the columns
+    of x are gathered before."""
+
+    def __init__(self, packing: Packing, name: str) -> None:
+        self.packing, self.name = packing, name
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **attributes: Any,
+    ) -> None:
+        columns, load = input_size_per_partition, attributes["weight_loader"]
+        self.packing.check(self.name, output_partition_sizes, columns)
+        self.dtype = params_dtype
+        for each in self.packing.tensors():
+            data = each.empty(*each.shape(sum(output_partition_sizes), columns, self.packing))
+            dims = {"input_dim": 1 - each.is_transposed, "output_dim": int(each.is_transposed)}
+            options = {"data": data, "weight_loader": load, **dims}
+            if each.packed is None:
+                layer.register_parameter(each.name, GroupQuantScaleParameter(**options))
+                continue
+            packed_dim = dims["output_dim" if each.packed == "rows" else "input_dim"]
+            options |= {"packed_dim": packed_dim, "packed_factor": self.packing.per_word}
+            layer.register_parameter(each.name, PackedvLLMParameter(**options))
+        if self.packing.is_ordered:
+            order = torch.full((columns,), -1, dtype=torch.int32)
+            layer.register_parameter("g_idx", BasevLLMParameter(data=order, weight_loader=self.load_groups))
+
+    def load_groups(self, parameter: Tensor, loaded: Tensor, *part: Any) -> None:
+        """The group of each column. The matrices of a fused layer are multiplied by the same columns of x."""
+        first = bool((parameter == -1).all())
+        if loaded.shape != parameter.shape or not (first or torch.equal(parameter.data.cpu(), loaded.cpu())):
+            raise ValueError(
+                f"{self.name}: expected the same g_idx of {len(parameter)} columns for all matrices of the layer, got "
+                "others"
+            )
+        parameter.data.copy_(loaded)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        names = [each.name for each in self.packing.tensors()] + ["g_idx"] * self.packing.is_ordered
+        packed = self.packing.convert(self.name, take(layer, names))
+        for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
+            layer.register_parameter(name, as_parameter(tensor))
+        layer.order = packed.order
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if layer.order is not None:
+            x = x.index_select(-1, layer.order)
+        out: Tensor = torch.ops.gdn.quantized_linear(x, layer.weight, layer.scales, layer.biases, bias)
+        return out
+
+    def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
+        return embed_tokens
+
+    def embedding(self, layer: Any, input_: Tensor) -> Tensor:
+        rows: Tensor = torch.ops.gdn.dequantize(
+            layer.weight, layer.scales, layer.biases, self.packing.bits, input_, self.dtype
+        )
+        return rows
+
+
+class PackedExpertsMethod(FusedMoEMethodBase):
+    """Routed experts. The layer has w13_weight, w13_scales, w13_biases and the same of w2."""
+
+    is_monolithic = False
+
+    def __init__(self, packing: Packing, name: str, config: Any) -> None:
+        super().__init__(config)
+        check_experts(config)
+        if packing.is_ordered:
+            raise ValueError(f"{name}: expected experts whose columns are in order on mps, got desc_act with a g_idx")
+        self.packing, self.name = packing, name
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **attributes: Any,
+    ) -> None:
+        width = intermediate_size_per_partition
+        self.dtype = params_dtype
+        self.packing.check(self.name, [width], hidden_size)
+        self.packing.check(self.name, [hidden_size], width)
+        for matrix, rows, columns in (("w13", 2 * width, hidden_size), ("w2", hidden_size, width)):
+            for each in self.packing.tensors():
+                data = each.empty(num_experts, *each.shape(rows, columns, self.packing))
+                self.register(layer, f"{matrix}_{each.name}", data, int(each.is_transposed))
+            self.register(layer, f"{matrix}_bias", torch.zeros(0), None)
+
+    def register(self, layer: Any, name: str, data: Tensor, rows: int | None) -> None:
+        def load(
+            param: Tensor, loaded_weight: Tensor, weight_name: str, shard_id: str, expert_id: int, **_: Any
+        ) -> bool:
+            if rows is None:
+                if loaded_weight.any():
+                    raise ValueError(f"{self.name}: expected experts without biases on mps, got {weight_name}")
+                return True
+            part = param.data[expert_id]
+            part = part if shard_id == "w2" else part.chunk(2, rows)[shard_id == "w3"]
+            if loaded_weight.shape != part.shape:
+                got = tuple(loaded_weight.shape)
+                raise ValueError(f"{self.name}: expected {weight_name} of shape {tuple(part.shape)}, got {got}")
+            part.copy_(loaded_weight)
+            return True
+
+        layer.register_parameter(name, as_parameter(data))
+        set_weight_attrs(getattr(layer, name), {"weight_loader": load})
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for matrix in ("w13", "w2"):
+            names = [each.name for each in self.packing.tensors()]
+            stored = take(layer, [f"{matrix}_{name}" for name in names])
+            packed = self.packing.convert(self.name, dict(zip(names, stored.values(), strict=True)))
+            for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
+                layer.register_parameter(f"{matrix}_{name}", as_parameter(tensor))
+            take(layer, [f"{matrix}_bias"])
+
+    def get_fused_moe_quant_config(self, layer: Any) -> None:
+        return None
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any = None,
+        shared_experts_input: Tensor | None = None,
+    ) -> Tensor:
+        """For layers that `moe.with_shared_expert` does not take: vLLM adds their shared experts itself."""
+        return moe.fused_experts(x, *moe.experts_of(layer), topk_weights, topk_ids)
+
+
+EXPERTS = (TorchGdnFusedMoEMethod, PackedExpertsMethod)  # the methods of routed experts on mps
+
+
+def take(layer: Any, names: list[str]) -> dict[str, Tensor]:
+    """Tensors that the layer does not keep."""
+    taken = {name: getattr(layer, name).data for name in names}
+    for name in names:
+        delattr(layer, name)
+    return taken
+
+
+def matching(packed: quantized.PackedWeight, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+    """Scales and biases in the activations' dtype if that is exact for all of them, else in float32."""
+    pair = [("scales", packed.scales), ("biases", packed.biases)]
+    if all(torch.equal(x.to(dtype).float(), x.float()) for _, x in pair):
+        return [(name, x.to(dtype)) for name, x in pair]
+    return [(name, x.float()) for name, x in pair]
+
+
+# What the configurations of all formats say of a layer.
+
+SUPPORTED = (
+    "weights of bfloat16, float16, float32, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ, "
+    "AutoRound and MLX write them"
+)
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def refusal(got: str) -> ValueError:
+    return ValueError(f"quantization: expected {SUPPORTED}, on mps, got {got}")
+
+
+def packed_method(layer: Any, name: str, packing: Packing) -> Any:
+    if isinstance(layer, RoutedExperts):
+        return PackedExpertsMethod(packing, name, layer.moe_config)
+    return PackedLinearMethod(packing, name)
+
+
+def plain_method(layer: Any) -> Any:
+    if isinstance(layer, RoutedExperts):
+        return UnquantizedFusedMoEMethod(layer.moe_config)
+    return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
+
+
+def matrices_of(layer: Any, name: str) -> list[str]:
+    """What a configuration may name in the layer's place: of experts, the first one's matrices."""
+    if not isinstance(layer, RoutedExperts):
+        return [name]
+    projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+    return [f"{name}.0.{each}" for each in projections if each is not None]
+
+
+def the_same(name: str, found: list[Any]) -> Any:
+    if any(each != found[0] for each in found):
+        raise ValueError(f"{name}: expected experts whose matrices are all quantised alike, got {found}")
+    return found[0]
