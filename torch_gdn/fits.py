@@ -14,7 +14,7 @@ import argparse
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,11 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
         )
 
 
-def bytes_when_loaded(folder: Path, dtype: torch.dtype) -> int:
-    """The size of a checkpoint's weights in memory; numbers of 16 or 32 bits get the model's dtype."""
+def bytes_when_loaded(files: Iterable[str | Path], dtype: torch.dtype) -> int:
+    """The size of the weights of safetensors files in memory; numbers of 16 or 32 bits get the model's dtype."""
     safe_open = importlib.import_module("safetensors").safe_open
     total = 0
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  # not a dict
                 piece = file.get_slice(name)

@@ -125,6 +125,16 @@ def test_a_head_tied_to_a_packed_embedding_is_the_same_memory(tmp_path: Path) ->
         assert getattr(model.lm_head, part) is getattr(model.model.embed_tokens, part)
 
 
+def test_a_file_that_does_not_fit_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(DENSE, tmp_path, "mlx")
+    ready("mps")
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", torch.mps.current_allocated_memory)
+    with torch_gdn_enabled(), pytest.raises(torch.OutOfMemoryError, match=r"^the weights of \w+: .+ recommends"):
+        load(tmp_path)
+
+
 def test_what_the_file_leaves_dense_stays_dense(tmp_path: Path) -> None:
     """As with GPTQ's `dynamic` or `modules_to_not_convert`: whatever the configuration says, the file decides."""
 

@@ -92,7 +92,7 @@ def test_weights_in_a_checkpoint_have_the_models_dtype(tmp_path: Path) -> None:
         "d": torch.zeros(9).bool(),
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    assert fits.bytes_when_loaded(tmp_path, torch.bfloat16) == 2 * 15 + 2 * 7 + 4 * 8 + 9
+    assert fits.bytes_when_loaded([tmp_path / "model.safetensors"], torch.bfloat16) == 2 * 15 + 2 * 7 + 4 * 8 + 9
 
 
 def test_the_page_has_the_table() -> None:

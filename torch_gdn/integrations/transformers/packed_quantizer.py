@@ -20,6 +20,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_gdn import self_test
+from torch_gdn.fits import bytes_when_loaded, check_memory
 from torch_gdn.integrations.transformers.experts import form_reason
 from torch_gdn.integrations.transformers.packed_files import Target, shapes_in
 from torch_gdn.integrations.transformers.packed_formats import Format, Sizes, format_of
@@ -85,6 +86,8 @@ class PackedQuantizer(HfQuantizer):
     ) -> None:
         self.dtype = dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()
         shapes = shapes_in(checkpoint_files)
+        needed = bytes_when_loaded(checkpoint_files, self.dtype)
+        check_memory(f"the weights of {type(model).__name__}", needed, torch.device("mps"))
         if self.format.method == "mlx":
             self.expect_mlx_model(model, shapes)
         targets = self.targets(model, shapes)

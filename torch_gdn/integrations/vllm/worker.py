@@ -76,7 +76,7 @@ class MpsWorker(Worker):
         """Refuses a model that is larger than what Metal recommends before any of it is read."""
         folder = Path(self.model_config.model)
         if not load_dummy_weights and self.load_config.load_format != "dummy" and folder.is_dir():
-            needed = bytes_when_loaded(folder, self.model_config.dtype)
+            needed = bytes_when_loaded(folder.glob("*.safetensors"), self.model_config.dtype)
             check_memory(f"the weights in {folder}", needed, self.device)
         super().load_model(load_dummy_weights=load_dummy_weights)
 
