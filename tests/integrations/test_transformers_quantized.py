@@ -168,6 +168,17 @@ def test_bfloat16(form: str, scales: torch.dtype, tmp_path: Path) -> None:
     assert_close("logits", found.float(), exact_logits(twin), 3e-2, head_dim=None)
 
 
+def test_a_base_model_needs_no_head(tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    written(DENSE, tmp_path, "mlx")
+    ready("mps")
+    with torch_gdn_enabled():
+        model = AutoModel.from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
+    assert isinstance(model.embed_tokens, PackedEmbedding)
+    assert not hasattr(model, "lm_head")
+
+
 def test_only_mps_is_taken(tmp_path: Path) -> None:
     """On the CPU, and after disable(), a file is transformers' matter, which knows no MLX files."""
     written(DENSE, tmp_path, "mlx")

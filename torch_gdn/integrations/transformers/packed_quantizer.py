@@ -91,8 +91,7 @@ class PackedQuantizer(HfQuantizer):
         names = dict(model.named_parameters(remove_duplicate=False))
         for target in targets:
             if target.name not in names:
-                ignored = model._keys_to_ignore_on_load_unexpected or ()
-                if any(re.search(pattern, target.name) for pattern in ignored):
+                if is_left_out(model, target.name):
                     continue
                 raise ValueError(f"{target.name}: expected a layer of {type(model).__name__} for these packed tensors")
             shape = names[target.name].shape
@@ -236,6 +235,13 @@ def cases_of(ops: list[str]) -> list[Case]:
     from torch_gdn.self_test import cases  # here: it is needed where there is an mps device
 
     return cases.cases_of(ops)
+
+
+def is_left_out(model: Any, name: str) -> bool:
+    """Whether transformers loads the model without this parameter of the file: prediction layers, a base model's head."""
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    head = model.base_model is model and not hasattr(model, name.partition(".")[0])
+    return head or any(re.search(pattern, name) for pattern in ignored)
 
 
 def is_on_mps(device_map: Any) -> bool:
