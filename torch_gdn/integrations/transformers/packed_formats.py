@@ -23,7 +23,7 @@ class Format:
     others: tuple[str, ...]  # needed besides
     optional: tuple[str, ...]
     transposed: bool  # whether scales are [K / group, N]
-    bits: Callable[[Sizes, int, int], float]  # of the words' shape, N and K
+    layout: Callable[[int, int, int], Sizes]  # of the words of a matrix [N, K], of N, K and bits
     convert: Callable[..., PackedWeight]  # of the tensors by the ends of their names, and bits
     experts_are_stacked: bool = False
     act_order: bool = False  # whether columns are in another order than their groups
@@ -38,16 +38,16 @@ class Format:
         return (self.words, self.scales, *self.others, *self.optional)
 
 
-def words_along_rows(shape: Sizes, N: int, K: int) -> float:
-    return shape[-1] * 32 / K
+def words_along_rows(N: int, K: int, bits: int) -> Sizes:
+    return N, K * bits // 32
 
 
-def words_along_columns(shape: Sizes, N: int, K: int) -> float:
-    return shape[-2] * 32 / K
+def words_along_columns(N: int, K: int, bits: int) -> Sizes:
+    return K * bits // 32, N
 
 
-def words_of_rows(shape: Sizes, N: int, K: int) -> float:
-    return shape[-1] * 32 / N
+def words_of_rows(N: int, K: int, bits: int) -> Sizes:
+    return K, N * bits // 32
 
 
 def format_of(config: Mapping[str, Any] | None) -> Format | None:

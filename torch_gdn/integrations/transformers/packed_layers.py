@@ -57,6 +57,7 @@ class PackedLinear(Module):
 class PackedEmbedding(Module):
     """torch.nn.Embedding of a packed weight."""
 
+    of_dtype: Tensor
     weight: Tensor
     scales: Tensor
     biases: Tensor
@@ -64,11 +65,16 @@ class PackedEmbedding(Module):
     def __init__(self, embedding: torch.nn.Embedding, bits: int, group: int) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim, self.bits = embedding.num_embeddings, embedding.embedding_dim, bits
-        self.dtype = embedding.weight.dtype
         add_parameters(self, PARTS, (self.num_embeddings, self.embedding_dim), bits, group)
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Once it is loaded. An empty parameter says so, and is the first: its dtype is the model's to transformers."""
+        empty = parameter(torch.empty(0, dtype=dtype, device=self.weight.device))
+        self._parameters = {"of_dtype": empty, **self._parameters}
+
     def forward(self, ids: Tensor) -> Tensor:
-        rows: Tensor = torch.ops.gdn.dequantize(self.weight, self.scales, self.biases, self.bits, ids, self.dtype)
+        dtype = self.of_dtype.dtype
+        rows: Tensor = torch.ops.gdn.dequantize(self.weight, self.scales, self.biases, self.bits, ids, dtype)
         return rows
 
     def extra_repr(self) -> str:

@@ -125,12 +125,14 @@ class PackedQuantizer(HfQuantizer):
         missing = [ending for ending in (self.format.words, *self.format.others) if target.shape(ending) is None]
         if words is None or scales is None or missing:
             raise ValueError(f"{target.name}: expected a tensor of each ending, got none of {', '.join(missing)}")
-        rows = shape[-2] // (2 if target.name.endswith("gate_up_proj") else 1)
-        bits = self.format.bits(words, rows, shape[-1])
+        N, K = shape[-2] // (2 if target.name.endswith("gate_up_proj") else 1), shape[-1]
+        bits = 32 * words[-2] * words[-1] / (N * K)
         if bits not in (4, 8):
-            raise ValueError(f"{target.name}: expected codes of 4 or 8 bits, got {bits:g}")
+            raise ValueError(f"{target.name}: expected codes of 4 or 8 bits for [{N}, {K}], got {bits:g}")
+        if words[-2:] != (expected := self.format.layout(N, K, int(bits))):
+            raise ValueError(f"{target.name}: expected words of shape {list(expected)}, got {list(words[-2:])}")
         groups = scales[-2] if self.format.transposed else scales[-1]
-        return Packing(int(bits), fitting_group(target.name, shape[-1] // groups))
+        return Packing(int(bits), fitting_group(target.name, K // groups))
 
     def expect_experts(self, target: Target, experts: int) -> None:
         counts = {len(shapes) for shapes in target.sources.values()}
@@ -221,6 +223,11 @@ class PackedQuantizer(HfQuantizer):
         convolutions = [shape for name, shape in shapes.items() if name.endswith(".conv1d.weight")]
         self.norms_are_shifted = any(shape[-1] == 1 for shape in convolutions)
 
+    def _process_model_after_weight_loading(self, model: Any, **unused: Any) -> None:
+        for layer in packed_layers(model):
+            if isinstance(layer, PackedEmbedding):
+                layer.compute_in(self.dtype)
+
     # ---- what transformers asks ------------------------------------------------------------------------------------
 
     def is_serializable(self) -> bool:
@@ -238,7 +245,7 @@ def cases_of(ops: list[str]) -> list[Case]:
 
 
 def is_left_out(model: Any, name: str) -> bool:
-    """Whether transformers loads the model without this parameter of the file: prediction layers, a base model's head."""
+    """Whether the model does without this parameter of the file: of prediction layers, or a base model's head."""
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     head = model.base_model is model and not hasattr(model, name.partition(".")[0])
     return head or any(re.search(pattern, name) for pattern in ignored)
