@@ -1,8 +1,8 @@
-"""Quantised models on `mps` with packed weights: a quantizer in transformers' loading.
+"""A quantizer in transformers' loading, by which quantised models keep packed weights on `mps`.
 
-What is packed is what the files hold packed: their tensors' names decide, whatever the configuration ignores or
-overrides. A layer is replaced before its weights are loaded, and its tensors are converted when they arrive, so that no
-two copies of a model exist.
+The names of the tensors in the files decide what is packed, whatever the configuration ignores or overrides. A layer is
+replaced before its weights are loaded, and its tensors are converted when they arrive, so that no two copies of a model
+exist.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ OPS = {
     PackedExperts: ("moe_gate_up", "moe_down"),
 }
 PLACED_BY_TRANSFORMERS = ("auto", "balanced", "balanced_low_0", "sequential")
-# Whose files mlx-lm writes with the names and numbers that are undone here.
+# The changes that mlx-lm makes to names and numbers are undone for these models.
 MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
 class PackedConfig(QuantizationConfigMixin):
-    """A model's `quantization_config` as its file has it."""
+    """Holds a model's `quantization_config` as its file has it."""
 
     def __init__(self, content: dict[str, Any], method: str) -> None:
         self.quant_method = method
@@ -106,7 +106,7 @@ class PackedQuantizer(HfQuantizer):
         self_test.ensure(lambda: cases_of(sorted(ops)))
 
     def targets(self, model: Any, shapes: dict[str, Sizes]) -> list[Target]:
-        """The parameters whose codes the files hold."""
+        """Returns the parameters whose codes the files hold."""
         conversions = get_model_conversion_mapping(model, None, self)
         renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
         converters = [x for x in conversions if isinstance(x, WeightConverter)]
@@ -144,7 +144,7 @@ class PackedQuantizer(HfQuantizer):
             raise ValueError(f"{target.name}: expected experts without act-order (desc_act), got sorted columns")
 
     def replace(self, model: Any, name: str) -> None:
-        """Puts a packed layer in the place of the parameter's, which is not done again for a parameter beside it."""
+        """Puts a packed layer in the place of the parameter's layer, once for all parameters of a layer."""
         path, _, parameter = name.rpartition(".")
         layer, packing = model.get_submodule(path), self.packings[name]
         if isinstance(layer, PackedExperts):
@@ -169,7 +169,7 @@ class PackedQuantizer(HfQuantizer):
         return PackedExperts(experts, {name: (x.bits, x.group) for name, x in packings.items() if x is not None})
 
     def tie(self, model: Any) -> None:
-        """A head that is the embedding, which is packed: transformers ties their weights, and with them the rest."""
+        """Packs a head that is tied to a packed embedding, and lets transformers tie scales and biases too."""
         for head, embedding in list(model.all_tied_weights_keys.items()):
             if embedding not in self.packings or head in self.packings:
                 continue
@@ -193,18 +193,18 @@ class PackedQuantizer(HfQuantizer):
         return [*renamings, *weight_conversions, *converters_of(self)]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
-        """Of the tensors of a packed layer, their own."""
+        """Leaves the tensors of a packed layer in their own dtype."""
         operations = getattr(converter, "operations", ())
         ours = any(getattr(operation, "quantizer", None) is self for operation in operations)
         return None if ours else super().get_new_dtype(converter, param, dtype)
 
     def param_needs_quantization(self, model: Any, param_name: str, **unused: Any) -> bool:
-        """Then transformers leaves a parameter's shape to the quantizer."""
+        """Says which parameters' shapes transformers leaves to the quantizer."""
         layer = model.get_submodule(param_name.rpartition(".")[0])
         return isinstance(layer, (PackedLinear, PackedEmbedding, PackedExperts))
 
     def number(self, name: str, x: Tensor, model: Any) -> Tensor:
-        """A tensor that is not packed, which MLX may hold in another order, or plus one."""
+        """Returns a tensor that is not packed as the model wants it: MLX may hold it in another order, or plus one."""
         expected = model.get_parameter(name)
         if x.dim() == 3 and x.shape != expected.shape and x.mT.shape == expected.shape:
             x = x.mT.contiguous()
@@ -245,7 +245,7 @@ def cases_of(ops: list[str]) -> list[Case]:
 
 
 def is_left_out(model: Any, name: str) -> bool:
-    """Whether the model does without this parameter of the file: of prediction layers, or a base model's head."""
+    """Says whether the model has no use for this parameter: of prediction layers, or of a base model's head."""
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     head = model.base_model is model and not hasattr(model, name.partition(".")[0])
     return head or any(re.search(pattern, name) for pattern in ignored)
@@ -259,7 +259,7 @@ def is_on_mps(device_map: Any) -> bool:
 
 
 def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' `get_hf_quantizer`, which takes quantised files for `mps` to the quantizer above."""
+    """Wraps transformers' `get_hf_quantizer`, so that quantised files for `mps` get the quantizer above."""
 
     def get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any) -> Any:
         text = config.get_text_config(decoder=True)
