@@ -22,6 +22,7 @@ from torch_gdn.testing.experts import ExpertPoint
 from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint, mixed_dtypes
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
+from torch_gdn.testing.quantized import QuantizedPoint
 from torch_gdn.testing.registry import MPS, compiled, computed, first_of_each_variant, launches_at
 from torch_gdn.tuning_cache import FUSED_CHUNK_SIZES
 
@@ -107,12 +108,14 @@ def probe_launches() -> list[Launch]:
 
 def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
     """Of AURA and pages: 128 numbers a head, in bfloat16, 8 bits for keys and 4 for values; q and k as long as K.
-    Of experts: bfloat16, and a router for 256 or 512.
+    Of experts and packed weights: bfloat16, and a router for 256 or 512.
     """
     if isinstance(point, RowPoint):
         return entry.name != "l2norm" or point.D in (33, *(K for K, _ in MODEL_SIZES))
     if isinstance(point, ExpertPoint):
         return point.dtype == torch.bfloat16 and (entry.name != "moe_router" or point.E in (256, 512))
+    if isinstance(point, QuantizedPoint):
+        return point.dtype == torch.bfloat16
     if not isinstance(point, CodecPoint | AuraPoint | PagePoint):
         return True
     if isinstance(point, PagePoint) and "key_codes" not in entry.arguments:
@@ -131,7 +134,9 @@ def model_launches() -> list[Launch]:
         for K, V in (*MODEL_SIZES, (33, 65))
         for v_first in BOTH
     ]
-    others = compiled_at(CodecPoint, AuraPoint, PagePoint, ExpertPoint, RowPoint, ConvolutionPoint, Point)
+    others = compiled_at(
+        CodecPoint, AuraPoint, PagePoint, ExpertPoint, QuantizedPoint, RowPoint, ConvolutionPoint, Point
+    )
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
     wanted.append((entry, point) for entry, point in others if is_of_models(entry, point))

@@ -35,22 +35,63 @@ METAL_FUNC Values<Width> staged_values(threadgroup const T* source) {
   return values;
 }
 
+// Adds the products of Step columns of Rows rows. `staged` has those columns of the first vector.
+template <int Count, int Rows, int Step, typename T>
+METAL_FUNC void multiply_values(
+    thread float* sums, thread const Values<Step>* weights, threadgroup const T* staged, int columns) {
+  UNROLL for (int v = 0; v < Count; ++v) {
+    const Values<Step> x = staged_values<Step>(staged + v * columns);
+    UNROLL for (int row = 0; row < Rows; ++row) {
+      UNROLL for (int i = 0; i < Step; ++i) sums[row * Count + v] += weights[row].at[i] * x.at[i];
+    }
+  }
+}
+
+// The same of packed rows, which are decoded 4 columns at a time: 8 rows at once for one vector, whose sums leave room
+// for them in registers, else 4.
+template <int Count, int Slice, typename T, int Bits, int Width>
+METAL_FUNC void multiply_blocks(
+    thread float* sums,
+    thread const Weights<T, Bits, Width>& first,
+    thread const Weights<T, Bits, Width>& second,
+    threadgroup const T* staged,
+    int slice,
+    int column) {
+  constexpr int kRows = Count == 1 ? 2 * kRowsOfHalf : kRowsOfHalf;
+  UNROLL for (int base = 0; base < 2 * kRowsOfHalf; base += kRows) {
+    WeightBlock<Bits> blocks[kRows];
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      if (base + row < kRowsOfHalf) {
+        blocks[row] = first.load(base + row, slice + column);
+      } else {
+        blocks[row] = second.load(base + row - kRowsOfHalf, slice + column);
+      }
+    }
+    UNROLL for (int step = 0; step < first.kColumns / 4; ++step) {
+      Values<4> weights[kRows];
+      UNROLL for (int row = 0; row < kRows; ++row) weights[row] = blocks[row].values(step);
+      threadgroup const T* x = staged + first.template place<Slice>(column + step * 4);
+      multiply_values<Count, kRows, 4>(sums + base * Count, weights, x, Slice);
+    }
+  }
+}
+
 // sums[(half * kRowsOfHalf + row) * Count + v] for the simdgroup's own rows: complete in every lane. `Count` vectors
 // are multiplied, of which those past group.count are not there.
-template <int Count, int Most, int Width, int Threads, typename T, typename Decoder>
+template <int Count, int Most, int Threads, typename T, int Bits, int Width>
 METAL_FUNC void multiply_vectors(
     thread float* sums,
     threadgroup T* staged,
-    thread const Decoder& first,
-    thread const Decoder& second,
+    thread const Weights<T, Bits, Width>& first,
+    thread const Weights<T, Bits, Width>& second,
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& group,
     int columns,
     uint thread_index,
     uint lane) {
   constexpr int kColumns = staged_columns<T, Most>();
-  constexpr int kStep = Decoder::kStep;
-  static_assert(kColumns % Decoder::kColumns == 0, "a slice holds whole blocks");
+  constexpr int kBlock = Weights<T, Bits, Width>::kColumns;
+  static_assert(kColumns % kBlock == 0, "a slice holds whole blocks");
   UNROLL for (int i = 0; i < 2 * kRowsOfHalf * Count; ++i) sums[i] = 0.0f;
   for (int slice = 0; slice < columns; slice += kColumns) {
     const int length = min(kColumns, columns - slice);
@@ -60,26 +101,20 @@ METAL_FUNC void multiply_vectors(
       for (int column = int(thread_index) * Width; column < length; column += Threads * Width) {
         typedef typename VectorOf<T, Width>::type Vector;
         const Vector values = v < group.count ? Vector(*(device const Vector*)(source + column)) : Vector(T(0));
-        *(threadgroup Vector*)(staged + v * kColumns + Decoder::template place<kColumns>(column)) = values;
+        *(threadgroup Vector*)(staged + v * kColumns + first.template place<kColumns>(column)) = values;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int column = int(lane) * Decoder::kColumns; column < length; column += 32 * Decoder::kColumns) {
-      typename Decoder::Block blocks[2 * kRowsOfHalf];
-      UNROLL for (int row = 0; row < kRowsOfHalf; ++row) {
-        blocks[row] = first.load(row, slice + column);
-        blocks[kRowsOfHalf + row] = second.load(row, slice + column);
-      }
-      UNROLL for (int step = 0; step < Decoder::kColumns / kStep; ++step) {
-        Values<kStep> weights[2 * kRowsOfHalf];
-        UNROLL for (int row = 0; row < 2 * kRowsOfHalf; ++row) weights[row] = blocks[row].values(step);
-        UNROLL for (int v = 0; v < Count; ++v) {
-          const int at = v * kColumns + Decoder::template place<kColumns>(column + step * kStep);
-          const Values<kStep> x = staged_values<kStep>(staged + at);
-          UNROLL for (int row = 0; row < 2 * kRowsOfHalf; ++row) {
-            UNROLL for (int i = 0; i < kStep; ++i) sums[row * Count + v] += weights[row].at[i] * x.at[i];
-          }
+    for (int column = int(lane) * kBlock; column < length; column += 32 * kBlock) {
+      if constexpr (Bits == 0) {
+        Values<Width> weights[2 * kRowsOfHalf];
+        UNROLL for (int row = 0; row < kRowsOfHalf; ++row) {
+          weights[row] = first.load(row, slice + column);
+          weights[kRowsOfHalf + row] = second.load(row, slice + column);
         }
+        multiply_values<Count, 2 * kRowsOfHalf, Width>(sums, weights, staged + column, kColumns);
+      } else {
+        multiply_blocks<Count, kColumns>(sums, first, second, staged, slice, column);
       }
     }
   }

@@ -30,31 +30,26 @@ METAL_FUNC void keep_products(
   }
 }
 
-// Of the 8 rows from `row` on, those past the last repeat it.
-template <int Most, int Width, typename T, int Bits>
+template <int Most, typename T, int Bits, int Width>
 METAL_FUNC void multiply_and_keep(
     threadgroup float* products,
     int offset,
     threadgroup T* staged,
-    thread const Matrix<T, Bits>& matrix,
+    thread const Weights<T, Bits, Width>& upper,
+    thread const Weights<T, Bits, Width>& lower,
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& own,
-    int row,
-    int rows,
     int columns,
     uint thread_index,
     uint lane) {
   constexpr int kThreads = kDownSimdgroups * 32;
-  const Weights<T, Bits, Width> upper = rows_of<Width>(matrix, rows, row);
-  const Weights<T, Bits, Width> lower = rows_of<Width>(matrix, rows, min(row + kRowsOfHalf, rows - 1));
   if (own.count == 1) {
     float sums[2 * kRowsOfHalf];
-    multiply_vectors<1, Most, Width, kThreads>(sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
+    multiply_vectors<1, Most, kThreads>(sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
     keep_products<1>(products, offset, sums, own, lane);
   } else if constexpr (Most > 1) {
     float sums[2 * kRowsOfHalf * Most];
-    multiply_vectors<Most, Most, Width, kThreads>(
-        sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
+    multiply_vectors<Most, Most, kThreads>(sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
     keep_products<Most>(products, offset, sums, own, lane);
   }
 }
@@ -62,13 +57,13 @@ METAL_FUNC void multiply_and_keep(
 template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
 [[kernel]] void moe_down(
     device const T* hidden [[buffer(0)]],
-    device const typename ElementOf<T, Bits>::type* w_down [[buffer(1)]],
+    device const uchar* w_down [[buffer(1)]],
     device const uchar* w_scales [[buffer(2)]],
     device const uchar* w_biases [[buffer(3)]],
     device const uchar* topk_weights [[buffer(4)]],
     device const int* topk_ids [[buffer(5)]],
     device const T* shared_hidden [[buffer(6)]],
-    device const typename ElementOf<T, SharedBits>::type* shared_down_proj [[buffer(7)]],
+    device const uchar* shared_down_proj [[buffer(7)]],
     device const uchar* shared_scales [[buffer(8)]],
     device const uchar* shared_biases [[buffer(9)]],
     device const uchar* shared_gate [[buffer(10)]],
@@ -87,6 +82,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
   const int first = int(group.x) * kDownRows;
   const int own_row = int(simdgroup) * 2 * kRowsOfHalf;
   const int row = min(first + own_row, parameters.D - 1);
+  const int next_row = min(row + kRowsOfHalf, parameters.D - 1);
 
   FewPairs few;
   few.load(topk_ids, pairs, lane);
@@ -100,18 +96,23 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     if (expert == kLeftOut && first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
     own.take(few, expert, pair, lane);
     if (own.count == 0) continue;
-    const Matrix<T, Bits> matrix = matrix_of<T, Bits>(w_down, w_scales, w_biases, parameters.experts, expert);
-    multiply_and_keep<Most, Width>(
-        products + own_row, 0, staged, matrix, vectors, own, row, parameters.D, parameters.I, thread_index, lane);
+    const Weights<T, Bits, Width> upper =
+        rows_of<T, Bits, Width>(w_down, w_scales, w_biases, parameters.experts, expert, row, parameters.D - row);
+    const Weights<T, Bits, Width> lower = rows_of<T, Bits, Width>(
+        w_down, w_scales, w_biases, parameters.experts, expert, next_row, parameters.D - next_row);
+    multiply_and_keep<Most>(
+        products + own_row, 0, staged, upper, lower, vectors, own, parameters.I, thread_index, lane);
   }
   if (parameters.IS > 0) {
     own.take_tokens(pairs.tokens);
     vectors.data = shared_hidden;
     vectors.stride = parameters.IS;
-    const Matrix<T, SharedBits> matrix =
-        matrix_of<T, SharedBits>(shared_down_proj, shared_scales, shared_biases, parameters.shared, 0);
-    multiply_and_keep<Most, Width>(
-        products + own_row, count, staged, matrix, vectors, own, row, parameters.D, parameters.IS, thread_index, lane);
+    const Weights<T, SharedBits, Width> upper = rows_of<T, SharedBits, Width>(
+        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, row, parameters.D - row);
+    const Weights<T, SharedBits, Width> lower = rows_of<T, SharedBits, Width>(
+        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, next_row, parameters.D - next_row);
+    multiply_and_keep<Most>(
+        products + own_row, count, staged, upper, lower, vectors, own, parameters.IS, thread_index, lane);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int item = int(thread_index); item < pairs.tokens * kDownRows; item += kThreads) {

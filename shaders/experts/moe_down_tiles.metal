@@ -8,13 +8,13 @@
 template <typename T, int Width, int Bits = 0, int SharedBits = 0>
 [[kernel]] void moe_down_tiles(
     device const T* hidden [[buffer(0)]],
-    device const typename ElementOf<T, Bits>::type* w_down [[buffer(1)]],
+    device const uchar* w_down [[buffer(1)]],
     device const uchar* w_scales [[buffer(2)]],
     device const uchar* w_biases [[buffer(3)]],
     device const int* sorted_pairs [[buffer(4)]],
     device const PairTile* tiles [[buffer(5)]],
     device const T* shared_hidden [[buffer(6)]],
-    device const typename ElementOf<T, SharedBits>::type* shared_down_proj [[buffer(7)]],
+    device const uchar* shared_down_proj [[buffer(7)]],
     device const uchar* shared_scales [[buffer(8)]],
     device const uchar* shared_biases [[buffer(9)]],
     device float* products [[buffer(10)]],
@@ -23,11 +23,9 @@ template <typename T, int Width, int Bits = 0, int SharedBits = 0>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  typedef typename Weights<T, Bits, Width>::Staged Staged;
-  typedef typename Weights<T, SharedBits, Width>::Staged SharedStaged;
-  static_assert(sizeof(SharedStaged) <= sizeof(Staged), "the shared expert's weights are staged in the same memory");
+  static_assert(staged_bytes<T, SharedBits>() <= staged_bytes<T, Bits>(), "both are staged in the same memory");
   alignas(16) threadgroup T staged_vectors[size_of_tile<T>()];
-  alignas(16) threadgroup Staged staged_weights[2 * size_of_tile<Staged>()];
+  alignas(16) threadgroup uchar staged_weights[2 * staged_bytes<T, Bits>()];
   threadgroup int pair_of_row[kTilePairs];
   constant PairParameters& pairs = parameters.pairs;
   const OwnTile tile = locate_tile(tiles, pairs, int(group.y));
@@ -39,19 +37,21 @@ template <typename T, int Width, int Bits = 0, int SharedBits = 0>
 
   const LanePosition at = lane_position(lane);
   float2 sums[2 * kTileBlocks];
+  const int lower_first = first + kTileColumns;
   if (is_shared) {
-    const Matrix<T, SharedBits> matrix =
-        matrix_of<T, SharedBits>(shared_down_proj, shared_scales, shared_biases, parameters.shared, 0);
-    const Weights<T, SharedBits, Width> upper = rows_of<Width>(matrix, parameters.D, first);
-    const Weights<T, SharedBits, Width> lower = rows_of<Width>(matrix, parameters.D, first + kTileColumns);
-    multiply_tile<Width>(
-        sums, staged_vectors, (threadgroup SharedStaged*)staged_weights, upper, lower, shared_hidden, parameters.IS, 1,
-        pair_of_row, tile.rows, parameters.IS, thread_index, simdgroup, at);
+    const Weights<T, SharedBits, Width> upper = rows_of<T, SharedBits, Width>(
+        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, first, parameters.D - first);
+    const Weights<T, SharedBits, Width> lower = rows_of<T, SharedBits, Width>(
+        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, lower_first, parameters.D - lower_first);
+    multiply_tile(
+        sums, staged_vectors, staged_weights, upper, lower, shared_hidden, parameters.IS, 1, pair_of_row, tile.rows,
+        parameters.IS, thread_index, simdgroup, at);
   } else {
-    const Matrix<T, Bits> matrix = matrix_of<T, Bits>(w_down, w_scales, w_biases, parameters.experts, tile.expert);
-    const Weights<T, Bits, Width> upper = rows_of<Width>(matrix, parameters.D, first);
-    const Weights<T, Bits, Width> lower = rows_of<Width>(matrix, parameters.D, first + kTileColumns);
-    multiply_tile<Width>(
+    const Weights<T, Bits, Width> upper = rows_of<T, Bits, Width>(
+        w_down, w_scales, w_biases, parameters.experts, tile.expert, first, parameters.D - first);
+    const Weights<T, Bits, Width> lower = rows_of<T, Bits, Width>(
+        w_down, w_scales, w_biases, parameters.experts, tile.expert, lower_first, parameters.D - lower_first);
+    multiply_tile(
         sums, staged_vectors, staged_weights, upper, lower, hidden, parameters.I, 1, pair_of_row, tile.rows,
         parameters.I, thread_index, simdgroup, at);
   }

@@ -25,11 +25,12 @@ METAL_FUNC void store_hidden(
   if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));
 }
 
-template <int Most, int Width, typename T, int Bits>
+template <int Most, typename T, int Bits, int Width>
 METAL_FUNC void multiply_and_store(
     device T* target,
     threadgroup T* staged,
-    thread const GateUpWeights<T, Bits, Width>& weights,
+    thread const Weights<T, Bits, Width>& gate,
+    thread const Weights<T, Bits, Width>& up,
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& own,
     int width,
@@ -40,13 +41,11 @@ METAL_FUNC void multiply_and_store(
   constexpr int kThreads = kGateUpSimdgroups * 32;
   if (own.count == 1) {
     float sums[2 * kRowsOfHalf];
-    multiply_vectors<1, Most, Width, kThreads>(
-        sums, staged, weights.gate, weights.up, vectors, own, columns, thread_index, lane);
+    multiply_vectors<1, Most, kThreads>(sums, staged, gate, up, vectors, own, columns, thread_index, lane);
     store_hidden<1>(target, width, row, sums, own, lane);
   } else if constexpr (Most > 1) {
     float sums[2 * kRowsOfHalf * Most];
-    multiply_vectors<Most, Most, Width, kThreads>(
-        sums, staged, weights.gate, weights.up, vectors, own, columns, thread_index, lane);
+    multiply_vectors<Most, Most, kThreads>(sums, staged, gate, up, vectors, own, columns, thread_index, lane);
     store_hidden<Most>(target, width, row, sums, own, lane);
   }
 }
@@ -54,14 +53,14 @@ METAL_FUNC void multiply_and_store(
 template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
 [[kernel]] void moe_gate_up(
     device const T* x [[buffer(0)]],
-    device const typename ElementOf<T, Bits>::type* w_gate_up [[buffer(1)]],
+    device const uchar* w_gate_up [[buffer(1)]],
     device const uchar* w_scales [[buffer(2)]],
     device const uchar* w_biases [[buffer(3)]],
     device const int* topk_ids [[buffer(4)]],
-    device const typename ElementOf<T, SharedBits>::type* shared_gate_proj [[buffer(5)]],
+    device const uchar* shared_gate_proj [[buffer(5)]],
     device const uchar* shared_gate_scales [[buffer(6)]],
     device const uchar* shared_gate_biases [[buffer(7)]],
-    device const typename ElementOf<T, SharedBits>::type* shared_up_proj [[buffer(8)]],
+    device const uchar* shared_up_proj [[buffer(8)]],
     device const uchar* shared_up_scales [[buffer(9)]],
     device const uchar* shared_up_biases [[buffer(10)]],
     device T* hidden [[buffer(11)]],
@@ -105,18 +104,17 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
   vectors.stride = parameters.x_stride;
   vectors.divisor = is_shared ? 1 : pairs.k;
   if (is_shared) {
-    const Matrix<T, SharedBits> gate =
-        matrix_of<T, SharedBits>(shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0);
-    const Matrix<T, SharedBits> up =
-        matrix_of<T, SharedBits>(shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0);
-    GateUpWeights<T, SharedBits, Width> weights;
-    weights.gate = rows_of<Width>(gate, width, own_row);
-    weights.up = rows_of<Width>(up, width, own_row);
+    const Weights<T, SharedBits, Width> gate = rows_of<T, SharedBits, Width>(
+        shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0, own_row, width - own_row);
+    const Weights<T, SharedBits, Width> up = rows_of<T, SharedBits, Width>(
+        shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0, own_row, width - own_row);
     multiply_and_store<Most>(
-        shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
+        shared_hidden, staged, gate, up, vectors, own, width, row, parameters.D, thread_index, lane);
   } else {
-    const Matrix<T, Bits> both = matrix_of<T, Bits>(w_gate_up, w_scales, w_biases, parameters.experts, expert);
-    const GateUpWeights<T, Bits, Width> weights = rows_of_expert<Width>(both, width, own_row);
-    multiply_and_store<Most>(hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
+    const Weights<T, Bits, Width> gate =
+        rows_of<T, Bits, Width>(w_gate_up, w_scales, w_biases, parameters.experts, expert, own_row, width - own_row);
+    const Weights<T, Bits, Width> up = rows_of<T, Bits, Width>(
+        w_gate_up, w_scales, w_biases, parameters.experts, expert, int64_t(width) + own_row, width - own_row);
+    multiply_and_store<Most>(hidden, staged, gate, up, vectors, own, width, row, parameters.D, thread_index, lane);
   }
 }

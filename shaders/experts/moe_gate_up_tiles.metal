@@ -7,15 +7,15 @@
 template <typename T, int Width, int Bits = 0, int SharedBits = 0>
 [[kernel]] void moe_gate_up_tiles(
     device const T* x [[buffer(0)]],
-    device const typename ElementOf<T, Bits>::type* w_gate_up [[buffer(1)]],
+    device const uchar* w_gate_up [[buffer(1)]],
     device const uchar* w_scales [[buffer(2)]],
     device const uchar* w_biases [[buffer(3)]],
     device const int* sorted_pairs [[buffer(4)]],
     device const PairTile* tiles [[buffer(5)]],
-    device const typename ElementOf<T, SharedBits>::type* shared_gate_proj [[buffer(6)]],
+    device const uchar* shared_gate_proj [[buffer(6)]],
     device const uchar* shared_gate_scales [[buffer(7)]],
     device const uchar* shared_gate_biases [[buffer(8)]],
-    device const typename ElementOf<T, SharedBits>::type* shared_up_proj [[buffer(9)]],
+    device const uchar* shared_up_proj [[buffer(9)]],
     device const uchar* shared_up_scales [[buffer(10)]],
     device const uchar* shared_up_biases [[buffer(11)]],
     device T* hidden [[buffer(12)]],
@@ -25,11 +25,9 @@ template <typename T, int Width, int Bits = 0, int SharedBits = 0>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  typedef typename Weights<T, Bits, Width>::Staged Staged;
-  typedef typename Weights<T, SharedBits, Width>::Staged SharedStaged;
-  static_assert(sizeof(SharedStaged) <= sizeof(Staged), "the shared expert's weights are staged in the same memory");
+  static_assert(staged_bytes<T, SharedBits>() <= staged_bytes<T, Bits>(), "both are staged in the same memory");
   alignas(16) threadgroup T staged_vectors[size_of_tile<T>()];
-  alignas(16) threadgroup Staged staged_weights[2 * size_of_tile<Staged>()];
+  alignas(16) threadgroup uchar staged_weights[2 * staged_bytes<T, Bits>()];
   threadgroup int pair_of_row[kTilePairs];
   constant PairParameters& pairs = parameters.pairs;
   const OwnTile tile = locate_tile(tiles, pairs, int(group.y));
@@ -44,20 +42,20 @@ template <typename T, int Width, int Bits = 0, int SharedBits = 0>
   UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) sums[i] = float2(0.0f);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (is_shared) {
-    const Matrix<T, SharedBits> gate_matrix =
-        matrix_of<T, SharedBits>(shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0);
-    const Matrix<T, SharedBits> up_matrix =
-        matrix_of<T, SharedBits>(shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0);
-    const Weights<T, SharedBits, Width> gate = rows_of<Width>(gate_matrix, width, first);
-    const Weights<T, SharedBits, Width> up = rows_of<Width>(up_matrix, width, first);
-    multiply_tile<Width>(
-        sums, staged_vectors, (threadgroup SharedStaged*)staged_weights, gate, up, x, parameters.x_stride, 1,
-        pair_of_row, tile.rows, parameters.D, thread_index, simdgroup, at);
+    const Weights<T, SharedBits, Width> gate = rows_of<T, SharedBits, Width>(
+        shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0, first, width - first);
+    const Weights<T, SharedBits, Width> up = rows_of<T, SharedBits, Width>(
+        shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0, first, width - first);
+    multiply_tile(
+        sums, staged_vectors, staged_weights, gate, up, x, parameters.x_stride, 1, pair_of_row, tile.rows, parameters.D,
+        thread_index, simdgroup, at);
   } else if (tile.expert != kLeftOut) {
-    const Matrix<T, Bits> both = matrix_of<T, Bits>(w_gate_up, w_scales, w_biases, parameters.experts, tile.expert);
-    const GateUpWeights<T, Bits, Width> own = rows_of_expert<Width>(both, width, first);
-    multiply_tile<Width>(
-        sums, staged_vectors, staged_weights, own.gate, own.up, x, parameters.x_stride, pairs.k, pair_of_row, tile.rows,
+    const Weights<T, Bits, Width> gate =
+        rows_of<T, Bits, Width>(w_gate_up, w_scales, w_biases, parameters.experts, tile.expert, first, width - first);
+    const Weights<T, Bits, Width> up = rows_of<T, Bits, Width>(
+        w_gate_up, w_scales, w_biases, parameters.experts, tile.expert, int64_t(width) + first, width - first);
+    multiply_tile(
+        sums, staged_vectors, staged_weights, gate, up, x, parameters.x_stride, pairs.k, pair_of_row, tile.rows,
         parameters.D, thread_index, simdgroup, at);
   }
   device T* target = is_shared ? shared_hidden : hidden;

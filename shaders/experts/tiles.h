@@ -6,7 +6,6 @@
 #include "experts/pairs.h"
 #include "experts/weights.h"
 
-GDN_CONSTANT int kTileDepth = 32;
 GDN_CONSTANT int kTileBlocks = kTilePairs / 8;
 
 // The pairs of a threadgroup's tile; those of the shared expert are tokens.
@@ -74,13 +73,13 @@ METAL_FUNC void stage_vectors(
   }
 }
 
-template <int Width, typename T, typename Decoder>
+template <typename T, int Bits, int Width>
 METAL_FUNC void multiply_tile(
     thread float2* sums,
     threadgroup T* staged_vectors,
-    threadgroup typename Decoder::Staged* staged_weights,
-    thread const Decoder& first,
-    thread const Decoder& second,
+    threadgroup uchar* staged_weights,
+    thread const Weights<T, Bits, Width>& first,
+    thread const Weights<T, Bits, Width>& second,
     device const T* vectors,
     int64_t stride,
     int divisor,
@@ -90,23 +89,21 @@ METAL_FUNC void multiply_tile(
     uint thread_index,
     uint simdgroup,
     LanePosition at) {
-  typedef typename Decoder::Staged Staged;
-  constexpr int kVectors = tile_stride<T>(kTileDepth);
-  constexpr int kStride = tile_stride<Staged>(kTileDepth);
+  constexpr int kStride = tile_stride<T>(kTileDepth);
+  threadgroup uchar* second_tile = staged_weights + staged_bytes<T, Bits>();
   UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) sums[i] = float2(0.0f);
   for (int column = 0; column < columns; column += kTileDepth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage_vectors<Width>(staged_vectors, vectors, stride, divisor, pair_of_row, rows, column, columns, thread_index);
-    first.template stage<kTileDepth>(staged_weights, column, columns, thread_index);
-    second.template stage<kTileDepth>(staged_weights + kTileColumns * kStride, column, columns, thread_index);
+    first.stage(staged_weights, column, columns, thread_index);
+    second.stage(second_tile, column, columns, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup const Staged* own = staged_weights + int(simdgroup) * 8 * kStride;
     UNROLL for (int depth = 0; depth < kTileDepth; depth += 8) {
-      const float2 upper = load_transposed(own + depth, kStride, at);
-      const float2 lower = load_transposed(own + kTileColumns * kStride + depth, kStride, at);
+      const float2 upper = first.load_weights(staged_weights, int(simdgroup) * 8, depth, at);
+      const float2 lower = second.load_weights(second_tile, int(simdgroup) * 8, depth, at);
       UNROLL for (int block = 0; block < kTileBlocks; ++block) {
         if (block * 8 < rows) {  // most tiles of a batch of decodes have few rows
-          const float2 x = load_even_fragment(staged_vectors + block * 8 * kVectors + depth, kVectors, at);
+          const float2 x = load_even_fragment(staged_vectors + block * 8 * kStride + depth, kStride, at);
           multiply_add(sums[block], x, upper);
           multiply_add(sums[kTileBlocks + block], x, lower);
         }

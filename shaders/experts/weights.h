@@ -6,155 +6,157 @@
 #include "core/tile.h"
 #include "experts/tile_size.h"
 
-template <typename T, int Bits>
-struct ElementOf {
-  typedef uint type;
-};
-template <typename T>
-struct ElementOf<T, 0> {
-  typedef T type;
-};
-
-// One matrix in device memory. Scales and biases are those of packed weights.
-template <typename T, int Bits>
-struct Matrix {
-  typedef typename ElementOf<T, Bits>::type Element;
-  device const Element* data;
-  device const uchar* scales;
-  device const uchar* biases;
-  int64_t stride, first_scale, first_bias, scales_stride, biases_stride;
-  int scale_type, group_shift;
+// Codes of one row, all in one group, as a lane loads them: 8 bytes, as of 4 numbers of 16 bits.
+template <int Bits>
+struct WeightBlock {
+  Codes<Bits, 64 / Bits> codes;
+  ScaleAndRest own;
+  METAL_FUNC Values<4> values(int step) const { return codes.values(step, own); }
 };
 
-// That of one expert; expert 0 of a matrix without experts.
+// Bytes of kTileColumns rows of kTileDepth columns in threadgroup memory. Decoded weights are f32: one rounded to 16
+// bits would be as far off as a rounded result.
 template <typename T, int Bits>
-METAL_FUNC Matrix<T, Bits> matrix_of(
-    device const typename ElementOf<T, Bits>::type* data,
-    device const uchar* scales,
-    device const uchar* biases,
-    constant MatrixParameters& parameters,
-    int expert) {
-  Matrix<T, Bits> matrix;
-  matrix.data = data + expert * parameters.expert_stride;
-  matrix.scales = scales;
-  matrix.biases = biases;
-  matrix.stride = parameters.row_stride;
-  matrix.first_scale = expert * parameters.scales_expert_stride;
-  matrix.first_bias = expert * parameters.biases_expert_stride;
-  matrix.scales_stride = parameters.scales_row_stride;
-  matrix.biases_stride = parameters.biases_row_stride;
-  matrix.scale_type = parameters.scale_type;
-  matrix.group_shift = parameters.group_shift;
-  return matrix;
+METAL_FUNC constexpr int staged_bytes() {
+  return kTileColumns * (Bits == 0 ? tile_stride<T>(kTileDepth) * int(sizeof(T)) : tile_stride<float>(kTileDepth) * 4);
 }
 
-// Consecutive rows of a matrix, packed. A lane loads kColumns at once and computes kStep weights of them at a time.
+// Consecutive rows of a matrix, packed.
 template <typename T, int Bits, int Width>
 struct Weights {
-  typedef float Staged;  // a weight rounded to 16 bits would cost as much as the rounding of a result
-  GDN_CONSTANT int kColumns = 16;
-  GDN_CONSTANT int kStep = 4;
-
-  struct Block {
-    Codes<Bits, kColumns> codes;
-    ScaleAndRest own;
-    METAL_FUNC Values<kStep> values(int step) const { return codes.values(step, own); }
-  };
+  GDN_CONSTANT int kColumns = 64 / Bits;  // that a lane loads at once
 
   // Where a slice of a vector has a column in threadgroup memory: what neighbouring lanes read at once lies side by
   // side.
   template <int Slice>
   METAL_FUNC static int place(int column) {
-    return column % kColumns / kStep * (Slice * kStep / kColumns) + column / kColumns * kStep + column % kStep;
+    return column % kColumns / 4 * (Slice * 4 / kColumns) + column / kColumns * 4 + column % 4;
   }
 
-  Matrix<T, Bits> matrix;
-  int first, rows;  // that there are from the first on; a row past them repeats the last
+  device const uint* data;
+  device const uchar* scales;
+  device const uchar* biases;
+  int64_t stride, first_scale, first_bias, scales_stride, biases_stride;
+  int scale_type, group_shift;
+  int rows;  // that there are; a row past them repeats the last
+
+  METAL_FUNC void locate(
+      device const uchar* weights,
+      device const uchar* all_scales,
+      device const uchar* all_biases,
+      constant MatrixParameters& parameters,
+      int expert,
+      int64_t first) {
+    data = (device const uint*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
+    scales = all_scales;
+    biases = all_biases;
+    stride = parameters.row_stride;
+    first_scale = expert * parameters.scales_expert_stride + first * parameters.scales_row_stride;
+    first_bias = expert * parameters.biases_expert_stride + first * parameters.biases_row_stride;
+    scales_stride = parameters.scales_row_stride;
+    biases_stride = parameters.biases_row_stride;
+    scale_type = parameters.scale_type;
+    group_shift = parameters.group_shift;
+  }
 
   // A group has a multiple of 32 columns, so that a block lies in one.
   METAL_FUNC ScaleAndRest scale_at(int64_t row, int column) const {
-    const int group = column >> matrix.group_shift;
-    const float scale =
-        read_float(matrix.scales, matrix.first_scale + row * matrix.scales_stride + group, matrix.scale_type);
-    const float bias =
-        read_float(matrix.biases, matrix.first_bias + row * matrix.biases_stride + group, matrix.scale_type);
+    const int group = column >> group_shift;
+    const float scale = read_float(scales, first_scale + row * scales_stride + group, scale_type);
+    const float bias = read_float(biases, first_bias + row * biases_stride + group, scale_type);
     return scale_and_rest<Bits>(scale, bias);
   }
 
-  METAL_FUNC Block load(int row, int column) const {
-    const int64_t own = first + min(row, rows - 1);
-    Block block;
-    block.codes.template load<Width>(matrix.data + own * matrix.stride + column * Bits / 32);
+  METAL_FUNC WeightBlock<Bits> load(int row, int column) const {
+    const int64_t own = min(row, rows - 1);
+    WeightBlock<Bits> block;
+    block.codes.template load<Width>(data + own * stride + column / (32 / Bits));
     block.own = scale_at(own, column);
     return block;
   }
 
-  // Computes columns of kTileColumns rows into a tile, and zeros past the last row. A thread owns 8 columns of a row.
-  template <int Columns>
-  METAL_FUNC void stage(threadgroup float* tile, int column, int columns, uint thread_index) const {
-    static_assert(Columns == 32, "a group's columns are a multiple of a tile's");
-    constexpr int kEights = Columns / 8;
+  // Computes kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row. A thread owns 8 columns
+  // of a row.
+  METAL_FUNC void stage(threadgroup uchar* tile, int column, int, uint thread_index) const {
+    static_assert(kTileDepth == 32, "a group's columns are a multiple of a tile's");
+    constexpr int kEights = kTileDepth / 8;
     static_assert(kTileColumns * kEights == kTileThreads, "each thread has one item");
     const int row = int(thread_index) / kEights;
     const int at = int(thread_index) % kEights * 8;
-    threadgroup float* target = tile + row * tile_stride<float>(Columns) + at;
+    threadgroup float* target = (threadgroup float*)tile + row * tile_stride<float>(kTileDepth) + at;
+    if (row >= rows) {
+      UNROLL for (int step = 0; step < 2; ++step) * (threadgroup float4*)(target + step * 4) = float4(0.0f);
+      return;
+    }
     Codes<Bits, 8> codes;
-    ScaleAndRest own;
-    if (row < rows) {
-      codes.template load<Width>(matrix.data + (first + row) * matrix.stride + (column + at) * Bits / 32);
-      own = scale_at(first + row, column + at);
-    }
+    codes.template load<Width>(data + row * stride + (column + at) / (32 / Bits));
+    const ScaleAndRest own = scale_at(row, column + at);
     UNROLL for (int step = 0; step < 2; ++step) {
-      float4 values = float4(0.0f);
-      if (row < rows) {
-        const Values<4> found = codes.values(step, own);
-        values = float4(found.at[0], found.at[1], found.at[2], found.at[3]);
-      }
-      *(threadgroup float4*)(target + step * 4) = values;
+      const Values<4> found = codes.values(step, own);
+      *(threadgroup float4*)(target + step * 4) = float4(found.at[0], found.at[1], found.at[2], found.at[3]);
     }
+  }
+
+  // Of a tile: columns depth .. depth + 7 of rows row .. row + 7, transposed.
+  METAL_FUNC static float2 load_weights(threadgroup const uchar* tile, int row, int depth, LanePosition at) {
+    constexpr int kStride = tile_stride<float>(kTileDepth);
+    return load_transposed((threadgroup const float*)tile + row * kStride + depth, kStride, at);
   }
 };
 
 // The same of numbers, which are read as they are.
 template <typename T, int Width>
 struct Weights<T, 0, Width> {
-  typedef T Staged;
   GDN_CONSTANT int kColumns = Width;
-  GDN_CONSTANT int kStep = Width;
-
-  struct Block {
-    Values<Width> loaded;
-    METAL_FUNC Values<kStep> values(int) const { return loaded; }
-  };
 
   template <int Slice>
   METAL_FUNC static int place(int column) {
     return column;
   }
 
-  Matrix<T, 0> matrix;
-  int first, rows;
+  device const T* data;
+  int64_t stride;
+  int rows;
 
-  METAL_FUNC Block load(int row, int column) const {
-    Block block;
-    block.loaded = load_values<Width>(matrix.data + (first + min(row, rows - 1)) * matrix.stride + column);
-    return block;
+  METAL_FUNC void locate(
+      device const uchar* weights,
+      device const uchar*,
+      device const uchar*,
+      constant MatrixParameters& parameters,
+      int expert,
+      int64_t first) {
+    data = (device const T*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
+    stride = parameters.row_stride;
   }
 
-  // Copies columns of kTileColumns rows into a tile, and zeros past the last row or column.
-  template <int Columns>
-  METAL_FUNC void stage(threadgroup T* tile, int column, int columns, uint thread_index) const {
-    stage_rows<kTileColumns, Columns, Width, kTileThreads>(
-        tile, matrix.data + first * matrix.stride + column, matrix.stride, rows, columns - column, thread_index);
+  METAL_FUNC Values<Width> load(int row, int column) const {
+    return load_values<Width>(data + min(row, rows - 1) * stride + column);
+  }
+
+  // Copies kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row or column.
+  METAL_FUNC void stage(threadgroup uchar* tile, int column, int columns, uint thread_index) const {
+    stage_rows<kTileColumns, kTileDepth, Width, kTileThreads>(
+        (threadgroup T*)tile, data + column, stride, rows, columns - column, thread_index);
+  }
+
+  METAL_FUNC static float2 load_weights(threadgroup const uchar* tile, int row, int depth, LanePosition at) {
+    constexpr int kStride = tile_stride<T>(kTileDepth);
+    return load_transposed((threadgroup const T*)tile + row * kStride + depth, kStride, at);
   }
 };
 
-// Rows first .. rows of a matrix.
-template <int Width, typename T, int Bits>
-METAL_FUNC Weights<T, Bits, Width> rows_of(thread const Matrix<T, Bits>& matrix, int rows, int first) {
-  Weights<T, Bits, Width> weights;
-  weights.matrix = matrix;
-  weights.first = first;
-  weights.rows = rows - first;
-  return weights;
+// `rows` rows from `first` on of one expert's matrix; expert 0 of a matrix without experts.
+template <typename T, int Bits, int Width>
+METAL_FUNC Weights<T, Bits, Width> rows_of(
+    device const uchar* weights,
+    device const uchar* scales,
+    device const uchar* biases,
+    constant MatrixParameters& parameters,
+    int expert,
+    int64_t first,
+    int rows) {
+  Weights<T, Bits, Width> own;
+  own.locate(weights, scales, biases, parameters, expert, first);
+  own.rows = rows;
+  return own;
 }

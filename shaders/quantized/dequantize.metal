@@ -9,7 +9,7 @@
 
 template <typename T, int Bits>
 [[kernel]] void dequantize(
-    device const uint* weight [[buffer(0)]],
+    device const uchar* weight [[buffer(0)]],
     device const uchar* scales [[buffer(1)]],
     device const uchar* biases [[buffer(2)]],
     device const int* indices [[buffer(3)]],
@@ -18,7 +18,7 @@ template <typename T, int Bits>
     constant DequantizeParameters& parameters [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  const int column = (int(group.x) * kDequantizeThreads + int(thread_index)) * kDequantizeColumns;
+  const int column = int(group.x) * (kDequantizeThreads * kDequantizeColumns) + int(thread_index) * kDequantizeColumns;
   if (column >= parameters.K) return;
   const int target_row = int(group.y);
   int64_t row = target_row;
@@ -31,11 +31,10 @@ template <typename T, int Bits>
     UNROLL for (int i = 0; i < kDequantizeColumns; ++i) target[i] = T(0);
     return;
   }
-  const Matrix<T, Bits> matrix = matrix_of<T, Bits>(weight, scales, biases, parameters.weight, 0);
-  const Weights<T, Bits, 1> own = rows_of<1>(matrix, parameters.N, int(row));
+  const Weights<T, Bits, 1> own = rows_of<T, Bits, 1>(weight, scales, biases, parameters.weight, 0, row, 1);
   Codes<Bits, kDequantizeColumns> codes;
-  codes.template load<1>(matrix.data + row * matrix.stride + column * Bits / 32);
-  const ScaleAndRest scale = own.scale_at(row, column);
+  codes.template load<1>(own.data + column / (32 / Bits));
+  const ScaleAndRest scale = own.scale_at(0, column);
   UNROLL for (int step = 0; step < kDequantizeColumns / 4; ++step) {
     store_values<T, 4>(target + step * 4, codes.values(step, scale));
   }

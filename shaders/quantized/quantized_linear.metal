@@ -31,7 +31,7 @@ METAL_FUNC void store_sums(
 template <typename T, int Most, int Width, int Bits>
 [[kernel]] void quantized_linear(
     device const T* x [[buffer(0)]],
-    device const typename ElementOf<T, Bits>::type* weight [[buffer(1)]],
+    device const uchar* weight [[buffer(1)]],
     device const uchar* scales [[buffer(2)]],
     device const uchar* biases [[buffer(3)]],
     device const uchar* bias [[buffer(4)]],
@@ -44,10 +44,12 @@ template <typename T, int Most, int Width, int Bits>
   constexpr int kThreads = kLinearSimdgroups * 32;
   alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
   const int row = int(group.x) * kLinearRows + int(simdgroup) * 2 * kRowsOfHalf;
-  const int last = parameters.N - 1;
-  const Matrix<T, Bits> matrix = matrix_of<T, Bits>(weight, scales, biases, parameters.weight, 0);
-  const Weights<T, Bits, Width> upper = rows_of<Width>(matrix, parameters.N, min(row, last));
-  const Weights<T, Bits, Width> lower = rows_of<Width>(matrix, parameters.N, min(row + kRowsOfHalf, last));
+  const int first = min(row, parameters.N - 1);
+  const int second = min(row + kRowsOfHalf, parameters.N - 1);
+  const Weights<T, Bits, Width> upper =
+      rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, first, parameters.N - first);
+  const Weights<T, Bits, Width> lower =
+      rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, second, parameters.N - second);
   PairGroup<Most> own;
   own.take_tokens(parameters.M);
   VectorRows<T> vectors;
@@ -55,7 +57,6 @@ template <typename T, int Most, int Width, int Bits>
   vectors.stride = parameters.x_stride;
   vectors.divisor = 1;
   float sums[2 * kRowsOfHalf * Most];
-  multiply_vectors<Most, Most, Width, kThreads>(
-      sums, staged, upper, lower, vectors, own, parameters.K, thread_index, lane);
+  multiply_vectors<Most, Most, kThreads>(sums, staged, upper, lower, vectors, own, parameters.K, thread_index, lane);
   store_sums<Most>(y, bias, parameters, row, sums, own, lane);
 }

@@ -6,7 +6,7 @@
 template <typename T, int Width, int Bits>
 [[kernel]] void quantized_linear_tiles(
     device const T* x [[buffer(0)]],
-    device const typename ElementOf<T, Bits>::type* weight [[buffer(1)]],
+    device const uchar* weight [[buffer(1)]],
     device const uchar* scales [[buffer(2)]],
     device const uchar* biases [[buffer(3)]],
     device const uchar* bias [[buffer(4)]],
@@ -16,21 +16,24 @@ template <typename T, int Width, int Bits>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  typedef typename Weights<T, Bits, Width>::Staged Staged;
   alignas(16) threadgroup T staged_vectors[size_of_tile<T>()];
-  alignas(16) threadgroup Staged staged_weights[2 * size_of_tile<Staged>()];
+  alignas(16) threadgroup uchar staged_weights[2 * staged_bytes<T, Bits>()];
   threadgroup int vector_of_row[kTilePairs];
-  const int first = int(group.x) * 2 * kTileColumns;
+  constexpr int kRows = 2 * kTileColumns;
+  const int first = int(group.x) * kRows;
   const int first_vector = int(group.y) * kTilePairs;
   const int rows = min(kTilePairs, parameters.M - first_vector);
+  if (first >= parameters.N || first_vector >= parameters.M) return;
   if (int(thread_index) < kTilePairs) vector_of_row[thread_index] = first_vector + int(thread_index);
 
+  const int lower_first = first + kTileColumns;
   const LanePosition at = lane_position(lane);
-  const Matrix<T, Bits> matrix = matrix_of<T, Bits>(weight, scales, biases, parameters.weight, 0);
-  const Weights<T, Bits, Width> upper = rows_of<Width>(matrix, parameters.N, first);
-  const Weights<T, Bits, Width> lower = rows_of<Width>(matrix, parameters.N, first + kTileColumns);
+  const Weights<T, Bits, Width> upper =
+      rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, first, parameters.N - first);
+  const Weights<T, Bits, Width> lower =
+      rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, lower_first, parameters.N - lower_first);
   float2 sums[2 * kTileBlocks];
-  multiply_tile<Width>(
+  multiply_tile(
       sums, staged_vectors, staged_weights, upper, lower, x, parameters.x_stride, 1, vector_of_row, rows, parameters.K,
       thread_index, simdgroup, at);
   UNROLL for (int half_of_rows = 0; half_of_rows < 2; ++half_of_rows) {

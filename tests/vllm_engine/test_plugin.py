@@ -297,7 +297,57 @@ def test_tensors_that_a_file_lacks_are_missed() -> None:
         packing.convert("a.b", stored)
 
 
-def test_adapters_of_models_with_experts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_a_fused_layer_must_agree() -> None:
+    """One gather of x's columns serves all of its matrices."""
+    from torch_gdn.integrations.vllm.quantized_layers import PackedLinearMethod, Packing
+
+    method = PackedLinearMethod(Packing("gptq", 4, 32, is_ordered=True), "a.b")
+    groups, stored = torch.tensor([1, 0, 1, 0], dtype=torch.int32), torch.full((4,), -1, dtype=torch.int32)
+    method.load_groups(stored, groups)
+    method.load_groups(stored, groups)
+    assert torch.equal(stored, groups)
+    for other in (groups.flip(0), groups[:2]):
+        with pytest.raises(ValueError, match=r"^a\.b: expected the same g_idx of 4 columns for all matrices"):
+            method.load_groups(stored, other)
+
+
+@pytest.mark.parametrize(
+    "name, shape, error",
+    [
+        ("w2_bias", (64,), r"expected experts without biases on mps, got experts\.0\.w2_bias"),
+        ("w2_scales", (3, 64), r"expected experts\.0\.w2_scales of shape \(2, 64\), got \(3, 64\)"),
+        ("w13_scales", (3, 16), r"expected experts\.0\.w13_scales of shape \(2, 32\), got \(3, 16\)"),
+    ],
+)
+def test_tensors_of_experts_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], error: str) -> None:
+    from torch_gdn.integrations.vllm.quantized_layers import PackedExpertsMethod, Packing
+
+    method: Any = object.__new__(PackedExpertsMethod)
+    method.packing, method.name = Packing("gptq", 4, 32), "a.b"
+    layer = torch.nn.Module()
+    method.create_weights(layer, 1, 64, 64 if name == "w2_scales" else 32, torch.float32)
+    parameter = getattr(layer, name)
+    with pytest.raises(ValueError, match=rf"^a\.b: {error}"):
+        parameter.weight_loader(
+            param=parameter,
+            loaded_weight=torch.ones(shape),
+            weight_name=f"experts.0.{name}",
+            shard_id="w2" if name.startswith("w2") else "w1",
+            expert_id=0,
+        )
+
+
+@pytest.mark.parametrize(
+    "config", [SimpleNamespace(model_type="llama"), SimpleNamespace(model_type="qwen3_5", vision_config={})]
+)
+def test_mlx_files_of_other_models_are_refused(config: Any) -> None:
+    from torch_gdn.integrations.vllm.mlx_files import PackedMLXConfig
+
+    with pytest.raises(ValueError, match=f"got an MLX file of {config.model_type}; of text models qwen3, .* be loaded"):
+        PackedMLXConfig.from_config(MLX).maybe_update_config("model", config)
+
+
+def test_adapters_of_models_with_experts_are_refused() -> None:
     from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 

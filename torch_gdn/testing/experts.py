@@ -144,7 +144,8 @@ def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, s
 
 
 def wrong_gate_up(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
-    gate, up = (tuple(f"shared_{each}_{part}" for part in ("proj", "scales", "biases")) for each in ("gate", "up"))
+    gate = ("shared_gate_proj", "shared_gate_scales", "shared_gate_biases")
+    up = ("shared_up_proj", "shared_up_scales", "shared_up_biases")
     yield from wrong_packed(entry, "w_gate_up", gate, up)
     yield from [*invalid.integers("x"), *invalid.float64("x"), *wrong_ids()]
     yield from wrong_weights("w_gate_up", "shared_gate_proj", "shared_up_proj")
@@ -205,6 +206,8 @@ ROUTERS = [
 def compiled() -> Iterator[ExpertPoint]:
     for dtype, aligned, T in itertools.product(DTYPES, (True, False), (1, 4, 40)):
         yield ExpertPoint(dtype, T=T, D=8, I=8, aligned=aligned)
+    for T in (1, 4, 40):
+        yield ExpertPoint(BF16, T=T, D=32, I=32, IS=32, bits=4, shared_bits=4)
 
 
 def compiled_routers() -> Iterator[ExpertPoint]:

@@ -161,6 +161,7 @@ register(
         small=QuantizedPoint(indexed=True),
         points=ROWS,
         quick=ROWS[:1],
+        compiled=lambda: [QuantizedPoint(dtype, bits=bits) for dtype in DTYPES for bits in (4, 8)],
         heads={"rows": None},
         result="rows",
         invalid=wrong_dequantize,

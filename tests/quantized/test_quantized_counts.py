@@ -1,0 +1,69 @@
+"""Device bytes and operations of products with packed weights, by the simulated device's counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.devices import on_a_mac, ready
+from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up
+from torch_gdn.testing.inputs import Call, bytes_of, to_device
+from torch_gdn.testing.quantized import QuantizedPoint, draw_linear
+
+pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+BF16 = torch.bfloat16
+
+
+def counted(op: str, call: Call) -> dict[str, Any]:
+    import mps_simulator
+
+    there = to_device(call, ready("mps"))
+    with mps_simulator.profile(detailed=True) as profile:
+        getattr(torch.ops.gdn, op)(**there)
+    return dict(profile.kernels)
+
+
+@pytest.mark.parametrize(("bits", "most"), [(4, 1.06), (8, 1.035)])
+def test_few_rows_read_each_weight_once(bits: int, most: float) -> None:
+    """Each threadgroup reads x anew, for its 64 rows of the weight; codes, scales and biases are read once."""
+    for M in (1, 8):
+        call = draw_linear(QuantizedPoint(BF16, M=M, N=256, K=2048, bits=bits, group=64))
+        ((name, figures),) = counted("quantized_linear", call).items()
+        assert name == f"quantized_linear_bfloat_{M}_4_{bits}"
+        packed = bytes_of(call["weight"], call["scales"], call["biases"])
+        issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
+        of_x = bytes_of(call["x"]) * 256 // 64
+        assert 1.0 <= (issued - of_x) / packed <= 1.02
+        assert M > 1 or issued / packed <= most
+        assert figures.bank_cycles <= 1.25 * figures.least_bank_cycles * (2 if M > 1 else 1)
+        assert figures.operations_issued["fma"] <= 2.15 * M * 256 * 2048
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_many_rows_read_it_once_for_32(bits: int) -> None:
+    call = draw_linear(QuantizedPoint(BF16, M=64, N=128, K=512, bits=bits, group=64))
+    ((name, figures),) = counted("quantized_linear", call).items()
+    assert name == f"quantized_linear_tiles_bfloat_4_{bits}"
+    packed, product = bytes_of(call["weight"], call["scales"], call["biases"]), 64 * 128 * 512
+    # a tile of 32 columns reads half of a group, and its scale
+    tiles = 64 // 32 * packed + 128 // 64 * bytes_of(call["x"]) + 64 * 128 * 2
+    assert tiles <= figures.device_bytes_issued_read + figures.device_bytes_issued_written <= 1.05 * tiles
+    assert figures.matrix_multiplies * 512 == product
+    decoding = sum(figures.operations_issued[kind] for kind in ("fma", "add", "convert"))
+    assert decoding <= 0.1 * product
+
+
+def test_a_step_reads_packed_experts_once() -> None:
+    """One token of 4 experts, whose vectors are read for each 32 rows."""
+    point = ExpertPoint(BF16, T=1, E=16, k=4, D=1024, I=256, IS=256, bits=4, shared_bits=4, group=64)
+    for op, draw in (("moe_gate_up", draw_gate_up), ("moe_down", draw_down)):
+        call = draw(point)
+        ((_, figures),) = counted(op, call).items()
+        packed = sum(
+            x[call["topk_ids"][0].long()].nbytes if x.dim() == 3 and name.startswith("w_") else x.nbytes
+            for name, x in call.items()
+            if name.startswith("w_") or name.endswith(("_proj", "_scales", "_biases"))
+        )
+        assert 1.0 <= (figures.device_bytes_issued_read + figures.device_bytes_issued_written) / packed <= 1.15
