@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,6 +172,14 @@ def test_large_groups_are_divided() -> None:
     assert_equal(weight, (unpack(words, 4) - 8) * scales.repeat_interleave(256, dim=1))
 
 
+def test_a_single_group_is_laid_out_as_the_ops_want_it() -> None:
+    tensors, expected = gptq_tensors(4, 1, torch.zeros(K, dtype=torch.int64))
+    weight = from_gptq(**tensors, bits=4)
+    assert weight.scales.shape == (N, 1)
+    assert weight.scales.stride(-1) == weight.biases.stride(-1) == 1
+    assert_equal(weight, expected)
+
+
 def test_for_dtype_never_rounds() -> None:
     weight = PackedWeight(torch.zeros(2, 4, dtype=torch.int32), torch.rand(2, 1).half(), torch.rand(2, 1).half(), 4)
     assert weight.for_dtype(torch.float16) is weight
@@ -191,9 +200,9 @@ def words_of(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def refuse_gptq(**changes: object) -> None:
+def refuse_gptq(**changes: Any) -> None:
     tensors, _ = gptq_tensors(4, K // GROUP, torch.arange(K) // GROUP)
-    from_gptq(**{**tensors, "bits": 4, **changes})
+    from_gptq(**(tensors | {"bits": 4} | changes))
 
 
 REFUSALS = {

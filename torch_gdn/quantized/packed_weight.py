@@ -122,12 +122,23 @@ def assemble(
     if order is not None:
         weight = permute_columns(weight, order, bits)
     size = K // groups
+    fitting = fitting_group(name, size)
+    if fitting != size:
+        scales, biases = (x.repeat_interleave(size // fitting, dim=-1) for x in (scales, biases))
+    return PackedWeight(weight, in_rows(scales), in_rows(biases), bits, order)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """Contiguous; of a single column too, which `contiguous` leaves with any stride."""
+    return x if x.is_contiguous() and x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
+
+
+def fitting_group(name: str, size: int) -> int:
+    """The largest of the ops' groups that divides a file's group size."""
     fitting = next((group for group in GROUPS if size % group == 0), None)
     if fitting is None:
         raise ValueError(f"{name}: group size: expected 32, 64, 128 or a multiple of one, got {size}")
-    if fitting != size:
-        scales, biases = (x.repeat_interleave(size // fitting, dim=-1) for x in (scales, biases))
-    return PackedWeight(weight, scales.contiguous(), biases.contiguous(), bits, order)
+    return fitting
 
 
 def sorting(name: str, g_idx: Tensor | None, K: int, groups: int) -> Tensor | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from torch_gdn.integrations.transformers.functions import Function, common_reason
+from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear
 from torch_gdn.integrations.transformers.refusal import experts_refusal
 
 NAME = "torch_gdn"
@@ -95,24 +96,33 @@ def is_plain(module: Any) -> bool:
 
 def block_reason(block: Any, hidden_states: Tensor) -> str:
     experts, shared = block.experts, block.shared_expert
-    projections = (shared.gate_proj, shared.up_proj, shared.down_proj, block.shared_expert_gate)
-    for module in (block.gate, experts, shared, *projections):
+    projections = (shared.gate_proj, shared.up_proj, shared.down_proj)
+    for module in (block.gate, experts, shared, *projections, block.shared_expert_gate):
         if not is_plain(module):
             return f"a hook of {type(module).__name__} wants to be called"
-    for module in projections:
-        if type(module) is not torch.nn.Linear or module.bias is not None:
+    packed = isinstance(experts, PackedExperts)
+    for module in (*projections, block.shared_expert_gate):
+        if not is_known_linear(module, packed or module is block.shared_expert_gate):
             return f"the shared expert has a {type(module).__name__} that is no plain linear"
     if type(shared.act_fn).__name__ not in SILU:
         return f"the shared expert's activation is {type(shared.act_fn).__name__}, not silu"
+    weights = experts.gate_up_proj, experts.down_proj, *(module.weight for module in projections)
+    if packed:  # their form was looked at when they were packed
+        return common_reason(hidden_states, block.gate.weight, *weights)
     if reason := form_reason(experts):
         return reason
-    weights = experts.gate_up_proj, experts.down_proj, *(module.weight for module in projections)
     return common_reason(hidden_states, block.gate.weight, *weights) or experts_refusal(
         (hidden_states.shape[2:], hidden_states.dtype),
         ((block.gate.top_k,), torch.int32, torch.float32),
         (block.gate.weight.shape[:1], block.gate.weight.dtype),
-        *((weight.shape, weight.stride(), weight.dtype) for weight in weights[:-1]),
+        *((weight.shape, weight.stride(), weight.dtype) for weight in weights),
     )
+
+
+def is_known_linear(module: Any, may_be_packed: bool) -> bool:
+    if type(module) is PackedLinear:
+        return may_be_packed and module.bias is None and module.order is None
+    return type(module) is torch.nn.Linear and module.bias is None
 
 
 def run_block(block: Any, hidden_states: Tensor) -> Tensor:
@@ -120,12 +130,32 @@ def run_block(block: Any, hidden_states: Tensor) -> Tensor:
     renormalize = getattr(block.gate, "norm_topk_prob", True)
     weights, ids = torch.ops.gdn.moe_router(linear(x, block.gate.weight), block.gate.top_k, renormalize=renormalize)
     hidden, shared_hidden = torch.ops.gdn.moe_gate_up(
-        x, experts.gate_up_proj, ids, shared.gate_proj.weight, shared.up_proj.weight
+        x,
+        experts.gate_up_proj,
+        ids,
+        shared.gate_proj.weight,
+        shared.up_proj.weight,
+        *scales_of(experts, "gate_up_proj_"),
+        *scales_of(shared.gate_proj),
+        *scales_of(shared.up_proj),
     )
     y: Tensor = torch.ops.gdn.moe_down(
-        hidden, experts.down_proj, weights, ids, shared_hidden, shared.down_proj.weight, block.shared_expert_gate(x)
+        hidden,
+        experts.down_proj,
+        weights,
+        ids,
+        shared_hidden,
+        shared.down_proj.weight,
+        block.shared_expert_gate(x),
+        *scales_of(experts, "down_proj_"),
+        *scales_of(shared.down_proj),
     )
     return y.view_as(hidden_states)
+
+
+def scales_of(module: Any, prefix: str = "") -> tuple[Tensor | None, Tensor | None]:
+    """And biases, of packed weights; of others None."""
+    return getattr(module, f"{prefix}scales", None), getattr(module, f"{prefix}biases", None)
 
 
 FUNCTIONS = {

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from torch_gdn import self_test
 from torch_gdn.integrations.transformers import dispatch
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
+from torch_gdn.integrations.transformers.packed_layers import layers_packed
+from torch_gdn.integrations.transformers.packed_patches import packed_patches
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
     KDA_MODELS,
@@ -57,6 +59,7 @@ class Status:
     taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
     wrong: dict[str, str]  # by op: what the self-test found, and what runs instead
+    packed: int  # layers whose weights are packed, in all models that exist
 
     def __str__(self) -> str:
         lines = [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
@@ -67,6 +70,7 @@ class Status:
             for function, reasons in self.left.items()
             for reason, calls in reasons.items()
         ]
+        lines += [f"{self.packed} layers with packed weights"] * bool(self.packed)
         lines += [f"{op} failed the self-test: {reason}" for op, reason in self.wrong.items()]
         return "\n".join(lines)
 
@@ -134,6 +138,8 @@ def enable_models(version: str) -> None:
         found["experts"] = of_experts
     if of_files := list(gguf_patches()):
         found["GGUF"] = of_files
+    if of_packed := list(packed_patches()):
+        found["quantised weights"] = of_packed
     dispatch.reset_counts()
     apply(found)
 
@@ -194,6 +200,7 @@ def status() -> Status:
         taken=dict(dispatch.taken),
         left=reasons,
         wrong=dict(self_test.replaced),
+        packed=layers_packed(),
     )
 
 

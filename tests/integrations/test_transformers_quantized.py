@@ -1,0 +1,263 @@
+"""Models in quantised files on mps: packed layers compute what the files' numbers do in transformers' own layers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tests.helpers.devices import kernels_run, ready
+from tests.helpers.errors import assert_close
+from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
+from torch_gdn.integrations.transformers import packed_patches
+from torch_gdn.integrations.transformers.packed_formats import format_of
+from torch_gdn.integrations.transformers.packed_layers import PackedEmbedding, PackedExperts, PackedLinear
+
+pytest.importorskip("mlx.core", reason="the files are written with MLX, which is installed on Linux and on macOS alone")
+if not list(packed_patches.packed_patches()):
+    pytest.skip("this transformers loads quantised files in another way", allow_module_level=True)
+from tests.integrations import quantized_files
+from tests.integrations.quantized_files import FORMATS, ct_config, gptq_config, is_protected
+
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2}
+LINEAR, DENSE, NEXT, MIXTURE = "model.layers.0.linear_attn", "qwen3_5", "qwen3_next", "qwen3_5_moe"
+PROMPT = 12
+CASES = [
+    *((DENSE, form) for form in ("mlx", *FORMATS)),
+    *((MIXTURE, form) for form in ("mlx", "gptq_v2", "awq", "w4a16")),
+    *((NEXT, form) for form in ("mlx", "gptq", "auto-round", "w8a16")),
+]
+
+
+@pytest.fixture(autouse=True)
+def _forward_only() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def written(kind: str, folder: Path, form: str, **special: Any) -> Any:
+    """The model of the file's numbers."""
+    model = random_model(kind, **({} if kind == DENSE else SPARSE), **special)
+    write = quantized_files.write_mlx if form == "mlx" else quantized_files.write
+    return write(model, folder, *([] if form == "mlx" else [form]))
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "mps") -> Any:
+    from transformers import AutoModelForCausalLM
+
+    ready("mps")
+    gc.collect()  # models of other tests, whose layers are counted while they exist
+    return AutoModelForCausalLM.from_pretrained(folder, device_map=device, dtype=dtype)
+
+
+def generate(model: Any, device: str) -> list[int]:
+    tokens = random_tokens(1, PROMPT).to(device)
+    options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 5, "do_sample": False}
+    found: list[int] = model.generate(input_ids=tokens, **options)[0, PROMPT:].tolist()
+    return found
+
+
+def logits(model: Any, device: str) -> Tensor:
+    found: Tensor = model(input_ids=random_tokens(1, PROMPT).to(device)).logits
+    return found.cpu()
+
+
+def exact_logits(twin: Any) -> Tensor:
+    exact = copy.deepcopy(twin).double()
+    exact.set_experts_implementation("eager")
+    return logits(exact, "cpu")
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(("kind", "form"), CASES)
+def test_tokens_and_logits_are_those_of_the_numbers(kind: str, form: str, tmp_path: Path) -> None:
+    twin = written(kind, tmp_path, form)
+    expected = generate(twin, "cpu")
+    kernels = ["quantized_linear"] + ["dequantize"] * (form == "mlx") + ["moe_gate_up", "moe_down"] * (kind != DENSE)
+    with torch_gdn_enabled() as transformers:
+        model = load(tmp_path)
+        with kernels_run(torch.device("mps"), *kernels):
+            assert generate(model, "mps") == expected
+        found = logits(model, "mps")
+        status = transformers.status()
+        assert_layers(model, status, form)
+    assert_close("logits", found, exact_logits(twin), 3e-6, head_dim=None)
+    assert generate(model, "mps") == expected, "after disable() the model computes the same"
+
+
+def assert_layers(model: Any, status: Any, form: str) -> None:
+    """All are packed that the file holds packed, and no others; whole blocks of experts are torch_gdn's."""
+    packed = {
+        name for name, x in model.named_modules() if isinstance(x, (PackedLinear, PackedEmbedding, PackedExperts))
+    }
+    dense = {name for name, x in model.named_modules() if type(x) in (nn.Linear, nn.Embedding)}
+    assert (
+        not dense if form == "mlx" else all(is_protected(name, model.get_submodule(name)) for name in dense - EMBEDDING)
+    )
+    assert status.packed == len(packed) > 5
+    assert f"{len(packed)} layers with packed weights" in str(status)
+    mixtures = sum(isinstance(x, PackedExperts) for x in model.modules())
+    assert mixtures == (0 if model.config.model_type == "qwen3_5_text" else 2)
+    assert status.taken.get("moe_block", 0) == mixtures * 6 and not status.left
+
+
+EMBEDDING = {"model.embed_tokens"}
+
+
+def test_a_head_tied_to_a_packed_embedding_is_the_same_memory(tmp_path: Path) -> None:
+    twin = written(DENSE, tmp_path, "mlx", tie_word_embeddings=True)
+    with torch_gdn_enabled():
+        model = load(tmp_path)
+        assert generate(model, "mps") == generate(twin, "cpu")
+    for part in ("weight", "scales", "biases"):
+        assert getattr(model.lm_head, part) is getattr(model.model.embed_tokens, part)
+
+
+def test_what_the_file_leaves_dense_stays_dense(tmp_path: Path) -> None:
+    """As with GPTQ's `dynamic` or `modules_to_not_convert`: whatever the configuration says, the file decides."""
+
+    def protected(name: str, module: nn.Module) -> bool:
+        return is_protected(name, module) or "layers.0" in name or name.endswith("o_proj")
+
+    twin = quantized_files.write(random_model(DENSE), tmp_path, "gptq", protected)
+    with torch_gdn_enabled():
+        model = load(tmp_path)
+        assert generate(model, "mps") == generate(twin, "cpu")
+    attention, first = model.model.layers[1].self_attn, model.model.layers[0]
+    assert [type(x) for x in (attention.q_proj, attention.o_proj)] == [PackedLinear, nn.Linear]
+    assert not any(isinstance(x, PackedLinear) for x in first.modules())
+
+
+@pytest.mark.parametrize("form", ["gptq", "w4a16"])
+def test_wrapped_names_and_prediction_layers(form: str, tmp_path: Path) -> None:
+    """As in files of a whole Qwen3.5: the text model within another, and layers that transformers does not have."""
+    twin = written(MIXTURE, tmp_path, form)
+    ending = (FORMATS[form].config["quant_method"] == "gptq" and "qweight") or "weight_packed"
+
+    def wrap(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        wrapped = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
+        return wrapped | {f"mtp.layers.0.mlp.experts.0.up_proj.{ending}": torch.zeros(8, 8, dtype=torch.int32)}
+
+    edit(tmp_path, wrap)
+    with torch_gdn_enabled():
+        assert generate(load(tmp_path), "mps") == generate(twin, "cpu")
+
+
+@pytest.mark.parametrize(("form", "scales"), [("mlx", torch.float32), ("w4a16", torch.float32)])
+def test_bfloat16(form: str, scales: torch.dtype, tmp_path: Path) -> None:
+    """Scales of half precision are kept in float32: bfloat16 would round them."""
+    twin = written(MIXTURE, tmp_path, form)
+    with torch_gdn_enabled() as transformers:
+        model = load(tmp_path, torch.bfloat16)
+        found = logits(model, "mps")
+        assert not transformers.status().left
+    assert found.dtype == torch.bfloat16
+    assert {x.scales.dtype for x in model.modules() if isinstance(x, PackedLinear)} == {scales}
+    assert_close("logits", found.float(), exact_logits(twin), 3e-2, head_dim=None)
+
+
+def test_only_mps_is_taken(tmp_path: Path) -> None:
+    """On the CPU, and after disable(), a file is transformers' matter, which knows no MLX files."""
+    written(DENSE, tmp_path, "mlx")
+    with torch_gdn_enabled(), pytest.raises(ValueError, match="quant_method"):
+        load(tmp_path, device="cpu")
+    with pytest.raises(ValueError, match="quant_method"):
+        load(tmp_path)
+
+
+LEFT = {
+    "no quantisation": None,
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "fp8": {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {}}},
+    "activations": ct_config(8, True) | {"config_groups": {"group_0": {"input_activations": {"num_bits": 8}}}},
+    "AutoRound with activations": {"quant_method": "auto-round", "bits": 4, "act_bits": 8},
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_other_formats_are_transformers_matter(case: str) -> None:
+    assert format_of(LEFT[case]) is None
+
+
+def write_config(folder: Path, kind: str, config: dict[str, Any]) -> None:
+    """A file without packed layers, whose configuration is refused."""
+    quantized_files.write(random_model(kind), folder, "gptq", lambda *layer: True)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"quantization_config": config}))
+
+
+def refuse_config(config: dict[str, Any]) -> Callable[[Path], None]:
+    return lambda folder: write_config(folder, DENSE, config)
+
+
+def changed(kind: str, form: str, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        written(kind, folder, form)
+        edit(folder, change)
+
+    return write
+
+
+def of_three_bits(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x[: len(x) * 3 // 4] if name.endswith("qweight") else x for name, x in tensors.items()}
+
+
+def without(part: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: {name: x for name, x in tensors.items() if part not in name}
+
+
+def renamed(old: str, new: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: {name.replace(old, new): x for name, x in tensors.items()}
+
+
+REFUSALS = {
+    "3 bits": (changed(DENSE, "gptq", of_three_bits), "expected codes of 4 or 8 bits, got 3"),
+    "an unknown layer": (changed(DENSE, "gptq", renamed("down_proj", "d_proj")), r"d_proj.weight: expected a layer of"),
+    "no zero points": (changed(DENSE, "gptq", without("q_proj.qzeros")), "q_proj.weight: .*none of qzeros"),
+    "fewer experts": (
+        changed(NEXT, "gptq", without("0.mlp.experts.0.down_proj")),
+        "down_proj: expected each tensor of 4 experts, got 3",
+    ),
+    "no packed down projections": (
+        changed(NEXT, "gptq", without("down_proj.qweight")),
+        "down_proj: expected a tensor of each ending, got none of qweight",
+    ),
+    "act-order within experts": (
+        lambda folder: written(NEXT, folder, "act-order"),
+        r"expected experts without act-order \(desc_act\)",
+    ),
+    "AWQ's other layout": (refuse_config({"quant_method": "awq", "version": "gemv"}), "version: expected gemm"),
+    "Marlin's layout": (
+        refuse_config(gptq_config(checkpoint_format="marlin")),
+        "expected gptq or gptq_v2, got 'marlin'",
+    ),
+    "AutoRound's other layout": (
+        refuse_config({"quant_method": "auto-round", "packing_format": "auto_round:mx_fp4"}),
+        "packing_format: expected one of",
+    ),
+    "MLX's other modes": (refuse_config({"bits": 4, "group_size": 32, "mode": "mxfp4"}), "mode: expected affine"),
+    "an MLX file of another model": (
+        lambda folder: write_config(folder, "olmo_hybrid", {"bits": 4, "group_size": 32}),
+        "expected an MLX file of .*, as a text model, got olmo_hybrid",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refuses(case: str, tmp_path: Path) -> None:
+    write, message = REFUSALS[case]
+    write(tmp_path)
+    with torch_gdn_enabled(), pytest.raises(ValueError, match=message):
+        load(tmp_path)

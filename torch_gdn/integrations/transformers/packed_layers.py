@@ -1,0 +1,125 @@
+"""Layers of a transformers model whose weights stay packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from torch_gdn.quantized import PackedWeight
+
+PARTS = ("weight", "scales", "biases")
+packed_models: WeakSet[Module] = WeakSet()  # those that were loaded with packed layers
+
+
+def parameter(x: Tensor) -> Parameter:
+    return Parameter(x, requires_grad=False)
+
+
+def add_parameters(module: Module, names: tuple[str, str, str], shape: tuple[int, ...], bits: int, group: int) -> None:
+    """Of a packed weight that a file will fill, on the meta device."""
+    *rows, K = shape
+    words = torch.empty(*rows, K * bits // 32, dtype=torch.int32, device="meta")
+    scales = torch.empty(*rows, K // group, device="meta")
+    for name, x in zip(names, (words, scales, scales.clone()), strict=True):
+        module.register_parameter(name, parameter(x))
+
+
+class PackedLinear(Module):
+    """torch.nn.Linear of a packed weight."""
+
+    weight: Tensor
+    scales: Tensor
+    biases: Tensor
+    order: Tensor | None  # by which x is gathered, where columns were sorted by group
+
+    def __init__(self, linear: torch.nn.Linear, bits: int, group: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, bits
+        add_parameters(self, PARTS, (self.out_features, self.in_features), bits, group)
+        self.register_parameter("bias", linear.bias)
+        self.register_buffer("order", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.order is not None:
+            x = x.index_select(-1, self.order)
+        y: Tensor = torch.ops.gdn.quantized_linear(x, self.weight, self.scales, self.biases, self.bias)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"
+
+
+class PackedEmbedding(Module):
+    """torch.nn.Embedding of a packed weight."""
+
+    weight: Tensor
+    scales: Tensor
+    biases: Tensor
+
+    def __init__(self, embedding: torch.nn.Embedding, bits: int, group: int) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.bits = embedding.num_embeddings, embedding.embedding_dim, bits
+        self.dtype = embedding.weight.dtype
+        add_parameters(self, PARTS, (self.num_embeddings, self.embedding_dim), bits, group)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows: Tensor = torch.ops.gdn.dequantize(self.weight, self.scales, self.biases, self.bits, ids, self.dtype)
+        return rows
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.bits}"
+
+
+class PackedExperts(Module):
+    """A model's experts, all of whose weights are packed."""
+
+    gate_up_proj: Tensor
+    gate_up_proj_scales: Tensor
+    gate_up_proj_biases: Tensor
+    down_proj: Tensor
+    down_proj_scales: Tensor
+    down_proj_biases: Tensor
+
+    def __init__(self, experts: Any, packings: dict[str, tuple[int, int]]) -> None:
+        """`packings`: bits and group of gate_up_proj and down_proj."""
+        super().__init__()
+        self.num_experts, self.config, self.act_fn = experts.num_experts, experts.config, experts.act_fn
+        for name in ("gate_up_proj", "down_proj"):
+            names = (name, f"{name}_scales", f"{name}_biases")
+            add_parameters(self, names, tuple(getattr(experts, name).shape), *packings[name])
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        hidden, _ = torch.ops.gdn.moe_gate_up(
+            hidden_states,
+            self.gate_up_proj,
+            top_k_index,
+            w_scales=self.gate_up_proj_scales,
+            w_biases=self.gate_up_proj_biases,
+        )
+        y: Tensor = torch.ops.gdn.moe_down(
+            hidden,
+            self.down_proj,
+            top_k_weights,
+            top_k_index,
+            w_scales=self.down_proj_scales,
+            w_biases=self.down_proj_biases,
+        )
+        return y
+
+
+def tensors_of(weight: PackedWeight) -> tuple[Parameter, Parameter, Parameter]:
+    return parameter(weight.weight), parameter(weight.scales), parameter(weight.biases)
+
+
+def packed_layers(model: Module) -> Iterator[Module]:
+    return (x for x in model.modules() if isinstance(x, (PackedLinear, PackedEmbedding, PackedExperts)))
+
+
+def layers_packed() -> int:
+    """In all models that exist."""
+    return sum(1 for model in packed_models for _ in packed_layers(model))

@@ -1,0 +1,262 @@
+"""Quantised models on `mps` with packed weights: a quantizer in transformers' loading.
+
+What is packed is what the files hold packed: their tensors' names decide, whatever the configuration ignores or
+overrides. A layer is replaced before its weights are loaded, and its tensors are converted when they arrive, so that no
+two copies of a model exist.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from torch_gdn import self_test
+from torch_gdn.integrations.transformers.experts import form_reason
+from torch_gdn.integrations.transformers.packed_files import Target, shapes_in
+from torch_gdn.integrations.transformers.packed_formats import Format, Sizes, format_of
+from torch_gdn.integrations.transformers.packed_layers import (
+    PARTS,
+    PackedEmbedding,
+    PackedExperts,
+    PackedLinear,
+    packed_layers,
+    packed_models,
+)
+from torch_gdn.integrations.transformers.packed_loading import (
+    EXPERTS,
+    SHIFTED_NORMS,
+    Packing,
+    converters_of,
+    is_experts,
+)
+from torch_gdn.quantized.packed_weight import fitting_group
+
+if TYPE_CHECKING:
+    from torch_gdn.self_test.cases import Case
+
+OPS = {
+    PackedLinear: ("quantized_linear",),
+    PackedEmbedding: ("dequantize",),
+    PackedExperts: ("moe_gate_up", "moe_down"),
+}
+PLACED_BY_TRANSFORMERS = ("auto", "balanced", "balanced_low_0", "sequential")
+# Whose files mlx-lm writes with the names and numbers that are undone here.
+MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+
+
+class PackedConfig(QuantizationConfigMixin):
+    """A model's `quantization_config` as its file has it."""
+
+    def __init__(self, content: dict[str, Any], method: str) -> None:
+        self.quant_method = method
+        self.content = content
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self.content)
+
+
+class PackedQuantizer(HfQuantizer):
+    """Loads a file's packed layers into layers that stay packed."""
+
+    def __init__(self, config: PackedConfig, form: Format) -> None:
+        super().__init__(config, pre_quantized=True)
+        self.format = form
+        self.dtype = torch.float32
+        self.packings: dict[str, Packing] = {}  # by parameter
+        self.dense: set[str] = set()  # those of them that are dequantised when they are loaded
+        self.norms_are_shifted = False
+
+    # ---- before loading --------------------------------------------------------------------------------------------
+
+    def update_device_map(self, device_map: Any) -> dict[str, Any]:
+        return {"": "mps"} if isinstance(device_map, str) else device_map
+
+    def _process_model_before_weight_loading(
+        self, model: Any, dtype: Any = None, checkpoint_files: Any = None, **unused: Any
+    ) -> None:
+        self.dtype = dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()
+        shapes = shapes_in(checkpoint_files)
+        if self.format.method == "mlx":
+            self.expect_mlx_model(model, shapes)
+        targets = self.targets(model, shapes)
+        names = dict(model.named_parameters(remove_duplicate=False))
+        for target in targets:
+            if target.name not in names:
+                ignored = model._keys_to_ignore_on_load_unexpected or ()
+                if any(re.search(pattern, target.name) for pattern in ignored):
+                    continue
+                raise ValueError(f"{target.name}: expected a layer of {type(model).__name__} for these packed tensors")
+            shape = names[target.name].shape
+            self.packings[target.name] = self.packing(target, shape)
+            if len(shape) == 3:
+                self.expect_experts(target, shape[0])
+        for name in list(self.packings):
+            self.replace(model, name)
+        self.tie(model)
+        packed_models.add(model)
+        ops = {op for layer in packed_layers(model) for op in OPS[type(layer)]}
+        self_test.ensure(lambda: cases_of(sorted(ops)))
+
+    def targets(self, model: Any, shapes: dict[str, Sizes]) -> list[Target]:
+        """The parameters whose codes the files hold."""
+        conversions = get_model_conversion_mapping(model, None, self)
+        renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
+        converters = [x for x in conversions if isinstance(x, WeightConverter)]
+        state, prefix = model.state_dict(), model.base_model_prefix
+        found: dict[str, Target] = {}
+        for key, shape in shapes.items():
+            name, source = rename_source_key(key, renamings, converters, prefix, state)
+            if source is not None and source.rpartition(".")[2] in self.format.endings:
+                target = found.setdefault(name, Target(name))
+                target.sources.setdefault(source, []).append(shape)
+        # In MLX's files the end of a name is the same for codes and for numbers: what has scales is packed.
+        return [target for target in found.values() if target.shape(self.format.scales) is not None]
+
+    def packing(self, target: Target, shape: torch.Size) -> Packing:
+        words, scales = target.shape(self.format.words), target.shape(self.format.scales)
+        missing = [ending for ending in (self.format.words, *self.format.others) if target.shape(ending) is None]
+        if words is None or scales is None or missing:
+            raise ValueError(f"{target.name}: expected a tensor of each ending, got none of {', '.join(missing)}")
+        rows = shape[-2] // (2 if target.name.endswith("gate_up_proj") else 1)
+        bits = self.format.bits(words, rows, shape[-1])
+        if bits not in (4, 8):
+            raise ValueError(f"{target.name}: expected codes of 4 or 8 bits, got {bits:g}")
+        groups = scales[-2] if self.format.transposed else scales[-1]
+        return Packing(int(bits), fitting_group(target.name, shape[-1] // groups))
+
+    def expect_experts(self, target: Target, experts: int) -> None:
+        counts = {len(shapes) for shapes in target.sources.values()}
+        expected = 1 if self.format.experts_are_stacked else experts
+        if counts != {expected}:
+            found = ", ".join(map(str, sorted(counts)))
+            raise ValueError(f"{target.name}: expected each tensor of {experts} experts, got {found}")
+        if self.format.act_order:
+            raise ValueError(f"{target.name}: expected experts without act-order (desc_act), got sorted columns")
+
+    def replace(self, model: Any, name: str) -> None:
+        """Puts a packed layer in the place of the parameter's, which is not done again for a parameter beside it."""
+        path, _, parameter = name.rpartition(".")
+        layer, packing = model.get_submodule(path), self.packings[name]
+        if isinstance(layer, PackedExperts):
+            return
+        if parameter in EXPERTS and is_experts(layer):
+            model.set_submodule(path, self.packed_experts(path, layer))
+        elif type(layer) is nn.Linear:
+            model.set_submodule(path, PackedLinear(layer, packing.bits, packing.group))
+        elif type(layer) is nn.Embedding:
+            model.set_submodule(path, PackedEmbedding(layer, packing.bits, packing.group))
+        elif parameter == "weight" and layer.weight.dim() == 2:
+            self.dense.add(name)  # a router
+        else:
+            raise ValueError(f"{name}: expected a linear layer, an embedding or experts, got {type(layer).__name__}")
+
+    def packed_experts(self, path: str, experts: Any) -> PackedExperts:
+        if reason := form_reason(experts):
+            raise ValueError(f"{path}: {reason}")
+        packings = {name: self.packings.get(f"{path}.{name}") for name in EXPERTS}
+        if missing := [name for name, packing in packings.items() if packing is None]:
+            raise ValueError(f"{path}: expected both of the experts' weights packed, got numbers in {missing[0]}")
+        return PackedExperts(experts, {name: (x.bits, x.group) for name, x in packings.items() if x is not None})
+
+    def tie(self, model: Any) -> None:
+        """A head that is the embedding, which is packed: transformers ties their weights, and with them the rest."""
+        for head, embedding in list(model.all_tied_weights_keys.items()):
+            if embedding not in self.packings or head in self.packings:
+                continue
+            packing, path = self.packings[embedding], head.rpartition(".")[0]
+            layer = model.get_submodule(path)
+            if type(layer) is not nn.Linear or not embedding.endswith(".weight"):
+                raise ValueError(f"{head}: expected a linear layer tied to the packed {embedding}")
+            model.set_submodule(path, PackedLinear(layer, packing.bits, packing.group))
+            of_embedding = embedding.rpartition(".")[0]
+            model.all_tied_weights_keys |= {f"{path}.{part}": f"{of_embedding}.{part}" for part in PARTS}
+
+    # ---- while loading ---------------------------------------------------------------------------------------------
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        renamings = []
+        if self.format.method == "mlx":
+            renamings = [
+                WeightRenaming(r"^language_model\.model\.", "model."),
+                WeightRenaming(r"^language_model\.lm_head\.", "lm_head."),
+            ]
+        return [*renamings, *weight_conversions, *converters_of(self)]
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
+        """Of the tensors of a packed layer, their own."""
+        operations = getattr(converter, "operations", ())
+        ours = any(getattr(operation, "quantizer", None) is self for operation in operations)
+        return None if ours else super().get_new_dtype(converter, param, dtype)
+
+    def param_needs_quantization(self, model: Any, param_name: str, **unused: Any) -> bool:
+        """Then transformers leaves a parameter's shape to the quantizer."""
+        layer = model.get_submodule(param_name.rpartition(".")[0])
+        return isinstance(layer, (PackedLinear, PackedEmbedding, PackedExperts))
+
+    def number(self, name: str, x: Tensor, model: Any) -> Tensor:
+        """A tensor that is not packed, which MLX may hold in another order, or plus one."""
+        expected = model.get_parameter(name)
+        if x.dim() == 3 and x.shape != expected.shape and x.mT.shape == expected.shape:
+            x = x.mT.contiguous()
+        elif self.norms_are_shifted and x.dim() == 1 and name.removesuffix(".weight").endswith(SHIFTED_NORMS):
+            shifted = x.float() - 1
+            rounded = shifted.to(expected.dtype)
+            return rounded if torch.equal(rounded.float(), shifted) else shifted
+        return x.to(expected.dtype)
+
+    def expect_mlx_model(self, model: Any, shapes: dict[str, Sizes]) -> None:
+        kind = model.config.model_type.removesuffix("_text")
+        if kind not in MLX_MODELS or getattr(model.config, "vision_config", None) is not None:
+            raise ValueError(
+                f"from_pretrained: expected an MLX file of {', '.join(MLX_MODELS)}, as a text model, got {kind}"
+            )
+        convolutions = [shape for name, shape in shapes.items() if name.endswith(".conv1d.weight")]
+        self.norms_are_shifted = any(shape[-1] == 1 for shape in convolutions)
+
+    # ---- what transformers asks ------------------------------------------------------------------------------------
+
+    def is_serializable(self) -> bool:
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+def cases_of(ops: list[str]) -> list[Case]:
+    from torch_gdn.self_test import cases  # here: it is needed where there is an mps device
+
+    return cases.cases_of(ops)
+
+
+def is_on_mps(device_map: Any) -> bool:
+    if isinstance(device_map, str) and device_map in PLACED_BY_TRANSFORMERS:
+        return torch.backends.mps.is_available()
+    devices = set(device_map.values()) if isinstance(device_map, dict) else {device_map}
+    return bool(devices) and all(device is not None and str(device).split(":")[0] == "mps" for device in devices)
+
+
+def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' `get_hf_quantizer`, which takes quantised files for `mps` to the quantizer above."""
+
+    def get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any) -> Any:
+        text = config.get_text_config(decoder=True)
+        content = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+        asked = quantization_config is None and options.get("gguf_file") is None and is_on_mps(device_map)
+        form = format_of(content) if asked and isinstance(content, dict) else None
+        if form is None or not isinstance(content, dict):
+            return original(config, quantization_config, device_map, *others, **options)
+        config.quantization_config = PackedConfig(content, form.method)
+        quantizer = PackedQuantizer(config.quantization_config, form)
+        return quantizer, config, quantizer.update_device_map(device_map)
+
+    return get_hf_quantizer
