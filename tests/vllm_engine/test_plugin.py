@@ -261,18 +261,10 @@ def test_layers_that_no_kernel_takes_are_refused(written: dict[str, Any], got: s
 @pytest.mark.parametrize(
     "changes, rows, error",
     [
-        ({"bits": 2}, [64], "a.b: expected weights of 4 or 8 bits on mps, got 2 bits"),
-        (
-            {"group_size": 16},
-            [64],
-            "a.b: expected a group size that is a multiple of 32 and divides 128 columns, got 16",
-        ),
-        ({"group_size": 96}, [64], "a.b: expected a group size .* got 96"),
-        (
-            {},
-            [64, 4],
-            r"a.b: expected matrices whose numbers of rows are multiples of 8 in the layout gptq, got \[64, 4\]",
-        ),
+        ({"bits": 2}, [64], "weights of 4 or 8 bits on mps, got 2 bits"),
+        ({"group_size": 16}, [64], "a group size that is a multiple of 32 and divides 128 columns, got 16"),
+        ({"group_size": 96}, [64], "a group size .* got 96"),
+        ({}, [64, 4], r"matrices whose numbers of rows are multiples of 8 in the layout gptq, got \[64, 4\]"),
     ],
 )
 def test_shapes_that_cannot_be_packed_are_refused(changes: dict[str, int], rows: list[int], error: str) -> None:
@@ -293,7 +285,7 @@ def test_tensors_that_a_file_lacks_are_missed() -> None:
     finally:
         torch.set_default_dtype(default)
     assert stored["scales"].dtype == torch.float32
-    with pytest.raises(ValueError, match=r"a\.b: expected a finite scales for every group"):
+    with pytest.raises(ValueError, match=r"^a\.b: expected a finite scales for every group"):
         packing.convert("a.b", stored)
 
 
