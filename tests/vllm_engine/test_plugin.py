@@ -274,19 +274,24 @@ def test_shapes_that_cannot_be_packed_are_refused(changes: dict[str, int], rows:
         Packing(**{"layout": "gptq", "bits": 4, "group_size": 32, **changes}).check("a.b", rows, 128)
 
 
-def test_tensors_that_a_file_lacks_are_missed() -> None:
+@pytest.mark.parametrize("lacking", ["scales", "qzeros"])
+def test_tensors_that_a_file_lacks_are_missed(lacking: str) -> None:
     """Scales are float32 whatever the model's dtype: a file's are often float16."""
-    from torch_gdn.integrations.vllm.quantized_layers import Packing
+    from torch_gdn.integrations.vllm.quantized_layers import Loaded, Packing
 
-    packing, default = Packing("gptq", 4, 32), torch.get_default_dtype()
+    packing, default, loaded = Packing("gptq", 4, 32), torch.get_default_dtype(), Loaded()
     try:
         torch.set_default_dtype(torch.bfloat16)
         stored = {each.name: each.empty(*each.shape(8, 64, packing)) for each in packing.tensors()}
     finally:
         torch.set_default_dtype(default)
     assert stored["scales"].dtype == torch.float32
-    with pytest.raises(ValueError, match=r"^a\.b: expected a finite scales for every group"):
-        packing.convert("a.b", stored)
+    for name, tensor in stored.items():
+        load = loaded.noting(name, tensor.fill_)
+        if name != lacking:
+            load(1)
+    with pytest.raises(ValueError, match=rf"^a\.b: expected finite {lacking} for all groups, which"):
+        packing.convert("a.b", stored, loaded.lacking())
 
 
 def test_groups_of_a_fused_layer_must_agree() -> None:
@@ -312,10 +317,10 @@ def test_groups_of_a_fused_layer_must_agree() -> None:
     ],
 )
 def test_tensors_of_experts_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], error: str) -> None:
-    from torch_gdn.integrations.vllm.quantized_layers import PackedExpertsMethod, Packing
+    from torch_gdn.integrations.vllm.quantized_layers import Loaded, PackedExpertsMethod, Packing
 
     method: Any = object.__new__(PackedExpertsMethod)
-    method.packing, method.name = Packing("gptq", 4, 32), "a.b"
+    method.packing, method.name, method.loaded = Packing("gptq", 4, 32), "a.b", Loaded()
     layer = torch.nn.Module()
     method.create_weights(layer, 1, 64, 64 if name == "w2_scales" else 32, torch.float32)
     parameter = getattr(layer, name)
