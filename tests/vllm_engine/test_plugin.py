@@ -294,6 +294,19 @@ def test_tensors_that_a_file_lacks_are_missed(lacking: str) -> None:
         packing.convert("a.b", stored, loaded.lacking())
 
 
+@pytest.mark.parametrize("scale, dtype", [(0.5, torch.bfloat16), (0.1, torch.float32)])
+def test_scales_take_the_dtype_of_activations_where_it_is_exact(scale: float, dtype: torch.dtype) -> None:
+    from torch_gdn.integrations.vllm.quantized_layers import matching
+    from torch_gdn.quantized import PackedWeight
+
+    scales = torch.tensor([[0.25, scale]], dtype=torch.float16).float()
+    found = dict(matching(PackedWeight(torch.zeros(1, 8, dtype=torch.int32), scales, -8 * scales, 4), torch.bfloat16))
+    assert {name: (each.dtype, each.float().tolist()) for name, each in found.items()} == {
+        "scales": (dtype, scales.tolist()),
+        "biases": (dtype, (-8 * scales).tolist()),
+    }
+
+
 def test_groups_of_a_fused_layer_must_agree() -> None:
     """One gather of x's columns serves all of its matrices."""
     from torch_gdn.integrations.vllm.quantized_layers import PackedLinearMethod, Packing

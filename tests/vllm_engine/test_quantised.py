@@ -89,7 +89,7 @@ def test_mixtures_of_experts(folder: Path) -> None:
 
 
 def test_bfloat16_differs_only_where_two_tokens_are_close(folder: Path) -> None:
-    """Scales are float16 in the file, and stay exact."""
+    """Scales are float16 in the file."""
     model, numbers = packed("qwen3_5", Format("gptq", is_symmetric=True), folder, "bfloat16")
     tokens, margins = generated(numbers, TEXTS, GREEDY_TOKENS, "bfloat16")
     (result,) = run_engines("mps", [scenario(model, {**CHUNKS, "dtype": "bfloat16"})])
