@@ -263,18 +263,10 @@ def test_layers_that_no_kernel_takes_are_refused(written: dict[str, Any], got: s
 @pytest.mark.parametrize(
     "changes, rows, error",
     [
-        ({"bits": 2}, [64], "a.b: expected weights of 4 or 8 bits on mps, got 2 bits"),
-        (
-            {"group_size": 16},
-            [64],
-            "a.b: expected a group size that is a multiple of 32 and divides 128 columns, got 16",
-        ),
-        ({"group_size": 96}, [64], "a.b: expected a group size .* got 96"),
-        (
-            {},
-            [64, 4],
-            r"a.b: expected matrices whose numbers of rows are multiples of 8 in the layout gptq, got \[64, 4\]",
-        ),
+        ({"bits": 2}, [64], "weights of 4 or 8 bits on mps, got 2 bits"),
+        ({"group_size": 16}, [64], "a group size that is a multiple of 32 and divides 128 columns, got 16"),
+        ({"group_size": 96}, [64], "a group size .* got 96"),
+        ({}, [64, 4], r"matrices whose numbers of rows are multiples of 8 in the layout gptq, got \[64, 4\]"),
     ],
 )
 def test_shapes_that_cannot_be_packed_are_refused(changes: dict[str, int], rows: list[int], error: str) -> None:
@@ -284,22 +276,90 @@ def test_shapes_that_cannot_be_packed_are_refused(changes: dict[str, int], rows:
         Packing(**{"layout": "gptq", "bits": 4, "group_size": 32, **changes}).check("a.b", rows, 128)
 
 
-def test_tensors_that_a_file_lacks_are_missed() -> None:
+@pytest.mark.parametrize("lacking", ["scales", "qzeros"])
+def test_tensors_that_a_file_lacks_are_missed(lacking: str) -> None:
     """Scales are float32 whatever the model's dtype: a file's are often float16."""
-    from torch_gdn.integrations.vllm.quantized_layers import Packing
+    from torch_gdn.integrations.vllm.quantized_layers import Loaded, Packing
 
-    packing, default = Packing("gptq", 4, 32), torch.get_default_dtype()
+    packing, default, loaded = Packing("gptq", 4, 32), torch.get_default_dtype(), Loaded()
     try:
         torch.set_default_dtype(torch.bfloat16)
         stored = {each.name: each.empty(*each.shape(8, 64, packing)) for each in packing.tensors()}
     finally:
         torch.set_default_dtype(default)
     assert stored["scales"].dtype == torch.float32
-    with pytest.raises(ValueError, match=r"a\.b: expected a finite scales for every group"):
-        packing.convert("a.b", stored)
+    for name, tensor in stored.items():
+        load = loaded.noting(name, tensor.fill_)
+        if name != lacking:
+            load(1)
+    with pytest.raises(ValueError, match=rf"^a\.b: expected finite {lacking} for all groups, which"):
+        packing.convert("a.b", stored, loaded.lacking())
 
 
-def test_adapters_of_models_with_experts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scale, dtype", [(0.5, torch.bfloat16), (0.1, torch.float32)])
+def test_scales_take_the_dtype_of_activations_where_it_is_exact(scale: float, dtype: torch.dtype) -> None:
+    from torch_gdn.integrations.vllm.quantized_layers import matching
+    from torch_gdn.quantized import PackedWeight
+
+    scales = torch.tensor([[0.25, scale]], dtype=torch.float16).float()
+    found = dict(matching(PackedWeight(torch.zeros(1, 8, dtype=torch.int32), scales, -8 * scales, 4), torch.bfloat16))
+    assert {name: (each.dtype, each.float().tolist()) for name, each in found.items()} == {
+        "scales": (dtype, scales.tolist()),
+        "biases": (dtype, (-8 * scales).tolist()),
+    }
+
+
+def test_groups_of_a_fused_layer_must_agree() -> None:
+    """One gather of x's columns serves all of its matrices."""
+    from torch_gdn.integrations.vllm.quantized_layers import PackedLinearMethod, Packing
+
+    method = PackedLinearMethod(Packing("gptq", 4, 32, is_ordered=True), "a.b")
+    groups, stored = torch.tensor([1, 0, 1, 0], dtype=torch.int32), torch.full((4,), -1, dtype=torch.int32)
+    method.load_groups(stored, groups)
+    method.load_groups(stored, groups)
+    assert torch.equal(stored, groups)
+    for other in (groups.flip(0), groups[:2]):
+        with pytest.raises(ValueError, match=r"^a\.b: expected the same g_idx of 4 columns for all matrices"):
+            method.load_groups(stored, other)
+
+
+@pytest.mark.parametrize(
+    "name, shape, error",
+    [
+        ("w2_bias", (64,), r"expected experts without biases on mps, got experts\.0\.w2_bias"),
+        ("w2_scales", (3, 64), r"expected experts\.0\.w2_scales of shape \(2, 64\), got \(3, 64\)"),
+        ("w13_scales", (3, 16), r"expected experts\.0\.w13_scales of shape \(2, 32\), got \(3, 16\)"),
+    ],
+)
+def test_tensors_of_experts_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], error: str) -> None:
+    from torch_gdn.integrations.vllm.quantized_layers import Loaded, PackedExpertsMethod, Packing
+
+    method: Any = object.__new__(PackedExpertsMethod)
+    method.packing, method.name, method.loaded = Packing("gptq", 4, 32), "a.b", Loaded()
+    layer = torch.nn.Module()
+    method.create_weights(layer, 1, 64, 64 if name == "w2_scales" else 32, torch.float32)
+    parameter = getattr(layer, name)
+    with pytest.raises(ValueError, match=rf"^a\.b: {error}"):
+        parameter.weight_loader(
+            param=parameter,
+            loaded_weight=torch.ones(shape),
+            weight_name=f"experts.0.{name}",
+            shard_id="w2" if name.startswith("w2") else "w1",
+            expert_id=0,
+        )
+
+
+@pytest.mark.parametrize(
+    "config", [SimpleNamespace(model_type="llama"), SimpleNamespace(model_type="qwen3_5", vision_config={})]
+)
+def test_mlx_files_of_other_models_are_refused(config: Any) -> None:
+    from torch_gdn.integrations.vllm.mlx_files import PackedMLXConfig
+
+    with pytest.raises(ValueError, match=f"got an MLX file of {config.model_type}; of text models qwen3, .* be loaded"):
+        PackedMLXConfig.from_config(MLX).maybe_update_config("model", config)
+
+
+def test_adapters_of_models_with_experts_are_refused() -> None:
     from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 

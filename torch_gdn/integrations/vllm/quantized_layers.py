@@ -4,6 +4,7 @@ then the form that torch_gdn's ops take. One layer is converted after the other.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Stored(NamedTuple):
         return (columns, rows) if self.is_transposed else (rows, columns)
 
     def empty(self, *shape: int) -> Tensor:
-        """Floats are NaN until they are loaded: vLLM does not miss the tensors that a quantised checkpoint lacks."""
+        """Floats are NaN until they are loaded."""
         dtype = torch.float32 if self.packed is None else torch.int32
         return torch.full(shape, 0 if self.packed else math.nan, dtype=dtype)
 
@@ -115,10 +116,12 @@ class Packing:
                 f"{self.layout}, got {parts}"
             )
 
-    def convert(self, name: str, stored: dict[str, Tensor]) -> quantized.PackedWeight:
+    def convert(self, name: str, stored: dict[str, Tensor], lacking: set[str]) -> quantized.PackedWeight:
+        """lacking: tensors that were not loaded. vLLM does not miss them in a quantised checkpoint."""
         for each in self.tensors():
-            if each.packed is None and not stored[each.name].isfinite().all():
-                raise ValueError(f"{name}: expected a finite {each.name} for every group, which the checkpoint lacks")
+            has_gaps = each.packed is None and not stored[each.name].isfinite().all()
+            if has_gaps or each.name in lacking:
+                raise ValueError(f"{name}: expected finite {each.name} for all groups, which the checkpoint lacks")
         if self.layout == "gptq":
             return quantized.from_gptq(**stored, bits=self.bits, checkpoint_format=self.checkpoint_format)
         return CONVERTERS[self.layout](**stored, bits=self.bits)
@@ -128,13 +131,36 @@ def as_parameter(x: Tensor) -> Parameter:
     return Parameter(x, requires_grad=False)
 
 
+class Loaded:
+    """Notes which of a layer's tensors are loaded."""
+
+    def __init__(self) -> None:
+        self.expected: set[str] = set()
+        self.missing: set[str] = set()
+
+    def noting(self, name: str, load: Callable[..., Any]) -> Callable[..., Any]:
+        self.expected.add(name)
+        self.missing.add(name)
+
+        @functools.wraps(load)
+        def noted(*args: Any, **options: Any) -> Any:
+            self.missing.discard(name)
+            return load(*args, **options)
+
+        return noted
+
+    def lacking(self) -> set[str]:
+        """None at all if nothing was loaded, as with vLLM's load_format "dummy"."""
+        return self.missing if self.missing != self.expected else set()
+
+
 @register_weight_loader_v2_supported_method
 class PackedLinearMethod(LinearMethodBase):
     """A linear layer, or an embedding, by one op. The layer has weight, scales and biases, and order where the columns
     of x are gathered before."""
 
     def __init__(self, packing: Packing, name: str) -> None:
-        self.packing, self.name = packing, name
+        self.packing, self.name, self.loaded = packing, name, Loaded()
 
     def create_weights(
         self,
@@ -152,7 +178,7 @@ class PackedLinearMethod(LinearMethodBase):
         for each in self.packing.tensors():
             data = each.empty(*each.shape(sum(output_partition_sizes), columns, self.packing))
             dims = {"input_dim": 1 - each.is_transposed, "output_dim": int(each.is_transposed)}
-            options = {"data": data, "weight_loader": load, **dims}
+            options = {"data": data, "weight_loader": self.loaded.noting(each.name, load), **dims}
             if each.packed is None:
                 layer.register_parameter(each.name, GroupQuantScaleParameter(**options))
                 continue
@@ -175,7 +201,7 @@ class PackedLinearMethod(LinearMethodBase):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         names = [each.name for each in self.packing.tensors()] + ["g_idx"] * self.packing.is_ordered
-        packed = self.packing.convert(self.name, take(layer, names))
+        packed = self.packing.convert(self.name, take(layer, names), self.loaded.lacking())
         for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
             layer.register_parameter(name, as_parameter(tensor))
         layer.order = packed.order
@@ -206,7 +232,7 @@ class PackedExpertsMethod(FusedMoEMethodBase):
         check_experts(config)
         if packing.is_ordered:
             raise ValueError(f"{name}: expected experts whose columns are in order on mps, got desc_act with a g_idx")
-        self.packing, self.name = packing, name
+        self.packing, self.name, self.loaded = packing, name, Loaded()
 
     def create_weights(
         self,
@@ -224,33 +250,43 @@ class PackedExpertsMethod(FusedMoEMethodBase):
         for matrix, rows, columns in (("w13", 2 * width, hidden_size), ("w2", hidden_size, width)):
             for each in self.packing.tensors():
                 data = each.empty(num_experts, *each.shape(rows, columns, self.packing))
-                self.register(layer, f"{matrix}_{each.name}", data, int(each.is_transposed))
-            self.register(layer, f"{matrix}_bias", torch.zeros(0), None)
+                name, load = f"{matrix}_{each.name}", functools.partial(self.load, int(each.is_transposed))
+                layer.register_parameter(name, as_parameter(data))
+                set_weight_attrs(getattr(layer, name), {"weight_loader": self.loaded.noting(name, load)})
+            layer.register_parameter(f"{matrix}_bias", as_parameter(torch.zeros(0)))
+            set_weight_attrs(getattr(layer, f"{matrix}_bias"), {"weight_loader": self.refuse_biases})
 
-    def register(self, layer: Any, name: str, data: Tensor, rows: int | None) -> None:
-        def load(
-            param: Tensor, loaded_weight: Tensor, weight_name: str, shard_id: str, expert_id: int, **_: Any
-        ) -> bool:
-            if rows is None:
-                if loaded_weight.any():
-                    raise ValueError(f"{self.name}: expected experts without biases on mps, got {weight_name}")
-                return True
-            part = param.data[expert_id]
-            part = part if shard_id == "w2" else part.chunk(2, rows)[shard_id == "w3"]
-            if loaded_weight.shape != part.shape:
-                got = tuple(loaded_weight.shape)
-                raise ValueError(f"{self.name}: expected {weight_name} of shape {tuple(part.shape)}, got {got}")
-            part.copy_(loaded_weight)
-            return True
+    def load(
+        self,
+        rows: int,
+        param: Tensor,
+        loaded_weight: Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool = False,
+    ) -> bool:
+        """rows: the dimension of a matrix's rows."""
+        part = param.data[expert_id]
+        part = part if shard_id == "w2" else part.chunk(2, rows)[shard_id == "w3"]
+        if loaded_weight.shape != part.shape:
+            got = tuple(loaded_weight.shape)
+            raise ValueError(f"{self.name}: expected {weight_name} of shape {tuple(part.shape)}, got {got}")
+        part.copy_(loaded_weight)
+        return True
 
-        layer.register_parameter(name, as_parameter(data))
-        set_weight_attrs(getattr(layer, name), {"weight_loader": load})
+    def refuse_biases(self, param: Tensor, loaded_weight: Tensor, weight_name: str, *_: Any, **options: Any) -> bool:
+        """GPTQ's files may have biases of zeros for models without biases."""
+        if loaded_weight.any():
+            raise ValueError(f"{self.name}: expected experts without biases on mps, got {weight_name}")
+        return True
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for matrix in ("w13", "w2"):
-            names = [each.name for each in self.packing.tensors()]
-            stored = take(layer, [f"{matrix}_{name}" for name in names])
-            packed = self.packing.convert(self.name, dict(zip(names, stored.values(), strict=True)))
+            taken = take(layer, [f"{matrix}_{each.name}" for each in self.packing.tensors()])
+            stored = {name.removeprefix(f"{matrix}_"): tensor for name, tensor in taken.items()}
+            lacking = {name.removeprefix(f"{matrix}_") for name in self.loaded.lacking()}
+            packed = self.packing.convert(self.name, stored, lacking)
             for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
                 layer.register_parameter(f"{matrix}_{name}", as_parameter(tensor))
             take(layer, [f"{matrix}_bias"])
