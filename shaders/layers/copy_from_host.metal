@@ -3,7 +3,11 @@
 //   dst[first + i] = src[i]
 //
 // Layout: dst and src as bytes, contiguous.
+#include <metal_stdlib>
+
 #include "layers/copy_from_host.h"
+
+using namespace metal;
 
 template <int Threads>
 [[kernel]] void copy_from_host(
