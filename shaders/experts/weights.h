@@ -85,7 +85,7 @@ struct Weights {
     const int at = int(thread_index) % kEights * 8;
     threadgroup float* target = (threadgroup float*)tile + row * tile_stride<float>(kTileDepth) + at;
     if (row >= rows) {
-      UNROLL for (int step = 0; step < 2; ++step) * (threadgroup float4*)(target + step * 4) = float4(0.0f);
+      UNROLL for (int step = 0; step < 2; ++step) { *(threadgroup float4*)(target + step * 4) = float4(0.0f); }
       return;
     }
     Codes<Bits, 8> codes;

@@ -67,7 +67,8 @@ Packing check_packed(const Check<Int>& check, const PackedNames& names, const Te
               words, " for K of ", K);
   check.shape(names.weight, weight, "[..., K * bits / 32]", with_last(rows, Int(words)));
   check_unit_stride(check, names.weight, weight);
-  if (scales.scalar_type() != at::kFloat) check.same_dtype(names.scales, scales, name, x);
+  const std::string or_float = std::string(name) + " (or float32)";
+  if (scales.scalar_type() != at::kFloat) check.same_dtype(names.scales, scales, or_float.c_str(), x);
   return {bits, check_scales(check, names, scales, biases, rows, K)};
 }
 
