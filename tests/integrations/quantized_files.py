@@ -132,7 +132,8 @@ def is_protected(name: str, module: nn.Module) -> bool:
 def in_float32(model: Any) -> Any:
     """A copy, whose rotary frequencies are not rounded to bfloat16 as those of a random model are."""
     twin = copy.deepcopy(model).float()
-    twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config)
+    if hasattr(twin.model, "rotary_emb"):
+        twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config)
     return twin
 
 

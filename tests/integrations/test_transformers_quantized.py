@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close
 from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
+from tests.integrations.test_transformers_convolutions import random_model as convolving_model
 from torch_gdn import self_test
 from torch_gdn.integrations.transformers import packed_patches
 from torch_gdn.integrations.transformers.packed_formats import format_of
@@ -165,6 +166,31 @@ def test_wrapped_names_and_prediction_layers(form: str, tmp_path: Path) -> None:
     edit(tmp_path, wrap)
     with torch_gdn_enabled():
         assert generate(load(tmp_path), "mps") == generate(twin, "cpu")
+
+
+def test_experts_under_other_names(tmp_path: Path) -> None:
+    """Kimi Linear's files call them w1, w3 and w2, and transformers' own conversion says which is gate."""
+    names = {".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
+
+    def as_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {}
+        for name, x in tensors.items():
+            if ".mlp.experts." in name:
+                name = name.replace(".mlp.", ".block_sparse_moe.")
+                for ours, theirs in names.items():
+                    name = name.replace(ours, theirs)
+            found[name] = x
+        return found
+
+    def protected(name: str, module: nn.Module) -> bool:
+        return is_protected(name, module) or any(size % 32 for size in module.weight.shape)
+
+    twin = quantized_files.write(convolving_model("kimi_linear"), tmp_path, "gptq", protected)
+    edit(tmp_path, as_published)
+    with torch_gdn_enabled():
+        model = load(tmp_path)
+        assert generate(model, "mps") == generate(twin, "cpu")
+    assert isinstance(model.model.layers[1].mlp.experts, PackedExperts)
 
 
 @pytest.mark.parametrize(("form", "scales"), [("mlx", torch.float32), ("w4a16", torch.float32)])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist, WeightConverter
 
 from torch_gdn.integrations.transformers.packed_formats import Format
-from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear, tensors_of
+from torch_gdn.integrations.transformers.packed_layers import PARTS, PackedLinear, tensors_of
 from torch_gdn.quantized import PackedWeight, stack
 
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -58,16 +58,15 @@ class PackLayer(ConversionOps):
             module.order = weight.order
         elif weight.order is not None:
             raise ValueError(f"{layer}: expected an embedding without act-order (desc_act), got sorted columns")
-        return {
-            f"{layer}.{name}": x for name, x in zip(("weight", "scales", "biases"), tensors_of(weight), strict=True)
-        }
+        return {f"{layer}.{name}": x for name, x in zip(PARTS, tensors_of(weight), strict=True)}
 
 
 class PackExperts(ConversionOps):
     """Stacks the packed tensors of a layer's experts, unless the file has them stacked."""
 
-    def __init__(self, quantizer: Any) -> None:
-        self.quantizer = quantizer
+    def __init__(self, quantizer: Any, projections: Sequence[str]) -> None:
+        """`projections`: what precedes the ends of the tensors' names, gate before up."""
+        self.quantizer, self.projections = quantizer, projections
 
     def __deepcopy__(self, memo: Any) -> PackExperts:
         return self
@@ -77,29 +76,21 @@ class PackExperts(ConversionOps):
         self, input_dict: dict[str, Any], full_layer_name: str = "", model: Any = None, **unused: Any
     ) -> dict[str, Any]:
         layer, _, name = full_layer_name.rpartition(".")
-        experts = model.get_submodule(layer)
-        packing = self.quantizer.packings[full_layer_name]
-        projections = [self.projection(input_dict, each, packing.bits, experts) for each in EXPERTS[name]]
-        weight = joined(projections).for_dtype(self.quantizer.dtype)
+        bits = self.quantizer.packings[full_layer_name].bits
+        weights = [self.projection(input_dict, projection, bits) for projection in self.projections]
+        weight = joined(weights).for_dtype(self.quantizer.dtype)
         names = (name, f"{name}_scales", f"{name}_biases")
         return {f"{layer}.{each}": x for each, x in zip(names, tensors_of(weight), strict=True)}
 
-    def projection(self, input_dict: dict[str, Any], name: str, bits: int, experts: PackedExperts) -> PackedWeight:
+    def projection(self, input_dict: dict[str, Any], projection: str, bits: int) -> PackedWeight:
         """Takes the projection's tensors out of `input_dict`, so that they are freed."""
-        sources = [source for source in input_dict if f".{name}." in source]
-        of_endings = {source.rpartition(".")[2]: input_dict.pop(source) for source in sources}
-        convert = self.quantizer.format.convert
-        if (
-            all(len(found) == 1 for found in of_endings.values())
-            and first(of_endings[self.quantizer.format.words]).dim() == 3
-        ):
-            return convert(**{ending: first(found) for ending, found in of_endings.items()}, bits=bits)
-        return stack(
-            [
-                convert(**{ending: found.pop(0) for ending, found in of_endings.items()}, bits=bits)
-                for _ in range(experts.num_experts)
-            ]
-        )
+        form: Format = self.quantizer.format
+        sources = {ending: f"{projection}.{ending}" for ending in form.endings}
+        found = {ending: input_dict.pop(source) for ending, source in sources.items() if source in input_dict}
+        experts = []
+        while found[form.words]:
+            experts.append(form.convert(**{ending: tensors.pop(0) for ending, tensors in found.items()}, bits=bits))
+        return experts[0] if form.experts_are_stacked else stack(experts)
 
 
 def joined(weights: list[PackedWeight]) -> PackedWeight:
@@ -118,13 +109,31 @@ def joined(weights: list[PackedWeight]) -> PackedWeight:
     )
 
 
-def converters_of(quantizer: Any) -> Iterator[WeightConverter]:
+def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConverter]:
     """Yields the conversions of experts and of all other layers, which follow the model's own."""
     form: Format = quantizer.format
-    for name, projections in EXPERTS.items():
-        sources = [f"{form.experts}{each}.{ending}" for each in projections for ending in form.endings]
-        yield WeightConverter(sources, f"mlp.experts.{name}", [PackExperts(quantizer)])
+    copies = [] if form.experts_are_stacked else [x for x in conversions if merges_experts(x)]
+    for each in copies:
+        projections = [source.removesuffix(".weight") for source in each._original_source_patterns]
+        sources = [f"{projection}.{ending}" for projection in projections for ending in form.endings]
+        yield each.copy(sources, list(each._original_target_patterns), operations=[PackExperts(quantizer, projections)])
+    for name, names in EXPERTS.items():
+        projections = [f"{form.experts}{each}" for each in names]
+        sources = [f"{projection}.{ending}" for projection in projections for ending in form.endings]
+        if not any(f"{projections[0]}.weight" in copy.source_patterns for copy in copies):
+            yield WeightConverter(sources, f"mlp.experts.{name}", [PackExperts(quantizer, projections)])
     yield WeightConverter(list(form.endings), "weight", [PackLayer(quantizer)])
+
+
+def merges_experts(conversion: Any) -> bool:
+    """Says whether a model's own conversion stacks an expert's matrices, and puts up behind gate, and does no more."""
+    if not isinstance(conversion, WeightConverter):
+        return False
+    does = [(type(operation), getattr(operation, "dim", None)) for operation in conversion.operations]
+    stacks = does in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
+    sources, targets = conversion._original_source_patterns, conversion._original_target_patterns
+    named = all(source.endswith(".weight") and "*." in source for source in sources)
+    return stacks and named and len(targets) == 1 and targets[0].rpartition(".")[2] in EXPERTS
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -193,7 +193,7 @@ class PackedQuantizer(HfQuantizer):
                 WeightRenaming(r"^language_model\.model\.", "model."),
                 WeightRenaming(r"^language_model\.lm_head\.", "lm_head."),
             ]
-        return [*renamings, *weight_conversions, *converters_of(self)]
+        return [*renamings, *weight_conversions, *converters_of(self, weight_conversions)]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
         """Leaves the tensors of a packed layer in their own dtype."""

@@ -80,8 +80,9 @@ class Status:
 def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Status:
     """transformers' Gated DeltaNet models call torch_gdn from now on, those already built included.
 
-    On `mps`, the experts of every mixture of experts do too. Enabling twice is enabling once. Called while a model runs
-    in another thread, it takes effect between two functions.
+    On `mps`, the experts of every mixture of experts do too, and models in quantised files are loaded with packed
+    weights. Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two
+    functions.
 
     Where PyTorch has an mps device, the kernels that models call are tested first, once on a machine, which takes some
     seconds. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
