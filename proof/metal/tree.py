@@ -16,7 +16,7 @@ Node = dict[str, Any]  # of clang's JSON: kind, type, inner, ...
 
 GENERATED = "simulator_"  # names that the translation adds start so
 FUNCTIONS = ("FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXConversionDecl", "CXXDestructorDecl")
-RECORDS = ("CXXRecordDecl", "ClassTemplateSpecializationDecl", "ClassTemplatePartialSpecializationDecl")
+RECORDS = ("CXXRecordDecl", "ClassTemplateSpecializationDecl")  # a partial specialisation is a pattern
 LOCATION_WORDS = ("buffer", "threadgroup")
 
 
@@ -137,7 +137,7 @@ class Tree:
         elif kind in RECORDS or kind == "NamespaceDecl":
             name = f"{path}::{node['name']}" if path else str(node.get("name", ""))
             name += _arguments(node)
-            if kind in RECORDS[:2] and any(child["kind"] == "FieldDecl" for child in inner):
+            if kind in RECORDS and any(child["kind"] == "FieldDecl" for child in inner):
                 self.records[name] = node
             for child in inner:
                 self._collect(child, name)

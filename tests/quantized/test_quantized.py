@@ -68,9 +68,9 @@ def test_symmetric_weights_lose_no_digits_to_their_offset(device: torch.device, 
     assert_exact("quantized_linear", call, run(device, "quantized_linear", call), 2e-7 if M == 1 else 7e-7)
 
 
-def apart(x: Tensor) -> Tensor:
+def apart(x: Tensor, times: int = 2) -> Tensor:
     """The same values with gaps between the rows, which stay multiples of 16 bytes apart."""
-    return torch.cat([x, x], dim=-1)[..., : x.shape[-1]]
+    return torch.cat([x] * times, dim=-1)[..., : x.shape[-1]]
 
 
 @pytest.mark.parametrize("change", [apart, unaligned], ids=["apart", "unaligned"])
@@ -79,8 +79,8 @@ def test_layouts(device: torch.device, M: int, change: Any) -> None:
     for bits in (4, 8):
         call = draw_linear(QuantizedPoint(F16, M=M, N=33, K=192, bits=bits, group=64, biased=True))
         expected = run(device, "quantized_linear", call)
-        changed = {name: change(x) for name, x in call.items() if name != "bias"} | {"bias": call["bias"].flip(0)}
-        changed["bias"] = changed["bias"].flip(0)[None].T.expand(33, 2)[:, 0]  # of a stride that is not 1
+        changed = {name: change(x) for name, x in call.items()} | {"bias": torch.stack([call["bias"]] * 2, dim=1)[:, 0]}
+        changed["biases"] = apart(call["biases"], 3)  # with strides of their own
         assert_same_bits("y", run(device, "quantized_linear", changed), expected)
 
 
@@ -177,6 +177,9 @@ def test_rows_of_packed_experts_may_lie_apart(device: torch.device, op: str, T: 
     expected = getattr(torch.ops.gdn, op)(**to_device(call, device))
     packed = [name for name in call if name.startswith("w_") or (name.startswith("shared_") and call[name].dim() == 2)]
     changed = call | {name: apart(call[name]) for name in packed if call[name].shape[-1] > 1}
+    for name in changed:
+        if name.endswith("_biases"):  # with strides of their own
+            changed[name] = apart(call[name], 3)
     found = getattr(torch.ops.gdn, op)(**to_device(changed, device))
     for x, other in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True):
         assert_same_bits(op, x, other)

@@ -12,20 +12,28 @@ PackedRows::PackedRows(const Tensor& weight, const Tensor& scales, const Tensor&
       group_(group),
       columns_(weight.size(1) * 32 / bits) {}
 
-// scale * code + bias as scale * (code - middle) + (bias + scale * middle): where codes are symmetric, the second term
-// is exactly 0, and the first is rounded once.
+// One group: scale * code + bias as scale * (code - middle) + (bias + scale * middle). Where codes are symmetric, the
+// second term is exactly 0, and the first is rounded once.
+template <int bits>
+static void dequantize_group(const uint32_t* words, int64_t group, float scale, float bias, float* target) {
+  constexpr int per_word = 32 / bits;
+  constexpr int32_t mask = (1 << bits) - 1, middle = 1 << (bits - 1);
+  const float rest = bias + scale * float(middle);
+  for (int64_t w = 0; w < group / per_word; ++w) {
+    for (int i = 0; i < per_word; ++i) {
+      target[w * per_word + i] = scale * float(int32_t(words[w] >> (i * bits) & mask) - middle) + rest;
+    }
+  }
+}
+
 void PackedRows::dequantize(int64_t row, float* target) const {
   const auto* words = static_cast<const uint32_t*>(weight_.const_data_ptr()) + row * weight_.stride(0);
-  const int64_t groups = columns_ / group_, per_word = 32 / bits_;
+  const int64_t groups = columns_ / group_;
   const float* scales = scales_.const_data_ptr<float>() + row * groups;
   const float* biases = biases_.const_data_ptr<float>() + row * groups;
-  const int32_t mask = (1 << bits_) - 1, middle = 1 << (bits_ - 1);
+  const auto of_group = bits_ == 4 ? &dequantize_group<4> : &dequantize_group<8>;
   for (int64_t g = 0; g < groups; ++g) {
-    const float scale = scales[g], rest = biases[g] + scale * float(middle);
-    for (int64_t k = g * group_; k < (g + 1) * group_; ++k) {
-      const int32_t code = int32_t(words[k / per_word] >> (k % per_word * bits_)) & mask;
-      target[k] = scale * float(code - middle) + rest;
-    }
+    of_group(words + g * group_ * bits_ / 32, group_, scales[g], biases[g], target + g * group_);
   }
 }
 
