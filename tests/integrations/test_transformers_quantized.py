@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close
 from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
+from torch_gdn import self_test
 from torch_gdn.integrations.transformers import packed_patches
 from torch_gdn.integrations.transformers.packed_formats import format_of
 from torch_gdn.integrations.transformers.packed_layers import PackedEmbedding, PackedExperts, PackedLinear
@@ -78,7 +79,8 @@ def exact_logits(twin: Any) -> Tensor:
 
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     path = folder / "model.safetensors"
-    save_file(change(load_file(path)), path, {"format": "pt"})
+    changed = {name: x.contiguous() for name, x in change(load_file(path)).items()}
+    save_file(changed, path, {"format": "pt"})
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
@@ -163,9 +165,30 @@ def test_bfloat16(form: str, scales: torch.dtype, tmp_path: Path) -> None:
         model = load(tmp_path, torch.bfloat16)
         found = logits(model, "mps")
         assert not transformers.status().left
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == model.dtype == torch.bfloat16
     assert {x.scales.dtype for x in model.modules() if isinstance(x, PackedLinear)} == {scales}
     assert_close("logits", found.float(), exact_logits(twin), 3e-2, head_dim=None)
+
+
+def test_a_base_model_needs_no_head(tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    written(DENSE, tmp_path, "mlx")
+    ready("mps")
+    with torch_gdn_enabled():
+        model = AutoModel.from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
+    assert isinstance(model.embed_tokens, PackedEmbedding)
+    assert not hasattr(model, "lm_head")
+
+
+def test_the_ops_that_a_model_needs_are_self_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed: list[str] = []
+    monkeypatch.setattr(self_test, "ensure", lambda cases: needed.extend(case.op for case in cases()))
+    written(MIXTURE, tmp_path, "mlx")
+    with torch_gdn_enabled():
+        needed.clear()  # those of enable()
+        load(tmp_path)
+    assert set(needed) == {"quantized_linear", "dequantize", "moe_gate_up", "moe_down"}
 
 
 def test_only_mps_is_taken(tmp_path: Path) -> None:
@@ -223,7 +246,11 @@ def renamed(old: str, new: str) -> Callable[[dict[str, Tensor]], dict[str, Tenso
 
 
 REFUSALS = {
-    "3 bits": (changed(DENSE, "gptq", of_three_bits), "expected codes of 4 or 8 bits, got 3"),
+    "3 bits": (changed(DENSE, "gptq", of_three_bits), r"expected codes of 4 or 8 bits for \[256, 64\], got 3"),
+    "a matrix of another shape": (
+        changed(DENSE, "gptq", lambda tensors: {n: x.T if "q_proj.qweight" in n else x for n, x in tensors.items()}),
+        r"q_proj.weight: expected words of shape \[8, 128\], got \[128, 8\]",
+    ),
     "an unknown layer": (changed(DENSE, "gptq", renamed("down_proj", "d_proj")), r"d_proj.weight: expected a layer of"),
     "no zero points": (changed(DENSE, "gptq", without("q_proj.qzeros")), "q_proj.weight: .*none of qzeros"),
     "fewer experts": (

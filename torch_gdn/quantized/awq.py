@@ -13,7 +13,7 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, *, bits: int = 4) -> PackedWeight:
-    """The packed weight of a layer of an AWQ file.
+    """Makes the packed weight of a layer of an AWQ file.
 
     Args:
         qweight: words of codes along N, eight to a word and interleaved, int32 [..., K, N / 8].

@@ -16,7 +16,7 @@ def from_compressed_tensors(
     *,
     bits: int,
 ) -> PackedWeight:
-    """The packed weight of a layer.
+    """Makes the packed weight of a layer.
 
     A scale for a whole row is repeated for groups of the largest size that divides the row.
 

@@ -23,7 +23,7 @@ def from_gptq(
     bits: int,
     checkpoint_format: str = "gptq",
 ) -> PackedWeight:
-    """The packed weight of a layer of a GPTQ file.
+    """Makes the packed weight of a layer of a GPTQ file.
 
     Args:
         qweight: words of codes along K, int32 [..., K * bits / 32, N].
@@ -58,7 +58,7 @@ def from_auto_round(
     bits: int,
     packing_format: str,
 ) -> PackedWeight:
-    """The packed weight of a layer of an AutoRound file.
+    """Makes the packed weight of a layer of an AutoRound file.
 
     Args:
         qweight: as in a GPTQ or an AWQ file.

@@ -8,7 +8,7 @@ from torch_gdn.quantized.packed_weight import PackedWeight, checked_words
 
 
 def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, *, bits: int) -> PackedWeight:
-    """The packed weight of a layer; a view, since MLX's layout is torch_gdn's.
+    """Makes the packed weight of a layer: a view, since MLX's layout is torch_gdn's.
 
     Args:
         weight: uint32 [..., N, K * bits / 32].

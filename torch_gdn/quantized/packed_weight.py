@@ -63,13 +63,13 @@ class PackedWeight:
         return self.shape[-1] // self.scales.shape[-1]
 
     def for_dtype(self, dtype: torch.dtype) -> PackedWeight:
-        """With scales and biases that an op takes for an x of this dtype: of that dtype, else of float32."""
+        """Returns the weight with scales that an op takes for an x of this dtype: of that dtype, else of float32."""
         if self.scales.dtype in (dtype, torch.float32):
             return self
         return replace(self, scales=self.scales.float(), biases=self.biases.float())
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The matrix, its columns in their own order, computed in float32, or in float64 if that is the dtype."""
+        """Returns the matrix, its columns in their own order, computed in float32, or in float64 for that dtype."""
         computed = torch.promote_types(dtype, torch.float32)
         codes = unpack(self.weight, self.bits).unflatten(-1, (-1, self.group_size)).to(computed)
         groups = self.scales.to(computed)[..., None] * codes + self.biases.to(computed)[..., None]
@@ -78,7 +78,7 @@ class PackedWeight:
 
 
 def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
-    """One packed weight of several experts'.
+    """Makes one packed weight of several experts'.
 
     Args:
         weights: of one shape, bits and group size.
@@ -104,7 +104,7 @@ def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
 def assemble(
     name: str, weight: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_idx: Tensor | None = None
 ) -> PackedWeight:
-    """From packed rows and a zero point for each scale, both [..., N, K / group]; without one, half the codes.
+    """Makes a packed weight of packed rows, scales and zero points [..., N, K / group]; None means half the codes.
 
     Biases are minus the zero points times the scales. Half the codes is a power of two, so such biases are exact in the
     scales' dtype; others are kept in float32, where they are exact.
@@ -129,12 +129,12 @@ def assemble(
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """Contiguous; of a single column too, which `contiguous` leaves with any stride."""
+    """Returns contiguous rows, also of a single column, which `contiguous` leaves with any stride."""
     return x if x.is_contiguous() and x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 def fitting_group(name: str, size: int) -> int:
-    """The largest of the ops' groups that divides a file's group size."""
+    """Returns the largest of the ops' groups that divides a file's group size."""
     fitting = next((group for group in GROUPS if size % group == 0), None)
     if fitting is None:
         raise ValueError(f"{name}: group size: expected 32, 64, 128 or a multiple of one, got {size}")
@@ -142,7 +142,7 @@ def fitting_group(name: str, size: int) -> int:
 
 
 def sorting(name: str, g_idx: Tensor | None, K: int, groups: int) -> Tensor | None:
-    """The order that sorts columns by group, or None where they are sorted.
+    """Returns the order that sorts columns by group, or None if they are sorted.
 
     Raises:
         ValueError: groups of unequal sizes, or columns of experts that are not sorted.

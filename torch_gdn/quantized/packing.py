@@ -45,7 +45,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """The codes of words that `pack` packed.
+    """Returns the codes of words that `pack` packed.
 
     Args:
         words: int32 or uint32, [..., W].
@@ -76,7 +76,7 @@ def as_int32(argument: str, words: Tensor) -> Tensor:
 
 
 def blocks(rows: int, multiple: int = 1) -> Iterator[slice]:
-    """Some rows at a time, a multiple of them but for the last ones."""
+    """Yields some rows at a time, a multiple of `multiple` except for the last ones."""
     step = max(multiple, ROWS // multiple * multiple)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))

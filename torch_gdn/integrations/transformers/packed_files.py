@@ -1,4 +1,4 @@
-"""What the files of a quantised model hold, read from their headers alone."""
+"""Reads what the files of a quantised model hold, from their headers alone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Sizes = tuple[int, ...]
 
 @dataclass
 class Target:
-    """A parameter of the model, and the tensors of the files that make it: their shapes by source pattern."""
+    """A parameter of the model has the tensors of the files that make it: their shapes by source pattern."""
 
     name: str
     sources: dict[str, list[Sizes]] = field(default_factory=dict)
 
     def shape(self, ending: str) -> Sizes | None:
-        """Of the first tensor of this ending."""
+        """Returns the shape of the first tensor whose name ends so."""
         found = next((shapes for source, shapes in self.sources.items() if source.rpartition(".")[2] == ending), None)
         return found[0] if found else None
 
 
 def shapes_in(files: Iterable[str] | None) -> dict[str, Sizes]:
-    """By name, of all tensors.
+    """Returns the shapes of all tensors by name.
 
     Raises:
         ValueError: files that are not safetensors, or none.

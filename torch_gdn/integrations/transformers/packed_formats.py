@@ -1,4 +1,4 @@
-"""What the files of each format of quantised weights hold, as their configuration says."""
+"""Each format of quantised weights: a configuration says what its files hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Format:
-    """Of a packed layer: the ends of its tensors' names, and how they become a packed weight."""
+    """A format has the ends of the names of a packed layer's tensors, and makes a packed weight of them."""
 
     method: str
     words: str  # the end of the name of the tensor of codes
@@ -23,14 +23,14 @@ class Format:
     others: tuple[str, ...]  # needed besides
     optional: tuple[str, ...]
     transposed: bool  # whether scales are [K / group, N]
-    bits: Callable[[Sizes, int, int], float]  # of the words' shape, N and K
+    layout: Callable[[int, int, int], Sizes]  # of the words of a matrix [N, K], of N, K and bits
     convert: Callable[..., PackedWeight]  # of the tensors by the ends of their names, and bits
     experts_are_stacked: bool = False
     act_order: bool = False  # whether columns are in another order than their groups
 
     @property
     def experts(self) -> str:
-        """What precedes gate_proj, up_proj and down_proj."""
+        """Returns what precedes gate_proj, up_proj and down_proj."""
         return "mlp.switch_mlp." if self.experts_are_stacked else "mlp.experts.*."
 
     @property
@@ -38,23 +38,23 @@ class Format:
         return (self.words, self.scales, *self.others, *self.optional)
 
 
-def words_along_rows(shape: Sizes, N: int, K: int) -> float:
-    return shape[-1] * 32 / K
+def words_along_rows(N: int, K: int, bits: int) -> Sizes:
+    return N, K * bits // 32
 
 
-def words_along_columns(shape: Sizes, N: int, K: int) -> float:
-    return shape[-2] * 32 / K
+def words_along_columns(N: int, K: int, bits: int) -> Sizes:
+    return K * bits // 32, N
 
 
-def words_of_rows(shape: Sizes, N: int, K: int) -> float:
-    return shape[-1] * 32 / N
+def words_of_rows(N: int, K: int, bits: int) -> Sizes:
+    return K, N * bits // 32
 
 
 def format_of(config: Mapping[str, Any] | None) -> Format | None:
-    """The format that a model's `quantization_config` names, or None for one that transformers has to load.
+    """Returns the format that a model's `quantization_config` names, or None if transformers has to load it.
 
     Raises:
-        ValueError: a format of those below that torch_gdn cannot hold packed.
+        ValueError: The format is one of those below, but torch_gdn cannot hold its weights packed.
     """
     if not config:
         return None
@@ -118,7 +118,7 @@ def auto_round(config: Mapping[str, Any]) -> Format | None:
 
 
 def compressed_tensors(config: Mapping[str, Any]) -> Format | None:
-    """None for formats in which activations are quantised too, or weights are not integers."""
+    """Returns None for formats in which activations are quantised too, or weights are not integers."""
     groups = config.get("config_groups") or {}
     formats = {group.get("format") or config.get("format") for group in groups.values()}
     extras = ("kv_cache_scheme", "transform_config")

@@ -1,4 +1,4 @@
-"""Layers of a transformers model whose weights stay packed."""
+"""Layers that take the place of a transformers model's, and whose weights stay packed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parameter(x: Tensor) -> Parameter:
 
 
 def add_parameters(module: Module, names: tuple[str, str, str], shape: tuple[int, ...], bits: int, group: int) -> None:
-    """Of a packed weight that a file will fill, on the meta device."""
+    """Adds those of a packed weight on the meta device; a file will fill them."""
     *rows, K = shape
     words = torch.empty(*rows, K * bits // 32, dtype=torch.int32, device="meta")
     scales = torch.empty(*rows, K // group, device="meta")
@@ -30,7 +30,7 @@ def add_parameters(module: Module, names: tuple[str, str, str], shape: tuple[int
 
 
 class PackedLinear(Module):
-    """torch.nn.Linear of a packed weight."""
+    """Computes what torch.nn.Linear does, with a packed weight."""
 
     weight: Tensor
     scales: Tensor
@@ -55,8 +55,9 @@ class PackedLinear(Module):
 
 
 class PackedEmbedding(Module):
-    """torch.nn.Embedding of a packed weight."""
+    """Computes what torch.nn.Embedding does, with a packed weight."""
 
+    of_dtype: Tensor
     weight: Tensor
     scales: Tensor
     biases: Tensor
@@ -64,11 +65,19 @@ class PackedEmbedding(Module):
     def __init__(self, embedding: torch.nn.Embedding, bits: int, group: int) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim, self.bits = embedding.num_embeddings, embedding.embedding_dim, bits
-        self.dtype = embedding.weight.dtype
         add_parameters(self, PARTS, (self.num_embeddings, self.embedding_dim), bits, group)
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Sets the dtype of rows once the layer is loaded.
+
+        An empty parameter has it and comes first, since transformers takes a model's dtype from the first parameter.
+        """
+        empty = parameter(torch.empty(0, dtype=dtype, device=self.weight.device))
+        self._parameters = {"of_dtype": empty, **self._parameters}
+
     def forward(self, ids: Tensor) -> Tensor:
-        rows: Tensor = torch.ops.gdn.dequantize(self.weight, self.scales, self.biases, self.bits, ids, self.dtype)
+        dtype = self.of_dtype.dtype
+        rows: Tensor = torch.ops.gdn.dequantize(self.weight, self.scales, self.biases, self.bits, ids, dtype)
         return rows
 
     def extra_repr(self) -> str:
@@ -76,7 +85,7 @@ class PackedEmbedding(Module):
 
 
 class PackedExperts(Module):
-    """A model's experts, all of whose weights are packed."""
+    """Computes what a model's experts do, with packed weights."""
 
     gate_up_proj: Tensor
     gate_up_proj_scales: Tensor
@@ -121,5 +130,5 @@ def packed_layers(model: Module) -> Iterator[Module]:
 
 
 def layers_packed() -> int:
-    """In all models that exist."""
+    """Counts the packed layers of all models that exist."""
     return sum(1 for model in packed_models for _ in packed_layers(model))

@@ -1,4 +1,4 @@
-"""Tensors of a quantised file to the packed parameters of a model, in transformers' loading."""
+"""Makes the packed parameters of a model from the tensors of a quantised file, in transformers' loading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHIFTED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q
 
 @dataclass(frozen=True)
 class Packing:
-    """How a parameter of the model is packed in the files."""
+    """Says how a parameter of the model is packed in the files."""
 
     bits: int
     group: int
@@ -33,7 +33,7 @@ def first(tensors: Any) -> Tensor:
 
 
 class PackLayer(ConversionOps):
-    """The tensors of one layer: packed, or dequantised where the model's layer holds numbers, or as they are."""
+    """Keeps a layer's codes packed, dequantises them if the model's layer holds numbers, or leaves numbers alone."""
 
     def __init__(self, quantizer: Any) -> None:
         self.quantizer = quantizer
@@ -64,7 +64,7 @@ class PackLayer(ConversionOps):
 
 
 class PackExperts(ConversionOps):
-    """The tensors of a layer's experts, each of its own or already stacked."""
+    """Stacks the packed tensors of a layer's experts, unless the file has them stacked."""
 
     def __init__(self, quantizer: Any) -> None:
         self.quantizer = quantizer
@@ -85,7 +85,7 @@ class PackExperts(ConversionOps):
         return {f"{layer}.{each}": x for each, x in zip(names, tensors_of(weight), strict=True)}
 
     def projection(self, input_dict: dict[str, Any], name: str, bits: int, experts: PackedExperts) -> PackedWeight:
-        """Takes its tensors out of `input_dict`, so that they are freed."""
+        """Takes the projection's tensors out of `input_dict`, so that they are freed."""
         sources = [source for source in input_dict if f".{name}." in source]
         of_endings = {source.rpartition(".")[2]: input_dict.pop(source) for source in sources}
         convert = self.quantizer.format.convert
@@ -103,7 +103,7 @@ class PackExperts(ConversionOps):
 
 
 def joined(weights: list[PackedWeight]) -> PackedWeight:
-    """Gate and up: the rows of one after those of the other."""
+    """Puts the rows of up after those of gate."""
     if len(weights) == 1:
         return weights[0]
     if len({(weight.bits, weight.group_size) for weight in weights}) > 1:
@@ -119,7 +119,7 @@ def joined(weights: list[PackedWeight]) -> PackedWeight:
 
 
 def converters_of(quantizer: Any) -> Iterator[WeightConverter]:
-    """Behind a model's own conversions: of experts, and of all other layers."""
+    """Yields the conversions of experts and of all other layers, which follow the model's own."""
     form: Format = quantizer.format
     for name, projections in EXPERTS.items():
         sources = [f"{form.experts}{each}.{ending}" for each in projections for ending in form.endings]

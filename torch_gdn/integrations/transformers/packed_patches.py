@@ -1,4 +1,4 @@
-"""Quantised files that `enable()` lets transformers load onto `mps` with packed weights."""
+"""The patch by which `enable()` lets transformers load quantised files onto `mps` with packed weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERSION = "5.23"  # whose loading the quantizer knows
 
 
 def packed_patches() -> Iterator[Patch]:
-    """None for another transformers."""
+    """Yields nothing for another version of transformers."""
     if importlib.metadata.version("transformers").startswith(f"{VERSION}."):
         modeling = importlib.import_module("transformers.modeling_utils")
         quantizer = importlib.import_module("torch_gdn.integrations.transformers.packed_quantizer")

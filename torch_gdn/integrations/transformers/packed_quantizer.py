@@ -1,8 +1,8 @@
-"""Quantised models on `mps` with packed weights: a quantizer in transformers' loading.
+"""A quantizer in transformers' loading, by which quantised models keep packed weights on `mps`.
 
-What is packed is what the files hold packed: their tensors' names decide, whatever the configuration ignores or
-overrides. A layer is replaced before its weights are loaded, and its tensors are converted when they arrive, so that no
-two copies of a model exist.
+The names of the tensors in the files decide what is packed, whatever the configuration ignores or overrides. A layer is
+replaced before its weights are loaded, and its tensors are converted when they arrive, so that no two copies of a model
+exist.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ OPS = {
     PackedExperts: ("moe_gate_up", "moe_down"),
 }
 PLACED_BY_TRANSFORMERS = ("auto", "balanced", "balanced_low_0", "sequential")
-# Whose files mlx-lm writes with the names and numbers that are undone here.
+# The changes that mlx-lm makes to names and numbers are undone for these models.
 MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
 class PackedConfig(QuantizationConfigMixin):
-    """A model's `quantization_config` as its file has it."""
+    """Holds a model's `quantization_config` as its file has it."""
 
     def __init__(self, content: dict[str, Any], method: str) -> None:
         self.quant_method = method
@@ -91,8 +91,7 @@ class PackedQuantizer(HfQuantizer):
         names = dict(model.named_parameters(remove_duplicate=False))
         for target in targets:
             if target.name not in names:
-                ignored = model._keys_to_ignore_on_load_unexpected or ()
-                if any(re.search(pattern, target.name) for pattern in ignored):
+                if is_left_out(model, target.name):
                     continue
                 raise ValueError(f"{target.name}: expected a layer of {type(model).__name__} for these packed tensors")
             shape = names[target.name].shape
@@ -107,7 +106,7 @@ class PackedQuantizer(HfQuantizer):
         self_test.ensure(lambda: cases_of(sorted(ops)))
 
     def targets(self, model: Any, shapes: dict[str, Sizes]) -> list[Target]:
-        """The parameters whose codes the files hold."""
+        """Returns the parameters whose codes the files hold."""
         conversions = get_model_conversion_mapping(model, None, self)
         renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
         converters = [x for x in conversions if isinstance(x, WeightConverter)]
@@ -126,12 +125,14 @@ class PackedQuantizer(HfQuantizer):
         missing = [ending for ending in (self.format.words, *self.format.others) if target.shape(ending) is None]
         if words is None or scales is None or missing:
             raise ValueError(f"{target.name}: expected a tensor of each ending, got none of {', '.join(missing)}")
-        rows = shape[-2] // (2 if target.name.endswith("gate_up_proj") else 1)
-        bits = self.format.bits(words, rows, shape[-1])
+        N, K = shape[-2] // (2 if target.name.endswith("gate_up_proj") else 1), shape[-1]
+        bits = 32 * words[-2] * words[-1] / (N * K)
         if bits not in (4, 8):
-            raise ValueError(f"{target.name}: expected codes of 4 or 8 bits, got {bits:g}")
+            raise ValueError(f"{target.name}: expected codes of 4 or 8 bits for [{N}, {K}], got {bits:g}")
+        if words[-2:] != (expected := self.format.layout(N, K, int(bits))):
+            raise ValueError(f"{target.name}: expected words of shape {list(expected)}, got {list(words[-2:])}")
         groups = scales[-2] if self.format.transposed else scales[-1]
-        return Packing(int(bits), fitting_group(target.name, shape[-1] // groups))
+        return Packing(int(bits), fitting_group(target.name, K // groups))
 
     def expect_experts(self, target: Target, experts: int) -> None:
         counts = {len(shapes) for shapes in target.sources.values()}
@@ -143,7 +144,7 @@ class PackedQuantizer(HfQuantizer):
             raise ValueError(f"{target.name}: expected experts without act-order (desc_act), got sorted columns")
 
     def replace(self, model: Any, name: str) -> None:
-        """Puts a packed layer in the place of the parameter's, which is not done again for a parameter beside it."""
+        """Puts a packed layer in the place of the parameter's layer, once for all parameters of a layer."""
         path, _, parameter = name.rpartition(".")
         layer, packing = model.get_submodule(path), self.packings[name]
         if isinstance(layer, PackedExperts):
@@ -168,7 +169,7 @@ class PackedQuantizer(HfQuantizer):
         return PackedExperts(experts, {name: (x.bits, x.group) for name, x in packings.items() if x is not None})
 
     def tie(self, model: Any) -> None:
-        """A head that is the embedding, which is packed: transformers ties their weights, and with them the rest."""
+        """Packs a head that is tied to a packed embedding, and lets transformers tie scales and biases too."""
         for head, embedding in list(model.all_tied_weights_keys.items()):
             if embedding not in self.packings or head in self.packings:
                 continue
@@ -192,18 +193,18 @@ class PackedQuantizer(HfQuantizer):
         return [*renamings, *weight_conversions, *converters_of(self)]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
-        """Of the tensors of a packed layer, their own."""
+        """Leaves the tensors of a packed layer in their own dtype."""
         operations = getattr(converter, "operations", ())
         ours = any(getattr(operation, "quantizer", None) is self for operation in operations)
         return None if ours else super().get_new_dtype(converter, param, dtype)
 
     def param_needs_quantization(self, model: Any, param_name: str, **unused: Any) -> bool:
-        """Then transformers leaves a parameter's shape to the quantizer."""
+        """Says which parameters' shapes transformers leaves to the quantizer."""
         layer = model.get_submodule(param_name.rpartition(".")[0])
         return isinstance(layer, (PackedLinear, PackedEmbedding, PackedExperts))
 
     def number(self, name: str, x: Tensor, model: Any) -> Tensor:
-        """A tensor that is not packed, which MLX may hold in another order, or plus one."""
+        """Returns a tensor that is not packed as the model wants it: MLX may hold it in another order, or plus one."""
         expected = model.get_parameter(name)
         if x.dim() == 3 and x.shape != expected.shape and x.mT.shape == expected.shape:
             x = x.mT.contiguous()
@@ -222,6 +223,11 @@ class PackedQuantizer(HfQuantizer):
         convolutions = [shape for name, shape in shapes.items() if name.endswith(".conv1d.weight")]
         self.norms_are_shifted = any(shape[-1] == 1 for shape in convolutions)
 
+    def _process_model_after_weight_loading(self, model: Any, **unused: Any) -> None:
+        for layer in packed_layers(model):
+            if isinstance(layer, PackedEmbedding):
+                layer.compute_in(self.dtype)
+
     # ---- what transformers asks ------------------------------------------------------------------------------------
 
     def is_serializable(self) -> bool:
@@ -238,6 +244,13 @@ def cases_of(ops: list[str]) -> list[Case]:
     return cases.cases_of(ops)
 
 
+def is_left_out(model: Any, name: str) -> bool:
+    """Says whether the model has no use for this parameter: of prediction layers, or of a base model's head."""
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    head = model.base_model is model and not hasattr(model, name.partition(".")[0])
+    return head or any(re.search(pattern, name) for pattern in ignored)
+
+
 def is_on_mps(device_map: Any) -> bool:
     if isinstance(device_map, str) and device_map in PLACED_BY_TRANSFORMERS:
         return torch.backends.mps.is_available()
@@ -246,7 +259,7 @@ def is_on_mps(device_map: Any) -> bool:
 
 
 def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' `get_hf_quantizer`, which takes quantised files for `mps` to the quantizer above."""
+    """Wraps transformers' `get_hf_quantizer`, so that quantised files for `mps` get the quantizer above."""
 
     def get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any) -> Any:
         text = config.get_text_config(decoder=True)
