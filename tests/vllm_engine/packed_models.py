@@ -122,7 +122,8 @@ def configuration(how: Format, plain: list[str]) -> dict[str, Any]:
 
 
 def as_mlx(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As mlx-lm keeps hybrids: experts in one tensor, convolutions transposed, norms' weights plus one."""
+    """As mlx-lm keeps them: experts in one tensor; of hybrids convolutions transposed, norms' weights plus one."""
+    is_hybrid = any(name.endswith(".conv1d.weight") for name in stored)
     changed: dict[str, Tensor] = {}
     stacks: dict[str, list[Tensor]] = {}
     for name, tensor in stored.items():
@@ -131,7 +132,7 @@ def as_mlx(stored: dict[str, Tensor]) -> dict[str, Tensor]:
             stacks.setdefault(f"{stem}.switch_mlp.{part}", [tensor] * EXPERTS["num_experts"])[int(number)] = tensor
         elif name.endswith(".conv1d.weight"):
             changed[name] = tensor.mT.contiguous()
-        elif name.endswith("norm.weight") and "linear_attn" not in name:
+        elif is_hybrid and name.endswith("norm.weight") and "linear_attn" not in name:
             changed[name] = tensor + 1
         else:
             changed[name] = tensor

@@ -37,7 +37,7 @@ from torch_gdn.integrations.vllm.quantized_layers import (
 LOAD_FORMAT = "torch_gdn_mlx"
 MODELS = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")  # others may be changed in other ways
 SHIFTED_NORMS = re.compile(r"(input_layernorm|post_attention_layernorm|model\.norm|q_norm|k_norm)\.weight$")
-NUMBERS = re.compile(r"\.(gate|shared_expert_gate)$")  # modules that vLLM never makes packed
+NUMBERS = re.compile(r"\.(gate|shared_expert_gate)$")  # modules that become numbers: vLLM makes most of them plain
 
 
 def name_of(stored: str) -> str:
@@ -99,7 +99,8 @@ class PackedMLXConfig(QuantizationConfig):
         names, fused = matrices_of(layer, prefix), self.packed_modules_mapping
         if isinstance(layer, ParallelLMHead) and self.is_tied:
             names = ["model.embed_tokens"]
-        if not the_same(prefix, [is_layer_gptq_quantized(name, self.packed_modules, fused) for name in names]):
+        are_packed = [is_layer_gptq_quantized(name, self.packed_modules, fused) for name in names]
+        if NUMBERS.search(prefix) or not the_same(prefix, are_packed):
             return plain_method(layer)
         stem, _, last = prefix.rpartition(".")
         if last in fused:
