@@ -94,6 +94,9 @@ def timed() -> Iterator[tuple[str, Recorder]]:
         yield name, partial(timed_decode, name, batch, v_first)
     name = "AURA attention 4v4, 32768 keys"
     yield name, partial(timed_attention, name, 32768)
+    for size, rows in itertools.product((2048, 4096, 8192), (1, 4, 8)):
+        name = f"linear layer of 4 bits, {size} x {size}, {rows} rows"
+        yield name, partial(timed_linear, name, size, rows)
 
 
 def timed_decode(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRecord:
@@ -125,5 +128,17 @@ def timed_attention(name: str, keys: int, writer: Writer) -> CaseRecord:
     cache |= {f"{which}_signs": signs for which in ("key", "value")}
     trace.call(lambda: torch_gdn.aura_attention(q, **cache))
     trace.case.floor_bytes = 2 * codes[0].nbytes + 2 * norms[0].nbytes + 2 * q.nbytes
+    writer.add(trace.case)
+    return trace.case
+
+
+def timed_linear(name: str, size: int, rows: int, writer: Writer) -> CaseRecord:
+    """Groups of 64 with a scale and a bias in bfloat16."""
+    x = torch.empty(rows, size, dtype=BF16, device=MPS)
+    weight = torch.empty(size, size * 4 // 32, dtype=torch.int32, device=MPS)
+    scales, biases = (torch.empty(size, size // 64, dtype=BF16, device=MPS) for _ in range(2))
+    trace = Trace(name, writer, runs=False, keeps=False)
+    trace.call(lambda: torch_gdn.quantized_linear(x, weight, scales, biases))
+    trace.case.floor_bytes = weight.nbytes + 2 * scales.nbytes + 2 * x.nbytes
     writer.add(trace.case)
     return trace.case
