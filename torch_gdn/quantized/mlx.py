@@ -6,6 +6,11 @@ from torch import Tensor
 
 from torch_gdn.quantized.packed_weight import PackedWeight, checked_words
 
+# Norms of hybrid models that mlx-lm stores plus one, because its norms multiply by the weight itself.
+NORMS_PLUS_ONE = tuple(
+    f"{name}.weight" for name in ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
+)
+
 
 def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, *, bits: int) -> PackedWeight:
     """Makes the packed weight of a layer: a view, since MLX's layout is torch_gdn's.

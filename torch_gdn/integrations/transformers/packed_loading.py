@@ -15,8 +15,6 @@ from torch_gdn.integrations.transformers.packed_layers import PARTS, PackedLinea
 from torch_gdn.quantized import PackedWeight, stack
 
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-# Norms whose weight mlx-lm keeps plus one, of models whose own weight is added to one.
-SHIFTED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
 
 
 @dataclass(frozen=True)

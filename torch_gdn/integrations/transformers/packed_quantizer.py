@@ -34,11 +34,11 @@ from torch_gdn.integrations.transformers.packed_layers import (
 )
 from torch_gdn.integrations.transformers.packed_loading import (
     EXPERTS,
-    SHIFTED_NORMS,
     Packing,
     converters_of,
     is_experts,
 )
+from torch_gdn.quantized.mlx import NORMS_PLUS_ONE
 from torch_gdn.quantized.packed_weight import fitting_group
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class PackedQuantizer(HfQuantizer):
         expected = model.get_parameter(name)
         if x.dim() == 3 and x.shape != expected.shape and x.mT.shape == expected.shape:
             x = x.mT.contiguous()
-        elif self.norms_are_shifted and x.dim() == 1 and name.removesuffix(".weight").endswith(SHIFTED_NORMS):
+        elif self.norms_are_shifted and x.dim() == 1 and name.endswith(NORMS_PLUS_ONE):
             shifted = x.float() - 1
             rounded = shifted.to(expected.dtype)
             return rounded if torch.equal(rounded.float(), shifted) else shifted

@@ -33,10 +33,10 @@ from torch_gdn.integrations.vllm.quantized_layers import (
     refusal,
     the_same,
 )
+from torch_gdn.quantized.mlx import NORMS_PLUS_ONE
 
 LOAD_FORMAT = "torch_gdn_mlx"
 MODELS = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")  # others may be changed in other ways
-SHIFTED_NORMS = re.compile(r"(input_layernorm|post_attention_layernorm|model\.norm|q_norm|k_norm)\.weight$")
 NUMBERS = re.compile(r"\.(gate|shared_expert_gate)$")  # modules that become numbers: vLLM makes most of them plain
 
 
@@ -180,7 +180,7 @@ def tensors_of_models(
                 yield f"{module.replace('.experts.0.', f'.experts.{expert}.')}.{part}", own
         elif module.endswith(".conv1d") and tensor.shape[-1] == 1:
             yield f"{module}.{part}", tensor.mT
-        elif has_shifted_norms and SHIFTED_NORMS.search(name):
+        elif has_shifted_norms and name.endswith(NORMS_PLUS_ONE):
             yield f"{module}.{part}", tensor.float() - 1
         else:
             yield f"{module}.{part}", tensor
