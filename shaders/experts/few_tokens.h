@@ -47,8 +47,25 @@ METAL_FUNC void multiply_values(
   }
 }
 
+// The scales of rows base .. base + Rows - 1 of both matrices, as numbers of S.
+template <typename S, int Rows, typename T, int Bits, int Width>
+METAL_FUNC void load_scales(
+    thread WeightBlock<Bits>* blocks,
+    thread const Weights<T, Bits, Width>& first,
+    thread const Weights<T, Bits, Width>& second,
+    int base,
+    int column) {
+  UNROLL for (int row = 0; row < Rows; ++row) {
+    if (base + row < kRowsOfHalf) {
+      first.template load_scale<S>(blocks[row], base + row, column);
+    } else {
+      second.template load_scale<S>(blocks[row], base + row - kRowsOfHalf, column);
+    }
+  }
+}
+
 // The same of packed rows, which are decoded 4 columns at a time: 8 rows at once for one vector, whose sums leave room
-// for them in registers, else 4.
+// for them in registers, else 2.
 template <int Count, int Slice, typename T, int Bits, int Width>
 METAL_FUNC void multiply_blocks(
     thread float* sums,
@@ -57,15 +74,21 @@ METAL_FUNC void multiply_blocks(
     threadgroup const T* staged,
     int slice,
     int column) {
-  constexpr int kRows = Count == 1 ? 2 * kRowsOfHalf : kRowsOfHalf;
+  constexpr int kRows = Count == 1 ? 2 * kRowsOfHalf : kRowsOfHalf / 2;
   UNROLL for (int base = 0; base < 2 * kRowsOfHalf; base += kRows) {
     WeightBlock<Bits> blocks[kRows];
     UNROLL for (int row = 0; row < kRows; ++row) {
       if (base + row < kRowsOfHalf) {
-        blocks[row] = first.load(base + row, slice + column);
+        first.load_codes(blocks[row], base + row, slice + column);
       } else {
-        blocks[row] = second.load(base + row - kRowsOfHalf, slice + column);
+        second.load_codes(blocks[row], base + row - kRowsOfHalf, slice + column);
       }
+    }
+    // One branch for all rows: a load behind a branch of its own waits for the load before it.
+    if (first.scale_type == kFloat32) {
+      load_scales<float, kRows>(blocks, first, second, base, slice + column);
+    } else {
+      load_scales<T, kRows>(blocks, first, second, base, slice + column);
     }
     UNROLL for (int step = 0; step < first.kColumns / 4; ++step) {
       Values<4> weights[kRows];

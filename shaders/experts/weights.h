@@ -67,12 +67,19 @@ struct Weights {
     return scale_and_rest<Bits>(scale, bias);
   }
 
-  METAL_FUNC WeightBlock<Bits> load(int row, int column) const {
+  METAL_FUNC void load_codes(thread WeightBlock<Bits>& block, int row, int column) const {
     const int64_t own = min(row, rows - 1);
-    WeightBlock<Bits> block;
     block.codes.template load<Width>(data + own * stride + column / (32 / Bits));
-    block.own = scale_at(own, column);
-    return block;
+  }
+
+  // S: the dtype of scales and biases, T or float.
+  template <typename S>
+  METAL_FUNC void load_scale(thread WeightBlock<Bits>& block, int row, int column) const {
+    const int64_t own = min(row, rows - 1);
+    const int group = column >> group_shift;
+    const float scale = float(((device const S*)scales)[first_scale + own * scales_stride + group]);
+    const float bias = float(((device const S*)biases)[first_bias + own * biases_stride + group]);
+    block.own = scale_and_rest<Bits>(scale, bias);
   }
 
   // Computes kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row. A thread owns 8 columns
