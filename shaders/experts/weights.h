@@ -60,8 +60,10 @@ struct Weights {
   }
 
   // A group has a multiple of 32 columns, so that a block lies in one.
+  METAL_FUNC int group_of(int column) const { return column >> group_shift; }
+
   METAL_FUNC ScaleAndRest scale_at(int64_t row, int column) const {
-    const int group = column >> group_shift;
+    const int group = group_of(column);
     const float scale = read_float(scales, first_scale + row * scales_stride + group, scale_type);
     const float bias = read_float(biases, first_bias + row * biases_stride + group, scale_type);
     return scale_and_rest<Bits>(scale, bias);
@@ -76,7 +78,7 @@ struct Weights {
   template <typename S>
   METAL_FUNC void load_scale(thread WeightBlock<Bits>& block, int row, int column) const {
     const int64_t own = min(row, rows - 1);
-    const int group = column >> group_shift;
+    const int group = group_of(column);
     const float scale = float(((device const S*)scales)[first_scale + own * scales_stride + group]);
     const float bias = float(((device const S*)biases)[first_bias + own * biases_stride + group]);
     block.own = scale_and_rest<Bits>(scale, bias);
