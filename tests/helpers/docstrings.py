@@ -161,7 +161,9 @@ class Statements:
                 continue
             allowed = self.dtypes_of(other, changed)
             if changed[other].dtype not in allowed:
-                changed[other] = changed[other].to(next(iter(allowed)))
+                # Floats stay floats: where int32 is allowed too, it is for tensors of another size.
+                same_kind = [x for x in allowed if x.is_floating_point == changed[other].is_floating_point()]
+                changed[other] = changed[other].to((same_kind or [*allowed])[0])
         return changed
 
     def dtypes_of(self, name: str, call: Call) -> set[torch.dtype]:
