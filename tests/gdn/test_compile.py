@@ -30,6 +30,7 @@ def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
         assert ours is not None and theirs is not None and torch.equal(ours, theirs)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_inductor(op: str) -> None:
     """The default backend, whose buffers follow the fakes' strides; on the CPU alone, where it has a compiler."""

@@ -165,6 +165,7 @@ def test_what_time_goes_to(op: str, part: str) -> None:
     assert models.part_of(op) == part
 
 
+@pytest.mark.sweep(1, seeds=3)
 @torch.no_grad()
 def test_a_small_model_is_as_exact_enabled_and_each_part_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uncompiled: the compiler takes minutes."""

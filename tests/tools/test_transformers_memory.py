@@ -17,6 +17,7 @@ if reason := other_version("bench.transformers_memory"):
 from bench import transformers_memory
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_memory_is_flat(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_memory, "BUDGET", 2**20)
     try:
