@@ -80,6 +80,8 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
             model, ids = random_model(kind).to(device), models.random_tokens(1, 5).to(device)
             cache = model(ids, use_cache=True).past_key_values
             model(ids[:, :1], past_key_values=cache)
+    blocks = [name for names in status.replaced.values() for name in names if name.endswith("SparseMoeBlock.forward")]
+    of_experts -= set() if blocks else {"moe_router"}  # in an older transformers the block stays its own
     # Decoding is in place; with an older transformers, or where the op in place has failed, it is not.
     decoding = {"fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"}
     found = {case.op for case in called.cases}
