@@ -85,7 +85,7 @@ def run(version: str, *arguments: str, **options: Any) -> subprocess.CompletedPr
 
 
 def run_tests(version: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    subjects = ("_switch", "_kernels") if version == WITH_KERNELS else ("", "_switch")
+    subjects = ("_switch", "_kernels") if version == WITH_KERNELS else ("", "_switch", "_norms")
     files = [f"tests/integrations/test_transformers{subject}.py" for subject in subjects]
     return run(version, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files, **options)
 
