@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from torch_gdn._mps import why_no_mps
 
-GB = 10**9  # as Apple and the Hub count
-MEMORIES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GB of Macs
+GB = 10**9  # the Hub's unit for files
+MEMORIES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # Apple's GB, which are 2^30 bytes
 TOKENS = 32_768
 FLOATS = ("F32", "BF16", "F16")  # dtypes as safetensors names them
 BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
@@ -82,23 +82,25 @@ class Needs:
 
 
 def recommended(memory: int) -> int:
-    """What Metal recommends to use at most of a Mac's `memory`: two thirds, or three quarters above 36 GB.
+    """Returns the bytes that Metal recommends to use at most on a Mac with `memory` of Apple's GB.
 
-    macOS decides; on a Mac `torch.mps.recommended_max_memory()` has its number.
+    Users of llama.cpp reported two thirds for 16 and 32 GB (ggml-org/llama.cpp#1826, abetlen/llama-cpp-python#687) and
+    three quarters for 64 and 96 GB (ggml-org/llama.cpp#1870, #3213). Two thirds are assumed in between. A newer macOS
+    may recommend more. On a Mac, `torch.mps.recommended_max_memory()` has the number.
     """
-    return memory * 3 // 4 if memory > 36 * GB else memory * 2 // 3
+    return (memory << 30) * 3 // 4 if memory >= 64 else (memory << 30) * 2 // 3
 
 
 def smallest_mac(needed: int) -> int | None:
-    """GB of the smallest Mac for which Metal recommends that much, or None."""
-    return next((size for size in MEMORIES if recommended(size * GB) >= needed), None)
+    """Returns the memory, in Apple's GB, of the smallest Mac for which Metal recommends that much, or None."""
+    return next((size for size in MEMORIES if recommended(size) >= needed), None)
 
 
 def check_memory(what: str, needed: int, device: torch.device) -> None:
-    """Checks that `needed` bytes fit into what Metal recommends, beside what PyTorch has allocated; on `mps` alone.
+    """Checks that `needed` bytes and what PyTorch has allocated fit into what Metal recommends. It checks only `mps`.
 
     Raises:
-        torch.OutOfMemoryError: If they do not. Above the recommendation a Mac swaps, and may stop to respond.
+        torch.OutOfMemoryError: If they do not. Above the recommendation a Mac swaps and may stop responding.
     """
     if device.type != "mps":
         return
@@ -111,7 +113,7 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
 
 
 def bytes_when_loaded(files: Iterable[str | Path], dtype: torch.dtype) -> int:
-    """The size of the weights of safetensors files in memory; numbers of 16 or 32 bits get the model's dtype."""
+    """Returns the bytes that the tensors of safetensors files take in memory, floats in the model's dtype."""
     safe_open = importlib.import_module("safetensors").safe_open
     total = 0
     for path in files:
@@ -134,7 +136,7 @@ def configuration_of(model: str) -> Any:
 
 
 def needs_of(configuration: Any) -> Needs:
-    """The needs of a causal language model with this configuration.
+    """Returns what a causal language model with this configuration takes.
 
     Raises:
         ValueError: If the model has no Gated DeltaNet layers with the configuration's usual names.
@@ -158,7 +160,7 @@ def needs_of(configuration: Any) -> Needs:
 
 
 def packable(model: nn.Module) -> Iterator[tuple[Tensor, int, bool]]:
-    """Each parameter once, with its columns (1 if it is never packed), and whether it is an expert's."""
+    """Yields each parameter once, with its columns (1 if it is never packed) and whether it is an expert's."""
     seen: set[Tensor] = set()
     for module in model.modules():
         for x in module.parameters(recurse=False):
@@ -175,7 +177,7 @@ def layers(text: Any, kind: str) -> int:
 
 
 def state_bytes(text: Any) -> int:
-    """Of one request: states in float32, the convolution's columns in bfloat16."""
+    """Returns the bytes of one request's states: float32, with the convolution's columns in bfloat16."""
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     values = text.linear_num_value_heads * text.linear_value_head_dim
     state = 4 * text.linear_key_head_dim * values
@@ -184,7 +186,7 @@ def state_bytes(text: Any) -> int:
 
 
 def cache_bytes(text: Any) -> int:
-    """Of one token: keys and values in bfloat16."""
+    """Returns the bytes of one token's keys and values in bfloat16."""
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return layers(text, "full_attention") * 2 * 2 * text.num_key_value_heads * size
 

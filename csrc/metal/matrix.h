@@ -10,7 +10,7 @@ namespace torch_gdn {
 MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Tensor>& scales,
                                    const std::optional<Tensor>& biases, const Packing& packing);
 
-// As a template argument of a kernel, which is none for weights that are not packed.
+// The template argument Bits of a kernel; weights that are not packed have none.
 inline TemplateArgument bits_of(const Packing& packing) {
   return packing.bits == 0 ? TemplateArgument() : TemplateArgument(packing.bits);
 }

@@ -4,7 +4,7 @@
 // A matrix of weights, or one of each expert. Strides are in elements; the last ones are 1.
 struct MatrixParameters {
   int64_t expert_stride, row_stride;
-  // Of the scales and biases of packed weights.
+  // These describe the scales and biases of packed weights.
   int64_t scales_expert_stride, scales_row_stride, biases_expert_stride, biases_row_stride;
   int32_t scale_type;   // ElementType
   int32_t group_shift;  // a group has 1 << group_shift columns

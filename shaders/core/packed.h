@@ -39,7 +39,7 @@ struct Codes {
     UNROLL for (int i = 0; i < kWords; ++i) words[i] ^= Bits == 4 ? 0x88888888u : 0x80808080u;
   }
 
-  // Of columns 4 step .. 4 step + 3; step is a compile-time number after unrolling.
+  // Decodes columns 4 step .. 4 step + 3. After unrolling, step is a compile-time number.
   METAL_FUNC Values<4> values(int step, ScaleAndRest own) const {
     const int bit = step * 4 * Bits;
     Values<4> found;

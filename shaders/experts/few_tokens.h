@@ -47,7 +47,8 @@ METAL_FUNC void multiply_values(
   }
 }
 
-// The scales of rows base .. base + Rows - 1 of both matrices, as numbers of S.
+// Loads the scales of rows base .. base + Rows - 1 as numbers of S. A checkpoint's two matrices have one dtype of
+// scales.
 template <typename S, int Rows, typename T, int Bits, int Width>
 METAL_FUNC void load_scales(
     thread WeightBlock<Bits>* blocks,
@@ -64,8 +65,8 @@ METAL_FUNC void load_scales(
   }
 }
 
-// The same of packed rows, which are decoded 4 columns at a time: 8 rows at once for one vector, whose sums leave room
-// for them in registers, else 2.
+// Does the same for packed rows, and decodes 4 columns at a time. For one vector, registers have room for 8 decoded
+// rows next to the sums; for several vectors it decodes 2 rows at a time.
 template <int Count, int Slice, typename T, int Bits, int Width>
 METAL_FUNC void multiply_blocks(
     thread float* sums,

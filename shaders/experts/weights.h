@@ -6,7 +6,7 @@
 #include "core/tile.h"
 #include "experts/tile_size.h"
 
-// Codes of one row, all in one group, as a lane loads them: 8 bytes, as of 4 numbers of 16 bits.
+// A lane loads 8 bytes of codes at once. They belong to one row and to one group.
 template <int Bits>
 struct WeightBlock {
   Codes<Bits, 64 / Bits> codes;
@@ -26,8 +26,8 @@ template <typename T, int Bits, int Width>
 struct Weights {
   GDN_CONSTANT int kColumns = 64 / Bits;  // that a lane loads at once
 
-  // Where a slice of a vector has a column in threadgroup memory: what neighbouring lanes read at once lies side by
-  // side.
+  // Returns where a slice of a vector keeps a column in threadgroup memory. Neighbouring lanes read neighbouring
+  // values.
   template <int Slice>
   METAL_FUNC static int place(int column) {
     return column % kColumns / 4 * (Slice * 4 / kColumns) + column / kColumns * 4 + column % 4;
@@ -38,7 +38,7 @@ struct Weights {
   device const uchar* biases;
   int64_t stride, first_scale, first_bias, scales_stride, biases_stride;
   int scale_type, group_shift;
-  int rows;  // that there are; a row past them repeats the last
+  int rows;  // a row past these repeats the last
 
   METAL_FUNC void locate(
       device const uchar* weights,
@@ -59,7 +59,7 @@ struct Weights {
     group_shift = parameters.group_shift;
   }
 
-  // A group has a multiple of 32 columns, so that a block lies in one.
+  // A group has a multiple of 32 columns, so a block lies in one group.
   METAL_FUNC int group_of(int column) const { return column >> group_shift; }
 
   METAL_FUNC ScaleAndRest scale_at(int64_t row, int column) const {
@@ -106,7 +106,7 @@ struct Weights {
     }
   }
 
-  // Of a tile: columns depth .. depth + 7 of rows row .. row + 7, transposed.
+  // Loads columns depth .. depth + 7 of a tile's rows row .. row + 7, transposed.
   METAL_FUNC static float2 load_weights(threadgroup const uchar* tile, int row, int depth, LanePosition at) {
     constexpr int kStride = tile_stride<float>(kTileDepth);
     return load_transposed((threadgroup const float*)tile + row * kStride + depth, kStride, at);

@@ -63,10 +63,12 @@ def test_experts_alone_are_packed() -> None:
 
 
 def test_the_smallest_mac() -> None:
-    assert fits.smallest_mac(5 * fits.GB) == 8
-    assert fits.smallest_mac(24 * fits.GB) == 36
-    assert fits.smallest_mac(24 * fits.GB + 1) == 48
-    assert fits.smallest_mac(400 * fits.GB) is None
+    reported = {16: 10922.67, 32: 21845.34, 64: 49152.00, 96: 73728.00}  # MiB, by the threads that recommended() names
+    assert {size: round(fits.recommended(size) / 2**20, 1) for size in reported} == pytest.approx(reported, abs=0.1)
+    assert fits.smallest_mac(5 << 30) == 8
+    assert fits.smallest_mac(24 << 30) == 36
+    assert fits.smallest_mac((24 << 30) + 1) == 48
+    assert fits.smallest_mac(400 << 30) is None
 
 
 def test_what_metal_does_not_recommend_is_refused(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ Packing check_weight(const Check<Int>& check, const PackedWeight& weight, const 
   return {};
 }
 
-// An argument of the shared expert, which is not there without one.
+// Checks that an argument of the shared expert is absent if there is no shared expert.
 template <typename Int>
 void check_none(const Check<Int>& check, const optional<Tensor>& shared, const char* argument,
                 const optional<Tensor>& x) {

@@ -17,14 +17,14 @@ struct PackedNames {
   const char *weight, *scales, *biases;
 };
 
-// A matrix that may be packed: then it has scales and biases.
+// A matrix is packed if it has scales and biases.
 struct PackedWeight {
   PackedNames names;
   const Tensor& weight;
   const optional<Tensor>&scales, &biases;
 };
 
-// A size of weights: a compiled model is specialised on it.
+// Sizes of weights are constants: a compiled model is specialised on them.
 inline int64_t known(int64_t size) { return size; }
 inline int64_t known(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
 
@@ -35,7 +35,7 @@ void check_unit_stride(const Check<Int>& check, const char* argument, const Tens
               "a last stride of 1 (a step must not copy weights)", stride);
 }
 
-// scales and biases [rows..., K / group]. Returns the group.
+// Checks scales and biases [rows..., K / group], and returns the group.
 template <typename Int>
 int64_t check_scales(const Check<Int>& check, const PackedNames& names, const Tensor& scales, const Tensor& biases,
                      const Sizes<Int>& rows, int64_t columns) {
@@ -54,7 +54,7 @@ int64_t check_scales(const Check<Int>& check, const PackedNames& names, const Te
   return group;
 }
 
-// A weight [rows..., K * bits / 32], to be multiplied with vectors `x` of K columns.
+// Checks a weight [rows..., K * bits / 32] that multiplies vectors `x` of K columns.
 template <typename Int>
 Packing check_packed(const Check<Int>& check, const PackedNames& names, const Tensor& weight, const Tensor& scales,
                      const Tensor& biases, const char* name, const Tensor& x, const Sizes<Int>& rows,

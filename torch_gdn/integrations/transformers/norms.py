@@ -1,4 +1,4 @@
-"""The RMS norms of transformers' models, in one launch instead of eleven operators, on mps.
+"""Runs each RMS norm of transformers' models in one launch on mps, instead of 6 to 11 operators.
 
 Models differ in the weight (it or 1 + it multiplies) and in where they round. A class is taken if it computes what one
 of the known forms does; this is tried on a few rows when torch_gdn is enabled.
@@ -34,12 +34,12 @@ form_of_class: dict[type, Form | None] = {}  # by class of a norm; None for one 
 
 
 def eps_of(norm: Any) -> float:
-    """Models call it by one of two names."""
+    """Returns the norm's eps, for which models have two names."""
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
 def norm_classes(module: ModuleType) -> Iterator[type]:
-    """The classes of a model's module that are RMS norms of a known form."""
+    """Yields the classes of a model's module that are RMS norms of a known form."""
     for owner in vars(module).values():
         is_own = isinstance(owner, type) and owner.__module__ == module.__name__
         if is_own and owner.__name__.endswith("RMSNorm") and known_form(owner) is not None:
@@ -53,7 +53,7 @@ def known_form(owner: type) -> Form | None:
 
 
 def find_form(owner: Callable[..., Any]) -> Form | None:
-    """The only form whose results the class has in both dtypes, on rows where every form gives others."""
+    """Returns the form whose results the class has in both dtypes. On these rows no two forms give the same."""
     with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
@@ -72,7 +72,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def agrees(form: Form, norm: Any, rows: Tensor, dtype: torch.dtype) -> bool:
-    """To two roundings of float32; in bfloat16 a value in 100 may be rounded the other way."""
+    """Allows two roundings in float32. In bfloat16, one value in 100 may be rounded the other way."""
     norm, x = norm.to(dtype), rows.to(dtype)
     own, theirs = form.apply(norm, x), norm(x)
     if dtype == torch.float32:

@@ -179,17 +179,7 @@ class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
         super().__init__(config)
         check_experts(config)
 
-    def forward_oot(
-        self,
-        layer: Any,
-        x: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        shared_experts: Any = None,
-        shared_experts_input: Tensor | None = None,
-    ) -> Tensor:
-        """For layers that `moe.with_shared_expert` does not take: vLLM adds their shared experts itself."""
-        return moe.fused_experts(x, *moe.experts_of(layer), topk_weights, topk_ids)
+    forward_oot = moe.routed_experts
 
 
 def register() -> None:

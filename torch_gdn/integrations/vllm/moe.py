@@ -23,7 +23,7 @@ class Matrix(NamedTuple):
     biases: Tensor | None = None
 
     def halves(self) -> list[Matrix]:
-        """Of the rows."""
+        """Returns the upper and the lower half of the rows."""
         parts = [(None, None) if each is None else each.chunk(2) for each in self]
         return [Matrix(*half) for half in zip(*parts, strict=True)]
 
@@ -65,6 +65,19 @@ def experts_of(layer: Any) -> tuple[Matrix, Matrix]:
         return Matrix(layer.w13_weight), Matrix(layer.w2_weight)
     w13 = Matrix(layer.w13_weight, layer.w13_scales, layer.w13_biases)
     return w13, Matrix(layer.w2_weight, layer.w2_scales, layer.w2_biases)
+
+
+def routed_experts(
+    method: Any,
+    layer: Any,
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    shared_experts: Any = None,
+    shared_experts_input: Tensor | None = None,
+) -> Tensor:
+    """A method for layers that `with_shared_expert` does not take. vLLM adds their shared experts itself."""
+    return fused_experts(x, *experts_of(layer), topk_weights, topk_ids)
 
 
 def topk_softmax(

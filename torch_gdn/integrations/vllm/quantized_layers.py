@@ -294,17 +294,7 @@ class PackedExpertsMethod(FusedMoEMethodBase):
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None
 
-    def apply(
-        self,
-        layer: Any,
-        x: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        shared_experts: Any = None,
-        shared_experts_input: Tensor | None = None,
-    ) -> Tensor:
-        """For layers that `moe.with_shared_expert` does not take: vLLM adds their shared experts itself."""
-        return moe.fused_experts(x, *moe.experts_of(layer), topk_weights, topk_ids)
+    apply = moe.routed_experts
 
 
 EXPERTS = (TorchGdnFusedMoEMethod, PackedExpertsMethod)  # the methods of routed experts on mps
