@@ -156,7 +156,7 @@ def sources_of_simulated_device(tree: Path) -> set[Path]:
     found: set[Path] = set()
     for table in tables:
         found |= {path for pattern in table["sources"] for path in tree.glob(pattern)}
-        found -= {tree / name for name in table["exclude"]}
+        found -= {tree / name for name in table.get("exclude", ())}
     return found
 
 

@@ -159,3 +159,9 @@ def test_the_page_has_every_fault() -> None:
 def test_the_page_says_what_is_missed() -> None:
     fault = planted("a", "b")
     assert "**MISSED**" in page_text([fault], {fault.id: Verdict(MISSED)})
+
+
+def test_the_checkout_says_what_the_simulated_device_builds() -> None:
+    found = scratch.sources_of_simulated_device(CHECKOUT)
+    assert CHECKOUT / "csrc/metal/encoder.mm" in found
+    assert not any("csrc/cpu" in str(path) for path in found)
