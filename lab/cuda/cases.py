@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 import torch_gdn
+from lab.cuda.peers import BATCHES, decode_case, linear_case
+from lab.cuda.peers_linear import ROWS, SIZES
 from lab.cuda.record import CaseRecord, Writer
 from lab.cuda.trace import Trace
 from torch_gdn.check import golden
@@ -89,13 +91,13 @@ def all_cases() -> list[Case]:
 
 
 def timed() -> Iterator[tuple[str, Recorder]]:
-    for batch, v_first in itertools.product((1, 8, 64), (False, True)):
-        name = f"decode {'[V, K]' if v_first else '[K, V]'} B {batch}"
+    for batch, v_first in itertools.product(BATCHES, (False, True)):
+        name = decode_case(batch, v_first)
         yield name, partial(timed_decode, name, batch, v_first)
     name = "AURA attention 4v4, 32768 keys"
     yield name, partial(timed_attention, name, 32768)
-    for size, rows in itertools.product((2048, 4096, 8192), (1, 4, 8)):
-        name = f"linear layer of 4 bits, {size} x {size}, {rows} rows"
+    for size, rows in itertools.product(SIZES, ROWS):
+        name = linear_case(size, rows)
         yield name, partial(timed_linear, name, size, rows)
 
 

@@ -72,8 +72,9 @@ rate of a copy within the device, {rate:.2f} TB/s.
 
 {times}
 
-Decoding beside others' kernels in the same run, of the same sizes: FLA's Triton kernel, and MLX's Metal kernel through
-the same `metal_stdlib` ({peer_versions}). Wanted: at most 1.2 times the better one.
+The same cases with other projects' kernels, in the same run: FLA's Triton kernel, and MLX's Metal kernels through the
+same `metal_stdlib` ({peer_versions}). We want at most 1.2 times the better one for decoding, and less than 1 for linear
+layers.
 
 {peers}
 
@@ -208,24 +209,19 @@ def times_table(found: dict[str, Any]) -> str:
     return table(["case", "us", "floor, us", "times the floor", "kernels by themselves, us"], rows)
 
 
-def decode_name(layout: str, batch: int) -> str:
-    return f"decode {layout} B {batch}"
-
-
 def peers_table(found: dict[str, Any]) -> str:
-    """Ours against the better of the others with states of the same layout, or of either where one has no such."""
-    measured = found.get("peers", ())
+    """Our kernels compared with the fastest other kernel for the same case."""
     ours = {row["case"]: row["microseconds"] for row in found["times"]}
+    others: dict[str, list[dict[str, Any]]] = {}
+    for row in found.get("peers", ()):
+        others.setdefault(row["case"], []).append(row)
     rows = []
-    for layout in ("[K, V]", "[V, K]"):
-        for batch in sorted({row["batch"] for row in measured}):
-            theirs = [row for row in measured if row["batch"] == batch and row["layout"] == layout]
-            if not theirs:
-                continue
-            best = min(theirs, key=lambda row: row["microseconds"])
-            own = ours[decode_name(layout, batch)]
-            each = ", ".join(f"{row['peer']} {row['microseconds']:.1f}" for row in theirs)
-            rows.append([decode_name(layout, batch), f"{own:.1f}", each, f"{own / best['microseconds']:.2f}"])
+    for case, theirs in others.items():
+        if case not in ours:
+            continue
+        best = min(row["microseconds"] for row in theirs)
+        each = ", ".join(f"{row['peer']} {row['microseconds']:.1f}" for row in theirs)
+        rows.append([case, f"{ours[case]:.1f}", each, f"{ours[case] / best:.2f}"])
     return table(["case", "us", "others, us", "times the better"], rows) if rows else left_out(found)
 
 

@@ -24,11 +24,12 @@ from proof.dialects import without_comments
 
 BATCHES = (1, 8, 64)
 H, HV, K, V = 16, 32, 128, 128  # of lab.cuda.cases.timed_decode
-HEADER = "include/mlx/backend/metal/kernels/gated_delta_update.h"
+HEADERS = "include/mlx/backend/metal/kernels"
+HEADER = "gated_delta_update.h"
 MLX_KERNEL = "gated_delta_seq"  # a simdgroup holds a row of S, 4 simdgroups a threadgroup
 
 # What the kernel takes beyond our shaders: 16-bit floats that convert by themselves, and a grid's positions.
-MLX_PRELUDE = """\
+MLX_TYPES = """\
 #include <metal_stdlib>
 using namespace metal;
 struct InputFloat {
@@ -36,8 +37,8 @@ struct InputFloat {
   METAL_FUNC operator float() const { return __bfloat162float(value); }
   METAL_FUNC explicit InputFloat(float x) : value(__float2bfloat16(x)) {}
 };
-static constexpr bool save_state = false;
 """
+MLX_PRELUDE = MLX_TYPES + "static constexpr bool save_state = false;\n"
 MLX_ENTRY = """
 extern "C" __global__ void __launch_bounds__(128) mlx_decode(
     InputFloat* q, InputFloat* k, InputFloat* v, float* state, InputFloat* g, InputFloat* beta, InputFloat* y,
@@ -57,9 +58,16 @@ class NotInstalled(RuntimeError):
 @dataclass(frozen=True)
 class PeerTime:
     peer: str
-    layout: str
-    batch: int
+    case: str  # of lab.cuda.cases.timed
     microseconds: float
+
+
+def decode_case(batch: int, v_first: bool) -> str:
+    return f"decode {'[V, K]' if v_first else '[K, V]'} B {batch}"
+
+
+def linear_case(size: int, rows: int) -> str:
+    return f"linear layer of 4 bits, {size} x {size}, {rows} rows"
 
 
 def versions() -> list[str]:
@@ -83,10 +91,10 @@ def copies_of(batch: int) -> int:
 # ---- MLX -------------------------------------------------------------------------------------------------------------
 
 
-def mlx_header() -> str:
+def mlx_header(name: str) -> str:
     found = importlib.util.find_spec("mlx")
     for folder in (found.submodule_search_locations or ()) if found else ():
-        if (header := Path(folder) / HEADER).exists():
+        if (header := Path(folder) / HEADERS / name).exists():
             return header.read_text()
     raise NotInstalled("MLX's headers are not installed: pip install 'mlx[cpu]' has them")
 
@@ -101,13 +109,13 @@ def mlx_source(header: str) -> str:
 
 
 def mlx_times(folder: Path, architecture: str) -> list[PeerTime]:
-    source = mlx_source(mlx_header())
+    source = mlx_source(mlx_header(HEADER))
     folder.mkdir(parents=True, exist_ok=True)
     if wrong := compile_cuda(source, folder / "mlx_decode.cubin", architecture):
         raise RuntimeError(wrong)
     gpu = Gpu()
     function = gpu.function(folder / "mlx_decode.cubin", "mlx_decode")
-    return [PeerTime("MLX", "[V, K]", batch, mlx_time(gpu, function, batch)) for batch in BATCHES]
+    return [PeerTime("MLX", decode_case(batch, True), mlx_time(gpu, function, batch)) for batch in BATCHES]
 
 
 def mlx_time(gpu: Gpu, function: Any, batch: int) -> float:
@@ -159,7 +167,7 @@ def fla_times() -> list[PeerTime]:
             return graph_time(run, kept, max(1, 200 // copies)) / copies
 
     return [
-        PeerTime("FLA", "[V, K]" if v_first else "[K, V]", batch, decode(batch, v_first))
+        PeerTime("FLA", decode_case(batch, v_first), decode(batch, v_first))
         for v_first in (False, True)
         for batch in BATCHES
     ]

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.cuda import compiling, conflicts, peers, replay, sanitizer
+from lab.cuda import compiling, conflicts, peers, peers_linear, replay, sanitizer
 from lab.cuda.gpu import Gpu
 from proof.checks import Progress
 
@@ -104,7 +105,9 @@ def times(session: replay.Session, found: dict[str, Any]) -> None:
 
 def peers_beside(cubins: Path, found: dict[str, Any]) -> None:
     found["peers"], found["peer_versions"] = [], peers.versions()
-    for ask in (lambda: peers.mlx_times(cubins, ARCHITECTURE), peers.fla_times):
+    mlx = [partial(times, cubins, ARCHITECTURE) for times in (peers.mlx_times, peers_linear.linear_times)]
+    asked: list[Callable[[], list[peers.PeerTime]]] = [*mlx, peers.fla_times]
+    for ask in asked:
         try:
             found["peers"] += [asdict(row) for row in ask()]
         except peers.NotInstalled as reason:

@@ -1,23 +1,27 @@
 // Packed codes of 4 or 8 bits: w[k] = scale * code[k] + bias, where code k of a row has bits k % per * Bits of word
-// k / per, per = 32 / Bits codes a word. A weight is computed as scale * (code - middle) + (bias + scale * middle):
-// where codes are symmetric, the second term is exactly 0, so that a weight is rounded once. A code less its middle is
-// the code with its highest bit inverted, read as a signed number.
+// k / per, per = 32 / Bits codes a word. A weight is computed as
+//   w = scale * (code - middle) + (bias + scale * middle)
+// because the second term is exactly 0 where codes are symmetric, so that a weight is rounded once.
+//
+// A code becomes a number without a shift and without a conversion: its bits, where they lie within 16 bits, are or-ed
+// to the bits of 2^23, whose last place is 1. This makes 2^23 + code * 2^position. The subtraction of
+// 2^23 + middle * 2^position is exact, and a scale that is divided by 2^position makes up for the position.
 #pragma once
 #include "core/elements.h"
 #include "core/vectors.h"
 
-// What weights need beside their codes.
-struct ScaleAndRest {
-  float scale, rest;
-};
-
+// The scale of a group's codes for each position within 16 bits, and the second term.
 template <int Bits>
-METAL_FUNC ScaleAndRest scale_and_rest(float scale, float bias) {
-  ScaleAndRest found;
-  found.scale = scale;
-  found.rest = fma(scale, float(1 << (Bits - 1)), bias);
-  return found;
-}
+struct ScaleAndRest {
+  GDN_CONSTANT int kPositions = 16 / Bits;
+  float scales[kPositions];
+  float rest;
+
+  METAL_FUNC void set(float scale, float bias) {
+    rest = fma(scale, float(1 << (Bits - 1)), bias);
+    UNROLL for (int i = 0; i < kPositions; ++i) scales[i] = scale * (1.0f / float(1 << (i * Bits)));
+  }
+};
 
 // `Columns` codes from a multiple of 8 on, as they lie in memory.
 template <int Bits, int Columns>
@@ -36,16 +40,18 @@ struct Codes {
     } else {
       UNROLL for (int i = 0; i < kWords; ++i) words[i] = source[i];
     }
-    UNROLL for (int i = 0; i < kWords; ++i) words[i] ^= Bits == 4 ? 0x88888888u : 0x80808080u;
   }
 
   // Decodes columns 4 step .. 4 step + 3. After unrolling, step is a compile-time number.
-  METAL_FUNC Values<4> values(int step, ScaleAndRest own) const {
-    const int bit = step * 4 * Bits;
+  METAL_FUNC Values<4> values(int step, ScaleAndRest<Bits> own) const {
     Values<4> found;
     UNROLL for (int i = 0; i < 4; ++i) {
-      const int above = 32 - Bits - (bit % 32 + i * Bits);  // bits above the code in its word
-      found.at[i] = fma(float(int(words[bit / 32] << uint(above)) >> (32 - Bits)), own.scale, own.rest);
+      const int bit = (step * 4 + i) * Bits;
+      const int position = bit % 16;
+      const uint half_word = words[bit / 32] >> uint(bit % 32 - position);
+      const uint code = half_word & (((1u << Bits) - 1u) << uint(position));
+      const float number = as_type<float>(code | 0x4b000000u) - float((1 << 23) + (1 << (Bits - 1 + position)));
+      found.at[i] = fma(number, own.scales[position / Bits], own.rest);
     }
     return found;
   }

@@ -13,7 +13,7 @@
 #ifdef __METAL__
 #define GDN_CONSTANT static constant constexpr const
 #else
-#define GDN_CONSTANT constexpr
+#define GDN_CONSTANT static constexpr
 #endif
 
 // The op that runs, after which a kernel's errors are named.

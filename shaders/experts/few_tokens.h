@@ -5,7 +5,7 @@
 #include "experts/pairs.h"
 #include "experts/weights.h"
 
-GDN_CONSTANT int kStagedBytes = 8192;
+GDN_CONSTANT int kStagedBytes = 16384;  // 1,024 columns of 8 vectors of 16 bits: a block for each lane
 
 template <typename T, int Most>
 METAL_FUNC constexpr int staged_columns() {
@@ -47,100 +47,120 @@ METAL_FUNC void multiply_values(
   }
 }
 
-// Loads the scales of rows base .. base + Rows - 1 as numbers of S. A checkpoint's two matrices have one dtype of
-// scales.
-template <typename S, int Rows, typename T, int Bits, int Width>
-METAL_FUNC void load_scales(
-    thread WeightBlock<Bits>* blocks,
-    thread const Weights<T, Bits, Width>& first,
-    thread const Weights<T, Bits, Width>& second,
-    int base,
-    int column) {
-  UNROLL for (int row = 0; row < Rows; ++row) {
-    if (base + row < kRowsOfHalf) {
-      first.template load_scale<S>(blocks[row], base + row, column);
-    } else {
-      second.template load_scale<S>(blocks[row], base + row - kRowsOfHalf, column);
+// The rows that a simdgroup multiplies: Half consecutive rows of each of two matrices.
+template <int Half, typename T, int Bits, int Width>
+struct TwoMatrices {
+  typedef Weights<T, Bits, Width> Matrix;
+  typedef typename Matrix::Block Block;
+  Matrix first, second;
+
+  // S: the dtype of the scales, which both matrices share.
+  template <typename S>
+  METAL_FUNC void load_scales(thread Block* blocks, int column) const {
+    UNROLL for (int row = 0; row < Half; ++row) {
+      first.template load_scale<S>(blocks[row], row, column);
+      second.template load_scale<S>(blocks[Half + row], row, column);
     }
   }
-}
 
-// Does the same for packed rows, and decodes 4 columns at a time. For one vector, registers have room for 8 decoded
-// rows next to the sums; for several vectors it decodes 2 rows at a time.
-template <int Count, int Slice, typename T, int Bits, int Width>
-METAL_FUNC void multiply_blocks(
-    thread float* sums,
-    thread const Weights<T, Bits, Width>& first,
-    thread const Weights<T, Bits, Width>& second,
-    threadgroup const T* staged,
-    int slice,
-    int column) {
-  constexpr int kRows = Count == 1 ? 2 * kRowsOfHalf : kRowsOfHalf / 2;
-  UNROLL for (int base = 0; base < 2 * kRowsOfHalf; base += kRows) {
-    WeightBlock<Bits> blocks[kRows];
-    UNROLL for (int row = 0; row < kRows; ++row) {
-      if (base + row < kRowsOfHalf) {
-        first.load_codes(blocks[row], base + row, slice + column);
+  METAL_FUNC void load(thread Block* blocks, int column) const {
+    UNROLL for (int row = 0; row < Half; ++row) {
+      first.load(blocks[row], row, column);
+      second.load(blocks[Half + row], row, column);
+    }
+    if constexpr (Bits != 0) {
+      // One branch for all rows: a load behind a branch of its own waits for the load before it.
+      if (first.scale_type == kFloat32) {
+        load_scales<float>(blocks, column);
       } else {
-        second.load_codes(blocks[row], base + row - kRowsOfHalf, slice + column);
+        load_scales<T>(blocks, column);
       }
     }
-    // One branch for all rows: a load behind a branch of its own waits for the load before it.
-    if (first.scale_type == kFloat32) {
-      load_scales<float, kRows>(blocks, first, second, base, slice + column);
-    } else {
-      load_scales<T, kRows>(blocks, first, second, base, slice + column);
-    }
-    UNROLL for (int step = 0; step < first.kColumns / 4; ++step) {
-      Values<4> weights[kRows];
-      UNROLL for (int row = 0; row < kRows; ++row) weights[row] = blocks[row].values(step);
-      threadgroup const T* x = staged + first.template place<Slice>(column + step * 4);
-      multiply_values<Count, kRows, 4>(sums + base * Count, weights, x, Slice);
+  }
+};
+
+// Copies a slice of the vectors to threadgroup memory, in the order in which lanes read it. A vector past group.count
+// is zeros.
+template <int Count, int Slice, int Threads, typename Matrix, int Width, typename T, int Most>
+METAL_FUNC void stage_vectors(
+    threadgroup T* staged,
+    thread const VectorRows<T>& vectors,
+    thread const PairGroup<Most>& group,
+    int slice,
+    int length,
+    uint thread_index) {
+  typedef typename VectorOf<T, Width>::type Vector;
+  UNROLL for (int v = 0; v < Count; ++v) {
+    device const T* source = vectors.of_pair(group.pairs[v]) + slice;
+    for (int column = int(thread_index) * Width; column < length; column += Threads * Width) {
+      const Vector values = v < group.count ? Vector(*(device const Vector*)(source + column)) : Vector(T(0));
+      *(threadgroup Vector*)(staged + v * Slice + Matrix::template place<Slice>(column)) = values;
     }
   }
 }
 
-// sums[(half * kRowsOfHalf + row) * Count + v] for the simdgroup's own rows: complete in every lane. `Count` vectors
-// are multiplied, of which those past group.count are not there.
-template <int Count, int Most, int Threads, typename T, int Bits, int Width>
+// sums[row * Count + v] for the rows of `weights`: each lane's share, which reduce_to_lanes adds up. `Count` vectors
+// are multiplied; the sums of those past group.count are not used. Part p of the simdgroups that share these rows takes
+// every Parts-th block of 32 lanes' columns. The first block of a slice is loaded while the vectors are copied.
+template <int Count, int Most, int Threads, int Parts, int Half, typename T, int Bits, int Width>
 METAL_FUNC void multiply_vectors(
     thread float* sums,
     threadgroup T* staged,
-    thread const Weights<T, Bits, Width>& first,
-    thread const Weights<T, Bits, Width>& second,
+    thread const TwoMatrices<Half, T, Bits, Width>& weights,
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& group,
     int columns,
+    int part,
     uint thread_index,
     uint lane) {
-  constexpr int kColumns = staged_columns<T, Most>();
-  constexpr int kBlock = Weights<T, Bits, Width>::kColumns;
-  static_assert(kColumns % kBlock == 0, "a slice holds whole blocks");
-  UNROLL for (int i = 0; i < 2 * kRowsOfHalf * Count; ++i) sums[i] = 0.0f;
-  for (int slice = 0; slice < columns; slice += kColumns) {
-    const int length = min(kColumns, columns - slice);
+  typedef Weights<T, Bits, Width> Matrix;
+  typedef typename Matrix::Block Block;
+  constexpr int kSlice = staged_columns<T, Most>();
+  constexpr int kStep = 32 * Parts * Matrix::kColumns;
+  static_assert(kSlice % Matrix::kColumns == 0, "a slice holds whole blocks");
+  UNROLL for (int i = 0; i < 2 * Half * Count; ++i) sums[i] = 0.0f;
+  const int first = (part * 32 + int(lane)) * Matrix::kColumns;
+  for (int slice = 0; slice < columns; slice += kSlice) {
+    const int length = min(kSlice, columns - slice);
+    Block blocks[2 * Half];
+    if (first < length) weights.load(blocks, slice + first);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    UNROLL for (int v = 0; v < Count; ++v) {
-      device const T* source = vectors.of_pair(group.pairs[v]) + slice;
-      for (int column = int(thread_index) * Width; column < length; column += Threads * Width) {
-        typedef typename VectorOf<T, Width>::type Vector;
-        const Vector values = v < group.count ? Vector(*(device const Vector*)(source + column)) : Vector(T(0));
-        *(threadgroup Vector*)(staged + v * kColumns + first.template place<kColumns>(column)) = values;
-      }
-    }
+    stage_vectors<Count, kSlice, Threads, Matrix, Width>(staged, vectors, group, slice, length, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int column = int(lane) * kBlock; column < length; column += 32 * kBlock) {
-      if constexpr (Bits == 0) {
-        Values<Width> weights[2 * kRowsOfHalf];
-        UNROLL for (int row = 0; row < kRowsOfHalf; ++row) {
-          weights[row] = first.load(row, slice + column);
-          weights[kRowsOfHalf + row] = second.load(row, slice + column);
-        }
-        multiply_values<Count, 2 * kRowsOfHalf, Width>(sums, weights, staged + column, kColumns);
-      } else {
-        multiply_blocks<Count, kColumns>(sums, first, second, staged, slice, column);
+    for (int column = first; column < length; column += kStep) {
+      UNROLL for (int step = 0; step < Matrix::kColumns / Block::kValues; ++step) {
+        Values<Block::kValues> values[2 * Half];
+        UNROLL for (int row = 0; row < 2 * Half; ++row) values[row] = blocks[row].values(step);
+        threadgroup const T* x = staged + Matrix::template place<kSlice>(column + step * Block::kValues);
+        multiply_values<Count, 2 * Half>(sums, values, x, kSlice);
       }
+      if (column + kStep < length) weights.load(blocks, slice + column + kStep);
     }
   }
-  UNROLL for (int i = 0; i < 2 * kRowsOfHalf * Count; ++i) sums[i] = simd_sum(sums[i]);
+}
+
+// One round of reduce_to_lanes: of 2 Size values, a lane keeps the half that its bit Size names, and hands the other to
+// the lane that keeps that one.
+template <int Size>
+METAL_FUNC void halve_values(thread float* values, uint lane) {
+  if constexpr (Size > 0) {
+    const bool keeps_upper = (lane & uint(Size)) != 0;
+    UNROLL for (int i = 0; i < Size; ++i) {
+      const float kept = keeps_upper ? values[Size + i] : values[i];
+      const float handed = keeps_upper ? values[i] : values[Size + i];
+      values[i] = kept + simd_shuffle_xor(handed, ushort(Size));
+    }
+    halve_values<Size / 2>(values, lane);
+  }
+}
+
+// Adds up values[i] of all lanes, for each i: lane l returns the sum of values[l % Count]. Destroys `values`. For 32
+// values it takes 31 shuffles, where a simd_sum each would take 160.
+template <int Count>
+METAL_FUNC float reduce_to_lanes(thread float* values, uint lane) {
+  static_assert(Count <= 32 && (Count & (Count - 1)) == 0, "each value has a lane");
+  halve_values<Count / 2>(values, lane);
+  float sum = values[0];
+  UNROLL for (int distance = Count; distance < 32; distance *= 2) sum += simd_shuffle_xor(sum, ushort(distance));
+  return sum;
 }

@@ -1,7 +1,8 @@
 // y = the weighted sum of each token's products hidden W_down, for up to 8 tokens. A threadgroup owns
 // kDownRows rows of every expert: it takes the experts one after another, each with all pairs that have it. A simdgroup
-// owns 8 of the rows. In threadgroup memory: the products, [pairs + tokens, kDownRows], which are added up at the end.
-// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; y [T, D].
+// owns 2 * rows_of_half(Most) of the rows. In threadgroup memory: the products, [pairs + tokens, kDownRows], which are
+// added up at the end. Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with
+// strides; y [T, D].
 #include "experts/few_tokens.h"
 #include "experts/moe_down.h"
 #include "experts/weighted_sum.h"
@@ -17,40 +18,50 @@ struct StagedProducts {
   METAL_FUNC float at(int64_t pair) const { return column[pair * kDownRows]; }
 };
 
-// Keeps the sums of a simdgroup's 8 rows, all of which every lane has.
-template <int Count, int Most>
-METAL_FUNC void keep_products(
-    threadgroup float* products, int offset, thread const float* sums, thread const PairGroup<Most>& group, uint lane) {
-  UNROLL for (int v = 0; v < Count; ++v) {
-    float own = 0.0f;
-    UNROLL for (int row = 0; row < 2 * kRowsOfHalf; ++row) own = int(lane) == row ? sums[row * Count + v] : own;
-    if (v < group.count && int(lane) < 2 * kRowsOfHalf) {
-      products[(group.pairs[v] + offset) * kDownRows + int(lane)] = own;
-    }
-  }
-}
-
-template <int Most, typename T, int Bits, int Width>
+// Multiplies and keeps the products: a simdgroup's lane row * Most + v has row and vector v, or the row of the only
+// vector.
+template <int Count, int Most, typename T, typename Matrices>
 METAL_FUNC void multiply_and_keep(
     threadgroup float* products,
     int offset,
     threadgroup T* staged,
-    thread const Weights<T, Bits, Width>& upper,
-    thread const Weights<T, Bits, Width>& lower,
+    thread const Matrices& weights,
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& own,
     int columns,
     uint thread_index,
     uint lane) {
-  constexpr int kThreads = kDownSimdgroups * 32;
+  constexpr int kValues = rows_of_half(Most) * Count;  // of either half
+  float sums[2 * kValues];
+  multiply_vectors<Count, Most, down_simdgroups(Most) * 32, 1>(
+      sums, staged, weights, vectors, own, columns, 0, thread_index, lane);
+  const float upper = reduce_to_lanes<kValues>(sums, lane);
+  const float lower = reduce_to_lanes<kValues>(sums + kValues, lane);
+  const int v = int(lane) % Count;
+  int pair = own.pairs[0];
+  UNROLL for (int i = 1; i < Count; ++i) pair = v == i ? own.pairs[i] : pair;
+  if (int(lane) < kValues && v < own.count) {
+    threadgroup float* own_products = products + (pair + offset) * kDownRows + int(lane) / Count;
+    own_products[0] = upper;
+    own_products[rows_of_half(Most)] = lower;
+  }
+}
+
+template <int Most, typename T, int Bits, int Width>
+METAL_FUNC void products_of(
+    threadgroup float* products,
+    int offset,
+    threadgroup T* staged,
+    thread const TwoMatrices<rows_of_half(Most), T, Bits, Width>& weights,
+    thread const VectorRows<T>& vectors,
+    thread const PairGroup<Most>& own,
+    int columns,
+    uint thread_index,
+    uint lane) {
   if (own.count == 1) {
-    float sums[2 * kRowsOfHalf];
-    multiply_vectors<1, Most, kThreads>(sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
-    keep_products<1>(products, offset, sums, own, lane);
+    multiply_and_keep<1>(products, offset, staged, weights, vectors, own, columns, thread_index, lane);
   } else if constexpr (Most > 1) {
-    float sums[2 * kRowsOfHalf * Most];
-    multiply_vectors<Most, Most, kThreads>(sums, staged, upper, lower, vectors, own, columns, thread_index, lane);
-    keep_products<Most>(products, offset, sums, own, lane);
+    multiply_and_keep<Most>(products, offset, staged, weights, vectors, own, columns, thread_index, lane);
   }
 }
 
@@ -74,15 +85,15 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int kThreads = kDownSimdgroups * 32;
+  constexpr int kThreads = down_simdgroups(Most) * 32;
   alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
   threadgroup float products[most_products<Most>() * kDownRows];
   constant PairParameters& pairs = parameters.pairs;
   const int count = pairs.count;
   const int first = int(group.x) * kDownRows;
-  const int own_row = int(simdgroup) * 2 * kRowsOfHalf;
+  const int own_row = int(simdgroup) * 2 * rows_of_half(Most);
   const int row = min(first + own_row, parameters.D - 1);
-  const int next_row = min(row + kRowsOfHalf, parameters.D - 1);
+  const int next_row = min(row + rows_of_half(Most), parameters.D - 1);
 
   FewPairs few;
   few.load(topk_ids, pairs, lane);
@@ -96,23 +107,23 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     if (expert == kLeftOut && first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
     own.take(few, expert, pair, lane);
     if (own.count == 0) continue;
-    const Weights<T, Bits, Width> upper =
+    TwoMatrices<rows_of_half(Most), T, Bits, Width> weights;
+    weights.first =
         rows_of<T, Bits, Width>(w_down, w_scales, w_biases, parameters.experts, expert, row, parameters.D - row);
-    const Weights<T, Bits, Width> lower = rows_of<T, Bits, Width>(
+    weights.second = rows_of<T, Bits, Width>(
         w_down, w_scales, w_biases, parameters.experts, expert, next_row, parameters.D - next_row);
-    multiply_and_keep<Most>(
-        products + own_row, 0, staged, upper, lower, vectors, own, parameters.I, thread_index, lane);
+    products_of<Most>(products + own_row, 0, staged, weights, vectors, own, parameters.I, thread_index, lane);
   }
   if (parameters.IS > 0) {
     own.take_tokens(pairs.tokens);
     vectors.data = shared_hidden;
     vectors.stride = parameters.IS;
-    const Weights<T, SharedBits, Width> upper = rows_of<T, SharedBits, Width>(
+    TwoMatrices<rows_of_half(Most), T, SharedBits, Width> weights;
+    weights.first = rows_of<T, SharedBits, Width>(
         shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, row, parameters.D - row);
-    const Weights<T, SharedBits, Width> lower = rows_of<T, SharedBits, Width>(
+    weights.second = rows_of<T, SharedBits, Width>(
         shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, next_row, parameters.D - next_row);
-    multiply_and_keep<Most>(
-        products + own_row, count, staged, upper, lower, vectors, own, parameters.IS, thread_index, lane);
+    products_of<Most>(products + own_row, count, staged, weights, vectors, own, parameters.IS, thread_index, lane);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int item = int(thread_index); item < pairs.tokens * kDownRows; item += kThreads) {

@@ -1,36 +1,17 @@
 // hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns kGateUpRows rows of gate and of up
 // of one expert, and all pairs that have it: y counts pairs, of which the first with an expert has the work, and then
-// the shared expert. A simdgroup owns 4 rows of each. In registers: a sum for each row and vector.
+// the shared expert. A simdgroup owns rows_of_half(Most) rows of each. In registers: a sum for each row and vector.
 // Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
 #include "experts/few_tokens.h"
 #include "experts/gate_up.h"
 #include "experts/moe_gate_up.h"
 
-// Lane row * Count + v of a simdgroup stores its row for vector v.
-template <int Count, int Most, typename T>
-METAL_FUNC void store_hidden(
-    device T* target, int width, int row, thread const float* sums, thread const PairGroup<Most>& group, uint lane) {
-  static_assert(kRowsOfHalf * Count <= 32, "each value has a lane");
-  float gate = 0.0f;
-  float up = 0.0f;
-  int pair = 0;
-  UNROLL for (int i = 0; i < kRowsOfHalf * Count; ++i) {
-    const bool is_own = int(lane) == i;
-    gate = is_own ? sums[i] : gate;
-    up = is_own ? sums[kRowsOfHalf * Count + i] : up;
-    pair = is_own ? group.pairs[i % Count] : pair;
-  }
-  const int own_row = row + int(lane) / Count;
-  const bool is_there = int(lane) < kRowsOfHalf * Count && int(lane) % Count < group.count && own_row < width;
-  if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));
-}
-
-template <int Most, typename T, int Bits, int Width>
+// Multiplies and stores: lane row * Count + v of a simdgroup has its row for vector v.
+template <int Count, int Most, typename T, typename Matrices>
 METAL_FUNC void multiply_and_store(
     device T* target,
     threadgroup T* staged,
-    thread const Weights<T, Bits, Width>& gate,
-    thread const Weights<T, Bits, Width>& up,
+    thread const Matrices& weights,
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& own,
     int width,
@@ -38,15 +19,36 @@ METAL_FUNC void multiply_and_store(
     int columns,
     uint thread_index,
     uint lane) {
-  constexpr int kThreads = kGateUpSimdgroups * 32;
+  constexpr int kValues = rows_of_half(Most) * Count;
+  float sums[2 * kValues];
+  multiply_vectors<Count, Most, gate_up_simdgroups(Most) * 32, 1>(
+      sums, staged, weights, vectors, own, columns, 0, thread_index, lane);
+  const float gate = reduce_to_lanes<kValues>(sums, lane);
+  const float up = reduce_to_lanes<kValues>(sums + kValues, lane);
+  const int v = int(lane) % Count;
+  int pair = own.pairs[0];
+  UNROLL for (int i = 1; i < Count; ++i) pair = v == i ? own.pairs[i] : pair;
+  const int own_row = row + int(lane) / Count;
+  const bool is_there = int(lane) < kValues && v < own.count && own_row < width;
+  if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));
+}
+
+template <int Most, typename T, int Bits, int Width>
+METAL_FUNC void gate_and_up(
+    device T* target,
+    threadgroup T* staged,
+    thread const TwoMatrices<rows_of_half(Most), T, Bits, Width>& weights,
+    thread const VectorRows<T>& vectors,
+    thread const PairGroup<Most>& own,
+    int width,
+    int row,
+    int columns,
+    uint thread_index,
+    uint lane) {
   if (own.count == 1) {
-    float sums[2 * kRowsOfHalf];
-    multiply_vectors<1, Most, kThreads>(sums, staged, gate, up, vectors, own, columns, thread_index, lane);
-    store_hidden<1>(target, width, row, sums, own, lane);
+    multiply_and_store<1>(target, staged, weights, vectors, own, width, row, columns, thread_index, lane);
   } else if constexpr (Most > 1) {
-    float sums[2 * kRowsOfHalf * Most];
-    multiply_vectors<Most, Most, kThreads>(sums, staged, gate, up, vectors, own, columns, thread_index, lane);
-    store_hidden<Most>(target, width, row, sums, own, lane);
+    multiply_and_store<Most>(target, staged, weights, vectors, own, width, row, columns, thread_index, lane);
   }
 }
 
@@ -97,24 +99,25 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     if (own.count == 0) return;
   }
 
-  const int row = first + int(simdgroup) * kRowsOfHalf;
+  const int row = first + int(simdgroup) * rows_of_half(Most);
   const int own_row = min(row, width - 1);
   VectorRows<T> vectors;
   vectors.data = x;
   vectors.stride = parameters.x_stride;
   vectors.divisor = is_shared ? 1 : pairs.k;
   if (is_shared) {
-    const Weights<T, SharedBits, Width> gate = rows_of<T, SharedBits, Width>(
+    TwoMatrices<rows_of_half(Most), T, SharedBits, Width> weights;
+    weights.first = rows_of<T, SharedBits, Width>(
         shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0, own_row, width - own_row);
-    const Weights<T, SharedBits, Width> up = rows_of<T, SharedBits, Width>(
+    weights.second = rows_of<T, SharedBits, Width>(
         shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0, own_row, width - own_row);
-    multiply_and_store<Most>(
-        shared_hidden, staged, gate, up, vectors, own, width, row, parameters.D, thread_index, lane);
+    gate_and_up<Most>(shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
   } else {
-    const Weights<T, Bits, Width> gate =
+    TwoMatrices<rows_of_half(Most), T, Bits, Width> weights;
+    weights.first =
         rows_of<T, Bits, Width>(w_gate_up, w_scales, w_biases, parameters.experts, expert, own_row, width - own_row);
-    const Weights<T, Bits, Width> up = rows_of<T, Bits, Width>(
+    weights.second = rows_of<T, Bits, Width>(
         w_gate_up, w_scales, w_biases, parameters.experts, expert, int64_t(width) + own_row, width - own_row);
-    multiply_and_store<Most>(hidden, staged, gate, up, vectors, own, width, row, parameters.D, thread_index, lane);
+    gate_and_up<Most>(hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
   }
 }

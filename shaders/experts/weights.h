@@ -6,12 +6,21 @@
 #include "core/tile.h"
 #include "experts/tile_size.h"
 
-// A lane loads 8 bytes of codes at once. They belong to one row and to one group.
+// A lane loads 16 bytes of codes at once. They belong to one row and to one group.
 template <int Bits>
-struct WeightBlock {
-  Codes<Bits, 64 / Bits> codes;
-  ScaleAndRest own;
+struct PackedBlock {
+  GDN_CONSTANT int kValues = 4;  // decoded at once
+  Codes<Bits, 128 / Bits> codes;
+  ScaleAndRest<Bits> own;
   METAL_FUNC Values<4> values(int step) const { return codes.values(step, own); }
+};
+
+// The same for numbers.
+template <int Width>
+struct NumberBlock {
+  GDN_CONSTANT int kValues = Width;
+  Values<Width> numbers;
+  METAL_FUNC Values<Width> values(int) const { return numbers; }
 };
 
 // Bytes of kTileColumns rows of kTileDepth columns in threadgroup memory. Decoded weights are f32: one rounded to 16
@@ -24,7 +33,8 @@ METAL_FUNC constexpr int staged_bytes() {
 // Consecutive rows of a matrix, packed.
 template <typename T, int Bits, int Width>
 struct Weights {
-  GDN_CONSTANT int kColumns = 64 / Bits;  // that a lane loads at once
+  typedef PackedBlock<Bits> Block;
+  GDN_CONSTANT int kColumns = 128 / Bits;  // that a lane loads at once
 
   // Returns where a slice of a vector keeps a column in threadgroup memory. Neighbouring lanes read neighbouring
   // values.
@@ -36,7 +46,7 @@ struct Weights {
   device const uint* data;
   device const uchar* scales;
   device const uchar* biases;
-  int64_t stride, first_scale, first_bias, scales_stride, biases_stride;
+  int stride, scales_stride, biases_stride;  // the host sees to it that a row's offset has 32 bits
   int scale_type, group_shift;
   int rows;  // a row past these repeats the last
 
@@ -48,40 +58,41 @@ struct Weights {
       int expert,
       int64_t first) {
     data = (device const uint*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
-    scales = all_scales;
-    biases = all_biases;
-    stride = parameters.row_stride;
-    first_scale = expert * parameters.scales_expert_stride + first * parameters.scales_row_stride;
-    first_bias = expert * parameters.biases_expert_stride + first * parameters.biases_row_stride;
-    scales_stride = parameters.scales_row_stride;
-    biases_stride = parameters.biases_row_stride;
     scale_type = parameters.scale_type;
+    const int bytes = scale_type == kFloat32 ? 4 : 2;
+    scales = all_scales + (expert * parameters.scales_expert_stride + first * parameters.scales_row_stride) * bytes;
+    biases = all_biases + (expert * parameters.biases_expert_stride + first * parameters.biases_row_stride) * bytes;
+    stride = int(parameters.row_stride);
+    scales_stride = int(parameters.scales_row_stride);
+    biases_stride = int(parameters.biases_row_stride);
     group_shift = parameters.group_shift;
   }
 
   // A group has a multiple of 32 columns, so a block lies in one group.
   METAL_FUNC int group_of(int column) const { return column >> group_shift; }
 
-  METAL_FUNC ScaleAndRest scale_at(int64_t row, int column) const {
+  METAL_FUNC ScaleAndRest<Bits> scale_at(int row, int column) const {
     const int group = group_of(column);
-    const float scale = read_float(scales, first_scale + row * scales_stride + group, scale_type);
-    const float bias = read_float(biases, first_bias + row * biases_stride + group, scale_type);
-    return scale_and_rest<Bits>(scale, bias);
+    const float scale = read_float(scales, row * scales_stride + group, scale_type);
+    const float bias = read_float(biases, row * biases_stride + group, scale_type);
+    ScaleAndRest<Bits> found;
+    found.set(scale, bias);
+    return found;
   }
 
-  METAL_FUNC void load_codes(thread WeightBlock<Bits>& block, int row, int column) const {
-    const int64_t own = min(row, rows - 1);
+  METAL_FUNC void load(thread Block& block, int row, int column) const {
+    const int own = min(row, rows - 1);
     block.codes.template load<Width>(data + own * stride + column / (32 / Bits));
   }
 
   // S: the dtype of scales and biases, T or float.
   template <typename S>
-  METAL_FUNC void load_scale(thread WeightBlock<Bits>& block, int row, int column) const {
-    const int64_t own = min(row, rows - 1);
+  METAL_FUNC void load_scale(thread Block& block, int row, int column) const {
+    const int own = min(row, rows - 1);
     const int group = group_of(column);
-    const float scale = float(((device const S*)scales)[first_scale + own * scales_stride + group]);
-    const float bias = float(((device const S*)biases)[first_bias + own * biases_stride + group]);
-    block.own = scale_and_rest<Bits>(scale, bias);
+    const float scale = float(((device const S*)scales)[own * scales_stride + group]);
+    const float bias = float(((device const S*)biases)[own * biases_stride + group]);
+    block.own.set(scale, bias);
   }
 
   // Computes kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row. A thread owns 8 columns
@@ -99,7 +110,7 @@ struct Weights {
     }
     Codes<Bits, 8> codes;
     codes.template load<Width>(data + row * stride + (column + at) / (32 / Bits));
-    const ScaleAndRest own = scale_at(row, column + at);
+    const ScaleAndRest<Bits> own = scale_at(row, column + at);
     UNROLL for (int step = 0; step < 2; ++step) {
       const Values<4> found = codes.values(step, own);
       *(threadgroup float4*)(target + step * 4) = float4(found.at[0], found.at[1], found.at[2], found.at[3]);
@@ -116,6 +127,7 @@ struct Weights {
 // The same of numbers, which are read as they are.
 template <typename T, int Width>
 struct Weights<T, 0, Width> {
+  typedef NumberBlock<Width> Block;
   GDN_CONSTANT int kColumns = Width;
 
   template <int Slice>
@@ -124,7 +136,7 @@ struct Weights<T, 0, Width> {
   }
 
   device const T* data;
-  int64_t stride;
+  int stride;
   int rows;
 
   METAL_FUNC void locate(
@@ -135,11 +147,11 @@ struct Weights<T, 0, Width> {
       int expert,
       int64_t first) {
     data = (device const T*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
-    stride = parameters.row_stride;
+    stride = int(parameters.row_stride);
   }
 
-  METAL_FUNC Values<Width> load(int row, int column) const {
-    return load_values<Width>(data + min(row, rows - 1) * stride + column);
+  METAL_FUNC void load(thread Block& block, int row, int column) const {
+    block.numbers = load_values<Width>(data + min(row, rows - 1) * stride + column);
   }
 
   // Copies kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row or column.

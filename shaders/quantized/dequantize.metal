@@ -34,7 +34,7 @@ template <typename T, int Bits>
   const Weights<T, Bits, 1> own = rows_of<T, Bits, 1>(weight, scales, biases, parameters.weight, 0, row, 1);
   Codes<Bits, kDequantizeColumns> codes;
   codes.template load<1>(own.data + column / (32 / Bits));
-  const ScaleAndRest scale = own.scale_at(0, column);
+  const ScaleAndRest<Bits> scale = own.scale_at(0, column);
   UNROLL for (int step = 0; step < kDequantizeColumns / 4; ++step) {
     store_values<T, 4>(target + step * 4, codes.values(step, scale));
   }

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import torch_gdn
-from lab.cuda import compiling, conflicts, dialect, page, peers, replay, running, sanitizer
+from lab.cuda import compiling, conflicts, dialect, page, peers, peers_linear, replay, running, sanitizer
+from lab.cuda.peers_linear import FUNCTIONS
 from lab.cuda.record import (
     Binding,
     CaseRecord,
@@ -288,6 +289,19 @@ def test_a_peers_kernel_alone_is_taken_from_its_header() -> None:
         peers.mlx_source("")
 
 
+def test_the_functions_of_linear_layers_alone_are_taken_from_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = "template <int bits>\n{} {}(const device float* x, const constant int& n) {{\n  return x[n];\n}}\n"
+    own = [function.format("inline float" if "_impl" not in name else "METAL_FUNC void", name) for name in FUNCTIONS]
+    other = function.format("inline float", "another")
+    monkeypatch.setattr(peers_linear, "mlx_header", lambda name: "".join([*own, other]))
+    source = peers_linear.source()
+    assert "another" not in source and "METAL_FUNC float qdot(const float* x, const int& n)" in source
+    assert "qmv_wide_impl<InputFloat, 64, 4, 4, 8>(" in source and "qmv_fast_impl<InputFloat, 64, 4>(" in source
+    monkeypatch.setattr(peers_linear, "mlx_header", lambda name: "".join(own[1:]))
+    with pytest.raises(peers.NotInstalled, match=f"expected a function {FUNCTIONS[0]}"):
+        peers_linear.source()
+
+
 @needs_simulated_device
 def test_a_wrong_call_is_recorded_without_being_run(tmp_path: Path) -> None:
     ready("mps")
@@ -350,7 +364,7 @@ def test_the_page_has_every_number() -> None:
     found = {"gpu": "a GPU", "versions": "CUDA 1", "kernels": 3, "variants": 5, "cases": 7, "values": [value]}
     found |= {"wrong_calls": 2, "left_out": ["no ncu here"], "peer_versions": ["mlx 1.2"]}
     found["peers"] = [
-        {"peer": peer, "layout": "[V, K]", "batch": 8, "microseconds": us} for peer, us in (("MLX", 9.0), ("FLA", 8.0))
+        {"peer": peer, "case": "decode [V, K] B 8", "microseconds": us} for peer, us in (("MLX", 9.0), ("FLA", 8.0))
     ]
     found |= {"times": [timed], "copy_rate": 4.2e12, "sanitizers": [{"tool": "memcheck", "errors": 0, "places": []}]}
     text = page.text(found)

@@ -97,6 +97,18 @@ def test_shapes_of_x(device: torch.device) -> None:
         assert empty.shape == (*shape, 40)
 
 
+@pytest.mark.parametrize("M", [2, 40])
+def test_rows_too_far_apart_are_refused(M: int) -> None:
+    """A kernel adds 32 bits to the address of its first row."""
+    call = to_device(draw_linear(QuantizedPoint(BF16, M=M, N=1, K=64)), ready("mps"))
+    columns = call["weight"].shape[1]
+    call["weight"] = call["weight"].as_strided((1, columns), (2**26, 1))
+    torch.ops.gdn.quantized_linear(**call)
+    call["weight"] = call["weight"].as_strided((1, columns), (2**26 + 1, 1))
+    with pytest.raises(ValueError, match="rows of weights at most 2\\^26 elements apart, got 67108865"):
+        torch.ops.gdn.quantized_linear(**call)
+
+
 @pytest.mark.parametrize("M", [8, 40])
 def test_bits_do_not_depend_on_other_rows(M: int) -> None:
     device = ready("mps")

@@ -25,19 +25,20 @@ def counted(op: str, call: Call) -> dict[str, Any]:
     return dict(profile.kernels)
 
 
-@pytest.mark.parametrize(("bits", "most"), [(4, 1.06), (8, 1.035)])
+@pytest.mark.parametrize(("bits", "most"), [(4, 1.12), (8, 1.06)])
 def test_few_rows_read_each_weight_once(bits: int, most: float) -> None:
-    """Each threadgroup reads x anew, for its 64 rows of the weight; codes, scales and biases are read once."""
+    """Each threadgroup reads x anew, for its 32 rows of the weight; codes, scales and biases are read once."""
     for M in (1, 8):
         call = draw_linear(QuantizedPoint(BF16, M=M, N=256, K=2048, bits=bits, group=64))
         ((name, figures),) = counted("quantized_linear", call).items()
         assert name == f"quantized_linear_bfloat_{M}_4_{bits}"
         packed = bytes_of(call["weight"], call["scales"], call["biases"])
         issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
-        of_x = bytes_of(call["x"]) * 256 // 64
+        of_x = bytes_of(call["x"]) * 256 // 32
         assert 1.0 <= (issued - of_x) / packed <= 1.02
         assert M > 1 or issued / packed <= most
-        assert figures.bank_cycles <= 1.25 * figures.least_bank_cycles * (2 if M > 1 else 1)
+        # a copy of x to threadgroup memory takes 8 times its least, so that a lane's reads take the least
+        assert figures.bank_cycles <= 1.6 * figures.least_bank_cycles
         assert figures.operations_issued["fma"] <= 2.15 * M * 256 * 2048
 
 
@@ -51,7 +52,7 @@ def test_many_rows_read_it_once_for_32(bits: int) -> None:
     tiles = 64 // 32 * packed + 128 // 64 * bytes_of(call["x"]) + 64 * 128 * 2
     assert tiles <= figures.device_bytes_issued_read + figures.device_bytes_issued_written <= 1.05 * tiles
     assert figures.matrix_multiplies * 512 == product
-    decoding = sum(figures.operations_issued[kind] for kind in ("fma", "add", "convert"))
+    decoding = sum(figures.operations_issued[kind] for kind in ("fma", "add", "mul"))
     assert decoding <= 0.1 * product
 
 

@@ -113,7 +113,7 @@ def call_packed_matrices(runner: Any) -> None:
     ]
     for layer in {(x.weight.shape, x.scales.shape, x.scales.dtype, type(x)): x for x in layers}.values():
         columns = layer.weight.shape[1] * layer.quant_method.packing.per_word
-        for n in (1, 2, 33):
+        for n in (1, 2, 4, 8, 33):
             x = torch.zeros(n, columns, dtype=runner.dtype, device=runner.device)
             layer.quant_method.apply(layer, x)
         if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead):
