@@ -99,7 +99,8 @@ def split_at_commas(text: str) -> list[str]:
 def find_kernel(text: str, kernel: str) -> KernelTemplate:
     """The template of that name, in a text without comments."""
     head = re.compile(
-        rf"(?:template\s*<(?P<template>[^>]*)>\s*)?(?:\[\[kernel\]\]|\bkernel)\s+void\s+{re.escape(kernel)}\s*(?=\()"
+        r"(?:template\s*<(?P<template>[^>]*)>\s*)?(?:\[\[kernel(?:, [^\]]*)?\]\]|\bkernel)\s+void\s+"
+        rf"{re.escape(kernel)}\s*(?=\()"
     )
     found = head.search(text)
     if found is None:

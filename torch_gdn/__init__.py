@@ -33,6 +33,7 @@ from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import (
     fused_recurrent_gated_delta_rule,
     fused_recurrent_gated_delta_rule_,
 )
+from torch_gdn.ops.gdn.gdn_decode import gdn_decode_
 from torch_gdn.ops.gdn.prepare_chunk_indices import prepare_chunk_indices
 from torch_gdn.ops.gdn.prepare_chunk_offsets import prepare_chunk_offsets
 from torch_gdn.ops.gdn.recompute_w_u import recompute_w_u, recompute_w_u_fwd
@@ -106,6 +107,7 @@ __all__ = [
     "fused_recurrent_gated_delta_rule_",
     "fused_recurrent_kda",
     "fused_recurrent_kda_",
+    "gdn_decode_",
     "gdn_gating",
     "l2norm",
     "l2norm_fwd",

@@ -25,7 +25,7 @@ class UnknownMetal(ValueError):
 
 def translated(text: str) -> str:
     text = SHARED.sub(lambda m: f"{m[1]}__shared__ {f'__align__({m[2]}) ' if m[2] else ''}{m[3]}", text)
-    text = text.replace("[[kernel]]", "METAL_FUNC")
+    text = re.sub(r"\[\[kernel(?:, [^\]]*)?\]\]", "METAL_FUNC", text)
     text = re.sub(r" \[\[\w+(\(\d+\))?\]\]", "", text)
     text = re.sub(r"\bconstant (?=(static|constexpr|const)\b)", "", text)
     text = re.sub(r"\bconstant (?=[\w:]+ ?[&*])", "const ", text)

@@ -18,6 +18,7 @@ from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.testing import REGISTRY, OpEntry, Point
 from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
+from torch_gdn.testing.decode import DecodePoint
 from torch_gdn.testing.experts import ExpertPoint
 from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint, mixed_dtypes
@@ -135,7 +136,7 @@ def model_launches() -> list[Launch]:
         for v_first in BOTH
     ]
     others = compiled_at(
-        CodecPoint, AuraPoint, PagePoint, ExpertPoint, QuantizedPoint, RowPoint, ConvolutionPoint, Point
+        CodecPoint, AuraPoint, PagePoint, ExpertPoint, QuantizedPoint, RowPoint, ConvolutionPoint, DecodePoint, Point
     )
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]

@@ -8,23 +8,9 @@
 // With state_indices [N, tokens] the state after each token goes to a slot of its own, one token at a time.
 // S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "core/gate_of_channel.h"
-#include "core/norm_eps.h"
 #include "core/tile.h"
-#include "gdn/state_rows.h"
+#include "gdn/recurrent_step.h"
 #include "gdn/state_threadgroup.h"
-
-// The sum over the lanes of the thread's own row: 3 or 4 shuffles for two rows.
-template <int K>
-METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
-  const float of_first = (first.x + first.y) + (first.z + first.w);
-  const float of_second = (second.x + second.y) + (second.z + second.w);
-  float sum = at.is_odd ? of_second : of_first;
-  sum += simd_shuffle_xor(at.is_odd ? of_first : of_second, ushort(1));
-  UNROLL for (ushort distance = 2; distance < Division<K>::kLanes; distance *= 2) {
-    sum += simd_shuffle_xor(sum, distance);
-  }
-  return sum;
-}
 
 // Of rows of q or k, zero-padded to whole parts.
 template <typename T, int K>
@@ -89,20 +75,6 @@ METAL_FUNC FirstReads<T> first_reads(
   return reads;
 }
 
-// The simdgroups take rows in turn.
-template <int K>
-METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup, uint lane) {
-  constexpr int kPadded = Division<K>::kPadded;
-  for (int row = int(simdgroup); row < rows; row += Division<K>::kThreads / 32) {
-    float sum = 0.0f;
-    for (int column = int(lane); column < kPadded; column += 32) {
-      sum += tile[row * kPadded + column] * tile[row * kPadded + column];
-    }
-    const float scale = rsqrt(simd_sum(sum) + kNormEps);
-    for (int column = int(lane); column < kPadded; column += 32) tile[row * kPadded + column] *= scale;
-  }
-}
-
 // gk or gv as two factors: S <- base S + change S, with base 1 for weak decays and 0 for strong ones (struct Decay).
 template <int Threads, bool HasGate>
 METAL_FUNC void stage_decays(
@@ -132,35 +104,6 @@ METAL_FUNC void stage_decays(
     const Decay decay = decay_from_log(log_decay);
     base[item] = decay.weak ? 1.0f : 0.0f;
     change[item] = decay.factor;
-  }
-}
-
-// Reports wrong entries of state_indices [N, columns] and counts in num_accepted_tokens. state_threadgroup() has
-// reported the entry that the sequence starts from. Called by one simdgroup for each sequence.
-METAL_FUNC void report_token_slots(
-    StateThreadgroup own,
-    device const int* state_indices,
-    device const int* num_accepted_tokens,
-    constant FusedRecurrentParameters& parameters,
-    AcceptedCount accepted,
-    int sequence,
-    device ErrorLog* errors,
-    uint lane) {
-  const int columns = parameters.slots.columns;
-  const int tokens = own.sequence.last - own.sequence.first;
-  const int64_t first_entry = int64_t(sequence) * columns;
-  for (int column = 0; column < min(columns, tokens); ++column) {
-    const Slot kept = locate_entry(state_indices, parameters.slots, first_entry + column, lane);
-    if (lane == 0 && column + 1 != accepted.tokens) {
-      report_slot(kept, first_entry + column, parameters.sequence.op, errors);
-    }
-  }
-  if (lane != 0) return;
-  report_accepted(accepted, num_accepted_tokens, parameters.slots, sequence, parameters.sequence.op, errors);
-  if (columns > 0 && tokens > columns) {
-    report_error(
-        errors, parameters.sequence.op,
-        "state_indices: expected a column for each token of a sequence, got fewer than ", tokens, sequence, __LINE__);
   }
 }
 
@@ -221,7 +164,9 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       first_entry + accepted.tokens - 1, parameters.value_size, 1, parameters.counted_chunk_size, errors, group,
       simdgroup, lane);
   if (group.x == 0 && group.y == 0 && simdgroup == 0) {
-    report_token_slots(own, state_indices, num_accepted_tokens, parameters, accepted, int(group.z), errors, lane);
+    report_token_slots(
+        own.sequence, state_indices, num_accepted_tokens, parameters.slots, parameters.sequence.op, accepted,
+        int(group.z), errors, lane);
   }
 
   Inputs<T> inputs;
@@ -307,34 +252,10 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
           }
         }
       }
-      const float factor = decay[token].factor;
-      float4 part[2] = {float4(0.0f), float4(0.0f)};
-      if (decay[token].weak) {
-        UNROLL for (int m = 0; m < kParts; ++m) {
-          UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] += factor * state[2 * m + r];
-        }
-      } else {
-        UNROLL for (int m = 0; m < kParts; ++m) { UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] *= factor; }
-      }
-      UNROLL for (int m = 0; m < kParts; ++m) {
-        const float4 keys = *(threadgroup const float4*)(key + first_element<K>(m, at.place));
-        UNROLL for (int r = 0; r < 2; ++r) part[r] += state[2 * m + r] * keys;
-      }
-      const float read = sum_of_own_row<K>(part[0], part[1], at);
-      const float own_update = beta_tile[Channels ? token * kStateColumns + at.own_row : token] *
-                               (v_tile[token * kStateColumns + at.own_row] - read);
-      const float other_update = simd_shuffle_xor(own_update, ushort(1));
-      const float update[2] = {at.is_odd ? other_update : own_update, at.is_odd ? own_update : other_update};
-      UNROLL for (int r = 0; r < 2; ++r) part[r] = float4(0.0f);
-      UNROLL for (int m = 0; m < kParts; ++m) {
-        const float4 keys = *(threadgroup const float4*)(key + first_element<K>(m, at.place));
-        const float4 queries = *(threadgroup const float4*)(query + first_element<K>(m, at.place));
-        UNROLL for (int r = 0; r < 2; ++r) {
-          state[2 * m + r] += update[r] * keys;
-          part[r] += state[2 * m + r] * queries;
-        }
-      }
-      const float output = parameters.scale * sum_of_own_row<K>(part[0], part[1], at);
+      decay_state<K>(state, decay[token]);
+      const float own_beta = beta_tile[Channels ? token * kStateColumns + at.own_row : token];
+      const float own_value = v_tile[token * kStateColumns + at.own_row];
+      const float output = parameters.scale * update_and_read<K>(state, key, query, own_beta, own_value, at);
       if (at.place < 2) o_tile[token * kStateColumns + at.own_row] = output;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

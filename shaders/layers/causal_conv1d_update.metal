@@ -3,7 +3,8 @@
 // A state that keeps each token is the W - 2 columns before the first and then the tokens: after `a` of them were
 // accepted the next step's history starts at column a - 1.
 // Registers: the last W tokens and the weights of a thread's channel, in f32.
-// Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
+// Layout: x [B, T, D] with any strides, its channels in order or by key head; y with row strides; weight [D, W]; states
+// [N or slots, D, S] with any strides.
 #include "layers/convolution_window.h"
 
 // The last W columns before the first token; the oldest, which no tap reads, only where all 4 are loaded at once.
@@ -23,6 +24,17 @@ METAL_FUNC void load_window(
       window[tap] = load_history<1>(columns, parameters, has_state, end, tap - W);
     }
   }
+}
+
+// Where x has a channel, in channels.
+METAL_FUNC int64_t place_of(int channel, ChannelOrder order) {
+  if (order.keys == 0) return channel;
+  const int of_values = channel - 2 * order.all_keys;
+  const int of_keys = channel % order.all_keys;
+  const int64_t group = of_values >= 0 ? of_values / order.values : of_keys / order.keys;
+  const int first = of_values >= 0 ? 2 * order.keys : channel < order.all_keys ? 0 : order.keys;
+  const int within = of_values >= 0 ? of_values % order.values : of_keys % order.keys;
+  return group * (2 * (order.keys + order.values)) + first + within;
 }
 
 // W - 1 columns a channel, which the window holds, and nothing between those of two channels.
@@ -77,7 +89,7 @@ template <typename T, typename Weight, typename State, int W>
   const int neighbours = (parameters.channels - first_channel) * (W - 1);
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;
-  device const T* tokens = x + first + channel * parameters.x.head;
+  device const T* tokens = x + first + place_of(channel, parameters.order) * parameters.x.head;
   device const State* states = states_to_read(state, new_state, parameters.slots) + slot.index * parameters.state.slot;
   device const State* columns = states + channel * parameters.state.channel;
   device const T* added = residual + sequence.batch * parameters.residual.batch +

@@ -9,15 +9,23 @@ struct ColumnStrides {
   int64_t slot, channel, column;
 };
 
+// Where x has a channel. Channels are those of q, k and v, one after the other, all heads of each; x may have them by
+// key head instead, which causal_conv1d_update reads: [q | k | v of its value heads | as many more] x H.
+struct ChannelOrder {
+  int32_t keys, values;  // of a key head: K, HV / H * V; 0: x has the channels in their order
+  int32_t all_keys;      // H K
+};
+
 struct ConvolutionParameters {
   SequenceParameters sequence;
   SlotParameters slots;
-  CheckpointParameters checkpoints;       // read by causal_conv1d_state
-  RowStrides x, residual;                 // the head is the channel
-  int64_t y_batch, y_token;               // strides; channels are neighbours
-  int64_t weight_channel, weight_tap;     // strides
-  ColumnStrides state, new_state;         // before the first token and after the last
-  int64_t segment_batch, segment_token;   // strides of seq_idx
+  CheckpointParameters checkpoints;      // read by causal_conv1d_state
+  RowStrides x, residual;                // the head is the channel
+  int64_t y_batch, y_token;              // strides; channels are neighbours
+  int64_t weight_channel, weight_tap;    // strides
+  ColumnStrides state, new_state;        // before the first token and after the last
+  int64_t segment_batch, segment_token;  // strides of seq_idx
+  ChannelOrder order;
   int32_t channels, columns;              // D, S
   int32_t has_bias, has_silu, has_state;  // has_state: `state` is read
   int32_t has_residual;

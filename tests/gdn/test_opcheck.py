@@ -91,5 +91,7 @@ def test_opcheck_with_accepted_tokens(device: torch.device, entry: OpEntry[Any],
         call["state_pool"] = torch.randn(5, 32, 22)  # W - 2 columns and 20 tokens
     else:
         call["state_indices"] = torch.arange(count * 20).view(count, 20)
-        call["state_pool"] = torch.randn(60, 4, 64, 32)
+        call["state_pool"] = torch.randn(60, *pool.shape[1:])
+    if "conv_pool" in call:
+        call["conv_pool"] = torch.randn(60, call["conv_weight"].shape[0], 22)
     opcheck(entry.name, call, device)

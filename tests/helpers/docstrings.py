@@ -6,7 +6,7 @@ result `shape, dtype; condition`:
     shape      [B, HV * K, ceil(D * bits / 32)]  expressions of sizes; a name stands for one size in the whole call
                [..., D]                          any sizes, the same in the whole call, then D
                [T] or [B, T]                     either
-               [K, V] ([V, K] with option)       the second if the argument `option` is set
+               [K, V] ([V, K] with option)       the second if the argument `option` is set; `without`: if it is not
                x's shape; any shape; HV elements in any shape
     dtype      float32; int32 or int64; any floating dtype; any dtype
                x's dtype                         that of an argument or a result
@@ -45,7 +45,7 @@ ANY = {
 }
 BRACKETS = r"\[[^\]]*\]"
 SHAPE = (
-    rf"{BRACKETS}(?: or {BRACKETS}| \({BRACKETS} with \w+\)|, {BRACKETS})*"
+    rf"{BRACKETS}(?: or {BRACKETS}| \({BRACKETS} with(?:out)? \w+\)|, {BRACKETS})*"
     r"|\w+'s shape|any shape|[\w* ]+ elements in any shape"
 )
 CLAIM = re.compile(
@@ -226,8 +226,8 @@ class Comparison:
         if flat := re.fullmatch(r"(.*) elements in any shape", shape):
             yield name, flat[1], x.numel()
             return
-        if choice := re.fullmatch(rf"({BRACKETS}) \(({BRACKETS}) with (\w+)\)", shape):
-            shape = choice[2 if is_set(self.call[choice[3]]) else 1]
+        if choice := re.fullmatch(rf"({BRACKETS}) \(({BRACKETS}) with(out)? (\w+)\)", shape):
+            shape = choice[2 if is_set(self.call[choice[4]]) != bool(choice[3]) else 1]
         patterns = [pattern[1:-1].split(", ") for pattern in re.findall(BRACKETS, shape)]
         fitting = [pattern for pattern in patterns if self.fits(pattern, x)]
         assert fitting, f"{name}: {list(x.shape)}, stated {shape}"

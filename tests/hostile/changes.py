@@ -65,7 +65,8 @@ def bases_of(op: str) -> list[str]:
     entry = REGISTRY[op]
     if not entry.packable:
         return ["batch"]
-    return ["gated" if "state_pool" in entry.written and "A_log" in entry.arguments else "batch", "packed"]
+    has_options = hasattr(entry.small, "gated") and "state_pool" in entry.written
+    return ["gated" if has_options else "batch", "packed"]
 
 
 def base_call(op: str, base: str, device: torch.device) -> Call:

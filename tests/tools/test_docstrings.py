@@ -83,6 +83,8 @@ def rare_calls(op: OpEntry[Any], call: Call) -> Iterator[Call]:
         D, W = call["weight"].shape
         yield call | {"num_accepted_tokens": numbers, "state_pool": torch.zeros(5, D, W - 2 + tokens)}
     elif "num_accepted_tokens" in op.arguments:
+        if "conv_pool" in call:
+            call |= {"conv_pool": torch.zeros(5, call["conv_weight"].shape[0], 2 + tokens)}
         yield call | {"num_accepted_tokens": numbers, "state_indices": numbers[:, None].expand(N, tokens).clone()}
 
 

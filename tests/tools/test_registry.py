@@ -22,7 +22,9 @@ from torch_gdn.testing.registry import compiled, computed, first_of_each_variant
 
 def kernels() -> set[str]:
     shaders = ((shader_directory() / file).read_text() for file in shaders_of_ops())
-    return {name for text in shaders for name in re.findall(r"^\[\[kernel\]\] void (\w+)\(", text, re.MULTILINE)}
+    return {
+        name for text in shaders for name in re.findall(r"^\[\[kernel(?:, .+)?\]\] void (\w+)\(", text, re.MULTILINE)
+    }
 
 
 def kernels_of(launches: Iterable[Launch]) -> set[str]:

@@ -16,7 +16,7 @@ from torch_gdn.reference.common import (
     per_value_head,
     sequences,
 )
-from torch_gdn.reference.layers import l2norm
+from torch_gdn.reference.layers import causal_conv1d_update_, l2norm, rms_norm_gated
 
 __all__ = [
     "chunk_fwd_h",
@@ -25,6 +25,7 @@ __all__ = [
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt",
     "fused_recurrent_gated_delta_rule",
+    "gdn_decode_",
     "recompute_w_u",
     "solve_tril",
 ]
@@ -97,6 +98,70 @@ def one_token(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, bet
     update = beta * (v - torch.einsum("...kv,...k->...v", state, k))
     state = state + k[..., :, None] * update[..., None, :]
     return state, torch.einsum("...kv,...k->...v", state, q)
+
+
+def gdn_decode_(
+    qkv: Tensor,
+    z: Tensor | None,
+    b: Tensor,
+    a: Tensor | None,
+    conv_weight: Tensor,
+    conv_pool: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor | None,
+    state_pool: Tensor,
+    norm_weight: Tensor | None = None,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_index: int = -1,
+    conv_bias: Tensor | None = None,
+    activation: str | None = "silu",
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    norm_activation: str = "silu",
+    norm_eps: float = 1e-6,
+    round_norm: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """The convolution, the gates, the rule and the gated norm of a layer, which updates the slots of both pools."""
+    states = key_first(state_pool, state_v_first)
+    _, HV, K, V = states.shape
+    H = (conv_weight.shape[0] - HV * V) // (2 * K)
+    if z is None:
+        heads, gates = qkv.unflatten(-1, (H, -1)), b.unflatten(-1, (H, -1))
+        q, k, v, z = (x.flatten(2) for x in heads.split([K, K, HV // H * V, HV // H * V], -1))
+        b, a = (x.flatten(2) for x in gates.chunk(2, -1))
+        qkv = torch.cat((q, k, v), -1)
+    slots = (state_indices, has_initial_state, null_index)
+    mixed = causal_conv1d_update_(qkv, conv_weight, conv_pool, *slots, conv_bias, activation, cu_seqlens)
+    q, k, v = mixed.split([H * K, H * K, HV * V], -1)
+    count = qkv.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    indices = torch.arange(count) if state_indices is None else state_indices.cpu().long()
+    present = indices > (-1 if state_indices is None else null_index)
+    initial_state = states[indices.clamp(min=0)]
+    if has_initial_state is not None:
+        initial_state[~has_initial_state] = 0
+    o, final_state = fused_recurrent_gated_delta_rule(
+        q.unflatten(-1, (H, K)),
+        k.unflatten(-1, (H, K)),
+        v.unflatten(-1, (HV, V)),
+        a,
+        b,
+        initial_state=initial_state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=cu_seqlens,
+        use_gate_in_kernel=True,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        use_beta_sigmoid_in_kernel=True,
+        allow_neg_eigval=allow_neg_eigval,
+    )
+    assert final_state is not None
+    states[indices[present]] = final_state[present].to(states.dtype)
+    for n, batch, first, last, _ in sequences(qkv.shape[0], qkv.shape[1], cu_seqlens):
+        o[batch, first:last] *= bool(present[n])
+    return rms_norm_gated(o, z.unflatten(-1, (HV, V)), norm_weight, norm_eps, norm_activation, round_norm)
 
 
 def chunk_gated_delta_rule(

@@ -1,11 +1,23 @@
 """What is known about each op besides its code: how to draw its inputs, its exact answer, its bounds, what it refuses.
 
 `registry` has the entry of an op and all entries, `inputs` draws tensors and moves calls between devices, `models` has
-the sizes of published models. The entries are in `gdn`, `layers`, `aura`, `attention`, `experts` and `quantized`.
-The check, the proofs, the benchmarks and the tests derive their cases from them.
+the sizes of published models. The entries are in `gdn`, `layers`, `decode`, `aura`, `attention`, `experts` and
+`quantized`. The check, the proofs, the benchmarks and the tests derive their cases from them.
 """
 
-from torch_gdn.testing import attention, aura, experts, gdn, layers, quantized
+from torch_gdn.testing import attention, aura, decode, experts, gdn, layers, quantized
 from torch_gdn.testing.registry import REGISTRY, OpEntry, Point, complete
 
-__all__ = ["REGISTRY", "OpEntry", "Point", "attention", "aura", "complete", "experts", "gdn", "layers", "quantized"]
+__all__ = [
+    "REGISTRY",
+    "OpEntry",
+    "Point",
+    "attention",
+    "aura",
+    "complete",
+    "decode",
+    "experts",
+    "gdn",
+    "layers",
+    "quantized",
+]

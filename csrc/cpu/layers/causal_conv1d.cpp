@@ -5,6 +5,7 @@
 
 #include "cpu/common.h"
 #include "cpu/define.h"
+#include "cpu/layers/kernels.h"
 #include "cpu/simd/layer_kernels.h"
 #include "cpu/slots.h"
 
@@ -400,18 +401,18 @@ void causal_conv1d(const CausalConv1d<int64_t>& op, const std::tuple<Tensor, Ten
   call.run_all();
 }
 
-void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& y) {
+}  // namespace
+
+void cpu::causal_conv1d_update(const CausalConv1dUpdate<int64_t>& op, const Tensor& y) {
   Call call = call_of(op, std::nullopt, op.pool, op.out.value_or(y));
   call.state.emplace(op.pool.states, 0, 1, 2);
   call.new_state = call.state;
   call.run_all();
 }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(gdn, m) {
   cpu::define<CausalConv1d, &causal_conv1d>(m);
-  cpu::define<CausalConv1dUpdate, &causal_conv1d_update_>(m);
+  cpu::define<CausalConv1dUpdate, &cpu::causal_conv1d_update>(m);
 }
 
 }  // namespace torch_gdn

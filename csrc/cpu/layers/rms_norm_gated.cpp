@@ -1,6 +1,7 @@
 #include "ops/layers/rms_norm_gated.h"
 
 #include "cpu/define.h"
+#include "cpu/layers/kernels.h"
 #include "cpu/layers/rows.h"
 #include "cpu/simd/layer_kernels.h"
 
@@ -9,7 +10,9 @@ namespace {
 
 constexpr int64_t kElements = 16384;  // that a core takes at least
 
-void run(const RmsNormGated<int64_t>& op, const Tensor& y) {
+}  // namespace
+
+void cpu::rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& y) {
   if (y.numel() == 0) return;
   const Tensor x = cpu::four_dimensions(op.x, "x"), g = cpu::four_dimensions(op.g, "g");
   const Tensor weight = op.weight.has_value() ? op.weight->to(at::kFloat).contiguous() : Tensor();
@@ -40,8 +43,6 @@ void run(const RmsNormGated<int64_t>& op, const Tensor& y) {
   });
 }
 
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<RmsNormGated, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<RmsNormGated, &cpu::rms_norm_gated>(m); }
 
 }  // namespace torch_gdn

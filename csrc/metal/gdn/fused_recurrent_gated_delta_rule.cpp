@@ -6,24 +6,6 @@
 
 namespace torch_gdn {
 
-namespace {
-
-// Of the initial state, or without one of the final state.
-bool value_is_inner(const StateIo& states) {
-  if (!states.source.has_value()) return !states.v_first;
-  const auto strides = state_strides(*states.source, states.v_first);
-  return strides.value <= strides.key;
-}
-
-// 4 values of a key, or 4 keys of a value, are contiguous and start at a multiple of 4.
-bool has_vectors(const Tensor& state, bool v_first, bool value_inner) {
-  const auto strides = state_strides(state, v_first);
-  const Tensor inner_last = v_first == value_inner ? state.mT() : state;
-  return (value_inner ? strides.value : strides.key) == 1 && vector_width({inner_last}) == 4;
-}
-
-}  // namespace
-
 Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const StateIo& states, const Tensor& o) {
   const auto& [gk, gv] = std::tie(in.gk, in.gv);
   auto parameters = in.parameters<FusedRecurrentParameters>(states, o);
@@ -33,9 +15,10 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const State
   channel.has_vector_beta = in.gates.beta.has_value() && in.gates.beta->dim() == 4;
   parameters.v_type = element_type(in.v);
   parameters.o_type = element_type(o);
-  const bool inner = value_is_inner(states);
-  if (states.source.has_value()) parameters.initial_has_vectors = has_vectors(*states.source, states.v_first, inner);
-  if (states.target.defined()) parameters.final_has_vectors = has_vectors(states.target, states.v_first, inner);
+  const bool inner = states.value_is_inner();
+  if (states.source.has_value())
+    parameters.initial_has_vectors = has_vector_states(*states.source, states.v_first, inner);
+  if (states.target.defined()) parameters.final_has_vectors = has_vector_states(states.target, states.v_first, inner);
   const bool has_channels = gk.g.has_value() || gv.g.has_value() || channel.has_vector_beta;
   return {"fused_recurrent_gated_delta_rule",
           "gdn/fused_recurrent_gated_delta_rule.metal",

@@ -5,6 +5,18 @@
 
 namespace torch_gdn {
 
+bool StateIo::value_is_inner() const {
+  if (!source.has_value()) return !v_first;
+  const auto strides = state_strides(*source, v_first);
+  return strides.value <= strides.key;
+}
+
+bool has_vector_states(const Tensor& state, bool v_first, bool value_inner) {
+  const auto strides = state_strides(state, v_first);
+  const Tensor inner_last = v_first == value_inner ? state.mT() : state;
+  return (value_inner ? strides.value : strides.key) == 1 && vector_width({inner_last}) == 4;
+}
+
 StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first) {
   return {.source = initial_state.has_value() ? optional(initial_state->to(at::kFloat)) : std::nullopt,
           .target = final_state.dim() > 1 ? final_state : Tensor(),

@@ -17,6 +17,9 @@ struct StateIo {
     return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
   }
 
+  // Of the initial state, or without one of the final state.
+  bool value_is_inner() const;
+
   // The last bindings of every kernel that carries a state, in the kernels' order.
   template <typename Parameters, typename... Output>
   auto bindings(const optional<Tensor>& cu_seqlens, const Parameters& parameters, const Output&... outputs) const {
@@ -43,6 +46,9 @@ struct StateIo {
 // A final state without elements was not asked for.
 StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first);
 StateIo state_io(at::Device device, const StatePool& pool, bool v_first);
+
+// 4 values of a key, or 4 keys of a value, are contiguous and start at a multiple of 4.
+bool has_vector_states(const Tensor& state, bool v_first, bool value_inner);
 
 // For calls without tokens.
 void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state);

@@ -1,7 +1,6 @@
-#include "ops/layers/causal_conv1d.h"
+#include "metal/layers/causal_conv1d.h"
 
 #include "metal/implement.h"
-#include "metal/slots.h"
 #include "shaders/layers/causal_conv1d.h"
 #include "shaders/layers/causal_conv1d_channel_first.h"
 
@@ -19,6 +18,7 @@ struct Call {
   Tensor state, new_state;  // before the first token and after the last; undefined: absent
   Slots slots;
   Checkpoints checkpoints;
+  ChannelOrder order;
   Tensor y;
 };
 
@@ -43,6 +43,7 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   parameters.y_token = call.y.stride(1);
   parameters.weight_channel = op.weight.stride(0);
   parameters.weight_tap = op.weight.stride(1);
+  parameters.order = call.order;
   parameters.channels = int32_t(op.D);
   parameters.columns = int32_t(op.S);
   parameters.has_bias = call.bias.has_value();
@@ -120,7 +121,7 @@ std::array<size_t, 3> sequence_threadgroups(const Call& call) {
   return {size_t(ceil_div(call.op.D, kConvolutionThreads)), 1, size_t(call.op.shape.N)};
 }
 
-Launch launch_causal_conv1d_update(const Call& call) {
+Launch launch_update(const Call& call) {
   return {"causal_conv1d_update",
           "layers/causal_conv1d_update.metal",
           arguments_of(call),
@@ -147,7 +148,7 @@ void launch(const Call& call) {
   const bool keeps_each = call.slots.accepted.has_value();            // a few tokens a sequence, however many in all
   const bool has_checkpoints = call.checkpoints.offsets.has_value();  // causal_conv1d_state alone writes them
   if (call.new_state.defined() && tokens > 0 && !has_checkpoints && (tokens <= kFewTokens || keeps_each)) {
-    return launcher().run(launch_causal_conv1d_update(call));
+    return launcher().run(launch_update(call));
   }
   if (tokens > 0) {
     launcher().run(is_channel_first(call.op.x) ? launch_causal_conv1d_channel_first(call) : launch_causal_conv1d(call));
@@ -164,6 +165,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const Tensor& y) {
           .new_state = {},
           .slots = {},
           .checkpoints = {},
+          .order = {},
           .y = y};
 }
 
@@ -185,6 +187,15 @@ void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& 
 }
 
 }  // namespace
+
+Launch launch_causal_conv1d_update(const CausalConv1dUpdate<int64_t>& op, const Slots& slots, const ChannelOrder& order,
+                                   const Tensor& y) {
+  Call call = call_of(op, y);
+  call.state = call.new_state = op.pool.states;
+  call.slots = slots;
+  call.order = order;
+  return launch_update(call);
+}
 
 TORCH_LIBRARY_IMPL(gdn, MPS, m) {
   metal::implement<CausalConv1d, &causal_conv1d>(m);

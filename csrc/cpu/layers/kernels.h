@@ -1,0 +1,11 @@
+// The kernels of this family that an op of another family calls too. The arguments are checked.
+#pragma once
+#include "ops/layers/causal_conv1d.h"
+#include "ops/layers/rms_norm_gated.h"
+
+namespace torch_gdn::cpu {
+
+void causal_conv1d_update(const CausalConv1dUpdate<int64_t>& op, const Tensor& y);
+void rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& y);
+
+}  // namespace torch_gdn::cpu
