@@ -66,8 +66,10 @@ METAL_FUNC int own_key(int four, uint thread_index) {
 
 METAL_FUNC int own_group(uint thread_index) { return int(thread_index % 8); }
 
-// Where V is the inner dimension, the state goes through `scratch`, so that a simdgroup reads 128 contiguous bytes of
-// each of 4 keys. All vectors are loaded first, into the registers of S, because no load passes a barrier.
+// With ValueInner, the state goes through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys.
+// All vectors are loaded first, into the registers of S, because no load passes a barrier. Without `has_vectors` it is
+// read by elements, with any strides. Without ValueInner the stride of keys is 1, and threads read 4 keys at once; by
+// elements the compiler would keep the addresses of 32 of them in registers.
 template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
@@ -121,18 +123,12 @@ METAL_FUNC void load_state(
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   } else {
-    UNROLL for (int m = 0; m < kParts; ++m) {
-      UNROLL for (int r = 0; r < 2; ++r) {
-        const int key = first_element<K>(m, at.place);
-        const bool row_inside = at.row + r * kRowsApart < values;
-        device const P* origin = source + key * strides.key + (at.row + r * kRowsApart) * strides.value;
-        if (has_vectors) {
-          state[2 * m + r] = row_inside && key < K ? float4(*(device const vec<P, 4>*)origin) : float4(0.0f);
-        } else {
-          UNROLL for (int e = 0; e < 4; ++e) {
-            state[2 * m + r][e] = row_inside && key + e < K ? float(origin[e * strides.key]) : 0.0f;
-          }
-        }
+    UNROLL for (int r = 0; r < 2; ++r) {
+      const int row = at.row + r * kRowsApart;
+      device const P* keys = source + row * strides.value + first_element<K>(0, at.place);
+      UNROLL for (int m = 0; m < kParts; ++m) {
+        const bool inside = row < values && first_element<K>(m, at.place) < K;
+        state[2 * m + r] = inside ? float4(*(device const vec<P, 4>*)(keys + m * kPart)) : float4(0.0f);
       }
     }
   }
@@ -187,18 +183,12 @@ METAL_FUNC void store_state(
       }
     }
   } else {
-    UNROLL for (int m = 0; m < kParts; ++m) {
-      UNROLL for (int r = 0; r < 2; ++r) {
-        const int key = first_element<K>(m, at.place);
-        const bool row_inside = at.row + r * kRowsApart < values;
-        device P* origin = target + key * strides.key + (at.row + r * kRowsApart) * strides.value;
-        if (has_vectors) {
-          if (row_inside && key < K) *(device vec<P, 4>*)origin = vec<P, 4>(state[2 * m + r]);
-        } else {
-          UNROLL for (int e = 0; e < 4; ++e) {
-            if (row_inside && key + e < K) origin[e * strides.key] = P(state[2 * m + r][e]);
-          }
-        }
+    UNROLL for (int r = 0; r < 2; ++r) {
+      const int row = at.row + r * kRowsApart;
+      device P* keys = target + row * strides.value + first_element<K>(0, at.place);
+      UNROLL for (int m = 0; m < kParts; ++m) {
+        const bool inside = row < values && first_element<K>(m, at.place) < K;
+        if (inside) *(device vec<P, 4>*)(keys + m * kPart) = vec<P, 4>(state[2 * m + r]);
       }
     }
   }

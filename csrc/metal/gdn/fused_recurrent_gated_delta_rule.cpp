@@ -16,8 +16,9 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const State
   parameters.v_type = element_type(in.v);
   parameters.o_type = element_type(o);
   const bool inner = states.value_is_inner();
-  if (states.source.has_value())
+  if (states.source.has_value()) {
     parameters.initial_has_vectors = has_vector_states(*states.source, states.v_first, inner);
+  }
   if (states.target.defined()) parameters.final_has_vectors = has_vector_states(states.target, states.v_first, inner);
   const bool has_channels = gk.g.has_value() || gv.g.has_value() || channel.has_vector_beta;
   return {"fused_recurrent_gated_delta_rule",

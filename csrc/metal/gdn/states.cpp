@@ -6,9 +6,8 @@
 namespace torch_gdn {
 
 bool StateIo::value_is_inner() const {
-  if (!source.has_value()) return !v_first;
-  const auto strides = state_strides(*source, v_first);
-  return strides.value <= strides.key;
+  const auto has_key_vectors = [&](const Tensor& state) { return has_vector_states(state, v_first, false); };
+  return !((!source.has_value() || has_key_vectors(*source)) && (!target.defined() || has_key_vectors(target)));
 }
 
 bool has_vector_states(const Tensor& state, bool v_first, bool value_inner) {

@@ -17,7 +17,8 @@ struct StateIo {
     return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
   }
 
-  // Of the initial state, or without one of the final state.
+  // Whether the recurrent kernels take S through threadgroup memory, where threads read along V. They read along K
+  // only where both states allow vectors of 4 keys.
   bool value_is_inner() const;
 
   // The last bindings of every kernel that carries a state, in the kernels' order.
