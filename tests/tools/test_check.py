@@ -86,19 +86,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 DECAY = """\
-      if (decay[token].weak) {
-        UNROLL for (int m = 0; m < kParts; ++m) {
-          UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] += factor * state[2 * m + r];
-        }
-      } else {
-        UNROLL for (int m = 0; m < kParts; ++m) { UNROLL for (int r = 0; r < 2; ++r) state[2 * m + r] *= factor; }
-      }
+      decay_state<K>(state, decay[token]);
 """
-READ = """\
-      UNROLL for (int m = 0; m < kParts; ++m) {
-        const float4 keys = *(threadgroup const float4*)(key + first_element<K>(m, at.place));
-        UNROLL for (int r = 0; r < 2; ++r) part[r] += state[2 * m + r] * keys;
-      }
+STEP = """\
+      const float own_beta = beta_tile[Channels ? token * kStateColumns + at.own_row : token];
+      const float own_value = v_tile[token * kStateColumns + at.own_row];
+      const float output = parameters.scale * update_and_read<K>(state, key, query, own_beta, own_value, at);
 """
 
 
@@ -110,7 +103,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     shutil.copytree(ROOT / "shaders", shaders)
     with (shaders / "gdn/solve_tril.metal").open("a") as file:
         file.write("constant int forgotten_semicolon = 1\n")
-    replace_once(shaders / "gdn/fused_recurrent_gated_delta_rule.metal", DECAY + READ, READ + DECAY)
+    replace_once(shaders / "gdn/fused_recurrent_gated_delta_rule.metal", DECAY + STEP, STEP + DECAY)
     return check(folder, "--shaders", str(shaders))
 
 

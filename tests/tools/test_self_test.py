@@ -48,7 +48,7 @@ WRONG = {
         "output",
         "wanted",
     ),
-    "gdn/fused_recurrent_gated_delta_rule": ("= parameters.scale * sum_of_own_row", "parameters.scale", "1.1f"),
+    "gdn/fused_recurrent_gated_delta_rule": ("= parameters.scale * update_and_read", "parameters.scale", "1.1f"),
     "layers/rms_norm_gated": ("1.0f / (1.0f + gate_exp(-logit.at[i]))", "(1.0f +", "(1.1f +"),
     "layers/causal_conv1d_update": ("(window, filter, parameters.has_silu != 0)", "!= 0", "== 0"),
 }

@@ -128,7 +128,7 @@ register(
         small=DecodePoint(K=32, V=32, H=2, HV=4, tokens=20, batch=2),
         points=POINTS,
         quick=POINTS[:2],
-        self_test=POINTS[:2],
+        self_test=POINTS[:1],
         compiled=compiled_decode,
         bound=decode_bounds,
         heads={"state_pool": 1, "conv_pool": 1},

@@ -1,4 +1,4 @@
-"""Decoding with the state of a transformers cache updated where it is.
+"""Decoding with the states of a transformers cache updated where they are.
 
 A layer of transformers hands the cache's state to the rule, and the cache copies what the rule returns over it. Where
 that copy is certain to follow, the rule writes into the cache itself: one pass over the state instead of three.
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
+from torch_gdn.integrations.transformers import decoding, dispatch
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 
 WRITE = "update_recurrent_state"
@@ -29,10 +30,37 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callab
         if cache is not None and hidden_states.shape[1] == 1 and "layer_states" not in kwargs and rule.is_applied():
             state = overwritten_state(cache, layer.layer_idx)
             if state is not None and state.shape[0] == hidden_states.shape[0]:
+                y = decode(layer, hidden_states, cache, state, *args, **kwargs)
+                if y is not None:
+                    return y
                 kwargs[CACHED_STATE] = state
         return original(layer, hidden_states, *args, **kwargs)
 
     return forward
+
+
+def decode(
+    layer: Any,
+    hidden_states: Tensor,
+    cache: Any,
+    state: Tensor,
+    *positional: Any,
+    cache_params: Any = None,
+    attention_mask: Tensor | None = None,
+    **others: Any,
+) -> Tensor | None:
+    """The whole layer at once, with both states in place; None where its functions are to be called one by one."""
+    if positional or attention_mask is not None or decoding.is_elsewhere(layer, hidden_states):
+        return None
+    if others.get("cu_seq_lens_q") is not None or others.get("seq_idx") is not None:
+        return None
+    conv_state = cache.layers[layer.layer_idx].conv_states[0]
+    if type(conv_state) is not Tensor or conv_state.shape[0] != hidden_states.shape[0]:
+        return None
+    if decoding.decode_reason(layer, hidden_states, conv_state, state):
+        return None
+    dispatch.count(decoding.NAME, "")
+    return decoding.run_decode(layer, hidden_states, conv_state, state)
 
 
 def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:

@@ -39,6 +39,7 @@ MODEL_OPS = (
     "fused_recurrent_gated_delta_rule_",
     "causal_conv1d",
     "causal_conv1d_update_",
+    "gdn_decode_",
     "rms_norm",
     "rms_norm_gated",
 )
