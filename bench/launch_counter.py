@@ -1,8 +1,9 @@
 """Counts a model's work on `mps` by layer and part: launches, copies between host and device, waits and bytes.
 
-A launch is an operator of PyTorch that computes or copies on the device, or a kernel of torch_gdn. An operator of PyTorch
-counts as one launch, although a Mac may run several kernels for it. Views, allocations and casts that change nothing are
-free. torch_gdn's kernels are recorded and do not run, so that real sizes of heads take no time; results mean nothing.
+A launch is an operator of PyTorch that computes or copies on the device, or a kernel of torch_gdn. An operator of
+PyTorch counts as one launch, although a Mac may run several kernels for it. Views, allocations and casts that change
+nothing are free. torch_gdn's kernels are recorded and do not run, so that real sizes of heads take no time. Results
+mean nothing.
 """
 
 from __future__ import annotations
