@@ -20,7 +20,7 @@ from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.experts import ExpertPoint
 from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
-from torch_gdn.testing.layers import ConvolutionPoint, RowPoint, mixed_dtypes
+from torch_gdn.testing.layers import ConvolutionPoint, HeadPoint, RowPoint, mixed_dtypes
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn.testing.quantized import QuantizedPoint
 from torch_gdn.testing.registry import MPS, compiled, computed, first_of_each_variant, launches_at
@@ -135,7 +135,7 @@ def model_launches() -> list[Launch]:
         for v_first in BOTH
     ]
     others = compiled_at(
-        CodecPoint, AuraPoint, PagePoint, ExpertPoint, QuantizedPoint, RowPoint, ConvolutionPoint, Point
+        CodecPoint, AuraPoint, PagePoint, ExpertPoint, QuantizedPoint, RowPoint, HeadPoint, ConvolutionPoint, Point
     )
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
