@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from torch_gdn.integrations.transformers.functions import Function, common_reason
 from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear
-from torch_gdn.integrations.transformers.refusal import experts_refusal
+from torch_gdn.integrations.transformers.refusal import experts_refusal, is_plain
 
 NAME = "torch_gdn"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # whose calls on mps are taken
@@ -87,11 +87,6 @@ def has_known_block(module: ModuleType, block: type) -> bool:
 def is_block_elsewhere(block: Any, hidden_states: Tensor) -> bool:
     chosen = getattr(getattr(block.experts, "config", None), "_experts_implementation", None)
     return chosen != NAME and (chosen not in IMPLEMENTATIONS or is_elsewhere(block.experts, hidden_states))
-
-
-def is_plain(module: Any) -> bool:
-    """Whether calling the module does what its class says and nothing else."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def block_reason(block: Any, hidden_states: Tensor) -> str:
