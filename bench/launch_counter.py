@@ -166,13 +166,13 @@ def counting(model: nn.Module, starts: Callable[[], None] = lambda: None) -> Ite
 
 
 def places(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
-    """Yields the layers and their children. Deeper modules get no hook, as a block with hooks is not replaced."""
+    """Yields the layers and their parts. Norms and deeper modules get no hook, as one with hooks is not replaced."""
     layers = next(x for name, x in model.named_modules() if name.endswith("layers"))
     for index, layer in enumerate(layers.children()):
         yield layer, Place(index, RESIDUALS)
         for child in layer.children():
-            ending = next((x for x in PARTS if type(child).__name__.endswith(x)), None)
-            yield child, Place(index, PARTS[ending] if ending else RESIDUALS)
+            if ending := next((x for x in PARTS if type(child).__name__.endswith(x)), None):
+                yield child, Place(index, PARTS[ending])
 
 
 def enter_and_leave(module: nn.Module, place: Place, counter: LaunchCounter) -> Iterator[Callable[[], None]]:

@@ -112,6 +112,25 @@ def test_every_rotation_of_a_model(kind: str, rope: dict[str, Any]) -> None:
     assert_close("logits", found.cpu(), expected.double(), 2e-5, head_dim=None)
 
 
+@pytest.mark.parametrize("index", [0, 1], ids=["delta net", "attention"])
+@pytest.mark.parametrize("kind", GATED)
+def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> None:
+    model = random_model(kind, torch.bfloat16).model
+    layer, x = model.layers[index], 10 * torch.randn(2, 50, 64).bfloat16()
+    tables = model.rotary_emb(x, torch.arange(50).expand(2, -1))
+    wide = copy.deepcopy(layer).float()  # the router is a tie with other numbers
+    exact = wide(x.float(), position_embeddings=tuple(table.float() for table in tables)).double()
+    own = distance(layer(x, position_embeddings=tables), exact)
+    device = ready("mps")
+    layer.to(device)
+    with torch_gdn_enabled() as transformers:
+        found = layer(x.to(device), position_embeddings=moved(tables, device))
+    assert transformers.status().taken["decoder_layer"] == 1
+    assert 0 < distance(found, exact) <= 1.05 * own
+    layer.post_attention_layernorm.register_forward_hook(lambda *_: None)
+    assert supports("decoder_layer", layer, x) == (False, "a hook of a layer's norm wants to be called")
+
+
 def test_layers_with_hooks_and_others_are_left() -> None:
     layer, call = attention_call(GATED[0])
     assert supports("attention", layer, *call) == (True, "")

@@ -39,12 +39,14 @@ def gated_attention_classes(module: ModuleType) -> Iterator[type]:
 @functools.cache
 def is_known(owner: type) -> bool:
     takes = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
-    return "layer_idx" in takes and known_forms.has_form(owner, {"layer_idx": 0}, small_call, run_attention)
+    return "layer_idx" in takes and bool(
+        known_forms.has_form(functools.partial(owner, layer_idx=0), small_call, run_attention)
+    )
 
 
-def small_call() -> tuple[Any, ...]:
+def small_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Hidden states, tables of a partial rotation, and no mask."""
-    return torch.randn(2, 3, 32), tables(torch.randn(2, 3, 4)), None
+    return (torch.randn(2, 3, 32), tables(torch.randn(2, 3, 4)), None), {}
 
 
 def tables(angles: Tensor) -> Tables:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from torch_gdn.integrations.transformers import attention, experts, functions, mlp, norms
+from torch_gdn.integrations.transformers import attention, decoder_layers, experts, functions, mlp, norms
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 
-FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS | attention.FUNCTIONS
+FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS
+FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS
 HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # it comes with each fallback
 taken: Counter[str] = Counter()  # function
 left: Counter[tuple[str, str]] = Counter()  # function and reason
@@ -26,8 +27,9 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     Args:
         function: "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
             "fused_recurrent_kda", "causal_conv1d_fn" or "causal_conv1d_update"; "short_convolution", which OLMo-Hybrid
-            has until 5.12, "rms_norm", "rms_norm_gated", "experts", "moe_block", "mlp" and "attention": these are a
-            layer's forward, and its first argument is the layer; "rotation", of q and k by cos and sin.
+            has until 5.12, "rms_norm", "rms_norm_gated", "experts", "moe_block", "mlp", "attention" and
+            "decoder_layer": these are a layer's forward, and its first argument is the layer; "rotation", of q and k by
+            cos and sin.
         args, kwargs: what the model calls it with.
 
     Returns:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 Compute = Callable[..., Any]  # of a layer and its arguments
+Call = Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]  # draws the arguments, by position and by name
+ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError)  # of another kind
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 24,
@@ -35,18 +37,25 @@ def classes(module: ModuleType, ending: str) -> Iterator[type]:
             yield owner
 
 
-def has_form(owner: type, options: dict[str, Any], call: Callable[[], tuple[Any, ...]], compute: Compute) -> bool:
-    """Whether an instance, built from SIZES and `options`, returns what `compute` returns for the same call."""
+def has_form(build: Callable[[Any], Any], call: Call, compute: Compute) -> bool | None:
+    """Whether a layer that is built from SIZES returns what `compute` returns for the same call.
+
+    None if it cannot be built, or does not take the call.
+    """
     with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            layer = owner(SimpleNamespace(**SIZES), **options)
+            layer = build(SimpleNamespace(**SIZES))
             for weight in layer.parameters():
                 weight.copy_(torch.randn_like(weight) * weight.shape[-1] ** -0.5)
-            given = call()
-            expected, found = first(layer(*given)), first(compute(layer, *given))
-        except (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError):
-            return False  # a layer of another kind
+            given, options = call()
+            expected = first(layer(*given, **options))
+        except ERRORS:
+            return None
+        try:
+            found = first(compute(layer, *given, **options))
+        except ERRORS:
+            return False
     return isinstance(expected, Tensor) and torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -25,8 +25,8 @@ def mlp_classes(module: ModuleType) -> Iterator[type]:
 @functools.cache
 def is_known(owner: type) -> bool:
     """Large inputs show a limit."""
-    ways: tuple[dict[str, Any], ...] = ({}, {"intermediate_size": 24})
-    return any(known_forms.has_form(owner, way, lambda: (30 * torch.randn(5, 32),), run_mlp) for way in ways)
+    builds = (owner, functools.partial(owner, intermediate_size=24))
+    return any(known_forms.has_form(build, lambda: ((30 * torch.randn(5, 32),), {}), run_mlp) for build in builds)
 
 
 @kept

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from torch_gdn.integrations.transformers import attention, experts, mlp, norms
+from torch_gdn.integrations.transformers import attention, decoder_layers, experts, mlp, norms
 from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
@@ -61,7 +61,7 @@ IN_THE_LAYER = {
 }
 # Classes of a model's module, by the end of their name, whose forward is replaced.
 FORWARDS = {"ShortConvolution": "short_convolution", "RMSNormGated": "rms_norm_gated"}
-REPLACED = ("RMSNorm", "RMSNormGated", "MLP", "Attention", "SparseMoeBlock")  # endings of classes
+REPLACED = ("RMSNorm", "RMSNormGated", "MLP", "Attention", "SparseMoeBlock", "DecoderLayer")  # endings of classes
 ABSENT = object()
 
 
@@ -160,14 +160,17 @@ def norm_patches(module: ModuleType) -> Iterator[Patch]:
         yield patch(owner, "forward", "rms_norm")
 
 
-def unknown_to(module: ModuleType) -> tuple[str, ...]:
+def unknown_to(module: ModuleType, found: list[Patch]) -> tuple[str, ...]:
     """Names the classes of the language model that usually are replaced, and are not in this version."""
+    replaced = [each.owner for each in found]
     owners = [owner for ending in REPLACED for owner in classes_named(module, ending)]
-    return tuple(x.__name__ for x in owners if "Vision" not in x.__name__ and not hasattr(x.forward, "__wrapped__"))
+    return tuple(owner.__name__ for owner in owners if "Vision" not in owner.__name__ and owner not in replaced)
 
 
 def layer_patches(module: ModuleType) -> Iterator[Patch]:
-    """MLPs, whole attention layers, and the rotation of those that are not replaced."""
+    """Decoder layers, MLPs, whole attention layers, and the rotation of those that are not replaced."""
+    for owner in decoder_layers.layer_classes(module):
+        yield patch(owner, "forward", "decoder_layer")
     for owner in mlp.mlp_classes(module):
         yield patch(owner, "forward", "mlp")
     for owner in attention.gated_attention_classes(module):

@@ -210,10 +210,14 @@ def status() -> Status:
         left=reasons,
         wrong=dict(self_test.replaced),
         packed=layers_packed(),
-        unknown={model: names for model, module in modules_of(MODELS).items() if (names := unknown_to(module))}
-        if applied
-        else {},
+        unknown=unknown_classes(),
     )
+
+
+def unknown_classes() -> dict[str, tuple[str, ...]]:
+    modules = {model: module for model, module in modules_of(MODELS).items() if model in applied}
+    found = {model: unknown_to(module, applied[model]) for model, module in modules.items()}
+    return {model: names for model, names in found.items() if names}
 
 
 def transformers_version() -> str:
