@@ -28,6 +28,7 @@ PREFILL_TOKENS, PROMPT, QUICK_TOKENS = 512, 8, 80
 DECODED = 4  # tokens of a call of generate; the last but one step is counted
 KINDS = ("linear_attention", "linear_attention", "linear_attention", "full_attention")
 SMALL = {"hidden_size": 256, "intermediate_size": 128, "vocab_size": 64, "max_position_embeddings": 1024}
+NEVER = SMALL["vocab_size"]  # the token that ends a sequence: its check is a part of a step, but no step is the last
 SMALL_EXPERTS = {"num_experts": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
 # Names of `fits`, and a model of the same configuration with other sizes.
 SMALLEST = {"num_hidden_layers": 24, "linear_num_value_heads": 16, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -64,7 +65,7 @@ def small_model(name: str, dtype: torch.dtype) -> Any:
     kept = {key: value for key, value in published.to_diff_dict().items() if key not in sizes}
     if getattr(published, "head_dim", None) is None:
         kept["head_dim"] = published.hidden_size // published.num_attention_heads
-    few = {"num_hidden_layers": len(KINDS), "layer_types": list(KINDS), "pad_token_id": 0, "eos_token_id": None}
+    few = {"num_hidden_layers": len(KINDS), "layer_types": list(KINDS), "pad_token_id": 0, "eos_token_id": NEVER}
     small = type(published)(**{**kept, **sizes, **few})
     torch.manual_seed(0)
     auto = importlib.import_module("transformers").AutoModelForCausalLM
@@ -83,7 +84,7 @@ def steps(model: Any, batch: int, prompt: int) -> list[dict[Place, Counts]]:
 
     counter: LaunchCounter
     with counting(model, start) as counter:
-        model.generate(ids, attention_mask=mask, max_new_tokens=DECODED, do_sample=False, eos_token_id=None)
+        model.generate(ids, attention_mask=mask, max_new_tokens=DECODED, do_sample=False)
     return found[1:]
 
 
