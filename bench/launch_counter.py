@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -157,16 +158,15 @@ def counting(model: nn.Module, starts: Callable[[], None] = lambda: None) -> Ite
 
     with ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(start, with_kwargs=True).remove)
-        for module, place in places(model):
-            for remove in enter_and_leave(module, place, counter):
-                hooks.callback(remove)
+        for remove in enter_and_leave(dict(places(model)), counter):
+            hooks.callback(remove)
         hooks.enter_context(AttentionAsOne(counter))
         hooks.enter_context(counter)
         yield counter
 
 
 def places(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
-    """Yields the layers and their parts. Norms and deeper modules get no hook, as one with hooks is not replaced."""
+    """Yields the layers and their parts. Norms belong to their layer."""
     layers = next(x for name, x in model.named_modules() if name.endswith("layers"))
     for index, layer in enumerate(layers.children()):
         yield layer, Place(index, RESIDUALS)
@@ -175,18 +175,21 @@ def places(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
                 yield child, Place(index, PARTS[ending])
 
 
-def enter_and_leave(module: nn.Module, place: Place, counter: LaunchCounter) -> Iterator[Callable[[], None]]:
+def enter_and_leave(places: dict[nn.Module, Place], counter: LaunchCounter) -> Iterator[Callable[[], None]]:
+    """Puts hooks on all modules at once, since a module with a hook of its own is not replaced."""
     before: list[Place] = []
 
-    def enter(*_: Any) -> None:
-        before.append(counter.place)
-        counter.place = place
+    def enter(module: nn.Module, *_: Any) -> None:
+        if module in places:
+            before.append(counter.place)
+            counter.place = places[module]
 
-    def leave(*_: Any) -> None:
-        counter.place = before.pop()
+    def leave(module: nn.Module, *_: Any) -> None:
+        if module in places:
+            counter.place = before.pop()
 
-    yield module.register_forward_pre_hook(enter).remove
-    yield module.register_forward_hook(leave).remove
+    yield register_module_forward_pre_hook(enter).remove
+    yield register_module_forward_hook(leave).remove
 
 
 def states_of(cache: Any) -> set[int]:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_gdn.integrations.transformers import attention, decoder_layers, experts, functions, mlp, norms
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
+from torch_gdn.integrations.transformers.known_forms import first
 
 FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS
 FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS
@@ -66,6 +68,8 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
     """
     reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
     is_elsewhere = None if everywhere else FUNCTIONS[function].is_elsewhere
+    if FUNCTIONS[function].adds_residual:
+        original = adding_residual(original)
 
     @functools.wraps(original, updated=())
     def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +85,17 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
         kwargs.pop(CACHED_STATE, None)
         return original(*args, **kwargs)
 
+    dispatch.adds_residual = FUNCTIONS[function].adds_residual  # type: ignore[attr-defined]
     return dispatch
+
+
+def adding_residual(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original, updated=())
+    def add(*args: Any, residual: Tensor | None = None, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        return found if residual is None else residual + first(found)
+
+    return add
 
 
 def count(function: str, reason: str) -> None:

@@ -37,6 +37,7 @@ class Function:
     reason: Callable[..., str]
     run: Callable[..., Any]
     is_elsewhere: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
+    adds_residual: bool = False  # whether a decoder layer may give `run` a `residual`, which is added to the result
 
 
 def common_reason(*tensors: Tensor | None) -> str:
