@@ -4,7 +4,9 @@
     python -m bench --only decode aura    some of it
     python -m bench --only serving        whole servers, which are in nothing else; a quarter of an hour more
     python -m bench --only model          a layer and a model of transformers, which are in nothing else; minutes
-    python -m bench --only launches       what a call on mps costs the host, on the simulated device, by name too
+    python -m bench --only host           what a call on mps costs the host, on the simulated device, by name too
+    python -m bench --only launches --model Qwen3.5-0.8B
+                                          what a step of a model launches, by part; all known models without --model
     python -m bench --quick               tiny shapes: does it run?
     python -m mps_simulator -m bench --device mps --quick    the same on the simulated device, whose times mean nothing
 
@@ -25,7 +27,21 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bench import aura, gdn, kda, launches, metal, models, modules, overhead, plots, results, serving, vllm_kernels
+from bench import (
+    aura,
+    gdn,
+    host,
+    kda,
+    launches,
+    metal,
+    models,
+    modules,
+    overhead,
+    plots,
+    results,
+    serving,
+    vllm_kernels,
+)
 from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import QWEN3_NEXT, Layer
@@ -80,7 +96,8 @@ SECTIONS = {
     ),
     "aura": Section("AURA: one token's attention to a cache of T tokens", "T", aura.jobs, aura.run),
     "overhead": Section("Host overhead of tiny shapes", "T", overhead.jobs, overhead.run),
-    "launches": Section("A call on mps without its encoding, simulated", "T", launches.jobs, launches.run),
+    "host": Section("A call on mps without its encoding, simulated", "T", host.jobs, host.run),
+    "launches": Section("Launches of a step of transformers' models", "batch", launches.jobs, launches.run),
     "scaling": Section("From one core to all", "size", scaling_jobs, scaling),
     "sweep": Section("Every length and number of heads, beside the fallback", "T", gdn.sweep_jobs, sweep),
     "serving": Section("Servers: requests of clients that each wait for their answer", "", serving.jobs, serving.run),
@@ -89,7 +106,7 @@ SECTIONS = {
 }
 
 
-BY_NAME = ("serving", "model", "launches")  # slow, or of the simulated device
+BY_NAME = ("serving", "model", "host", "launches")  # slow, or of the simulated device
 
 
 def parse() -> argparse.Namespace:
@@ -104,6 +121,7 @@ def parse() -> argparse.Namespace:
         default=usual,
         help=f"sections to run; default: all but {', '.join(BY_NAME)}",
     )
+    parser.add_argument("--model", choices=launches.MODELS, help="of the section launches; default: all")
     parser.add_argument("--device", choices=("cpu", "mps"), help="default: mps where there is one, else cpu")
     parser.add_argument("--threads", type=int, help="of the CPU; default: PyTorch's")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contender and size; default: %(default)s")
@@ -126,6 +144,8 @@ def ceilings_of(ceilings: Ceilings) -> dict[str, float]:
 
 def run(options: argparse.Namespace, ceilings: Ceilings) -> list[Row]:
     jobs = [(name, job) for name in options.only for job in SECTIONS[name].jobs(options.quick)]
+    if options.model:
+        jobs = [(name, job) for name, job in jobs if name != "launches" or job[0] == options.model]
     rows = []
     with tqdm(jobs, unit="size") as bar:
         for name, job in bar:
@@ -152,7 +172,9 @@ def report(rows: list[Row], rates: dict[str, float]) -> str:
     parts = ["Ceilings: " + ", ".join(f"{name} {rate / 1e9:.3g} G/s" for name, rate in rates.items())]
     for name, section in SECTIONS.items():
         found = [row for row in rows if row.section == name]
-        if any(row.counts for row in found):
+        if found and name == "launches":
+            parts += [f"\n## {section.title}", *launches.tables(found)]
+        elif any(row.counts for row in found):
             parts += [f"\n## {section.title}\n", metal.table(found)]
         elif found and name == "serving":
             parts += [f"\n## {section.title}\n", *serving.tables(found)]

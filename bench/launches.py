@@ -1,68 +1,172 @@
-"""Host cost of an op on `mps`: microseconds of a call whose launches go to a launcher that does nothing.
+"""What one decode step and one prefill of 512 tokens of a published model launch on `mps`, by part of the model.
 
-Beside each op the same call of one with the same schema that does nothing but allocate its output: what PyTorch takes
-to read the arguments and to hand back the result. Needs the simulated device, whose allocator is timed with it.
+`launch_counter` counts within `generate`, with transformers' own code and with torch_gdn enabled. The model has four
+layers of random weights (three Gated DeltaNet, one attention), small matrices, and the published model's heads and
+number of chosen experts. A total is what happens once, plus each kind of layer as often as the published model has it.
+Bytes are of the small matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
+import importlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bench.ceilings import Ceilings
-from bench.results import OURS, Row
-from bench.shapes import QWEN3_NEXT
-from bench.timing import Call, measure
-from torch_gdn import _C
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.inputs import to_device
-from torch_gdn.testing.layers import of_decoding
+from bench.launch_counter import ONCE, Counts, LaunchCounter, Place, counting
+from bench.results import OURS, Row, markdown
+from torch_gdn import fits
+from torch_gdn.check.steps import on_simulated_device
 
-NOTHING, ADD = "an op that does nothing", "torch.add_"
-SOURCE = Path(__file__).with_name("do_nothing.cpp")
-
-
-def decode_calls(ops: Any, device: torch.device) -> dict[str, Call]:
-    """A token of one Qwen3-Next layer, by the ops of a namespace."""
-    points = of_decoding(QWEN3_NEXT[1:], torch.bfloat16).items()
-    calls = {op: to_device(REGISTRY[op].call(point), device) for op, point in points}
-    return {op: partial(getattr(ops, op), **call) for op, call in calls.items()}
-
-
-def load() -> Any:
-    """torch.ops.gdn_nothing, once a process."""
-    import mps_simulator
-
-    mps_simulator.activate()
-    if not hasattr(torch.ops.gdn_nothing, "start"):
-        folder = SOURCE.parents[1]
-        include = [folder, folder / "csrc", folder / "shaders"]
-        mps_simulator.load(SOURCE, include=include, libraries=[str(_C.__file__)])
-    return torch.ops.gdn_nothing
+THEIRS = "transformers"
+TOTAL = "launches in all"
+DECODE, PREFILL = "decode", "prefill"
+PREFILL_TOKENS, PROMPT, QUICK_TOKENS = 512, 8, 80
+DECODED = 4  # tokens of a call of generate; the last but one step is counted
+KINDS = ("linear_attention", "linear_attention", "linear_attention", "full_attention")
+SMALL = {"hidden_size": 256, "intermediate_size": 128, "vocab_size": 64, "max_position_embeddings": 1024}
+NEVER = SMALL["vocab_size"]  # the token that ends a sequence: its check is a part of a step, but no step is the last
+SMALL_EXPERTS = {"num_experts": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+# Names of `fits`, and a model of the same configuration with other sizes.
+SMALLEST = {"num_hidden_layers": 24, "linear_num_value_heads": 16, "num_attention_heads": 8, "num_key_value_heads": 2}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3.5-35B-A3B": ("Qwen3.5-35B-A3B", {}),
+    "Qwen3-Next-80B-A3B": ("Qwen3-Next-80B-A3B", {}),
+    "Qwen3.5-0.8B": ("Qwen3.5-9B", SMALLEST),
+    "OLMo-Hybrid-7B": ("OLMo-Hybrid-7B", {}),
+}
 
 
-def jobs(quick: bool) -> Iterator[tuple[str]]:
-    yield from ((name,) for name in decode_calls(torch.ops.gdn, torch.device("cpu")))
+@dataclass(frozen=True)
+class Part:
+    """What one layer of a kind does in a part of it, and how many such layers the published model has."""
+
+    kind: str  # of the layer; ONCE outside of layers
+    name: str
+    layers: int
+    counts: Counts
+
+    def __str__(self) -> str:
+        return ONCE if self.kind == ONCE else f"{self.layers} {self.kind.split('_')[0]} layers: {self.name}"
 
 
-def run(op: str, ceilings: Ceilings, seconds: float) -> list[Row]:
-    nothing = load()
-    device, one = torch.device("mps"), torch.zeros(1)
-    calls: dict[str, Callable[[], object]] = {
-        OURS: decode_calls(torch.ops.gdn, device)[op],
-        NOTHING: decode_calls(nothing, device)[op],
-        ADD: lambda: one.add_(1),
-    }
-    nothing.start()
+def configuration(name: str) -> Any:
+    """Returns the published model's."""
+    known, other = MODELS[name]
+    return type(fits.configuration_of(known))(**other)
+
+
+def small_model(name: str, dtype: torch.dtype) -> Any:
+    published = configuration(name)
+    sizes = {**SMALL, **(SMALL_EXPERTS if hasattr(published, "num_experts") else {})}
+    kept = {key: value for key, value in published.to_diff_dict().items() if key not in sizes}
+    if getattr(published, "head_dim", None) is None:
+        kept["head_dim"] = published.hidden_size // published.num_attention_heads
+    few = {"num_hidden_layers": len(KINDS), "layer_types": list(KINDS), "pad_token_id": 0, "eos_token_id": NEVER}
+    small = type(published)(**{**kept, **sizes, **few})
+    torch.manual_seed(0)
+    auto = importlib.import_module("transformers").AutoModelForCausalLM
+    return auto.from_config(small).eval().to(dtype)
+
+
+def steps(model: Any, batch: int, prompt: int) -> list[dict[Place, Counts]]:
+    """Returns the counts of each step of `generate`: from the start of a forward to that of the next one."""
+    ids = torch.randint(1, SMALL["vocab_size"], (batch, prompt)).to(model.device)
+    mask = torch.ones_like(ids)
+    found: list[dict[Place, Counts]] = [{}]
+
+    def start() -> None:
+        found.append({})
+        counter.counts = found[-1]
+
+    counter: LaunchCounter
+    with counting(model, start) as counter:
+        model.generate(ids, attention_mask=mask, max_new_tokens=DECODED, do_sample=False)
+    return found[1:]
+
+
+def parts_of(name: str, counts: dict[Place, Counts]) -> list[Part]:
+    """Puts the layers of a kind together.
+
+    Raises:
+        RuntimeError: If layers of a kind differ, so that no total can be computed from them.
+    """
+    published = list(configuration(name).layer_types)
+    found: dict[tuple[str, str], Part] = {}
+    for place, counted in counts.items():
+        kind = ONCE if place.layer is None else KINDS[place.layer]
+        part = Part(kind, place.part, 1 if kind == ONCE else published.count(kind), counted)
+        if (first := found.setdefault((kind, place.part), part)).counts.launches != counted.launches:
+            more, fewer = counted.launches - first.counts.launches, first.counts.launches - counted.launches
+            raise RuntimeError(f"layer {place.layer} of {name}: {place.part}: {more} more and {fewer} fewer launches")
+    return list(found.values())
+
+
+def count(name: str, what: str, batch: int, enabled: bool, tokens: int = PREFILL_TOKENS) -> list[Part]:
+    """Returns the parts of a decode step, or of a prefill of so many tokens in all."""
+    from torch_gdn.integrations import transformers
+
+    if enabled:
+        transformers.enable()
     try:
-        times = measure(calls, torch.device("cpu"), seconds)
+        model = small_model(name, torch.bfloat16).to("mps")
+        prompt = PROMPT if what == DECODE else tokens // batch
+        with torch.no_grad():
+            counted = steps(model, batch, prompt)
     finally:
-        nothing.stop()
-    row = Row("launches", op, "bfloat16", 1, OURS, torch.get_num_threads())
-    row.time(times[OURS])
-    row.others = {name: times[name].best for name in (NOTHING, ADD)}
-    return [row]
+        transformers.disable()
+    return parts_of(name, counted[DECODED - 2 if what == DECODE else 0])
+
+
+def total(parts: Sequence[Part]) -> int:
+    return sum(part.layers * part.counts.total for part in parts)
+
+
+def jobs(quick: bool) -> Iterator[tuple[str, str, int, int]]:
+    """Model, what, batch, tokens of a prefill."""
+    for name in MODELS:
+        for what in (DECODE, PREFILL):
+            for batch in (1, 8):
+                yield name, what, batch, QUICK_TOKENS if quick else PREFILL_TOKENS
+
+
+def run(name: str, what: str, batch: int, tokens: int, ceilings: object, seconds: float) -> list[Row]:
+    """`ceilings` and `seconds` are those of the sections that time."""
+    if on_simulated_device():
+        import mps_simulator
+
+        mps_simulator.activate()
+    rows = []
+    for contender in (THEIRS, OURS):
+        row = Row("launches", f"{name}, {what}, batch {batch}", "bfloat16", batch, contender, 0)
+        parts = count(name, what, batch, contender == OURS, tokens)
+        row.counts = {str(part): part.counts.total for part in parts} | {TOTAL: total(parts)} | sums(parts)
+        rows.append(row)
+    return rows
+
+
+def sums(parts: Sequence[Part]) -> dict[str, int]:
+    """Copies, waits and bytes of the published number of layers."""
+    added: Counter[str] = Counter()
+    for part in parts:
+        for way, copies in part.counts.copies.items():
+            added[f"copies {way}"] += part.layers * copies
+        added["waits"] += part.layers * sum(part.counts.waits.values())
+        added["bytes"] += part.layers * part.counts.bytes
+    return dict(added)
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Markdown: a table for each case, with the launches of each part and contender, per layer."""
+    cases: dict[str, dict[str, dict[str, int]]] = {}
+    for row in rows:
+        cases.setdefault(row.case, {})[row.contender] = row.counts
+    found = []
+    for case, counts in cases.items():
+        names = list(dict.fromkeys(name for each in counts.values() for name in each))
+        lines = [[name, *(f"{each.get(name, 0):,}" for each in counts.values())] for name in names]
+        found += ["", markdown([case, *counts], lines)]
+    return found

@@ -41,12 +41,14 @@ from torch_gdn.ops.gdn.solve_tril import solve_tril
 from torch_gdn.ops.kda.chunk_kda import chunk_kda, chunk_kda_
 from torch_gdn.ops.kda.fused_kda_gate import fused_kda_gate
 from torch_gdn.ops.kda.fused_recurrent_kda import fused_recurrent_kda, fused_recurrent_kda_
+from torch_gdn.ops.layers.act_and_mul import act_and_mul
 from torch_gdn.ops.layers.batch_copy import batch_copy_
 from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
 from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
 from torch_gdn.ops.layers.copy_from_host import copy_from_host_
 from torch_gdn.ops.layers.gdn_gating import fused_gdn_gate, gdn_gating
 from torch_gdn.ops.layers.l2norm import l2norm, l2norm_fwd
+from torch_gdn.ops.layers.qk_norm_rope import qk_norm_rope
 from torch_gdn.ops.layers.rms_norm import rms_norm
 from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
 from torch_gdn.ops.quantized.dequantize import dequantize
@@ -74,6 +76,7 @@ else:  # hidden from type checkers, for which a module with this function would 
 
 __all__ = [
     "__version__",
+    "act_and_mul",
     "aura",
     "aura_attention",
     "aura_decode",
@@ -118,6 +121,7 @@ __all__ = [
     "prefill_algorithm",
     "prepare_chunk_indices",
     "prepare_chunk_offsets",
+    "qk_norm_rope",
     "quantized_linear",
     "recompute_w_u",
     "recompute_w_u_fwd",

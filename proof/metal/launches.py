@@ -21,7 +21,7 @@ from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.decode import DecodePoint
 from torch_gdn.testing.experts import ExpertPoint
 from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
-from torch_gdn.testing.layers import ConvolutionPoint, RowPoint, mixed_dtypes
+from torch_gdn.testing.layers import ConvolutionPoint, HeadPoint, RowPoint, mixed_dtypes
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn.testing.quantized import QuantizedPoint
 from torch_gdn.testing.registry import MPS, compiled, computed, first_of_each_variant, launches_at
@@ -136,7 +136,8 @@ def model_launches() -> list[Launch]:
         for v_first in BOTH
     ]
     others = compiled_at(
-        CodecPoint, AuraPoint, PagePoint, ExpertPoint, QuantizedPoint, RowPoint, ConvolutionPoint, DecodePoint, Point
+        *(CodecPoint, AuraPoint, PagePoint, ExpertPoint, QuantizedPoint, RowPoint, HeadPoint, ConvolutionPoint),
+        *(DecodePoint, Point),
     )
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]

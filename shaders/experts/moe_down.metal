@@ -1,8 +1,8 @@
 // y = the weighted sum of each token's products hidden W_down, for up to 8 tokens. A threadgroup owns
 // kDownRows rows of every expert: it takes the experts one after another, each with all pairs that have it. A simdgroup
 // owns 2 * rows_of_half(Most) of the rows. In threadgroup memory: the products, [pairs + tokens, kDownRows], which are
-// added up at the end. Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with
-// strides; y [T, D].
+// added up at the end.
+// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual, y [T, D].
 #include "experts/few_tokens.h"
 #include "experts/moe_down.h"
 #include "experts/weighted_sum.h"
@@ -78,9 +78,10 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     device const uchar* shared_scales [[buffer(8)]],
     device const uchar* shared_biases [[buffer(9)]],
     device const uchar* shared_gate [[buffer(10)]],
-    device T* y [[buffer(11)]],
-    device ErrorLog* errors [[buffer(12)]],
-    constant MoeDownParameters& parameters [[buffer(13)]],
+    device const T* residual [[buffer(11)]],
+    device T* y [[buffer(12)]],
+    device ErrorLog* errors [[buffer(13)]],
+    constant MoeDownParameters& parameters [[buffer(14)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -132,8 +133,8 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     StagedProducts staged_products;
     staged_products.column = products + column;
     if (first + column < parameters.D) {
-      y[int64_t(token) * parameters.D + first + column] =
-          T(weighted_sum(staged_products, topk_ids, topk_weights, shared_gate, parameters, token));
+      const float sum = weighted_sum(staged_products, topk_ids, topk_weights, shared_gate, parameters, token);
+      store_sum(y, residual, parameters, int64_t(token) * parameters.D + first + column, sum);
     }
   }
 }

@@ -1,5 +1,5 @@
 // y = the weighted sum of each token's products. A thread owns one column of a token.
-// Layout: products [T k + T, D] f32, as moe_down_tiles leaves them; y [T, D].
+// Layout: products [T k + T, D] f32, as moe_down_tiles leaves them; residual, y [T, D].
 #include "experts/moe_sum.h"
 #include "experts/weighted_sum.h"
 
@@ -15,8 +15,9 @@ template <typename T>
     device const uchar* topk_weights [[buffer(1)]],
     device const int* topk_ids [[buffer(2)]],
     device const uchar* shared_gate [[buffer(3)]],
-    device T* y [[buffer(4)]],
-    constant MoeDownParameters& parameters [[buffer(5)]],
+    device const T* residual [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    constant MoeDownParameters& parameters [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   const int column = int(group.x) * kSumThreads + int(thread_index);
@@ -24,6 +25,6 @@ template <typename T>
   StoredProducts stored;
   stored.column = products + column;
   stored.stride = parameters.D;
-  y[int64_t(group.y) * parameters.D + column] =
-      T(weighted_sum(stored, topk_ids, topk_weights, shared_gate, parameters, int(group.y)));
+  const float sum = weighted_sum(stored, topk_ids, topk_weights, shared_gate, parameters, int(group.y));
+  store_sum(y, residual, parameters, int64_t(group.y) * parameters.D + column, sum);
 }

@@ -28,4 +28,5 @@ struct MoeDownParameters {
   int64_t gate_stride;                              // of shared_gate [T, 1]
   int32_t D, I, IS;                                 // IS of 0: there is no shared expert
   int32_t weight_type, gate_type;                   // ElementType; absent: the shared expert's weight is 1
+  int32_t has_residual;                             // [T, D]
 };

@@ -1,4 +1,5 @@
-// y[t] = sum over j of topk_weights[t, j] products[t k + j] in the order of j, then the shared expert's part.
+// y[t] = sum over j of topk_weights[t, j] products[t k + j] in the order of j, then the shared expert's part, then the
+// residual.
 #pragma once
 #include "core/elements.h"
 #include "experts/pairs.h"
@@ -28,4 +29,11 @@ METAL_FUNC float weighted_sum(
   }
   if (parameters.IS == 0) return sum;
   return sum + shared_weight(shared_gate, parameters, token) * products.at(int64_t(pairs.count) + token);
+}
+
+// Adds the residual and rounds. `at`: where the element is in y and in the residual.
+template <typename T>
+METAL_FUNC void store_sum(
+    device T* y, device const T* residual, constant MoeDownParameters& parameters, int64_t at, float sum) {
+  y[at] = T(parameters.has_residual != 0 ? sum + float(residual[at]) : sum);
 }

@@ -78,7 +78,7 @@ def test_nan_and_infinities_leave_valid_ids(device: torch.device) -> None:
 
 
 OPS = {"moe_gate_up": draw_gate_up, "moe_down": draw_down}
-OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate")
+OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate", "residual")
 
 
 def tokens_of(call: Call, tokens: slice | Tensor) -> Call:

@@ -19,8 +19,8 @@ from bench import (
     counting,
     gdn,
     ggml,
+    host,
     kda,
-    launches,
     models,
     modules,
     overhead,
@@ -308,8 +308,8 @@ def test_a_call_without_its_encoding_launches_nothing() -> None:
 
     device = ready("mps")
     with mps_simulator.profile() as profile:
-        (row,) = launches.run("l2norm", Ceilings(CPU), 0.01)
-    assert row.seconds is not None and row.seconds > 0 and set(row.others) == {launches.NOTHING, launches.ADD}
+        (row,) = host.run("l2norm", Ceilings(CPU), 0.01)
+    assert row.seconds is not None and row.seconds > 0 and set(row.others) == {host.NOTHING, host.ADD}
     assert not profile.kernels
     again, _ = torch.ops.gdn.l2norm(torch.ones(2, 4, device=device))
     torch.testing.assert_close(again.cpu(), torch.full((2, 4), 0.5))

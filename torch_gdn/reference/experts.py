@@ -87,8 +87,9 @@ def moe_down(
     w_biases: Tensor | None = None,
     shared_scales: Tensor | None = None,
     shared_biases: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """The weighted sum over each token's experts, and the shared expert's part times sigmoid(shared_gate)."""
+    """The weighted sum over each token's experts, the shared expert's part times sigmoid(shared_gate), and residual."""
     dtype = compute_dtype(hidden)
     weights = matrix(w_down, w_scales, w_biases, hidden.shape[-1], dtype)
     y = torch.zeros(len(hidden), w_down.shape[1], dtype=dtype, device=hidden.device)
@@ -98,4 +99,6 @@ def moe_down(
         of_shared = matrix(shared_down_proj, shared_scales, shared_biases, shared_hidden.shape[-1], dtype)
         shared = shared_hidden.to(dtype) @ of_shared.mT
         y += shared if shared_gate is None else shared * shared_gate.to(dtype).sigmoid()
+    if residual is not None:
+        y += residual.to(dtype)
     return y.to(hidden.dtype)

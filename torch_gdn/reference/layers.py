@@ -9,6 +9,7 @@ from torch.nn.functional import silu
 from torch_gdn.reference.common import beta_of, compute_dtype, log_decay_of, sequences
 
 __all__ = [
+    "act_and_mul",
     "batch_copy_",
     "causal_conv1d",
     "causal_conv1d_update_",
@@ -16,6 +17,7 @@ __all__ = [
     "gdn_gating",
     "l2norm",
     "l2norm_fwd",
+    "qk_norm_rope",
     "rms_norm",
     "rms_norm_gated",
 ]
@@ -84,6 +86,37 @@ def rms_norm_gated(
         y = weight * y if round_norm else weight.to(dtype) * y
     g = g.to(dtype)
     return (y * (g.sigmoid() if activation == "sigmoid" else g * g.sigmoid())).to(x.dtype)
+
+
+def act_and_mul(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+    """silu(gate) * up, or sigmoid(gate) * up."""
+    dtype = compute_dtype(gate)
+    logit = gate.to(dtype)
+    factor = logit.sigmoid() if activation == "sigmoid" else silu(logit)
+    return (factor * up.to(dtype)).to(gate.dtype)
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    zero_centered: bool = False,
+    heads_first: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The norm of each head, if there are weights, and the rotation of its first 2 P elements in pairs (i, i + P)."""
+    dtype, pairs = compute_dtype(q), cos.shape[-1]
+    cos, sin = cos.to(dtype)[:, :, None], sin.to(dtype)[:, :, None]
+    rotated = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        z = x.to(dtype) if weight is None else rms_norm(x.to(dtype), weight, None, eps, zero_centered)[0]
+        first, second, rest = z.split([pairs, pairs, z.shape[-1] - 2 * pairs], -1)
+        y = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
+        rotated.append(y.transpose(1, 2).contiguous() if heads_first else y)
+    return rotated[0], rotated[1]
 
 
 def copy_from_host_(dst: Tensor, src: Tensor) -> None:

@@ -88,6 +88,7 @@ def draw_down(point: ExpertPoint) -> Call:
         call |= {"shared_hidden": point.tensor(point.T, point.IS), "shared_gate": torch.randn(point.T, 1)}
         names = ("shared_down_proj", "shared_scales", "shared_biases")
         call |= point.weights(names, point.D, columns=point.IS, bits=point.shared_bits)
+        call["residual"] = point.tensor(point.T, point.D)
     return call
 
 
@@ -172,6 +173,7 @@ def wrong_down(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     yield Invalid("topk_weights", ValueError, "a token fewer", change("topk_weights", lambda w: w[1:]))
     yield Invalid("shared_hidden", ValueError, "a token fewer", change("shared_hidden", lambda x: x[1:]))
     yield Invalid("shared_hidden", ValueError, "no columns", change("shared_hidden", lambda x: x[:, :0]))
+    yield from [*invalid.half("residual"), *invalid.too_short("residual")]
     yield Invalid("shared_down_proj", ValueError, "absent", put("shared_down_proj", None))
     yield Invalid("shared_gate", ValueError, "one dimension", change("shared_gate", torch.Tensor.flatten))
     alone = {"shared_hidden": None, "shared_down_proj": None}

@@ -116,6 +116,58 @@ def draw_gates(point: RowPoint) -> Call:
     return {"A_log": heads[0].clone(), "a": a, "b": b, "dt_bias": heads[1].clone()}
 
 
+@dataclass(frozen=True)
+class HeadPoint(RowPoint):
+    """Heads of q and k, of which the first 2 P elements are rotated; `other` is the dtype of the angles."""
+
+    P: int = 16
+    keys: int = 1  # heads of k
+    normed: bool = True
+    heads_first: bool = False
+
+    def facts_of(self, call: Call) -> dict[str, Any]:
+        found = super().facts_of(call)
+        if "q" in call:
+            found |= {"D": call["q"].shape[-1], "P": call["cos"].shape[-1], "other": call["cos"].dtype}
+            weight = call.get("q_weight")
+            found |= {"weight": None if weight is None else weight.dtype, "normed": weight is not None}
+        return found
+
+
+def draw_heads(point: HeadPoint) -> Call:
+    angles = torch.randn(point.batch, point.tokens, point.P)
+    call: Call = {"q": point.rows(), "k": replace(point, heads=point.keys).rows(), "heads_first": point.heads_first}
+    call |= {name: point.placed(x.to(point.other or point.dtype)) for name, x in turns(angles).items()}
+    return call | ({"q_weight": point.row(), "k_weight": point.row(), "zero_centered": True} if point.normed else {})
+
+
+def turns(angles: Tensor) -> Call:
+    return {"cos": angles.cos(), "sin": angles.sin()}
+
+
+def wrong_product(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
+    yield from [*invalid.integers("gate", "up"), *invalid.float64("gate"), *invalid.too_short("up")]
+    yield from invalid.half("up")
+    yield Invalid("gate", ValueError, "no dimension", put("gate", torch.tensor(1.0)))
+    yield Invalid("activation", ValueError, "gelu", put("activation", "gelu"))
+
+
+def wrong_heads(entry: OpEntry[HeadPoint]) -> Iterator[Invalid]:
+    yield from [*invalid.integers("q", "cos", "q_weight"), *invalid.float64("q"), *invalid.half("k", "sin", "k_weight")]
+    yield from [*invalid.too_flat("q", "k", "cos"), *invalid.too_short("k", "cos", "sin")]
+    yield from invalid.too_short("q_weight", "k_weight", how=invalid.last)
+    yield Invalid("cos", ValueError, "no pair", change("cos", lambda x: x[..., :0]))
+    yield Invalid("cos", ValueError, "17 pairs for D 32", change("cos", lambda x: x.new_zeros(*x.shape[:2], 17)))
+    yield Invalid("k_weight", ValueError, "one weight", put("k_weight", None))
+    without = {"q_weight": None, "k_weight": None}
+    yield Invalid("zero_centered", ValueError, "no weights", invalid.options(without))
+    yield Invalid("eps", ValueError, "negative", put("eps", -1e-6))
+
+
+# D and P of Qwen3.5 and Qwen3-Next, of Llama, and odd ones.
+HEADS = ((BF16, 256, 32), (F16, 128, 64), (F32, 33, 7))
+
+
 def draw_channel_gates(point: RowPoint) -> Call:
     call: Call = {"g": point.rows(), "A_log": torch.randn(point.heads), "dt_bias": torch.randn(point.heads * point.D)}
     return call | {"output_dtype": point.dtype}
@@ -141,6 +193,29 @@ register(
         compiled=partial(one_dtype, HIDDEN_ROWS),
         operations=lambda call: 5 * call["x"].numel(),
         invalid=partial(wrong_norm, second="residual", too_long=16385),
+    ),
+    OpEntry(
+        "act_and_mul",
+        draw=lambda point: {"gate": point.rows(), "up": point.rows()},
+        exact=lambda call: reference.act_and_mul(**call),
+        small=SMALL_ROWS,
+        points=[*ROWS, RowPoint(F16, D=2500, aligned=False)],
+        self_test=[RowPoint(BF16)],
+        compiled=lambda: [RowPoint(dtype, aligned=aligned) for dtype in DTYPES for aligned in (True, False)],
+        operations=lambda call: 3 * call["up"].numel(),
+        invalid=wrong_product,
+    ),
+    OpEntry(
+        "qk_norm_rope",
+        draw=draw_heads,
+        exact=lambda call: reference.qk_norm_rope(**call),
+        small=HeadPoint(D=32, tokens=20, heads=4, keys=4),
+        points=[HeadPoint(dtype, D=D, P=P, heads=4) for dtype, D, P in HEADS]
+        + [HeadPoint(BF16, D=128, other=F32, normed=False, heads_first=True)],
+        self_test=[HeadPoint(BF16, D=256, P=32, heads_first=True)],
+        compiled=lambda: [HeadPoint(dtype, normed=normed) for dtype in DTYPES for normed in (True, False)],
+        operations=lambda call: 6 * (call["q"].numel() + call["k"].numel()),
+        invalid=wrong_heads,
     ),
     OpEntry(
         "rms_norm_gated",
@@ -335,6 +410,8 @@ def mixed_dtypes() -> Iterator[tuple[OpEntry[Any], Point]]:
     for x, weight, other in itertools.product(DTYPES, repeat=3):
         for W in (2, 3, 4):
             yield from ((REGISTRY["causal_conv1d"], point) for point in mixed_convolutions((x, weight, other), W))
+        for aligned in (True, False):
+            yield REGISTRY["qk_norm_rope"], HeadPoint(x, aligned=aligned, tokens=1, other=other, weight=weight)
         for norm, rows in (("rms_norm_gated", NORM_ROWS), ("rms_norm", HIDDEN_ROWS)):
             for D, aligned in rows:
                 row = RowPoint(x, D=D, aligned=aligned, tokens=1, heads=1)

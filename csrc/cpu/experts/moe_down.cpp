@@ -25,6 +25,7 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
     if (op.shared_gate.has_value()) product.mul_(op.shared_gate->to(at::kFloat).sigmoid());
     sum.add_(product);
   }
+  if (op.residual.has_value()) sum.add_(*op.residual);
   y.copy_(sum);
 }
 

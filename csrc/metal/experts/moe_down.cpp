@@ -12,13 +12,14 @@ namespace {
 
 struct Call {
   Tensor hidden, shared_hidden, shared_down_proj;  // those of the shared expert undefined where there is none
+  Tensor residual;                                 // undefined where there is none
   int width;                                       // of vectors
   MoeDownParameters parameters;
 };
 
 Call call_of(const MoeDown<int64_t>& op) {
   const auto& s = op.shape;
-  Call call{as_contiguous(op.hidden, "hidden"), {}, op.shared_down_proj.value_or(Tensor()), 1, {}};
+  Call call{as_contiguous(op.hidden, "hidden"), {}, op.shared_down_proj.value_or(Tensor()), {}, 1, {}};
   auto& parameters = call.parameters;
   call.width = vector_width({call.hidden, op.w_down});
   if (op.shared_hidden.has_value()) {
@@ -26,6 +27,8 @@ Call call_of(const MoeDown<int64_t>& op) {
     call.width = std::min(call.width, vector_width({call.shared_hidden, call.shared_down_proj}));
     parameters.shared = matrix_parameters(call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_packing);
   }
+  if (op.residual.has_value()) call.residual = as_contiguous(*op.residual, "residual");
+  parameters.has_residual = op.residual.has_value();
   parameters.pairs = pair_parameters(s, op.topk_ids);
   parameters.experts = matrix_parameters(op.w_down, op.w_scales, op.w_biases, op.packing);
   parameters.weight_token_stride = op.topk_weights.stride(0);
@@ -49,8 +52,8 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
                      "experts/moe_down.metal",
                      {dtype, most_tokens(s), call.width, bits_of(op.packing), bits_of(op.shared_packing)},
                      {call.hidden, op.w_down, op.w_scales, op.w_biases, op.topk_weights, op.topk_ids,
-                      call.shared_hidden, call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_gate, y,
-                      Binding::error_log(), Binding::values(call.parameters)},
+                      call.shared_hidden, call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_gate,
+                      call.residual, y, Binding::error_log(), Binding::values(call.parameters)},
                      {size_t(ceil_div(s.D, kDownRows)), 1, 1},
                      size_t(down_simdgroups(int(most_tokens(s)))) * 32}});
     return;
@@ -70,7 +73,7 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
        {"moe_sum",
         "experts/moe_sum.metal",
         {dtype},
-        {products, op.topk_weights, op.topk_ids, op.shared_gate, y, Binding::values(call.parameters)},
+        {products, op.topk_weights, op.topk_ids, op.shared_gate, call.residual, y, Binding::values(call.parameters)},
         {size_t(ceil_div(s.D, kSumThreads)), size_t(s.T), 1},
         kSumThreads}});
 }

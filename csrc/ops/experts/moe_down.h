@@ -1,6 +1,6 @@
 // y[t] = sum over j of topk_weights[t, j] (W hidden[t, j]) with the weights W of expert topk_ids[t, j], plus
-// sigmoid(shared_gate[t]) (W_shared shared_hidden[t]). Sums are f32, in the order of j with the shared expert last, and
-// y is rounded once. A negative id adds nothing.
+// sigmoid(shared_gate[t]) (W_shared shared_hidden[t]), plus residual[t]. Sums are f32, in the order of j with the
+// shared expert and the residual last, and y is rounded once. A negative id adds nothing.
 #pragma once
 #include "ops/experts/experts.h"
 
@@ -11,17 +11,18 @@ struct MoeDown {
   static constexpr const char* kSchema =
       "moe_down(Tensor hidden, Tensor w_down, Tensor topk_weights, Tensor topk_ids, Tensor? shared_hidden=None, "
       "Tensor? shared_down_proj=None, Tensor? shared_gate=None, Tensor? w_scales=None, Tensor? w_biases=None, "
-      "Tensor? shared_scales=None, Tensor? shared_biases=None) -> Tensor";
+      "Tensor? shared_scales=None, Tensor? shared_biases=None, Tensor? residual=None) -> Tensor";
 
   Tensor hidden, w_down, topk_weights, topk_ids;
-  optional<Tensor> shared_hidden, shared_down_proj, shared_gate, w_scales, w_biases, shared_scales, shared_biases;
+  optional<Tensor> shared_hidden, shared_down_proj, shared_gate, w_scales, w_biases, shared_scales, shared_biases,
+      residual;
 
   ExpertShape<Int> shape;
   Packing packing, shared_packing;
 
   auto arguments() {
     return std::tie(hidden, w_down, topk_weights, topk_ids, shared_hidden, shared_down_proj, shared_gate, w_scales,
-                    w_biases, shared_scales, shared_biases);
+                    w_biases, shared_scales, shared_biases, residual);
   }
 
   void check() {
@@ -42,6 +43,9 @@ struct MoeDown {
     check.dimensions("topk_ids", topk_ids, 2, "[T, k]");
     check_ids(check, topk_ids, s);
     check_shared(check);
+    if (!residual.has_value()) return;
+    check.same_dtype("residual", *residual, "hidden", hidden);
+    check.shape("residual", *residual, "[T, D]", {s.T, s.D});
   }
 
   Tensor outputs() const { return empty<Int>({shape.T, shape.D}, hidden.options()); }

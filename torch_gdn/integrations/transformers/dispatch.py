@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from torch_gdn.integrations.transformers import decoding, experts, functions, norms
+from torch_gdn.integrations.transformers import attention, decoder_layers, decoding, experts, functions, mlp, norms
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
+from torch_gdn.integrations.transformers.known_forms import first
 
-FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | decoding.FUNCTIONS
+FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS
+FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS | decoding.FUNCTIONS
 HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # it comes with each fallback
 taken: Counter[str] = Counter()  # function
 left: Counter[tuple[str, str]] = Counter()  # function and reason
@@ -26,8 +29,9 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     Args:
         function: "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
             "fused_recurrent_kda", "causal_conv1d_fn" or "causal_conv1d_update"; "short_convolution", which OLMo-Hybrid
-            has until 5.12, "rms_norm", "rms_norm_gated", "experts" and "moe_block": these are a layer's forward, and
-            its first argument is the layer; "gdn_decode", whose arguments are the layer, its input and both states.
+            has until 5.12, "rms_norm", "rms_norm_gated", "experts", "moe_block", "mlp", "attention" and
+            "decoder_layer": these are a layer's forward, and its first argument is the layer; "rotation", of q and k by
+            cos and sin; "gdn_decode", whose arguments are the layer, its input and both states.
         args, kwargs: what the model calls it with.
 
     Returns:
@@ -64,6 +68,8 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
     """
     reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
     is_elsewhere = None if everywhere else FUNCTIONS[function].is_elsewhere
+    if FUNCTIONS[function].adds_residual:
+        original = adding_residual(original)
 
     @functools.wraps(original, updated=())
     def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +85,17 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
         kwargs.pop(CACHED_STATE, None)
         return original(*args, **kwargs)
 
+    dispatch.adds_residual = FUNCTIONS[function].adds_residual  # type: ignore[attr-defined]
     return dispatch
+
+
+def adding_residual(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original, updated=())
+    def add(*args: Any, residual: Tensor | None = None, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        return found if residual is None else residual + first(found)
+
+    return add
 
 
 def count(function: str, reason: str) -> None:

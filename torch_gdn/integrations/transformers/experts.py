@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from torch_gdn.integrations.transformers.functions import Function, common_reason
 from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear
-from torch_gdn.integrations.transformers.refusal import experts_refusal
+from torch_gdn.integrations.transformers.refusal import experts_refusal, is_plain
 
 NAME = "torch_gdn"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # whose calls on mps are taken
@@ -84,17 +84,12 @@ def has_known_block(module: ModuleType, block: type) -> bool:
     return returned in (Tensor, "torch.Tensor") and any(name.endswith("TopKRouter") for name in vars(module))
 
 
-def is_block_elsewhere(block: Any, hidden_states: Tensor) -> bool:
+def is_block_elsewhere(block: Any, hidden_states: Tensor, **options: Any) -> bool:
     chosen = getattr(getattr(block.experts, "config", None), "_experts_implementation", None)
     return chosen != NAME and (chosen not in IMPLEMENTATIONS or is_elsewhere(block.experts, hidden_states))
 
 
-def is_plain(module: Any) -> bool:
-    """Whether calling the module does what its class says and nothing else."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-
-
-def block_reason(block: Any, hidden_states: Tensor) -> str:
+def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = None) -> str:
     experts, shared = block.experts, block.shared_expert
     projections = (shared.gate_proj, shared.up_proj, shared.down_proj)
     for module in (block.gate, experts, shared, *projections, block.shared_expert_gate):
@@ -125,7 +120,7 @@ def is_known_linear(module: Any, may_be_packed: bool) -> bool:
     return type(module) is torch.nn.Linear and module.bias is None
 
 
-def run_block(block: Any, hidden_states: Tensor) -> Tensor:
+def run_block(block: Any, hidden_states: Tensor, residual: Tensor | None = None) -> Tensor:
     x, experts, shared = hidden_states.flatten(0, 1), block.experts, block.shared_expert
     renormalize = getattr(block.gate, "norm_topk_prob", True)
     weights, ids = torch.ops.gdn.moe_router(linear(x, block.gate.weight), block.gate.top_k, renormalize=renormalize)
@@ -149,6 +144,7 @@ def run_block(block: Any, hidden_states: Tensor) -> Tensor:
         block.shared_expert_gate(x),
         *scales_of(experts, "down_proj_"),
         *scales_of(shared.down_proj),
+        None if residual is None else residual.flatten(0, 1),
     )
     return y.view_as(hidden_states)
 
@@ -160,5 +156,5 @@ def scales_of(module: Any, prefix: str = "") -> tuple[Tensor | None, Tensor | No
 
 FUNCTIONS = {
     "experts": Function(experts_reason, run_experts, is_elsewhere),
-    "moe_block": Function(block_reason, run_block, is_block_elsewhere),
+    "moe_block": Function(block_reason, run_block, is_block_elsewhere, adds_residual=True),
 }

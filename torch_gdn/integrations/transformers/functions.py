@@ -25,6 +25,10 @@ RULE_OPTIONS = {  # of those that models give, what the end-to-end op takes
     "chunk_gated_delta_rule": (*COMMON_OPTIONS, "chunk_size"),
     "fused_recurrent_gated_delta_rule": COMMON_OPTIONS,
 }
+NEEDS_GRAD = (
+    "grad mode is on and an input requires grad; torch_gdn's kernels are forward only "
+    "(torch.no_grad() and torch.inference_mode() turn it off)"
+)
 KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 
 
@@ -33,6 +37,7 @@ class Function:
     reason: Callable[..., str]
     run: Callable[..., Any]
     is_elsewhere: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
+    adds_residual: bool = False  # whether a decoder layer may give `run` a `residual`, which is added to the result
 
 
 def common_reason(*tensors: Tensor | None) -> str:
@@ -45,10 +50,14 @@ def common_reason(*tensors: Tensor | None) -> str:
         if tensor.device != device:
             return "the tensors are on several devices"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        return (
-            "grad mode is on and an input requires grad; torch_gdn's kernels are forward only "
-            "(torch.no_grad() and torch.inference_mode() turn it off)"
-        )
+        return NEEDS_GRAD
+    return ""
+
+
+def grad_reason(layer: Any) -> str:
+    """Why a whole layer is left to transformers where one of its parameters is trained."""
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in layer.parameters()):
+        return NEEDS_GRAD
     return ""
 
 

@@ -28,6 +28,13 @@ class Form:
         normed: Tensor = y
         return normed
 
+    def apply_to_sum(self, norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the norm of x + residual, and that sum."""
+        found: tuple[Tensor, Tensor] = torch.ops.gdn.rms_norm(
+            x, norm.weight, residual, eps_of(norm), self.zero_centered, self.round_norm
+        )
+        return found
+
 
 FORMS = (Form(True, False), Form(False, False), Form(False, True))
 form_of_class: dict[type, Form | None] = {}  # by class of a norm; None for one that computes something else

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from torch_gdn.integrations.transformers import experts, norms
+from torch_gdn.integrations.transformers import attention, decoder_layers, experts, mlp, norms
 from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
@@ -61,6 +61,7 @@ IN_THE_LAYER = {
 }
 # Classes of a model's module, by the end of their name, whose forward is replaced.
 FORWARDS = {"ShortConvolution": "short_convolution", "RMSNormGated": "rms_norm_gated"}
+REPLACED = ("RMSNorm", "RMSNormGated", "MLP", "Attention", "SparseMoeBlock", "DecoderLayer")  # endings of classes
 ABSENT = object()
 
 
@@ -129,6 +130,7 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
         for owner in classes_named(module, ending):
             yield patch(owner, "forward", function)
     yield from norm_patches(module)
+    yield from layer_patches(module)
     for owner in classes_named(module, "SparseMoeBlock"):
         if experts.has_known_block(module, owner):
             yield patch(owner, "forward", "moe_block")
@@ -149,12 +151,32 @@ def kda_patches(module: ModuleType) -> Iterator[Patch]:
         if name in vars(module):
             yield patch(module, name, function)
     yield from norm_patches(module)
+    yield from layer_patches(module)
     yield from convolution_patches(module)
 
 
 def norm_patches(module: ModuleType) -> Iterator[Patch]:
     for owner in norms.norm_classes(module):
         yield patch(owner, "forward", "rms_norm")
+
+
+def unknown_to(module: ModuleType, found: list[Patch]) -> tuple[str, ...]:
+    """Names the classes of the language model that usually are replaced, and are not in this version."""
+    replaced = [each.owner for each in found]
+    owners = [owner for ending in REPLACED for owner in classes_named(module, ending)]
+    return tuple(owner.__name__ for owner in owners if "Vision" not in owner.__name__ and owner not in replaced)
+
+
+def layer_patches(module: ModuleType) -> Iterator[Patch]:
+    """Decoder layers, MLPs, whole attention layers, and the rotation of those that are not replaced."""
+    for owner in decoder_layers.layer_classes(module):
+        yield patch(owner, "forward", "decoder_layer")
+    for owner in mlp.mlp_classes(module):
+        yield patch(owner, "forward", "mlp")
+    for owner in attention.gated_attention_classes(module):
+        yield patch(owner, "forward", "attention")
+    if attention.has_known_rotation(module):
+        yield patch(module, attention.ROTATION, "rotation")
 
 
 def experts_patches() -> Iterator[Patch]:

@@ -41,6 +41,11 @@ def refused(op: str, **call: Any) -> str:
     return ""
 
 
+def is_plain(module: Any) -> bool:
+    """Whether calling the module does what its class says and nothing else."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
 def meta(sizes: Sizes, dtype: torch.dtype) -> Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta")
 

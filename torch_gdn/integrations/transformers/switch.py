@@ -25,6 +25,7 @@ from torch_gdn.integrations.transformers.patches import (
     kda_patches,
     modeling_module,
     patches_of,
+    unknown_to,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ MODEL_OPS = (
     "gdn_decode_",
     "rms_norm",
     "rms_norm_gated",
+    "act_and_mul",
+    "qk_norm_rope",
 )
 EXPERT_OPS = ("moe_router", "moe_gate_up", "moe_down")
 KDA_OPS = ("chunk_kda", "fused_recurrent_kda")
@@ -63,10 +66,12 @@ class Status:
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
     wrong: dict[str, str]  # by op: what the self-test found, and what runs instead
     packed: int  # layers whose weights are packed, in all models that exist
+    unknown: dict[str, tuple[str, ...]]  # by model: classes that stay transformers', as they compute something else
 
     def __str__(self) -> str:
         lines = [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
         lines += [f"{model}: {', '.join(names)}" for model, names in self.replaced.items()]
+        lines += [f"{model}: {', '.join(names)}: left as in transformers" for model, names in self.unknown.items()]
         lines += [f"{function}: {calls} calls taken" for function, calls in self.taken.items()]
         lines += [
             f"{function}: {calls} calls left: {reason}"
@@ -206,7 +211,14 @@ def status() -> Status:
         left=reasons,
         wrong=dict(self_test.replaced),
         packed=layers_packed(),
+        unknown=unknown_classes(),
     )
+
+
+def unknown_classes() -> dict[str, tuple[str, ...]]:
+    modules = {model: module for model, module in modules_of(MODELS).items() if model in applied}
+    found = {model: unknown_to(module, applied[model]) for model, module in modules.items()}
+    return {model: names for model, names in found.items() if names}
 
 
 def transformers_version() -> str:

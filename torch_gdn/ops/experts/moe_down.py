@@ -16,13 +16,14 @@ def moe_down(
     w_biases: Tensor | None = None,
     shared_scales: Tensor | None = None,
     shared_biases: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """Multiplies what `moe_gate_up` returned with the experts' down matrices, and adds up each token's results.
 
     y is the sum over a token's experts of weight * (hidden W_down), plus sigmoid(shared_gate) * (shared_hidden
-    W_shared). The weights are numbers or packed codes, as `moe_gate_up` says. Sums are float32 in a fixed order, and y
-    is rounded once. On `mps` up to 8 tokens take one launch, which reads each active expert's weights once; more tokens
-    take three, with a float32 [T * K, D] in between.
+    W_shared), plus residual. The weights are numbers or packed codes, as `moe_gate_up` says. Sums are float32 in a
+    fixed order, and y is rounded once. On `mps` up to 8 tokens take one launch, which reads each active expert's
+    weights once; more tokens take three, with a float32 [T * K, D] in between.
 
     Args:
         hidden: [T, K, I], bfloat16, float16 or float32. Copied unless contiguous.
@@ -39,6 +40,7 @@ def moe_down(
         w_biases: [E, D, G], w_scales' dtype. Given with w_scales. Default: None.
         shared_scales: [D, F], hidden's dtype or float32. F is IS / group. Default: shared_down_proj is not packed.
         shared_biases: [D, F], shared_scales' dtype. Given with shared_scales. Default: None.
+        residual: [T, D], hidden's dtype. Copied unless contiguous. Default: zeros.
 
     Returns:
         y: [T, D], hidden's dtype.
@@ -67,4 +69,5 @@ def moe_down(
         w_biases,
         shared_scales,
         shared_biases,
+        residual,
     )

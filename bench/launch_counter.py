@@ -1,0 +1,198 @@
+"""Counts a model's work on `mps` by layer and part: launches, copies between host and device, waits and bytes.
+
+A launch is an operator of PyTorch that computes or copies on the device, or a kernel of torch_gdn. An operator of
+PyTorch counts as one launch, although a Mac may run several kernels for it. Views, allocations and casts that change
+nothing are free. torch_gdn's kernels are recorded and do not run, so that real sizes of heads take no time. Results
+mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torch_gdn import recording
+
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "_unique2")  # the host reads a result
+FACTORIES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")  # allocate and launch nothing
+ONCE, RESIDUALS = "once", "norms and residuals"
+# Parts of a layer by the end of the class's name; what a layer computes itself is residuals.
+PARTS = {
+    "GatedDeltaNet": "gated delta net",
+    "ShortConvolution": "gated delta net",
+    "Attention": "attention",
+    "SparseMoeBlock": "experts",
+    "MLP": "mlp",
+}
+
+
+class Place(NamedTuple):
+    layer: int | None  # None outside of layers
+    part: str
+
+
+@dataclass
+class Counts:
+    launches: Counter[str] = field(default_factory=Counter)  # by operator or kernel
+    copies: Counter[str] = field(default_factory=Counter)  # "to the device" and "to the host"
+    waits: Counter[str] = field(default_factory=Counter)  # by operator
+    bytes: int = 0  # that launches read and write, without parameters and states
+
+    @property
+    def total(self) -> int:
+        return sum(self.launches.values())
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Puts every operator's counts where `place` is. Use it through `counting`.
+
+    Attributes:
+        counts: by place.
+        place: where the next operator is.
+        excluded: addresses of storages whose bytes do not count.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[Place, Counts] = {}
+        self.place = Place(None, ONCE)
+        self.excluded: set[int] = set()
+        self.is_inside = False  # of an operator that counts as one launch
+
+    def here(self) -> Counts:
+        return self.counts.setdefault(self.place, Counts())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "gdn":
+            return self.record(func, args, kwargs)
+        found = func(*args, **kwargs)
+        if not self.is_inside:
+            self.count(func, args, kwargs, list(tensors(found)))
+        return found
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with recording() as recorded:
+            found = func(*args, **kwargs)
+        counts = self.here()
+        counts.launches.update(launch.variant.kernel for launch in recorded.launches)
+        counts.bytes += self.bytes_of([*tensors((args, kwargs)), *tensors(found)])
+        return found
+
+    def count(self, func: Any, args: Any, kwargs: Any, found: list[Tensor]) -> None:
+        name, given = func.overloadpacket.__name__, list(tensors((args, kwargs)))
+        devices = {x.device.type for x in (*given, *found)}
+        if "mps" not in devices or name in FACTORIES:
+            return
+        counts = self.here()
+        if name in WAITS:
+            counts.waits[name] += 1
+        if "cpu" in devices and name in ("copy_", "_to_copy"):
+            source = given[-1] if name == "copy_" else given[0]
+            counts.copies["to the device" if source.device.type == "cpu" else "to the host"] += 1
+            is_waited_for = source.device.type == "mps" and not (kwargs.get("non_blocking") or args[2:3] == (True,))
+            counts.waits.update([name] * is_waited_for)
+        elif name != "_local_scalar_dense" and not is_view(func, given, found):
+            counts.launches[name] += 1
+            counts.bytes += self.bytes_of([*given, *found])
+
+    def bytes_of(self, used: Iterable[Tensor]) -> int:
+        each = {(x.data_ptr(), x.numel()): x for x in used if x.device.type == "mps"}
+        return sum(x.numel() * x.itemsize for x in each.values() if x.untyped_storage().data_ptr() not in self.excluded)
+
+
+class AttentionAsOne(TorchFunctionMode):
+    """Counts `scaled_dot_product_attention` as one launch, as on a Mac; elsewhere it is several operators."""
+
+    def __init__(self, counter: LaunchCounter) -> None:
+        super().__init__()
+        self.counter = counter
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not ATTENTION:
+            return func(*args, **kwargs)
+        self.counter.is_inside = True
+        try:
+            found = func(*args, **kwargs)
+        finally:
+            self.counter.is_inside = False
+        counts = self.counter.here()
+        counts.launches["scaled_dot_product_attention"] += 1
+        counts.bytes += self.counter.bytes_of([*tensors((args, kwargs)), found])
+        return found
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    return (x for x in tree_leaves(tree) if isinstance(x, Tensor))
+
+
+def is_view(func: Any, given: list[Tensor], found: list[Tensor]) -> bool:
+    """Whether nothing is written and every result is memory of an argument."""
+    if func._schema.is_mutable:
+        return False
+    storages = {x.untyped_storage().data_ptr() for x in given}
+    return all(x.untyped_storage().data_ptr() in storages for x in found)
+
+
+@contextmanager
+def counting(model: nn.Module, starts: Callable[[], None] = lambda: None) -> Iterator[LaunchCounter]:
+    """Counts each operator inside, by the model's hooks. It calls `starts` when a forward of the model starts."""
+    counter = LaunchCounter()
+    weights = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
+
+    def start(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        starts()
+        counter.excluded = weights | states_of(kwargs.get("past_key_values"))
+
+    with ExitStack() as hooks:
+        hooks.callback(model.register_forward_pre_hook(start, with_kwargs=True).remove)
+        for remove in enter_and_leave(dict(places(model)), counter):
+            hooks.callback(remove)
+        hooks.enter_context(AttentionAsOne(counter))
+        hooks.enter_context(counter)
+        yield counter
+
+
+def places(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
+    """Yields the layers and their parts. Norms belong to their layer."""
+    layers = next(x for name, x in model.named_modules() if name.endswith("layers"))
+    for index, layer in enumerate(layers.children()):
+        yield layer, Place(index, RESIDUALS)
+        for child in layer.children():
+            if ending := next((x for x in PARTS if type(child).__name__.endswith(x)), None):
+                yield child, Place(index, PARTS[ending])
+
+
+def enter_and_leave(places: dict[nn.Module, Place], counter: LaunchCounter) -> Iterator[Callable[[], None]]:
+    """Puts hooks on all modules at once, since a module with a hook of its own is not replaced."""
+    before: list[Place] = []
+
+    def enter(module: nn.Module, *_: Any) -> None:
+        if module in places:
+            before.append(counter.place)
+            counter.place = places[module]
+
+    def leave(module: nn.Module, *_: Any) -> None:
+        if module in places:
+            counter.place = before.pop()
+
+    yield register_module_forward_pre_hook(enter).remove
+    yield register_module_forward_hook(leave).remove
+
+
+def states_of(cache: Any) -> set[int]:
+    """Returns the addresses of the tensors that the cache holds in its layers."""
+    held = [vars(layer) for layer in getattr(cache, "layers", ())]
+    return {x.untyped_storage().data_ptr() for x in tensors(held) if x.device.type == "mps"}

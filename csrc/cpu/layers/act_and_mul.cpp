@@ -1,0 +1,57 @@
+#include "ops/layers/act_and_mul.h"
+
+#include <array>
+
+#include "cpu/define.h"
+#include "cpu/layers/rows.h"
+#include "cpu/simd/layer_kernels.h"
+
+namespace torch_gdn {
+namespace {
+
+constexpr int64_t kElements = 16384;  // that a core takes at least
+constexpr int64_t kBlock = 1024;      // elements that are computed at a time
+
+struct Block {
+  std::array<float, kBlock> factor, logit, result;
+};
+
+// result = result * silu(logit), or sigmoid(logit).
+void multiply(Block& block, int64_t count, bool has_sigmoid) {
+  std::copy_n(block.logit.begin(), count, block.factor.begin());
+  cpu::gating_kernels().betas(block.factor.data(), count, 1.0f);
+  if (has_sigmoid) {
+    for (int64_t i = 0; i < count; ++i) block.result[i] *= block.factor[i];
+  } else {
+    for (int64_t i = 0; i < count; ++i) block.result[i] *= block.logit[i] * block.factor[i];
+  }
+}
+
+void run(const ActAndMul<int64_t>& op, const Tensor& y) {
+  if (y.numel() == 0) return;
+  const Tensor gate = cpu::four_dimensions(op.gate, "gate"), up = cpu::four_dimensions(op.up, "up");
+  const cpu::RowsOf gates(gate), factors(up);
+  const int64_t D = gate.size(3), item_size = y.element_size();
+  const auto dtype = y.scalar_type();
+  auto* const out = static_cast<char*>(y.mutable_data_ptr());
+  const auto& rows = cpu::row_kernels();
+  at::parallel_for(0, y.numel() / D, ceil_div(kElements, D), [&](int64_t begin, int64_t end) {
+    Block block;
+    for (int64_t row = begin; row < end; ++row) {
+      const auto *logits = static_cast<const char*>(gates.at(row)), *values = static_cast<const char*>(factors.at(row));
+      for (int64_t first = 0; first < D; first += kBlock) {
+        const int64_t count = std::min(kBlock, D - first);
+        rows.upcast(logits + first * item_size, dtype, count, block.logit.data());
+        rows.upcast(values + first * item_size, dtype, count, block.result.data());
+        multiply(block, count, op.has_sigmoid());
+        rows.downcast(block.result.data(), count, dtype, out + (row * D + first) * item_size);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<ActAndMul, &run>(m); }
+
+}  // namespace torch_gdn

@@ -1,0 +1,60 @@
+"""What a step of transformers' models launches after `enable()`: launches.json has the operators of each part.
+
+`python -m tests.integrations.test_transformers_launches` writes launches.json anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import launches
+from bench.launches import DECODE, MODELS, PREFILL, Part
+from tests.helpers.devices import ready
+
+EXPECTED = Path(__file__).with_name("launches.json")
+VERSION = "5.23."
+STEPS = (DECODE, PREFILL)
+
+
+def operators(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
+    return {str(part): dict(sorted(part.counts.launches.items())) for part in parts}
+
+
+def differences(found: dict[str, dict[str, int]], expected: dict[str, dict[str, int]]) -> list[str]:
+    lines = []
+    for part in sorted(found.keys() | expected.keys()):
+        now, before = Counter(found.get(part, {})), Counter(expected.get(part, {}))
+        if now != before:
+            changes = f"in addition {dict(now - before)}, missing {dict(before - now)}"
+            lines.append(f"{part}: {now.total()} launches instead of {before.total()}: {changes}")
+    return lines
+
+
+@pytest.mark.skipif(not version("transformers").startswith(VERSION), reason="other versions launch other operators")
+@pytest.mark.parametrize("what", STEPS)
+@pytest.mark.parametrize("name", MODELS)
+def test_launches_of_each_part(name: str, what: str) -> None:
+    ready("mps")
+    parts = launches.count(name, what, 1, enabled=True)
+    assert not differences(operators(parts), json.loads(EXPECTED.read_text(encoding="utf-8"))[name][what])
+    assert launches.sums(parts)["waits"] == 0 and launches.sums(parts)["copies to the host"] == 1
+    assert operators(launches.count(name, what, 8, enabled=True)) == operators(parts)
+
+
+def write() -> None:
+    ready("mps")
+    found: dict[str, Any] = {
+        name: {what: operators(launches.count(name, what, 1, enabled=True)) for what in STEPS} for name in MODELS
+    }
+    EXPECTED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

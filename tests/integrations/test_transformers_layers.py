@@ -1,0 +1,184 @@
+"""MLPs and attention layers of transformers' models on mps: fewer launches, the numbers of the model's own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.helpers.devices import ready
+from tests.helpers.errors import assert_close
+from tests.helpers.operations import CountedOperations
+from tests.integrations.models import distance, random_model, random_tokens, there, torch_gdn_enabled
+from torch_gdn.integrations.transformers import attention, mlp, supports
+from torch_gdn.integrations.transformers.patches import modeling_module
+
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid") if there(kind)]
+GATED = [kind for kind in KINDS if kind != "olmo_hybrid"]
+LAYERS = {"qwen3_next": "model.layers.1.mlp.shared_expert", "qwen3_5": "model.layers.1.mlp"}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+pytestmark = pytest.mark.usefixtures("forward_only")
+
+
+@pytest.fixture
+def forward_only() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def mlp_of(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+    return random_model(kind, dtype).get_submodule(LAYERS.get(kind, "model.layers.1.mlp"))
+
+
+def attention_call(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, tuple[Any, ...]]:
+    """A layer, and five tokens of two sequences with tables of the model's own."""
+    model = random_model(kind, dtype).model
+    x = torch.randn(2, 5, 64).to(dtype)
+    tables = model.rotary_emb(x, torch.arange(5).expand(2, -1))
+    return model.layers[1].self_attn, (x, tables, None)
+
+
+def moved(call: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+    return tuple(None if x is None else x.to(device) if isinstance(x, Tensor) else moved(x, device) for x in call)
+
+
+def compared(layer: Any, call: tuple[Any, ...], exact: Tensor, device: torch.device) -> tuple[CountedOperations, Any]:
+    """The layer there has the numbers of its own on the CPU, and is no further from the exact ones."""
+    own = first(layer(*call))
+    layer_there, call_there = copy.deepcopy(layer).to(device), moved(call, device)
+    with torch_gdn_enabled() as transformers, CountedOperations() as counted:
+        found = first(layer_there(*call_there))
+    found = found.cpu()
+    assert found.dtype == own.dtype
+    if own.dtype == torch.float32:
+        assert_close("y", found, exact, 2e-6, head_dim=None)
+    else:
+        assert 0 < distance(found, exact) <= 1.05 * distance(own, exact)
+    return counted, transformers.status()
+
+
+def first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) else result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_mlp(device: torch.device, kind: str, dtype: torch.dtype) -> None:
+    layer, x = mlp_of(kind, dtype), torch.randn(4, 50, 64).to(dtype)
+    exact = copy.deepcopy(layer).double()(x.double())
+    counted, status = compared(layer, (x,), exact, device)
+    if device.type == "mps":
+        assert counted.calls["act_and_mul"] == status.taken["mlp"] == 1 and sum(counted.calls.values()) == 4
+    else:
+        assert not status.taken
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_attention_layer(device: torch.device, kind: str, dtype: torch.dtype) -> None:
+    layer, call = attention_call(kind, dtype)
+    x, tables, _ = call
+    exact = copy.deepcopy(layer).double()(x.double(), tuple(each.double() for each in tables), None)[0]
+    counted, status = compared(layer, call, exact, device)
+    function = "attention" if kind in GATED else "rotation"
+    if device.type == "mps":
+        assert status.taken[function] == counted.calls["qk_norm_rope"] == 1
+        assert counted.calls["act_and_mul"] == (kind in GATED)
+        assert not counted.calls.keys() & {"sigmoid", "cos", "neg", "rsqrt"}
+    else:
+        assert not status.taken
+
+
+@pytest.mark.parametrize("rope", [{}, YARN, {"rope_type": "linear", "factor": 2.0}], ids=["plain", "yarn", "linear"])
+@pytest.mark.parametrize("kind", GATED)
+def test_every_rotation_of_a_model(kind: str, rope: dict[str, Any]) -> None:
+    """Part of a head, scaled angles, and for Qwen3.5 different positions of time, height and width."""
+    device = ready("mps")
+    base = {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}
+    model = random_model(kind, rope_parameters=base | {"rope_type": "default"} | rope)
+    positions = torch.stack([torch.arange(0, 40 * step, step) for step in (1, 1, 3, 2)])[:, None]
+    call = {"position_ids": positions if kind == "qwen3_5" else positions[2], "use_cache": False}
+    tokens = random_tokens(1, 40)
+    expected = model(input_ids=tokens, **call).logits
+    straight = model(input_ids=tokens, use_cache=False).logits
+    assert distance(straight, expected) > 1e-3  # the positions matter
+    model.to(device)
+    with torch_gdn_enabled() as transformers:
+        found = model(input_ids=tokens.to(device), **(call | {"position_ids": call["position_ids"].to(device)})).logits
+    assert transformers.status().taken["attention"] == 1
+    assert_close("logits", found.cpu(), expected.double(), 2e-5, head_dim=None)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["delta net", "attention"])
+@pytest.mark.parametrize("kind", GATED)
+def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> None:
+    model = random_model(kind, torch.bfloat16).model
+    layer, x = model.layers[index], 10 * torch.randn(2, 50, 64).bfloat16()
+    tables = model.rotary_emb(x, torch.arange(50).expand(2, -1))
+    wide = copy.deepcopy(layer).float()  # the router is a tie with other numbers
+    exact = wide(x.float(), position_embeddings=tuple(table.float() for table in tables)).double()
+    own = distance(layer(x, position_embeddings=tables), exact)
+    device = ready("mps")
+    layer.to(device)
+    with torch_gdn_enabled() as transformers:
+        found = layer(x.to(device), position_embeddings=moved(tables, device))
+        seen: list[Tensor] = []
+        hook = layer.mlp.register_forward_hook(lambda module, args, y: seen.append(first(y)))
+        apart = layer(x.to(device), position_embeddings=moved(tables, device))
+        hook.remove()
+    assert transformers.status().taken["decoder_layer"] == 2
+    assert distance(apart - seen[0], found) > 0.01  # the hook does not see the sum
+    assert distance(apart, exact) <= 1.05 * own
+    assert 0 < distance(found, exact) <= 1.05 * own
+    layer.post_attention_layernorm.register_forward_hook(lambda *_: None)
+    assert supports("decoder_layer", layer, x) == (False, "a hook of a layer's norm wants to be called")
+
+
+def test_layers_with_hooks_and_others_are_left() -> None:
+    layer, call = attention_call(GATED[0])
+    assert supports("attention", layer, *call) == (True, "")
+    assert "the tables of the rotation" in supports("attention", layer, call[0], tuple(x[0] for x in call[1]))[1]
+    hook = layer.q_norm.register_forward_hook(lambda *_: None)
+    assert "a hook of a norm" in supports("attention", layer, *call)[1]
+    hook.remove()
+    block, x = mlp_of(GATED[0]), torch.zeros(2, 64)
+    assert supports("mlp", block, x) == (True, "")
+    assert "dtype" in supports("mlp", block, x.double())[1]
+    block.act_fn = nn.GELU()
+    assert supports("mlp", block, x) == (False, "the MLP's activation is GELU, not a plain silu")
+    rotated = torch.zeros(1, 2, 5, 64), torch.zeros(1, 1, 5, 64), *torch.zeros(2, 1, 5, 32)
+    assert supports("rotation", *rotated) == (True, "")
+    assert "unsqueeze_dim 2" in supports("rotation", *rotated, unsqueeze_dim=2)[1]
+    with torch.enable_grad():
+        assert "grad mode is on" in supports("attention", layer, *call)[1]
+
+
+def test_compiled_graphs_stay_with_transformers() -> None:
+    device = ready("mps")
+    layer, call = attention_call(GATED[0])
+    block, x = mlp_of(GATED[0]), torch.randn(2, 64)
+    with torch_gdn_enabled() as transformers:
+        for module, given in ((layer, call), (block, (x,))):
+            torch.compile(module.to(device), fullgraph=True, backend="eager")(*moved(given, device))
+        assert not transformers.status().taken
+
+
+def test_a_class_of_another_form_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = modeling_module(GATED[0])
+    owner = next(each for each in vars(module).values() if getattr(each, "__name__", "").endswith("NextMLP"))
+
+    class ClampedMLP(owner):  # type: ignore[misc, valid-type]
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=7)) * self.up_proj(x))
+
+    assert mlp.is_known(owner) and not mlp.is_known(ClampedMLP)
+    assert not attention.is_known(nn.MultiheadAttention)
+    monkeypatch.setattr(ClampedMLP, "__module__", module.__name__)
+    monkeypatch.setattr(module, "ClampedMLP", ClampedMLP, raising=False)
+    with torch_gdn_enabled() as transformers:
+        assert transformers.status().unknown[GATED[0]] == ("ClampedMLP",)
+        assert f"{GATED[0]}: ClampedMLP: left as in transformers" in str(transformers.status())
+    assert not transformers.status().unknown

@@ -1,0 +1,180 @@
+"""Attention layers of transformers' models on mps: what surrounds the attention itself.
+
+In Qwen3-Next and Qwen3.5 the norms and the rotation of q and k are one launch, and so is the output's gate. Other
+models keep their layer, and its rotation alone is one launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_gdn.integrations.transformers import known_forms, norms
+from torch_gdn.integrations.transformers.functions import Function, common_reason, grad_reason
+from torch_gdn.integrations.transformers.refusal import Sizes, is_plain, kept, meta, refused
+
+ROTATION = "apply_rotary_pos_emb"
+INTERFACES = "ALL_ATTENTION_FUNCTIONS"  # in a model's module: attention by the name of its implementation
+OWN_ATTENTION = "eager_attention_forward"  # the module's own, where there is no other
+Tables = tuple[Tensor, Tensor]
+modules: dict[type, ModuleType] = {}  # by class of an attention layer: where it is defined
+
+
+def gated_attention_classes(module: ModuleType) -> Iterator[type]:
+    """Yields the module's attention layers with a gate in q's projection, norms of heads and a rotation."""
+    if not hasattr(getattr(module, INTERFACES, None), "get_interface") or not hasattr(module, OWN_ATTENTION):
+        return
+    for owner in known_forms.classes(module, "Attention"):
+        modules[owner] = module
+        if is_known(owner):
+            yield owner
+
+
+@functools.cache
+def is_known(owner: type) -> bool:
+    takes = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
+    return "layer_idx" in takes and bool(
+        known_forms.has_form(functools.partial(owner, layer_idx=0), small_call, run_attention)
+    )
+
+
+def small_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hidden states, tables of a partial rotation, and no mask."""
+    return (torch.randn(2, 3, 32), tables(torch.randn(2, 3, 4)), None), {}
+
+
+def tables(angles: Tensor) -> Tables:
+    """As models make them: each angle twice."""
+    twice = torch.cat([angles, angles], -1)
+    return twice.cos(), twice.sin()
+
+
+def halves(position_embeddings: Any, batch: int) -> list[Tensor]:
+    """The angles once, as the op takes them, for every sequence."""
+    return [table[..., : table.shape[-1] // 2].expand(batch, -1, -1) for table in position_embeddings]
+
+
+# ---- a whole layer ---------------------------------------------------------------------------------------------------
+
+
+@kept
+def rotation_refusal(
+    head: Sizes, dtype: torch.dtype, angles: Sizes, angles_dtype: torch.dtype, weight: tuple[Sizes, torch.dtype] | None
+) -> str:
+    """`head` [D] and `angles` [P]."""
+    q, table = meta((1, 1, 1, *head), dtype), meta((1, 1, *angles), angles_dtype)
+    call: dict[str, Any] = {"q": q, "k": q, "cos": table, "sin": table}
+    if weight is not None:
+        call |= {"q_weight": meta(*weight), "k_weight": meta(*weight)}
+    return refused("qk_norm_rope", **call)
+
+
+def tables_reason(position_embeddings: Any) -> str:
+    if not isinstance(position_embeddings, tuple | list) or len(position_embeddings) != 2:
+        return "the rotation has no cos and sin"
+    cos, sin = position_embeddings
+    if cos.dim() != 3 or cos.shape != sin.shape or cos.shape[-1] % 2:
+        return f"the tables of the rotation are {list(cos.shape)} and {list(sin.shape)}"
+    return ""
+
+
+def attention_reason(layer: Any, hidden_states: Tensor, position_embeddings: Any, *others: Any, **options: Any) -> str:
+    if not (is_plain(layer.q_norm) and is_plain(layer.k_norm)):
+        return "a hook of a norm of q or k wants to be called"
+    if reason := grad_reason(layer) or tables_reason(position_embeddings):
+        return reason
+    cos, weight = position_embeddings[0], layer.q_norm.weight
+    return common_reason(hidden_states, cos, weight) or rotation_refusal(
+        (layer.head_dim,), hidden_states.dtype, (cos.shape[-1] // 2,), cos.dtype, (weight.shape, weight.dtype)
+    )
+
+
+def run_attention(
+    layer: Any,
+    hidden_states: Tensor,
+    position_embeddings: Any,
+    attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    batch, D = hidden_states.shape[0], layer.head_dim
+    q, gate = layer.q_proj(hidden_states).unflatten(-1, (-1, 2, D)).unbind(-2)
+    k, v = (project(hidden_states).unflatten(-1, (-1, D)) for project in (layer.k_proj, layer.v_proj))
+    norm, weights = layer.q_norm, (layer.q_norm.weight, layer.k_norm.weight)
+    zero_centered = norms.form_of(norm).zero_centered
+    angles = halves(position_embeddings, batch)
+    q, k = torch.ops.gdn.qk_norm_rope(q, k, *angles, *weights, norms.eps_of(norm), zero_centered, True)
+    v = v.transpose(1, 2)
+    if past_key_values is not None:
+        k, v = past_key_values.update(k, v, layer.layer_idx)
+    dropout = layer.attention_dropout if layer.training else 0.0
+    attend = attention_of(layer)
+    o, weights_of_keys = attend(layer, q, k, v, attention_mask, dropout=dropout, scaling=layer.scaling, **options)
+    o = torch.ops.gdn.act_and_mul(gate, o.view(gate.shape), "sigmoid")
+    return layer.o_proj(o.flatten(2)), weights_of_keys
+
+
+def attention_of(layer: Any) -> Callable[..., Any]:
+    """The function that the layer's configuration names."""
+    module = next(modules[each] for each in type(layer).__mro__ if each in modules)
+    found: Callable[..., Any] = getattr(module, INTERFACES).get_interface(
+        layer.config._attn_implementation, getattr(module, OWN_ATTENTION)
+    )
+    return found
+
+
+# ---- the rotation alone ----------------------------------------------------------------------------------------------
+
+
+def has_known_rotation(module: ModuleType) -> bool:
+    """Whether the module's function rotates pairs (i, i + P) and leaves the elements behind 2 P."""
+    rotate = vars(module).get(ROTATION)
+    if rotate is None:
+        return False
+    with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        call = torch.randn(2, 3, 4, 16), torch.randn(2, 2, 4, 16), *tables(torch.randn(2, 4, 4))
+        try:
+            expected = rotate(*call)
+        except (RuntimeError, TypeError):  # one that takes whole heads alone
+            call = *call[:2], *tables(torch.randn(2, 4, 8))
+            expected = rotate(*call)
+        found = run_rotation(*call)
+    return all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(found, expected, strict=True))
+
+
+def is_rotation_elsewhere(q: Tensor, k: Tensor | None = None, *others: Any, **options: Any) -> bool:
+    """Qwen4-Exp rotates q alone too, for its choice of keys."""
+    return k is None or q.device.type != "mps" or torch.compiler.is_compiling()
+
+
+def rotation_reason(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *positional: Any, unsqueeze_dim: int = 1, **others: Any
+) -> str:
+    if positional:
+        return "arguments behind sin are given by position"
+    if unsqueeze_dim != 1 or q.dim() != 4 or q.dtype != k.dtype:
+        return f"q {list(q.shape)} and k {list(k.shape)} are rotated with unsqueeze_dim {unsqueeze_dim}"
+    return (
+        tables_reason((cos, sin))
+        or common_reason(q, k, cos, sin)
+        or rotation_refusal(q.shape[3:], q.dtype, (cos.shape[-1] // 2,), cos.dtype, None)
+    )
+
+
+def run_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    rows, angles = (q.transpose(1, 2), k.transpose(1, 2)), halves((cos, sin), q.shape[0])
+    found: tuple[Tensor, Tensor] = torch.ops.gdn.qk_norm_rope(*rows, *angles, heads_first=True)
+    return found
+
+
+FUNCTIONS = {
+    "attention": Function(attention_reason, run_attention, known_forms.is_elsewhere),
+    "rotation": Function(rotation_reason, run_rotation, is_rotation_elsewhere),
+}

@@ -1,0 +1,69 @@
+"""Classes of transformers' models that compute what is known, found by trying them.
+
+A class is taken if a small instance of it has the results of the form that torch_gdn computes. One that cannot be built
+from the few sizes that are given here, or that computes something else, is left to transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Compute = Callable[..., Any]  # of a layer and its arguments
+Call = Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]  # draws the arguments, by position and by name
+ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError)  # of another kind
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "hidden_act": "silu",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "rms_norm_eps": 1e-6,
+    "_attn_implementation": "eager",
+}
+
+
+def classes(module: ModuleType, ending: str) -> Iterator[type]:
+    """Yields the classes that the module defines: an imported one is of another library."""
+    for owner in vars(module).values():
+        if isinstance(owner, type) and owner.__module__ == module.__name__ and owner.__name__.endswith(ending):
+            yield owner
+
+
+def has_form(build: Callable[[Any], Any], call: Call, compute: Compute) -> bool | None:
+    """Whether a layer that is built from SIZES returns what `compute` returns for the same call.
+
+    None if it cannot be built, or does not take the call.
+    """
+    with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            layer = build(SimpleNamespace(**SIZES))
+            for weight in layer.parameters():
+                weight.copy_(torch.randn_like(weight) * weight.shape[-1] ** -0.5)
+            given, options = call()
+            expected = first(layer(*given, **options))
+        except ERRORS:
+            return None
+        try:
+            found = first(compute(layer, *given, **options))
+        except ERRORS:
+            return False
+    return isinstance(expected, Tensor) and torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def is_elsewhere(layer: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether the call goes to transformers' own layer without a word: on another device, or in a compiled graph."""
+    x = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+    return x.device.type != "mps" or torch.compiler.is_compiling()

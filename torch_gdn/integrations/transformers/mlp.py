@@ -1,0 +1,54 @@
+"""The MLP of transformers' models on mps: silu(gate) * up in one launch instead of two."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_gdn.integrations.transformers import known_forms
+from torch_gdn.integrations.transformers.functions import Function, common_reason, grad_reason
+from torch_gdn.integrations.transformers.refusal import is_plain, kept, meta, refused
+
+SILU = ("SiLU", "SiLUActivation")
+
+
+def mlp_classes(module: ModuleType) -> Iterator[type]:
+    """Yields the classes of a model's module that compute down(silu(gate(x)) * up(x))."""
+    return (owner for owner in known_forms.classes(module, "MLP") if is_known(owner))
+
+
+@functools.cache
+def is_known(owner: type) -> bool:
+    """Large inputs show a limit."""
+    builds = (owner, functools.partial(owner, intermediate_size=24))
+    return any(known_forms.has_form(build, lambda: ((30 * torch.randn(5, 32),), {}), run_mlp) for build in builds)
+
+
+@kept
+def product_refusal(dtype: torch.dtype) -> str:
+    return refused("act_and_mul", gate=meta((1,), dtype), up=meta((1,), dtype))
+
+
+def mlp_reason(mlp: Any, x: Tensor, residual: Tensor | None = None) -> str:
+    if type(mlp.act_fn).__name__ not in SILU or not is_plain(mlp.act_fn):
+        return f"the MLP's activation is {type(mlp.act_fn).__name__}, not a plain silu"
+    return grad_reason(mlp) or common_reason(x) or product_refusal(x.dtype)
+
+
+def run_mlp(mlp: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    hidden, down = torch.ops.gdn.act_and_mul(mlp.gate_proj(x), mlp.up_proj(x)), mlp.down_proj
+    if residual is None:
+        found: Tensor = down(hidden)
+        return found
+    if type(down) is nn.Linear and down.bias is None and is_plain(down) and down.weight.dtype == residual.dtype:
+        rows = residual.flatten(0, -2), hidden.flatten(0, -2)
+        return torch.addmm(*rows, down.weight.mT).view_as(residual)
+    return residual + down(hidden)
+
+
+FUNCTIONS = {"mlp": Function(mlp_reason, run_mlp, known_forms.is_elsewhere, adds_residual=True)}
