@@ -1,0 +1,50 @@
+"""A plugin of SGLang that tells the tests what the scheduler's process holds, launched and compiled."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+PROFILES: list[Any] = []
+RETRACTED: list[int] = []
+
+
+def pipelines() -> list[str]:
+    from torch_gdn import _C
+
+    return sorted(facts["name"] for facts in _C.pipelines())
+
+
+def pools(scheduler: Any) -> dict[str, list[int]]:
+    """Of each pool how many slots are free, and how many there are."""
+    requests, tokens = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
+    sizes = {"requests": (requests, requests.size), "tokens": (tokens, tokens.size)}
+    states = getattr(requests, "mamba_allocator", None)
+    if states is not None:
+        sizes["states"] = (states, states.size)
+    return {name: [pool.available_size(), size] for name, (pool, size) in sizes.items()}
+
+
+def report(result: Any, scheduler: Any, *others: Any) -> Any:
+    launched = {name: PROFILES[0].launched(name) for name in PROFILES[0].kernels} if PROFILES else {}
+    result.internal_state["probe"] = {
+        "pools": pools(scheduler),
+        "launched": launched,
+        "pipelines": pipelines(),
+        "retracted": sum(RETRACTED),
+    }
+    return result
+
+
+def count_retracted(result: Any, *others: Any) -> None:
+    RETRACTED.append(len(result[0]))
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    if "mps_simulator" in sys.modules:
+        profile = sys.modules["mps_simulator"].profile()
+        PROFILES.append(profile.__enter__())
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report)
+    HookRegistry.register("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", count_retracted)
