@@ -94,10 +94,8 @@ def reference(model: Callable[[str], Path]) -> Callable[..., tuple[Path, list[An
     """(model's folder, prompts, transformers' tokens, their margins) of a family."""
 
     @cache
-    def of(
-        family: str, count: int = 12, longest: int = 130, dtype: str = "float32", tokens: int = GREEDY_TOKENS
-    ) -> Any:
-        texts = prompts(count, longest)
-        return (model(family), texts, *generated(model(family), texts, tokens, dtype))
+    def of(family: str, dtype: str = "float32") -> Any:
+        texts = prompts(12, 130)
+        return (model(family), texts, *generated(model(family), texts, GREEDY_TOKENS, dtype))
 
     return of

@@ -32,7 +32,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     engine = sglang.Engine(model_path=scenario["model"], **{**options, **scenario["options"]})
     before = probe(engine)
     rounds = [engine.loop.run_until_complete(run_round(engine, each)) for each in scenario["rounds"]]
-    engine.loop.run_until_complete(engine.tokenizer_manager.flush_cache())
+    engine.loop.run_until_complete(engine.tokenizer_manager.flush_cache(timeout_s=60))
     after = probe(engine)
     engine.shutdown()
     return {
@@ -49,7 +49,7 @@ def probe(engine: Any) -> dict[str, Any]:
 
 async def run_round(engine: Any, each: dict[str, Any]) -> dict[str, Any]:
     if each.get("flush"):
-        await engine.tokenizer_manager.flush_cache()
+        await engine.tokenizer_manager.flush_cache(timeout_s=60)
     given = each.get("sampling", {})
     answers = await asyncio.gather(
         *(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-PROFILES: list[Any] = []
+PROFILES: list[Any] = []  # the simulated device's profile that runs, as a context
 RETRACTED: list[int] = []
 
 
@@ -25,11 +25,24 @@ def pools(scheduler: Any) -> dict[str, list[int]]:
     return {name: [pool.available_size(), size] for name, (pool, size) in sizes.items()}
 
 
+def launched() -> list[str]:
+    """Kernels that ran since the last call; nothing on a Mac."""
+    if "mps_simulator" not in sys.modules:
+        return []
+    kernels: list[str] = []
+    if PROFILES:
+        context, profile = PROFILES.pop()
+        context.__exit__(None, None, None)
+        kernels = sorted(profile.kernels)
+    context = sys.modules["mps_simulator"].profile()
+    PROFILES.append((context, context.__enter__()))
+    return kernels
+
+
 def report(result: Any, scheduler: Any, *others: Any) -> Any:
-    launched = {name: PROFILES[0].launched(name) for name in PROFILES[0].kernels} if PROFILES else {}
     result.internal_state["probe"] = {
         "pools": pools(scheduler),
-        "launched": launched,
+        "launched": launched(),
         "pipelines": pipelines(),
         "retracted": sum(RETRACTED),
     }
@@ -43,8 +56,5 @@ def count_retracted(result: Any, *others: Any) -> None:
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    if "mps_simulator" in sys.modules:
-        profile = sys.modules["mps_simulator"].profile()
-        PROFILES.append(profile.__enter__())
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report)
     HookRegistry.register("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", count_retracted)

@@ -62,17 +62,17 @@ class PagedAttention(TorchNativeAttnBackend):
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **others: Any
     ) -> Tensor:
         if self.takes(layer, k, save_kv_cache):
-            return self.attend(q, k, v, layer, forward_batch)
+            return self.attend(q, k, v, layer, forward_batch.out_cache_loc)
         return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **others)
 
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **others: Any
     ) -> Tensor:
         if self.takes(layer, k, save_kv_cache):
-            return self.attend(q, k, v, layer, forward_batch)
+            return self.attend(q, k, v, layer, forward_batch.out_cache_loc)
         return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **others)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, slots: Tensor) -> Tensor:
         m: Any = self.forward_metadata
         size = layer.qk_head_dim
         keys, values = (
@@ -80,7 +80,7 @@ class PagedAttention(TorchNativeAttnBackend):
             for buffer in (self.token_to_kv_pool.get_key_buffer, self.token_to_kv_pool.get_value_buffer)
         )
         k, v = (x.reshape(-1, layer.tp_k_head_num, size) for x in (k, v))
-        torch_gdn.reshape_and_cache(k, v, keys, values, forward_batch.out_cache_loc)
+        torch_gdn.reshape_and_cache(k, v, keys, values, slots)
         window = layer.sliding_window_size  # how far back a query sees, or -1
         out = torch_gdn.paged_attention(
             q.reshape(-1, layer.tp_q_head_num, size),

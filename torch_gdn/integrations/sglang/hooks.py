@@ -52,6 +52,7 @@ def replacements() -> dict[str, Any]:
         LAYERS + "attention.torch_native_backend.TorchNativeAttnBackend": attention.PagedAttention,
         grammar + ".apply_vocab_mask": kernels.mask_tokens_of_grammar,
         grammar + "Backend.apply_vocab_mask": kernels.mask_tokens,
+        LAYERS + "sampler.Sampler._sync_token_ids_across_tp": agree_on_tokens,
         scatter + "all_layers": tracking.track_all_layers,
         scatter + "if_needed": tracking.track_one_layer,
         "sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer": supports_extra_buffer,
@@ -60,7 +61,7 @@ def replacements() -> dict[str, Any]:
 
 def wrappers() -> dict[str, Any]:
     """What is called in place of each function, with that function before its arguments."""
-    from torch_gdn.integrations.sglang import kernels
+    from torch_gdn.integrations.sglang import kernels, warmup
 
     return {
         OPS + "attention.fla.layernorm_gated.RMSNorm.forward": kernels.gated_norm_or_plain,
@@ -68,8 +69,13 @@ def wrappers() -> dict[str, Any]:
         LAYERS + "moe.fused_moe_native.moe_forward_native": kernels.experts,
         "sglang.srt.configs.model_config._get_and_verify_dtype": keep_dtype,
         "sglang.srt.configs.mamba_utils.mamba2_state_dtype": state_dtypes,
+        "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs": warmup.then_compile,
         "sglang.srt.arg_groups.validation_hook.validate_standard_mps_server_args": validate_arguments,
     }
+
+
+def agree_on_tokens(*arguments: Any) -> None:
+    """There is one process on mps, and torch.distributed has no collectives for it."""
 
 
 def supports_extra_buffer() -> bool:
