@@ -15,8 +15,16 @@ import torch
 from tests.sglang_engine.conftest import GREEDY_TOKENS, run_engine
 from tests.vllm_engine.models import TEXT, generated
 
+SEEDED = {"temperature": 1.0, "sampling_seed": 7}
 CHUNKS = {"chunked_prefill_size": 64}  # prompts come in parts
-LAUNCHED = ("fused_recurrent", "causal_conv1d", "rms_norm_gated", "rms_norm_float", "paged_attention", "chunk_fwd")
+LAUNCHED = (
+    "fused_recurrent",
+    "causal_conv1d",
+    "rms_norm_gated",
+    "rms_norm_float",
+    "paged_attention",
+    "fused_chunk_gated",
+)
 
 
 def holds_nothing(result: dict[str, Any]) -> bool:
@@ -44,7 +52,7 @@ def test_tokens_equal_generate(family: str, reference: Any) -> None:
 
 
 def test_features_of_one_engine(reference: Any) -> None:
-    """Aborted requests, streams, logprobs and grammars, beside requests without."""
+    """Aborted requests, streams, logprobs, grammars and seeds, beside requests without."""
     path, texts, tokens, _ = reference("qwen3_5")
     greedy = {"prompts": texts, "tokens": GREEDY_TOKENS}
     grammar = [{"regex": "(red|green|blue){8}"} if i % 2 else {} for i in range(len(texts))]
@@ -53,9 +61,12 @@ def test_features_of_one_engine(reference: Any) -> None:
         {**greedy, "stream": True},
         {**greedy, "logprobs": True, "flush": True},
         {**greedy, "sampling": grammar},
+        {**greedy, "sampling": [SEEDED, *[{}] * (len(texts) - 2), SEEDED]},
+        {**greedy, "prompts": texts[-1:], "sampling": SEEDED},
+        {**greedy, "prompts": texts[-1:], "sampling": {**SEEDED, "sampling_seed": 8}},
     ]
     result = run_engine({"model": str(path), "options": {"dtype": "float32", **CHUNKS}, "rounds": rounds})
-    aborted, streamed, scored, constrained = result["rounds"]
+    aborted, streamed, scored, constrained, mixed, seeded, other = result["rounds"]
     for i, answer in enumerate(aborted["tokens"]):
         assert answer == tokens[i][: len(answer)]
         assert (len(answer) < GREEDY_TOKENS) == (i in (1, 4, 7))
@@ -65,6 +76,9 @@ def test_features_of_one_engine(reference: Any) -> None:
         torch.testing.assert_close(torch.tensor(got), want, atol=2e-4, rtol=0)
     for i, answer in enumerate(constrained["tokens"]):
         assert re.match("^(red|green|blue)+", bytes(answer).decode()) if i % 2 else answer == tokens[i]
+    assert mixed["tokens"][1:-1] == tokens[1:-1]
+    assert mixed["tokens"][-1] == seeded["tokens"][0] != tokens[-1]
+    assert other["tokens"] != seeded["tokens"]
     assert holds_nothing(result)
     assert result["compiled late"] == []
 
@@ -104,20 +118,19 @@ def test_states_kept_every_64_tokens(reference: Any) -> None:
 
 
 def test_small_pools_retract_requests_and_evict_states(reference: Any) -> None:
-    """Four requests fit into the pool of tokens when they start, and not when they end."""
+    """Every few steps SGLang gives up a request's pages and state, as where they run out, and computes them again."""
     path, _, _, _ = reference("qwen3_5")
     texts = [list(TEXT[first : first + 90]) for first in range(0, 600, 100)]
     tokens, _ = generated(path, texts, 40)
     turns = next_turns(texts, tokens)
     answers, _ = generated(path, turns, GREEDY_TOKENS)
-    options = {
-        "max_total_tokens": 420,
-        "max_mamba_cache_size": 14,
-        "max_running_requests": 6,
-        "schedule_conservativeness": 0.01,
-    }
+    pools = {"max_total_tokens": 640, "max_mamba_cache_size": 14, "max_running_requests": 6}
     rounds = [{"prompts": texts, "tokens": 40}, {"prompts": turns, "tokens": GREEDY_TOKENS}]
-    result = run_engine({"model": str(path), "options": {"dtype": "float32", **CHUNKS, **options}, "rounds": rounds})
+    result = run_engine(
+        {"model": str(path), "options": {"dtype": "float32", **CHUNKS, **pools}, "rounds": rounds},
+        SGLANG_TEST_RETRACT="1",
+        SGLANG_TEST_RETRACT_INTERVAL="8",
+    )
     assert [each["tokens"] for each in result["rounds"]] == [tokens, answers]
     assert result["retracted"] > 0
     assert 0 < sum(each > 0 for each in result["rounds"][1]["cached"]) < len(turns)

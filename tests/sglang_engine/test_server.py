@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.sglang_engine.conftest import GREEDY_TOKENS, environment, processes_of
-from tests.vllm_engine.test_server import free_port
 
 STREAMS = 32
 
 
 class Server:
     def __init__(self, model: Path, log: Path) -> None:
-        self.port, self.log = free_port(), log
+        self.log = log
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
         pools = ["--max-total-tokens", "4096", "--max-running-requests", "16", "--max-mamba-cache-size", "64"]
         options = ["--dtype", "float32", "--device", "mps", "--chunked-prefill-size", "64", "--enable-mixed-chunk"]
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)]

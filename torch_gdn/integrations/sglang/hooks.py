@@ -15,6 +15,13 @@ from typing import Any
 import torch
 
 CHECKED = "0.5.23"
+UNSUPPORTED = (
+    "speculative_algorithm",
+    "enable_deterministic_inference",
+    "enable_mis",
+    "enable_linear_replayssm",
+    "enable_page_major_kv_layout",
+)
 OPS = "sglang.kernels.ops."
 LAYERS = "sglang.srt.layers."
 
@@ -30,7 +37,7 @@ def require_checked_version() -> None:
 
 def replacements() -> dict[str, Any]:
     """What takes the place of each function or class. Where there is nothing to call of SGLang's own."""
-    from torch_gdn.integrations.sglang import attention, kernels, tracking
+    from torch_gdn.integrations.sglang import attention, kernels, sampling, tracking
 
     projections = OPS + "attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat"
     convolution = OPS + "mamba.causal_conv1d_triton.causal_conv1d_"
@@ -50,9 +57,10 @@ def replacements() -> dict[str, Any]:
         elementwise + "gate_sigmoid_mul": kernels.gate_sigmoid_mul,
         elementwise + "gate_sigmoid_mul_add": kernels.gate_sigmoid_mul_add,
         LAYERS + "attention.torch_native_backend.TorchNativeAttnBackend": attention.PagedAttention,
-        grammar + ".apply_vocab_mask": kernels.mask_tokens_of_grammar,
-        grammar + "Backend.apply_vocab_mask": kernels.mask_tokens,
-        LAYERS + "sampler.Sampler._sync_token_ids_across_tp": agree_on_tokens,
+        grammar + ".apply_vocab_mask": sampling.mask_tokens_of_grammar,
+        grammar + "Backend.apply_vocab_mask": sampling.mask_tokens,
+        LAYERS + "sampler.multinomial_with_seed": sampling.sample_by_seeds,
+        LAYERS + "sampler.Sampler._sync_token_ids_across_tp": sampling.agree_on_tokens,
         scatter + "all_layers": tracking.track_all_layers,
         scatter + "if_needed": tracking.track_one_layer,
         "sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer": supports_extra_buffer,
@@ -61,21 +69,20 @@ def replacements() -> dict[str, Any]:
 
 def wrappers() -> dict[str, Any]:
     """What is called in place of each function, with that function before its arguments."""
-    from torch_gdn.integrations.sglang import kernels, warmup
+    from torch_gdn.integrations.sglang import kernels, sampling, warmup
 
+    batch = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo."
     return {
         OPS + "attention.fla.layernorm_gated.RMSNorm.forward": kernels.gated_norm_or_plain,
         LAYERS + "moe.topk.fused_topk_native": kernels.router,
         LAYERS + "moe.fused_moe_native.moe_forward_native": kernels.experts,
         "sglang.srt.configs.model_config._get_and_verify_dtype": keep_dtype,
         "sglang.srt.configs.mamba_utils.mamba2_state_dtype": state_dtypes,
+        batch + "from_schedule_batch": sampling.with_seeds,
+        batch + "merge_batch": sampling.merge_seeds,
         "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs": warmup.then_compile,
         "sglang.srt.arg_groups.validation_hook.validate_standard_mps_server_args": validate_arguments,
     }
-
-
-def agree_on_tokens(*arguments: Any) -> None:
-    """There is one process on mps, and torch.distributed has no collectives for it."""
 
 
 def supports_extra_buffer() -> bool:
@@ -110,7 +117,7 @@ def validate_arguments(theirs: Any, server_args: Any) -> None:
 
     theirs(server_args)
     given = resolving_view(server_args)
-    for name in ("speculative_algorithm", "enable_mis", "enable_linear_replayssm", "enable_page_major_kv_layout"):
+    for name in UNSUPPORTED:
         value = getattr(given, name, None)
         if value:
             raise ValueError(f"{name}: torch_gdn's SGLang plugin does not support it on mps, got {value!r}")
@@ -122,7 +129,7 @@ def register() -> None:
 
     kinds = {HookType.REPLACE: replacements(), HookType.AROUND: wrappers()}
     targets = {target: hook for hooks in kinds.values() for target, hook in hooks.items()}
-    originals = {target: pkgutil.resolve_name(target) for target in targets if exists(target)}
+    originals = {target: found(target) for target in targets}
     for kind, hooks in kinds.items():
         for target, hook in hooks.items():
             HookRegistry.register(target, hook, kind)
@@ -130,7 +137,9 @@ def register() -> None:
 
     def apply_hooks(cls: Any) -> None:
         theirs()
-        wrong = {target: reason for target in targets if (reason := fault(HookRegistry, HookType, target, originals))}
+        wrong = {
+            target: reason for target in targets if (reason := fault(HookRegistry, HookType, target, originals[target]))
+        }
         if wrong:
             listed = "; ".join(f"{target} {reason}" for target, reason in wrong.items())
             raise SystemExit(f"torch_gdn's SGLang plugin did not take effect, so no engine is started: {listed}")
@@ -138,20 +147,20 @@ def register() -> None:
     HookRegistry.apply_hooks = classmethod(apply_hooks)
 
 
-def exists(target: str) -> bool:
+def found(target: str) -> Any:
+    """The function, of a method too; None where there is none."""
     try:
-        pkgutil.resolve_name(target)
+        value = pkgutil.resolve_name(target)
     except (ImportError, AttributeError):
-        return False
-    return True
+        return None
+    return getattr(value, "__func__", value)
 
 
-def fault(registry: Any, kinds: Any, target: str, originals: dict[str, Any]) -> str | None:
+def fault(registry: Any, kinds: Any, target: str, original: Any) -> str | None:
     """Why the hook of a target did not take effect."""
-    if target not in originals:
+    if original is None:
         return "does not exist"
-    original = originals[target]
-    if pkgutil.resolve_name(target) is original:
+    if found(target) is original:
         return "is still SGLang's"
     replacing = [source for kind, _, source in registry._hooks[target] if kind is kinds.REPLACE]
     if replacing and getattr(replacing[-1], "plugin_name", "torch_gdn") != "torch_gdn":

@@ -267,14 +267,3 @@ def experts(theirs: Callable[..., Tensor], layer: Any, x: Tensor, topk_output: A
     weights, ids, _ = topk_output
     hidden, _ = torch_gdn.moe_gate_up(x, layer.w13_weight, ids)
     return torch_gdn.moe_down(hidden, layer.w2_weight, weights, ids)
-
-
-def mask_tokens(logits: Tensor, vocab_mask: Tensor) -> None:
-    """What a grammar allows (xgrammar), by PyTorch's operations."""
-    from xgrammar import apply_token_bitmask_inplace
-
-    apply_token_bitmask_inplace(logits, vocab_mask, backend="torch_native")
-
-
-def mask_tokens_of_grammar(grammar: Any, logits: Tensor, vocab_mask: Tensor) -> None:
-    mask_tokens(logits, vocab_mask)
