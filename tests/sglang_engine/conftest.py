@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,6 +88,24 @@ def model(folder: Path) -> Callable[[str], Path]:
         return path
 
     return of
+
+
+def as_released(path: Path, folder: Path) -> Path:
+    """A text model in the form of Qwen3.5's released files, which have a vision tower beside it."""
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen3_5Config
+
+    target = folder / "as_released"
+    shutil.copytree(path, target)
+    weights = load_file(path / "model.safetensors")
+    named = {name.replace("model.", "model.language_model.", 1): weight for name, weight in weights.items()}
+    save_file(named, target / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((path / "config.json").read_text())
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True).to_dict()
+    config["text_config"] = text
+    (target / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3_5ForConditionalGeneration"]}))
+    return target
 
 
 @pytest.fixture(scope="session")

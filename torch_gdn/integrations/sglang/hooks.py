@@ -7,6 +7,7 @@ would fail in a request. Checked with the version below.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import pkgutil
 import sys
 from types import ModuleType
@@ -14,7 +15,10 @@ from typing import Any
 
 import torch
 
+logger = logging.getLogger(__name__)
+
 CHECKED = "0.5.23"
+WITH_VISION = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 UNSUPPORTED = (
     "speculative_algorithm",
     "enable_deterministic_inference",
@@ -76,8 +80,11 @@ def wrappers() -> dict[str, Any]:
         OPS + "attention.fla.layernorm_gated.RMSNorm.forward": kernels.gated_norm_or_plain,
         LAYERS + "moe.topk.fused_topk_native": kernels.router,
         LAYERS + "moe.fused_moe_native.moe_forward_native": kernels.experts,
+        "sglang.srt.configs.model_config.ModelConfig.__init__": serve_text_part,
         "sglang.srt.configs.model_config._get_and_verify_dtype": keep_dtype,
         "sglang.srt.configs.mamba_utils.mamba2_state_dtype": state_dtypes,
+        LAYERS + "sampler.top_k_top_p_min_p_sampling_from_probs_torch": sampling.sample_filtered,
+        "torch.Tensor.record_stream": sampling.record_stream,
         batch + "from_schedule_batch": sampling.with_seeds,
         batch + "merge_batch": sampling.merge_seeds,
         "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs": warmup.then_compile,
@@ -109,6 +116,15 @@ def state_dtypes(theirs: Any, config: Any = None) -> Any:
     if chosen is None or envs.SGLANG_MAMBA_CONV_DTYPE.is_set():
         return dtypes
     return Mamba2StateDType(conv=chosen, temporal=dtypes.temporal)
+
+
+def serve_text_part(theirs: Any, config: Any, *others: Any, **options: Any) -> None:
+    """Released checkpoints of Qwen3.5 have a vision tower, for which SGLang refuses them on mps."""
+    theirs(config, *others, **options)
+    name = config.hf_config.architectures[0]
+    if config.is_multimodal and name in WITH_VISION and options.get("enable_multimodal") is None:
+        logger.warning("%s: torch_gdn's SGLang plugin serves its text part alone on mps", name)
+        theirs(config, *others, **{**options, "enable_multimodal": False})
 
 
 def validate_arguments(theirs: Any, server_args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Seeds of requests, and the masks of grammars, by PyTorch's operations.
+"""Seeds of requests, the masks of grammars and streams, by PyTorch's operations.
 
 SGLang reads a request's `sampling_seed` only with --enable-deterministic-inference, which on mps has no kernels, and
 samples by it in float64, which mps does not have.
@@ -37,6 +37,19 @@ def sample_by_seeds(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor
     return torch.argmax(logprobs.float() - torch.log(exponential), dim=1, keepdim=True)
 
 
+def sample_filtered(theirs: Callable[..., Any], probs: Tensor, *others: Any, **options: Any) -> Any:
+    """top_k_top_p_min_p_sampling_from_probs_torch, which takes seeds in float64: then on the CPU.
+
+    others: top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions.
+    """
+    if others[4] is None:
+        return theirs(probs, *others, **options)
+    result = theirs(*(x.cpu() if isinstance(x, Tensor) else x for x in (probs, *others)), **options)
+    if isinstance(result, Tensor):
+        return result.to(probs.device)
+    return tuple(x.to(probs.device) for x in result)
+
+
 def with_seeds(theirs: Callable[..., Any], cls: type, batch: Any, *others: Any) -> Any:
     """SamplingBatchInfo.from_schedule_batch. Where one request has a seed, the others get random ones."""
     info = theirs(cls, batch, *others)
@@ -70,6 +83,12 @@ def mask_tokens(logits: Tensor, vocab_mask: Tensor) -> None:
 
 def mask_tokens_of_grammar(grammar: Any, logits: Tensor, vocab_mask: Tensor) -> None:
     mask_tokens(logits, vocab_mask)
+
+
+def record_stream(theirs: Callable[..., None], tensor: Tensor, stream: Any) -> None:
+    """Tensor.record_stream. mps has one stream, in which everything is in order, and SGLang a stand-in for it."""
+    if tensor.device.type != "mps":
+        theirs(tensor, stream)
 
 
 def agree_on_tokens(*arguments: Any) -> None:
