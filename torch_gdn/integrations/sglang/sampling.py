@@ -37,17 +37,19 @@ def sample_by_seeds(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor
     return torch.argmax(logprobs.float() - torch.log(exponential), dim=1, keepdim=True)
 
 
-def sample_filtered(theirs: Callable[..., Any], probs: Tensor, *others: Any, **options: Any) -> Any:
-    """top_k_top_p_min_p_sampling_from_probs_torch, which takes seeds in float64: then on the CPU.
-
-    others: top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions.
-    """
-    if others[4] is None:
-        return theirs(probs, *others, **options)
-    result = theirs(*(x.cpu() if isinstance(x, Tensor) else x for x in (probs, *others)), **options)
-    if isinstance(result, Tensor):
-        return result.to(probs.device)
-    return tuple(x.to(probs.device) for x in result)
+def sample_filtered(
+    theirs: Callable[..., Any], probs: Tensor, *others: Any, return_filtered_probs: bool = False, **options: Any
+) -> Any:
+    """top_k_top_p_min_p_sampling_from_probs_torch, which numbers tokens by their rank: a seed would then give other
+    tokens beside requests with top_k. others: top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions."""
+    seeds, positions = others[4:]
+    if seeds is None:
+        return theirs(probs, *others, return_filtered_probs=return_filtered_probs, **options)
+    _, weights, ids, _ = theirs(probs, *others[:4], None, positions, return_filtered_probs=True, **options)
+    filtered = torch.zeros_like(probs).scatter_(1, ids.long(), weights)
+    chosen = sample_by_seeds(filtered.log(), seeds, positions)
+    tokens = chosen.view(-1).to(torch.int32)
+    return (tokens, weights, ids, filtered.gather(1, chosen).view(-1)) if return_filtered_probs else tokens
 
 
 def with_seeds(theirs: Callable[..., Any], cls: type, batch: Any, *others: Any) -> Any:
