@@ -22,7 +22,7 @@ from torch_gdn.prefill import prefill_algorithm
 
 torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see that an op's schema has changed
 
-collect_ignore = ["vllm_engine"]  # `make test-vllm`, in an environment of its own
+collect_ignore = ["vllm_engine", "sglang_engine"]  # `make test-vllm`, `make test-sglang`: environments of their own
 
 
 def pytest_report_header() -> str:

@@ -34,10 +34,11 @@ def test_help_shows_each_target_with_its_whole_text() -> None:
         ("lint", ["examples", "dev"]),
         ("quick", ["examples", "dev"]),
         ("test-vllm", ["examples", "test-vllm"]),
+        ("test-sglang", ["examples"]),
     ],
 )
 def test_a_fresh_clone_installs_what_the_target_needs(target: str, extras: list[str], tmp_path: Path) -> None:
-    environments = (f"VENV={tmp_path / 'venv'}", f"VLLM_VENV={tmp_path / 'vllm'}")
+    environments = (f"VENV={tmp_path / 'venv'}", f"VLLM_VENV={tmp_path / 'vllm'}", f"SGLANG_VENV={tmp_path / 's'}")
     commands = make("--dry-run", *environments, target)
     assert re.findall(r"'\.\[([\w-]+)\]'", commands) == extras
     torch = [line for line in commands.splitlines() if "pip install" in line and "torch==" in line]

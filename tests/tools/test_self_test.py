@@ -23,9 +23,9 @@ from tests.integrations import test_vllm_gated_delta_net as vllm_layer
 from tests.integrations.test_vllm_gated_delta_net import DECODES
 from tests.integrations.test_vllm_gated_delta_net import PREFILLS as PREFILLED
 from torch_gdn import _C, info, prefill_algorithm, self_test, tuning_cache
+from torch_gdn.integrations.serving import working_variants
 from torch_gdn.integrations.transformers import functions
 from torch_gdn.integrations.vllm import gated_delta_net
-from torch_gdn.integrations.vllm.warmup import working_variants
 from torch_gdn.self_test import replace as replacing
 from torch_gdn.self_test import run, verdicts
 from torch_gdn.self_test.cases import Case, cases_of, cases_of_calls

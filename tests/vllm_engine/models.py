@@ -156,17 +156,21 @@ def adapter_of(path: Path, folder: Path, seed: int) -> tuple[Path, Path]:
 
 def with_tokenizer(model: Path, folder: Path) -> Path:
     """The model and a tokenizer whose tokens are bytes, which its weights were trained on."""
+    target = folder / "with_tokenizer"
+    shutil.copytree(model, target)
+    tokenizer_into(target)
+    return target
+
+
+def tokenizer_into(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    target = folder / "with_tokenizer"
-    shutil.copytree(model, target)
     characters = bytes_to_characters()
     tokenizer = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(target)
-    return target
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def bytes_to_characters() -> list[str]:

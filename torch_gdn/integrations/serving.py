@@ -1,17 +1,22 @@
 """One step of a server's batch, in place on pools of states: sequences with one new token first, then prompts.
 
 Each sequence has a slot in the pool of convolution columns and in the pool of states. The two kinds of sequences take
-two kernels of the delta rule, which write one buffer. This module knows no engine.
+two kernels of the delta rule, which write one buffer. Before the first batch, calls of the layers tell which kernels
+are to be compiled. This module knows no engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn import self_test
+from torch_gdn._recorder import KernelVariant, recording
+from torch_gdn.self_test.cases import cases_of_calls
 
 
 @dataclass(frozen=True)
@@ -102,3 +107,14 @@ def delta_rule(
 
 def rest(x: Tensor | None, first: int) -> Tensor | None:
     return None if x is None else x[first:]
+
+
+def working_variants(calls: Callable[[], None]) -> list[KernelVariant]:
+    """What the calls launch once the ops that they call are tested, and those that failed are replaced."""
+    with recording() as recorded, cases_of_calls() as called:
+        calls()
+    self_test.ensure(lambda: called.cases)
+    if self_test.replaced:
+        with recording() as recorded:
+            calls()
+    return recorded.variants

@@ -5,16 +5,13 @@ for that; none of them runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 import torch_gdn
-from torch_gdn import self_test
-from torch_gdn._recorder import KernelVariant, recording
-from torch_gdn.self_test.cases import cases_of_calls
+from torch_gdn.integrations import serving
 from torch_gdn.warmup import compile_missing, powers_of_two
 
 
@@ -25,19 +22,8 @@ def compile_kernels(runner: Any) -> float:
     scheduler = runner.vllm_config.scheduler_config
     tokens = sorted({1, *powers_of_two(scheduler.max_num_batched_tokens), scheduler.max_num_batched_tokens})
     sequences = sorted({1, *powers_of_two(scheduler.max_num_seqs), scheduler.max_num_seqs})
-    compile_missing(working_variants(lambda: call_layers(runner, tokens, sequences)))
+    compile_missing(serving.working_variants(lambda: call_layers(runner, tokens, sequences)))
     return time.perf_counter() - begin
-
-
-def working_variants(calls: Callable[[], None]) -> list[KernelVariant]:
-    """What the calls launch once the ops that they call are tested, and those that failed are replaced."""
-    with recording() as recorded, cases_of_calls() as called:
-        calls()
-    self_test.ensure(lambda: called.cases)
-    if self_test.replaced:
-        with recording() as recorded:
-            calls()
-    return recorded.variants
 
 
 def call_layers(runner: Any, tokens: list[int], sequences: list[int]) -> None:

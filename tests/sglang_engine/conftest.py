@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.vllm_engine.models import generated, model_of, prompts, tokenizer_into
+from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+GREEDY_TOKENS = 12
+
+define_operators_of_torchvision()  # here for transformers
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Of a process that runs the engine on mps, which is simulated where there is none."""
+    return {
+        **os.environ,
+        "SGLANG_ENGINE_TESTS": "1",
+        "TORCH_GDN_SGLANG": "mps",
+        "TORCH_GDN_SELF_TEST": "off",
+        "PYTHONPATH": os.pathsep.join(map(str, [HERE / "site", ROOT])),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def run_engine(scenario: dict[str, Any], **variables: str) -> dict[str, Any]:
+    """In a process of its own: where an engine fails, SGLang kills the process that made it."""
+    engine = subprocess.Popen(
+        [sys.executable, str(HERE / "scenario.py")],
+        env=environment(**variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    output, log = engine.communicate(json.dumps(scenario), timeout=900)
+    lines = [line for line in output.splitlines() if line.startswith('{"rounds"')]  # others log beside it
+    if engine.returncode or not lines:
+        raise EngineFailed(f"exit status {engine.returncode}\n{output[-3000:]}\n{log[-6000:]}")
+    result: dict[str, Any] = json.loads(lines[0])
+    return {**result, "processes": processes_of(engine.pid)}
+
+
+def processes_of(session: int) -> list[str]:
+    """What is left of a session ten seconds after its first process has ended; it is killed."""
+    members = [each for each in psutil.process_iter() if os.getsid(each.pid) == session]
+    _, left = psutil.wait_procs(members, timeout=10)
+    for process in left:
+        process.kill()
+    return [process.name() for process in left]
+
+
+class EngineFailed(Exception):
+    pass
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> Callable[[str], Path]:
+    """The folder of a family's model, with a tokenizer, and the key of released files that transformers leaves out."""
+
+    @cache
+    def of(family: str) -> Path:
+        path = model_of(family, folder)
+        tokenizer_into(path)
+        config = path / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "full_attention_interval": 2}))
+        return path
+
+    return of
+
+
+def as_released(path: Path, folder: Path) -> Path:
+    """A text model in the form of Qwen3.5's released files, which have a vision tower beside it."""
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen3_5Config
+
+    target = folder / "as_released"
+    shutil.copytree(path, target)
+    weights = load_file(path / "model.safetensors")
+    named = {name.replace("model.", "model.language_model.", 1): weight for name, weight in weights.items()}
+    save_file(named, target / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((path / "config.json").read_text())
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True).to_dict()
+    config["text_config"] = text
+    (target / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3_5ForConditionalGeneration"]}))
+    return target
+
+
+@pytest.fixture(scope="session")
+def reference(model: Callable[[str], Path]) -> Callable[..., tuple[Path, list[Any], list[Any], list[Any]]]:
+    """(model's folder, prompts, transformers' tokens, their margins) of a family."""
+
+    @cache
+    def of(family: str, dtype: str = "float32") -> Any:
+        texts = prompts(12, 130)
+        return (model(family), texts, *generated(model(family), texts, GREEDY_TOKENS, dtype))
+
+    return of

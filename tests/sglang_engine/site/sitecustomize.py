@@ -1,0 +1,34 @@
+"""On the path of an engine's processes: device "mps" is the simulated one, and SGLang finds there what a Mac gives it.
+
+On a Mac SGLang installs stand-ins for Triton and for what torch.mps lacks. For that call it is told that this is a Mac.
+"""
+
+import importlib.util
+import os
+import platform
+import sys
+from unittest.mock import patch
+
+import torch
+
+from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
+
+
+def install_stubs_of_sglang() -> None:
+    """Before `sglang` itself is imported, which on Linux would look for Triton."""
+    name = "sglang._platform_stubs"
+    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
+    spec = importlib.util.spec_from_file_location(name, os.path.join(folder, "_platform_stubs.py"))
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with patch.object(sys, "platform", "darwin"), patch.object(platform, "machine", lambda: "arm64"):
+        module.install_platform_stubs()
+
+
+if os.environ.get("SGLANG_ENGINE_TESTS"):
+    define_operators_of_torchvision()
+    if not torch.backends.mps.is_available():
+        import mps_simulator
+
+        mps_simulator.activate()
+        install_stubs_of_sglang()

@@ -1,0 +1,77 @@
+"""`python -m sglang.launch_server` with the plugin, asked over HTTP: 32 streams at once, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.sglang_engine.conftest import GREEDY_TOKENS, environment, processes_of
+
+STREAMS = 32
+
+
+class Server:
+    def __init__(self, model: Path, log: Path) -> None:
+        self.log = log
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        pools = ["--max-total-tokens", "4096", "--max-running-requests", "16", "--max-mamba-cache-size", "64"]
+        options = ["--dtype", "float32", "--device", "mps", "--chunked-prefill-size", "64", "--enable-mixed-chunk"]
+        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)]
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [*command, *pools, *options], env=environment(), stdout=file, stderr=file, start_new_session=True
+            )
+
+    def get(self, path: str) -> Any:
+        return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5).read()
+
+    def wait(self) -> None:
+        for _ in range(600):
+            assert self.process.poll() is None, f"the server ended\n{self.log.read_text()[-6000:]}"
+            try:
+                self.get("/health_generate")
+                return
+            except OSError:
+                time.sleep(1)
+        raise AssertionError(f"the server does not answer\n{self.log.read_text()[-6000:]}")
+
+
+async def ask(port: int, texts: list[list[int]]) -> list[list[int]]:
+    import aiohttp
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as session:
+
+        async def one(text: list[int]) -> list[int]:
+            sampling = {"temperature": 0, "max_new_tokens": GREEDY_TOKENS, "ignore_eos": True}
+            request = {"input_ids": text, "sampling_params": sampling, "stream": True}
+            tokens: list[int] = []
+            async with session.post(f"http://127.0.0.1:{port}/generate", json=request) as answer:
+                async for line in answer.content:
+                    if line.startswith(b"data: {"):
+                        tokens = json.loads(line[6:])["output_ids"]
+            return tokens
+
+        return await asyncio.gather(*(one(text) for text in texts))
+
+
+def test_streams(reference: Any, tmp_path: Path) -> None:
+    path, texts, tokens, _ = reference("qwen3_5")
+    server = Server(path, tmp_path / "log")
+    try:
+        server.wait()
+        answers = asyncio.run(ask(server.port, [texts[i % len(texts)] for i in range(STREAMS)]))
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        left = processes_of(server.process.pid)
+    assert answers == [tokens[i % len(texts)] for i in range(STREAMS)]
+    assert left == []

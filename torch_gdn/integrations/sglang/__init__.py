@@ -1,0 +1,45 @@
+"""SGLang's torch runner on `mps`, with torch_gdn's kernels where SGLang has Triton's.
+
+You import nothing by hand: SGLang finds an installed torch_gdn by its entry point. The environment variable
+TORCH_GDN_SGLANG says what it does there:
+
+    auto    (default) it replaces the kernels where PyTorch has mps, unless SGLANG_USE_MLX chooses SGLang's MLX runner;
+            nothing elsewhere
+    mps     the same, or an error that says why there is no mps
+    off     nothing at all
+
+SGLang logs what a plugin raises and goes on. What is wrong here therefore ends the process, with one sentence.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+MODES = ("auto", "mps", "off")
+
+
+def register() -> None:
+    """The entry point of sglang.srt.plugins: called once in each process of the engine."""
+    mode = os.environ.get("TORCH_GDN_SGLANG", "auto")
+    if mode not in MODES:
+        raise SystemExit(f"TORCH_GDN_SGLANG: expected one of {', '.join(MODES)}, got {mode!r}")
+    if mode == "off":
+        return
+    if not torch.backends.mps.is_available():
+        if mode == "mps":
+            raise SystemExit("TORCH_GDN_SGLANG=mps: this PyTorch has no mps device")
+        return
+    if mode == "auto" and uses_mlx():
+        return
+    from torch_gdn.integrations.sglang import hooks
+
+    hooks.require_checked_version()
+    hooks.register()
+
+
+def uses_mlx() -> bool:
+    from sglang.srt.environ import envs
+
+    return bool(envs.SGLANG_USE_MLX.get())
