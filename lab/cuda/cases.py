@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import torch_gdn
-from lab.cuda.peers import BATCHES, decode_case, linear_case
+from lab.cuda.peers import BATCHES, decode_case, layer_case, linear_case
 from lab.cuda.peers_linear import ROWS, SIZES
 from lab.cuda.record import CaseRecord, Writer
 from lab.cuda.trace import Trace
@@ -94,6 +94,8 @@ def timed() -> Iterator[tuple[str, Recorder]]:
     for batch, v_first in itertools.product(BATCHES, (False, True)):
         name = decode_case(batch, v_first)
         yield name, partial(timed_decode, name, batch, v_first)
+        name = layer_case(batch, v_first)
+        yield name, partial(timed_layer, name, batch, v_first)
     name = "AURA attention 4v4, 32768 keys"
     yield name, partial(timed_attention, name, 32768)
     for size, rows in itertools.product(SIZES, ROWS):
@@ -110,6 +112,24 @@ def timed_decode(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRe
     trace = Trace(name, writer, runs=False, keeps=False)
     trace.call(lambda: torch_gdn.fused_recurrent_gated_delta_rule_(q, k, v, g, beta, pool, state_v_first=v_first))
     trace.case.floor_bytes = 2 * pool.nbytes + 2 * q.nbytes + 2 * v.nbytes + 2 * g.nbytes
+    writer.add(trace.case)
+    return trace.case
+
+
+def timed_layer(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRecord:
+    """What lies between the projections of a Qwen3-Next layer: convolution, gates, rule and gated norm."""
+    H, HV, K, V = MODELS[QWEN3_NEXT]
+    D, W = 2 * H * K + HV * V, 4
+    qkv, z = (torch.empty(batch, 1, n, dtype=BF16, device=MPS) for n in (D, HV * V))
+    b, a = (torch.empty(batch, 1, HV, dtype=BF16, device=MPS) for _ in range(2))
+    conv_weight, conv_pool = (torch.empty(*sizes, D, W, dtype=BF16, device=MPS) for sizes in ((), (batch,)))
+    A_log, dt_bias = (torch.empty(HV, device=MPS) for _ in range(2))
+    pool = torch.empty(batch, HV, K, V, device=MPS)
+    options: dict[str, Any] = {"norm_weight": torch.empty(V, dtype=BF16, device=MPS), "state_v_first": v_first}
+    trace = Trace(name, writer, runs=False, keeps=False)
+    trace.call(lambda: torch_gdn.gdn_decode_(qkv, z, b, a, conv_weight, conv_pool, A_log, dt_bias, pool, **options))
+    moved = (pool, pool, conv_pool, conv_pool, conv_weight, qkv, z, z, b, a)  # the output has the size of z
+    trace.case.floor_bytes = sum(each.nbytes for each in moved)
     writer.add(trace.case)
     return trace.case
 

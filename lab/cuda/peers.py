@@ -66,6 +66,10 @@ def decode_case(batch: int, v_first: bool) -> str:
     return f"decode {'[V, K]' if v_first else '[K, V]'} B {batch}"
 
 
+def layer_case(batch: int, v_first: bool) -> str:
+    return f"a layer's {decode_case(batch, v_first)}"
+
+
 def linear_case(size: int, rows: int) -> str:
     return f"linear layer of 4 bits, {size} x {size}, {rows} rows"
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn.integrations.transformers.experts import is_plain
 from torch_gdn.integrations.transformers.functions import Function, common_reason, gate_activation, self_test_reason
-from torch_gdn.integrations.transformers.refusal import Sizes, kept, meta, refused
+from torch_gdn.integrations.transformers.refusal import Sizes, is_plain, kept, meta, refused
 
 NAME = "gdn_decode"
 BY_KEY_HEAD, ONE_BY_ONE = ("in_proj_qkvz", "in_proj_ba"), ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
