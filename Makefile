@@ -34,7 +34,7 @@ endif
 .PHONY: help demo test test-vllm test-sglang quick proof sanitize docs lint format clean install
 
 help:  ## what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-13s%s\n", $$1, $$2 }' Makefile
 	@echo 'On Linux, TORCH_INDEX=https://download.pytorch.org/whl/cpu gets the CPU build of torch, not the CUDA build.'
 
 demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulated one

@@ -80,6 +80,7 @@ def test_the_readme_is_short_and_in_order() -> None:
         "Use",
         "With transformers",
         "With vLLM",
+        "With SGLang",
         "What it takes",
         "Speed",
         "Two commands",
