@@ -69,7 +69,7 @@ def small_model(name: str, dtype: torch.dtype) -> Any:
     small = type(published)(**{**kept, **sizes, **few})
     torch.manual_seed(0)
     auto = importlib.import_module("transformers").AutoModelForCausalLM
-    return auto.from_config(small).eval().to(dtype)
+    return auto.from_config(small, dtype=dtype).eval()
 
 
 def steps(model: Any, batch: int, prompt: int) -> list[dict[Place, Counts]]:

@@ -15,6 +15,7 @@ template <typename T, int Width>
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   static_assert(Width == 1 || Width == 4, "a thread takes one element or a vector");
+  static_assert(kActAndMulMostThreads % 32 == 0, "a threadgroup has whole simdgroups");
   const RowIndex at = row_index(int64_t(group.x), parameters.rows, parameters.tokens, parameters.heads);
   const int64_t column = (int64_t(group.y) * parameters.threads + thread_index) * Width;
   if (column >= parameters.D) return;

@@ -1,5 +1,6 @@
 #include "ops/layers/qk_norm_rope.h"
 
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -12,11 +13,19 @@ namespace {
 
 constexpr int64_t kElements = 16384;  // that a core takes at least
 
+// In f32, so that squares overflow where they do on a GPU.
+float sum_of_squares(const float* x, int64_t count) {
+  constexpr int64_t kSums = 16;
+  std::array<float, kSums> sums{};
+  for (int64_t i = 0; i < count; ++i) sums[i % kSums] += x[i] * x[i];
+  float total = 0;
+  for (const float sum : sums) total += sum;
+  return total;
+}
+
 // x * rsqrt(mean of x^2 + eps) * weight.
-void normalise(float* x, const float* weight, float offset, double eps, int64_t D) {
-  double squares = 0;
-  for (int64_t i = 0; i < D; ++i) squares += double(x[i]) * x[i];
-  const auto scale = float(1 / std::sqrt(squares / double(D) + eps));
+void normalise(float* x, const float* weight, float offset, float eps, int64_t D) {
+  const float scale = 1.0f / std::sqrt(sum_of_squares(x, D) / float(D) + eps);
   for (int64_t i = 0; i < D; ++i) x[i] *= scale * (weight[i] + offset);
 }
 
@@ -43,7 +52,7 @@ void run_heads(const QkNormRope<int64_t>& op, const Tensor& x_any, const Tensor&
     for (int64_t row = begin; row < end; ++row) {
       const int64_t token = row / heads;
       cpu::row_kernels().upcast(rows.at(row), x.scalar_type(), op.D, values.data());
-      if (weights) normalise(values.data(), weights, op.zero_centered ? 1.0f : 0.0f, op.eps, op.D);
+      if (weights) normalise(values.data(), weights, op.zero_centered ? 1.0f : 0.0f, float(op.eps), op.D);
       rotate(values.data(), cosines + token * op.P, sines + token * op.P, op.P);
       target.write(token / tokens, token % tokens, row % heads, 0, op.D, values.data());
     }
