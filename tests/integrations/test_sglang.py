@@ -40,5 +40,5 @@ def test_states_are_copied_where_the_mask_says_so(device: torch.device) -> None:
     found = [pool.to(device) for pool in pools]
     source, destination = (torch.tensor(x, device=device) for x in ([1, 3, -1, 2, 0], [5, 4, 6, 7, 3]))
     mask = torch.tensor([True, False, True, True, True], device=device)
-    tracking.track_all_layers(*found, source, destination, mask, batch_size=4)
+    tracking.track_all_layers(*found, source, mask, destination, batch_size=4)
     assert all(torch.equal(x.cpu(), y) for x, y in zip(found, wanted, strict=True))
