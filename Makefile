@@ -34,7 +34,7 @@ endif
 .PHONY: help demo test test-vllm test-sglang quick proof sanitize docs lint format clean install
 
 help:  ## what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-13s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' Makefile
 	@echo 'On Linux, TORCH_INDEX=https://download.pytorch.org/whl/cpu gets the CPU build of torch, not the CUDA build.'
 
 demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulated one
@@ -130,14 +130,15 @@ $(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyprojec
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec  # PyPI's are for CUDA: torch cannot load them
 	@touch $@
 
-# Likewise.
+# Likewise. The tests take torch_gdn from the checkout, and SGLang finds its entry point by the metadata that is written here.
 $(SGLANG_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml tests/sglang_engine/requirements.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	@echo 'Installing $(TORCH) and SGLang into $(SGLANG_VENV): some minutes'
 	$(SGLANG_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps --requirement tests/sglang_engine/requirements.txt
 	$(SGLANG_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
-	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation $(SIMULATOR) --editable .
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation $(SIMULATOR)
+	$(SGLANG_VENV)/bin/python setup.py --quiet egg_info --egg-base $(SGLANG_VENV)/lib/python*/site-packages
 	@touch $@
 
 $(VENV)/.extension: $(VENV)/.packages $(EXTENSION_SOURCES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,19 @@ UNAPPLIED = (
     "from sglang.srt.plugins.hook_registry import HookRegistry; "
     "HookRegistry._apply_target = classmethod(lambda cls, target, hooks: None); "
 )
+REFUSED = """
+from sglang.srt.server_args import ServerArgs
+for each in {arguments}:
+    try:
+        ServerArgs(model_path={path!r}, device="mps", **each).resolve_once()
+    except ValueError as error:
+        print("ValueError", error)
+"""
 VERSION = "import importlib.metadata; importlib.metadata.version = lambda name: '0.5.24'; "
 
 
-def load(before: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", before + LOAD]
+def load(before: str = "", after: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", before + LOAD + after]
     return subprocess.run(command, env=environment(**variables), capture_output=True, text=True, timeout=300)
 
 
@@ -37,3 +46,16 @@ def test_a_process_ends_with_one_sentence(before: str, variables: dict[str, str]
     done = load(before, **variables)
     assert done.returncode == 1 and "loaded" not in done.stdout
     assert said in done.stderr.splitlines()[-1]
+
+
+def test_what_is_not_supported_is_refused_before_a_model_is_loaded(model: Any) -> None:
+    arguments = [
+        {"speculative_algorithm": "NEXTN", "disable_radix_cache": True},
+        {"enable_deterministic_inference": True},
+        {"enable_linear_replayssm": True},
+    ]
+    done = load(after=REFUSED.format(path=str(model("qwen3_5")), arguments=arguments))
+    said = [line for line in done.stdout.splitlines() if line.startswith("ValueError")]
+    assert len(said) == len(arguments), done.stdout + done.stderr
+    for line, given in zip(said, arguments, strict=True):
+        assert f"{next(iter(given))}: torch_gdn's SGLang plugin does not support it on mps" in line

@@ -3,8 +3,8 @@
 You import nothing by hand: SGLang finds an installed torch_gdn by its entry point. The environment variable
 TORCH_GDN_SGLANG says what it does there:
 
-    auto    (default) it replaces the kernels where PyTorch has mps, unless SGLANG_USE_MLX chooses SGLang's MLX runner;
-            nothing elsewhere
+    auto    (default) it replaces the kernels where PyTorch has mps, unless SGLANG_USE_MLX or SGLANG_USE_CPU_ENGINE
+            chooses another runner of SGLang's; nothing elsewhere
     mps     the same, or an error that says why there is no mps
     off     nothing at all
 
@@ -31,7 +31,7 @@ def register() -> None:
         if mode == "mps":
             raise SystemExit("TORCH_GDN_SGLANG=mps: this PyTorch has no mps device")
         return
-    if mode == "auto" and uses_mlx():
+    if mode == "auto" and uses_another_runner():
         return
     from torch_gdn.integrations.sglang import hooks
 
@@ -39,7 +39,7 @@ def register() -> None:
     hooks.register()
 
 
-def uses_mlx() -> bool:
+def uses_another_runner() -> bool:
     from sglang.srt.environ import envs
 
-    return bool(envs.SGLANG_USE_MLX.get())
+    return bool(envs.SGLANG_USE_MLX.get()) or os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"

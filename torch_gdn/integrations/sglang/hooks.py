@@ -22,7 +22,6 @@ WITH_VISION = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGener
 UNSUPPORTED = (
     "speculative_algorithm",
     "enable_deterministic_inference",
-    "enable_mis",
     "enable_linear_replayssm",
     "enable_page_major_kv_layout",
 )
@@ -131,12 +130,12 @@ def validate_arguments(theirs: Any, server_args: Any) -> None:
     """Refuses what would otherwise fail in a request."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
-    theirs(server_args)
     given = resolving_view(server_args)
     for name in UNSUPPORTED:
         value = getattr(given, name, None)
         if value:
             raise ValueError(f"{name}: torch_gdn's SGLang plugin does not support it on mps, got {value!r}")
+    theirs(server_args)
 
 
 def register() -> None:
