@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 BAR = 4e-6
 KERNELS = (
     "fused_chunk_gated_delta_rule",  # of a prompt of 17 tokens
-    "fused_recurrent_gated_delta_rule",
+    "gdn_decode or fused_recurrent_gated_delta_rule",  # by model and version
     "causal_conv1d",
     "causal_conv1d_update",
     "rms_norm_gated",
