@@ -6,12 +6,8 @@
 
 namespace torch_gdn {
 
-constexpr int64_t kMostRowStride = int64_t(1) << 26;  // a kernel's offset of 32 rows has 32 bits
-
 static int64_t row_stride(const Tensor& x) {
-  TORCH_CHECK_VALUE(x.stride(-2) <= kMostRowStride,
-                    "torch_gdn: expected rows of weights at most 2^26 elements apart, got ", x.stride(-2));
-  return x.stride(-2);
+  return int32_count(x.stride(-2), "torch_gdn: weights", "elements from row to row");
 }
 
 static int64_t expert_stride(const Tensor& x) { return x.dim() > 2 ? x.stride(0) : 0; }

@@ -35,10 +35,16 @@ METAL_FUNC Values<Width> staged_values(threadgroup const T* source) {
   return values;
 }
 
-// Adds the products of Step columns of Rows rows. `staged` has those columns of the first vector.
-template <int Count, int Rows, int Step, typename T>
+// Decodes Step columns of Rows rows and adds their products. `staged` has those columns of the first vector.
+template <int Count, int Rows, int Step, typename T, int Bits, int Width>
 METAL_FUNC void multiply_values(
-    thread float* sums, thread const Values<Step>* weights, threadgroup const T* staged, int columns) {
+    thread float* sums,
+    thread const WeightBlock<Bits, Width>* blocks,
+    int step,
+    threadgroup const T* staged,
+    int columns) {
+  Values<Step> weights[Rows];
+  UNROLL for (int row = 0; row < Rows; ++row) weights[row] = blocks[row].values(step);
   UNROLL for (int v = 0; v < Count; ++v) {
     const Values<Step> x = staged_values<Step>(staged + v * columns);
     UNROLL for (int row = 0; row < Rows; ++row) {
@@ -51,19 +57,18 @@ METAL_FUNC void multiply_values(
 template <int Half, typename T, int Bits, int Width>
 struct TwoMatrices {
   typedef Weights<T, Bits, Width> Matrix;
-  typedef typename Matrix::Block Block;
   Matrix first, second;
 
   // S: the dtype of the scales, which both matrices share.
   template <typename S>
-  METAL_FUNC void load_scales(thread Block* blocks, int column) const {
+  METAL_FUNC void load_scales(thread WeightBlock<Bits, Width>* blocks, int column) const {
     UNROLL for (int row = 0; row < Half; ++row) {
       first.template load_scale<S>(blocks[row], row, column);
       second.template load_scale<S>(blocks[Half + row], row, column);
     }
   }
 
-  METAL_FUNC void load(thread Block* blocks, int column) const {
+  METAL_FUNC void load(thread WeightBlock<Bits, Width>* blocks, int column) const {
     UNROLL for (int row = 0; row < Half; ++row) {
       first.load(blocks[row], row, column);
       second.load(blocks[Half + row], row, column);
@@ -114,25 +119,23 @@ METAL_FUNC void multiply_vectors(
     uint thread_index,
     uint lane) {
   typedef Weights<T, Bits, Width> Matrix;
-  typedef typename Matrix::Block Block;
   constexpr int kSlice = staged_columns<T, Most>();
   constexpr int kStep = 32 * Parts * Matrix::kColumns;
+  constexpr int kValues = WeightBlock<Bits, Width>::kValues;
   static_assert(kSlice % Matrix::kColumns == 0, "a slice holds whole blocks");
   UNROLL for (int i = 0; i < 2 * Half * Count; ++i) sums[i] = 0.0f;
   const int first = (part * 32 + int(lane)) * Matrix::kColumns;
   for (int slice = 0; slice < columns; slice += kSlice) {
     const int length = min(kSlice, columns - slice);
-    Block blocks[2 * Half];
+    WeightBlock<Bits, Width> blocks[2 * Half];
     if (first < length) weights.load(blocks, slice + first);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage_vectors<Count, kSlice, Threads, Matrix, Width>(staged, vectors, group, slice, length, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int column = first; column < length; column += kStep) {
-      UNROLL for (int step = 0; step < Matrix::kColumns / Block::kValues; ++step) {
-        Values<Block::kValues> values[2 * Half];
-        UNROLL for (int row = 0; row < 2 * Half; ++row) values[row] = blocks[row].values(step);
-        threadgroup const T* x = staged + Matrix::template place<kSlice>(column + step * Block::kValues);
-        multiply_values<Count, 2 * Half>(sums, values, x, kSlice);
+      UNROLL for (int step = 0; step < Matrix::kColumns / kValues; ++step) {
+        threadgroup const T* x = staged + Matrix::template place<kSlice>(column + step * kValues);
+        multiply_values<Count, 2 * Half, kValues>(sums, blocks, step, x, kSlice);
       }
       if (column + kStep < length) weights.load(blocks, slice + column + kStep);
     }

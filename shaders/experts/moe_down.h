@@ -1,6 +1,5 @@
 #pragma once
 #include "experts/few_rows.h"
 
-GDN_CONSTANT int kDownRows = 32;  // of a threadgroup
-
-constexpr int down_simdgroups(int most) { return kDownRows / (2 * rows_of_half(most)); }
+GDN_CONSTANT int kDownSimdgroups = 8;
+GDN_CONSTANT int kDownRows = kDownSimdgroups * kRowsOfHalf * 2;  // of a threadgroup

@@ -1,8 +1,9 @@
 // y = the weighted sum of each token's products hidden W_down, for up to 8 tokens. A threadgroup owns
 // kDownRows rows of every expert: it takes the experts one after another, each with all pairs that have it. A simdgroup
-// owns 2 * rows_of_half(Most) of the rows. In threadgroup memory: the products, [pairs + tokens, kDownRows], which are
+// owns 4 of the rows. In threadgroup memory: the products, [pairs + tokens, kDownRows], which are
 // added up at the end.
-// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual, y [T, D].
+// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual, y [T,
+// D].
 #include "experts/few_tokens.h"
 #include "experts/moe_down.h"
 #include "experts/weighted_sum.h"
@@ -31,9 +32,9 @@ METAL_FUNC void multiply_and_keep(
     int columns,
     uint thread_index,
     uint lane) {
-  constexpr int kValues = rows_of_half(Most) * Count;  // of either half
+  constexpr int kValues = kRowsOfHalf * Count;  // of either half
   float sums[2 * kValues];
-  multiply_vectors<Count, Most, down_simdgroups(Most) * 32, 1>(
+  multiply_vectors<Count, Most, kDownSimdgroups * 32, 1>(
       sums, staged, weights, vectors, own, columns, 0, thread_index, lane);
   const float upper = reduce_to_lanes<kValues>(sums, lane);
   const float lower = reduce_to_lanes<kValues>(sums + kValues, lane);
@@ -43,7 +44,7 @@ METAL_FUNC void multiply_and_keep(
   if (int(lane) < kValues && v < own.count) {
     threadgroup float* own_products = products + (pair + offset) * kDownRows + int(lane) / Count;
     own_products[0] = upper;
-    own_products[rows_of_half(Most)] = lower;
+    own_products[kRowsOfHalf] = lower;
   }
 }
 
@@ -52,7 +53,7 @@ METAL_FUNC void products_of(
     threadgroup float* products,
     int offset,
     threadgroup T* staged,
-    thread const TwoMatrices<rows_of_half(Most), T, Bits, Width>& weights,
+    thread const TwoMatrices<kRowsOfHalf, T, Bits, Width>& weights,
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& own,
     int columns,
@@ -86,15 +87,15 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int kThreads = down_simdgroups(Most) * 32;
+  constexpr int kThreads = kDownSimdgroups * 32;
   alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
   threadgroup float products[most_products<Most>() * kDownRows];
   constant PairParameters& pairs = parameters.pairs;
   const int count = pairs.count;
   const int first = int(group.x) * kDownRows;
-  const int own_row = int(simdgroup) * 2 * rows_of_half(Most);
+  const int own_row = int(simdgroup) * 2 * kRowsOfHalf;
   const int row = min(first + own_row, parameters.D - 1);
-  const int next_row = min(row + rows_of_half(Most), parameters.D - 1);
+  const int next_row = min(row + kRowsOfHalf, parameters.D - 1);
 
   FewPairs few;
   few.load(topk_ids, pairs, lane);
@@ -108,7 +109,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     if (expert == kLeftOut && first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
     own.take(few, expert, pair, lane);
     if (own.count == 0) continue;
-    TwoMatrices<rows_of_half(Most), T, Bits, Width> weights;
+    TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
     weights.first =
         rows_of<T, Bits, Width>(w_down, w_scales, w_biases, parameters.experts, expert, row, parameters.D - row);
     weights.second = rows_of<T, Bits, Width>(
@@ -119,7 +120,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     own.take_tokens(pairs.tokens);
     vectors.data = shared_hidden;
     vectors.stride = parameters.IS;
-    TwoMatrices<rows_of_half(Most), T, SharedBits, Width> weights;
+    TwoMatrices<kRowsOfHalf, T, SharedBits, Width> weights;
     weights.first = rows_of<T, SharedBits, Width>(
         shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, row, parameters.D - row);
     weights.second = rows_of<T, SharedBits, Width>(

@@ -1,6 +1,6 @@
 // hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns kGateUpRows rows of gate and of up
 // of one expert, and all pairs that have it: y counts pairs, of which the first with an expert has the work, and then
-// the shared expert. A simdgroup owns rows_of_half(Most) rows of each. In registers: a sum for each row and vector.
+// the shared expert. A simdgroup owns 2 rows of each. In registers: a sum for each row and vector.
 // Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
 #include "experts/few_tokens.h"
 #include "experts/gate_up.h"
@@ -19,9 +19,9 @@ METAL_FUNC void multiply_and_store(
     int columns,
     uint thread_index,
     uint lane) {
-  constexpr int kValues = rows_of_half(Most) * Count;
+  constexpr int kValues = kRowsOfHalf * Count;
   float sums[2 * kValues];
-  multiply_vectors<Count, Most, gate_up_simdgroups(Most) * 32, 1>(
+  multiply_vectors<Count, Most, kGateUpSimdgroups * 32, 1>(
       sums, staged, weights, vectors, own, columns, 0, thread_index, lane);
   const float gate = reduce_to_lanes<kValues>(sums, lane);
   const float up = reduce_to_lanes<kValues>(sums + kValues, lane);
@@ -37,7 +37,7 @@ template <int Most, typename T, int Bits, int Width>
 METAL_FUNC void gate_and_up(
     device T* target,
     threadgroup T* staged,
-    thread const TwoMatrices<rows_of_half(Most), T, Bits, Width>& weights,
+    thread const TwoMatrices<kRowsOfHalf, T, Bits, Width>& weights,
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& own,
     int width,
@@ -99,21 +99,21 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     if (own.count == 0) return;
   }
 
-  const int row = first + int(simdgroup) * rows_of_half(Most);
+  const int row = first + int(simdgroup) * kRowsOfHalf;
   const int own_row = min(row, width - 1);
   VectorRows<T> vectors;
   vectors.data = x;
   vectors.stride = parameters.x_stride;
   vectors.divisor = is_shared ? 1 : pairs.k;
   if (is_shared) {
-    TwoMatrices<rows_of_half(Most), T, SharedBits, Width> weights;
+    TwoMatrices<kRowsOfHalf, T, SharedBits, Width> weights;
     weights.first = rows_of<T, SharedBits, Width>(
         shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0, own_row, width - own_row);
     weights.second = rows_of<T, SharedBits, Width>(
         shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0, own_row, width - own_row);
     gate_and_up<Most>(shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
   } else {
-    TwoMatrices<rows_of_half(Most), T, Bits, Width> weights;
+    TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
     weights.first =
         rows_of<T, Bits, Width>(w_gate_up, w_scales, w_biases, parameters.experts, expert, own_row, width - own_row);
     weights.second = rows_of<T, Bits, Width>(

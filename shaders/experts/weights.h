@@ -7,8 +7,8 @@
 #include "experts/tile_size.h"
 
 // A lane loads 16 bytes of codes at once. They belong to one row and to one group.
-template <int Bits>
-struct PackedBlock {
+template <int Bits, int Width>
+struct WeightBlock {
   GDN_CONSTANT int kValues = 4;  // decoded at once
   Codes<Bits, 128 / Bits> codes;
   ScaleAndRest<Bits> own;
@@ -17,7 +17,7 @@ struct PackedBlock {
 
 // The same for numbers.
 template <int Width>
-struct NumberBlock {
+struct WeightBlock<0, Width> {
   GDN_CONSTANT int kValues = Width;
   Values<Width> numbers;
   METAL_FUNC Values<Width> values(int) const { return numbers; }
@@ -33,7 +33,6 @@ METAL_FUNC constexpr int staged_bytes() {
 // Consecutive rows of a matrix, packed.
 template <typename T, int Bits, int Width>
 struct Weights {
-  typedef PackedBlock<Bits> Block;
   GDN_CONSTANT int kColumns = 128 / Bits;  // that a lane loads at once
 
   // Returns where a slice of a vector keeps a column in threadgroup memory. Neighbouring lanes read neighbouring
@@ -46,7 +45,7 @@ struct Weights {
   device const uint* data;
   device const uchar* scales;
   device const uchar* biases;
-  int stride, scales_stride, biases_stride;  // the host sees to it that a row's offset has 32 bits
+  int stride, scales_stride, biases_stride;  // the host sees to it that they fit: a product of 32 bits each is cheap
   int scale_type, group_shift;
   int rows;  // a row past these repeats the last
 
@@ -73,22 +72,22 @@ struct Weights {
 
   METAL_FUNC ScaleAndRest<Bits> scale_at(int row, int column) const {
     const int group = group_of(column);
-    const float scale = read_float(scales, row * scales_stride + group, scale_type);
-    const float bias = read_float(biases, row * biases_stride + group, scale_type);
+    const float scale = read_float(scales, int64_t(row) * scales_stride + group, scale_type);
+    const float bias = read_float(biases, int64_t(row) * biases_stride + group, scale_type);
     ScaleAndRest<Bits> found;
     found.set(scale, bias);
     return found;
   }
 
-  METAL_FUNC void load(thread Block& block, int row, int column) const {
-    const int own = min(row, rows - 1);
+  METAL_FUNC void load(thread WeightBlock<Bits, Width>& block, int row, int column) const {
+    const int64_t own = min(row, rows - 1);
     block.codes.template load<Width>(data + own * stride + column / (32 / Bits));
   }
 
   // S: the dtype of scales and biases, T or float.
   template <typename S>
-  METAL_FUNC void load_scale(thread Block& block, int row, int column) const {
-    const int own = min(row, rows - 1);
+  METAL_FUNC void load_scale(thread WeightBlock<Bits, Width>& block, int row, int column) const {
+    const int64_t own = min(row, rows - 1);
     const int group = group_of(column);
     const float scale = float(((device const S*)scales)[own * scales_stride + group]);
     const float bias = float(((device const S*)biases)[own * biases_stride + group]);
@@ -109,7 +108,7 @@ struct Weights {
       return;
     }
     Codes<Bits, 8> codes;
-    codes.template load<Width>(data + row * stride + (column + at) / (32 / Bits));
+    codes.template load<Width>(data + int64_t(row) * stride + (column + at) / (32 / Bits));
     const ScaleAndRest<Bits> own = scale_at(row, column + at);
     UNROLL for (int step = 0; step < 2; ++step) {
       const Values<4> found = codes.values(step, own);
@@ -127,7 +126,6 @@ struct Weights {
 // The same of numbers, which are read as they are.
 template <typename T, int Width>
 struct Weights<T, 0, Width> {
-  typedef NumberBlock<Width> Block;
   GDN_CONSTANT int kColumns = Width;
 
   template <int Slice>
@@ -150,8 +148,8 @@ struct Weights<T, 0, Width> {
     stride = int(parameters.row_stride);
   }
 
-  METAL_FUNC void load(thread Block& block, int row, int column) const {
-    block.numbers = load_values<Width>(data + min(row, rows - 1) * stride + column);
+  METAL_FUNC void load(thread WeightBlock<0, Width>& block, int row, int column) const {
+    block.numbers = load_values<Width>(data + int64_t(min(row, rows - 1)) * stride + column);
   }
 
   // Copies kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row or column.

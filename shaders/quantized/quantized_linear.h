@@ -1,12 +1,11 @@
 #pragma once
 #include "experts/few_rows.h"
 
-// How a threadgroup of quantized_linear divides its work, for up to `Most` rows of x: a simdgroup multiplies 2 * kHalf
-// rows of W, and kParts simdgroups share the columns of the same rows.
+// How a threadgroup of quantized_linear divides its work, for up to `Most` rows of x: a simdgroup multiplies
+// 2 * kRowsOfHalf rows of W, and kParts simdgroups share the columns of the same rows.
 template <int Most>
 struct LinearPlan {
-  GDN_CONSTANT int kSimdgroups = 8;
-  GDN_CONSTANT int kHalf = rows_of_half(Most);
   GDN_CONSTANT int kParts = Most <= 2 ? 2 : 1;
-  GDN_CONSTANT int kRows = kSimdgroups / kParts * 2 * kHalf;  // of W, per threadgroup
+  GDN_CONSTANT int kSimdgroups = 8 * kParts;
+  GDN_CONSTANT int kRows = kSimdgroups / kParts * 2 * kRowsOfHalf;  // of W, per threadgroup
 };

@@ -21,14 +21,14 @@ template <typename T, int Most, int Width, int Bits>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   typedef LinearPlan<Most> Plan;
   constexpr int kThreads = Plan::kSimdgroups * 32;
-  constexpr int kRows = 2 * Plan::kHalf;  // of a simdgroup
+  constexpr int kRows = 2 * kRowsOfHalf;  // of a simdgroup
   alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
   threadgroup float sums_of_parts[kThreads];
   const int part = int(simdgroup) % Plan::kParts;
   const int row = int(group.x) * Plan::kRows + int(simdgroup) / Plan::kParts * kRows;
   const int first = min(row, parameters.N - 1);
-  const int second = min(row + Plan::kHalf, parameters.N - 1);
-  TwoMatrices<Plan::kHalf, T, Bits, Width> weights;
+  const int second = min(row + kRowsOfHalf, parameters.N - 1);
+  TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
   weights.first = rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, first, parameters.N - first);
   weights.second = rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, second, parameters.N - second);
   PairGroup<Most> own;

@@ -99,13 +99,13 @@ def test_shapes_of_x(device: torch.device) -> None:
 
 @pytest.mark.parametrize("M", [2, 40])
 def test_rows_too_far_apart_are_refused(M: int) -> None:
-    """A kernel adds 32 bits to the address of its first row."""
+    """Kernels hold the stride of rows in 32 bits."""
     call = to_device(draw_linear(QuantizedPoint(BF16, M=M, N=1, K=64)), ready("mps"))
     columns = call["weight"].shape[1]
-    call["weight"] = call["weight"].as_strided((1, columns), (2**26, 1))
+    call["weight"] = call["weight"].as_strided((1, columns), (2**31 - 1, 1))
     torch.ops.gdn.quantized_linear(**call)
-    call["weight"] = call["weight"].as_strided((1, columns), (2**26 + 1, 1))
-    with pytest.raises(ValueError, match="rows of weights at most 2\\^26 elements apart, got 67108865"):
+    call["weight"] = call["weight"].as_strided((1, columns), (2**31, 1))
+    with pytest.raises(ValueError, match="weights: expected fewer than 2\\^31 elements from row to row, got 2147483648"):
         torch.ops.gdn.quantized_linear(**call)
 
 

@@ -55,7 +55,7 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
                       call.shared_hidden, call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_gate,
                       call.residual, y, Binding::error_log(), Binding::values(call.parameters)},
                      {size_t(ceil_div(s.D, kDownRows)), 1, 1},
-                     size_t(down_simdgroups(int(most_tokens(s)))) * 32}});
+                     kDownSimdgroups * 32}});
     return;
   }
   const auto alignment = new_alignment(s, op.topk_ids);

@@ -53,7 +53,7 @@ void run(const MoeGateUp<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
            op.shared_gate_biases, op.shared_up_proj, op.shared_up_scales, op.shared_up_biases, hidden, shared_hidden,
            Binding::error_log(), Binding::values(call.parameters)},
           {size_t(ceil_div(std::max(s.I, s.IS), kGateUpRows)), size_t(s.T * s.k + (s.IS > 0 ? 1 : 0)), 1},
-          size_t(gate_up_simdgroups(int(most_tokens(s)))) * 32}});
+          kGateUpSimdgroups * 32}});
     return;
   }
   const auto alignment = new_alignment(s, op.topk_ids);
