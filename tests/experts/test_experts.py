@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.helpers.devices import launched, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
-from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up
+from torch_gdn.testing.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up
 from torch_gdn.testing.inputs import Call, doubled, to_device, unaligned
 
 BOUND = {torch.float32: 6e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
@@ -78,7 +78,6 @@ def test_nan_and_infinities_leave_valid_ids(device: torch.device) -> None:
 
 
 OPS = {"moe_gate_up": draw_gate_up, "moe_down": draw_down}
-OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate", "residual")
 
 
 def tokens_of(call: Call, tokens: slice | Tensor) -> Call:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +37,9 @@ def layer_on(device: torch.device) -> gated_delta_net.LayerState:
         conv_pool=conv_pool,
         state_pool=pages[:, columns * D : columns * D + HV * V * K].view(SLOTS, HV, V, K),
     )
+
+
+NORM = {"norm_weight": torch.rand(V), "norm_activation": "silu", "norm_eps": 1e-5}
 
 
 @dataclass
@@ -171,3 +174,34 @@ def test_no_tokens_write_nothing(device: torch.device) -> None:
     nothing = torch.zeros(2, D, device=device)
     gated_delta_net.forward(layer, SimpleNamespace(num_actual_tokens=0), nothing, nothing, nothing, out)
     assert (out == 7).all()
+
+
+@pytest.mark.parametrize("spec_decodes", [[], SPEC_DECODES], ids=["decodes", "drafts"])
+def test_a_decode_is_the_rule_and_the_norm_in_one(spec_decodes: list[Sequence], device: torch.device) -> None:
+    """Both pools get the same bits; rows behind the batch are padding."""
+    layer = layer_on(device)
+    layer.norm = NORM | {"norm_weight": NORM["norm_weight"].to(device)}
+    other = replace(layer, conv_pool=layer.conv_pool.clone(), state_pool=layer.state_pool.clone())
+    metadata = batch_of([] if spec_decodes else DECODES, [], spec_decodes, device)
+    tokens = metadata.num_actual_tokens
+    qkv, z, b, a = (torch.randn(tokens + 2, n).to(device) for n in (D, HV * V, HV, HV))
+    found = gated_delta_net.decode(layer, metadata, qkv, z, b, a)
+    assert found is not None and found.shape == (tokens + 2, HV, V)
+    o = torch.empty_like(found)
+    gated_delta_net.forward(other, metadata, qkv, b, a, o)
+    z = z[:tokens].unflatten(-1, (HV, V))
+    normed = torch.ops.gdn.rms_norm_gated(o[:tokens], z, layer.norm["norm_weight"], "silu", 1e-5)
+    assert torch.equal(layer.conv_pool, other.conv_pool) and torch.equal(layer.state_pool, other.state_pool)
+    assert_close("o", found[:tokens].cpu(), normed.cpu().double(), 4e-7, head_dim=1)
+
+
+def test_other_batches_and_layers_are_no_decodes() -> None:
+    cpu = torch.device("cpu")
+    layer = layer_on(cpu)
+    rows = [torch.randn(80, n) for n in (D, HV * V, HV, HV)]
+    assert gated_delta_net.decode(layer, batch_of(DECODES, [], [], cpu), *rows) is None, "a layer without a norm"
+    layer = replace(layer, norm=NORM)
+    for batch in (batch_of(DECODES, PREFILLS, [], cpu), batch_of(DECODES, [], SPEC_DECODES, cpu)):
+        assert gated_delta_net.decode(layer, batch, *rows) is None
+    long = replace(layer, state_pool=torch.zeros(SLOTS, HV, 193, K), value_size=193, norm=NORM)
+    assert gated_delta_net.decode(long, batch_of(DECODES, [], [], cpu), *rows) is None

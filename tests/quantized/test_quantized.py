@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.helpers.devices import launched, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
-from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up
+from torch_gdn.testing.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up
 from torch_gdn.testing.inputs import Call, doubled, to_device, unaligned
 from torch_gdn.testing.quantized import QuantizedPoint, draw_dequantize, draw_linear
 
@@ -173,8 +173,7 @@ def test_packed_experts(device: torch.device, op: str, point: ExpertPoint) -> No
     """Alone, or with a shared expert that is packed too, with as many bits or others, or not packed."""
     for T in (0, 1, 6, 35):
         call = EXPERTS[op](replace(point, T=max(T, 1)))
-        of_tokens = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate")
-        call = {name: x[:T] if name in of_tokens else x for name, x in call.items()}
+        call = {name: x[:T] if name in OF_TOKENS else x for name, x in call.items()}
         found = getattr(torch.ops.gdn, op)(**to_device(call, device))
         exact = getattr(reference, op)(**{name: doubled(x) for name, x in call.items()})
         for x, expected in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, exact)), strict=True):

@@ -19,6 +19,7 @@ from torch_gdn.testing.quantized import draw_packed, wrong_scales
 from torch_gdn.testing.registry import Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate", "residual")  # a row for each
 # Products of up to a few hundred terms in f32, and the sum of a token's experts.
 F32_BOUND = 6e-7
 

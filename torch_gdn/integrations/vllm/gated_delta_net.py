@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn import self_test
 from torch_gdn.integrations import serving
 
 NULL_BLOCK = 0
@@ -39,6 +40,7 @@ class LayerState:
     allow_neg_eigval: bool
     conv_pool: Tensor  # [slots, D, S]
     state_pool: Tensor  # [slots, HV, V, K]
+    norm: dict[str, Any] | None = None  # of the gated norm behind the rule, what gdn_decode_ takes
 
     def split_heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[.., D] to q, k [.., H, K] and v [.., HV, V], as views."""
@@ -61,6 +63,64 @@ class LayerState:
             "allow_neg_eigval": self.allow_neg_eigval,
             "state_v_first": True,
         }
+
+    @cached_property
+    def step_options(self) -> dict[str, Any] | None:
+        """What gdn_decode_ takes besides projections and indices; None if it does not take the layer."""
+        if self.norm is None:
+            return None
+        options: dict[str, Any] = {
+            "conv_weight": self.conv_weight,
+            "A_log": self.A_log,
+            "dt_bias": self.dt_bias,
+            "state_pool": self.state_pool,
+            "null_index": NULL_BLOCK,
+            "conv_bias": self.conv_bias,
+            "activation": self.activation,
+            "allow_neg_eigval": self.allow_neg_eigval,
+            "state_v_first": True,
+            **self.norm,
+        }
+        shared: dict[str, Any] = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in options.items()}
+        D, HV, V = self.conv_weight.shape[0], self.value_heads, self.value_size
+        sizes = {"qkv": D, "z": HV * V, "b": HV, "a": HV}
+        rows: dict[str, Any] = {
+            name: self.conv_pool.new_empty(1, 1, size, device="meta") for name, size in sizes.items()
+        }
+        try:
+            torch_gdn.gdn_decode_(**rows, **shared, conv_pool=self.conv_pool.to("meta"))
+        except (TypeError, ValueError):  # a head that is too long
+            return None
+        return options
+
+
+def decode(
+    layer: LayerState, metadata: Any, qkv: Tensor, z: Tensor | None, b: Tensor, a: Tensor | None
+) -> Tensor | None:
+    """The whole layer between its projections [T, ..], whose order is that of `gdn_decode_`.
+
+    Returns [T, HV, V], normed and gated; None for a batch that has prompts or is part draft, and for a layer that
+    gdn_decode_ does not take.
+    """
+    tokens, options = metadata.num_actual_tokens, layer.step_options
+    is_mixed = metadata.num_prefills > 0 or (metadata.spec_sequence_masks is not None and metadata.num_decodes > 0)
+    if options is None or is_mixed or tokens == 0 or "gdn_decode_" in self_test.erring:
+        return None
+    o = qkv.new_empty(len(qkv), layer.value_heads, layer.value_size)
+    projections: dict[str, Tensor | None] = {"qkv": qkv, "z": z, "b": b, "a": a}
+    if metadata.spec_sequence_masks is None:
+        N = metadata.num_decodes
+        rows: dict[str, Any] = {name: None if x is None else x[:N, None] for name, x in projections.items()}
+        rows["conv_pool"] = layer.conv_pool[:, :, : layer.conv_weight.shape[1] - 1]  # those behind are for drafts
+        rows |= {"state_indices": metadata.non_spec_state_indices_tensor[:N], "out": o[:N, None]}
+    else:
+        N = metadata.num_spec_decodes
+        rows = {name: None if x is None else x[None, :tokens] for name, x in projections.items()}
+        rows |= {"conv_pool": layer.conv_pool, "state_indices": metadata.spec_state_indices_tensor[:N]}
+        rows |= {"cu_seqlens": metadata.spec_query_start_loc[: N + 1], "out": o[None, :tokens]}
+        rows["num_accepted_tokens"] = metadata.num_accepted_tokens[:N]
+    torch_gdn.gdn_decode_(**rows, **options)
+    return o
 
 
 def forward(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:

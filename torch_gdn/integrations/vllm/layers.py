@@ -56,7 +56,16 @@ def build_state(layer: Any) -> gated_delta_net.LayerState:
         allow_neg_eigval=getattr(layer, "allow_neg_eigval", False),
         conv_pool=conv_pool if is_conv_state_dim_first() else conv_pool.transpose(-1, -2),
         state_pool=state_pool,
+        norm=norm_of(layer),
     )
+
+
+def norm_of(layer: Any) -> dict[str, Any] | None:
+    """What `gdn_decode_` takes of the layer's gated norm; None for one that it does not compute."""
+    norm = getattr(layer, "norm", None)
+    if not isinstance(norm, TorchGdnRMSNormGated) or norm.group_size is not None or not norm.norm_before_gate:
+        return None
+    return {"norm_weight": norm.weight, "norm_activation": norm.activation, "norm_eps": norm.eps}
 
 
 def run(layer: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
@@ -66,6 +75,21 @@ def run(layer: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> Non
         out.zero_()
         return
     gated_delta_net.forward(state_of(layer), metadata, mixed_qkv, b, a, out)
+
+
+def decode(layer: Any, mixed_qkvz: Tensor, ba: Tensor) -> Tensor | None:
+    """The normed outputs of a batch without prompts, in two launches; None where there is more to do.
+
+    On mps alone: vLLM compiles nothing there, so no custom op is needed around the pools.
+    """
+    metadata = get_forward_context().attn_metadata
+    metadata = metadata.get(layer.prefix) if isinstance(metadata, dict) else None
+    if metadata is None or not current_platform.is_out_of_tree() or torch.compiler.is_compiling():
+        return None
+    if layer.gqa_interleaved_layout:
+        return gated_delta_net.decode(state_of(layer), metadata, mixed_qkvz, None, ba, None)
+    D = mixed_qkvz.shape[1] - layer.value_dim // layer.tp_size
+    return gated_delta_net.decode(state_of(layer), metadata, mixed_qkvz[:, :D], mixed_qkvz[:, D:], *layer.split_ba(ba))
 
 
 def gated_delta_net_core(mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor, layer_name: LayerNameType) -> None:
@@ -82,6 +106,9 @@ class TorchGdnQwenAttention(QwenGatedDeltaNetAttention):
     def forward(self, hidden_states: Tensor) -> Tensor:
         mixed_qkvz, _ = self.in_proj_qkvz(hidden_states)
         ba, _ = self.in_proj_ba(hidden_states)
+        if (normed := decode(self, mixed_qkvz, ba)) is not None:
+            output, _ = self.out_proj(normed.flatten(1))
+            return output
         if self.gqa_interleaved_layout:
             q, k, v, z, b, a = self.fix_query_key_value_ordering(mixed_qkvz, ba)
             mixed_qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=-1)

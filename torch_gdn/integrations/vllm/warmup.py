@@ -117,6 +117,7 @@ def call_delta_rule(runner: Any, layer: Any, tokens: list[int], sequences: list[
         rows = metadata.num_actual_tokens
         mixed, gate = torch.zeros(rows, columns, **options), torch.zeros(rows, heads, **options)
         out = torch.zeros(rows, heads, layer.head_v_dim, **options)
+        gated_delta_net.decode(state_of(layer), metadata, mixed, out.flatten(1), gate, gate)
         gated_delta_net.forward(state_of(layer), metadata, mixed, gate, gate, out)
         norm = layer.norm if hasattr(layer, "norm") else layer.o_norm
         norm(out, out)
