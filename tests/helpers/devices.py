@@ -57,7 +57,7 @@ def with_unwritten_rows(x: torch.Tensor, dim: int, rows: slice) -> torch.Tensor:
 
 @contextmanager
 def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
-    """Asserts, where profiles exist, that the body launches a variant of each of these kernels, or of one or another."""
+    """Asserts, where profiles exist, that the body launches a variant of each of these kernels ("this or that")."""
     if device.type != "mps" or on_a_mac():
         yield
         return
