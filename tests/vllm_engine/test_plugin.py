@@ -452,6 +452,36 @@ def test_norms_on_the_cpu_are_replaced_beside_gated_delta_net_alone(name: str, f
     assert any(each.startswith("gdn.rms_norm") for each in operators.names) == (family == "qwen3_5")
 
 
+@pytest.mark.parametrize("sections", [None, [3, 3, 2]], ids=["one position", "three positions"])
+@pytest.mark.parametrize("rotary_dim", [16, 32])
+def test_rotation_is_that_of_vllm(rotary_dim: int, sections: list[int] | None) -> None:
+    """Some of 32 elements, or all; q is a part of a projection. With sections a token has three positions."""
+    from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+    from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+
+    from torch_gdn.integrations.vllm import rotary
+
+    theirs, ours = RotaryEmbedding, rotary.TorchGdnRotaryEmbedding
+    options: dict[str, Any] = {}
+    if sections is not None:
+        theirs, ours = MRotaryEmbedding, rotary.TorchGdnMRotaryEmbedding
+        options = {"mrope_section": [n * rotary_dim // 16 for n in sections], "mrope_interleaved": True}
+    with set_current_vllm_config(VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))):
+        own = object.__new__(ours)
+        ours.__init__(own, 32, rotary_dim, 64, 10000.0, True, torch.float32, **options)
+    torch.manual_seed(0)
+    projection, key = torch.randn(5, 4 * 32 + 8), torch.randn(5, 64)
+    query = projection[:, 8:]
+    positions = torch.randint(0, 64, (5,) if sections is None else (3, 5))
+    expected = theirs.forward_native(own, positions, query, key)
+    with Operators() as operators:
+        found = own.forward_oot(positions, query, key)
+    assert "gdn.qk_norm_rope.default" in operators.names
+    for x, other in zip(found, expected, strict=True):
+        assert x.shape == other.shape and (x - other).abs().max() < 2e-6 and other.std() > 0.5
+
+
 def test_torch_keeps_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's runner on mps sees others; threads of the same process that use torch's do not."""
     from vllm.v1.spec_decode import ngram_proposer_gpu

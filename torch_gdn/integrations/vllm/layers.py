@@ -219,7 +219,8 @@ def register() -> None:
     GemmaRMSNorm.register_oot(TorchGdnGemmaRMSNorm)
     if current_platform.is_out_of_tree():
         UnquantizedFusedMoEMethod.register_oot(TorchGdnFusedMoEMethod)
-        from torch_gdn.integrations.vllm import quantized, quantized_layers
+        from torch_gdn.integrations.vllm import quantized, quantized_layers, rotary
 
         quantized.register()
+        rotary.register()
         MoERunner.forward = moe.with_shared_expert(MoERunner.forward, quantized_layers.EXPERTS)

@@ -34,6 +34,7 @@ def call_layers(runner: Any, tokens: list[int], sequences: list[int]) -> None:
         else:
             call_delta_rule(runner, layer, tokens, sequences)
     call_norms(runner)
+    call_rotary(runner)
     call_experts(runner)
     call_packed_matrices(runner)
     call_inputs(runner)
@@ -67,6 +68,26 @@ def call_norms(runner: Any) -> None:
         if isinstance(module, (TorchGdnRMSNorm, TorchGdnGemmaRMSNorm)):
             x = torch.zeros(1, module.weight.shape[0], dtype=runner.dtype, device=runner.device)
             module(x, x)
+
+
+def call_rotary(runner: Any) -> None:
+    """Calls each kind of rotary embedding, and SwiGLU."""
+    from torch_gdn.integrations.vllm.rotary import (
+        TorchGdnMRotaryEmbedding,
+        TorchGdnRotaryEmbedding,
+        TorchGdnSiluAndMul,
+    )
+
+    options: dict[str, Any] = {"dtype": runner.dtype, "device": runner.device}
+    position = torch.zeros(1, dtype=torch.int64, device=runner.device)
+    kinds = {(type(x), getattr(x, "head_size", 0), getattr(x, "rotary_dim", 0)): x for x in runner.model.modules()}
+    for module in kinds.values():
+        if isinstance(module, (TorchGdnRotaryEmbedding, TorchGdnMRotaryEmbedding)):
+            heads = torch.zeros(1, module.head_size, **options)
+            module(position, heads, heads)
+        elif isinstance(module, TorchGdnSiluAndMul):
+            columns = getattr(runner.model_config.hf_text_config, "intermediate_size", None) or 4
+            module(torch.zeros(1, 2 * columns, **options))
 
 
 def call_experts(runner: Any) -> None:
