@@ -147,6 +147,8 @@ def words(trees: Sequence[Tree]) -> set[Word]:
         found |= {Word("pragma", pragma) for pragma in re.findall(r'_Pragma\("(.*?)"\)', text)}
         code = re.sub(r"#\s*include[^\n]*", "", blanked(text))
         for attributes in re.findall(r"\[\[(.*?)\]\]", code):
+            while "(" in attributes:  # an argument is an expression of our own
+                attributes = re.sub(r"\([^()]*\)", "", attributes)
             found |= {Word("attribute", name) for name in re.findall(r"[a-z_]\w*", attributes)}
         code = re.sub(r"\[\[.*?\]\]", "", code)
         code = re.sub(r"\b0x[\da-fA-F]+\w*|\b\d[\w.]*", "", code)

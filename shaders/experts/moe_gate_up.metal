@@ -53,7 +53,7 @@ METAL_FUNC void gate_and_up(
 }
 
 template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
-[[kernel]] void moe_gate_up(
+[[kernel, max_total_threads_per_threadgroup(kGateUpSimdgroups * 32)]] void moe_gate_up(
     device const T* x [[buffer(0)]],
     device const uchar* w_gate_up [[buffer(1)]],
     device const uchar* w_scales [[buffer(2)]],

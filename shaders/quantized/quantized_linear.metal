@@ -7,7 +7,7 @@
 #include "quantized/quantized_linear.h"
 
 template <typename T, int Most, int Width, int Bits>
-[[kernel]] void quantized_linear(
+[[kernel, max_total_threads_per_threadgroup(LinearPlan<Most>::kSimdgroups * 32)]] void quantized_linear(
     device const T* x [[buffer(0)]],
     device const uchar* weight [[buffer(1)]],
     device const uchar* scales [[buffer(2)]],

@@ -42,7 +42,8 @@ def call_of(op: str, device: torch.device, cu_seqlens: list[int]) -> dict:
     if call.get("initial_state") is not None:
         call["initial_state"] = call["initial_state"].new_zeros(N, *call["initial_state"].shape[1:])
     if "state_pool" in call:
-        call["state_pool"] = call["state_pool"].new_zeros(N, *call["state_pool"].shape[1:])
+        for pool in {"state_pool", "conv_pool"} & call.keys():
+            call[pool] = call[pool].new_zeros(N, *call[pool].shape[1:])
         call["state_indices"] = torch.arange(N, device=device)
         call["has_initial_state"] = torch.ones(N, dtype=torch.bool, device=device)
     return call
