@@ -130,7 +130,7 @@ $(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyprojec
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec  # PyPI's are for CUDA: torch cannot load them
 	@touch $@
 
-# Likewise. The tests take torch_gdn from the checkout, and SGLang finds its entry point by the metadata that is written here.
+# SGLang too wants versions of its own. Its tests take torch_gdn from the checkout; egg_info writes the metadata with the entry point.
 $(SGLANG_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml tests/sglang_engine/requirements.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	@echo 'Installing $(TORCH) and SGLang into $(SGLANG_VENV): some minutes'

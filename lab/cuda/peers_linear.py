@@ -53,7 +53,7 @@ class Variant:
     """One of MLX's kernels. With `vectors` of 0 it is qmv_fast, which reads the weights again for each row of x."""
 
     vectors: int = 0
-    lanes: int = 32  # lanes that share a row of the weights
+    lanes: int = 32  # that share a row of the weights
 
     @property
     def name(self) -> str:

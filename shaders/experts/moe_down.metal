@@ -1,9 +1,10 @@
-// y = the weighted sum of each token's products hidden W_down, for up to 8 tokens. A threadgroup owns
-// kDownRows rows of every expert: it takes the experts one after another, each with all pairs that have it. A simdgroup
-// owns 4 of the rows. In threadgroup memory: the products, [pairs + tokens, kDownRows], which are
-// added up at the end.
-// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual, y [T,
-// D].
+// y = the weighted sum of each token's products hidden W_down, plus its residual, for up to 8 tokens.
+// A threadgroup owns kDownRows rows of every expert. It takes the experts one after another, each with all pairs that
+// have it. A simdgroup owns 4 of the rows. Threadgroup memory holds the products, [pairs + tokens, kDownRows], which
+// are added up at the end.
+//
+// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y
+// [T, D].
 #include "experts/few_tokens.h"
 #include "experts/moe_down.h"
 #include "experts/weighted_sum.h"
@@ -19,8 +20,7 @@ struct StagedProducts {
   METAL_FUNC float at(int64_t pair) const { return column[pair * kDownRows]; }
 };
 
-// Multiplies and keeps the products: a simdgroup's lane row * Most + v has row and vector v, or the row of the only
-// vector.
+// Multiplies and keeps the products. Lane row * Count + v of a simdgroup has the product of that row and vector v.
 template <int Count, int Most, typename T, typename Matrices>
 METAL_FUNC void multiply_and_keep(
     threadgroup float* products,

@@ -1,7 +1,7 @@
 #pragma once
 #include "gdn/fused_recurrent_gated_delta_rule.h"
 
-// A threadgroup takes all columns of V, 32 to as many threads as the recurrent kernel gives them.
+// A threadgroup takes all columns of V. Each 32 columns have as many threads as in the recurrent kernel.
 constexpr int decode_threads(int K, int V) { return (V + kStateColumns - 1) / kStateColumns * recurrent_threads(K); }
 
 // Value heads of a key head are neighbours, `head` apart; key heads are `group` apart. In elements.

@@ -26,7 +26,7 @@ METAL_FUNC void load_window(
   }
 }
 
-// Where x has a channel, in channels.
+// Returns the position of a channel in x.
 METAL_FUNC int64_t place_of(int channel, ChannelOrder order) {
   if (order.keys == 0) return channel;
   const int of_values = channel - 2 * order.all_keys;

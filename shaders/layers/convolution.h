@@ -9,8 +9,8 @@ struct ColumnStrides {
   int64_t slot, channel, column;
 };
 
-// Where x has a channel. Channels are those of q, k and v, one after the other, all heads of each; x may have them by
-// key head instead, which causal_conv1d_update reads: [q | k | v of its value heads | as many more] x H.
+// The order of the channels in x. The weight and the states have all heads of q, then of k, then of v. x has the same
+// order, or for causal_conv1d_update the order by key head: [q | k | v of its value heads | as many more] x H.
 struct ChannelOrder {
   int32_t keys, values;  // of a key head: K, HV / H * V; 0: x has the channels in their order
   int32_t all_keys;      // H K

@@ -24,7 +24,7 @@ define_operators_of_torchvision()  # here for transformers
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of a process that runs the engine on mps, which is simulated where there is none."""
+    """Returns the environment of a process that runs the engine on mps, simulated if the machine has none."""
     return {
         **os.environ,
         "SGLANG_ENGINE_TESTS": "1",
@@ -50,7 +50,7 @@ def run_engine(scenario: dict[str, Any], **variables: str) -> dict[str, Any]:
         start_new_session=True,
     )
     output, log = engine.communicate(json.dumps(scenario), timeout=900)
-    lines = [line for line in output.splitlines() if line.startswith('{"rounds"')]  # others log beside it
+    lines = [line for line in output.splitlines() if line.startswith('{"rounds"')]  # other lines are logs
     if engine.returncode or not lines:
         raise EngineFailed(f"exit status {engine.returncode}\n{output[-3000:]}\n{log[-6000:]}")
     result: dict[str, Any] = json.loads(lines[0])
@@ -91,7 +91,7 @@ def model(folder: Path) -> Callable[[str], Path]:
 
 
 def as_released(path: Path, folder: Path) -> Path:
-    """A text model in the form of Qwen3.5's released files, which have a vision tower beside it."""
+    """A text model in the form of Qwen3.5's released files, which also have a vision tower."""
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3_5Config
 

@@ -46,7 +46,7 @@ def test_tokens_equal_generate(family: str, reference: Any) -> None:
 
 
 def test_features_of_one_engine(reference: Any) -> None:
-    """Aborted requests, streams, logprobs, grammars and seeds, beside requests without."""
+    """Aborted requests, streams, logprobs, grammars and seeds, in a batch with plain requests."""
     path, texts, tokens, _ = reference("qwen3_5")
     greedy = {"prompts": texts, "tokens": GREEDY_TOKENS}
     grammar = [{"regex": "(red|green|blue){8}"} if i % 2 else {} for i in range(len(texts))]

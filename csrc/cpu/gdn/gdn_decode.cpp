@@ -27,17 +27,8 @@ Projections projections_of(const GdnDecode<int64_t>& op) {
 }
 
 Tensor convolve(const GdnDecode<int64_t>& op, const Tensor& x) {
-  CausalConv1dUpdate<int64_t> convolution;
-  convolution.x = x;
-  convolution.weight = op.conv_weight;
-  convolution.bias = op.conv_bias;
-  convolution.activation = op.activation;
-  convolution.cu_seqlens = op.cu_seqlens;
-  convolution.shape = op.shape;
-  convolution.D = op.D, convolution.W = op.W, convolution.S = op.S;
-  convolution.pool = op.convolution_pool();
   const Tensor y = at::empty(x.sizes(), x.options());
-  cpu::causal_conv1d_update(convolution, y);
+  cpu::causal_conv1d_update(op.convolution(x, op.cu_seqlens), y);
   return y;
 }
 

@@ -12,7 +12,7 @@ namespace torch_gdn {
 
 namespace {
 
-// The call with all that both launches read on the device.
+// The call, and the tensors that both launches read.
 struct Step {
   const GdnDecode<int64_t>& op;
   Tensor qkv, mixed;
@@ -30,16 +30,8 @@ ChannelOrder channel_order(const Step& step) {
 
 Launch launch_convolution(const Step& step) {
   const auto& op = step.op;
-  CausalConv1dUpdate<int64_t> convolution;
-  convolution.x = step.qkv;
-  convolution.weight = op.conv_weight;
-  convolution.bias = op.conv_bias;
-  convolution.activation = op.activation;
-  convolution.cu_seqlens = step.cu_seqlens;
-  convolution.shape = op.shape;
-  convolution.D = op.D, convolution.W = op.W, convolution.S = op.S;
-  convolution.pool = op.convolution_pool();
-  // One slot a sequence is found once for both launches.
+  const auto convolution = op.convolution(step.qkv, step.cu_seqlens);
+  // Where each sequence has one slot, both launches share what locates it.
   const bool is_shared = !op.pool.has_slot_per_token();
   const Slots slots = is_shared ? step.states.slots : slots_on(op.qkv.device(), convolution.pool);
   return launch_causal_conv1d_update(convolution, slots, channel_order(step), step.mixed);

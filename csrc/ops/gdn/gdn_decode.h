@@ -7,6 +7,7 @@
 
 #include "ops/chunk_shape.h"
 #include "ops/gates.h"
+#include "ops/layers/causal_conv1d.h"
 #include "ops/op.h"
 #include "ops/slots.h"
 
@@ -47,15 +48,23 @@ struct GdnDecode {
   }
 
   bool is_by_key_head() const { return !z.has_value(); }
-  // One slot a sequence: with a slot for each token, the first of a sequence.
-  StatePool convolution_pool() const {
-    StatePool found = pool;
-    found.states = conv_pool;
-    if (pool.has_slot_per_token()) found.indices = pool.indices->select(1, 0);
+  // The convolution of x [B, T, D]. It has one slot per sequence: where each token has a slot, the first one.
+  CausalConv1dUpdate<Int> convolution(const Tensor& x, const optional<Tensor>& boundaries) const {
+    CausalConv1dUpdate<Int> found;
+    found.x = x;
+    found.weight = conv_weight;
+    found.bias = conv_bias;
+    found.activation = activation;
+    found.cu_seqlens = boundaries;
+    found.shape = shape;
+    found.D = D, found.W = W, found.S = S;
+    found.pool = pool;
+    found.pool.states = conv_pool;
+    if (pool.has_slot_per_token()) found.pool.indices = pool.indices->select(1, 0);
     return found;
   }
   bool has_sigmoid() const { return norm_activation == "sigmoid"; }
-  // A product of two of o's dtype has it too.
+  // The product of two numbers of o's dtype is rounded to it.
   bool round_product() const {
     return round_norm && norm_weight.has_value() && norm_weight->scalar_type() == qkv.scalar_type();
   }

@@ -16,7 +16,7 @@ def pipelines() -> list[str]:
 
 
 def pools(scheduler: Any) -> dict[str, list[int]]:
-    """Of each pool how many slots are free, and how many there are."""
+    """Returns for each pool the number of free slots and of all slots."""
     requests, tokens = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
     sizes = {"requests": (requests, requests.size), "tokens": (tokens, tokens.size)}
     states = getattr(requests, "mamba_allocator", None)

@@ -4,7 +4,7 @@ You import nothing by hand: SGLang finds an installed torch_gdn by its entry poi
 TORCH_GDN_SGLANG says what it does there:
 
     auto    (default) it replaces the kernels where PyTorch has mps, unless SGLANG_USE_MLX or SGLANG_USE_CPU_ENGINE
-            chooses another runner of SGLang's; nothing elsewhere
+            chooses another runner; elsewhere it does nothing
     mps     the same, or an error that says why there is no mps
     off     nothing at all
 

@@ -42,7 +42,7 @@ def metadata_of(forward_batch: Any, req_to_token: Tensor) -> PagedMetadata:
 
 
 class PagedAttention(TorchNativeAttnBackend):
-    """In place of SGLang's TorchNativeAttnBackend, which computes what `paged_attention` does not take."""
+    """Replaces SGLang's TorchNativeAttnBackend, which still computes what `paged_attention` does not take."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)

@@ -1,7 +1,7 @@
-"""Everything of SGLang's that is replaced, in one place, and the check that it was.
+"""All replacements in SGLang, and the check that each took effect.
 
-SGLang's own registry of hooks replaces it. The registry logs a hook that fails and goes on, so that a renamed function
-would fail in a request. Checked with the version below.
+SGLang's own registry of hooks replaces the functions. The registry logs a hook that fails and goes on, so a renamed
+function would fail only in a request. The replacements are checked with the version below.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def require_checked_version() -> None:
 
 
 def replacements() -> dict[str, Any]:
-    """What takes the place of each function or class. Where there is nothing to call of SGLang's own."""
+    """Returns what replaces each function or class. These replacements never call SGLang's own."""
     from torch_gdn.integrations.sglang import attention, kernels, sampling, tracking
 
     projections = OPS + "attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat"
@@ -71,7 +71,7 @@ def replacements() -> dict[str, Any]:
 
 
 def wrappers() -> dict[str, Any]:
-    """What is called in place of each function, with that function before its arguments."""
+    """Returns what wraps each function. A wrapper gets SGLang's function as its first argument."""
     from torch_gdn.integrations.sglang import kernels, sampling, warmup
 
     batch = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo."
@@ -96,8 +96,8 @@ def supports_extra_buffer() -> bool:
 
 
 def keep_dtype(theirs: Any, config: Any, dtype: Any) -> torch.dtype:
-    """Where SGLang decides on the model's dtype. The pools are made by the same configuration, which says nothing of
-    an argument --dtype."""
+    """Wraps the function that decides the model's dtype. SGLang makes its pools from the same configuration, which
+    does not know the argument --dtype."""
     chosen: torch.dtype = theirs(config, dtype)
     if not isinstance(config, dict):
         config.torch_gdn_dtype = chosen
@@ -105,7 +105,7 @@ def keep_dtype(theirs: Any, config: Any, dtype: Any) -> torch.dtype:
 
 
 def state_dtypes(theirs: Any, config: Any = None) -> Any:
-    """The convolution's columns are as exact as the model, where SGLang takes bfloat16 for any model."""
+    """Gives the convolution's states the model's dtype. SGLang takes bfloat16 for every model."""
     from sglang.srt.configs.mamba_utils import Mamba2StateDType
     from sglang.srt.environ import envs
 
@@ -163,7 +163,7 @@ def register() -> None:
 
 
 def found(target: str) -> Any:
-    """The function, of a method too; None where there is none."""
+    """Returns the function or method that a target names, or None if it does not exist."""
     try:
         value = pkgutil.resolve_name(target)
     except (ImportError, AttributeError):
@@ -172,7 +172,7 @@ def found(target: str) -> Any:
 
 
 def fault(registry: Any, kinds: Any, target: str, original: Any) -> str | None:
-    """Why the hook of a target did not take effect."""
+    """Returns why the hook of a target did not take effect, or None if it did."""
     if original is None:
         return "does not exist"
     if found(target) is original:

@@ -105,7 +105,7 @@ def gating(
 
 
 class DeltaRule(LinearAttnKernelBase):
-    """In place of SGLang's TritonGDNKernel."""
+    """Replaces SGLang's TritonGDNKernel."""
 
     supports_packed_decode = False  # nor ReplaySSM, which comes with it
     supports_track_state_snapshot = True
@@ -225,7 +225,7 @@ def zero_centered_norm(
 
 
 def sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, quant: bool = False) -> Tensor:
-    """Attention's output by its gate, which may be [T, heads, D] beside [T, heads * D]."""
+    """Multiplies attention's output [T, heads * D] by its gate, which may be [T, heads, D]."""
     if quant:
         raise NotImplementedError("fused_sigmoid_mul: expected quant=False on mps")
     gated = attn_output * torch.sigmoid(gate.reshape(attn_output.shape).float())
@@ -233,7 +233,7 @@ def sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, quant:
 
 
 def gate_sigmoid_mul(hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor) -> Tensor:
-    """The shared expert's output by its gate."""
+    """Multiplies the shared expert's output by its gate."""
     gate = torch.sigmoid(linear(hidden_states, gate_weight[None]).float())
     return (shared_output * gate).to(shared_output.dtype)
 

@@ -40,8 +40,11 @@ def sample_by_seeds(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor
 def sample_filtered(
     theirs: Callable[..., Any], probs: Tensor, *others: Any, return_filtered_probs: bool = False, **options: Any
 ) -> Any:
-    """top_k_top_p_min_p_sampling_from_probs_torch, which numbers tokens by their rank: a seed would then give other
-    tokens beside requests with top_k. others: top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions."""
+    """Replaces top_k_top_p_min_p_sampling_from_probs_torch.
+
+    SGLang's function numbers tokens by their rank, so a seed would give other tokens in a batch with requests that have
+    top_k. others: top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions.
+    """
     seeds, positions = others[4:]
     if seeds is None:
         return theirs(probs, *others, return_filtered_probs=return_filtered_probs, **options)

@@ -21,7 +21,7 @@ Known = tuple[Sizes, torch.dtype]
 
 
 def projections_of(layer: Any) -> tuple[str, ...]:
-    """Returns the names of the layer's input projections; none for a layer of another form."""
+    """Returns the names of the layer's input projections, or an empty tuple for a layer of another form."""
     for names in (BY_KEY_HEAD, ONE_BY_ONE):
         if all(hasattr(layer, name) for name in (*names, *OTHERS)):
             return names

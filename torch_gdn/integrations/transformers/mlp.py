@@ -24,7 +24,7 @@ def mlp_classes(module: ModuleType) -> Iterator[type]:
 
 @functools.cache
 def is_known(owner: type) -> bool:
-    """Large inputs show a limit."""
+    """Draws large inputs too: they show whether a class limits its values."""
     builds = (owner, functools.partial(owner, intermediate_size=24))
     return any(known_forms.has_form(build, lambda: ((30 * torch.randn(5, 32),), {}), run_mlp) for build in builds)
 

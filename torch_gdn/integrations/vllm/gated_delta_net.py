@@ -66,7 +66,7 @@ class LayerState:
 
     @cached_property
     def step_options(self) -> dict[str, Any] | None:
-        """What gdn_decode_ takes besides projections and indices; None if it does not take the layer."""
+        """The arguments of gdn_decode_ other than projections and indices, or None if it does not take the layer."""
         if self.norm is None:
             return None
         options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""vLLM's rotary embeddings and SwiGLU on mps: a launch each, where vLLM's own code is a row of PyTorch's operations."""
+"""vLLM's rotary embeddings and SwiGLU on mps, each in one launch. vLLM's own code calls several operators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TorchGdnRotaryEmbedding(RotaryEmbedding):
 
 
 class TorchGdnMRotaryEmbedding(MRotaryEmbedding):
-    """Positions of text alone are [T]; those of a model that also takes images are [3, T]."""
+    """Takes positions [T] of text, or [3, T] of a model that also takes images."""
 
     def forward_oot(
         self, positions: Tensor, query: Tensor, key: Tensor | None = None, offsets: Tensor | None = None
