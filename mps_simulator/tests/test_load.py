@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,26 @@ def test_a_changed_source_is_rebuilt(tmp_path: Path) -> None:
     first = mps_simulator.load(source, name="changed").stat()
     header.write_text("#define ANSWER 2\n")
     assert mps_simulator.load(source, name="changed").stat().st_mtime_ns > first.st_mtime_ns
+
+
+@pytest.mark.parametrize("seconds", [-1000, 1000])
+def test_headers_of_torch_that_were_installed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    """Their times change, and clang refuses a precompiled header whose files have another time."""
+    header = tmp_path / "system" / "of_torch.h"
+    header.parent.mkdir()
+    header.write_text("#pragma once\ninline int two() { return 2; }\n")
+    monkeypatch.setattr(build, "SHARED_HEADERS", "#include <of_torch.h>\n")
+    sources = [tmp_path / f"unit_{number}.cpp" for number in range(build.MANY)]
+    for source in sources:
+        source.write_text(f'#include <of_torch.h>\nextern "C" int {source.stem}() {{ return two(); }}\n')
+    flags = ["-isystem", str(header.parent)]
+    mps_simulator.load(sources, name="shares", flags=flags)
+    changed = header.stat().st_mtime + seconds
+    os.utime(header, (changed, changed))
+    sources[0].touch()
+    mps_simulator.load(sources, name="shares", flags=flags)
 
 
 def test_a_new_source_leaves_the_other_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

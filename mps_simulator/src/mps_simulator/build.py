@@ -112,8 +112,10 @@ class Toolchain:
         return [self.compiler, *self.common, level, *flags, "-MMD", *language, "-c", str(source), "-o", str(output)]
 
     def precompile(self, header: Path, output: Path, flags: Sequence[str]) -> list[str]:
-        options = ["-O1", *flags, "-fpch-instantiate-templates", "-x", "c++-header"]
-        return [self.compiler, *self.common, *options, "-c", str(header), "-o", str(output)]
+        # -MD (not -MMD) lists torch's headers too, so a torch that is installed again makes this out of date. clang's
+        # own check of their times would stop the build instead of repeating it.
+        options = ["-O1", *flags, "-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp", "-MD"]
+        return [self.compiler, *self.common, *options, "-x", "c++-header", "-c", str(header), "-o", str(output)]
 
 
 def is_engine(source: Path) -> bool:
@@ -172,7 +174,8 @@ def _precompiled(toolchain: Toolchain, directory: Path, sources: Sequence[Path],
     if not header.exists() or header.read_text() != SHARED_HEADERS:
         header.write_text(SHARED_HEADERS)
     command = toolchain.precompile(header, output, flags)
-    if not _is_current(output, command, [header]):
+    depfile = output.with_suffix(".d")
+    if not depfile.exists() or not _is_current(output, command, [header, *_dependencies(depfile)]):
         _run(command, directory)
         _remember(output, command)
     return output
