@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mps_simulator import requirements
 from tests.helpers.cases import Case, assert_exact, make_case
 from tests.helpers.golden import load
 from torch_gdn.check import golden as recorded
@@ -23,15 +23,10 @@ SOURCES = ("tests/gdn/arm64_prefill.cpp", "csrc/cpu/simd/chunk.cpp", "csrc/cpu/s
 PROCESSORS = {"max": "pairs", "cortex-a72": "floats"}  # the second has no bfmmla
 COLUMNS = 32
 
+# Both take the C++ library of the second's package.
 COMPILERS = {
-    "clang": (
-        [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl", "-UNDEBUG"],
-        "pip install ziglang",
-    ),
-    "gcc": (
-        ["aarch64-linux-gnu-g++", "-static", "-fopenmp-simd"],
-        "apt-get install g++-aarch64-linux-gnu",
-    ),
+    "clang": [requirements.clang(), "--target=aarch64-linux-gnu", "-static"],
+    "gcc": ["aarch64-linux-gnu-g++", "-static", "-fopenmp-simd"],
 }
 
 pytestmark = [
@@ -43,17 +38,11 @@ pytestmark = [
 ]
 
 
-def is_there(compiler: str) -> bool:
-    if compiler == "clang":
-        return importlib.util.find_spec("ziglang") is not None
-    return shutil.which(COMPILERS[compiler][0][0]) is not None
-
-
 @pytest.fixture(scope="module", params=COMPILERS)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    command, how_to_get = COMPILERS[request.param]
-    if not is_there(request.param):
-        pytest.skip(f"no {request.param} for arm64: {how_to_get}")
+    if shutil.which("aarch64-linux-gnu-g++") is None:
+        pytest.skip("no C++ library for arm64: apt-get install g++-aarch64-linux-gnu")
+    command = COMPILERS[request.param]
     built = tmp_path_factory.mktemp("arm64") / "prefill"
     include = Path(torch.__file__).parent / "include"
     folders = [f"-I{folder}" for folder in (CHECKOUT, CHECKOUT / "csrc", CHECKOUT / "shaders", include)]
