@@ -131,6 +131,7 @@ def test_nothing_is_allocated_or_copied(op: str) -> None:
 
 
 @each_way
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_opcheck(device: torch.device, op: str, packed: bool) -> None:
     call = REGISTRY[op].smallest(device=device, packed=packed)
