@@ -233,12 +233,8 @@ def test_another_version_is_enabled_without_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_manager_that_outlives_enable_says_so() -> None:
-    from transformers import GenerationConfig
-
-    model = random_model("qwen3_5")
     transformers.enable(continuous_batching=True)
-    generation = GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1)
-    with model.continuous_batching_context_manager(generation) as manager:
+    with managed(random_model("qwen3_5")) as manager:
         transformers.disable()
         manager.add_request([1, 2, 3])
         assert "torch_gdn was disabled" in manager.get_result(timeout=60).error
