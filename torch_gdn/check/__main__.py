@@ -1,9 +1,9 @@
 """Checks torch_gdn on this machine's mps device and writes a report that says which assumption failed, if any did.
 
-    python -m torch_gdn.check --quick                      on a Mac: two minutes
-    python -m torch_gdn.check                              the same, longer times, and every kernel variant compiled
-    python -m mps_simulator -m torch_gdn.check --quick     on the simulated device, in a checkout on Linux
-    python -m torch_gdn.check --compare a.json b.json      two reports side by side
+    python -m torch_gdn check --quick                      on a Mac: two minutes
+    python -m torch_gdn check                              the same, longer times, and every kernel variant compiled
+    python -m mps_simulator -m torch_gdn check --quick     on the simulated device, in a checkout on Linux
+    python -m torch_gdn check --compare a.json b.json      two reports side by side
 
 The steps, in this order:
   facts       the machine, its GPU, macOS, torch and the build
@@ -67,7 +67,7 @@ def file_to_write(text: str) -> Path:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
-        prog="python -m torch_gdn.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m torch_gdn check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument(
         "--json",
