@@ -1,4 +1,4 @@
-"""The plots of docs/benchmarks.md, drawn from the rows of a run."""
+"""The plots of docs/lab/benchmarks.md, drawn from the rows of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/mutation.md: every fault and the test that finds it, as the last run has it."""
+"""docs/lab/mutation.md: every fault and the test that finds it, as the last run has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault
 from proof.mutate.trial import CAUGHT, PROOF, Verdict
 
-PAGE = CHECKOUT / "docs" / "mutation.md"
+PAGE = CHECKOUT / "docs" / "lab" / "mutation.md"
 HEAD = """\
 # Planted faults
 
