@@ -55,12 +55,20 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m torch_gdn tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--shapes", type=shape, nargs="+", default=SHAPES, metavar="H,HV,K,V", help="sizes of heads to time")
-    found.add_argument("--tokens", type=positive, nargs="+", default=TOKENS, metavar="T", help="lengths of a sequence, in tokens")
-    found.add_argument("--sequences", type=positive, nargs="+", default=SEQUENCES, metavar="N", help="numbers of sequences per call")
+    found.add_argument(
+        "--shapes", type=shape, nargs="+", default=SHAPES, metavar="H,HV,K,V", help="sizes of heads to time"
+    )
+    found.add_argument(
+        "--tokens", type=positive, nargs="+", default=TOKENS, metavar="T", help="lengths of a sequence, in tokens"
+    )
+    found.add_argument(
+        "--sequences", type=positive, nargs="+", default=SEQUENCES, metavar="N", help="numbers of sequences per call"
+    )
     found.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     found.add_argument("--repeats", type=positive, default=5, metavar="N", help="timings per case; the median counts")
-    found.add_argument("--file", type=Path, help=f"the file to write; default: ${tuning_cache.VARIABLE}, else {default_file()}")
+    found.add_argument(
+        "--file", type=Path, help=f"the file to write; default: ${tuning_cache.VARIABLE}, else {default_file()}"
+    )
     return found
 
 
