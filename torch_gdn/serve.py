@@ -4,8 +4,8 @@
     python -m torch_gdn serve --engine sglang MODEL          with SGLang
     python -m torch_gdn serve --engine transformers MODEL    with `transformers serve`
 
-Arguments after MODEL go to the server; its own documentation lists them. vLLM and SGLang refuse to start where PyTorch has
-no mps device. The documentation, page "Serve a model", says which server to choose and how to install it.
+Arguments after MODEL go to the server; its own documentation lists them. vLLM and SGLang refuse to start where PyTorch
+has no mps device. The documentation, page "Serve a model", says which server to choose and how to install it.
 """
 
 from __future__ import annotations

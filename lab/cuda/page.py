@@ -36,7 +36,7 @@ run on an NVIDIA GPU. nvcc compiles their Metal text through a small `metal_stdl
 (`lab/cuda`). The launches are those that the host code made on the simulated device, recorded with their parameters
 and buffers.
 
-- {kernels} kernels in {variants} variants gave the values below, in {cases} cases. {gpu}, {versions}.
+- {kernels} kernels in {variants} variants gave the values below, in {cases} cases, on one {gpu} ({versions}).
 - {wrong_calls} of the cases are wrong calls, whose indices or boundaries lie outside. The kernels report each of
   them, and touch nothing else.
 - {too_far}
