@@ -1,11 +1,11 @@
-"""Which Mac a model fits on: its weights in each format, the states and the cache of one request.
+"""Prints how much memory a model needs in each format of its weights, and the smallest Mac that it fits on.
 
     python -m torch_gdn fits Qwen/Qwen3.5-35B-A3B
     python -m torch_gdn fits ./my-model --tokens 131072 --requests 4
     python -m torch_gdn fits --table                     the table of docs/models.md
 
-MODEL is a name on the Hub, a folder or a config.json; only the configuration is read. The model is built without memory
-and its parameters are counted.
+MODEL is a name on the Hub, a folder or a config.json. Only the configuration is read: the model is built without memory,
+and its parameters are counted. The states and the cache of the requests are part of the sum.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a bug report needs: versions, the system and its chip, the ops and the compiled kernels.
+"""Prints what a bug report needs: versions, the system and its chip, the ops and the compiled kernels.
 
     python -m torch_gdn info
     python -m mps_simulator -m torch_gdn info     the same for the simulated device, in a checkout on Linux
 
-Each device present also runs both end-to-end ops once on a small input; their results must agree.
+Each device also runs both end-to-end ops once on a small input; their results must agree.
 """
 
 import argparse
