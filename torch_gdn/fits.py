@@ -4,8 +4,8 @@
     python -m torch_gdn fits ./my-model --tokens 131072 --requests 4
     python -m torch_gdn fits --table                     the table of docs/models.md
 
-MODEL is a name on the Hub, a folder or a config.json. Only the configuration is read: the model is built without memory,
-and its parameters are counted. The states and the cache of the requests are part of the sum.
+MODEL is a name on the Hub, a folder or a config.json. Only the configuration is read: the model is built without
+memory, and its parameters are counted. The states and the cache of the requests are part of the sum.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
     fused_chunk    one kernel, chunk by chunk, the state in registers
     recurrent      one kernel, token by token, the state in registers
 
-A call uses the algorithm that was fastest for the nearest shape measured here. Without measurements a heuristic picks one,
-from counted bytes and published rates. It was not measured on any Mac.
+A call uses the algorithm that was fastest for the nearest shape measured here. Without measurements a heuristic picks
+one, from counted bytes and published rates. It was not measured on any Mac.
 """
 
 from __future__ import annotations
