@@ -115,7 +115,7 @@ def test_commands_exist(text: Path) -> None:
 
 
 def test_the_reference_has_every_function() -> None:
-    reference = (DOCS / "api.md").read_text()
+    reference = re.sub(r"(?s)## All functions\n.*?(?=\n## )", "", (DOCS / "api.md").read_text())  # but for the table
     missing = [name for name in torch_gdn.__all__ if not re.search(rf"(?<!\w)(torch_gdn\.)?{name}(?!\w)", reference)]
     assert missing == ["__version__"]
 
