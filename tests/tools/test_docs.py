@@ -96,6 +96,15 @@ def test_a_user_can_read_all_of_it() -> None:
     assert sum(counts.values()) <= 12_000, counts
 
 
+def test_troubleshooting_quotes_messages_that_exist() -> None:
+    files = [ROOT / "setup.py", *(ROOT / "torch_gdn").rglob("*.py"), *(ROOT / "csrc/ops").rglob("*.cpp")]
+    sources = re.sub(r'"\n\s*f?"', "", "\n".join(file.read_text() for file in files))  # one literal over two lines
+    quoted = re.findall(r"^### `(.*)`$", (DOCS / "troubleshooting.md").read_text(), flags=re.MULTILINE)
+    assert len(quoted) > 10
+    parts = {part.strip() for message in quoted for part in re.split(r"\.\.\.|\d[\d.]*\d", message)}
+    assert {part for part in parts if part not in sources} <= {")"}
+
+
 @each_text
 def test_files_exist(text: Path) -> None:
     folders = "csrc|shaders|torch_gdn|mps_simulator|lab|proof|tests|bench|examples|docs"
