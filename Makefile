@@ -81,12 +81,16 @@ docs: install  ## the documentation, warnings as errors, into build/docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 	@echo 'build/docs/index.html'
 
-lint: install  ## ruff, mypy, clang-format
+PAGES := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs mps_simulator/README.md .github/ISSUE_TEMPLATE
+
+lint: install  ## ruff, mypy, clang-format; codespell for spelling, and for phrases that a reader stumbles over
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@echo '$(BIN)/clang-format --dry-run --Werror ...'
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/codespell
+	$(BIN)/codespell --config .codespell/phrases.cfg $(PAGES)
 
 format: install  ## put the sources into the form that lint wants
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,7 @@
 """Builds torch_gdn._C and puts the shaders into the wheel; everything else is in pyproject.toml."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -141,7 +142,15 @@ class BuildPythonAndShaders(build_py):
             shutil.copytree(ROOT / "shaders", packaged, ignore=shutil.ignore_patterns(".*"))
 
 
+def long_description() -> str:
+    """The README without pictures and links that only work in the repository."""
+    text = re.sub(r"!\[[^\]]*\]\((?!https:)[^)]*\)\n*", "", (ROOT / "README.md").read_text(encoding="utf-8"))
+    return re.sub(r"\[([^\]]*)\]\((?!https:)[^)]*\)", r"\1", text)
+
+
 setup(
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
     ext_modules=[extension()],
     cmdclass={"build_ext": BuildIncrementally, "build_py": BuildPythonAndShaders},
 )

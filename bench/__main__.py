@@ -127,7 +127,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contender and size; default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try that everything runs")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="default: %(default)s")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the plots of docs/benchmarks.md there")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the plots of docs/lab/benchmarks.md there")
     return parser.parse_args()
 
 

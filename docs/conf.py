@@ -28,6 +28,8 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Returns", "params_style")]  # results have names, as arguments do
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_title = f"torch_gdn {release}"
 html_show_sourcelink = False
 html_copy_source = False

@@ -1,11 +1,11 @@
-"""Which Mac a model fits on: its weights in each format, the states and the cache of one request.
+"""Prints how much memory a model needs in each format of its weights, and the smallest Mac that it fits on.
 
-    python -m torch_gdn.fits Qwen/Qwen3.5-35B-A3B
-    python -m torch_gdn.fits ./my-model --tokens 131072 --requests 4
-    python -m torch_gdn.fits --table                     the table of docs/models.md
+    python -m torch_gdn fits Qwen/Qwen3.5-35B-A3B
+    python -m torch_gdn fits ./my-model --tokens 131072 --requests 4
+    python -m torch_gdn fits --table                     the table of docs/models.md
 
-MODEL is a name on the Hub, a folder or a config.json; only the configuration is read. The model is built without memory
-and its parameters are counted.
+MODEL is a name on the Hub, a folder or a config.json. Only the configuration is read: the model is built without
+memory, and its parameters are counted. The states and the cache of the requests are part of the sum.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
     if needed + allocated > limit:
         raise torch.OutOfMemoryError(
             f"{what}: {gigabytes(needed)} GB needed and {gigabytes(allocated)} GB allocated, but Metal recommends at "
-            f"most {gigabytes(limit)} GB on this machine; `python -m torch_gdn.fits` prints what a model needs"
+            f"most {gigabytes(limit)} GB on this machine; `python -m torch_gdn fits` prints what a model needs"
         )
 
 
@@ -232,7 +232,7 @@ def table() -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 if the model's configuration cannot be read."""
     parser = argparse.ArgumentParser(
-        prog="python -m torch_gdn.fits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m torch_gdn fits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", help=f"a name on the Hub, a folder, or one of {', '.join(KNOWN)}")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens per request; default: %(default)s")

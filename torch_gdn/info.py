@@ -1,9 +1,9 @@
-"""What a bug report needs: versions, the system and its chip, the ops and the compiled kernels.
+"""Prints what a bug report needs: versions, the system and its chip, the ops and the compiled kernels.
 
-    python -m torch_gdn.info
-    python -m mps_simulator -m torch_gdn.info     the same for the simulated device, in a checkout on Linux
+    python -m torch_gdn info
+    python -m mps_simulator -m torch_gdn info     the same for the simulated device, in a checkout on Linux
 
-Each device present also runs both end-to-end ops once on a small input; their results must agree.
+Each device also runs both end-to-end ops once on a small input; their results must agree.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def facts_as_lines(facts: dict[str, str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     argparse.ArgumentParser(
-        prog="python -m torch_gdn.info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m torch_gdn info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(arguments)
     show("versions", facts_as_lines(versions()))
     show("system", facts_as_lines(system()))

@@ -1,13 +1,16 @@
-"""Which algorithm through a prompt is the fastest on this machine's mps device: measures it, and keeps it for later.
+"""Finds the fastest prefill algorithm on this machine's mps device, and keeps the result.
 
-    python -m torch_gdn.tune                                on a Mac: some minutes
-    python -m mps_simulator -m torch_gdn.tune --tokens 8    on the simulated device, whose times mean nothing
+    python -m torch_gdn tune                                on a Mac: some minutes
+    python -m mps_simulator -m torch_gdn tune --tokens 8    on the simulated device, whose times mean nothing
 
-`chunk_gated_delta_rule` prefills by one of three algorithms, which differ by rounding alone. "chunked": a kernel for
-each stage of a chunk, all chunks of a prompt at once, with what goes from one to the next in device memory.
-"fused_chunk": one kernel, chunk by chunk, the state in registers. "recurrent": one kernel, token by token, the state in
-registers. A call takes the one that was fastest for the nearest shape measured here; where nothing was, by a
-heuristic from counted bytes and published rates, which was not measured on any Mac.
+`chunk_gated_delta_rule` has three algorithms for a prompt, whose results differ by rounding alone:
+
+    chunked        one kernel per stage, all chunks at once, intermediate results in device memory
+    fused_chunk    one kernel, chunk by chunk, the state in registers
+    recurrent      one kernel, token by token, the state in registers
+
+A call uses the algorithm that was fastest for the nearest shape measured here. Without measurements a heuristic picks
+one, from counted bytes and published rates. It was not measured on any Mac.
 """
 
 from __future__ import annotations
@@ -53,14 +56,22 @@ def positive(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
-        prog="python -m torch_gdn.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m torch_gdn tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--shapes", type=shape, nargs="+", default=SHAPES, metavar="H,HV,K,V", help="head sizes")
-    found.add_argument("--tokens", type=positive, nargs="+", default=TOKENS, metavar="T", help="of a sequence")
-    found.add_argument("--sequences", type=positive, nargs="+", default=SEQUENCES, metavar="N", help="at once")
+    found.add_argument(
+        "--shapes", type=shape, nargs="+", default=SHAPES, metavar="H,HV,K,V", help="sizes of heads to time"
+    )
+    found.add_argument(
+        "--tokens", type=positive, nargs="+", default=TOKENS, metavar="T", help="lengths of a sequence, in tokens"
+    )
+    found.add_argument(
+        "--sequences", type=positive, nargs="+", default=SEQUENCES, metavar="N", help="numbers of sequences per call"
+    )
     found.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    found.add_argument("--repeats", type=positive, default=5, metavar="N", help="of each time, of which the median is")
-    found.add_argument("--file", type=Path, help=f"to write; default: ${tuning_cache.VARIABLE}, else {default_file()}")
+    found.add_argument("--repeats", type=positive, default=5, metavar="N", help="timings per case; the median counts")
+    found.add_argument(
+        "--file", type=Path, help=f"the file to write; default: ${tuning_cache.VARIABLE}, else {default_file()}"
+    )
     return found
 
 

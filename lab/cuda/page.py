@@ -31,140 +31,90 @@ REASONS = {
 TEXT = """\
 # A second machine
 
-The simulated device is ours, so its mistakes are ours too. Here the same shaders run on an NVIDIA GPU: their Metal
-text goes to nvcc through a small `metal_stdlib` and a few changes of words (`lab/cuda`), and the launches are those
-that the host code made on the simulated device, recorded with their parameters and with what the buffers held. So
-another compiler, another scheduler and another maker's memory checkers judge the same kernels and the same host code.
+The simulated device is our own work, so our mistakes could be in it too. As an independent check, the same shaders
+run on an NVIDIA GPU. nvcc compiles their Metal text through a small `metal_stdlib` and a few changes of words
+(`lab/cuda`). The launches are those that the host code made on the simulated device, recorded with their parameters
+and buffers.
 
-This page can go once reports of `python -m torch_gdn.check` from Macs show the same for Apple's compiler and GPUs.
+- {kernels} kernels in {variants} variants gave the values below, in {cases} cases, on one {gpu} ({versions}).
+- {wrong_calls} of the cases are wrong calls, whose indices or boundaries lie outside. The kernels report each of
+  them, and touch nothing else.
+- {too_far}
+- This says nothing about Apple's compiler or about speed on a Mac.
+
+Delete this page once reports of `python -m torch_gdn check` from Macs show the same for Apple's compiler and GPUs.
 
 ```bash
-python -m proof --only cuda                       # where a GPU, nvcc and compute-sanitizer are, else left out
-python -m lab.cuda record launches.zip          # in two steps: here, with the simulated device,
-python -m lab.cuda run launches.zip found.json  # and there, with a checkout and numpy alone
+python -m proof --only cuda                       # with a GPU, nvcc and compute-sanitizer
+python -m lab.cuda record launches.zip          # or in two steps: here, with the simulated device,
+python -m lab.cuda run launches.zip found.json  # and on the GPU's machine, with a checkout and numpy
 python -m lab.cuda page found.json              # writes this page
 ```
 
-{gpu}, {versions}: {kernels} kernels in {variants} variants, {cases} cases. {wrong_calls} of them are wrong calls, with
-indices or boundaries outside what they index: kernels report each of them, and memcheck sees that they touch nothing
-else.
-
 ## Values
 
-Each case runs twice, with threadgroup memory full of zeros and full of NaN: the same bits. Errors are distances from
-float64, the largest of an op's cases.
+Each case runs twice, once with threadgroup memory full of zeros and once full of NaN. The results are
+bit-identical. The error is the distance from float64, and the table has the largest one of an op's cases:
 
 {values}
 
-{too_far}
-
 ## compute-sanitizer
 
-Each tool first finds a fault that is planted for it; then every case runs once, with no byte of a buffer written that
-the host had not written.
+Each tool first finds a planted fault. Then every case runs once, and no byte of a buffer is written beforehand that
+the host had not written:
 
 {sanitizers}
 
 ## Times
 
-Kernels in one graph, over more buffers than the cache holds. The floor is what any implementation must move, at the
-rate of a copy within the device, {rate:.2f} TB/s.
+The kernels run in one graph, over more buffers than the cache holds. The floor is the time to move the least
+possible bytes, at the rate of a copy within the device, {rate:.2f} TB/s:
 
 {times}
 
-The same cases with other projects' kernels, in the same run: FLA's Triton kernel, and MLX's Metal kernels through the
-same `metal_stdlib` ({peer_versions}). We want at most 1.2 times the better one for decoding, and less than 1 for linear
-layers.
+The next table has the same cases with other projects' kernels, in the same run: FLA's Triton kernels, and MLX's
+Metal kernels through the same `metal_stdlib` ({peer_versions}). Our goal is at most 1.2 times the better one for
+decoding, and less than 1 for linear layers:
 
 {peers}
 
 ## Bank conflicts
 
-Of wavefronts to threadgroup memory those that only conflicts cost, by the GPU's counters (Nsight Compute, one launch a
-kernel and element type): kernels with more than {share:.0%}.
+The table has the share of accesses to threadgroup memory that conflicts add, by the GPU's counters (Nsight Compute,
+one launch per kernel and element type), for kernels with more than {share:.0%}:
 
 {conflicts}
 
-The reasons are from Nsight Compute's counts of each instruction for AURA's kernels and `chunk_fwd_intra` in float, and
-from the layouts and the simulated device's own counts for the others:
+The reasons:
 
-- *data*: which word a lane reads is what the codes say, a centroid or the next boundary of a search among them; no
-  layout spreads 256 of them over 32 banks for every row. The simulated device counts these too.
-- *bytes*: 3-bit codes are packed from bytes, and lanes read bytes 10 or 11 apart of several rows; counted there too.
-- *halves*: 8 bytes a lane of an 8 x 8 fragment, or of staged rows, whose rows lie 4 banks apart, so that reads of the
-  transposed fragment, 4 bytes a lane, are in 32 banks. A simdgroup's 64 words then hit each bank twice, the least there
-  is, and the simulated device counts no conflict. This GPU serves 16 lanes at a time, four rows, of which neighbours
-  share half their banks. Rows 8 banks apart would suit it, and cost the transposed reads twice as much on both.
-- *quarters*: 16 bytes a lane in the same rows, or 32 in two stores; this GPU serves 8 lanes at a time. Over a whole
-  simdgroup there is no conflict.
-- *rows*: in chunks of 16 a simdgroup moves two of a triangle's rows, which their permutation does not tell apart, or
-  four of 8 columns; in longer ones it does not. The simulated device counts these too.
+- *data*: the codes decide which word a lane reads. No layout avoids that.
+- *bytes*: 3-bit codes are packed from bytes, and lanes read bytes 10 or 11 apart.
+- *halves*: a lane reads 8 bytes of rows that lie 4 banks apart. A simdgroup then uses each bank twice, which is the
+  minimum, but this GPU serves 16 lanes at a time, whose rows share half their banks.
+- *quarters*: a lane reads 16 bytes of such rows, and this GPU serves 8 lanes at a time.
+- *rows*: in chunks of 16, a simdgroup moves two rows of a triangle that the permutation of rows does not separate.
 
-## What it led to
+The simulated device counts *data*, *bytes* and *rows* too. For *halves* and *quarters* it counts no conflict over a
+whole simdgroup.
 
-- Decode with [K, V] states loaded S between barriers, eight scalars in flight a thread: 19, 42 and 301 us at B 1, 8 and
-  64. Then all loads were issued first, four values each: 7.5, 18 and 124, and 6.5, 17 and 116 with [V, K].
-- Of that, by the samples of Nsight Compute at B 64, a thread spent 28 % to 31 % on reads that waited for one another
-  behind S: q, then k, then v, then g and beta. Now each thread reads the first values that it stages before S, in the
-  types they are stored in: the table above.
-- AURA's second pass looped over its blocks in 8 threadgroups: 20 us. Now four simdgroups share them, four loads at
-  once.
-- AURA's first pass read the codes of four values a thread between uses, for a column of its own: 152 us. Now a thread
-  has 4 columns and 4 to 8 keys' codes in flight: 67 us. With blocks of 512 keys, twice the threadgroups, it takes 50:
-  256 are two for each of this GPU's multiprocessors.
-- Triangles and tiles of 64-byte rows had two to four rows on one bank: rows are permuted.
-- Rows of S lay 2 banks apart on their way through threadgroup memory, a conflict on the simulated device too. Now pairs
-  of a row's elements are exchanged by the key: four rows of a fragment are in 32 banks. Of the wavefronts of stores
-  conflicts had cost 50 % to 56 % in `chunk_fwd_h`, 27 % to 36 % in `fused_chunk_gated_delta_rule` and 13 % in
-  `fused_chunk_kda`: the table above has what is left.
-- `chunk_fwd_o` reads pairs of q and of the scores, not one element after the other: on the simulated device a third of
-  its bank cycles in float32 were conflicts, and none are. Here it gained nothing (41 % of loads and 6 % of stores
-  before in float32, 12 % and 11 % in bfloat16), for the reason *halves*.
-- The state of `golden fused_chunk strong_gate` was off by 2.6e-06 here, and by 8.0e-07 on the simulated device. A
-  token's share of the state is exp of a difference of two running sums of log decays, which reach -153 in a chunk of
-  16; `simd_prefix_inclusive_sum` adds in an order of the device's own, here that of a tree, whose sums are rounded
-  apart, and the simulated device's was one lane after the other. `-fmad=false` changed no digit; sums one after the
-  other gave 8.0e-07. Now the shaders add in that order themselves, `chunk_fwd_intra` too, and the simulated device's
-  perturbing mode takes such sums in any order. The cases of both kernels with K and V of 128, or 33 and 65, T 75, and
-  the golden ones named `base_k128`, `varlen_k128` and `strong_gate` were run again; since then everything was.
+## What limits the kernels here
 
-## What binds
+AURA's first pass issues 23,266 instructions per simdgroup at 32,768 keys, and reads threadgroup memory in 4.9
+million wavefronts without a conflict. The instructions alone take 23 us, where memory would take 8.5 us. Smaller
+blocks are faster on this GPU (50 us with 512 keys, 68 us with 1,024); `block_size` sets them.
 
-AURA's first pass at 32,768 keys, 68 us where 17 were wanted (`ncu --set full` on the launch of the timed case): it
-issues 23,266 instructions a simdgroup, 8,432 of them the products themselves, and reads threadgroup memory in 4.9
-million wavefronts, 16-byte rows of q and of weights and single centroids, without a conflict. At the GPU's 1.98 GHz the
-instructions alone take 23 us, the wavefronts 19, where memory would take 8.5: the GPU has 7.9 f32 products for a byte
-that it copies, and 4-bit codes of four query heads need 7.5 with no instruction beside them. 2 times the floor is out
-of reach without matrix units. The rest is waiting, with 8 simdgroups a multiprocessor. What was tried, in us of the
-pass:
-
-| design | us |
-| --- | --- |
-| as it is, blocks of 1,024 keys: 256 threadgroups | 68 |
-| blocks of 512, 256 and 128 keys | 50, 52, 57 |
-| codes of the values read before the scores are computed; and with blocks of 512 | 60, 46 |
-| codes of 16 and of 32 keys at once, not 8 | 63, 60 |
-| at most 64 registers a thread, not 128; and with blocks of 256 | 75, 48 |
-| in part: centroids by arithmetic, not from a table | 64 |
-| in part: no softmax; no scores; no values; no scores and no values | 65, 45, 42, 12 |
-
-The smaller blocks are right for this GPU's 132 multiprocessors and left to `block_size`; the earlier reads cost 32
-registers at D 128, and more above it, for a tenth.
-
-Decode: at B 1 all threadgroups run at once, and what takes the time is a chain that no other work hides: where the
-sequence and its state lie, S, the sums over K, the store. FLA's kernel is compiled for a call without packed sequences,
-slots and checkpoints; ours looks for them when it runs, a tenth to a fifth of the samples at B 64. At most 4
-threadgroups of 128 registers a thread fit a multiprocessor, and fewer registers spill: before the change 122 us with
-[K, V] and 126 with [V, K] at 80, 151 and 160 at 64.
+Decoding one sequence is a chain of dependent steps: find the sequence and its state, load S, sum over K, store.
+FLA's kernel is compiled for a call without packed sequences, slots and checkpoints. Ours looks for them at run
+time, which takes a tenth to a fifth of the time for 64 sequences.
 
 ## What it cannot show
 
-- Apple's compiler, registers and clocks; a time here is a hint where its reason (loads in a row, their width, too few
-  threadgroups) is not NVIDIA's, and no more.
-- Anything of prefill's speed: 8 x 8 matrices are emulated by shuffles here, so those kernels are not timed.
-- Bank conflicts as Apple's GPUs have them: their banks are not documented. The simulated device counts 32 banks of 4
-  bytes for whole simdgroups, NVIDIA's serve 8 bytes a lane in two halves and 16 in four.
-- Memory orders weaker than NVIDIA's: a barrier that nothing needed here may be one that Metal's rules ask for.
+- It cannot show Apple's compiler, registers and clocks. A time here is a hint only if its reason is not NVIDIA's,
+  such as loads in a row, their width, or too few threadgroups.
+- It cannot show the speed of prefill, because shuffles emulate the 8 x 8 matrices here. Those kernels are not
+  timed.
+- It cannot show bank conflicts on Apple's GPUs, whose banks are not documented.
+- It cannot show a missing barrier that only a weaker memory order than NVIDIA's needs.
 """
 
 
@@ -189,7 +139,9 @@ def too_far(found: dict[str, Any]) -> str:
     named = "; ".join(
         f"`{row['output']}` of `{row['case']}`, {row['error']:.1e} (there {row['recorded']:.1e})" for row in over
     )
-    return f"Above the bar of a quarter more than there, and 1e-6, {'is ' + named if over else 'is none'}."
+    if not over:
+        return "No error exceeds the simulated device's by more than a quarter, or by more than 1e-6."
+    return f"These errors exceed the simulated device's by more than a quarter and 1e-6: {named}."
 
 
 def sanitizers_table(found: dict[str, Any]) -> str:

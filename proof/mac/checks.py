@@ -83,13 +83,13 @@ def mac_loading_check(progress: Progress) -> Finding:
     return Finding(commands.cases + paths.cases, commands.problems + paths.problems)
 
 
-@check("mac-wheel", "a macosx_14_0_arm64 wheel: tags, contents, label, load commands beside torch's, pip takes it")
+@check("mac-wheel", "a macosx_14_0_arm64 wheel: tags, contents, label, load commands next to torch's, pip takes it")
 def mac_wheel_check(progress: Progress) -> Finding:
     build = needed_build(progress)
     return mac_wheel.check_wheel(mac_wheel.assemble(build, wheels.cache_directory() / "mac"), build.torch)
 
 
-@check("apple-headers", "declarations in our stub headers of Metal and Foundation, held against Apple's")
+@check("apple-headers", "declarations in our stub headers of Metal and Foundation, compared with Apple's")
 def apple_headers_check(progress: Progress) -> Finding:
     names = apple_headers.names_used_by(torch_library())
     comparison = apple_headers.compare(apple_headers.stubs(), apple_reference(), names)

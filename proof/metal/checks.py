@@ -12,7 +12,7 @@ from proof.metal import vocabulary
 from proof.metal.facts import ISA_REGISTERS
 
 
-@check("strict-rules", "each rule of Metal's refuses its example and takes the mended twin")
+@check("strict-rules", "each rule of Metal's refuses its example and accepts the corrected one")
 def strict_rules_check(progress: Progress) -> Finding:
     examples = strict_examples.examples()
     progress.expect(len(examples))

@@ -1,4 +1,4 @@
-"""docs/mutation.md: every fault and the test that finds it, as the last run has it."""
+"""docs/lab/mutation.md: every fault and the test that finds it, as the last run has it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from collections.abc import Mapping, Sequence
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault
 from proof.mutate.trial import CAUGHT, PROOF, Verdict
 
-PAGE = CHECKOUT / "docs" / "mutation.md"
+PAGE = CHECKOUT / "docs" / "lab" / "mutation.md"
 HEAD = """\
-# Planted faults
+# Mutation testing
 
-A test suite is as good as the faults that it finds. `python -m proof.mutate` plants {count} faults in the shaders, the
-host code of Metal, the contracts and the CPU kernels, one at a time, in a copy of the checkout, and runs the tests that
-claim the broken file until one fails. A test that also fails without the fault does not count. Sweeps run with every
-case, as in `make proof`, where `make test` takes a sample of them. The command writes this page.
+The tests are tested too. `python -m proof.mutate` plants {count} faults in the shaders, the host code of Metal, the
+contracts and the CPU kernels, one at a time, in a copy of the checkout. It then runs the tests for the broken file
+until one fails.
 
-{count} faults: {words}.
+**{count} faults: {words}.**
 
-    python -m proof.mutate                  # all that have no verdict since their fault, file or tests changed
-    python -m proof.mutate --only barrier   # those with this word in name, kind or file; --list only lists them
+    python -m proof.mutate                  # every fault that is new, or whose file or tests changed
+    python -m proof.mutate --only barrier   # faults with this word in name, kind or file; --list only lists them
     python -m proof.mutate --jobs 8         # eight at a time
-    python -m proof.mutate --sample 10      # a fixed sample of every kind and part, which `make proof` takes
-    python -m proof.mutate --write          # this page, from the verdicts there are
+    python -m proof.mutate --sample 10      # a fixed sample of every kind and part, as in `make proof`
+    python -m proof.mutate --write          # writes this page
 
-The faults are data, in `proof/mutate/faults/`: a file, a text that occurs in it once, and what takes its place. A fault
-must change what a program can see; one that cannot (a bound that nothing reaches, a guard behind another) is none.
-Verdicts are kept in `build/mutate/`, so that a run can be stopped and goes on where it was.
+A fault in `proof/mutate/faults/` is a file, a text that occurs in it once, and its replacement. It must change what
+a program can see. A test that also fails without the fault does not count. Sweeps run with every case.
+`build/mutate/` keeps the verdicts, so you can stop a run and continue it.
 """
 
 

@@ -182,5 +182,5 @@ def test_a_class_of_another_form_is_left_and_named(monkeypatch: pytest.MonkeyPat
     with torch_gdn_enabled() as transformers:
         assert "ClampedMLP" in transformers.status().unknown[GATED[0]]
         named = ", ".join(transformers.status().unknown[GATED[0]])
-        assert f"{GATED[0]}: {named}: left as in transformers" in str(transformers.status())
+        assert f"{GATED[0]}: {named}: left as in transformers" in transformers.status().details()
     assert not transformers.status().unknown

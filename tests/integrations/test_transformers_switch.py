@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import importlib.metadata
 import warnings
 from collections.abc import Iterator
@@ -109,8 +110,20 @@ def test_status_says_what_is_replaced() -> None:
     for names in (status.replaced[kind] for kind in EVERYWHERE):
         assert any("chunk_gated_delta_rule" in name for name in names)
         assert any("recurrent_gated_delta_rule" in name for name in names)
-    assert str(status).startswith(f"torch_gdn is enabled for transformers {status.transformers}\nqwen3_next: ")
+    assert f"torch_gdn is enabled for transformers {status.transformers}\nqwen3_next: " in status.details()
+    assert "qwen3_next" not in str(status)
     assert not transformers.disable().replaced
+
+
+def test_the_first_line_counts_the_layers_of_models_that_exist() -> None:
+    gc.collect()
+    before = transformers.status().layers  # of models that other tests hold
+    model = random_model("qwen3_next")  # built before enable()
+    mine = sum(type(layer).__name__ == "Qwen3NextGatedDeltaNet" for layer in model.modules())
+    found = transformers.enable()
+    assert mine > 0 and found.layers == found.running == before + mine
+    assert str(found).startswith(f"{before + mine} of {before + mine} Gated DeltaNet layers run on torch_gdn; 0 calls")
+    assert str(transformers.disable()).startswith(f"0 of {before + mine} Gated DeltaNet layers run on torch_gdn")
 
 
 @pytest.mark.parametrize("kind", EVERYWHERE)

@@ -2,7 +2,7 @@
 
     python -m tests.integrations.versions                 the tests, with each version in turn
     python -m tests.integrations.versions 5.12.0          with one
-    python -m tests.integrations.versions --table         the table in docs/transformers.md: measured distances
+    python -m tests.integrations.versions --table         the table in docs/accuracy.md: measured distances
 
 A version is downloaded once, with what it needs and this environment has another version of, into $TORCH_GDN_CACHE,
 else ~/.cache/torch_gdn.
@@ -110,7 +110,7 @@ def table() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"{', '.join(PACKAGES)} or {INSTALLED}")
-    parser.add_argument("--table", action="store_true", help="measure, and print the table of docs/transformers.md")
+    parser.add_argument("--table", action="store_true", help="measure, and print the table of docs/accuracy.md")
     options = parser.parse_args()
     if unknown := set(options.versions) - {*PACKAGES, INSTALLED}:
         parser.error(f"VERSION: expected {', '.join(PACKAGES)} or {INSTALLED}, got {', '.join(sorted(unknown))}")

@@ -361,20 +361,20 @@ def test_without_a_gpu_the_check_is_left_out(
 def test_the_page_has_every_number() -> None:
     value = {"case": "solve_tril 64", "output": "A_inv", "error": 3.25e-7, "recorded": 1.5e-7, "bound": 1e-6}
     timed = {"case": "decode [V, K] B 8", "microseconds": 7.44, "floor": 3.72, "kernels": {}}
-    found = {"gpu": "a GPU", "versions": "CUDA 1", "kernels": 3, "variants": 5, "cases": 7, "values": [value]}
+    found = {"gpu": "GPU", "versions": "CUDA 1", "kernels": 3, "variants": 5, "cases": 7, "values": [value]}
     found |= {"wrong_calls": 2, "left_out": ["no ncu here"], "peer_versions": ["mlx 1.2"]}
     found["peers"] = [
         {"peer": peer, "case": "decode [V, K] B 8", "microseconds": us} for peer, us in (("MLX", 9.0), ("FLA", 8.0))
     ]
     found |= {"times": [timed], "copy_rate": 4.2e12, "sanitizers": [{"tool": "memcheck", "errors": 0, "places": []}]}
     text = page.text(found)
-    assert "a GPU, CUDA 1: 3 kernels in 5 variants, 7 cases." in text
+    assert "3 kernels in 5 variants gave the values below, in 7 cases, on one GPU (CUDA 1)." in text
     assert "| `solve_tril` | 1 | 3.25e-07 | 1.50e-07 |" in text and "| `memcheck` | 0 | - |" in text
     assert "| decode [V, K] B 8 | 7.4 | 3.7 | 2.00 | - |" in text and "4.20 TB/s" in text
     assert "| decode [V, K] B 8 | 7.4 | MLX 9.0, FLA 8.0 | 0.93 |" in text  # 7.44 / 8.0
-    assert "(mlx 1.2)" in text and "2 of them are wrong calls" in text and "Not measured: no ncu here." in text
-    assert "and 1e-6, is none." in text
-    assert "is `A_inv` of `solve_tril 64`, 3.2e-06 (there 1.5e-07)" in page.text(
+    assert "(mlx 1.2)" in text and "2 of the cases are wrong calls" in text and "Not measured: no ncu here." in text
+    assert "No error exceeds the simulated device's by more than a quarter" in text
+    assert "1e-6: `A_inv` of `solve_tril 64`, 3.2e-06 (there 1.5e-07)" in page.text(
         found | {"values": [value | {"error": 3.2e-6}]}
     )
     shares = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,12 +98,20 @@ def test_weights_in_a_checkpoint_have_the_models_dtype(tmp_path: Path) -> None:
     assert fits.bytes_when_loaded([tmp_path / "model.safetensors"], torch.bfloat16) == 2 * 15 + 2 * 7 + 4 * 8 + 9
 
 
-def test_the_page_has_the_table() -> None:
-    assert "\n".join(fits.table()) in (DOCS / "models.md").read_text()
+def test_the_page_the_chart_and_the_readme_have_the_table() -> None:
+    rows = list(fits.table())
+    assert "\n".join(rows) in (DOCS / "models.md").read_text()
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows[2:]]
+    found = {(model, form.split(",")[0]): (needed, mac) for model, form, _, _, _, needed, mac in cells}
+    bars = re.findall(r"<title>(\S+), (.+): (\S+) GB</title>", (DOCS / "pictures/fits.svg").read_text())
+    assert len(bars) == 12 and all(float(found[model, form][0]) == float(needed) for model, form, needed in bars)
+    readme = (DOCS.parent / "README.md").read_text()
+    for model in {model for model, _ in found}:
+        assert f"| {' | '.join([model, *(found[model, form][1] for form in ('bf16', '8 bits', '4 bits'))])} |" in readme
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "torch_gdn.fits", *arguments], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "torch_gdn", "fits", *arguments], capture_output=True, text=True)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -93,6 +93,13 @@ def test_wheel_is_apache_licensed(wheel: zipfile.ZipFile, metadata: Message) -> 
         assert wheel.read(name) == (ROOT / file).read_bytes()
 
 
+def test_the_long_description_has_no_dead_links(metadata: Message) -> None:
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    description = metadata.get_payload()
+    assert "torch_gdn.enable()" in description and "](https://" in description
+    assert re.findall(r"\]\((?!https:)[^)]*\)", description) == []
+
+
 def test_wheel_states_the_torch_and_python_that_it_accepts(metadata: Message) -> None:
     assert "torch<2.16,>=2.13" in metadata.get_all("Requires-Dist", [])
     assert metadata["Requires-Python"] == ">=3.10"
@@ -239,6 +246,11 @@ def test_commands_in_the_readme_exist() -> None:
     mentioned = set(re.findall(r"(?:^    |`)make ([a-z]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
     assert {"demo", "test"} <= mentioned
     assert mentioned <= targets
+
+
+def test_the_citation_has_the_version() -> None:
+    (version,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_modules_and_files_in_the_readme_exist() -> None:

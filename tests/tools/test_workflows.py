@@ -48,6 +48,26 @@ def test_no_finding(workflow: Path) -> None:
     assert not findings(workflow)
 
 
+def schema_problem(schema: str, path: Path) -> str:
+    process = lint("check-jsonschema", "--builtin-schema", schema, str(path))
+    return process.stdout + process.stderr if process.returncode != 0 else ""
+
+
+FORMS = [path for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) if path.stem != "config"]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_has_no_schema_error(form: Path, tmp_path: Path) -> None:
+    assert schema_problem("vendor.github-issue-forms", form) == ""
+    (tmp_path / form.name).write_text(form.read_text().replace("    id:", "    ids:"))
+    assert "ids" in schema_problem("vendor.github-issue-forms", tmp_path / form.name)
+
+
+def test_the_citation_and_the_choice_of_forms_have_no_schema_error() -> None:
+    assert schema_problem("vendor.citation-file-format", ROOT / "CITATION.cff") == ""
+    assert schema_problem("vendor.github-issue-config", ROOT / ".github/ISSUE_TEMPLATE/config.yml") == ""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

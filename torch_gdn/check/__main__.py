@@ -1,18 +1,19 @@
-"""Checks torch_gdn on this machine's mps device and writes a report that says which assumption failed, if any did.
+"""Tests and times torch_gdn on this machine's mps device. The report says which assumption failed, if one did.
 
-    python -m torch_gdn.check --quick                      on a Mac: two minutes
-    python -m torch_gdn.check                              the same, longer times, and every kernel variant compiled
-    python -m mps_simulator -m torch_gdn.check --quick     on the simulated device, in a checkout on Linux
-    python -m torch_gdn.check --compare a.json b.json      two reports side by side
+    python -m torch_gdn check --quick                      on a Mac: two minutes
+    python -m torch_gdn check                              the same, longer times, and every kernel variant compiled
+    python -m mps_simulator -m torch_gdn check --quick     on the simulated device, in a checkout on Linux
+    python -m torch_gdn check --compare a.json b.json      two reports side by side
 
 The steps, in this order:
   facts       the machine, its GPU, macOS, torch and the build
   probes      one tiny kernel per assumption that the kernels rely on
   numbers     every op, and so every kernel, compared with float64 on the CPU; in a checkout the delta rule is also
               compared with FLA's recorded outputs
-  times       every op beside a copy; decode and prefill beside transformers' code and MLX; a small model; first calls
-  not --quick: which prefill algorithm is the fastest, a very long prompt, a layer under torch.compile, and at last
-              every kernel variant that models use is compiled
+  times       every op, compared with a copy; decode and prefill, compared with transformers and MLX; a small model; the
+              first calls of a process
+  not --quick: the fastest prefill algorithm, a very long prompt, a layer under torch.compile, and at last the
+              compilation of every kernel variant that models use
 
 The report is written before every step, so a crash of the machine loses nothing that was known. A step that fails,
 crashes or hangs is a line of the report. Where PyTorch has no mps device the report only describes the machine.
@@ -67,7 +68,7 @@ def file_to_write(text: str) -> Path:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
-        prog="python -m torch_gdn.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m torch_gdn check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument(
         "--json",

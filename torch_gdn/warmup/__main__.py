@@ -1,6 +1,21 @@
-import sys
+"""Says how to compile kernels before their first use."""
 
-sys.exit(
-    "torch_gdn.warmup is a function, not a command: kernels are compiled for the process that they run in. Call\n"
-    "torch_gdn.warmup(model) in your program, once the model is loaded and torch_gdn.enable() was called."
-)
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+EXPLANATION = """\
+torch_gdn.warmup is a function, not a command: kernels are compiled for the process that they run in. Call
+torch_gdn.warmup(model) in your program, after torch_gdn.enable() and once the model is loaded."""
+
+
+def main(arguments: Sequence[str] | None = None) -> str:
+    """Returns the explanation, with which the program ends."""
+    argparse.ArgumentParser(prog="python -m torch_gdn warmup", description=EXPLANATION).parse_known_args(arguments)
+    return EXPLANATION
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.metadata
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from torch.nn import Module
 
 from torch_gdn import self_test
 from torch_gdn.integrations.transformers import dispatch
@@ -49,6 +52,7 @@ MODEL_OPS = (
 EXPERT_OPS = ("moe_router", "moe_gate_up", "moe_down")
 KDA_OPS = ("chunk_kda", "fused_recurrent_kda")
 POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")
+DELTA_LAYERS = ("GatedDeltaNet", "DeltaAttention", "Glm5NextTextLinearAttention")  # endings of classes' names
 FEATURES = {  # and the function of a module here that yields their patches, imported when one is asked for
     "continuous batching": ("continuous_batching", "serving_patches"),
     "rollback": ("rollback", "rollback_patches"),
@@ -57,10 +61,12 @@ FEATURES = {  # and the function of a module here that yields their patches, imp
 
 @dataclass(frozen=True)
 class Status:
-    """What `status()` returns; as text, a line for each model, function and reason."""
+    """What `status()` returns. Its text says what matters to your model; `details()` has every name and count."""
 
     enabled: bool
     transformers: str  # its version
+    layers: int  # Gated DeltaNet and Kimi Delta Attention layers of all models that exist
+    running: int  # those of them that run on torch_gdn
     replaced: dict[str, tuple[str, ...]]  # by model or feature: the names that are torch_gdn's
     taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
@@ -69,18 +75,36 @@ class Status:
     unknown: dict[str, tuple[str, ...]]  # by model: classes that stay transformers', as they compute something else
 
     def __str__(self) -> str:
-        lines = [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
+        return "\n".join([self._first_line(), *self._problems()])
+
+    def details(self) -> str:
+        """The text, with a line for each replaced name, each class left alone, and each count."""
+        lines = [self._first_line()]
+        lines += [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
         lines += [f"{model}: {', '.join(names)}" for model, names in self.replaced.items()]
         lines += [f"{model}: {', '.join(names)}: left as in transformers" for model, names in self.unknown.items()]
         lines += [f"{function}: {calls} calls taken" for function, calls in self.taken.items()]
-        lines += [
+        return "\n".join([*lines, *self._problems()])
+
+    def _first_line(self) -> str:
+        if not self.layers:
+            state = "enabled" if self.enabled else "disabled"
+            return f"torch_gdn is {state}, and no model with Gated DeltaNet layers exists"
+        calls = sum(sum(reasons.values()) for reasons in self.left.values())
+        return (
+            f"{self.running} of {self.layers} Gated DeltaNet layers run on torch_gdn; "
+            f"{calls} calls went to transformers"
+        )
+
+    def _problems(self) -> list[str]:
+        """And the number of packed layers."""
+        lines = [
             f"{function}: {calls} calls left: {reason}"
             for function, reasons in self.left.items()
             for reason, calls in reasons.items()
         ]
         lines += [f"{self.packed} layers with packed weights"] * bool(self.packed)
-        lines += [f"{op} failed the self-test: {reason}" for op, reason in self.wrong.items()]
-        return "\n".join(lines)
+        return lines + [f"{op} failed the self-test: {reason}" for op, reason in self.wrong.items()]
 
 
 def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Status:
@@ -192,10 +216,11 @@ def disable() -> Status:
 
 
 def status() -> Status:
-    """What is replaced, and how many calls torch_gdn took or left, with the reasons.
+    """How many layers of your models run on torch_gdn, and which calls went to transformers, with the reasons.
 
     Returns:
-        status: A `Status`. As text it has one line per model, function and reason.
+        status: A `Status`. `print(status)` is short; `print(status.details())` also lists what is replaced, and counts
+            the calls of each function.
 
     Raises:
         ImportError: transformers is not installed.
@@ -203,9 +228,12 @@ def status() -> Status:
     reasons: dict[str, dict[str, int]] = {}
     for (function, reason), calls in dispatch.left.items():
         reasons.setdefault(function, {})[reason] = calls
+    layers = delta_layers()
     return Status(
         enabled=bool(applied),
         transformers=transformers_version(),
+        layers=len(layers),
+        running=sum(model_of(layer) in applied for layer in layers),
         replaced={model: tuple(map(str, found)) for model, found in applied.items()},
         taken=dict(dispatch.taken),
         left=reasons,
@@ -213,6 +241,18 @@ def status() -> Status:
         packed=layers_packed(),
         unknown=unknown_classes(),
     )
+
+
+def delta_layers() -> list[Module]:
+    """Those of all models that exist. The garbage collector knows them, also the ones built before `enable()`."""
+    modules = (each for each in gc.get_objects() if issubclass(type(each), Module))
+    return [each for each in modules if type(each).__name__.endswith(DELTA_LAYERS) and model_of(each)]
+
+
+def model_of(layer: Module) -> str:
+    """The name of the model in transformers that defines the layer's class, or nothing."""
+    package, _, rest = type(layer).__module__.partition(".models.")
+    return rest.partition(".")[0] if package == "transformers" else ""
 
 
 def unknown_classes() -> dict[str, tuple[str, ...]]:
