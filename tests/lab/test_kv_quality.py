@@ -88,6 +88,17 @@ def test_kvarn_is_a_step_a_minimum_and_two_scales(sample: tuple[Tensor, Tensor])
     assert 0.45 < within.max() < 0.55
 
 
+def test_kivis_groups_are_channels_of_tokens_and_tokens_of_channels() -> None:
+    """Two values in each group come back as they are; they would not in groups that lie across these."""
+    x = (
+        torch.arange(4.0).repeat_interleave(32)[:, None]
+        + torch.arange(64.0) ** 2 / 100
+        + torch.arange(128)[:, None] % 2
+    )
+    assert relative_error(FORMATS["KIVI-2"].keys.code(x).decoded, x) < 1e-3
+    assert relative_error(FORMATS["KIVI-2"].values.code(x.mT.contiguous()).decoded, x.mT) < 1e-3
+
+
 @pytest.mark.parametrize(
     "part", [Part("", Part.code, *sizes) for sizes in ((1, 0, 0), (8, 5, 3), (4, 0, 4), (1, 6, 0))]
 )
