@@ -4,6 +4,7 @@
 heuristic against it. Delete both, with their tests, once reports of `python -m torch_gdn.check` have times of the
 prefill algorithms on Macs, and the heuristic follows these.
 
-`aura_quality`, with `format_quality` and `cache_formats`, makes the tables and plots of docs/aura.md. Delete them, with
-their tests, when AURA's codebooks and schemes no longer change.
+`aura_quality`, with `format_quality` and `cache_formats`, makes tables and plots of docs/aura.md. So does `kv_quality`,
+with `kv_formats` and `kv_models`; its figures are in kv_quality.json. `trellis_cost` makes tables of docs/numerics.md.
+Delete them, with their tests, when AURA's codebooks and schemes no longer change.
 """

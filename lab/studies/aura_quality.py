@@ -13,7 +13,8 @@ the relative error of its logits, and bits per byte.
 Memory: bytes per token of a cache that was made, beside float16, and a layer of Qwen3-Next (2 KV heads, D = 256) filled
 with 32,768 tokens.
 
-Beside other formats: lab.studies.format_quality, with a plot of its own, aura_formats.png in the same folder.
+Beside other formats: lab.studies.format_quality, with a plot of its own, aura_formats.png in the same folder; and at
+equal bytes on trained models, lab.studies.kv_quality, which measures what its file of results lacks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from examples.pycode import corpus
-from lab.studies import format_quality
+from lab.studies import format_quality, kv_quality
 from torch_gdn.aura import KVCache, Scheme
 
 NAMES = {"lloyd-max": "ours", "origin": "origin's"}
@@ -186,7 +187,8 @@ def main() -> None:
     formats_plot = arguments.plot.with_name("aura_formats.png")
     plot(found, arguments.plot)
     format_quality.plot(beside, formats_plot)
-    print(f"\nThe plots: {arguments.plot}, {formats_plot}")
+    print(f"\nThe plots: {arguments.plot}, {formats_plot}\n")
+    kv_quality.report()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch import Tensor
 
 BLOCK, GROUP = 32, 64
 LARGEST_FP8 = 448.0  # of e4m3 without infinities
-PLACES = 1 << torch.arange(8)
+PLACES = (1 << torch.arange(8)).to(torch.uint8)
 
 
 class Stored(NamedTuple):
@@ -39,14 +39,14 @@ Format = Callable[[Tensor], Stored]
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Integers [.., n] of `bits` bits each as bytes [.., bits, n / 8]."""
-    planes = codes.long().unsqueeze(-2) >> torch.arange(bits)[:, None] & 1
-    return (planes.unflatten(-1, (-1, 8)) * PLACES).sum(-1).to(torch.uint8)
+    planes = codes.to(torch.uint8).unsqueeze(-2) >> torch.arange(bits, dtype=torch.uint8)[:, None] & 1
+    return (planes.unflatten(-1, (-1, 8)) * PLACES).sum(-1, dtype=torch.uint8)
 
 
 def unpack(planes: Tensor) -> Tensor:
     """[.., bits, n / 8] bytes as integers [.., n]."""
-    ones = (planes.long()[..., None] >> torch.arange(8) & 1).flatten(-2)
-    return (ones << torch.arange(ones.shape[-2])[:, None]).sum(-2)
+    ones = (planes[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
+    return (ones << torch.arange(ones.shape[-2], dtype=torch.uint8)[:, None]).sum(-2)
 
 
 def fp8(x: Tensor) -> Stored:

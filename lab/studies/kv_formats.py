@@ -1,0 +1,249 @@
+"""Every way to keep keys and values that lab.studies.kv_quality compares, AURA's and others', with all of its bytes.
+
+A format keeps keys and values as two parts. A part codes whole tiles of tokens; the first `sinks` tokens, the newest
+`tail`, and what does not fill a tile yet, stay in float16. `Part.code` gives what is stored as tensors, whose bytes are
+the bits, and the values that they stand for.
+
+The others are written from what their authors published:
+
+    fp8, q8_0 ..., quanto    lab.studies.cache_formats; quanto's cache codes 128 tokens at a time (its residual_length)
+    turboquant_*    vLLM 0.33, model_executor/layers/quantization/turboquant/config.py: keys are rotated by a Hadamard
+                matrix and coded by Lloyd-Max tables with a float16 norm, or fp8; values are affine, a float16 scale and
+                minimum for each vector
+    KIVI        arXiv 2402.02750: keys affine for each channel and 32 tokens, values for each token and 32 channels;
+                keys are coded 128 tokens at a time, values once 128 newer ones are there
+    KVarN       arXiv 2606.03458: tiles of 128 tokens, rotated, scaled by row and by column until both have even
+                deviations, then affine, keys by channel and values by token; the first tile stays
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_gdn
+from lab.studies import cache_formats
+from lab.studies.cache_formats import Stored, pack, reciprocal, unpack
+from torch_gdn.aura import codebooks, trellis
+
+TILE = 128  # tokens that AURA, KVarN and KIVI's keys code at a time
+SEEDS = {"keys": 0, "values": 1}  # of the rotations' signs, as KVCache's
+SMALL = 2.0**-24  # of float16: a vector of zeros has this norm
+
+
+class Part(NamedTuple):
+    """How keys, or values, are kept. The label names the codes alone: parts with one label code alike."""
+
+    label: str
+    code: Callable[[Tensor], Stored]  # [.., T, D], T whole tiles
+    tile: int = 1
+    tail: int = 0
+    sinks: int = 0
+    slow: bool = False  # whether codes that are made again and again are better kept
+
+    def first_exact(self, tokens: Tensor) -> Tensor:
+        """With so many tokens in the cache, the first behind the codes: the codes are those of `sinks` up to it."""
+        behind = (tokens - self.sinks - self.tail).clamp(min=0)
+        return self.sinks + behind // self.tile * self.tile
+
+    def bits(self, tokens: int, D: int) -> float:
+        """A value, in a cache of so many tokens; a tile is half full on average."""
+        sample = torch.randn(1, self.tile if self.tile > 1 else TILE, D, generator=torch.Generator().manual_seed(0))
+        exact = (self.sinks + self.tail + (self.tile - 1) / 2) / tokens
+        return (1 - exact) * self.code(sample).bits + exact * 16
+
+
+class Format(NamedTuple):
+    name: str
+    family: str
+    keys: Part
+    values: Part
+
+    def bits(self, tokens: int, D: int) -> float:
+        return (self.keys.bits(tokens, D) + self.values.bits(tokens, D)) / 2
+
+
+# AURA
+
+
+def aura(
+    x: Tensor, bits: int, seed: int, window: int = 0, means: bool = False, norms: torch.dtype = torch.half
+) -> Stored:
+    """Norm, rotation and codes: Lloyd-Max indices, or with a window a trellis; perhaps without the tile's means."""
+    D = x.shape[-1]
+    kept: tuple[Tensor, ...] = ()
+    if means:
+        mean = x.unflatten(-2, (-1, TILE)).mean(-2, keepdim=True).half()
+        x, kept = (x.unflatten(-2, (-1, TILE)) - mean.float()).flatten(-3, -2), (mean,)
+    norm = x.norm(dim=-1, keepdim=True).clamp(min=SMALL)
+    signs = codebooks.aura_signs(D, seed)
+    rotated = torch_gdn.aura_rotate((x / norm).contiguous(), signs)
+    if window:
+        labels = trellis.table(window, bits) / math.sqrt(D)
+        planes = trellis.encode(rotated * math.sqrt(D), trellis.table(window, bits), bits)
+        nearest = trellis.decode(planes, labels, bits)
+    else:
+        book = codebooks.codebook(bits, D)
+        planes = pack(torch.bucketize(rotated, codebooks.boundaries(book)), bits)
+        nearest = book[unpack(planes)]
+    scale = (norm / nearest.norm(dim=-1, keepdim=True)).to(norms)
+    decoded = torch_gdn.aura_rotate(nearest, signs, inverse=True) * scale.float()
+    if means:
+        decoded = (decoded.unflatten(-2, (-1, TILE)) + mean.float()).flatten(-3, -2)
+    return Stored((planes, scale, *kept), decoded)
+
+
+class Aura(NamedTuple):
+    """What a scheme of AURA is made of."""
+
+    scheme: str
+    tail: int | None = None  # None: as AURA was before it had a tail
+    means: bool = False
+    window: int = 0  # of the trellis; codes of 5 bits take 10, those of 8 have none
+
+    @property
+    def name(self) -> str:
+        words = [] if self.tail is None else [f"tail {self.tail}"]
+        words += ["means"] * self.means + ([f"trellis {self.window}"] if self.window else [])
+        return f"AURA {self.scheme}" + "".join(f", {word}" for word in words)
+
+    def part(self, what: str, bits: int) -> Part:
+        window = 0 if bits == 8 else self.window
+        means = self.means and what == "keys"
+        label = f"{what} {bits} bits" + f" trellis {window}" * bool(window) + " means" * means
+        if self.tail is None:
+            code = partial(aura, bits=bits, seed=SEEDS[what], norms=torch.float32)
+            return Part(label + " float32 norms", code)
+        code = partial(aura, bits=bits, seed=SEEDS[what], window=window, means=means)
+        return Part(label, code, TILE, self.tail, sinks=4, slow=window > 0)
+
+    def format(self) -> Format:
+        keys, values = (int(bits) for bits in self.scheme.split("v"))
+        family = "AURA" if self.tail is None else "AURA with a tail"
+        family += ", means" * self.means + f", trellis {self.window}" * bool(self.window)
+        return Format(self.name, family, self.part("keys", keys), self.part("values", values))
+
+
+# Others
+
+
+def affine_to(x: Tensor, bits: int, dim: int, size: int) -> Stored:
+    """Groups of `size` neighbours along a dimension (-1: channels, -2: tokens)."""
+    if dim == -1:
+        return cache_formats.affine(x, bits, size)
+    stored = cache_formats.affine(x.transpose(-1, -2), bits, size)
+    return stored._replace(decoded=stored.decoded.transpose(-1, -2))
+
+
+def uniform_vectors(x: Tensor, bits: int) -> Stored:
+    """turboquant's values: one group for each vector."""
+    return cache_formats.affine(x, bits, x.shape[-1])
+
+
+def bare_fp8(x: Tensor) -> Stored:
+    """turboquant_k8v4's keys: e4m3 without a scale."""
+    codes = x.clamp(-cache_formats.LARGEST_FP8, cache_formats.LARGEST_FP8).to(torch.float8_e4m3fn)
+    return Stored((codes,), codes.float())
+
+
+def rotated(x: Tensor, seed: int, code: Callable[[Tensor], Stored]) -> Stored:
+    signs = codebooks.aura_signs(x.shape[-1], seed)
+    stored = code(torch_gdn.aura_rotate(x.contiguous(), signs))
+    return stored._replace(decoded=torch_gdn.aura_rotate(stored.decoded, signs, inverse=True))
+
+
+def even_scales(x: Tensor, rounds: int = 16) -> tuple[Tensor, Tensor]:
+    """KVarN's: scales by token [.., T, 1] and by channel [.., 1, D], the most even of those of 16 rounds."""
+    tokens, channels = x.new_zeros(x[..., :1].shape), x.new_zeros(x[..., :1, :].shape)  # logarithms
+    of_tokens, of_channels = x.std(-1, keepdim=True), x.std(-2, keepdim=True)
+    best, least = (tokens, channels), unevenness(of_tokens, of_channels)
+    for _ in range(rounds):
+        tokens = (tokens + of_tokens.clamp(1e-3, 1e3).log()).clamp(-0.3, 10)
+        of_channels = (x * (-tokens - channels).exp()).std(-2, keepdim=True)
+        channels = (channels + of_channels.clamp(1e-3, 1e3).log()).clamp(-0.3, 10)
+        balanced = x * (-tokens - channels).exp()
+        of_tokens, of_channels = balanced.std(-1, keepdim=True), balanced.std(-2, keepdim=True)
+        now = unevenness(of_tokens, of_channels)
+        best = torch.where(now <= least, tokens, best[0]), torch.where(now <= least, channels, best[1])
+        least = torch.minimum(now, least)
+    return best[0].exp(), best[1].exp()
+
+
+def unevenness(of_tokens: Tensor, of_channels: Tensor) -> Tensor:
+    """[.., 1, 1]: the largest deviation over the smallest, of tokens and of channels."""
+    ratios = [std.amax((-1, -2)) / std.amin((-1, -2)).clamp(min=1e-8) for std in (of_tokens, of_channels)]
+    return (ratios[0] + ratios[1])[..., None, None]
+
+
+def kvarn(x: Tensor, bits: int, dim: int) -> Stored:
+    """Tiles of [128, D]: even deviations, then affine along `dim`; scale and minimum take in one of the scales."""
+    tiles, top = x.unflatten(-2, (-1, TILE)), 2**bits - 1
+    by_token, by_channel = even_scales(tiles)
+    balanced = tiles / by_token / by_channel
+    folded, other = (by_token, by_channel) if dim == -1 else (by_channel, by_token)
+    low = balanced.amin(dim, keepdim=True)
+    step = (balanced.amax(dim, keepdim=True) - low) / top
+    codes = ((balanced - low) * reciprocal(step)).round().clamp(0, top)
+    step, low, other = (step * folded).half(), (low * folded).half(), other.half()
+    planes = pack(codes, bits)
+    decoded = (unpack(planes) * step.float() + low.float()) * other.float()
+    return Stored((planes, step, low, other), decoded.flatten(-3, -2))
+
+
+def alike(name: str, family: str, code: Callable[[Tensor], Stored], tile: int = 1) -> Format:
+    return Format(name, family, Part(f"{name}: keys", code, tile), Part(f"{name}: values", code, tile))
+
+
+def with_rotation(name: str, code: Callable[[Tensor], Stored]) -> Format:
+    parts = [Part(f"{name} rotated: {what}", partial(rotated, seed=seed, code=code)) for what, seed in SEEDS.items()]
+    return Format(f"{name}, rotated", "others, rotated", *parts)
+
+
+def kivi(bits: int) -> Format:
+    keys = Part(f"KIVI-{bits}: keys", partial(affine_to, bits=bits, dim=-2, size=32), tile=TILE)
+    values = Part(f"KIVI-{bits}: values", partial(affine_to, bits=bits, dim=-1, size=32), tail=128)
+    return Format(f"KIVI-{bits}", "KIVI", keys, values)
+
+
+def kvarn_format(keys: int, values: int) -> Format:
+    parts = [
+        (f"KVarN {what} {bits}", partial(rotated, seed=seed, code=partial(kvarn, bits=bits, dim=dim)))
+        for (what, seed), bits, dim in zip(SEEDS.items(), (keys, values), (-2, -1), strict=True)
+    ]
+    of_keys, of_values = (Part(label, code, TILE, sinks=TILE, slow=True) for label, code in parts)
+    return Format(f"KVarN k{keys}v{values}", "KVarN", of_keys, of_values)
+
+
+def turboquant(preset: str, keys: int, values: int) -> Format:
+    code = bare_fp8 if keys == 8 else partial(aura, bits=keys, seed=SEEDS["keys"])
+    of_values = Part(f"turboquant values {values}", partial(uniform_vectors, bits=values))
+    return Format(f"turboquant_{preset}", "turboquant", Part(f"turboquant keys {keys}", code), of_values)
+
+
+def all_formats() -> dict[str, Format]:
+    """By name, those first whose figures decide most: a run that is cut short has them."""
+    every = [Aura(s, 64, True, 8).format() for s in ("4v4", "3v3", "2v2")] + [Aura("5v5", 64, True, 10).format()]
+    blocks = {name: cache_formats.FORMATS[name] for name in ("q4_0", "q5_0", "q8_0")}
+    every += [with_rotation("q4_0", blocks["q4_0"]), Aura("4v4").format(), kivi(4), kvarn_format(4, 4)]
+    every += [
+        turboquant(*preset) for preset in (("4bit_nc", 4, 4), ("3bit_nc", 3, 3), ("k8v4", 8, 4), ("k3v4_nc", 3, 4))
+    ]
+    every += [kvarn_format(4, 2), kvarn_format(2, 2), kivi(2), with_rotation("q5_0", blocks["q5_0"])]
+    every += [alike("fp8 e4m3", "others", cache_formats.fp8), with_rotation("q8_0", blocks["q8_0"])]
+    every += [alike(name, "others", code) for name, code in blocks.items()]
+    for bits in (4, 2):
+        code = partial(cache_formats.affine, bits=bits, size=cache_formats.GROUP)
+        every.append(alike(f"quanto {bits} bits", "others", code, tile=128))
+    every += [Aura(s, 64, True, 8).format() for s in ("4v2", "3v2", "8v4")]
+    every += [Aura(s, 64, True, 6).format() for s in ("4v4", "3v3", "2v2", "4v2", "3v2", "8v4")]
+    every += [Aura("4v4", tail).format() for tail in (64, 32, 128, 256)] + [Aura("4v4", 64, True).format()]
+    for scheme in ("3v3", "2v2", "4v2", "3v2", "8v4", "8v8"):
+        every += [Aura(scheme).format(), Aura(scheme, 64).format(), Aura(scheme, 64, True).format()]
+    every += [Aura(s, tail, True, 8).format() for tail in (32, 128) for s in ("4v4", "3v3", "2v2")]
+    every += [with_rotation("fp8 e4m3", cache_formats.fp8), Aura("4v4", 64, False, 8).format()]
+    return {form.name: form for form in every}
