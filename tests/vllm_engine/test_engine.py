@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm_engine.conftest import GREEDY_TOKENS, EngineFailed, run_engine, run_engines
+from tests.vllm_engine.conftest import GREEDY_TOKENS, EngineFailed, assert_tokens_agree, run_engine, run_engines
 from tests.vllm_engine.models import TEXT, TRAINED, generated
 
 CHUNKS = {"max_num_batched_tokens": 64}  # prompts come in parts, beside the decoding of others
@@ -56,9 +56,7 @@ def test_bfloat16_differs_only_where_two_tokens_are_close(device: str, reference
             "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
         },
     )
-    for got, want, margin in zip(result["rounds"][0]["tokens"], tokens, margins, strict=True):
-        first = next((i for i, (x, y) in enumerate(zip(got, want, strict=True)) if x != y), None)
-        assert first is None or margin[first] < 0.15, (first, margin)
+    assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.15)
 
 
 @pytest.mark.parametrize("scheme", ["8v8", "8v4"])
@@ -70,9 +68,7 @@ def test_pages_of_codes(device: str, scheme: str, reference: Any) -> None:
     plain = {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
     coded = {**plain, "options": {**options, "additional_config": {"aura": scheme}}}
     result, later = run_engines(device, [coded, plain])
-    for got, want, margin in zip(result["rounds"][0]["tokens"], tokens, margins, strict=True):
-        first = next((i for i, (x, y) in enumerate(zip(got, want, strict=True)) if x != y), None)
-        assert first is None or margin[first] < {"8v8": 0.05, "8v4": 0.5}[scheme], (first, margin)
+    assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, {"8v8": 0.05, "8v4": 0.5}[scheme])
     assert holds_nothing(result)
     assert result["compiled late"] == []
     if device == "mps":

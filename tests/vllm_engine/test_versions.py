@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm_engine.conftest import GREEDY_TOKENS, ROOT, run_engine
+from tests.vllm_engine.conftest import GREEDY_TOKENS, ROOT, assert_tokens_agree, run_engine
 
 VERSION = "0.33.0"
 
@@ -47,3 +47,19 @@ def test_drafts_on_mps(reference: Any) -> None:
     assert result["version"] == VERSION
     assert [each["tokens"] for each in result["rounds"]] == [tokens, tokens]
     assert result["compiled late"] == []
+
+
+@pytest.mark.versions
+def test_codes_by_the_name_of_a_dtype(reference: Any) -> None:
+    path, texts, tokens, margins = reference("qwen3")
+    result = run_engine(
+        "mps",
+        {
+            "model": str(path),
+            "options": {"dtype": "float32", "max_num_batched_tokens": 64, "kv_cache_dtype": "aura_8v8"},
+            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
+        },
+        [python_files_of(VERSION)],
+    )
+    assert any(name.startswith("aura_paged_attention") for name in result["kernels"])
+    assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.05)

@@ -88,7 +88,7 @@ def register() -> None:
         )
     if not is_mps and not current_platform.is_cpu():
         return
-    from torch_gdn.integrations.vllm import compat, layers, models, selector
+    from torch_gdn.integrations.vllm import compat, kv_cache_dtype, layers, models, selector
 
     compat.require_checked_version()
     compat.replace_state_copies()
@@ -99,6 +99,7 @@ def register() -> None:
         compat.replace_cpu_preparation()
         compat.replace_cpu_attention()
         compat.replace_cpu_lora()
+    kv_cache_dtype.register()
     models.register()
     layers.register()
     selector.register()

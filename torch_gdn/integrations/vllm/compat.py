@@ -256,11 +256,17 @@ def replace_cpu_attention() -> None:
     """vLLM's CPU platform names one attention backend; with codes it is ours, else it stays vLLM's."""
     from vllm.platforms.cpu import CpuPlatform
 
-    from torch_gdn.integrations.vllm import selector
+    from torch_gdn.integrations.vllm import kv_cache_dtype, selector
 
-    theirs = CpuPlatform.get_attn_backend_cls.__func__
+    their_backend = CpuPlatform.get_attn_backend_cls.__func__
+    their_check = CpuPlatform.check_and_update_config.__func__
 
     def get_attn_backend_cls(cls: Any, *args: Any, **kwargs: Any) -> str:
-        return selector.backend_path() if selector.aura_scheme() else theirs(cls, *args, **kwargs)
+        return selector.backend_path() if selector.aura_scheme() else their_backend(cls, *args, **kwargs)
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        kv_cache_dtype.move_to_additional_config(vllm_config)
+        their_check(cls, vllm_config)
 
     CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)

@@ -133,6 +133,9 @@ class MpsPlatform(Platform):
         from vllm.config import CompilationMode
         from vllm.config.compilation import CUDAGraphMode
 
+        from torch_gdn.integrations.vllm import kv_cache_dtype
+
+        kv_cache_dtype.move_to_additional_config(vllm_config)
         model = vllm_config.model_config
         if model is not None and model.quantization == "mlx":
             from torch_gdn.integrations.vllm.mlx_files import LOAD_FORMAT

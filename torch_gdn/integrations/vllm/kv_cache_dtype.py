@@ -1,0 +1,60 @@
+"""AURA's schemes as values of --kv-cache-dtype: aura_8v4 means the same as additional_config={"aura": "8v4"}.
+
+vLLM accepts such names from version 0.33 on. It would read a registered name as a dtype of whole keys and values, so the
+name is replaced before vLLM sizes anything.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import torch
+
+from torch_gdn.aura.codebooks import BITS
+
+PREFIX = "aura_"
+
+
+class Handler:
+    """What vLLM asks about a registered name. Nothing reads the answers, because the name is replaced first."""
+
+    name: str
+
+    def torch_dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    def quant_mode(self) -> Any:
+        from vllm.v1.kv_cache_interface import KVQuantMode
+
+        return KVQuantMode.NONE
+
+
+def register() -> None:
+    """Does nothing for vLLM 0.32, which refuses names other than its own."""
+    from vllm.config import cache
+
+    if not hasattr(cache, "register_kv_cache_dtype"):
+        return
+    for keys, values in product(BITS, BITS):
+        name = f"{PREFIX}{keys}v{values}"
+        if name not in cache.KV_CACHE_DTYPES:
+            cache.register_kv_cache_dtype(name)(type("AuraHandler", (Handler,), {"name": name}))
+
+
+def move_to_additional_config(vllm_config: Any) -> None:
+    """Replaces a dtype of aura_8v4 by "auto" and by {"aura": "8v4"} in additional_config.
+
+    Raises:
+        ValueError: If additional_config names another scheme.
+    """
+    cache = vllm_config.cache_config
+    if not str(cache.cache_dtype).startswith(PREFIX):
+        return
+    scheme = cache.cache_dtype.removeprefix(PREFIX)
+    options = vllm_config.additional_config
+    given = options.get("aura", scheme) if isinstance(options, dict) else scheme
+    if given != scheme:
+        raise ValueError(f"kv_cache_dtype: expected {PREFIX}{given} like additional_config, got {cache.cache_dtype}")
+    vllm_config.additional_config = {**(options if isinstance(options, dict) else {}), "aura": scheme}
+    cache.cache_dtype = "auto"
