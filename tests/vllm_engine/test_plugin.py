@@ -168,6 +168,19 @@ def test_engines_of_one_process_have_their_own_schemes(
         assert getattr(backend.get_impl_cls(), "scheme", None) == (scheme and Scheme(scheme))
 
 
+def test_two_schemes_for_one_engine_are_refused() -> None:
+    from torch_gdn.integrations.vllm import kv_cache_dtype
+
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype="aura_8v4"), additional_config={"aura": "4v4", "other": 1}
+    )
+    with pytest.raises(ValueError, match="kv_cache_dtype: expected aura_4v4 like additional_config, got aura_8v4"):
+        kv_cache_dtype.move_to_additional_config(config)
+    config.cache_config.cache_dtype = "aura_4v4"
+    kv_cache_dtype.move_to_additional_config(config)
+    assert (config.cache_config.cache_dtype, config.additional_config) == ("auto", {"aura": "4v4", "other": 1})
+
+
 def verified(written: dict[str, Any], mps: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The method by which vLLM would load a file with this quantization_config on mps."""
     import vllm.config.model

@@ -1,7 +1,7 @@
 """AURA's schemes as values of --kv-cache-dtype: aura_8v4 means the same as additional_config={"aura": "8v4"}.
 
-vLLM accepts such names from version 0.33 on. It would read a registered name as a dtype of whole keys and values, so the
-name is replaced before vLLM sizes anything.
+vLLM accepts such names from version 0.33 on. It would take a registered name for a dtype of whole keys and values, so
+the name is replaced before vLLM sizes anything.
 """
 
 from __future__ import annotations
