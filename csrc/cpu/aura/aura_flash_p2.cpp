@@ -11,10 +11,10 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// A row's m, l and mean, `blocks` of each; mean may be nullptr, and exact rows, behind the codes, have none.
+// A row's m, l and mean, `blocks` of each; mean may be nullptr.
 struct RowPartials {
   const float *m, *l, *mean;
-  int64_t blocks, of_codes;
+  int64_t blocks;
 };
 
 struct Merged {
@@ -29,7 +29,7 @@ Merged merge(const RowPartials& row, const float* sink, std::vector<float>& fact
   for (int64_t i = 0; i < row.blocks; ++i) {
     factors[i] = row.l[i] == 0.0f ? 0.0f : std::exp(row.m[i] - merged.largest);
     merged.sum += factors[i] * row.l[i];
-    if (row.mean != nullptr && i < row.of_codes) merged.mean += factors[i] * row.mean[i];
+    if (row.mean != nullptr) merged.mean += factors[i] * row.mean[i];
   }
   if (sink != nullptr) merged.sum += std::exp(*sink - merged.largest);
   return merged;
@@ -60,7 +60,7 @@ void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i / s.L % s.HQ, at = i * blocks;
       const RowPartials partials{m.const_data_ptr<float>() + at, l.const_data_ptr<float>() + at,
-                                 mean.defined() ? mean.const_data_ptr<float>() + at : nullptr, blocks, s.NB};
+                                 mean.defined() ? mean.const_data_ptr<float>() + at : nullptr, blocks};
       const auto merged = merge(partials, sinks.defined() ? sinks.const_data_ptr<float>() + head : nullptr, factors);
       std::fill_n(row, s.D, 0.0f);
       add_blocks(at, 0, s.NB);

@@ -6,7 +6,7 @@ namespace torch_gdn {
 
 // Of each block, float32: o [B, HQ, L, NB, D] (rotated, not divided by l); [B, HQ, L, NB]: m, the largest score, l, the
 // sum of exp(score - m), and mean, the same times the values' means (empty without means). Inside aura_attention NX
-// blocks of exact rows follow, whose o is not rotated and whose mean is not written.
+// blocks of exact rows follow, whose o is not rotated and whose mean is 0.
 using Partials = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <typename Int>
