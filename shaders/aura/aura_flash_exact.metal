@@ -52,7 +52,7 @@ struct ExactRows {
   }
 };
 
-// q's rows in the order of fragments: fragments 2 i and 2 i + 1 have the even and the odd ones of 16 columns.
+// q's rows as StagedQuery has them: fragments 2 i and 2 i + 1 have the even and the odd ones of 16 columns.
 template <typename T, int D>
 METAL_FUNC void stage_queries(
     threadgroup float2* staged,
@@ -62,15 +62,17 @@ METAL_FUNC void stage_queries(
     int kv_head,
     int first_row,
     uint thread_index) {
-  threadgroup float* target = (threadgroup float*)staged;
-  for (int item = int(thread_index); item < kExactQueryRows * D; item += kAuraThreads) {
-    const int row = item / D;
-    const int column = item % D;
-    const RowPlace place = row_place(parameters, batch, kv_head, min(first_row + row, parameters.rows - 1));
-    const float x = float(q[offset_of(parameters.q, batch, place.head, place.query) + column]);
-    const int part = column / 16 * 2 + column % 2;
-    const int depth = column % 16 / 2;
-    target[(part * 32 + lane_of(depth, row)) * 2 + row % 2] = x;
+  for (int item = int(thread_index); item < D * 4; item += kAuraThreads) {
+    const LanePosition at = lane_position(uint(item % 32));
+    const int part = item / 32;
+    const int column = part / 2 * 16 + at.row * 2 + part % 2;
+    float2 both;
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int row = min(first_row + at.column + i, parameters.rows - 1);
+      const RowPlace place = row_place(parameters, batch, kv_head, row);
+      both[i] = float(q[offset_of(parameters.q, batch, place.head, place.query) + column]);
+    }
+    staged[item] = both;
   }
 }
 

@@ -20,9 +20,6 @@ METAL_FUNC LanePosition lane_position(uint lane) {
   return position;
 }
 
-// The lane whose first or second element is that of a row and column.
-METAL_FUNC int lane_of(int row, int column) { return row / 4 * 16 + column / 4 * 8 + row % 4 * 2 + column / 2 % 2; }
-
 // accumulator += a * b
 METAL_FUNC void multiply_add(thread float2& accumulator, float2 a, float2 b) {
   simdgroup_float8x8 left, right, sum;
