@@ -34,9 +34,11 @@ class ExactRows:
         return self.keys.narrow(2, first, last - first), self.values.narrow(2, first, last - first)
 
     def write(self, first: int, keys: Tensor, values: Tensor) -> None:
-        tokens = keys.shape[2]
-        self.keys.narrow(2, first, tokens).copy_(keys)
-        self.values.narrow(2, first, tokens).copy_(values)
+        """Keys and values in one launch, as a page whose heads are those of all rows of the batch."""
+        slots = self.slots[first : first + keys.shape[2]]
+        tokens = (x.flatten(0, 1).transpose(0, 1) for x in (keys, values))  # [T, B * HK, D]
+        pages = (x.view(1, -1, *x.shape[2:]).transpose(1, 2) for x in (self.keys, self.values))
+        torch.ops.gdn.reshape_and_cache_(*tokens, *pages, slots)
 
     def drop_oldest(self, count: int, length: int) -> None:
         """Of the rows behind the sinks; `length` is that of all before."""
@@ -58,6 +60,7 @@ class ExactRows:
             other = x.new_zeros(*x.shape[:2], rows, x.shape[3])
             other[:, :, : end - start] = x[:, :, start:end]
             setattr(self, name, other)
+        self.slots = torch.arange(rows, dtype=torch.int32, device=self.keys.device)
 
     def select(self, rows: Tensor) -> None:
         self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
