@@ -39,9 +39,9 @@ def run(layer: Attention, tokens: int, scheme: str, ceilings: Ceilings, seconds:
     cache = KVCache(scheme, 1, layer.HK, layer.D, tokens, device=device, dtype=torch.float32)
     cache.append(k.to(device), v.to(device))
 
-    def row_of(contender: str, dtype: str, bytes_a_token: int) -> Row:
+    def row_of(contender: str, dtype: str, bytes_of_cache: int) -> Row:
         row = Row("aura", str(layer), dtype, tokens, contender, torch.get_num_threads())
-        work = counting.attention(layer, tokens, bytes_a_token)
+        work = counting.attention(layer, tokens, bytes_of_cache)
         row.work(work)
         row.floor = work.floor(ceilings.products(torch.float32), ceilings.bytes_a_second(work.bytes))
         return row
@@ -53,7 +53,7 @@ def run(layer: Attention, tokens: int, scheme: str, ceilings: Ceilings, seconds:
         rows.append(row)
         calls[row.contender] = call
 
-    ours = row_of(OURS, scheme, counting.aura_bytes(layer, scheme))
+    ours = row_of(OURS, scheme, cache.bytes_used)
     decoded = (x.double().cpu() for x in cache.decoded(torch.float32))
     ours.error = relative_error(cache.attend(query).cpu().double(), attend(q.double(), *decoded))
     if ours.error <= LARGEST_ERROR:
@@ -64,7 +64,7 @@ def run(layer: Attention, tokens: int, scheme: str, ceilings: Ceilings, seconds:
     for dtype in (torch.float16, torch.float32):
         there = [x.to(device, dtype) for x in (q, k, v)]
         name = str(dtype).removeprefix("torch.")
-        row = row_of(f"attention to {name}", scheme, 2 * layer.D * dtype.itemsize)
+        row = row_of(f"attention to {name}", scheme, there[1].nbytes + there[2].nbytes)
         add(row, lambda tensors=there: attend(*tensors))  # type: ignore[misc]
     times = measure(calls, device, seconds)
     for row in rows:

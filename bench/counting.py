@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 
 from bench.shapes import Attention, Layer
-from torch_gdn.aura import Scheme
 
 CHUNK = 32  # at which the chunked form takes about the fewest operations a token while its products still are wide
 
@@ -66,11 +65,6 @@ def kda(layer: Layer, tokens: int, batch: int, dtype: torch.dtype) -> Work:
     return Work(batch * operations, batch * (activations(layer, tokens, dtype) + gates + 2 * state(layer)))
 
 
-def attention(layer: Attention, tokens: int, bytes_a_token: int) -> Work:
-    """One query of each head over a cache of `bytes_a_token` for each key head."""
-    return Work(4 * layer.HQ * tokens * layer.D, layer.HK * tokens * bytes_a_token)
-
-
-def aura_bytes(layer: Attention, scheme: str) -> int:
-    """Of one token's key and value, for each key head."""
-    return Scheme(scheme).bytes_per_token(layer.D)
+def attention(layer: Attention, tokens: int, bytes_of_cache: int) -> Work:
+    """One query of each head over a cache of so many tokens and bytes."""
+    return Work(4 * layer.HQ * tokens * layer.D, bytes_of_cache)

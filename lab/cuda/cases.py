@@ -142,7 +142,7 @@ def timed_attention(name: str, keys: int, writer: Writer) -> CaseRecord:
         *(torch.empty(n, device=MPS) for n in (D, 16)),
     )
     codes = [torch.empty(1, HK, keys, D * bits // 32, dtype=torch.int32, device=MPS) for _ in range(2)]
-    norms = [torch.empty(1, HK, keys, device=MPS) for _ in range(2)]
+    norms = [torch.empty(1, HK, keys, dtype=torch.float16, device=MPS) for _ in range(2)]
     trace = Trace(name, writer, runs=False, keeps=False)
     cache: dict[str, Any] = {f"{which}_codes": x for which, x in zip(("key", "value"), codes, strict=True)}
     cache |= {f"{which}_norms": x for which, x in zip(("key", "value"), norms, strict=True)}

@@ -82,16 +82,16 @@ def model_source(pieces: Tensor) -> Source:
 
 
 def store_as_aura(source: Source, scheme: str, half_norms: bool = False) -> tuple[Tensor, Tensor, float]:
-    """Keys and values as a cache gives them back, and bits a value. half_norms: as if norms were kept in float16."""
+    """Keys and values as a cache gives them back, and bits a value; all of them are codes. half_norms: with norms in
+    float16, as a cache keeps them, else as in float32, which gives a vector back with its own norm."""
     B, heads, tokens, D = source.k.shape
-    cache = KVCache(scheme, B, heads, D, tokens, dtype=torch.float32)
+    cache = KVCache(scheme, B, heads, D, tokens, dtype=torch.float32, tail=0, sinks=0)
     cache.append(source.k, source.v)
     bytes_used = cache.bytes_used
-    if half_norms:
-        for coded in (cache.keys, cache.values):
-            coded.norms.copy_(coded.norms.half())
-            bytes_used -= coded.norms.nbytes // 2
     k, v = cache.decoded()
+    if not half_norms:
+        k, v = (y * (x.norm(dim=-1) / y.norm(dim=-1))[..., None] for x, y in ((source.k, k), (source.v, v)))
+        bytes_used += 2 * (cache.keys.norms.numel() + cache.values.norms.numel())
     return k, v, 8 * bytes_used / (k.numel() + v.numel())
 
 

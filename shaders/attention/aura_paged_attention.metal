@@ -1,7 +1,7 @@
 // The prefill kernel of paged attention over codes: tiles of keys and values are dequantised from their pages into
 // threadgroup memory, in f32. q is rotated as the keys are, and o comes out rotated as the values are (paged_rotate).
-// Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK], all with
-// strides; partials as output.h has them.
+// Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK] f16, all
+// with strides; partials as output.h has them.
 #include "attention/aura_paged_attention.h"
 #include "attention/tiles.h"
 #include "aura/codes.h"
@@ -9,9 +9,9 @@
 template <int key_bits, int value_bits, int D, int kThreads>
 struct CodedPages {
   device const uint* key_codes;
-  device const float* key_norms;
+  device const half* key_norms;
   device const uint* value_codes;
-  device const float* value_norms;
+  device const half* value_norms;
   threadgroup const float* key_table;
   threadgroup const float* value_table;
   threadgroup int64_t* offsets;  // of keys, then of values
@@ -22,8 +22,8 @@ struct CodedPages {
   METAL_FUNC void locate(KeyPlace place, int kv_head, int key) const {
     offsets[key] = offset_of(parameters->paged.key, place, kv_head);
     offsets[kKeys + key] = offset_of(parameters->paged.value, place, kv_head);
-    norms[key] = key_norms[offset_of(parameters->key_norms, place, kv_head)];
-    norms[kKeys + key] = value_norms[offset_of(parameters->value_norms, place, kv_head)];
+    norms[key] = float(key_norms[offset_of(parameters->key_norms, place, kv_head)]);
+    norms[kKeys + key] = float(value_norms[offset_of(parameters->value_norms, place, kv_head)]);
   }
   METAL_FUNC void stage_keys(threadgroup float* tile, uint thread_index) const {
     stage<key_bits>(tile, key_codes, offsets, norms, key_table, thread_index);
@@ -56,10 +56,10 @@ template <int key_bits, int value_bits, int D, int kSimdgroups>
 [[kernel]] void aura_paged_attention(
     device const float* q [[buffer(0)]],
     device const uint* key_codes [[buffer(1)]],
-    device const float* key_norms [[buffer(2)]],
+    device const half* key_norms [[buffer(2)]],
     device const float* key_codebook [[buffer(3)]],
     device const uint* value_codes [[buffer(4)]],
-    device const float* value_norms [[buffer(5)]],
+    device const half* value_norms [[buffer(5)]],
     device const float* value_codebook [[buffer(6)]],
     device const int* block_table [[buffer(7)]],
     device const int* cu_seqlens [[buffer(8)]],

@@ -21,16 +21,6 @@ METAL_FUNC float normaliser(float m, float l, device const float* sinks, int has
   return sum == 0.0f ? 0.0f : factor / sum;  // no key was seen: 0
 }
 
-// Row `i` of a lane's two, whose columns are those of multiply_values().
-template <int D, typename T>
-METAL_FUNC void store_row(device T* target, thread const float2* o, int i, float factor, int row) {
-  UNROLL for (int part = 0; part < D / 8; ++part) {
-    const bool is_rest = D % 32 != 0 && part >= D / 32 * 4;
-    const int column = is_rest ? D / 32 * 32 + row * 2 + part % 4 : part / 4 * 32 + row * 4 + part % 4;
-    target[column] = T((i == 0 ? o[part].x : o[part].y) * factor);
-  }
-}
-
 // A lane's two rows of a tile, from `first` on, of one split of the keys.
 template <int D, typename T>
 METAL_FUNC void store_rows(

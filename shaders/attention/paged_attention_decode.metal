@@ -8,44 +8,6 @@
 GDN_CONSTANT int kDecodeKeys = kKeysOfRound / kDecodeSimdgroups;
 GDN_CONSTANT int kDecodeBlocks = kDecodeKeys / 8;
 
-// Sums up what the simdgroups have, in simdgroup 0; every thread calls. A lane's part of a fragment is one of `shared`.
-template <int D>
-METAL_FUNC void merge_simdgroups(
-    thread float2* o,
-    thread RowState& state,
-    threadgroup float2* shared,
-    threadgroup float2* states,
-    LanePosition at,
-    uint simdgroup,
-    uint lane) {
-  if (at.row == 0) {
-    states[(int(simdgroup) * 2) * 4 + at.column / 2] = state.m;
-    states[(int(simdgroup) * 2 + 1) * 4 + at.column / 2] = state.l;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  const float2 own = state.m;
-  RowState whole = no_keys();
-  UNROLL for (int i = 0; i < kDecodeSimdgroups; ++i) whole.m = fmax(whole.m, states[i * 8 + at.column / 2]);
-  UNROLL for (int i = 0; i < kDecodeSimdgroups; ++i) {
-    const float2 m = states[i * 8 + at.column / 2];
-    whole.l +=
-        states[i * 8 + 4 + at.column / 2] * float2(rescale_factor(m.x, whole.m.x), rescale_factor(m.y, whole.m.y));
-  }
-  state = whole;
-  const float2 factor = float2(rescale_factor(own.x, whole.m.x), rescale_factor(own.y, whole.m.y));
-  UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= factor;
-  UNROLL for (int other = 1; other < kDecodeSimdgroups; ++other) {
-    if (int(simdgroup) == other) {
-      UNROLL for (int part = 0; part < D / 8; ++part) shared[part * 32 + int(lane)] = o[part];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (simdgroup == 0) {
-      UNROLL for (int part = 0; part < D / 8; ++part) o[part] += shared[part * 32 + int(lane)];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-}
-
 template <typename T, typename C, int D>
 [[kernel]] void paged_attention_decode(
     device const T* q [[buffer(0)]],
@@ -128,7 +90,7 @@ template <typename T, typename C, int D>
     values.has_vectors = has_vectors;
     multiply_values<D, kDecodeBlocks>(o, scores, values, at);
   }
-  merge_simdgroups<D>(o, state, shared, states, at, simdgroup, lane);
+  merge_simdgroups<D, kDecodeSimdgroups>(o, state, shared, states, at, simdgroup, lane);
   if (simdgroup == 0) {
     store_rows<D>(
         o, state, out, o_partials, m_partials, l_partials, sinks, parameters, tile, kv_head, at.column, splits, split,

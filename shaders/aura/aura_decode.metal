@@ -1,6 +1,6 @@
 // A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32; the centroids
-// are in threadgroup memory. Layout: codes [B, H, T, words], norms and means [B, H, T] with strides, x [B, H, T, D]
-// contiguous. x = norm Pi^T centroids + mean, or (rotated) norm centroids + mean Pi 1.
+// are in threadgroup memory. Layout: codes [B, H, T, words], norms (f16) and means [B, H, T] with strides, x [B, H, T,
+// D] contiguous. x = norm Pi^T centroids + mean, or (rotated) norm centroids + mean Pi 1.
 #include "aura/aura_decode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
@@ -8,7 +8,7 @@
 template <typename T, int bits, int D, bool kRotated>
 [[kernel]] void aura_decode(
     device const uint* codes [[buffer(0)]],
-    device const float* norms [[buffer(1)]],
+    device const half* norms [[buffer(1)]],
     device const float* codebook [[buffer(2)]],
     device const float* signs [[buffer(3)]],
     device const float* means [[buffer(4)]],
@@ -39,7 +39,7 @@ template <typename T, int bits, int D, bool kRotated>
   } else {
     rotate<D, true>(values, signs, lane);
   }
-  const float norm = norms[offset_of(parameters.norms, place.batch, place.head, place.token)];
+  const float norm = float(norms[offset_of(parameters.norms, place.batch, place.head, place.token)]);
   float mean = 0.0f;
   if (parameters.has_means != 0) mean = means[offset_of(parameters.means, place.batch, place.head, place.token)];
   const float factor = kRotated ? norm : norm / root;

@@ -1,6 +1,6 @@
 // A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
 // memory holds boundaries, centroids and a byte for each code, of which lanes pack whole words. Layout: x [B, H, T, D],
-// codes [B, H, S, words], norms and means [B, H, S], all with strides; slots [B, T] of 32 or 64 bits.
+// codes [B, H, S, words], norms (f16) and means [B, H, S], all with strides; slots [B, T] of 32 or 64 bits.
 #include "aura/aura_encode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
@@ -60,7 +60,7 @@ template <typename T, int bits, int D>
     device const float* boundaries [[buffer(3)]],
     device const float* codebook [[buffer(4)]],
     device uint* codes [[buffer(5)]],
-    device float* norms [[buffer(6)]],
+    device half* norms [[buffer(6)]],
     device float* means [[buffer(7)]],
     device ErrorLog* errors [[buffer(8)]],
     constant EncodeParameters& parameters [[buffer(9)]],
@@ -116,7 +116,7 @@ template <typename T, int bits, int D>
     slot_of_vector[vector] = slot;
     if (slot >= 0) {
       const float grow = as_type<float>(exponent << 23);
-      norms[offset_of(parameters.norms, place.batch, place.head, slot)] = norm / kept_norm * grow;
+      norms[offset_of(parameters.norms, place.batch, place.head, slot)] = half(norm / kept_norm * grow);
       if (parameters.has_means != 0) means[offset_of(parameters.means, place.batch, place.head, slot)] = mean;
     }
     if (is_outside) {

@@ -3,7 +3,7 @@
 // registers: kRows scores, then o [kRows, 4] of the slice; the slices' sum is taken after the last tile. Codes are read
 // many words at once, before any is used: a read from memory lasts longer than the work on a tile.
 // Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials
-// [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous.
+// [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous. Norms are f16, means and q_rot f32.
 #include "aura/aura_flash_p1.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
@@ -117,11 +117,11 @@ template <int key_bits, int value_bits, int D, int kRows>
     device const float* q_rot [[buffer(0)]],
     device const float* q_sums [[buffer(1)]],
     device const uint* key_codes [[buffer(2)]],
-    device const float* key_norms [[buffer(3)]],
+    device const half* key_norms [[buffer(3)]],
     device const float* key_means [[buffer(4)]],
     device const float* key_codebook [[buffer(5)]],
     device const uint* value_codes [[buffer(6)]],
-    device const float* value_norms [[buffer(7)]],
+    device const half* value_norms [[buffer(7)]],
     device const float* value_means [[buffer(8)]],
     device const float* value_codebook [[buffer(9)]],
     device const int* starts [[buffer(10)]],
@@ -180,7 +180,7 @@ template <int key_bits, int value_bits, int D, int kRows>
     float dots[kRows];
     dot_products<key_bits, D, kRows>(
         dots, key_codes + offset_of(parameters.key_codes, batch, kv_head, key), q, key_table);
-    const float key_norm = key_norms[offset_of(parameters.key_norms, batch, kv_head, key)];
+    const float key_norm = float(key_norms[offset_of(parameters.key_norms, batch, kv_head, key)]);
     const float key_mean = mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, key);
     UNROLL for (int row = 0; row < kRows; ++row) {
       const int index = min(first_row + row, rows - 1);
@@ -191,7 +191,7 @@ template <int key_bits, int value_bits, int D, int kRows>
       const bool is_seen = int(thread_index) < count && key >= seen.first && key < seen.last;
       scores[row * kFlashKeys + int(thread_index)] = is_seen ? score : -INFINITY;
     }
-    norms[thread_index] = value_norms[offset_of(parameters.value_norms, batch, kv_head, key)];
+    norms[thread_index] = float(value_norms[offset_of(parameters.value_norms, batch, kv_head, key)]);
     norms[kFlashKeys + int(thread_index)] =
         mean_at(value_means, parameters.value_means, parameters.has_value_means, batch, kv_head, key);
     threadgroup_barrier(mem_flags::mem_threadgroup);

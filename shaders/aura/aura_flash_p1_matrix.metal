@@ -93,11 +93,11 @@ template <int key_bits, int value_bits, int D>
     device const float* q_rot [[buffer(0)]],
     device const float* q_sums [[buffer(1)]],
     device const uint* key_codes [[buffer(2)]],
-    device const float* key_norms [[buffer(3)]],
+    device const half* key_norms [[buffer(3)]],
     device const float* key_means [[buffer(4)]],
     device const float* key_codebook [[buffer(5)]],
     device const uint* value_codes [[buffer(6)]],
-    device const float* value_norms [[buffer(7)]],
+    device const half* value_norms [[buffer(7)]],
     device const float* value_means [[buffer(8)]],
     device const float* value_codebook [[buffer(9)]],
     device const int* starts [[buffer(10)]],
@@ -151,8 +151,8 @@ template <int key_bits, int value_bits, int D>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (int(thread_index) < kMatrixKeys) {
       const int key = first + min(int(thread_index), count - 1);
-      key_factors[thread_index] = key_norms[offset_of(parameters.key_norms, batch, kv_head, key)];
-      value_factors[thread_index] = value_norms[offset_of(parameters.value_norms, batch, kv_head, key)];
+      key_factors[thread_index] = float(key_norms[offset_of(parameters.key_norms, batch, kv_head, key)]);
+      value_factors[thread_index] = float(value_norms[offset_of(parameters.value_norms, batch, kv_head, key)]);
       key_factors[kMatrixKeys + int(thread_index)] =
           mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, key);
       value_factors[kMatrixKeys + int(thread_index)] =

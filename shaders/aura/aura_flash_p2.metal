@@ -2,7 +2,7 @@
 // quarter of the blocks. A lane holds D / lanes_of(D) elements of o in registers, in f32; in threadgroup memory, those
 // of the other simdgroups. Layout: o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, o [B, HQ, L, D],
 // contiguous. o = Pi^T (sum of exp(m - M) o_partials) / l + (sum of exp(m - M) mean) / l, l with the sink's
-// exponential.
+// exponential. The last blocks are of exact rows: they have no mean, and their part of o is not rotated back.
 #include "aura/aura_flash_p2.h"
 #include "aura/rotation.h"
 
@@ -93,12 +93,13 @@ template <typename T, int D>
   MergedSums sums;
   sums.l = 0.0f;
   sums.mean = 0.0f;
+  const int coded_blocks = parameters.blocks - parameters.exact_blocks;
   const int64_t step = int64_t(together);
   int64_t block = simdgroup % together;
-  for (; block + step * (kAtOnce - 1) < parameters.blocks; block += step * kAtOnce) {
+  for (; block + step * (kAtOnce - 1) < coded_blocks; block += step * kAtOnce) {
     add_blocks<D, kAtOnce>(values, sums, partials, first + block, step, largest, lane);
   }
-  for (; block < parameters.blocks; block += step) {
+  for (; block < coded_blocks; block += step) {
     add_blocks<D, 1>(values, sums, partials, first + block, step, largest, lane);
   }
 
@@ -121,9 +122,14 @@ template <typename T, int D>
   if (parameters.has_sinks != 0) sums.l += exp(sink - largest);
 
   rotate<D, true>(values, signs, lane);
+  const float factor = 1.0f / sqrt(float(D));
+  UNROLL for (int i = 0; i < kOwn; ++i) values[i] = fma(values[i], factor, sums.mean);
+  partials.has_means = false;
+  for (int exact = coded_blocks; exact < parameters.blocks; ++exact) {
+    add_blocks<D, 1>(values, sums, partials, first + exact, 1, largest, lane);
+  }
   const float inverse = sums.l == 0.0f ? 0.0f : 1.0f / sums.l;  // no key was seen: 0
-  const float factor = inverse / sqrt(float(D));
   UNROLL for (int i = 0; i < kOwn; ++i) {
-    if (place.present) o[place.index * D + place_of<D>(i, lane)] = T(fma(values[i], factor, sums.mean * inverse));
+    if (place.present) o[place.index * D + place_of<D>(i, lane)] = T(values[i] * inverse);
   }
 }

@@ -22,8 +22,9 @@ struct FlashParameters {
   VectorStrides q, q_sums, key_codes, key_norms, key_means, value_codes, value_norms, value_means;
   int32_t kv_heads, ratio, queries, keys;  // HK, HQ / HK, L, T
   int32_t rows;                            // L * HQ / HK
-  int32_t block_size, blocks;
-  int32_t q_offset, causal, window;  // window 0: none
+  int32_t block_size, blocks;              // keys of a block; all of a row's partials
+  int32_t first_position;                  // of the keys
+  int32_t q_offset, causal, window;        // window 0: none
   int32_t has_key_means, has_value_means;
   int32_t start_words;  // of an element of `starts`: 1 or 2; 0 where there are none
 };

@@ -18,15 +18,22 @@ METAL_FUNC KeyRange block_range(constant FlashParameters& parameters, int block)
   return range;
 }
 
-// What a row sees of a range. `starts` holds 32-bit words, the low one of an element first.
+// A row's first position that is not padding, from 0 to 2^30. `starts` holds 32-bit words, the low one of an element
+// first.
+METAL_FUNC int start_of(device const int* starts, int words, int batch) {
+  constexpr int kMost = 1 << 30;
+  device const int* start = starts + int64_t(batch) * words;
+  if (words == 2 && start[1] < 0) return 0;
+  if (words == 2 && (start[1] > 0 || start[0] < 0)) return kMost;
+  return clamp(start[0], 0, kMost);
+}
+
+// What a row sees of a range of keys, the first of which has position `first_position`.
 METAL_FUNC KeyRange
 visible_range(constant FlashParameters& parameters, device const int* starts, int batch, int row, KeyRange range) {
-  const int position = parameters.q_offset + row / parameters.ratio;
+  const int position = parameters.q_offset + row / parameters.ratio - parameters.first_position;
   if (parameters.start_words != 0) {
-    device const int* start = starts + int64_t(batch) * parameters.start_words;
-    const int high = parameters.start_words == 2 ? start[1] : 0;
-    const int first = high < 0 ? 0 : high > 0 || (parameters.start_words == 2 && start[0] < 0) ? range.last : start[0];
-    range.first = max(range.first, first);
+    range.first = max(range.first, start_of(starts, parameters.start_words, batch) - parameters.first_position);
   }
   if (parameters.window > 0) range.first = max(range.first, position - parameters.window + 1);
   if (parameters.causal != 0) range.last = min(range.last, position + 1);
@@ -40,7 +47,8 @@ struct RowPlace {
   int64_t index;
 };
 
-METAL_FUNC RowPlace row_place(constant FlashParameters& parameters, int batch, int kv_head, int row) {
+template <typename Parameters>
+METAL_FUNC RowPlace row_place(constant Parameters& parameters, int batch, int kv_head, int row) {
   RowPlace place;
   place.head = int64_t(kv_head) * parameters.ratio + row % parameters.ratio;
   place.query = row / parameters.ratio;

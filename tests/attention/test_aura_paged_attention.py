@@ -76,7 +76,7 @@ def test_what_was_encoded_into_slots(device: torch.device) -> None:
     codec, (blocks, size, H, D) = Codec(64, 8), (5, 16, 2, 64)
     x, slots = torch.randn(1, H, 20, D), torch.tensor([*range(48, 64), *range(16, 20)])
     codes = torch.zeros(blocks * size, H, codec.words, dtype=torch.int32, device=device)
-    norms = torch.zeros(blocks * size, H, device=device)
+    norms = torch.zeros(blocks * size, H, dtype=torch.float16, device=device)
     tables = codec.to(device).tables
     by_head = (codes.transpose(0, 1)[None], norms.transpose(0, 1)[None])
     torch_gdn.aura_encode_(x.to(device), slots.to(device), *tables, *by_head)
@@ -84,6 +84,7 @@ def test_what_was_encoded_into_slots(device: torch.device) -> None:
     indices = [torch.tensor(each, dtype=torch.int32, device=device) for each in ([[3, 1]], [0, 1], [20])]
     q = torch.randn(1, 4, D)
     o = torch_gdn.aura_paged_attention(q.to(device), *pages, *pages, *indices)
-    k = reference.aura_decode(*reference.aura_encode(x, *codec.tables)[:2], codec.codebook, codec.signs)
+    exact_codes, exact_norms, _ = reference.aura_encode(x, *codec.tables)
+    k = reference.aura_decode(exact_codes, exact_norms.half(), codec.codebook, codec.signs)
     sdpa: Tensor = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1)[None], k, k, enable_gqa=True)
     assert_close("o", o.cpu(), sdpa[0].transpose(0, 1), 3e-6, head_dim=1)

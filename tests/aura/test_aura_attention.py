@@ -37,6 +37,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "sinks": (False, True),
     "starts": (False, True),
     "block_size": (None, 16, 64, 512),
+    "exact": ((0, 0), (3, 3), (132, 4), (260, 0)),  # exact rows, and how many precede the codes
 }
 CASES = pairwise(FACTORS)
 Call = dict[str, Any]
@@ -47,7 +48,9 @@ def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
     cache = make_cache(Codec(D, case["key_bits"]), Codec(D, case["value_bits"], 4), B, HK, T, case["means"])
     call: Call = {"q": 1.5 * torch.randn(B, L, HQ, D).to(case["dtype"]).transpose(1, 2)}
     call |= cache.parts(True) | cache.means(case["means"])
-    call["q_offset"] = {"last": None, "earlier": max(0, T // 2 - L), "later": T + 3}[case["offset"]]
+    call |= exact_rows(case["exact"], (B, HK, D), case["dtype"])
+    tokens = T + case["exact"][0]
+    call["q_offset"] = {"last": None, "earlier": max(0, tokens // 2 - L), "later": tokens + 3}[case["offset"]]
     call["causal"] = case["mask"] != "all"
     call["window"] = {"window of 1": 1, "window of 50": 50}.get(case["mask"], 0)
     call["sinks"] = torch.randn(HQ) if case["sinks"] else None
@@ -55,8 +58,21 @@ def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
     return call | {"block_size": case["block_size"]}
 
 
+def exact_rows(exact: tuple[int, int], sizes: tuple[int, int, int], dtype: torch.dtype) -> Call:
+    """In a layout of their own, with two rows behind them that must not be read."""
+    (length, sinks), (B, HK, D) = exact, sizes
+    if length == 0:
+        return {}
+    call: Call = {"exact_sinks": sinks, "exact_length": length}
+    for name in ("exact_keys", "exact_values"):
+        rows = torch.randn(B, length + 2, HK, D)
+        rows[:, length:] = torch.nan
+        call[name] = rows.to(dtype).transpose(1, 2)
+    return call
+
+
 def attend(device: torch.device, call: Call) -> Tensor:
-    with kernels_run(device, *KERNELS):
+    with kernels_run(device, *KERNELS, *(("aura_flash_exact",) if "exact_keys" in call else ())):
         o = torch_gdn.aura_attention(**to_device(call, device))
     assert o.dtype == call["q"].dtype and o.is_contiguous()
     return o.cpu()
@@ -75,6 +91,21 @@ def name_of(case: dict[str, Any]) -> str:
 def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> None:
     call = make_call(case)
     assert_close("o", attend(device, call), exact(call), BOUND[case["dtype"]], head_dim=1)
+
+
+@pytest.mark.parametrize("L", [1, 7])
+@pytest.mark.parametrize("D", [80, 512])
+def test_exact_rows_alone(device: torch.device, D: int, L: int) -> None:
+    """Without codes attention is that to the rows, which are odd in number and not aligned."""
+    call = make_call(PLAIN | {"D": D, "L": L, "T": 0, "means": True, "exact": (131, 5)}) | {
+        "starts": torch.tensor([2, 0])
+    }
+    for name in ("exact_keys", "exact_values"):
+        rows = call[name]
+        call[name] = rows.new_zeros(*rows.shape[:3], D + 1)[..., 1:].copy_(rows)
+    with kernels_run(device, "aura_flash_exact", "aura_flash_p2"):
+        o = torch_gdn.aura_attention(**to_device(call, device)).cpu()
+    assert_close("o", o, exact(call), BOUND[torch.float32], head_dim=1)
 
 
 def check_long_cache(device: torch.device, T: int, bits: tuple[int, int], D: int, HK: int, ratio: int, L: int) -> None:

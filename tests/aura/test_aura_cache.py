@@ -75,20 +75,30 @@ def model_of(kind: str) -> PreTrainedModel:
 
 
 class Decoded:
-    """A layer whose keys and values have gone through the references' codes."""
+    """A layer whose keys and values have gone through the references' codes, but for the sinks and the tail: of the
+    tokens behind the sinks, whole tiles leave the tail where more than it and a tile are exact."""
 
-    def __init__(self, scheme: Scheme, index: int, **options: Any) -> None:
+    def __init__(self, scheme: Scheme, index: int, sinks: int, tail: int, **options: Any) -> None:
         super().__init__(**options)
-        self.scheme, self.index = scheme, index
+        self.scheme, self.index, self.sinks, self.tail, self.coded_to = scheme, index, sinks, tail, sinks
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        keys = self.through_codes(key_states, self.scheme.key_bits, 2 * self.index)
-        return super().update(keys, self.through_codes(value_states, self.scheme.value_bits, 2 * self.index + 1))
+        seen = self.get_seq_length()
+        total = seen + key_states.shape[2]
+        self.coded_to = max(self.sinks, min(self.coded_to, seen))  # after a crop
+        while total - self.coded_to > 2 * self.tail:
+            self.coded_to += self.tail or total - self.coded_to
+        keys, values = super().update(key_states, value_states)
+        positions = torch.arange(total - keys.shape[2], total)[:, None]
+        coded = (positions >= self.sinks) & (positions < self.coded_to)
+        of_keys = self.through_codes(keys, self.scheme.key_bits, 2 * self.index)
+        of_values = self.through_codes(values, self.scheme.value_bits, 2 * self.index + 1)
+        return torch.where(coded, of_keys, keys), torch.where(coded, of_values, values)
 
     def through_codes(self, x: Tensor, bits: int, seed: int) -> Tensor:
         signs, centroids = reference.aura_signs(x.shape[-1], seed), codebooks.codebook(bits, x.shape[-1])
         codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
-        return reference.aura_decode(codes, norms, centroids, signs, dtype=torch.float32).to(x.dtype)
+        return reference.aura_decode(codes, norms.half(), centroids, signs, dtype=torch.float32).to(x.dtype)
 
 
 class DecodedLayer(Decoded, DynamicLayer): ...
@@ -97,19 +107,22 @@ class DecodedLayer(Decoded, DynamicLayer): ...
 class DecodedWindow(Decoded, DynamicSlidingWindowLayer): ...
 
 
-def decoded_cache(model: PreTrainedModel, scheme: str) -> DynamicCache:
+EXACT = {"tail": 1, "sinks": 1}  # of 11 tokens 8 become codes
+
+
+def decoded_cache(model: PreTrainedModel, scheme: str, tail: int = 1, sinks: int = 1) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[i] = DecodedLayer(Scheme(scheme), i)
+            cache.layers[i] = DecodedLayer(Scheme(scheme), i, sinks, tail)
         if type(layer) is DynamicSlidingWindowLayer:
-            cache.layers[i] = DecodedWindow(Scheme(scheme), i, sliding_window=layer.sliding_window)
+            cache.layers[i] = DecodedWindow(Scheme(scheme), i, 0, tail, sliding_window=layer.sliding_window)
     return cache
 
 
 def aura_cache(model: PreTrainedModel, scheme: str, **options: Any) -> AuraCache:
     model.set_attn_implementation("aura")
-    return AuraCache(model.config, scheme, **options)
+    return AuraCache(model.config, scheme, **EXACT | options)
 
 
 @torch.no_grad()
@@ -137,12 +150,22 @@ def test_logits_are_those_of_decoded_keys_and_values(kind: str, scheme: str) -> 
     assert relative_error(logits, expected) < 2e-5
 
 
+@pytest.mark.parametrize(("tail", "sinks"), [(0, 0), (3, 0), (0, 2), (2, 3)])
 @pytest.mark.parametrize("kind", ["qwen3_next", "window"])
-def test_logits_without_padding(kind: str) -> None:
+def test_logits_without_padding(kind: str, tail: int, sinks: int) -> None:
+    tail = min(tail, 1) if kind == "window" else tail  # a longer one would be all that the window of 4 sees
     model = model_of(kind)
     everything = torch.ones_like(PADDED)
-    expected = logits_of(model, decoded_cache(model, "8v4"), everything)
-    assert relative_error(logits_of(model, aura_cache(model, "8v4"), everything), expected) < 2e-5
+    expected = logits_of(model, decoded_cache(model, "4v4", tail, sinks), everything)
+    found = logits_of(model, aura_cache(model, "4v4", tail=tail, sinks=sinks), everything)
+    assert relative_error(found, expected) < 2e-5
+
+
+def test_a_short_conversation_is_exact() -> None:
+    model = model_of("qwen3")
+    expected = logits_of(model, DynamicCache(config=model.config))
+    model.set_attn_implementation("aura")
+    assert relative_error(logits_of(model, AuraCache(model.config, "2v2")), expected) < 2e-6
 
 
 @pytest.mark.parametrize("device_name", ["cpu", "mps"])
@@ -154,7 +177,8 @@ def test_all_of_a_hybrid_on_torch_gdn(device_name: str) -> None:
     cache = aura_cache(model.to(device), "8v4")
     torch_gdn.integrations.transformers.enable()
     try:
-        kernels = ("fused_recurrent_gated_delta_rule", "aura_encode", "aura_flash_p1", "aura_flash_p2")
+        attention = ("aura_flash_p1", "aura_flash_exact", "aura_flash_p2")
+        kernels = ("fused_recurrent_gated_delta_rule", "aura_encode", *attention)
         with kernels_run(device, *kernels):
             logits = logits_of(model, cache)
     finally:
@@ -233,14 +257,14 @@ def test_a_hybrid_keeps_its_states_beside_the_codes() -> None:
     assert [isinstance(layer, LinearAttentionLayer) for layer in cache.layers] == [True, True, True, False]
     for ours, theirs in zip(cache.layers[:3], expected.layers[:3], strict=True):
         assert relative_error(ours.recurrent_states[0], theirs.recurrent_states[0]) < 1e-6
-    assert cache.bytes_used == 2 * 2 * 11 * (64 + 32 + 8)
+    assert cache.bytes_used == 2 * 2 * (8 * (64 + 32 + 4) + 3 * 2 * 64 * 4)
 
 
 def test_other_attention_gets_what_is_decoded() -> None:
     model = model_of("llama")
     expected = logits_of(model, aura_cache(model, "4v4"))
     model.set_attn_implementation("sdpa")
-    assert relative_error(logits_of(model, AuraCache(model.config, "4v4")), expected) < 2e-5
+    assert relative_error(logits_of(model, AuraCache(model.config, "4v4", **EXACT)), expected) < 2e-5
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -263,7 +287,7 @@ def test_packed_sequences_without_a_cache_are_sdpas() -> None:
 
 def test_a_window_over_codes() -> None:
     """A model may ask for a window in a layer that its cache treats as full attention."""
-    cache = KVCache("4v4", 1, 2, 64, 9, dtype=torch.float32)
+    cache = KVCache("4v4", 1, 2, 64, 9, dtype=torch.float32, tail=2)
     cache.append(torch.randn(1, 2, 9, 64), torch.randn(1, 2, 9, 64))
     q, keys = torch.randn(1, 4, 3, 64), Codes(cache)
     o, _ = aura_attention(torch.nn.Module(), q, keys, keys, None, scaling=0.3, sliding_window=4)
@@ -273,7 +297,7 @@ def test_a_window_over_codes() -> None:
 
 def test_cropping_the_cache() -> None:
     model = model_of("qwen3")
-    cache = aura_cache(model, "8v4")
+    cache = aura_cache(model, "8v4", tail=0)  # with one, what was its newest token stays a code
     expected = logits_of(model, cache)[-1]
     cache.crop(-2)
     assert cache.get_seq_length() == 9
@@ -353,6 +377,8 @@ def test_a_model_that_has_nothing_to_hold_as_codes_is_an_error() -> None:
     with pytest.raises(ValueError, match="AuraCache: config: expected a model with layers of full attention"):
         AuraCache(config)
     small = LlamaConfig(**COMMON | {"head_dim": 48}, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="AuraCache: tail: expected at least 0, got -1"):
+        AuraCache(small, tail=-1)
     with pytest.raises(ValueError, match=r"config: expected heads of 64, 80, .* or 512 values, got 48 in layer 0"):
         AuraCache(small)
     for config, got in (("Qwen/Qwen3.5-0.8B", "'Qwen/Qwen3.5-0.8B'"), (LlamaForCausalLM(small), "a LlamaForCausalLM")):

@@ -57,10 +57,11 @@ def test_round_trip(kind: str, device_name: str, tmp_path: Path) -> None:
 def test_scheme_and_capacity(tmp_path: Path) -> None:
     model = model_of("qwen3")
     model.set_attn_implementation("aura")
-    cache = AuraCache(model.config, "4v2", capacity=9)
+    cache = AuraCache(model.config, "4v2", capacity=9, tail=2, sinks=3)
     logits(model, cache, 0, 8)
     cache.save(tmp_path / "a")
     loaded = AuraCache.load(tmp_path / "a", model.config, capacity=20)
+    assert loaded.layers[0].options == cache.layers[0].options
     assert loaded.layers[0].cache.scheme == cache.layers[0].cache.scheme
     assert loaded.layers[0].cache.capacity == 20
     assert AuraCache.load(tmp_path / "a", model.config, capacity=1).layers[0].cache.capacity == 8
@@ -68,10 +69,11 @@ def test_scheme_and_capacity(tmp_path: Path) -> None:
 
 def test_an_empty_cache(tmp_path: Path) -> None:
     model = model_of("window")
-    aura_cache(model, "2v2").save(tmp_path / "a")
+    cache = aura_cache(model, "2v2")
+    cache.save(tmp_path / "a")
     loaded = AuraCache.load(tmp_path / "a", model.config)
     assert loaded.get_seq_length() == 0
-    assert loaded.layers[0].scheme.name == "2v2"
+    assert loaded.layers[0].options == cache.layers[0].options and loaded.layers[1].options.sinks == 0
 
 
 def changed(path: Path, **metadata: str | None) -> Path:
@@ -83,6 +85,23 @@ def changed(path: Path, **metadata: str | None) -> Path:
         about = file.metadata() | metadata
     save_file(load_file(path), path, {name: value for name, value in about.items() if value is not None})
     return path
+
+
+def test_a_file_of_version_1(tmp_path: Path) -> None:
+    """As it was written before there were tails and sinks: all of it is codes, with norms in float32."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    model = model_of("qwen3")
+    cache = aura_cache(model, "8v4", tail=0, sinks=0)
+    logits(model, cache, 0, 8)
+    cache.save(tmp_path / "a")
+    with safe_open(tmp_path / "a", "pt") as file:
+        about = {name: text for name, text in file.metadata().items() if name not in ("tail", "sinks")}
+    parts = {name: x.float() if name.endswith("norms") else x for name, x in load_file(tmp_path / "a").items()}
+    save_file(parts, tmp_path / "a", about | {"version": "1"})
+    loaded = AuraCache.load(tmp_path / "a", model.config)
+    assert torch.equal(logits(model, loaded, 8, 11), logits(model, cache, 8, 11))
 
 
 def without(path: Path, name: str) -> Path:
@@ -116,14 +135,16 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     model = model_of("qwen3")
     cache = held(model)
     cache.layers[0].cache.save(tmp_path / "one layer")
-    with pytest.raises(ValueError, match=r"expected format 'torch_gdn.aura.cache' version '1', got 'torch_gdn.aura'"):
+    with pytest.raises(
+        ValueError, match=r"expected format 'torch_gdn.aura.cache' version '1' or '2', got 'torch_gdn.aura'"
+    ):
         AuraCache.load(tmp_path / "one layer", model.config)
     (tmp_path / "text").write_text("no tensors")
     with pytest.raises(ValueError, match="path: expected a safetensors file"):
         AuraCache.load(tmp_path / "text", model.config)
     cache.save(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"version '1', got 'torch_gdn\.aura\.cache' version '2'"):
-        AuraCache.load(changed(tmp_path / "a", version="2"), model.config)
+    with pytest.raises(ValueError, match=r"version '1' or '2', got 'torch_gdn\.aura\.cache' version '3'"):
+        AuraCache.load(changed(tmp_path / "a", version="3"), model.config)
 
 
 @pytest.mark.parametrize("layers", [None, "no JSON"])
@@ -140,7 +161,12 @@ def test_a_file_without_its_layers_is_refused(layers: str | None, tmp_path: Path
         (
             "qwen3",
             "1.value.codes",
-            r"layer 1: load: path: expected value.codes of shape \[2, 2, 8, 8\], int32, got None",
+            r"layer 1: load: path: expected value.codes of shape \[2, 2, 5, 8\], int32, got None",
+        ),
+        (
+            "qwen3",
+            "0.exact.values",
+            r"layer 0: load: path: expected exact.values of shape \[2, 2, 3, 64\], float32, got None",
         ),
         ("qwen3", "0.key.signs", r"layer 0: load: path: expected key.signs of shape \[D\], got None"),
         ("qwen3_next", "0.state", r"layer 0: load: path: expected columns and state, got \['columns'\]"),
@@ -159,4 +185,5 @@ def test_the_format_is_in_the_file(tmp_path: Path) -> None:
     held(model).save(tmp_path / "a")
     content = aura_file.read(tmp_path / "a")
     assert [layer["kind"] for layer in content.layers] == ["codes", "codes, window 4"]
-    assert content.of_layer(1)["key.norms"].shape == (2, 2, 8)
+    assert content.of_layer(1)["key.norms"].shape == (2, 2, 6)
+    assert content.of_layer(1)["exact.keys"].shape == (2, 2, 2, 64)

@@ -23,6 +23,6 @@ def test_a_simdgroup_asks_for_codes_once(bits: tuple[int, int]) -> None:
     with mps_simulator.profile(detailed=True) as profile:
         torch_gdn.aura_attention(**call)
     (kernel,) = (figures for name, figures in profile.kernels.items() if "flash_p1" in name)
-    codes_and_norms = HK * T * (sum(bits) * D // 8 + 2 * 4)
+    codes_and_norms = HK * T * (sum(bits) * D // 8 + 2 * 2)
     assert kernel.device_bytes_distinct_read >= codes_and_norms
     assert kernel.device_bytes_issued_read <= 1.15 * kernel.device_bytes_distinct_read

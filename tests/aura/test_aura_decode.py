@@ -29,6 +29,7 @@ def decode(
 def test_equals_the_reference(device: torch.device, D: int, bits: int) -> None:
     codec, dtype, rotated = Codec(D, bits), DTYPES[(D // 16 + bits) % 3], bits in (2, 8)
     codes, norms, means = reference.aura_encode(torch.randn(2, 5, D) + 0.3, *codec.tables, with_means=D % 3 == 2)
+    norms = norms.half()
     rest = [means] if D % 3 == 2 else []
     x = decode(device, codec, codes, norms, *rest, rotated=rotated, dtype=dtype)
     assert x.dtype == dtype and x.is_contiguous()
@@ -41,6 +42,7 @@ def test_equals_the_reference(device: torch.device, D: int, bits: int) -> None:
 def test_part_of_a_cache(device: torch.device) -> None:
     codec = Codec(80, 3)
     codes, norms, means = reference.aura_encode(torch.randn(2, 9, 3, 80), *codec.tables, with_means=True)
+    norms = norms.half()
     part = [x.to(device).transpose(1, 2)[:, :, 2:7] for x in (codes, norms, means)]
     there = codec.to(device)
     x = torch_gdn.aura_decode(part[0], part[1], there.codebook, there.signs, part[2])
@@ -51,6 +53,7 @@ def test_part_of_a_cache(device: torch.device) -> None:
 def test_a_norm_that_is_not_finite_stays_in_its_vector(device: torch.device) -> None:
     codec = Codec(96, 4)
     codes, norms, _ = reference.aura_encode(torch.randn(8, 96), *codec.tables)
+    norms = norms.half()
     x = decode(device, codec, codes, norms)
     norms[3] = torch.nan
     spoilt = decode(device, codec, codes, norms)
@@ -60,7 +63,8 @@ def test_a_norm_that_is_not_finite_stays_in_its_vector(device: torch.device) -> 
 
 def test_no_vectors(device: torch.device) -> None:
     codec = Codec(64, 2).to(device)
-    codes, norms = torch.zeros(2, 0, 4, dtype=torch.int32, device=device), torch.zeros(2, 0, device=device)
+    codes = torch.zeros(2, 0, 4, dtype=torch.int32, device=device)
+    norms = torch.zeros(2, 0, dtype=torch.float16, device=device)
     assert torch_gdn.aura_decode(codes, norms, codec.codebook, codec.signs).shape == (2, 0, 64)
 
 

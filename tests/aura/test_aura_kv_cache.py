@@ -22,6 +22,11 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
 
 
+def coded_cache(*args: Any, **options: Any) -> KVCache:
+    """Every token is a code: `test_aura_tail.py` is about those that are not."""
+    return KVCache(*args, tail=0, sinks=0, **options)
+
+
 def filled(
     scheme: Scheme | str,
     device: torch.device | str = "cpu",
@@ -31,7 +36,7 @@ def filled(
     dtype: torch.dtype = torch.float32,
     capacity: int = 32,
 ) -> tuple[KVCache, Tensor, Tensor]:
-    cache = KVCache(scheme, 2, 2, D, capacity, device, dtype, seed=3)
+    cache = coded_cache(scheme, 2, 2, D, capacity, device, dtype, seed=3)
     k, v = (torch.randn(2, 2, T, D).to(dtype).to(device) for _ in range(2))
     cache.append(k, v)
     return cache, k, v
@@ -118,7 +123,7 @@ def assert_same_content(cache: KVCache, other: KVCache) -> None:
 
 def test_appending_in_parts_is_appending_at_once(device: torch.device) -> None:
     whole, k, v = filled("3v3", device)
-    parted = KVCache("3v3", 2, 2, 64, 20, device, torch.float32, seed=3)
+    parted = coded_cache("3v3", 2, 2, 64, 20, device, torch.float32, seed=3)
     for first, last in ((0, 7), (7, 7), (7, 8), (8, 20)):
         parted.append(k[:, :, first:last], v[:, :, first:last])
     assert_same_content(parted, whole)
@@ -127,7 +132,7 @@ def test_appending_in_parts_is_appending_at_once(device: torch.device) -> None:
 def test_the_layout_of_the_model_need_not_be_the_caches() -> None:
     """Keys as a projection leaves them, [B, T, HK, D], seen as [B, HK, T, D]."""
     cache, k, v = filled("4v4")
-    other = KVCache("4v4", 2, 2, 64, 32, dtype=torch.float32, seed=3)
+    other = coded_cache("4v4", 2, 2, 64, 32, dtype=torch.float32, seed=3)
     other.append(k.transpose(1, 2).contiguous().transpose(1, 2), v.transpose(1, 2).contiguous().transpose(1, 2))
     assert_same_content(other, cache)
 
@@ -137,7 +142,7 @@ def test_cropping_forgets(device: torch.device) -> None:
     cache.crop(9)
     cache.crop(-1)
     assert len(cache) == 8
-    first = KVCache("4v2", 2, 2, 64, 8, device, torch.float32, seed=3)
+    first = coded_cache("4v2", 2, 2, 64, 8, device, torch.float32, seed=3)
     first.append(k[:, :, :8], v[:, :, :8])
     assert_same_content(cache, first)
     q = torch.randn(2, 2, 1, 64).to(device)
@@ -147,7 +152,7 @@ def test_cropping_forgets(device: torch.device) -> None:
 
 
 def filled_again(k: Tensor, v: Tensor, scheme: str) -> KVCache:
-    cache = KVCache(scheme, *k.shape[:2], k.shape[3], k.shape[2], k.device, k.dtype, seed=3)
+    cache = coded_cache(scheme, *k.shape[:2], k.shape[3], k.shape[2], k.device, k.dtype, seed=3)
     cache.append(k, v)
     return cache
 
@@ -182,16 +187,16 @@ def test_keys_values_and_layers_have_signs_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("scheme", "bytes_per_token", "ratio"),
     [
-        ("8v8", 264, 1.94),
-        ("8v4", 200, 2.56),
-        ("4v4", 136, 3.76),
-        ("4v2", 104, 4.92),
-        ("3v3", 104, 4.92),
-        ("2v2", 72, 7.11),
+        ("8v8", 260, 1.97),
+        ("8v4", 196, 2.61),
+        ("4v4", 132, 3.88),
+        ("4v2", 100, 5.12),
+        ("3v3", 100, 5.12),
+        ("2v2", 68, 7.53),
     ],
 )
 def test_bytes_per_token(scheme: str, bytes_per_token: int, ratio: float) -> None:
-    cache = KVCache(scheme, 2, 3, 128, capacity=10)
+    cache = coded_cache(scheme, 2, 3, 128, capacity=10)
     cache.append(torch.randn(2, 3, 5, 128).bfloat16(), torch.randn(2, 3, 5, 128).bfloat16())
     assert cache.bytes_reserved == 2 * 3 * 10 * bytes_per_token
     assert cache.bytes_used == 2 * 3 * 5 * bytes_per_token
@@ -200,8 +205,8 @@ def test_bytes_per_token(scheme: str, bytes_per_token: int, ratio: float) -> Non
 
 
 def test_bytes_of_means() -> None:
-    assert Scheme("4v4", means=True).bytes_per_token(80) == 2 * (40 + 4 + 4)
-    assert KVCache(Scheme("3v2", means=True), 1, 1, 80, 7).bytes_reserved == 7 * (4 * (8 + 5) + 16)
+    assert Scheme("4v4", means=True).bytes_per_token(80) == 2 * (40 + 2 + 4)
+    assert coded_cache(Scheme("3v2", means=True), 1, 1, 80, 7).bytes_reserved == 7 * (4 * (8 + 5) + 12)
 
 
 def test_the_origin_table_can_be_asked_for() -> None:
@@ -241,6 +246,21 @@ def test_a_file_holds_its_own_tables(tmp_path: Path) -> None:
     assert_close("values", loaded.decoded()[1], -decoded(cache.values, 20), 1e-6)
 
 
+def test_a_file_of_version_1(tmp_path: Path) -> None:
+    """Its norms are in float32, and it says nothing of a tail or sinks."""
+    from safetensors.torch import load_file, save_file
+
+    cache, _, _ = filled("4v4")
+    cache.save(tmp_path / "cache")
+    metadata = {name: text for name, text in metadata_of(tmp_path / "cache").items() if name not in ("tail", "sinks")}
+    tensors = load_file(tmp_path / "cache")
+    old = {name: x.float() if name.endswith("norms") else x for name, x in tensors.items()}
+    save_file(old, tmp_path / "old", metadata | {"version": "1"})
+    loaded = KVCache.load(tmp_path / "old")
+    assert_same_content(loaded, cache)
+    assert (loaded.tail, loaded.sinks) == (0, 0)
+
+
 def metadata_of(path: Path) -> dict[str, str]:
     from safetensors import safe_open
 
@@ -251,9 +271,15 @@ def metadata_of(path: Path) -> dict[str, str]:
 BAD_FILES = {
     "no metadata": (
         lambda tensors, metadata: metadata.clear(),
-        "expected format 'torch_gdn.aura' version '1', got None",
+        "expected format 'torch_gdn.aura' version '1' or '2', got None",
     ),
-    "version 2": (lambda tensors, metadata: metadata.update(version="2"), "got 'torch_gdn.aura' version '2'"),
+    "version 3": (lambda tensors, metadata: metadata.update(version="3"), "got 'torch_gdn.aura' version '3'"),
+    "tail": (lambda tensors, metadata: metadata.update(tail="-1"), "expected a tail, got '-1'"),
+    "exact rows": (
+        lambda tensors, metadata: tensors.update({"exact.keys": torch.zeros(2, 2, 3, 64)}),
+        "expected from 0 to 0 tokens that are no codes, got 3",
+    ),
+    "sinks without rows": (lambda tensors, metadata: metadata.update(sinks="2"), "expected from 2 to 2 tokens that"),
     "a scheme": (lambda tensors, metadata: metadata.update(scheme="5v5"), "Scheme: name: expected"),
     "dtype": (
         lambda tensors, metadata: metadata.update(dtype="int8"),
@@ -296,11 +322,12 @@ def test_a_file_that_is_no_safetensors_file_or_larger_than_asked_for(tmp_path: P
 
 
 def test_a_decoding_step_compiles_without_a_graph_break(device: torch.device) -> None:
-    """Twice: for the first length, and for every other."""
+    """Three times: for the first step, for one that makes codes, and for all others."""
     torch._dynamo.reset()
-    cache, k, v = filled("8v4", device)
-    plain = filled_again(k, v, "8v4")
-    plain.reserve(32)
+    cache, plain = (KVCache("8v4", 2, 2, 64, 32, device, torch.float32, tail=3, sinks=2) for _ in range(2))
+    k, v = (torch.randn(2, 2, 20, 64).to(device) for _ in range(2))
+    cache.append(k, v)
+    plain.append(k, v)
 
     def step(cache: KVCache, k: Tensor, v: Tensor, q: Tensor) -> Tensor:
         cache.append(k, v)
@@ -308,10 +335,10 @@ def test_a_decoding_step_compiles_without_a_graph_break(device: torch.device) ->
 
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(step, fullgraph=True, backend=counter)
-    for _ in range(5):
+    for _ in range(9):
         k, v, q = (torch.randn(2, heads, 1, 64).to(device) for heads in (2, 2, 4))
         assert_same_bits("o", compiled(cache, k, v, q), step(plain, k, v, q))
-    assert len(cache) == 25 and counter.frame_count == 2
+    assert len(cache) == 29 and counter.frame_count == 3
 
 
 K = torch.zeros(2, 2, 1, 64)
@@ -322,6 +349,12 @@ ERRORS = {
     "no batch": (lambda cache: KVCache("4v4", 0, 1, 64, 5), "KVCache: batch: expected at least 1, got 0"),
     "capacity": (lambda cache: KVCache("4v4", 1, 1, 64, -5), "KVCache: capacity: expected at least 0, got -5"),
     "dtype": (lambda cache: KVCache("4v4", 1, 1, 64, 5, dtype=torch.float64), "KVCache: dtype: expected bfloat16"),
+    "tail": (lambda cache: KVCache("4v4", 1, 1, 64, 5, tail=-1), "KVCache: tail: expected at least 0, got -1"),
+    "sinks": (lambda cache: KVCache("4v4", 1, 1, 64, 5, sinks=-1), "KVCache: sinks: expected at least 0, got -1"),
+    "a window of sinks": (
+        lambda cache: KVCache("4v4", 1, 1, 64, 5, sinks=1).keep_last(0, 5),
+        "keep_last: expected a cache with sinks=0, got 1",
+    ),
     "k's heads": (lambda cache: cache.append(K[:, :1], K), r"append: k: expected shape \[2, 2, T, 64\], got \[2, 1"),
     "k's dimensions": (lambda cache: cache.append(K[0], K), r"append: k: expected shape \[2, 2, T, 64\], got \[2, 1"),
     "v's batch": (lambda cache: cache.append(K, K[:1]), r"append: v: expected shape \[2, 2, T, 64\], got \[1, 2"),

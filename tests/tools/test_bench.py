@@ -67,10 +67,9 @@ def test_bytes_of_decode_are_nearly_all_state() -> None:
     assert state < work.bytes < 1.02 * state
 
 
-def test_a_cache_of_codes_is_smaller_by_the_scheme() -> None:
-    layer = ATTENTIONS[0]
-    assert counting.aura_bytes(layer, "8v4") == 200  # 128 + 64 of codes, two norms
-    assert counting.attention(layer, 100, 200).bytes == 8 * 100 * 200
+def test_attention_reads_its_cache_once() -> None:
+    work = counting.attention(ATTENTIONS[0], 100, 2000)
+    assert (work.operations, work.bytes) == (4 * 32 * 100 * 128, 2000)
 
 
 def test_the_floor_is_the_larger_of_the_two() -> None:

@@ -23,7 +23,7 @@ class CodedTensor:
         self.signs, self.codebook, self.boundaries = signs, codebook, boundaries(codebook.cpu()).to(device)
         words = (signs.shape[0] * bits + 31) // 32
         self.codes = torch.zeros(*shape, words, dtype=torch.int32, device=device)
-        self.norms = torch.zeros(shape, device=device)
+        self.norms = torch.zeros(shape, dtype=torch.float16, device=device)
         self.means = torch.zeros(shape, device=device) if means else None
 
     def filled(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,8 +1,12 @@
-"""The file of a cache, a safetensors file: version 1.
+"""The file of a cache, a safetensors file: version 2.
 
-Metadata: format "torch_gdn.aura", version "1", scheme, table, means, seed, dtype. Tensors, for "key" and "value" each:
-<key or value>.codes [B, HK, T, W] int32 (u32 words), .norms and perhaps .means [B, HK, T], .codebook [2^bits],
-.boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes to read it, whatever later tables are.
+Metadata: format "torch_gdn.aura", version "2", scheme, table, means, seed, dtype, tail, sinks. Tensors, for "key" and
+"value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16 and perhaps .means
+[B, HK, T], .codebook [2^bits], .boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes to
+read it, whatever later tables are. "exact.keys" and "exact.values" [B, HK, rows, D] in `dtype` are the tokens that are
+no codes: those before them, then those behind.
+
+Version 1, which is still read, has norms in float32, and neither tail nor sinks.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from torch import Tensor
 from torch_gdn.aura.coded_tensor import DTYPES, dtype_name
 from torch_gdn.aura.scheme import Scheme
 
-FORMAT, VERSION = "torch_gdn.aura", "1"
+FORMAT, VERSION = "torch_gdn.aura", "2"
 NAMES = {dtype_name(dtype): dtype for dtype in DTYPES}
 
 
@@ -26,13 +30,25 @@ class Content:
     scheme: Scheme
     seed: int
     dtype: torch.dtype
+    tail: int
+    sinks: int
     tensors: dict[str, Tensor]  # by "key.codes" and so on, contiguous on the CPU
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, HK, T and D."""
+        """B, HK, the tokens that are codes, and D."""
         batch, heads, tokens = self.tensors["key.norms"].shape
         return batch, heads, tokens, self.tensors["key.signs"].shape[0]
+
+    @property
+    def exact(self) -> int:
+        """The tokens that are no codes."""
+        rows = self.tensors.get("exact.keys")
+        return rows.shape[2] if rows is not None and rows.dim() == 4 else 0
+
+    @property
+    def tokens(self) -> int:
+        return self.shape[2] + self.exact
 
     def parts(self, name: str, like: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of "key" or "value", which must have the shapes and dtypes of these."""
@@ -55,18 +71,17 @@ def description(content: Content) -> dict[str, str]:
     """What tells how to read the tensors."""
     scheme, dtype = content.scheme, dtype_name(content.dtype)
     means, seed = str(scheme.means), str(content.seed)
-    return {"scheme": scheme.name, "table": scheme.table, "means": means, "seed": seed, "dtype": dtype}
+    told = {"scheme": scheme.name, "table": scheme.table, "means": means, "seed": seed, "dtype": dtype}
+    return told | {"tail": str(content.tail), "sinks": str(content.sinks)}
 
 
 def read(path: str | os.PathLike[str]) -> Content:
-    metadata, tensors = opened(path, FORMAT, VERSION)
+    metadata, tensors = opened(path, FORMAT)
     return described(metadata, tensors)
 
 
-def opened(
-    path: str | os.PathLike[str], expected_format: str, version: str
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The metadata and tensors of a safetensors file of this format."""
+def opened(path: str | os.PathLike[str], expected_format: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and tensors of a safetensors file of this format; norms in float16, whatever its version."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -75,9 +90,12 @@ def opened(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
     except SafetensorError as error:
         raise ValueError(f"load: path: expected a safetensors file, got {error}") from None
-    identity = f"{metadata.get('format')!r} version {metadata.get('version')!r}"
-    if identity != f"{expected_format!r} version {version!r}":
-        raise ValueError(f"load: path: expected format {expected_format!r} version {version!r}, got {identity}")
+    version = metadata.get("version")
+    if metadata.get("format") != expected_format or version not in ("1", VERSION):
+        expected = f"format {expected_format!r} version '1' or {VERSION!r}"
+        raise ValueError(f"load: path: expected {expected}, got {metadata.get('format')!r} version {version!r}")
+    if version == "1":
+        tensors = {name: x.half() if name.endswith(".norms") else x for name, x in tensors.items()}
     return metadata, tensors
 
 
@@ -90,7 +108,15 @@ def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
     require(dtype in NAMES, f"dtype {', '.join(NAMES)}", dtype)
     scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""), metadata.get("means") == "True")
     require(seed.lstrip("-").isdecimal(), "a seed", seed)
-    return Content(scheme, int(seed), NAMES[dtype], tensors)
+    return Content(scheme, int(seed), NAMES[dtype], *exact_sizes(metadata), tensors)
+
+
+def exact_sizes(metadata: dict[str, str]) -> tuple[int, int]:
+    """How many of the newest and of the first tokens are kept as they are; a file of version 1 has none."""
+    tail, sinks = metadata.get("tail", "0"), metadata.get("sinks", "0")
+    require(tail.isdecimal(), "a tail", tail)
+    require(sinks.isdecimal(), "a number of sinks", sinks)
+    return int(tail), int(sinks)
 
 
 def require(holds: bool, expected: str, got: Any) -> None:

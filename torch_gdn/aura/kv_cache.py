@@ -8,16 +8,23 @@ from torch import Tensor
 from torch_gdn.aura import file
 from torch_gdn.aura.codebooks import aura_signs, codebook
 from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor, dtype_name
+from torch_gdn.aura.exact_rows import ExactRows
 from torch_gdn.aura.scheme import Scheme
+
+EXACT = ("exact.keys", "exact.values")  # in a file
 
 
 class KVCache:
     """Keys and values of one attention layer, held in a few bits each, and attention to them as they are held.
 
     A vector is divided by its norm, rotated by random signs and a Hadamard matrix, and each coordinate becomes the
-    index of the nearest centroid; the norm is kept, corrected so that the decoded vector has it. Attention rotates the
-    query instead of every key, and its output back. The tokens are those of `append`, in order; memory for `capacity`
-    of them is taken at once.
+    index of the nearest centroid; the norm is kept in float16, corrected so that the decoded vector has it. Attention
+    rotates the query instead of every key, and its output back. The tokens are those of `append`, in order; memory for
+    `capacity` of them is taken at once.
+
+    The first `sinks` tokens and the last `tail` stay in `dtype`, and attention merges them with the codes. Codes are
+    made of whole tiles of min(tail, 128) tokens, when more than `tail` and a tile are exact: a step of decoding mostly
+    writes its token as it is. Of a long prompt that is appended at once, all but the tail is codes at once.
 
     Args:
         scheme: a `Scheme` or its name; "8v4" is the safe one.
@@ -27,6 +34,8 @@ class KVCache:
         device: "cpu" or "mps". Default: "cpu".
         dtype: of the keys, values and queries to come, bfloat16, float16 or float32. Default: bfloat16.
         seed: of the signs: keys' from 2 * seed, values' from 2 * seed + 1. Layers want different ones. Default: 0.
+        tail: how many of the newest tokens stay exact at least, 0 for none; 32 to 256 pay. Default: 128.
+        sinks: how many of the first tokens stay exact, padding included. Default: 4.
 
     Raises:
         ValueError, TypeError: an argument that is not as above; in each method a tensor that does not fit.
@@ -38,8 +47,8 @@ class KVCache:
         >>> cache.append(k, v)
         >>> q = torch.randn(1, 8, 1, 64)  # of the newest token, in 8 query heads
         >>> cache.attend(q).shape, len(cache), cache.bytes_used
-        (torch.Size([1, 8, 1, 64]), 10, 2080)
-        >>> ((cache.decoded()[0] - k).norm() / k.norm()).item() < 0.01
+        (torch.Size([1, 8, 1, 64]), 10, 10240)
+        >>> torch.equal(cache.decoded()[0], k)  # all of so few tokens are the tail
         True
     """
 
@@ -54,24 +63,30 @@ class KVCache:
         dtype: torch.dtype = torch.bfloat16,
         *,
         seed: int = 0,
+        tail: int = 128,
+        sinks: int = 4,
     ) -> None:
-        for argument, value, lowest in (("batch", batch, 1), ("kv_heads", kv_heads, 1), ("capacity", capacity, 0)):
+        sizes = {"batch": (batch, 1), "kv_heads": (kv_heads, 1), "capacity": (capacity, 0)}
+        for argument, (value, lowest) in (sizes | {"tail": (tail, 0), "sinks": (sinks, 0)}).items():
             if value < lowest:
                 raise ValueError(f"KVCache: {argument}: expected at least {lowest}, got {value}")
         if dtype not in DTYPES:
             raise TypeError(f"KVCache: dtype: expected bfloat16, float16 or float32, got {dtype_name(dtype)}")
         self.scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
         self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
-        self.length = 0
+        self.tail, self.sinks, self.capacity = tail, sinks, capacity
+        self.length = self.coded = 0  # all tokens, and those that are codes
 
         def coded(bits: int, its_seed: int) -> CodedTensor:
             centroids = codebook(bits, head_dim, self.scheme.table).to(device)
             signs = aura_signs(head_dim, its_seed).to(device)
-            return CodedTensor(bits, signs, centroids, self.scheme.means, (batch, kv_heads, capacity))
+            return CodedTensor(bits, signs, centroids, self.scheme.means, (batch, kv_heads, self._most_codes(capacity)))
 
         self.keys = coded(self.scheme.key_bits, 2 * seed)
         self.values = coded(self.scheme.value_bits, 2 * seed + 1)
-        self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
+        like = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.exact = ExactRows(like, sinks, tail, capacity)
+        self.slots = self._new_slots()
 
     def __len__(self) -> int:
         return self.length
@@ -79,7 +94,8 @@ class KVCache:
     def __repr__(self) -> str:
         return (
             f"KVCache({self.scheme.name!r}, batch={self.batch}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, "
-            f"capacity={self.capacity}, length={self.length}, device={self.device}, dtype={self.dtype})"
+            f"capacity={self.capacity}, length={self.length}, device={self.device}, dtype={self.dtype}, "
+            f"tail={self.tail}, sinks={self.sinks})"
         )
 
     @property
@@ -87,25 +103,28 @@ class KVCache:
         return self.keys.norms.shape[0]
 
     @property
-    def capacity(self) -> int:
-        return self.keys.norms.shape[2]
-
-    @property
     def device(self) -> torch.device:
         return self.keys.norms.device
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the tokens held."""
-        return self.batch * self.kv_heads * self.length * self.scheme.bytes_per_token(self.head_dim)
+        """Bytes of the tokens held: of the codes, and of the exact rows."""
+        of_codes = self.coded * self.scheme.bytes_per_token(self.head_dim)
+        of_rows = self._exact_length * 2 * self.head_dim * self.dtype.itemsize
+        return self.batch * self.kv_heads * (of_codes + of_rows)
 
     @property
     def bytes_reserved(self) -> int:
-        """Bytes of `capacity` tokens."""
-        return sum(x.nbytes for coded in (self.keys, self.values) for x in coded.of_tokens().values())
+        """Bytes of memory for `capacity` tokens."""
+        of_codes = sum(x.nbytes for coded in (self.keys, self.values) for x in coded.of_tokens().values())
+        return of_codes + self.exact.keys.nbytes + self.exact.values.nbytes
+
+    @property
+    def _exact_length(self) -> int:
+        return self.length - self.coded
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Encodes the keys and values of the next T tokens.
+        """Takes the keys and values of the next T tokens, and encodes whole tiles of those that leave the tail.
 
         Args:
             k, v: [B, HK, T, D], the cache's dtype. Any strides.
@@ -122,10 +141,29 @@ class KVCache:
         if self.length + tokens > self.capacity:
             expected = f"at most {self.capacity - self.length} more tokens (capacity {self.capacity})"
             raise ValueError(f"append: k: expected {expected}, got {tokens}: see reserve")
-        slots = self.slots[self.length : self.length + tokens]
+        exact, held = self.exact, self._exact_length
+        of_sinks = max(0, min(tokens, self.sinks - held))
+        surplus = exact.surplus(held + tokens)
+        if surplus > 0:
+            from_rows = min(surplus, max(0, held - self.sinks))
+            if from_rows > 0:
+                self._encode(*exact.rows(self.sinks, self.sinks + from_rows))
+                exact.drop_oldest(from_rows, held)
+            if of_sinks > 0:
+                exact.write(held, k[:, :, :of_sinks], v[:, :, :of_sinks])
+            behind = of_sinks + surplus - from_rows
+            if behind > of_sinks:
+                self._encode(k[:, :, of_sinks:behind], v[:, :, of_sinks:behind])
+            k, v, held = k[:, :, behind:], v[:, :, behind:], held - from_rows + of_sinks
+        if k.shape[2] > 0:
+            exact.write(held, k, v)
+        self.length += tokens
+
+    def _encode(self, k: Tensor, v: Tensor) -> None:
+        slots = self.slots[self.coded : self.coded + k.shape[2]]
         self.keys.append(k, slots)
         self.values.append(v, slots)
-        self.length += tokens
+        self.coded += k.shape[2]
 
     def attend(
         self,
@@ -157,33 +195,46 @@ class KVCache:
         k, v = self.keys, self.values
         tensors = (k.codes, k.norms, k.codebook, k.signs, v.codes, v.norms, v.codebook, v.signs, k.means, v.means)
         masks = (starts, sinks, scale, causal, None, window)
-        return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.length)
+        held = self._exact_length
+        if held == 0:
+            return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.coded)
+        exact = (self.exact.keys, self.exact.values, min(self.sinks, held), held)
+        return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.coded, *exact)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Keys and values as the cache holds them, [B, HK, len, D] each, bfloat16, float16 or float32."""
-        return self.keys.decoded(self.length, dtype), self.values.decoded(self.length, dtype)
+        keys, values = self.keys.decoded(self.coded, dtype), self.values.decoded(self.coded, dtype)
+        return self.exact.around(keys, values, self._exact_length) if self._exact_length > 0 else (keys, values)
 
     def reserve(self, capacity: int) -> None:
         """Grows to `capacity` tokens in all, by a copy; does nothing where that many fit."""
         if capacity > self.capacity:
-            self._resize(capacity)
+            self._resize(capacity, 0, self.coded, 0, self._exact_length)
 
     def crop(self, length: int) -> None:
-        """Keeps the first `length` tokens; of a negative `length`, all but the last -length."""
+        """Keeps the first `length` tokens; of a negative `length`, all but the last -length.
+
+        Codes stay codes: where tokens are taken back beyond the tail, the next ones fill it anew.
+        """
         kept = length if length >= 0 else self.length + length
         if not 0 <= kept <= self.length:
             raise ValueError(f"crop: length: expected from {-self.length} to {self.length}, got {length}")
+        self.coded = min(self.coded, max(0, kept - self.sinks))
         self.length = kept
 
     def keep_last(self, tokens: int, capacity: int) -> None:
-        """Forgets all but the last tokens, as a sliding window does, and takes memory for `capacity` anew."""
+        """Forgets all but the last tokens, as a sliding window does, and takes memory for `capacity` anew. A cache with
+        `sinks` cannot."""
+        if self.sinks > 0:
+            raise ValueError(f"keep_last: expected a cache with sinks=0, got {self.sinks}: they would be forgotten")
         if not 0 <= tokens <= min(self.length, capacity):
             most = min(self.length, capacity)
             raise ValueError(f"keep_last: tokens: expected from 0 to {most}, got {tokens}")
-        for coded in (self.keys, self.values):
-            coded.resize(capacity, self.length - tokens, self.length)
-        self.length = tokens
-        self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
+        held = self._exact_length
+        of_rows = min(held, tokens)
+        of_codes = tokens - of_rows
+        self._resize(capacity, self.coded - of_codes, self.coded, held - of_rows, held)
+        self.length, self.coded = tokens, of_codes
 
     def reorder(self, rows: Tensor) -> None:
         """Makes row b what row rows[b] was, as beam search does; `rows` [B'] may repeat and leave out rows."""
@@ -194,6 +245,7 @@ class KVCache:
             raise ValueError(f"reorder: rows: expected rows from 0 to {self.batch - 1}, got {rows.tolist()}")
         for coded in (self.keys, self.values):
             coded.select(rows.to(self.device))
+        self.exact.select(rows.to(self.device))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokens held, with tables, signs and seed, to a safetensors file (which wants `safetensors`).
@@ -205,7 +257,8 @@ class KVCache:
             >>> path = os.path.join(tempfile.mkdtemp(), "cache.safetensors")
             >>> cache.save(path)
             >>> torch_gdn.aura.KVCache.load(path)
-            KVCache('4v4', batch=1, kv_heads=1, head_dim=64, capacity=5, length=5, device=cpu, dtype=torch.float32)
+            KVCache('4v4', batch=1, kv_heads=1, head_dim=64, capacity=5, length=5, device=cpu, dtype=torch.float32, \
+tail=128, sinks=4)
         """
         file.write(path, self.content())
 
@@ -214,9 +267,11 @@ class KVCache:
         tensors = {
             f"{name}.{part}": x.cpu().contiguous()
             for name, coded in (("key", self.keys), ("value", self.values))
-            for part, x in coded.parts(self.length).items()
+            for part, x in coded.parts(self.coded).items()
         }
-        return file.Content(self.scheme, self.seed, self.dtype, tensors)
+        rows = self.exact.rows(0, self._exact_length)
+        tensors |= {name: x.cpu().contiguous() for name, x in zip(EXACT, rows, strict=True) if self._exact_length > 0}
+        return file.Content(self.scheme, self.seed, self.dtype, self.tail, self.sinks, tensors)
 
     @classmethod
     def load(
@@ -237,20 +292,54 @@ class KVCache:
     @classmethod
     def of(cls, content: file.Content, device: torch.device | str, capacity: int | None = None) -> KVCache:
         """The cache that had this content; the rest as for `load`."""
-        batch, heads, length, head_dim = content.shape
+        batch, heads, coded_tokens, head_dim = content.shape
+        length = content.tokens
         capacity = length if capacity is None else capacity
         if capacity < length:
             raise ValueError(f"load: capacity: expected at least the {length} tokens of the file, got {capacity}")
-        cache = cls(content.scheme, batch, heads, head_dim, capacity, device, content.dtype, seed=content.seed)
+        options = {"seed": content.seed, "tail": content.tail, "sinks": content.sinks}
+        cache = cls(content.scheme, batch, heads, head_dim, capacity, device, content.dtype, **options)
+        cache._reserve_codes(coded_tokens)
         for name, coded in (("key", cache.keys), ("value", cache.values)):
-            coded.fill(content.parts(name, coded.parts(length)))
-        cache.length = length
+            coded.fill(content.parts(name, coded.parts(coded_tokens)))
+        cache.length, cache.coded = length, coded_tokens
+        cache._fill_exact(content)
         return cache
 
-    def _resize(self, capacity: int) -> None:
+    def _fill_exact(self, content: file.Content) -> None:
+        held, shape = self._exact_length, [self.batch, self.kv_heads, self._exact_length, self.head_dim]
+        most = self.exact.most(self.capacity)
+        at_least = min(self.sinks, self.length)
+        file.require(at_least <= held <= most, f"from {at_least} to {most} tokens that are no codes", held)
+        if held == 0:
+            return
+        rows = [content.tensors.get(name) for name in EXACT]
+        for name, x in zip(EXACT, rows, strict=True):
+            fits = x is not None and list(x.shape) == shape and x.dtype == self.dtype
+            file.require(fits, f"{name} of shape {shape}, {dtype_name(self.dtype)}", x)
+        self.exact.write(0, *(x.to(self.device) for x in rows if x is not None))
+
+    def _most_codes(self, capacity: int) -> int:
+        """Of so many tokens; where there are codes at all, the tail is full."""
+        return max(0, capacity - self.sinks - self.tail)
+
+    def _reserve_codes(self, count: int) -> None:
+        """At least so many: a cache that was cropped has codes without a full tail."""
+        if count > self.slots.shape[0]:
+            for coded in (self.keys, self.values):
+                coded.resize(count, 0, self.coded)
+            self.slots = self._new_slots()
+
+    def _resize(self, capacity: int, first: int, last: int, first_row: int, last_row: int) -> None:
+        """Memory for `capacity` tokens, of which the codes from first to last are kept, and the exact rows likewise."""
         for coded in (self.keys, self.values):
-            coded.resize(capacity, 0, self.length)
-        self.slots = torch.arange(capacity, dtype=torch.int32, device=self.device)
+            coded.resize(max(self._most_codes(capacity), last - first), first, last)
+        self.exact.resize(capacity, first_row, last_row)
+        self.capacity = capacity
+        self.slots = self._new_slots()
+
+    def _new_slots(self) -> Tensor:
+        return torch.arange(self.keys.norms.shape[2], dtype=torch.int32, device=self.device)
 
     def _check(self, method: str, name: str, x: Tensor, heads: int | None) -> None:
         norms, given = self.keys.norms, x.shape

@@ -14,8 +14,8 @@ class Scheme:
 
     Keys want more bits than values: an error in a key is an error in an exponent. "8v4" is the safe choice, "4v4" half
     as large again for a model that bears it; with 2 bits test the model first. Besides the codes each vector has a norm
-    of 4 bytes. Of the size of float16, with 128 values a head: 8v8 1/1.94, 8v4 1/2.56, 4v4 1/3.76, 4v2 and 3v3 1/4.92,
-    2v2 1/7.11.
+    of 2 bytes. Of the size of float16, with 128 values a head: 8v8 1/1.97, 8v4 1/2.61, 4v4 1/3.88, 4v2 and 3v3 1/5.12,
+    2v2 1/7.53.
 
     Args:
         name: "<bits of keys>v<bits of values>", each 2, 3, 4 or 8. Default: "8v4".
@@ -30,9 +30,9 @@ class Scheme:
         >>> from torch_gdn.aura import Scheme
         >>> scheme = Scheme("4v2")
         >>> scheme.key_bits, scheme.value_bits, scheme.bytes_per_token(128)
-        (4, 2, 104)
+        (4, 2, 100)
         >>> round(Scheme().ratio(128), 2)
-        2.56
+        2.61
     """
 
     name: str = "8v4"
@@ -51,9 +51,9 @@ class Scheme:
             object.__setattr__(self, argument, int(bits))
 
     def bytes_per_token(self, head_dim: int) -> int:
-        """What a token's key and value take in one head: codes, norms and means."""
+        """What a token's key and value take in one head: codes, norms (float16) and means (float32)."""
         words = sum((head_dim * bits + 31) // 32 for bits in (self.key_bits, self.value_bits))
-        return 4 * words + (16 if self.means else 8)
+        return 4 * words + (12 if self.means else 4)
 
     def ratio(self, head_dim: int, dtype: torch.dtype = torch.float16) -> float:
         """How many times smaller than keys and values in `dtype`."""

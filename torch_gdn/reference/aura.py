@@ -156,15 +156,25 @@ def aura_attention(
     window: int = 0,
     block_size: int | None = None,
     length: int | None = None,
+    exact_keys: Tensor | None = None,
+    exact_values: Tensor | None = None,
+    exact_sinks: int = 0,
+    exact_length: int | None = None,
 ) -> Tensor:
-    """Attention of q [B, HQ, L, D] to the decoded keys and values, T each or the first `length` of them: the
-    definition. `block_size` is ignored."""
+    """Attention of q [B, HQ, L, D] to the decoded keys and values, all or the first `length` of them, with the exact
+    rows around them: the definition. `block_size` is ignored."""
     dtype = compute_dtype(q)
     B, HQ, L, D = q.shape
-    T, ratio = key_codes.shape[2] if length is None else length, HQ // key_codes.shape[1]
-    keys = aura_decode(key_codes, key_norms, key_codebook, key_signs, key_means, dtype=dtype)
-    values = aura_decode(value_codes, value_norms, value_codebook, value_signs, value_means, dtype=dtype)
-    keys, values = (x[:, :, :T].repeat_interleave(ratio, dim=1) for x in (keys, values))
+    ratio = HQ // key_codes.shape[1]
+    keys = aura_decode(key_codes, key_norms, key_codebook, key_signs, key_means, dtype=dtype)[:, :, :length]
+    values = aura_decode(value_codes, value_norms, value_codebook, value_signs, value_means, dtype=dtype)[:, :, :length]
+    if exact_keys is not None and exact_values is not None:
+        keys, values = (
+            torch.cat([exact[:, :, :exact_sinks].to(dtype), x, exact[:, :, exact_sinks:exact_length].to(dtype)], 2)
+            for x, exact in ((keys, exact_keys), (values, exact_values))
+        )
+    T = keys.shape[2]
+    keys, values = (x.repeat_interleave(ratio, dim=1) for x in (keys, values))
     scores = (D**-0.5 if scale is None else scale) * (q.to(dtype) @ keys.transpose(-1, -2))
     seen = visible(B, L, T, starts, causal, q_offset, window, q.device)
     scores = scores.masked_fill(~seen, -torch.inf)

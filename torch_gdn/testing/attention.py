@@ -117,14 +117,16 @@ def aura_pages(codec: Codec, cache: Tensor) -> tuple[list[Tensor], Tensor]:
     """
     blocks, size, H, _ = cache.shape
     codes, norms, _ = reference.aura_encode(cache.double().nan_to_num(0.0), *codec.tables)
+    norms = norms.half()
     decoded = reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
     norms = norms.masked_fill(cache.isnan().any(-1), torch.nan)
     row = codec.words + 1
     whole = torch.full((blocks, H * size * row + 3), 0x5A5A5A5A, dtype=torch.int32)
     pages = whole[:, : H * size * row].view(blocks, H, size, row).transpose(1, 2)
     pages[..., :-1] = codes
-    pages[..., -1] = norms.float().view(torch.int32)
-    return [pages[..., :-1], pages[..., -1].view(torch.float32)], decoded
+    halves = pages[..., -1:].view(torch.float16)
+    halves[..., 0] = norms
+    return [pages[..., :-1], halves[..., 0]], decoded
 
 
 def draw_attention(point: PagePoint) -> Call:
@@ -284,7 +286,7 @@ def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
         yield Invalid(codes, ValueError, "a word too few", change(codes, lambda x: x[..., 1:]))
         yield Invalid(codes, ValueError, "words apart", change(codes, columns_apart))
         yield Invalid(norms, ValueError, "a head fewer", change(norms, lambda x: x[:, :, 1:]))
-        yield from invalid.half(norms)
+        yield Invalid(norms, TypeError, "float32", change(norms, torch.Tensor.float))
         yield Invalid(codebook, ValueError, "32 centroids", put(codebook, torch.zeros(32)))
         yield Invalid(signs, ValueError, "too few", change(signs, lambda x: x[1:]))
 

@@ -58,7 +58,9 @@ class Codec:
 def poisoned_cache(codec: Codec, B: int, HK: int, S: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, norms and means of a cache with sentinel content; heads and slots not in order."""
     codes = torch.full((B, S, HK, codec.words), 0x5A5A5A5A, dtype=torch.int32, device=device).transpose(1, 2)
-    norms, means = (torch.full((HK, B, S), torch.nan, device=device).transpose(0, 1) for _ in range(2))
+    norms, means = (
+        torch.full((HK, B, S), torch.nan, dtype=dtype, device=device).transpose(0, 1) for dtype in (F16, F32)
+    )
     return codes, norms, means
 
 
@@ -135,7 +137,7 @@ def draw_encode_in_place(point: CodecPoint) -> Call:
     call = {"x": call.pop("x"), "slots": torch.arange(point.tokens)} | call
     del call["with_means"]
     call["codes"] = torch.zeros(2, 2, size, point.codec().words, dtype=torch.int32)
-    return call | {"norms": torch.zeros(2, 2, size), "means": torch.zeros(2, 2, size)}
+    return call | {"norms": torch.zeros(2, 2, size, dtype=F16), "means": torch.zeros(2, 2, size)}
 
 
 def exact_encode_in_place(call: Call) -> None:
@@ -146,14 +148,15 @@ def exact_encode_in_place(call: Call) -> None:
 
 
 def encoding_bounds(point: CodecPoint, call: Call, exact: Named) -> dict[str, float]:
-    """A coordinate next to a boundary may get the other code, and the vector's norm is then another."""
-    return {"codes": 5e-3, "norms": 1e-5, "means": 1e-6}
+    """A coordinate next to a boundary may get the other code, and the vector's norm is then another; it is rounded to
+    float16."""
+    return {"codes": 5e-3, "norms": 5e-4, "means": 1e-6}
 
 
 def draw_decode(point: CodecPoint) -> Call:
     codec = point.codec()
     codes, norms, means = reference.aura_encode(point.rows().float(), *codec.tables, with_means=True)
-    call = {"codes": codes, "norms": norms, "codebook": codec.codebook, "signs": codec.signs, "means": means}
+    call = {"codes": codes, "norms": norms.half(), "codebook": codec.codebook, "signs": codec.signs, "means": means}
     return call | {"dtype": point.dtype, "rotated": point.rotated}
 
 
@@ -171,6 +174,12 @@ def wrong_codec(entry: OpEntry[Any]) -> Iterator[Invalid]:
             yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
         elif name.endswith("codes"):
             yield Invalid(name, TypeError, "int64", change(name, torch.Tensor.long))
+        elif name.endswith("norms"):
+            yield Invalid(name, TypeError, "float32", change(name, torch.Tensor.float))
+            yield Invalid(name, ValueError, "a dimension too many", change(name, lambda x: x[None]))
+        elif name.startswith("exact"):
+            yield Invalid(name, TypeError, "float64 beside float32", change(name, torch.Tensor.double))
+            yield Invalid(name, ValueError, "a dimension too many", change(name, lambda x: x[None]))
         else:
             yield from invalid.half(name)
             yield Invalid(name, ValueError, "a dimension too many", change(name, lambda x: x[None]))
@@ -256,6 +265,7 @@ class AuraPoint(Point):
     keys: int = 20
     batch: int = 2
     masked: bool = False  # with means, sinks, a window, and `starts` that mask the first keys
+    exact: tuple[int, int] = (0, 0)  # exact rows, and how many of them precede the codes
 
     def cache(self) -> Cache:
         key, value = Codec(self.D, self.bits[0]), Codec(self.D, self.bits[1], 4)
@@ -270,22 +280,40 @@ class AuraPoint(Point):
         block_size = 16 if self.keys < 64 else 64
         return {"starts": 2 * torch.arange(self.batch), "window": self.keys // 2 - 1, "block_size": block_size}
 
+    def exact_rows(self) -> Call:
+        """With one row more, which is ignored."""
+        length, sinks = self.exact
+        if length == 0:
+            return {}
+        rows = (self.batch, 2, length + 1, self.D)
+        names = ("exact_keys", "exact_values")
+        found: Call = {name: torch.randn(rows).to(self.dtype) for name in names}
+        return found | {"exact_sinks": sinks, "exact_length": length}
+
 
 SMALL = AuraPoint(masked=True)
+SMALL_EXACT = AuraPoint(masked=True, exact=(7, 3))
 ATTENTIONS = [
     AuraPoint(dtype, bits=bits, D=D, ratio=ratio, queries=queries, keys=203, batch=1, masked=ratio == 7)
     for bits, D, dtype in (((4, 4), 128, BF16), ((8, 4), 64, F32), ((3, 2), 80, F16), ((3, 3), 96, BF16))
     for ratio, queries in ((1, 1), (2, 1), (4, 1), (7, 1), (4, 9))
 ]
 ATTENTIONS.append(AuraPoint(F32, bits=(2, 2), D=512, queries=9, keys=203, batch=1))
+ATTENTIONS += [
+    SMALL_EXACT,
+    AuraPoint(BF16, bits=(4, 4), D=128, ratio=4, queries=1, keys=203, batch=1, exact=(260, 4)),
+    AuraPoint(F16, bits=(4, 4), D=80, ratio=4, queries=9, keys=40, exact=(133, 0)),
+    AuraPoint(F32, bits=(4, 4), D=512, ratio=1, queries=9, keys=20, batch=1, exact=(20, 4)),
+]
 QUICK_ATTENTIONS = [
     AuraPoint(BF16, bits=(8, 4), D=128, ratio=form, queries=1, keys=203, batch=1, masked=form == 4) for form in (4, 17)
 ]
+QUICK_ATTENTIONS.append(AuraPoint(BF16, bits=(8, 4), D=128, queries=1, keys=128, batch=1, exact=(132, 4)))
 
 
 def compiled_attention() -> Iterator[AuraPoint]:
     for bits, D, dtype, form in itertools.product(SCHEMES, HEAD_SIZES, DTYPES, FORMS):
-        yield AuraPoint(dtype, bits=bits, D=D, ratio=form, queries=1, keys=2, batch=1)
+        yield AuraPoint(dtype, bits=bits, D=D, ratio=form, queries=1, keys=2, batch=1, exact=(1, 1))
 
 
 def draw_flash_p1(point: AuraPoint) -> Call:
@@ -306,6 +334,7 @@ def draw_flash_p2(point: AuraPoint) -> Call:
 def draw_attention(point: AuraPoint) -> Call:
     cache = point.cache()
     call = {"q": point.q(point.dtype)} | cache.parts(True) | cache.means(point.masked) | point.masks()
+    call |= point.exact_rows()
     return call | ({"sinks": torch.randn(2 * point.ratio), "length": point.keys - 2} if point.masked else {})
 
 
@@ -324,9 +353,21 @@ def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
     if "length" in entry.arguments:
         yield Invalid("length", ValueError, "negative", put("length", -1))
         yield Invalid("length", ValueError, "more than there are", put("length", 21))
+        yield from wrong_exact_rows()
     else:
         yield Invalid("q_sums", ValueError, "without means", put("key_means", None))
         yield Invalid("q_sums", ValueError, "none for means", put("q_sums", None))
+
+
+def wrong_exact_rows() -> Iterator[Invalid]:
+    yield Invalid("exact_values", ValueError, "keys without values", put("exact_values", None))
+    yield Invalid("exact_values", ValueError, "values without keys", put("exact_keys", None))
+    yield Invalid("exact_keys", ValueError, "one head for two", change("exact_keys", lambda x: x[:, :1]))
+    yield Invalid("exact_values", ValueError, "a row fewer", change("exact_values", lambda x: x[:, :, 1:]))
+    yield Invalid("exact_length", ValueError, "negative", put("exact_length", -1))
+    yield Invalid("exact_length", ValueError, "more than there are", put("exact_length", 9))
+    yield Invalid("exact_sinks", ValueError, "negative", put("exact_sinks", -1))
+    yield Invalid("exact_sinks", ValueError, "more than there are", put("exact_sinks", 8))
 
 
 def attention_bounds(point: AuraPoint, call: Call, exact: Named) -> dict[str, float]:
@@ -334,7 +375,7 @@ def attention_bounds(point: AuraPoint, call: Call, exact: Named) -> dict[str, fl
 
 
 def operations_of_attention(call: Call) -> int:
-    q, keys = call.get("q", call.get("q_rot")), call["key_norms"].shape[-1]
+    q, keys = call.get("q", call.get("q_rot")), call["key_norms"].shape[-1] + call.get("exact_length", 0)
     return 4 * int(q.numel()) * int(keys)  # type: ignore[union-attr]
 
 
@@ -366,7 +407,7 @@ register(
         "aura_attention",
         draw=draw_attention,
         exact=lambda call: reference.aura_attention(**call),
-        small=SMALL,
+        small=SMALL_EXACT,
         points=ATTENTIONS,
         quick=QUICK_ATTENTIONS,
         compiled=compiled_attention,

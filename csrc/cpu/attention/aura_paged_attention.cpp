@@ -49,7 +49,7 @@ class CodedCache {
   static float read(const CodedTensor& coded, const Codebook& codebook, int64_t block, int64_t offset, int64_t head,
                     float* row) {
     codebook.dequantise(coded.codes.const_data_ptr<int32_t>() + place(coded.codes, block, offset, head), row);
-    return coded.norms.const_data_ptr<float>()[place(coded.norms, block, offset, head)];
+    return coded.norms.const_data_ptr<c10::Half>()[place(coded.norms, block, offset, head)];
   }
   void rotate_row(float* row, const Tensor& signs, bool inverse) const {
     rotate(row, signs.const_data_ptr<float>(), D_, inverse);

@@ -33,7 +33,7 @@ void run(const AuraDecode<int64_t>& op, const Tensor& x_any) {
     float row[cpu::kLargestD];
     centroids.dequantise(cpu::words_at(codes, b, h, t), row);
     if (!op.rotated) cpu::rotate(row, sign, op.D, true);
-    const float norm = cpu::value_at(norms, b, h, t) * factor;
+    const float norm = cpu::norm_at(norms, b, h, t) * factor;
     const float mean = has_means ? cpu::value_at(means, b, h, t) : 0.0f;
     for (int64_t d = 0; d < op.D; ++d) row[d] = row[d] * norm + (has_means ? mean * ones[d] : 0.0f);
     out.write(b, h, t, 0, op.D, row);

@@ -66,7 +66,7 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
     alignas(64) int32_t codes_of_row[cpu::kLargestD];
     in.read(b, h, t, 0, op.D, row);
     if (encoded.means.has_value()) cpu::set_value(*encoded.means, b, h, slot, subtract_mean(row, op.D));
-    cpu::set_value(encoded.norms, b, h, slot, encoder.encode(row, codes_of_row));
+    cpu::set_norm(encoded.norms, b, h, slot, encoder.encode(row, codes_of_row));
     int32_t* words = codes.mutable_data_ptr<int32_t>() + cpu::offset_of(codes, b, h, slot);
     cpu::pack_codes(codes_of_row, op.D, op.bits, words);
   });

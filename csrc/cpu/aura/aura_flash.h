@@ -1,13 +1,15 @@
-// The two passes of attention to codes.
+// The two passes of attention to codes, and what it adds of exact rows between them.
 #pragma once
-#include "ops/aura/aura_flash_p1.h"
-#include "ops/aura/aura_flash_p2.h"
+#include "ops/aura/aura_attention.h"
 
 namespace torch_gdn::cpu {
 
-constexpr int64_t kFlashRows = 32;  // query rows of one KV head that share dequantised keys and values
+constexpr int64_t kFlashRows = 32;   // query rows of one KV head that share keys and values in f32
+constexpr int64_t kExactRows = 128;  // of a block
 
 void flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);
+// Into the last `shape.NX` blocks of the partials.
+void attend_to_exact_rows(const AuraAttention<int64_t>& op, const AuraShape<>& shape, const Partials& partials);
 void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o);
 
 }  // namespace torch_gdn::cpu

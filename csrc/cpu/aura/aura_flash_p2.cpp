@@ -45,24 +45,30 @@ void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
   const Tensor sinks = op.sinks.has_value() ? op.sinks->contiguous() : Tensor();
   const Tensor signs = op.value_signs.contiguous();
   const Rows out(o);
+  const int64_t blocks = s.NB + s.NX;
+  const float factor = 1.0f / std::sqrt(static_cast<float>(s.D));
   at::parallel_for(0, s.B * s.HQ * s.L, 16, [&](int64_t begin, int64_t end) {
     float row[kLargestD];
-    std::vector<float> factors(s.NB);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t head = i / s.L % s.HQ, at = i * s.NB;
-      const RowPartials partials{m.const_data_ptr<float>() + at, l.const_data_ptr<float>() + at,
-                                 mean.defined() ? mean.const_data_ptr<float>() + at : nullptr, s.NB};
-      const auto merged = merge(partials, sinks.defined() ? sinks.const_data_ptr<float>() + head : nullptr, factors);
-      std::fill_n(row, s.D, 0.0f);
-      for (int64_t block = 0; block < s.NB; ++block) {
+    std::vector<float> factors(blocks);
+    const auto add_blocks = [&](int64_t at, int64_t first, int64_t last) {
+      for (int64_t block = first; block < last; ++block) {
         if (factors[block] == 0.0f) continue;
         const float* part = parts.const_data_ptr<float>() + (at + block) * s.D;
         for (int64_t d = 0; d < s.D; ++d) row[d] += factors[block] * part[d];
       }
+    };
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t head = i / s.L % s.HQ, at = i * blocks;
+      const RowPartials partials{m.const_data_ptr<float>() + at, l.const_data_ptr<float>() + at,
+                                 mean.defined() ? mean.const_data_ptr<float>() + at : nullptr, blocks};
+      const auto merged = merge(partials, sinks.defined() ? sinks.const_data_ptr<float>() + head : nullptr, factors);
+      std::fill_n(row, s.D, 0.0f);
+      add_blocks(at, 0, s.NB);
       rotate(row, signs.const_data_ptr<float>(), s.D, true);
       const float inverse = merged.sum == 0.0f ? 0.0f : 1.0f / merged.sum;  // no key was seen: 0
-      const float factor = inverse / std::sqrt(static_cast<float>(s.D));
-      for (int64_t d = 0; d < s.D; ++d) row[d] = row[d] * factor + merged.mean * inverse;
+      for (int64_t d = 0; d < s.D; ++d) row[d] = row[d] * factor + merged.mean;
+      add_blocks(at, s.NB, blocks);
+      for (int64_t d = 0; d < s.D; ++d) row[d] *= inverse;
       out.write(i / s.L / s.HQ, head, i % s.L, 0, s.D, row);
     }
   });

@@ -30,6 +30,13 @@ inline float value_at(const Tensor& values, int64_t b, int64_t h, int64_t t) {
 inline void set_value(const Tensor& values, int64_t b, int64_t h, int64_t t, float value) {
   values.mutable_data_ptr<float>()[offset_of(values, b, h, t)] = value;
 }
+inline float norm_at(const Tensor& norms, int64_t b, int64_t h, int64_t t) {
+  return norms.const_data_ptr<c10::Half>()[offset_of(norms, b, h, t)];
+}
+// What float16 cannot hold becomes inf.
+inline void set_norm(const Tensor& norms, int64_t b, int64_t h, int64_t t, float norm) {
+  norms.mutable_data_ptr<c10::Half>()[offset_of(norms, b, h, t)] = norm;
+}
 
 // f(b, h, t) for each vector, spread over the cores.
 template <typename F>

@@ -2,6 +2,7 @@
 
 #include "metal/aura/launches.h"
 #include "metal/implement.h"
+#include "shaders/aura/aura_flash_exact.h"
 #include "shaders/aura/aura_flash_p1.h"
 
 namespace torch_gdn {
@@ -10,20 +11,28 @@ namespace {
 
 void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const auto& s = op.shape;
-  if (s.T == 0) {
+  if (s.T + s.E == 0) {
     o.zero_();
     return;
   }
   const auto f32 = op.q.options().dtype(at::kFloat);
-  const Tensor q = unit_last_stride(op.q, "q"), q_rot = at::empty(q.sizes(), f32);
-  const auto q_sums = op.key.means.has_value() ? optional<Tensor>(at::empty({s.B, s.HQ, s.L}, f32)) : std::nullopt;
+  const bool has_codes = s.T > 0;
+  const Tensor q = unit_last_stride(op.q, "q"), q_rot = has_codes ? at::empty(q.sizes(), f32) : Tensor();
+  const auto q_sums =
+      has_codes && op.key.means.has_value() ? optional<Tensor>(at::empty({s.B, s.HQ, s.L}, f32)) : std::nullopt;
   const int64_t row_tiles = ceil_div(s.L * s.HQ / s.HK, rows_of_threadgroup(s));
   const int64_t block_size =
       op.block_size.value_or(default_block_size(s.T, kFlashKeys, s.B * s.HK * row_tiles, busy_threadgroups()));
-  const auto pass_1 = op.pass_1(q_rot, q_sums, block_size);
-  const auto partials = pass_1.partials();
-  launcher().run({launch_aura_rotate({q, op.key_signs, scale_or_default(op.scale, s.D), false}, q_rot, q_sums),
-                  launch_aura_flash_p1(pass_1, partials), launch_aura_flash_p2(op.pass_2(partials), o)});
+  const auto pass_1 = op.pass_1(q_rot, q_sums, block_size, kExactKeys);
+  const auto partials = pass_1.partials(f32);
+  c10::SmallVector<Launch, 4> launches;
+  if (has_codes) {
+    launches.push_back(launch_aura_rotate({q, op.key_signs, scale_or_default(op.scale, s.D), false}, q_rot, q_sums));
+    launches.push_back(launch_aura_flash_p1(pass_1, partials));
+  }
+  if (s.E > 0) launches.push_back(launch_aura_flash_exact(op, pass_1.shape, partials));
+  launches.push_back(launch_aura_flash_p2(op.pass_2(pass_1, partials), o));
+  launcher().run(launches);
 }
 
 }  // namespace

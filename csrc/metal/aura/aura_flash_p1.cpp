@@ -38,7 +38,8 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   parameters.keys = int32_t(s.T);
   parameters.rows = int32_t(rows);
   parameters.block_size = int32_t(std::min<int64_t>(op.block_size, INT32_MAX / 2));
-  parameters.blocks = int32_t(s.NB);
+  parameters.blocks = int32_t(s.NB + s.NX);
+  parameters.first_position = int32_t(s.S);
   parameters.q_offset = int32_t(s.q_offset);
   parameters.causal = causal ? 1 : 0;
   parameters.window = int32_t(window);

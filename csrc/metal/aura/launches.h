@@ -1,8 +1,7 @@
-// The three kernels of aura_attention, each also an op.
+// The kernels of aura_attention; all but that of exact rows are also ops.
 #pragma once
 #include "launch/launch.h"
-#include "ops/aura/aura_flash_p1.h"
-#include "ops/aura/aura_flash_p2.h"
+#include "ops/aura/aura_attention.h"
 #include "ops/aura/aura_rotate.h"
 
 namespace torch_gdn {
@@ -13,6 +12,9 @@ Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const 
 // Query rows of a threadgroup of pass 1: 32 in matrix form, else 1, 2, 4 or 8.
 int64_t rows_of_threadgroup(const AuraShape<>& shape);
 Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);
+
+// Into the last `shape.NX` blocks of the partials.
+Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape<>& shape, const Partials& partials);
 
 Launch launch_aura_flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o);
 

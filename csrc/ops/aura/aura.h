@@ -12,15 +12,26 @@ namespace torch_gdn {
 template <typename Int = int64_t>
 struct AuraShape {
   Int B = 0, HQ = 0, HK = 0, L = 0, T = 0, D = 0;  // 0 where the op has none
-  Int NB = 0;                                      // blocks of keys
+  Int E = 0, S = 0;                                // rows kept exact, and how many of them precede the codes
+  Int NB = 0, NX = 0;                              // blocks of codes, and of exact rows
   Int q_offset = 0;                                // position of the first query
   int64_t key_bits = 0, value_bits = 0;
 };
 
-// Keys or values of a cache: codes [B, HK, T, words] int32, codebook [2^bits], norms and means [B, HK, T], float32.
+// Keys or values of a cache: codes [B, HK, T, words] int32, codebook [2^bits] float32, norms and means [B, HK, T],
+// float16 and float32.
 struct CodedTensor {
   Tensor codes, norms, codebook;
   optional<Tensor> means;
+};
+
+// Keys and values that are kept in q's dtype, [B, HK, rows, D] each: both tensors or none. The first `sinks` rows have
+// positions 0, 1, .., the T codes those that follow, then come the other rows up to `length`.
+template <typename Int>
+struct ExactRows {
+  optional<Tensor> keys, values;
+  Int sinks = 0;
+  optional<Int> length;  // all rows
 };
 
 // Keys of a query at position p: from starts[b] on, up to p if causal, of these the last `window`.
@@ -28,7 +39,7 @@ template <typename Int>
 struct Visibility {
   optional<Tensor> starts;  // [B]
   bool causal;
-  optional<Int> q_offset;  // T - L
+  optional<Int> q_offset;  // T + E - L
   int64_t window;          // 0: all
 };
 
@@ -72,11 +83,17 @@ void check_codes(const Check<Int>& check, const char* argument, const Tensor& co
   check.shape(argument, codes, "[.., ceil(D * bits / 32)]", with_last(rows, code_words(D, bits)));
 }
 
-// Norms or means: one value for each row of codes.
+// One value for each row of codes.
 template <typename Int>
 void check_norms(const Check<Int>& check, const char* argument, const Tensor& norms, const Sizes<Int>& rows) {
-  check.is_float32(argument, norms);
+  check.is_of_dtype(argument, norms, at::kHalf);
   check.shape(argument, norms, "that of the codes without their words", rows);
+}
+
+template <typename Int>
+void check_means(const Check<Int>& check, const char* argument, const Tensor& means, const Sizes<Int>& rows) {
+  check.is_float32(argument, means);
+  check.shape(argument, means, "that of the codes without their words", rows);
 }
 
 // starts or slots.
@@ -102,7 +119,7 @@ struct CachedAttention {
 
   // `length`: how many of the cache's tokens there are; all, where it is not given.
   void check_cache(const Check<Int>& check, const char* q_name, const Tensor& q,
-                   const optional<Int>& length = std::nullopt) {
+                   const optional<Int>& length = std::nullopt, const ExactRows<Int>& exact = {}) {
     auto& s = shape;
     check.dimensions(q_name, q, 4, "[B, HQ, L, D]");
     s.B = size_of<Int>(q, 0), s.HQ = size_of<Int>(q, 1), s.L = size_of<Int>(q, 2);
@@ -117,11 +134,12 @@ struct CachedAttention {
     const Sizes<Int> rows = {s.B, s.HK, s.T};
     check_codes(check, "key_codes", key.codes, rows, s.D, s.key_bits);
     check_norms(check, "key_norms", key.norms, rows);
-    if (key.means.has_value()) check_norms(check, "key_means", *key.means, rows);
+    if (key.means.has_value()) check_means(check, "key_means", *key.means, rows);
     check_codes(check, "value_codes", value.codes, rows, s.D, s.value_bits);
     check_norms(check, "value_norms", value.norms, rows);
-    if (value.means.has_value()) check_norms(check, "value_means", *value.means, rows);
+    if (value.means.has_value()) check_means(check, "value_means", *value.means, rows);
     if (length.has_value()) check_length(check, *length);
+    check_exact(check, q, exact);
     check_visibility(check);
   }
 
@@ -132,14 +150,42 @@ struct CachedAttention {
     shape.T = length;
   }
 
+  void check_exact_rows(const Check<Int>& check, const char* argument, const Tensor& x, const Int& rows,
+                        const Tensor& q) const {
+    check.shape(argument, x, "[B, HK, rows, D]", {shape.B, shape.HK, rows, shape.D});
+    check.same_dtype(argument, x, "q", q);
+  }
+
+  void check_exact(const Check<Int>& check, const Tensor& q, const ExactRows<Int>& exact) {
+    auto& s = shape;
+    const auto& [keys, values, sinks, length] = exact;
+    check.value(keys.has_value() == values.has_value(), "exact_values", "a tensor where exact_keys is one, else None",
+                values.has_value() ? "a tensor" : "None");
+    if (keys.has_value()) {
+      check.dimensions("exact_keys", *keys, 4, "[B, HK, rows, D]");
+      const Int rows = size_of<Int>(*keys, 2);
+      check_exact_rows(check, "exact_keys", *keys, rows, q);
+      check_exact_rows(check, "exact_values", *values, rows, q);
+      s.E = length.value_or(rows);
+      check.value(sym_ge(s.E, Int(0)), "exact_length", "at least 0", s.E);
+      check.value(sym_le(s.E, rows), "exact_length", "at most the rows of exact_keys", s.E, " for ", rows);
+    } else {
+      check.value(!length.has_value(), "exact_length", "None without exact_keys", length.value_or(Int(0)));
+    }
+    check.value(sym_ge(sinks, Int(0)), "exact_sinks", "at least 0", sinks);
+    check.value(sym_le(sinks, s.E), "exact_sinks", "at most the exact rows", sinks, " for ", s.E);
+    s.S = sinks;
+  }
+
   void check_visibility(const Check<Int>& check) {
     const auto& [starts, causal, q_offset, window] = visibility;
     if (starts.has_value()) {
       check_index(check, "starts", *starts);
       check.shape("starts", *starts, "[B]", {shape.B});
     }
-    check.value(sym_le(shape.T, Int(kLargestPosition)), "key_codes", "fewer than 2^30 tokens", shape.T);
-    shape.q_offset = q_offset.has_value() ? *q_offset : shape.T - shape.L;
+    const Int tokens = shape.T + shape.E;
+    check.value(sym_le(tokens, Int(kLargestPosition)), "key_codes", "fewer than 2^30 tokens", tokens);
+    shape.q_offset = q_offset.has_value() ? *q_offset : tokens - shape.L;
     check.in_range("q_offset", "a position below 2^30", shape.q_offset, -kLargestPosition, kLargestPosition);
     check.value(window >= 0 && window <= kLargestPosition, "window", "a window from 0 (none) to 2^30", window);
     check.value(window == 0 || causal, "window", "0 where causal is false", window);

@@ -11,24 +11,27 @@ struct AuraAttention : CachedAttention<Int> {
       "aura_attention(Tensor q, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor key_signs, "
       "Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, Tensor? key_means=None, "
       "Tensor? value_means=None, Tensor? starts=None, Tensor? sinks=None, float? scale=None, bool causal=True, "
-      "SymInt? q_offset=None, int window=0, SymInt? block_size=None, SymInt? length=None) -> Tensor";
+      "SymInt? q_offset=None, int window=0, SymInt? block_size=None, SymInt? length=None, Tensor? exact_keys=None, "
+      "Tensor? exact_values=None, SymInt exact_sinks=0, SymInt? exact_length=None) -> Tensor";
 
   Tensor q, key_signs, value_signs;
   optional<Tensor> sinks;
   optional<double> scale;
   optional<Int> block_size, length;
+  ExactRows<Int> exact;
 
   auto arguments() {
     auto& [starts, causal, q_offset, window] = this->visibility;
     return std::tie(q, this->key.codes, this->key.norms, this->key.codebook, key_signs, this->value.codes,
                     this->value.norms, this->value.codebook, value_signs, this->key.means, this->value.means, starts,
-                    sinks, scale, causal, q_offset, window, block_size, length);
+                    sinks, scale, causal, q_offset, window, block_size, length, exact.keys, exact.values, exact.sinks,
+                    exact.length);
   }
 
   void check() {
     const Check<Int> check("aura_attention", "q", q);
     check.is_activation("q", q);
-    this->check_cache(check, "q", q, length);
+    this->check_cache(check, "q", q, length, exact);
     check_table(check, "key_signs", key_signs, "[D]", this->shape.D);
     check_table(check, "value_signs", value_signs, "[D]", this->shape.D);
     if (sinks.has_value()) check_table(check, "sinks", *sinks, "[HQ]", this->shape.HQ);
@@ -40,18 +43,19 @@ struct AuraAttention : CachedAttention<Int> {
     return empty<Int>({s.B, s.HQ, s.L, s.D}, q.options());
   }
 
-  // Already checked.
-  AuraFlashP1<Int> pass_1(const Tensor& q_rot, const optional<Tensor>& q_sums, const Int& keys_of_block) const {
+  // Already checked. The partials have room for the blocks of exact rows, behind those of codes.
+  AuraFlashP1<Int> pass_1(const Tensor& q_rot, const optional<Tensor>& q_sums, const Int& keys_of_block,
+                          const Int& rows_of_block) const {
     AuraFlashP1<Int> pass{*this, q_rot, q_sums, keys_of_block};
     pass.shape.NB = ceil_div(pass.shape.T, keys_of_block);
+    pass.shape.NX = ceil_div(pass.shape.E, rows_of_block);
     return pass;
   }
 
-  AuraFlashP2<Int> pass_2(const Partials& partials) const {
+  AuraFlashP2<Int> pass_2(const AuraFlashP1<Int>& pass_1, const Partials& partials) const {
     const auto& [o, m, l, mean] = partials;
-    AuraFlashP2<Int> pass{o, m, l, value_signs, std::nullopt, sinks, q.scalar_type(), this->shape};
+    AuraFlashP2<Int> pass{o, m, l, value_signs, std::nullopt, sinks, q.scalar_type(), pass_1.shape};
     if (this->value.means.has_value()) pass.mean_partials = mean;
-    pass.shape.NB = size_of<Int>(o, 3);
     return pass;
   }
 };

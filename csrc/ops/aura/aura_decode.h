@@ -34,7 +34,7 @@ struct AuraDecode {
     const auto rows = sizes_without_last<Int>(codes);
     check_codes(check, "codes", codes, rows, D, bits);
     check_norms(check, "norms", norms, rows);
-    if (means.has_value()) check_norms(check, "means", *means, rows);
+    if (means.has_value()) check_means(check, "means", *means, rows);
     check.is_activation("dtype", dtype.value_or(at::kFloat));
   }
 

@@ -5,7 +5,7 @@
 
 namespace torch_gdn {
 
-// Codes int32 [.., words], norms and means float32 [..].
+// Codes int32 [.., words], norms float16 and means float32 [..].
 struct EncodedVectors {
   Tensor codes, norms;
   optional<Tensor> means;
@@ -44,7 +44,7 @@ struct AuraEncode : AuraEncoder<Int> {
     const auto rows = sizes_without_last<Int>(this->x);
     const auto words = code_words(this->D, this->bits);
     const auto options = this->x.options(), f32 = options.dtype(at::kFloat);
-    return {empty<Int>(with_last(rows, words), options.dtype(at::kInt)), empty<Int>(rows, f32),
+    return {empty<Int>(with_last(rows, words), options.dtype(at::kInt)), empty<Int>(rows, options.dtype(at::kHalf)),
             with_means ? empty<Int>(rows, f32) : no_output(f32)};
   }
 };
@@ -83,7 +83,7 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
     const auto stride = codes.sym_stride(3);
     check.value(sym_eq(stride, c10::SymInt(1)), "codes", "a last stride of 1", stride);
     check_norms(check, "norms", norms, rows);
-    if (means.has_value()) check_norms(check, "means", *means, rows);
+    if (means.has_value()) check_means(check, "means", *means, rows);
     if constexpr (is_run<Int>) check_cpu_slots(check);
   }
 

@@ -5,7 +5,8 @@
 namespace torch_gdn {
 
 // Of each block, float32: o [B, HQ, L, NB, D] (rotated, not divided by l); [B, HQ, L, NB]: m, the largest score, l, the
-// sum of exp(score - m), and mean, the same times the values' means (empty without means).
+// sum of exp(score - m), and mean, the same times the values' means (empty without means). Inside aura_attention NX
+// blocks of exact rows follow, whose o is not rotated and whose mean is 0.
 using Partials = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <typename Int>
@@ -43,16 +44,15 @@ struct AuraFlashP1 : CachedAttention<Int> {
   }
 
   // The mean is undefined where values have none.
-  Partials partials() const {
+  Partials partials(const at::TensorOptions& f32) const {
     const auto& s = this->shape;
-    const Sizes<Int> rows = {s.B, s.HQ, s.L, s.NB};
-    const auto f32 = q_rot.options();
+    const Sizes<Int> rows = {s.B, s.HQ, s.L, s.NB + s.NX};
     return {empty<Int>(with_last(rows, s.D), f32), empty<Int>(rows, f32), empty<Int>(rows, f32),
             this->value.means.has_value() ? empty<Int>(rows, f32) : Tensor()};
   }
 
   Partials outputs() const {
-    auto outputs = partials();
+    auto outputs = partials(q_rot.options());
     auto& mean = std::get<3>(outputs);
     if (!mean.defined()) mean = no_output(q_rot.options());
     return outputs;

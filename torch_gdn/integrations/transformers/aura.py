@@ -22,7 +22,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_
 from torch_gdn.aura.coded_tensor import dtype_name
 from torch_gdn.aura.scheme import Scheme
 from torch_gdn.integrations.transformers import aura_file
-from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, WindowLayer
+from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, Options, WindowLayer
 
 __all__ = ["AuraCache"]
 WINDOW = "aura_window"  # attribute of a mask of starts: how many positions a query sees
@@ -37,15 +37,20 @@ class AuraCache(Cache):
     to the codes; with any other, each layer's keys and values are decoded whenever it runs, which costs their memory
     for that time.
 
+    The last `tail` tokens and the first `sinks` stay in the model's dtype, as `torch_gdn.aura.KVCache` says; a window
+    has no sinks. The queries of a prompt see codes of its tokens already, but for its tail and sinks.
+
     Args:
         config: the model's, and the very object (`model.config`), since the attention implementation is read from it.
         scheme: a `torch_gdn.aura.Scheme` or its name. Default: "8v4".
         capacity: of each layer at first, in tokens; it grows by a quarter at a time. Default: 256.
+        tail: how many of the newest tokens stay exact at least, 0 for none; 32 to 256 pay. Default: 128.
+        sinks: how many of the first tokens stay exact, padding included. Default: 4.
 
     Raises:
         TypeError: config is not a model's configuration.
-        ValueError: an unknown scheme, a model without a layer of full attention or of a sliding window, or one whose
-            heads have a size that has no codes.
+        ValueError: an unknown scheme, a negative size, a model without a layer of full attention or of a sliding
+            window, or one whose heads have a size that has no codes.
 
     Example:
         >>> import torch
@@ -62,18 +67,29 @@ class AuraCache(Cache):
         >>> model.generate(prompt, past_key_values=cache, max_new_tokens=5, do_sample=False, pad_token_id=0).shape
         torch.Size([1, 9])
         >>> cache.get_seq_length(), cache.bytes_used
-        (8, 1664)
+        (8, 8192)
     """
 
-    def __init__(self, config: PreTrainedConfig, scheme: Scheme | str = "8v4", capacity: int = 256) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        scheme: Scheme | str = "8v4",
+        capacity: int = 256,
+        *,
+        tail: int = 128,
+        sinks: int = 4,
+    ) -> None:
         if not isinstance(config, PreTrainedConfig):
             got = repr(config) if isinstance(config, str) else f"a {type(config).__name__}"
             raise TypeError(f"AuraCache: config: expected a model's configuration, as model.config, got {got}")
-        scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
+        for argument, value in (("tail", tail), ("sinks", sinks)):
+            if value < 0:
+                raise ValueError(f"AuraCache: {argument}: expected at least 0, got {value}")
+        options = Options(scheme if isinstance(scheme, Scheme) else Scheme(scheme), tail, sinks)
         decoder = config.get_text_config(decoder=True)
         kinds = getattr(decoder, "layer_types", None) or []
         layers = [
-            coded_layer(layer, decoder, scheme, capacity, i, kinds[i] if i < len(kinds) else "")
+            coded_layer(layer, decoder, options, capacity, i, kinds[i] if i < len(kinds) else "")
             for i, layer in enumerate(DynamicCache(config=decoder).layers)
         ]
         if not any(isinstance(layer, AuraLayer) for layer in layers):
@@ -85,7 +101,7 @@ class AuraCache(Cache):
 
     @property
     def bytes_used(self) -> int:
-        """What the tokens held as codes take, in all layers."""
+        """What the tokens of all layers of codes take, the exact ones among them."""
         caches = (layer.cache for layer in self.layers if isinstance(layer, AuraLayer))
         return sum(cache.bytes_used for cache in caches if cache is not None)
 
@@ -118,18 +134,19 @@ class AuraCache(Cache):
                 together.
         """
         content = aura_file.read(path)
-        cache = cls(config, content.scheme, capacity)
+        scheme, tail, sinks = content.options
+        cache = cls(config, scheme, capacity, tail=tail, sinks=sinks)
         content.fill(cache.layers, torch.device(device))
         return cache
 
 
-def coded_layer(layer: Any, config: Any, scheme: Scheme, capacity: int, index: int, kind: str) -> Any:
+def coded_layer(layer: Any, config: Any, options: Options, capacity: int, index: int, kind: str) -> Any:
     """One of codes where there is one for such a layer, else the layer itself."""
     if type(layer) is DynamicLayer:
-        return AuraLayer(config, scheme, capacity, index)
+        return AuraLayer(config, options, capacity, index)
     chunked = "chunked" in kind or (not kind and getattr(config, "attention_chunk_size", None) is not None)
     if type(layer) is DynamicSlidingWindowLayer and not chunked:
-        return WindowLayer(config, scheme, index, layer.sliding_window)
+        return WindowLayer(config, options, index, layer.sliding_window)
     return layer
 
 

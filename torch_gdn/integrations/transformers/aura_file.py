@@ -1,8 +1,9 @@
-"""The file of an AuraCache, a safetensors file: version 1.
+"""The file of an AuraCache, a safetensors file: version 2.
 
-Metadata: format "torch_gdn.aura.cache", version "1", scheme (what `torch_gdn.aura.file` tells of a layer that is held
-as codes: all have the same, and a seed of their own), layers, a list in JSON with a kind for each layer. Tensors are
-named "<layer>.<name>": of codes as in the file of a KVCache, of others keys and values, or columns and state.
+Metadata: format "torch_gdn.aura.cache", version "2", scheme, table, means, tail and sinks (what `torch_gdn.aura.file`
+tells of a layer that is held as codes; a window has no sinks, and each layer a seed of its own), layers, a list in JSON
+with a kind for each layer. Tensors are named "<layer>.<name>": of codes as in the file of a KVCache, of others keys and
+values, or columns and state. Version 1, which is still read, is that of a KVCache's file.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from torch import Tensor
 from torch_gdn.aura import file
 from torch_gdn.aura.kv_cache import KVCache
 from torch_gdn.aura.scheme import Scheme
-from torch_gdn.integrations.transformers.aura_layers import AuraLayer, WindowLayer
+from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Options, WindowLayer
 
-FORMAT, VERSION = "torch_gdn.aura.cache", "1"
+FORMAT = "torch_gdn.aura.cache"
 
 
 @dataclass(frozen=True)
 class Content:
-    scheme: Scheme
+    options: Options
     layers: list[dict[str, Any]]
     tensors: dict[str, Tensor]
 
@@ -70,10 +71,10 @@ def fill_codes(layer: AuraLayer, content: file.Content, device: torch.device) ->
     config = layer.config
     heads = config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    _, found_heads, tokens, found_size = content.shape
+    _, found_heads, _, found_size = content.shape
     expected = f"{heads} heads of keys of size {size}, as the model has"
     file.require((found_heads, found_size) == (heads, size), expected, f"{found_heads} of size {found_size}")
-    layer.cache = KVCache.of(content, device, max(layer.capacity, tokens))
+    layer.cache = KVCache.of(content, device, max(layer.capacity, content.tokens))
     layer.is_initialized = True
 
 
@@ -84,7 +85,9 @@ def write(path: str | os.PathLike[str], layers: Sequence[Any]) -> None:
 
     tensors: dict[str, Tensor] = {}
     told: list[dict[str, Any]] = []
-    scheme = next(layer.scheme for layer in layers if isinstance(layer, AuraLayer))
+    coded = [layer.options for layer in layers if isinstance(layer, AuraLayer)]
+    scheme, tail, _ = coded[0]
+    sinks = max(options.sinks for options in coded)  # a window has none
     for index, layer in enumerate(layers):
         entry: dict[str, Any] = {"kind": kind_of(layer), "tokens": tokens_of(layer)}
         parts: dict[str, Tensor] = {}
@@ -96,7 +99,8 @@ def write(path: str | os.PathLike[str], layers: Sequence[Any]) -> None:
         tensors |= {f"{index}.{name}": x.cpu().contiguous() for name, x in parts.items()}
         told.append(entry)
     about = {"scheme": scheme.name, "table": scheme.table, "means": str(scheme.means), "layers": json.dumps(told)}
-    save_file(tensors, path, {"format": FORMAT, "version": VERSION} | about)
+    about |= {"tail": str(tail), "sinks": str(sinks)}
+    save_file(tensors, path, {"format": FORMAT, "version": file.VERSION} | about)
 
 
 def tokens_of(layer: Any) -> int:
@@ -109,10 +113,10 @@ def tokens_of(layer: Any) -> int:
 
 
 def read(path: str | os.PathLike[str]) -> Content:
-    metadata, tensors = file.opened(path, FORMAT, VERSION)
+    metadata, tensors = file.opened(path, FORMAT)
     try:
         layers = json.loads(metadata["layers"])
     except (KeyError, ValueError):
         raise ValueError(f"load: path: expected a list of layers, got {metadata.get('layers')!r}") from None
     scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""), metadata.get("means") == "True")
-    return Content(scheme, layers, tensors)
+    return Content(Options(scheme, *file.exact_sizes(metadata)), layers, tensors)

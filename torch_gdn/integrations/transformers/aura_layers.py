@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,18 +24,26 @@ def head_size(config: PreTrainedConfig, index: int) -> int | None:
     return size
 
 
+class Options(NamedTuple):
+    """What all layers of an AuraCache share."""
+
+    scheme: Scheme
+    tail: int
+    sinks: int
+
+
 class AuraLayer(CacheLayerMixin):
     """One layer of an AuraCache; its KVCache is made when the first keys come."""
 
     is_croppable = True
 
-    def __init__(self, config: PreTrainedConfig, scheme: Scheme, capacity: int, index: int) -> None:
+    def __init__(self, config: PreTrainedConfig, options: Options, capacity: int, index: int) -> None:
         super().__init__()
         size = head_size(config, index)
         if size is not None and size not in DIMENSIONS:
             expected = f"heads of {', '.join(map(str, DIMENSIONS[:-1]))} or {DIMENSIONS[-1]} values"
             raise ValueError(f"AuraCache: config: expected {expected}, got {size} in layer {index}")
-        self.config, self.scheme, self.capacity, self.index = config, scheme, capacity, index
+        self.config, self.options, self.capacity, self.index = config, options, capacity, index
         self.cache: KVCache | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -44,7 +52,9 @@ class AuraLayer(CacheLayerMixin):
             raise ValueError(f"AuraCache: expected keys and values of one shape, got {shapes}")
         batch, heads, tokens, size = key_states.shape
         capacity, device = max(tokens, self.capacity), key_states.device
-        self.cache = KVCache(self.scheme, batch, heads, size, capacity, device, key_states.dtype, seed=self.index)
+        scheme, tail, sinks = self.options
+        options = {"seed": self.index, "tail": tail, "sinks": sinks}
+        self.cache = KVCache(scheme, batch, heads, size, capacity, device, key_states.dtype, **options)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -108,12 +118,12 @@ class AuraLayer(CacheLayerMixin):
 
 class WindowLayer(AuraLayer):
     """Keys of a sliding window. It holds up to a quarter more of them than are seen, so that they are moved seldom, and
-    beyond that what one call of the model brings until the next one."""
+    beyond that what one call of the model brings until the next one. The first tokens leave it: it has no sinks."""
 
     is_sliding = True
 
-    def __init__(self, config: PreTrainedConfig, scheme: Scheme, index: int, window: int) -> None:
-        super().__init__(config, scheme, window - 1 + max(window // 4, 1), index)
+    def __init__(self, config: PreTrainedConfig, options: Options, index: int, window: int) -> None:
+        super().__init__(config, options._replace(sinks=0), window - 1 + max(window // 4, 1), index)
         self.needed = window - 1  # tokens before the next one that it sees
         self.window = window
         self.seen = 0

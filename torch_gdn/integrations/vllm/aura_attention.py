@@ -1,7 +1,8 @@
 """Full attention over pages that hold AURA's codes in place of keys and values: additional_config={"aura": "8v4"}.
 
-A cell of a page is Scheme.bytes_per_token(D) bytes, [key codes | value codes | key norm | value norm]; vLLM sizes its
-pools by it. A page is [block_size, KV heads, cell]: a token's slot has one stride, and `aura_encode_` writes in place.
+A cell of a page is Scheme.bytes_per_token(D) bytes, [key codes | value codes | key norm | value norm], whole words: the
+norms, in float16, share the last. vLLM sizes its pools by it. A page is [block_size, KV heads, cell]: a token's slot
+has one stride, and `aura_encode_` writes in place.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class AuraPagedAttention(PagedAttention):
     def parts(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Key codes, key norms, value codes, value norms: [blocks, block_size, KV heads, ..], views of the pool."""
         words = kv_cache.transpose(1, 2).view(torch.int32)
-        key, value = (self.head_size * bits // 32 for bits in (self.scheme.key_bits, self.scheme.value_bits))
-        norms = words[..., key + value :].view(torch.float32)
+        key, value = (-(-self.head_size * bits // 32) for bits in (self.scheme.key_bits, self.scheme.value_bits))
+        norms = words[..., key + value :].view(torch.float16)
         return words[..., :key], norms[..., 0], words[..., key : key + value], norms[..., 1]
 
     def tables_of(self, layer: Any, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -24,11 +24,16 @@ def aura_attention(
     window: int = 0,
     block_size: int | None = None,
     length: int | None = None,
+    exact_keys: Tensor | None = None,
+    exact_values: Tensor | None = None,
+    exact_sinks: int = 0,
+    exact_length: int | None = None,
 ) -> Tensor:
-    """Attends to keys and values stored as codes (`aura_encode`).
+    """Attends to keys and values stored as codes (`aura_encode`), and to exact ones before and behind them.
 
     The kernels dequantise the codes in registers, never in memory. The op rotates q as the keys were rotated and runs
-    `aura_flash_p1` and `aura_flash_p2`, which rotates the result back.
+    `aura_flash_p1` and `aura_flash_p2`, which rotates the result back. Exact rows get a softmax of their own, of q as
+    it is, which the second pass merges with those of the codes.
 
     Source: AURA (Kryski and Turney, working draft, 2026), section 3; metaltile-std 0.1.0.
 
@@ -37,11 +42,11 @@ def aura_attention(
             other than 1 costs a copy.
         key_codes: [B, HK, T, ceil(D * key_bits / 32)], int32. A slice of a cache, with any strides. HQ is a multiple of
             HK, and KV head h serves HQ / HK query heads, starting with h * HQ / HK.
-        key_norms: [B, HK, T], float32. Any strides.
+        key_norms: [B, HK, T], float16. Any strides.
         key_codebook: [2 ** key_bits], float32. The keys have 2, 3, 4 or 8 bits.
         key_signs: [D], float32. The signs that the keys were encoded with.
         value_codes: [B, HK, T, ceil(D * value_bits / 32)], int32. Any strides.
-        value_norms: [B, HK, T], float32. Any strides.
+        value_norms: [B, HK, T], float16. Any strides.
         value_codebook: [2 ** value_bits], float32. The values have 2, 3, 4 or 8 bits.
         value_signs: [D], float32. The signs that the values were encoded with.
         key_means, value_means: [B, HK, T], float32. The means that were subtracted before encoding. Default: None.
@@ -49,12 +54,19 @@ def aura_attention(
         sinks: [HQ], float32. One more score for each head, whose value is zero (GPT-OSS). Default: None.
         scale: Factor of q k^T. Default: D ** -0.5.
         causal: Whether a query sees no later key. Query i has position q_offset + i. Default: True.
-        q_offset: The position of the first query. Default: T - L, so that queries have the last positions.
+        q_offset: The position of the first query. Default: T + E - L with E exact rows, so that queries have the last
+            positions.
         window: The number of keys that a query sees, up to its own position. With 0 it sees all of them. Requires
             causal. Default: 0.
         block_size: The number of keys per block of pass 1, a multiple of 16. Default: chosen from T and the query rows.
         length: The number of keys to attend to; the rest of the codes, norms and means is ignored, so that a cache need
             not be sliced at each step. Default: T.
+        exact_keys: [B, HK, R, D], q's dtype. Rows that are no codes. Any strides; a last stride other than 1 costs a
+            copy. Default: None, for none.
+        exact_values: [B, HK, R, D], q's dtype. Required with exact_keys, else not allowed. Default: None.
+        exact_sinks: How many exact rows precede the codes. They have the positions 0, 1, ..; the codes follow, and then
+            the other exact rows. Default: 0.
+        exact_length: The number E of exact rows to attend to; the rest is ignored. Default: R.
 
     Returns:
         o: [B, HQ, L, D], q's dtype. Contiguous. Zeros for a query that sees no key.
@@ -79,4 +91,5 @@ def aura_attention(
     keys = (key_codes, key_norms, key_codebook, key_signs)
     values = (value_codes, value_norms, value_codebook, value_signs)
     masks = (starts, sinks, scale, causal, q_offset, window)
-    return torch.ops.gdn.aura_attention(q, *keys, *values, key_means, value_means, *masks, block_size, length)
+    sizes, exact = (block_size, length), (exact_keys, exact_values, exact_sinks, exact_length)
+    return torch.ops.gdn.aura_attention(q, *keys, *values, key_means, value_means, *masks, *sizes, *exact)

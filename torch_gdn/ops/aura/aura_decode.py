@@ -19,7 +19,7 @@ def aura_decode(
 
     Args:
         codes: [..., ceil(D * bits / 32)], int32. Any strides; a last stride other than 1 costs a copy.
-        norms: [...], float32. Any strides.
+        norms: [...], float16. Any strides.
         codebook: [2 ** bits], float32. bits is 2, 3, 4 or 8.
         signs: [D], float32. 1 or -1. D is 64, 80, 96, 128, 256 or 512.
         means: [...], float32. The means that were subtracted before encoding. Any strides. Default: zeros.

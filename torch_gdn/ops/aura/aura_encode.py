@@ -25,7 +25,8 @@ def aura_encode(
 
     Returns:
         codes: [..., ceil(D * bits / 32)], int32. Each row is a little-endian stream of D codes.
-        norms: [...], float32. The factors that a decoder multiplies the centroids by.
+        norms: [...], float16. The factors that a decoder multiplies the centroids by. A norm above 65504, which float16
+            cannot hold, is infinite.
         means: [...], float32; [0] unless with_means.
 
     Raises:
@@ -63,7 +64,7 @@ def aura_encode_(
             differ from each other. On x's device.
         signs, boundaries, codebook: See `aura_encode`.
         codes: [B, HK, S, ceil(D * bits / 32)], int32. Written in place. S is the capacity. The last stride must be 1.
-        norms: [B, HK, S], float32. Written in place.
+        norms: [B, HK, S], float16. Written in place.
         means: [B, HK, S], float32. Written in place. If it is passed, the mean of each vector is subtracted first.
             Default: None.
 
@@ -77,7 +78,7 @@ def aura_encode_(
         >>> import torch, torch_gdn
         >>> codebook = torch.tensor([-0.19, -0.06, 0.06, 0.19])
         >>> boundaries = (codebook[1:] + codebook[:-1]) / 2
-        >>> codes, norms = torch.zeros(1, 2, 8, 4, dtype=torch.int32), torch.zeros(1, 2, 8)
+        >>> codes, norms = torch.zeros(1, 2, 8, 4, dtype=torch.int32), torch.zeros(1, 2, 8, dtype=torch.float16)
         >>> x, slots = torch.ones(1, 2, 1, 64), torch.tensor([5])
         >>> torch_gdn.aura_encode_(x, slots, torch.ones(64), boundaries, codebook, codes, norms)
         >>> norms[0, 0].nonzero().flatten()

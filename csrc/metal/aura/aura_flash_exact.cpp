@@ -1,0 +1,43 @@
+#include "shaders/aura/aura_flash_exact.h"
+
+#include "metal/aura/launches.h"
+#include "metal/aura/vectors.h"
+
+namespace torch_gdn {
+
+Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape<>& shape, const Partials& partials) {
+  const auto& s = shape;
+  const auto& [starts, causal, q_offset, window] = op.visibility;
+  const auto& [o, m, l, mean] = partials;
+  const Tensor q = unit_last_stride(op.q, "q"), keys = unit_last_stride(*op.exact.keys, "exact_keys");
+  const Tensor values = unit_last_stride(*op.exact.values, "exact_values");
+  const int64_t rows = s.L * (s.HQ / s.HK);
+  ExactParameters parameters{};
+  parameters.q = vector_strides(q);
+  parameters.keys = vector_strides(keys);
+  parameters.values = vector_strides(values);
+  parameters.kv_heads = int32_t(s.HK);
+  parameters.ratio = int32_t(s.HQ / s.HK);
+  parameters.queries = int32_t(s.L);
+  parameters.rows = int32_count(rows, "aura_attention: q", "query rows of a KV head");
+  parameters.exact = int32_t(s.E);
+  parameters.sinks = int32_t(s.S);
+  parameters.coded = int32_t(s.T);
+  parameters.first_block = int32_t(s.NB);
+  parameters.blocks = int32_t(s.NB + s.NX);
+  parameters.q_offset = int32_t(s.q_offset);
+  parameters.causal = causal ? 1 : 0;
+  parameters.window = int32_t(window);
+  if (starts.has_value()) parameters.start_words = starts->scalar_type() == at::kLong ? 2 : 1;
+  parameters.has_vectors = vector_width({keys, values}) == 4 ? 1 : 0;
+  parameters.scale = float(scale_or_default(op.scale, s.D));
+  const int64_t column_groups = ceil_div(s.D, kExactColumns);
+  return {"aura_flash_exact",
+          "aura/aura_flash_exact.metal",
+          {q.scalar_type(), s.D},
+          {q, keys, values, contiguous(starts), o, m, l, Binding::values(parameters)},
+          {size_t(s.NX * column_groups), size_t(s.HK * ceil_div(rows, kExactQueryRows)), size_t(s.B)},
+          kAuraThreads};
+}
+
+}  // namespace torch_gdn

@@ -1,0 +1,158 @@
+// Pass 1 for the rows of a cache that are kept as they are. One threadgroup owns 8 query rows of one KV head, a block
+// of 128 exact rows, of which each of its 4 simdgroups takes 32 with a softmax of its own, and up to 256 columns of o;
+// the simdgroups are put together at the end. In registers: scores [32, 8], o [columns, 8]; in threadgroup memory: q,
+// then the other simdgroups' o. Layout: q [B, HQ, L, D], exact keys and values [B, HK, rows, D], all with strides;
+// o_partials [B, HQ, L, blocks, D], m and l [B, HQ, L, blocks] f32, contiguous. m = max of scale q k, l = sum of
+// exp(scale q k - m), o = sum of exp(scale q k - m) v, over a block.
+#include "aura/aura_flash_exact.h"
+#include "aura/visibility.h"
+#include "core/row_attention.h"
+
+GDN_CONSTANT int kExactSimdgroups = kAuraThreads / 32;
+GDN_CONSTANT int kExactKeysOfSimdgroup = kExactKeys / kExactSimdgroups;
+
+METAL_FUNC constexpr int exact_columns(int D) { return D < kExactColumns ? D : kExactColumns; }
+
+// The first exact row at or behind a position: rows before `sinks` have their own index as position, the others follow
+// the codes.
+METAL_FUNC int exact_row_at(constant ExactParameters& parameters, int position) {
+  return position <= parameters.sinks ? position : max(parameters.sinks, position - parameters.coded);
+}
+
+// The exact rows of a block that a query row sees.
+METAL_FUNC KeyRange
+seen_exact_rows(constant ExactParameters& parameters, device const int* starts, int batch, int row, KeyRange block) {
+  const int position = parameters.q_offset + row / parameters.ratio;
+  int first = parameters.start_words != 0 ? start_of(starts, parameters.start_words, batch) : 0;
+  if (parameters.window > 0) first = max(first, position - parameters.window + 1);
+  KeyRange range;
+  range.first = max(block.first, exact_row_at(parameters, first));
+  range.last = parameters.causal != 0 ? min(block.last, exact_row_at(parameters, position + 1)) : block.last;
+  return range;
+}
+
+// Exact rows from `first` on; those past the last one that is seen repeat it.
+template <typename T>
+struct ExactRows {
+  device const T* rows;
+  int64_t stride;
+  int first, last;
+  bool has_vectors;
+
+  METAL_FUNC device const T* at(int key, int column) const { return rows + min(first + key, last) * stride + column; }
+  METAL_FUNC float4 four(int key, int column) const {
+    device const T* source = at(key, column);
+    if (has_vectors) return float4(*(device const vec<T, 4>*)source);
+    return float4(float(source[0]), float(source[1]), float(source[2]), float(source[3]));
+  }
+  METAL_FUNC float2 two(int key, int column) const {
+    device const T* source = at(key, column);
+    if (has_vectors) return float2(*(device const vec<T, 2>*)source);
+    return float2(float(source[0]), float(source[1]));
+  }
+};
+
+// q's rows as StagedQuery has them: fragments 2 i and 2 i + 1 have the even and the odd ones of 16 columns.
+template <typename T, int D>
+METAL_FUNC void stage_queries(
+    threadgroup float2* staged,
+    device const T* q,
+    constant ExactParameters& parameters,
+    int batch,
+    int kv_head,
+    int first_row,
+    uint thread_index) {
+  for (int item = int(thread_index); item < D * 4; item += kAuraThreads) {
+    const LanePosition at = lane_position(uint(item % 32));
+    const int part = item / 32;
+    const int column = part / 2 * 16 + at.row * 2 + part % 2;
+    float2 both;
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int row = min(first_row + at.column + i, parameters.rows - 1);
+      const RowPlace place = row_place(parameters, batch, kv_head, row);
+      both[i] = float(q[offset_of(parameters.q, batch, place.head, place.query) + column]);
+    }
+    staged[item] = both;
+  }
+}
+
+template <typename T, int D>
+[[kernel]] void aura_flash_exact(
+    device const T* q [[buffer(0)]],
+    device const T* keys [[buffer(1)]],
+    device const T* values [[buffer(2)]],
+    device const int* starts [[buffer(3)]],
+    device float* o_partials [[buffer(4)]],
+    device float* m_partials [[buffer(5)]],
+    device float* l_partials [[buffer(6)]],
+    constant ExactParameters& parameters [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int kOwn = exact_columns(D);  // columns of o
+  constexpr int kBlocks = kExactKeysOfSimdgroup / 8;
+  static_assert(D % 16 == 0 && D % kOwn == 0, "a vector is whole pairs of fragments, and whole groups of columns");
+  static_assert(kExactQueryRows == 8, "the rows are a fragment's columns");
+  threadgroup float2 shared[D * 4];
+  threadgroup float2 states[kExactSimdgroups * 8];
+
+  const int row_tiles = (parameters.rows + kExactQueryRows - 1) / kExactQueryRows;
+  const int block = int(group.x) / (D / kOwn);
+  const int first_column = int(group.x) % (D / kOwn) * kOwn;
+  const int kv_head = int(group.y) / row_tiles;
+  const int first_row = int(group.y) % row_tiles * kExactQueryRows;
+  const int last_row = min(first_row + kExactQueryRows, parameters.rows) - 1;
+  const int batch = int(group.z);
+  stage_queries<T, D>(shared, q, parameters, batch, kv_head, first_row, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  // Later queries see later rows: what the first and the last of these see, and a lane's two.
+  KeyRange whole;
+  whole.first = block * kExactKeys;
+  whole.last = min(parameters.exact, whole.first + kExactKeys);
+  const int first_seen = seen_exact_rows(parameters, starts, batch, first_row, whole).first;
+  const int last_seen = seen_exact_rows(parameters, starts, batch, last_row, whole).last;
+  const LanePosition at = lane_position(lane);
+  const int own_row = first_row + at.column;
+  const KeyRange of_first = seen_exact_rows(parameters, starts, batch, min(own_row, last_row), whole);
+  const KeyRange of_second = seen_exact_rows(parameters, starts, batch, min(own_row + 1, last_row), whole);
+  SeenKeys seen;
+  seen.first = int2(of_first.first, of_second.first);
+  seen.last = int2(of_first.last, of_second.last);
+
+  RowState state = no_keys();
+  float2 o[kOwn / 8];
+  UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] = float2(0.0f);
+  if (first_seen < last_seen) {
+    StagedQuery query;
+    query.staged = shared;
+    query.lane = lane;
+    ExactRows<T> rows;
+    rows.first = first_seen + int(simdgroup) * kExactKeysOfSimdgroup;
+    rows.last = last_seen - 1;
+    rows.has_vectors = parameters.has_vectors != 0;
+    rows.rows = keys + offset_of(parameters.keys, batch, kv_head, 0);
+    rows.stride = parameters.keys.token;
+    float2 scores[kBlocks];
+    multiply_keys<D, kBlocks>(scores, rows, query, at);
+    online_softmax<kBlocks>(scores, state, parameters.scale, rows.first + at.row, seen);
+    rows.rows = values + offset_of(parameters.values, batch, kv_head, 0) + first_column;
+    rows.stride = parameters.values.token;
+    multiply_values<kOwn, kBlocks>(o, scores, rows, at);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  merge_simdgroups<kOwn, kExactSimdgroups>(o, state, shared, states, at, simdgroup, lane);
+  if (simdgroup > 0) return;
+  UNROLL for (int i = 0; i < 2; ++i) {
+    if (own_row + i <= last_row) {
+      const RowPlace place = row_place(parameters, batch, kv_head, own_row + i);
+      const int64_t target = place.index * parameters.blocks + parameters.first_block + block;
+      store_row<kOwn>(o_partials + target * D + first_column, o, i, 1.0f, at.row);
+      if (first_column == 0 && at.row == 0) {
+        m_partials[target] = state.m[i];
+        l_partials[target] = state.l[i];
+      }
+    }
+  }
+}

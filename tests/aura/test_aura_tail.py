@@ -1,0 +1,181 @@
+"""A cache's first and newest tokens stay as they came: attention after any history against float64 to a plain list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tests.helpers.devices import kernels_run, on_a_mac
+from tests.helpers.errors import assert_close
+from tests.helpers.prefill import on_mps
+from torch_gdn import reference
+from torch_gdn.aura import KVCache, codebooks
+
+D, SEED = 64, 3
+
+
+class History:
+    """Keys and values as they were appended, and which of them are codes by now."""
+
+    def __init__(self, tail: int, sinks: int) -> None:
+        self.tail, self.sinks, self.tile = tail, sinks, min(tail, 128)
+        self.k, self.v = torch.zeros(2, 2, 0, D), torch.zeros(2, 2, 0, D)
+        self.coded: list[bool] = []
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        self.k, self.v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+        self.coded += [False] * k.shape[2]
+        while len(rows := self.exact_rows()) > self.tail + self.tile:
+            for row in rows[: self.tile or len(rows)]:
+                self.coded[row] = True
+
+    def exact_rows(self) -> list[int]:
+        return [i for i, coded in enumerate(self.coded) if i >= self.sinks and not coded]
+
+    def keep(self, first: int, last: int) -> None:
+        self.k, self.v, self.coded = self.k[:, :, first:last], self.v[:, :, first:last], self.coded[first:last]
+
+    def select(self, rows: list[int]) -> None:
+        self.k, self.v = self.k[rows], self.v[rows]
+
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        coded, found = torch.tensor(self.coded)[:, None], []
+        for x, bits, seed in ((self.k, 4, 2 * SEED), (self.v, 3, 2 * SEED + 1)):
+            centroids, signs = codebooks.codebook(bits, D), codebooks.aura_signs(D, seed)
+            codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
+            decoded = reference.aura_decode(codes, norms.half(), centroids, signs, dtype=torch.float64)
+            found.append(torch.where(coded, decoded, x.double()))
+        return found[0], found[1]
+
+
+class Both:
+    """A cache and its history."""
+
+    def __init__(self, device: torch.device, tail: int, sinks: int, capacity: int) -> None:
+        self.device, self.history = device, History(tail, sinks)
+        self.cache = KVCache("4v3", 2, 2, D, capacity, device, torch.float32, seed=SEED, tail=tail, sinks=sinks)
+
+    def append(self, tokens: int) -> None:
+        k, v = torch.randn(2, 2, tokens, D), torch.randn(2, 2, tokens, D)
+        self.history.append(k, v)
+        self.cache.append(k.to(self.device), v.to(self.device))
+
+    def crop(self, length: int) -> None:
+        self.cache.crop(length)
+        self.history.keep(0, length)
+
+    def check(self, L: int = 1, window: int = 0) -> None:
+        """Row 1 has a token of left padding."""
+        T = len(self.history.coded)
+        assert len(self.cache) == T and self.cache.coded == sum(self.history.coded)
+        k, v = self.history.vectors()
+        q, starts = 2 * torch.randn(2, 4, L, D), torch.tensor([0, 1])
+        keys, queries = torch.arange(T), torch.arange(T - L, T)[:, None]
+        mask = (keys <= queries) & (keys > queries - (window or T)) & (keys >= starts[:, None, None, None])
+        expected = scaled_dot_product_attention(q.double(), k, v, attn_mask=mask, enable_gqa=True)
+        o = self.cache.attend(q.to(self.device), window=window, starts=starts.to(self.device))
+        assert_close("o", o.cpu(), expected, 1e-5, head_dim=1)
+        for name, ours, exact in zip(("keys", "values"), self.cache.decoded(), (k, v), strict=True):
+            assert_close(name, ours.cpu(), exact, 1e-5, head_dim=1)
+
+
+def test_lengths_around_the_sinks_the_tail_and_a_tile(device: torch.device) -> None:
+    both = Both(device, tail=128, sinks=4, capacity=400)
+    for length in (3, 4, 5, 127, 128, 129, 131, 132, 133, 255, 256, 259, 260, 261, 389):
+        both.append(length - len(both.cache))
+        both.check(L=3 if length % 2 else 1)
+    assert both.cache.coded == 256
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 17, 140, 300])
+def test_a_prompt_at_once(device: torch.device, tokens: int) -> None:
+    """What leaves the tail at once is encoded from where it comes; 17 queries take the kernel of matrices."""
+    both = Both(device, tail=32, sinks=3, capacity=400)
+    both.append(tokens)
+    both.check(L=min(tokens, 17), window=50)
+    both.append(65)
+    both.check()
+    assert both.cache.coded % 32 == 0 and both.cache.coded >= tokens + 65 - 3 - 64
+
+
+@pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+@on_mps()
+def test_a_step_of_decoding_encodes_once_per_tile(device: torch.device) -> None:
+    import mps_simulator
+
+    both, found = Both(device, tail=4, sinks=2, capacity=64), []
+    both.append(10)
+    for _ in range(8):
+        with mps_simulator.profile() as profile:
+            both.append(1)
+            both.cache.attend(torch.randn(2, 4, 1, D).to(device))
+        found.append(sum(figures.dispatches for figures in profile.kernels.values()))
+    step = 1 + 4  # the token's key and value; rotate, both passes, exact rows
+    tile = step + 2 + 1  # codes of keys and of values; the tail moves
+    assert found == [tile, step, step, step, tile, step, step, step]
+
+
+@pytest.mark.parametrize("length", [26, 20, 12, 3, 1, 0])
+def test_going_on_after_a_crop(device: torch.device, length: int) -> None:
+    """Into the tail, the codes and the sinks: codes stay codes, and the tail fills up anew."""
+    both = Both(device, tail=3, sinks=2, capacity=40)
+    for tokens in (5, 1, 1, 1, 20):
+        both.append(tokens)
+    both.crop(length)
+    if length > 0:
+        both.check(window=5)
+    for tokens in (2, 1, 1, 9):
+        both.append(tokens)
+        both.check(L=2)
+
+
+@pytest.mark.parametrize("length", [3, 9, 20])  # without codes, with a full tail, and cropped into the codes
+def test_going_on_after_other_rows_more_memory_and_a_file(device: torch.device, tmp_path: Path, length: int) -> None:
+    both = Both(device, tail=3, sinks=2, capacity=length if length < 20 else 30)
+    both.append(length if length < 20 else 30)
+    both.crop(length)
+    both.cache.reorder(torch.tensor([1, 0]).to(device))
+    both.history.select([1, 0])
+    both.check()
+    both.cache.save(tmp_path / "cache")
+    both.cache = KVCache.load(tmp_path / "cache", device)
+    assert both.cache.capacity == length and (both.cache.tail, both.cache.sinks) == (3, 2)
+    both.check()
+    both.cache.reserve(40)
+    for tokens in (1, 1, 12, 1):
+        both.append(tokens)
+        both.check(L=1)
+
+
+@pytest.mark.parametrize("tail", [2, 20])
+def test_a_window_forgets_codes_first(device: torch.device, tail: int) -> None:
+    both = Both(device, tail=tail, sinks=0, capacity=30)
+    both.append(30)
+    for kept in (25, 9, 3, 0):
+        both.cache.keep_last(kept, 14 if kept < 12 else 40)
+        both.history.keep(len(both.history.coded) - kept, None)
+        if kept > 0:
+            both.check(window=6)
+        both.append(4)
+        both.check(L=2, window=6)
+
+
+def test_nothing_is_exact_without_a_tail_and_sinks(device: torch.device) -> None:
+    both = Both(device, tail=0, sinks=0, capacity=20)
+    both.append(19)
+    with kernels_run(device, "aura_encode"):
+        both.append(1)
+    both.check()
+    assert both.cache.coded == 20 and both.cache.bytes_used == 2 * 2 * 20 * (4 * (8 + 6) + 4)
+
+
+def test_bytes() -> None:
+    both = Both(torch.device("cpu"), tail=4, sinks=2, capacity=100)
+    both.append(50)
+    coded, exact = 40, 10
+    assert both.cache.bytes_used == 2 * 2 * (coded * (4 * (8 + 6) + 4) + exact * 2 * D * 4)
+    assert both.cache.bytes_reserved == 2 * 2 * (94 * (4 * (8 + 6) + 4) + 10 * 2 * D * 4)
