@@ -56,7 +56,7 @@ def errors(sizes: Sizes, spreads: tuple[int, ...] = SPREADS) -> dict[tuple[str, 
     found = {}
     for scheme in tqdm(SCHEMES, desc="schemes", unit="scheme"):
         for table in TABLES:
-            cache = KVCache(Scheme(scheme, table), 1, heads, D, tokens, dtype=torch.float32)
+            cache = KVCache(Scheme(scheme, table), 1, heads, D, tokens, dtype=torch.float32, tail=0, sinks=0)
             cache.append(k, v)
             outputs = [cache.attend(spread * q, causal=False) for spread in spreads]
             pairs = zip(outputs, exact, strict=True)
@@ -97,7 +97,7 @@ def model_table(pieces: Tensor, schemes: tuple[str, ...] = SCHEMES) -> str:
     model.set_attn_implementation("aura")
     for scheme in tqdm(schemes, desc="a trained model", unit="scheme"):
         for table in TABLES:
-            cache = AuraCache(model.config, Scheme(scheme, table))
+            cache = AuraCache(model.config, Scheme(scheme, table), tail=0, sinks=0)
             logits = model(input_ids=pieces[:, :-1], past_key_values=cache).logits
             error = ((logits - exact).norm() / exact.norm()).item()
             rows.append(f"| {scheme} | {NAMES[table]} | {error:.4f} | {bits(logits, pieces):.3f} |")
@@ -111,7 +111,7 @@ def bits(logits: Tensor, pieces: Tensor) -> float:
 
 def bytes_per_token(scheme: str, D: int) -> int:
     """Of a key and a value in one head, as measured."""
-    return KVCache(scheme, 1, 1, D, capacity=64).bytes_reserved // 64
+    return KVCache(scheme, 1, 1, D, capacity=64, tail=0, sinks=0).bytes_reserved // 64
 
 
 def memory_table(tokens: int = 32_768) -> str:
@@ -129,7 +129,7 @@ def memory_table(tokens: int = 32_768) -> str:
         for D in (64, 128):
             measured = bytes_per_token(scheme, D)
             row += [str(measured), f"1/{4 * D / measured:.2f}"]
-        cache = KVCache(scheme, 1, 2, 256, tokens, dtype=torch.float32)
+        cache = KVCache(scheme, 1, 2, 256, tokens, dtype=torch.float32, tail=0, sinks=0)
         for first in range(0, tokens, 4096):
             cache.append(k[:, :, first : first + 4096], v[:, :, first : first + 4096])
         assert len(cache) == tokens and cache.bytes_used == cache.bytes_reserved

@@ -78,9 +78,12 @@ class Decoded:
     """A layer whose keys and values have gone through the references' codes, but for the sinks and the tail: of the
     tokens behind the sinks, whole tiles leave the tail where more than it and a tile are exact."""
 
-    def __init__(self, scheme: Scheme, index: int, sinks: int, tail: int, **options: Any) -> None:
+    def __init__(
+        self, scheme: Scheme, index: int, sinks: int, tail: int, *, exact_prompt: bool, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.scheme, self.index, self.sinks, self.tail, self.coded_to = scheme, index, sinks, tail, sinks
+        self.exact_prompt = exact_prompt and tail > 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         seen = self.get_seq_length()
@@ -89,6 +92,8 @@ class Decoded:
         while total - self.coded_to > 2 * self.tail:
             self.coded_to += self.tail or total - self.coded_to
         keys, values = super().update(key_states, value_states)
+        if seen == 0 and self.exact_prompt:
+            return keys, values
         positions = torch.arange(total - keys.shape[2], total)[:, None]
         coded = (positions >= self.sinks) & (positions < self.coded_to)
         of_keys = self.through_codes(keys, self.scheme.key_bits, 2 * self.index)
@@ -110,13 +115,17 @@ class DecodedWindow(Decoded, DynamicSlidingWindowLayer): ...
 EXACT = {"tail": 1, "sinks": 1}  # of 11 tokens 8 become codes
 
 
-def decoded_cache(model: PreTrainedModel, scheme: str, tail: int = 1, sinks: int = 1) -> DynamicCache:
+def decoded_cache(
+    model: PreTrainedModel, scheme: str, tail: int = 1, sinks: int = 1, *, exact_prompt: bool = False
+) -> DynamicCache:
+    """exact_prompt: where the first one has no padding."""
+    prompt = {"exact_prompt": exact_prompt}
     cache = DynamicCache(config=model.config)
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[i] = DecodedLayer(Scheme(scheme), i, sinks, tail)
+            cache.layers[i] = DecodedLayer(Scheme(scheme), i, sinks, tail, **prompt)
         if type(layer) is DynamicSlidingWindowLayer:
-            cache.layers[i] = DecodedWindow(Scheme(scheme), i, 0, tail, sliding_window=layer.sliding_window)
+            cache.layers[i] = DecodedWindow(Scheme(scheme), i, 0, tail, sliding_window=layer.sliding_window, **prompt)
     return cache
 
 
@@ -156,9 +165,25 @@ def test_logits_without_padding(kind: str, tail: int, sinks: int) -> None:
     tail = min(tail, 1) if kind == "window" else tail  # a longer one would be all that the window of 4 sees
     model = model_of(kind)
     everything = torch.ones_like(PADDED)
-    expected = logits_of(model, decoded_cache(model, "4v4", tail, sinks), everything)
+    expected = logits_of(model, decoded_cache(model, "4v4", tail, sinks, exact_prompt=True), everything)
     found = logits_of(model, aura_cache(model, "4v4", tail=tail, sinks=sinks), everything)
     assert relative_error(found, expected) < 2e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["qwen3", "window", "gpt_oss"])
+def test_a_first_prompt_without_padding_is_exact(kind: str) -> None:
+    """Though all but one of its tokens are codes when it attends, 2 bits each; a padded one sees them."""
+    model, device = model_of(kind), ready("mps")
+    model.set_attn_implementation("eager")
+    expected = model(PROMPT, past_key_values=DynamicCache(config=model.config)).logits
+    cache = aura_cache(model.to(device), "2v2", sinks=0)
+    with kernels_run(device, "paged_attention_prefill", "aura_encode"):
+        found = model(PROMPT.to(device), past_key_values=cache).logits.cpu()
+    assert relative_error(found, expected) < 2e-5
+    assert cache.layers[0].cache.coded == 9
+    padded = model(PROMPT.to(device), attention_mask=PADDED.to(device), past_key_values=aura_cache(model, "2v2"))
+    assert relative_error(padded.logits[1].cpu(), expected[1]) > 0.01
 
 
 def test_a_short_conversation_is_exact() -> None:
@@ -225,7 +250,7 @@ def test_a_second_turn() -> None:
         first = model.generate(PROMPT[1:], past_key_values=cache, **options)
         return model.generate(torch.cat([first, PROMPT[1:, :3]], 1), past_key_values=cache, **options)
 
-    expected = two_turns(decoded_cache(model, "8v4"))
+    expected = two_turns(decoded_cache(model, "8v4", exact_prompt=True))
     tokens = two_turns(aura_cache(model, "8v4"))
     assert tokens.shape == (1, 11 + 5 + 3 + 5) and torch.equal(tokens, expected)
 
@@ -234,7 +259,7 @@ def test_looking_drafts_up_in_the_prompt() -> None:
     """Assisted generation: what was guessed wrong is cropped."""
     model, prompt = model_of("qwen3"), torch.cat([PROMPT[1:], PROMPT[1:]], 1)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": 64}
-    expected = model.generate(prompt, past_key_values=decoded_cache(model, "8v4"), **options)
+    expected = model.generate(prompt, past_key_values=decoded_cache(model, "8v4", exact_prompt=True), **options)
     cache = aura_cache(model, "8v4")
     assert torch.equal(model.generate(prompt, past_key_values=cache, prompt_lookup_num_tokens=3, **options), expected)
 
@@ -262,9 +287,10 @@ def test_a_hybrid_keeps_its_states_beside_the_codes() -> None:
 
 def test_other_attention_gets_what_is_decoded() -> None:
     model = model_of("llama")
-    expected = logits_of(model, aura_cache(model, "4v4"))
+    everything = torch.ones_like(PADDED)
+    expected = logits_of(model, aura_cache(model, "4v4"), everything)
     model.set_attn_implementation("sdpa")
-    assert relative_error(logits_of(model, AuraCache(model.config, "4v4", **EXACT)), expected) < 2e-5
+    assert relative_error(logits_of(model, AuraCache(model.config, "4v4", **EXACT), everything), expected) < 2e-5
 
 
 @pytest.mark.parametrize("padded", [True, False])

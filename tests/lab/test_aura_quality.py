@@ -43,7 +43,7 @@ def test_tables_and_plot(errors: dict, tmp_path: Path) -> None:
     aura_quality.plot(errors, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     memory = aura_quality.memory_table(512).split("\n")
-    assert memory[3].startswith("| 8v4 | 104 | 1/2.46 | 200 | 1/2.56 | 0.4 MiB | 1/2.61 |")
+    assert memory[3].startswith("| 8v4 | 100 | 1/2.56 | 196 | 1/2.61 | 0.4 MiB | 1/2.64 |")
 
 
 def test_a_trained_model_hardly_notices_the_safe_scheme() -> None:

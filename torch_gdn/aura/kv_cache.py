@@ -141,23 +141,32 @@ class KVCache:
         if self.length + tokens > self.capacity:
             expected = f"at most {self.capacity - self.length} more tokens (capacity {self.capacity})"
             raise ValueError(f"append: k: expected {expected}, got {tokens}: see reserve")
-        exact, held = self.exact, self._exact_length
-        of_sinks = max(0, min(tokens, self.sinks - held))
-        surplus = exact.surplus(held + tokens)
+        surplus = self.exact.surplus(self._exact_length + tokens)
         if surplus > 0:
-            from_rows = min(surplus, max(0, held - self.sinks))
-            if from_rows > 0:
-                self._encode(*exact.rows(self.sinks, self.sinks + from_rows))
-                exact.drop_oldest(from_rows, held)
-            if of_sinks > 0:
-                exact.write(held, k[:, :, :of_sinks], v[:, :, :of_sinks])
-            behind = of_sinks + surplus - from_rows
-            if behind > of_sinks:
-                self._encode(k[:, :, of_sinks:behind], v[:, :, of_sinks:behind])
-            k, v, held = k[:, :, behind:], v[:, :, behind:], held - from_rows + of_sinks
+            k, v = self._make_codes(k, v, surplus)
         if k.shape[2] > 0:
-            exact.write(held, k, v)
-        self.length += tokens
+            self._write(k, v)
+
+    def _make_codes(self, k: Tensor, v: Tensor, surplus: int) -> tuple[Tensor, Tensor]:
+        """Encodes so many of the oldest tokens behind the sinks, which may be exact rows or new ones. Returns those of
+        the new ones that are left."""
+        held = self._exact_length
+        of_rows = min(surplus, max(0, held - self.sinks))
+        if of_rows > 0:
+            self._encode(*self.exact.rows(self.sinks, self.sinks + of_rows))
+            self.exact.drop_oldest(of_rows, held)
+        of_sinks = max(0, min(k.shape[2], self.sinks - held))
+        if of_sinks > 0:
+            self._write(k[:, :, :of_sinks], v[:, :, :of_sinks])
+        coded = of_sinks + surplus - of_rows
+        if coded > of_sinks:
+            self._encode(k[:, :, of_sinks:coded], v[:, :, of_sinks:coded])
+            self.length += coded - of_sinks
+        return k[:, :, coded:], v[:, :, coded:]
+
+    def _write(self, k: Tensor, v: Tensor) -> None:
+        self.exact.write(self._exact_length, k, v)
+        self.length += k.shape[2]
 
     def _encode(self, k: Tensor, v: Tensor) -> None:
         slots = self.slots[self.coded : self.coded + k.shape[2]]

@@ -23,6 +23,7 @@ from torch_gdn.aura.coded_tensor import dtype_name
 from torch_gdn.aura.scheme import Scheme
 from torch_gdn.integrations.transformers import aura_file
 from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, Options, WindowLayer
+from torch_gdn.integrations.transformers.aura_prompt import LARGEST, UNPADDED, attend_to_prompt, is_unpadded
 
 __all__ = ["AuraCache"]
 WINDOW = "aura_window"  # attribute of a mask of starts: how many positions a query sees
@@ -38,7 +39,8 @@ class AuraCache(Cache):
     for that time.
 
     The last `tail` tokens and the first `sinks` stay in the model's dtype, as `torch_gdn.aura.KVCache` says; a window
-    has no sinks. The queries of a prompt see codes of its tokens already, but for its tail and sinks.
+    has no sinks. A first prompt without padding, in heads of at most 256 values, attends to its keys and values as they
+    are; the queries of any other see codes of its own tokens, but for the tail and sinks.
 
     Args:
         config: the model's, and the very object (`model.config`), since the attention implementation is read from it.
@@ -186,6 +188,8 @@ def aura_attention(
     fits = attention_mask is None or attention_mask.dim() == 1
     expect("attention_mask", fits, "left padding, [B, T]", attention_mask)
     sinks = None if s_aux is None else s_aux.detach().float()
+    if key.prompt is not None and is_unpadded(attention_mask) and query.shape[3] <= LARGEST:
+        return attend_to_prompt(query, *key.prompt, scaling, window, sinks), None
     o = key.cache.attend(query, scale=scaling, window=window, starts=attention_mask, sinks=sinks)
     return o.transpose(1, 2), None
 
@@ -225,6 +229,7 @@ def aura_mask(
     if window is not None:
         if starts is None:
             starts = torch.zeros(batch_size, dtype=torch.int32, device=kwargs.get("device"))
+            setattr(starts, UNPADDED, True)
         setattr(starts, WINDOW, window)
     return starts
 

@@ -62,13 +62,15 @@ class AuraLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         cache = self.cache
         assert cache is not None
+        is_prompt = len(cache) == 0 and cache.tail > 0
         wanted = len(cache) + key_states.shape[2]
         if wanted > cache.capacity:
             cache.reserve(max(wanted, cache.capacity + cache.capacity // 4))
         cache.append(key_states, value_states)
         if self.config._attn_implementation == "aura":
-            return Codes(cache), Codes(cache)
-        return cache.decoded(cache.dtype)
+            codes = Codes(cache, (key_states, value_states) if is_prompt else None)
+            return codes, codes
+        return (key_states, value_states) if is_prompt else cache.decoded(cache.dtype)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         self.expect_tokens(query_length)
@@ -187,10 +189,10 @@ class WindowLayer(AuraLayer):
 
 class Codes:
     """Keys and values on their way to the attention: no tensor, so a model that computes with them fails instead of
-    attending to something else."""
+    attending to something else. `prompt` has them as they came where they are all that there is."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self.cache = cache
+    def __init__(self, cache: KVCache, prompt: tuple[Tensor, Tensor] | None = None) -> None:
+        self.cache, self.prompt = cache, prompt
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
