@@ -71,7 +71,7 @@ def test_aura_without_a_trellis_is_what_the_ops_code(sample: tuple[Tensor, Tenso
     tables = signs, codebooks.boundaries(codebook), codebook
     codes, norms, _ = torch_gdn.aura_encode(k, *tables)
     expected = torch_gdn.aura_decode(codes, norms, codebook, signs, dtype=torch.float32)
-    assert relative_error(FORMATS["AURA 4v4"].keys.code(k).decoded, expected) < 1e-5
+    assert relative_error(kv_formats.aura(k, bits=4, seed=0).decoded, expected) < 1e-5
 
 
 def test_kvarn_is_a_step_a_minimum_and_two_scales(sample: tuple[Tensor, Tensor]) -> None:
