@@ -1,8 +1,9 @@
-"""The CPU kernels of every ISA variant that this machine has: convolution, norms, gates, their exp, codes."""
+"""The CPU kernels of every ISA variant that this machine has: convolution, norms, gates, codes, attention, the rule."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from torch_gdn import reference
 from torch_gdn.testing import REGISTRY, Point
+from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import BITS, AuraPoint, CodecPoint
+from torch_gdn.testing.gdn import RulePoint
 from torch_gdn.testing.inputs import Call
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
 from torch_gdn.testing.models import DTYPES
@@ -71,8 +74,21 @@ def cases() -> dict[str, Case]:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True)
             found[f"codes {D} {bits}"] = drawn("aura_decode", point, means=None)
     # With 7 query heads for a KV head, and a window whose ends are inside of tiles.
-    point = AuraPoint(bits=(8, 4), D=128, ratio=7, queries=1, keys=200, batch=1)
-    found["attention to codes"] = drawn("aura_attention", point, window=150)
+    for D in (80, 128):
+        coded = AuraPoint(bits=(8, 4), D=D, ratio=7, queries=1, keys=200, batch=1)
+        found[f"attention to codes {D}"] = drawn("aura_attention", coded, window=150)
+        pages = PagePoint(D=D, HQ=7, HK=1, queries=(9, 1), keys=(90, 130), block_size=16)
+        found[f"attention to pages {D}"] = drawn("paged_attention_", pages, window=75, sinks=torch.randn(7))
+    return found | rules()
+
+
+def rules() -> dict[str, Case]:
+    """Of head sizes on each side of where a kernel divides K, in both layouts of a state."""
+    found: dict[str, Case] = {}
+    ops = ("fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule", "chunk_kda")
+    for op, (K, V), v_first in itertools.product(ops, ((16, 20), (96, 192), (256, 40)), (False, True)):
+        point = RulePoint(K=K, V=V, tokens=5 if "recurrent" in op else 70, HV=1, state_v_first=v_first)
+        found[f"{op} {K} {V}{' values first' if v_first else ''}"] = drawn(op, point)
     return found
 
 

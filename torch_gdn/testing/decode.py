@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_gdn import reference
 from torch_gdn.testing import bounds, invalid
 from torch_gdn.testing.gdn import SLOTS
-from torch_gdn.testing.inputs import Call, slots
+from torch_gdn.testing.inputs import Call, boundaries_of, slots
 from torch_gdn.testing.invalid import change, last, put
 from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import Invalid, Named, OpEntry, Point, register
@@ -37,6 +37,7 @@ class DecodePoint(Point):
     parameters: torch.dtype | None = None  # dtype of the convolution's and the norm's weights; None means qkv's
     tokens: int = 1
     batch: int = 3
+    boundaries: tuple[int, ...] = ()  # cu_seqlens of packed sequences
 
     def facts_of(self, call: Call) -> dict[str, Any]:
         found = super().facts_of(call)
@@ -51,8 +52,9 @@ class DecodePoint(Point):
 
 def draw_decode(point: DecodePoint) -> Call:
     H, HV, K, V = point.H, point.HV, point.K, point.V
-    D, N = 2 * H * K + HV * V, 3 if point.packed else point.batch
-    rows, parameters = (1 if point.packed else point.batch, point.tokens), point.parameters or point.dtype
+    D, cu_seqlens = 2 * H * K + HV * V, boundaries_of(point.tokens, point.packed, point.boundaries)
+    batch, N = (1, len(cu_seqlens) - 1) if cu_seqlens else (point.batch, point.batch)
+    rows, parameters = (batch, point.tokens), point.parameters or point.dtype
     call: Call = {"qkv": torch.randn(*rows, D + HV * V if point.by_key_head else D)}
     call["z"] = None if point.by_key_head else torch.randn(*rows, HV * V)
     call["b"] = torch.randn(*rows, 2 * HV if point.by_key_head else HV)
@@ -65,8 +67,7 @@ def draw_decode(point: DecodePoint) -> Call:
     states = torch.randn(count, HV, *((V, K) if point.state_v_first else (K, V))).to(point.pool)
     call |= slots(states, N) | {"state_v_first": point.state_v_first}
     call |= {"norm_weight": torch.rand(V).to(parameters), "conv_bias": torch.randn(D).to(parameters)}
-    quarter = point.tokens // 4
-    return call | ({"cu_seqlens": torch.tensor([0, quarter, quarter, point.tokens])} if point.packed else {})
+    return call | ({"cu_seqlens": torch.tensor(cu_seqlens)} if cu_seqlens else {})
 
 
 def decode_bounds(point: DecodePoint, call: Call, exact: Named) -> dict[str, float]:

@@ -19,7 +19,7 @@ from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.reference.common import sequences
 from torch_gdn.testing import bounds, invalid, stages
 from torch_gdn.testing.cases import Case, bounds_of, channels_of, make_case
-from torch_gdn.testing.inputs import Call, slots, unaligned
+from torch_gdn.testing.inputs import Call, boundaries_of, slots, unaligned
 from torch_gdn.testing.invalid import change, put, short
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn.testing.registry import REGISTRY, Hostile, Invalid, Named, OpEntry, Point, accepted_by, register
@@ -51,9 +51,7 @@ class RulePoint(Point):
 
     @property
     def cu_seqlens(self) -> list[int] | None:
-        quarter = self.tokens // 4
-        default = (0, quarter, quarter, self.tokens) if self.packed else ()
-        return list(self.boundaries or default) or None
+        return boundaries_of(self.tokens, self.packed, self.boundaries)
 
     def context(self) -> AbstractContextManager[None]:
         return prefill_algorithm(self.algorithm, self.fused_chunk_size if self.algorithm == "fused_chunk" else 0)

@@ -84,3 +84,9 @@ def slots(pool: Tensor, count: int) -> Call:
     if count > 1:
         indices[-1], flags[-2] = -1, False
     return {"state_pool": pool, "state_indices": indices, "has_initial_state": flags}
+
+
+def boundaries_of(tokens: int, packed: bool, boundaries: tuple[int, ...]) -> list[int] | None:
+    """cu_seqlens: the given ones, or those of three sequences, the second of which is empty; None for a batch."""
+    quarter = tokens // 4
+    return list(boundaries or ((0, quarter, quarter, tokens) if packed else ())) or None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_gdn import reference
 from torch_gdn.testing import invalid
 from torch_gdn.testing.gdn import BOUNDARIES, LARGE, RECURRENT, SLOTS, RulePoint
-from torch_gdn.testing.inputs import Call, slots, unaligned
+from torch_gdn.testing.inputs import Call, boundaries_of, slots, unaligned
 from torch_gdn.testing.invalid import change, put
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn.testing.registry import REGISTRY, Hostile, Invalid, OpEntry, Point, accepted_by, register
@@ -260,6 +260,7 @@ class ConvolutionPoint(Point):
     W: int = 4
     tokens: int = 20
     batch: int = 2
+    boundaries: tuple[int, ...] = ()  # cu_seqlens of packed sequences
     by_channel: bool = False  # the tokens of a channel are adjacent in memory
     biased: bool = True  # pass a bias, an activation and a residual
     from_state: bool = True
@@ -271,7 +272,8 @@ class ConvolutionPoint(Point):
 
 
 def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:
-    batch, N = (1, 3) if point.packed else (point.batch, point.batch)
+    cu_seqlens = boundaries_of(point.tokens, point.packed, point.boundaries)
+    batch, N = (1, len(cu_seqlens) - 1) if cu_seqlens else (point.batch, point.batch)
     x = torch.randn(batch, point.D, point.tokens).to(point.dtype).transpose(1, 2)
     call: Call = {"x": x if point.by_channel else x.contiguous()}
     call["weight"] = torch.randn(point.D, point.W).to(point.weight or point.dtype)
@@ -283,8 +285,7 @@ def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:
         call |= slots(states, N)
     elif point.from_state:
         call |= {"initial_state": states, "output_final_state": True}
-    quarter = point.tokens // 4
-    return call | ({"cu_seqlens": torch.tensor([0, quarter, quarter, point.tokens])} if point.packed else {})
+    return call | ({"cu_seqlens": torch.tensor(cu_seqlens)} if cu_seqlens else {})
 
 
 def wrong_convolution(entry: OpEntry[ConvolutionPoint], state: str) -> Iterator[Invalid]:

@@ -1,0 +1,131 @@
+"""Indices of which only some are null, for every op with slots: rows that are null at their start or their end, and
+offsets of zero beside indices that are in use or past the pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.entries import assert_exact, fields_of
+from tests.helpers.errors import assert_close, assert_same_bits
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.inputs import Call, doubled, to_device
+from torch_gdn.testing.registry import OpEntry
+
+SLOTTED = [op for op, entry in REGISTRY.items() if "state_indices" in entry.arguments]
+STEPPED = [
+    op for op in SLOTTED if "num_accepted_tokens" in REGISTRY[op].arguments and "W" not in fields_of(REGISTRY[op])
+]
+KEEPING = [op for op in SLOTTED if "checkpoint_indices" in REGISTRY[op].arguments]
+OF_TOKENS = ("q", "k", "v", "g", "beta")  # of arguments that have a dimension of tokens
+OF_SLOTS = ("state_pool", "has_initial_state", "num_accepted_tokens")
+# Which of a row's three tokens have no slot.
+PATTERNS = ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2), ())
+BOUND = 1e-6
+
+
+def rows(null: int) -> Tensor:
+    """[N, 3]: each pattern, of slots in no order."""
+    indices = 1 + torch.randperm(3 * len(PATTERNS)).view(-1, 3)
+    for row, columns in zip(indices, PATTERNS, strict=True):
+        row[list(columns)] = null
+    return indices
+
+
+def step_of(entry: OpEntry[Any], null: int, accepted: int) -> Call:
+    """A step of three tokens for all rows."""
+    indices = rows(null)
+    N = len(indices)
+    call = entry.call(replace(entry.small, batch=N, tokens=3))
+    pool = call["state_pool"]
+    call["state_pool"] = torch.randn(3 * len(PATTERNS) + 1, *pool.shape[1:])
+    call |= {"state_indices": indices, "has_initial_state": torch.arange(N) % 4 != 3, "null_index": max(null, -1)}
+    return call | {"num_accepted_tokens": torch.full((N,), accepted)}
+
+
+def token_by_token(entry: OpEntry[Any], call: Call) -> tuple[Tensor, Tensor]:
+    """o and the pool in float64: each token a call of its own, on a pool of one slot."""
+    wide = {name: doubled(x) for name, x in call.items()}
+    pool, indices, null = wide["state_pool"].clone(), call["state_indices"], call["null_index"]
+    o = torch.zeros_like(wide["v"])
+    one = {"state_indices": torch.tensor([0]), "has_initial_state": torch.tensor([True]), "null_index": -1}
+    for n, (row, accepted) in enumerate(zip(indices.tolist(), call["num_accepted_tokens"].tolist(), strict=True)):
+        start = row[accepted - 1]
+        if start <= null:
+            continue
+        state = wide["state_pool"][start : start + 1] * call["has_initial_state"][n]
+        for t, slot in enumerate(row):
+            token = {name: wide[name][n : n + 1, t : t + 1] for name in OF_TOKENS}
+            o[n, t] = entry.exact(token | one | {"state_pool": state})[0, 0]
+            if slot > null:
+                pool[slot] = state[0]
+    return o, pool
+
+
+@pytest.mark.parametrize("null", [-1, 0, -7])
+@pytest.mark.parametrize("op", STEPPED)
+def test_rows_that_are_partly_null(device: torch.device, op: str, null: int) -> None:
+    """The column that a step goes on from decides whether a row is computed, any other whether a state is kept. Of 24
+    indices, which threadgroups look through, and of some past 32, which a kernel does."""
+    entry = REGISTRY[op]
+    for accepted in (1, 2, 3):
+        call = step_of(entry, null, accepted)
+        call = twice(call) if accepted == 2 else call
+        o, pool = token_by_token(entry, call)
+        there = to_device(call, device)
+        found = entry.run(there)
+        if device.type == "mps":
+            torch.mps.synchronize()
+        absent = [n for n, row in enumerate(call["state_indices"].tolist()) if row[accepted - 1] <= call["null_index"]]
+        assert absent and (found[absent] == 0).all()
+        assert_close("o", found, o, BOUND)
+        assert_close("state_pool", there["state_pool"], pool, BOUND, head_dim=1)
+        untouched = [s for s in range(len(pool)) if torch.equal(pool[s], call["state_pool"][s].double())]
+        assert_same_bits("other slots", there["state_pool"][untouched], call["state_pool"][untouched])
+
+
+def twice(call: Call) -> Call:
+    """Twice as many sequences, the second half in a second half of the pool."""
+    slots, indices = len(call["state_pool"]), call["state_indices"]
+    more = indices.where(indices <= call["null_index"], indices + slots)
+    both = {name: torch.cat([call[name], call[name].flip(0)]) for name in OF_TOKENS}
+    both |= {name: call[name].repeat(2, *[1] * (call[name].dim() - 1)) for name in OF_SLOTS}
+    return call | both | {"state_indices": torch.cat([indices, more])}
+
+
+@pytest.mark.parametrize("op", SLOTTED)
+def test_every_number_at_and_below_null_index_is_null(device: torch.device, op: str) -> None:
+    """-1, 0 and far below, first, last and between; the slot 0 of such a pool is no sequence's."""
+    entry = REGISTRY[op]
+    call = entry.call(replace(entry.small, batch=6))
+    call |= {"state_indices": torch.tensor([0, 4, -1, 2, -(2**40), 0]), "null_index": 0}
+    call["has_initial_state"] = torch.tensor([True, True, False, False, True, True])
+    as_minus_one = call | {"state_indices": torch.tensor([-1, 4, -1, 2, -1, -1]), "null_index": -1}
+    assert_exact(entry, entry.small, as_minus_one, device)
+    there, other = to_device(call, device), to_device(as_minus_one, device)
+    for found, expected in zip(*(entry.outputs(x, entry.run(x)).values() for x in (there, other)), strict=True):
+        assert_same_bits(op, found, expected)
+
+
+@pytest.mark.parametrize("op", KEEPING)
+def test_what_a_checkpoint_of_no_tokens_points_at_is_not_looked_at(device: torch.device, op: str) -> None:
+    """An index past the pool, a state's slot, another checkpoint's and null ones; next to checkpoints that are kept."""
+    entry = REGISTRY[op]
+    tokens = 64
+    call = entry.call(replace(entry.small, batch=6, tokens=tokens))
+    call["state_pool"] = torch.cat([call["state_pool"], torch.randn_like(call["state_pool"])])
+    call |= {"state_indices": torch.tensor([1, 2, 3, 4, -1, 6]), "has_initial_state": torch.ones(6, dtype=torch.bool)}
+    offsets, slots = [0, tokens, 0, 0, 0, tokens], [2**40, 0, 3, 7, 2, 7]
+    checkpoints = {"checkpoint_offsets": torch.tensor(offsets), "checkpoint_indices": torch.tensor(slots)}
+    plain, kept = to_device(call, device), to_device(call | checkpoints, device)
+    expected = entry.outputs(plain, entry.run(plain))
+    expected["state_pool"][[0, 7]] = expected["state_pool"][[2, 6]]  # after all tokens: the state itself
+    found = entry.outputs(kept, entry.run(kept))
+    if device.type == "mps":
+        torch.mps.synchronize()
+    for name, x in found.items():
+        assert_same_bits(name, x, expected[name])

@@ -1,0 +1,74 @@
+"""What a kernel keeps on its way, at each size where it changes its plan: checkpoints, and the states of drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.classes.test_null import BOUND, KEEPING, STEPPED, step_of, token_by_token
+from tests.helpers.entries import assert_exact, fields_of
+from tests.helpers.errors import assert_close, assert_same_bits
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.gdn import ALGORITHMS, CHUNKED
+from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn.testing.registry import OpEntry
+
+SIZES = ((16, 8), (96, 192), (256, 40))  # of K, on each side of where lanes, tiles and chunks change, and V
+ENDS = (64, 128)  # after a chunk of every algorithm, and after some
+
+
+def algorithms_of(op: str) -> tuple[str, ...]:
+    return CHUNKED if "kda" in op else ALGORITHMS
+
+
+PREFILLS = [(op, each) for op in KEEPING if "K" in fields_of(REGISTRY[op]) for each in algorithms_of(op)]
+
+
+def part_of(call: Call, n: int, tokens: int) -> Call:
+    """The call with the first tokens of one sequence."""
+    found = {name: x[n : n + 1, :tokens] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
+    return found | {name: call[name][n : n + 1] for name in ("state_indices", "has_initial_state")}
+
+
+def checkpoints_are_exact(entry: OpEntry[Any], point: Any, device: torch.device) -> None:
+    """What is kept after 64 and 128 tokens of two sequences has the bits of a prefill that ends there, and that one is
+    exact."""
+    call = entry.call(point)
+    call |= {"state_indices": torch.tensor([3, 0]), "has_initial_state": torch.tensor([True, True])}
+    numbers = {"checkpoint_offsets": torch.tensor(ENDS), "checkpoint_indices": torch.tensor([1, 4])}
+    there, expected = to_device(call | numbers, device), to_device(call, device)
+    entry.run(there, point)
+    entry.run(expected, point)
+    pool = expected["state_pool"]
+    for n, (tokens, slot) in enumerate(zip(ENDS, (1, 4), strict=True)):
+        part = part_of(call, n, tokens)
+        assert_exact(entry, point, part, device)
+        alone = to_device(part, device)
+        entry.run(alone, point)
+        pool[slot] = alone["state_pool"][int(call["state_indices"][n])]
+    assert_same_bits("state_pool", there["state_pool"], pool)
+
+
+@pytest.mark.sweep(5)
+@pytest.mark.parametrize(("K", "V"), SIZES)
+@pytest.mark.parametrize(("op", "algorithm"), PREFILLS)
+def test_checkpoints(device: torch.device, op: str, algorithm: str, K: int, V: int) -> None:
+    entry = REGISTRY[op]
+    for v_first in (False, True):
+        point = replace(entry.small, K=K, V=V, H=1, HV=1, tokens=150, algorithm=algorithm, state_v_first=v_first)
+        checkpoints_are_exact(entry, replace(point, chunk_size=64), device)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(("K", "V"), SIZES)
+@pytest.mark.parametrize("op", STEPPED)
+def test_states_of_drafts(device: torch.device, op: str, K: int, V: int) -> None:
+    entry = REGISTRY[op]
+    call = step_of(replace(entry, small=replace(entry.small, K=K, V=V, H=1, HV=1)), -1, 2)
+    o, pool = token_by_token(entry, call)
+    there = to_device(call, device)
+    assert_close("o", entry.run(there), o, BOUND)
+    assert_close("state_pool", there["state_pool"], pool, BOUND, head_dim=1)

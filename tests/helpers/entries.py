@@ -1,0 +1,27 @@
+"""Calls of an op's entry, changed, and held against float64."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from torch_gdn.testing import bounds
+from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn.testing.registry import OpEntry, Point
+
+
+def fields_of(entry: OpEntry[Any]) -> set[str]:
+    """What its points say."""
+    return {each.name for each in fields(entry.small)}
+
+
+def assert_exact(entry: OpEntry[Any], point: Point, call: Call, device: torch.device) -> None:
+    """The op's outputs and what it writes, for inputs on the CPU, are within its bounds of float64."""
+    there = to_device(call, device)
+    found = entry.outputs(there, entry.run(there, point))
+    if device.type == "mps":
+        torch.mps.synchronize()
+    part = bounds.worst(entry.compared(point, call, {name: x.cpu() for name, x in found.items()}))
+    assert part.kept, f"{entry.name} at {point.name}: {part}"
