@@ -31,7 +31,7 @@ BAD: list[tuple[str, type[Exception], dict[str, Any]]] = [
     ("beta: expected a floating dtype, got int64", TypeError, {"beta": torch.zeros(1, 5, 2, dtype=torch.int64)}),
     ("g: expected a floating dtype, got int64", TypeError, {"g": torch.zeros(1, 5, 2, 32, dtype=torch.int64)}),
     ("g: expected a tensor that does not require grad", RuntimeError, {"g": torch.zeros(1, 5, 2, 32).requires_grad_()}),
-    ("A_log: expected a tensor where use_gate_in_kernel is set", ValueError, {"use_gate_in_kernel": True}),
+    ("A_log: expected a tensor when use_gate_in_kernel is set", ValueError, {"use_gate_in_kernel": True}),
     ("A_log: expected HV = 2 values, got [3]", ValueError, GATE | {"A_log": torch.zeros(3)}),
     ("dt_bias: expected HV * K = 64 values, got [2]", ValueError, GATE | {"dt_bias": torch.zeros(2)}),
     ("dt_bias: expected a floating dtype, got bool", TypeError, GATE | {"dt_bias": torch.ones(64).bool()}),
