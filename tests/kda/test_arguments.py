@@ -41,8 +41,8 @@ BAD_CHUNKED: list[tuple[str, type[Exception], dict[str, Any]]] = [
     ("chunk_size: expected 16, 32 or 64, got 24", ValueError, {"chunk_size": 24}),
     ("cp_context: expected None", ValueError, {"cp_context": object()}),
     ("cu_seqlens_cpu: expected None", ValueError, {"cu_seqlens_cpu": torch.tensor([0, 5])}),
-    ("lower_bound: expected one from -5 to 0", ValueError, GATE | {"safe_gate": True}),
-    ("lower_bound: expected one from -5 to 0", ValueError, GATE | {"safe_gate": True, "lower_bound": -6.0}),
+    ("lower_bound: expected a number from -5 to 0", ValueError, GATE | {"safe_gate": True}),
+    ("lower_bound: expected a number from -5 to 0", ValueError, GATE | {"safe_gate": True, "lower_bound": -6.0}),
 ]
 
 
