@@ -1,4 +1,4 @@
-// torch_gdn._C: what is not an op. The only file that includes Python.
+// Defines torch_gdn._C, which has everything but the ops. No other file includes Python.
 #include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -18,7 +18,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Another thread may hold a lock of the launcher while it waits for Python.
+// Releases the GIL, because another thread may hold a lock of the launcher while it waits for Python.
 template <typename F>
 auto without_gil(const F& f) {
   const py::gil_scoped_release released;
@@ -83,8 +83,8 @@ py::list recorded(const torch_gdn::Recorder& recorder) {
   return result;
 }
 
-// A tensor, or None for an absent one; the bytes of a parameter block or an array of the host; "errors" for the error
-// log.
+// Reads one binding: a tensor, None for an absent one, the bytes of a parameter block or of a host array, or "errors"
+// for the error log.
 py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Binding& binding) {
   using Kind = torch_gdn::Binding::Kind;
   switch (binding.kind) {
@@ -107,7 +107,7 @@ torch_gdn::Binding binding_of(const py::object& object, std::vector<std::byte>& 
   if (object.is_none()) return torch_gdn::Binding(Kind::kAbsent);
   if (py::isinstance<py::bytes>(object)) {
     const auto bytes = object.cast<std::string_view>();
-    if (!block.empty() || bytes.empty()) throw py::value_error("launch: bindings: expected one block of bytes at most");
+    if (!block.empty() || bytes.empty()) throw py::value_error("launch: bindings: expected at most one block of bytes");
     const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
     block.assign(first, first + bytes.size());
     return torch_gdn::Binding(Kind::kParameterBlock);
@@ -121,7 +121,7 @@ torch_gdn::Binding binding_of(const py::object& object, std::vector<std::byte>& 
   return torch_gdn::Binding(tensor);
 }
 
-// A launch keeps pointers to its names.
+// Keeps names alive, because a launch holds pointers to them.
 const char* kept(const std::string& name) {
   static auto* names = new std::set<std::string>;
   return names->insert(name).first->c_str();
@@ -130,7 +130,8 @@ const char* kept(const std::string& name) {
 void launch(const std::string& kernel, const std::string& file, const Words& arguments, const py::list& bindings,
             std::array<size_t, 3> threadgroups, size_t threads) {
   torch_gdn::TemplateArguments words;
-  if (arguments.size() > words.size()) throw py::value_error("launch: arguments: expected at most 8 of a template");
+  if (arguments.size() > words.size())
+    throw py::value_error("launch: arguments: expected at most 8 template arguments");
   std::transform(arguments.begin(), arguments.end(), words.begin(), &torch_gdn::TemplateArgument::spelled_as);
   std::vector<std::byte> block;
   std::vector<torch_gdn::Binding> bound;
@@ -203,7 +204,7 @@ torch_gdn::PrefillChoice choice_of(const std::string& algorithm, int64_t chunk_s
   const torch_gdn::PrefillChoice choice{algorithm_named(algorithm), chunk_size};
   const bool is_fused = choice.algorithm == torch_gdn::PrefillAlgorithm::kFusedChunk;
   if (chunk_size != 0 && !(is_fused && (chunk_size == 8 || chunk_size == 16 || chunk_size == 32))) {
-    throw py::value_error("prefill_algorithm: chunk_size: expected 8, 16 or 32 with 'fused_chunk', or none, got " +
+    throw py::value_error("prefill_algorithm: chunk_size: expected 8, 16 or 32 with 'fused_chunk', or 0, got " +
                           std::to_string(chunk_size) + " with '" + algorithm + "'");
   }
   return choice;
@@ -246,7 +247,7 @@ void exclude_prefill_algorithms(const Words& algorithms, bool channel_decays) {
   torch_gdn::exclude_prefill_algorithms(channel_decays, excluded);
 }
 
-// parallel_for is inline in PyTorch's headers: without OpenMP's flag it is a loop.
+// PyTorch's headers define parallel_for inline. Without OpenMP's flag it is a plain loop.
 int64_t cpu_threads() {
 #ifdef INTRA_OP_PARALLEL
   return at::get_num_threads();
@@ -271,7 +272,7 @@ py::object infer_outputs(const std::string& op, const py::args& arguments, const
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "What torch_gdn's Metal half knows about itself. The ops are torch.ops.gdn.*.";
+  m.doc() = "Reports and controls torch_gdn's Metal half. The ops are torch.ops.gdn.*.";
   m.attr("built_with_torch") = TORCH_VERSION;
   m.attr("built_with_compiler") = __VERSION__;
 #ifdef __MAC_OS_X_VERSION_MAX_ALLOWED
@@ -279,37 +280,39 @@ PYBIND11_MODULE(_C, m) {
 #else
   m.attr("built_with_sdk") = py::none();
 #endif
-  m.def("ops", &ops, "The names of torch.ops.gdn.");
-  m.def("cpu_threads", &cpu_threads, "How many threads the ops use on the CPU.");
+  m.def("ops", &ops, "Returns the names of the ops in torch.ops.gdn.");
+  m.def("cpu_threads", &cpu_threads, "Returns the number of threads that the ops use on the CPU.");
   m.def("infer_outputs", &infer_outputs, py::arg("op"),
-        "Checks a call and returns empty outputs, without computing: fake tensors in, fake tensors out.");
-  m.def("has_launcher", &torch_gdn::has_launcher, "Whether kernels can be run on an mps device in this process.");
-  m.def("compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
-        "Compiles one kernel variant, if it is not, without running it: the template, its file below the shader "
-        "directory, its arguments as Metal spells them. Returns a dict as those of pipelines().");
+        "Checks a call and returns empty outputs, without computing. Fake tensors give fake tensors.");
+  m.def("has_launcher", &torch_gdn::has_launcher, "Returns whether this process can run kernels on an mps device.");
+  m.def(
+      "compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
+      "Compiles one kernel variant, unless it is compiled already, and does not run it. Takes the template, its file "
+      "below the shader directory, and its arguments as Metal spells them. Returns a dict like those of pipelines().");
   m.def("compile_file", &compile_file, py::arg("file"), py::arg("variants"),
-        "Compiles those of a file's kernel variants, pairs of kernel and arguments, that are not, from one source. If "
-        "some fail, the others are compiled all the same, and the first error is raised.");
+        "Compiles several kernel variants of a file, pairs of kernel and arguments, from one source. Skips those that "
+        "are compiled already. If some fail, it still compiles the others, then raises the first error.");
   m.def("launch", &launch, py::arg("kernel"), py::arg("file"), py::arg("arguments"), py::arg("bindings"),
         py::arg("threadgroups"), py::arg("threads"),
         "Encodes one launch of a kernel in the shader directory. Bindings are mps tensors, None for an absent one, one "
-        "block of bytes, and 'errors' for the error log; threads are those of a threadgroup. Only the number of "
-        "bindings and bytes is checked: what the kernel does with them is the caller's business.");
+        "block of bytes, and 'errors' for the error log; threads counts the threads of one threadgroup. It checks the "
+        "number of bindings and bytes, and nothing else: you answer for what the kernel does with them.");
   m.def("pipelines", &pipelines,
-        "The pipelines compiled so far: a list of dicts with name, warnings, compile_seconds, "
+        "Returns the pipelines compiled so far: a list of dicts with name, warnings, compile_seconds, "
         "max_total_threads_per_threadgroup, thread_execution_width and static_threadgroup_memory_length.");
   m.def(
       "clear_pipelines", [] { without_gil([] { torch_gdn::launcher().clear_pipelines(); }); },
-      "Drops every compiled pipeline; the next call of an op compiles its own again.");
+      "Drops every compiled pipeline. The next call of an op compiles its pipeline again.");
   m.def("device_facts", &device_facts,
-        "The mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length, "
+        "Describes the mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length, "
         "recommended_max_working_set_size, registry_id and families, a list of the GPU families that it supports.");
   py::class_<Recording>(m, "Recording", "Records the launches of the thread that starts it instead of running them.")
       .def(py::init<>())
       .def("start", &Recording::start)
       .def("stop", &Recording::stop,
-           "The launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), overlaps "
-           "(pairs of bindings that have bytes in common), threadgroups and threads (of one).");
+           "Returns the launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
+           "overlaps "
+           "(pairs of bindings that share bytes), threadgroups and threads (per threadgroup).");
   py::class_<Tracing>(m, "Tracing",
                       "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
       .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),
@@ -317,30 +320,31 @@ PYBIND11_MODULE(_C, m) {
       .def("start", &Tracing::start)
       .def("stop", &Tracing::stop);
   m.def("shader_source", &shader_source, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
-        "The Metal source of a kernel variant.");
-  m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "The names of the prefill algorithms on Metal.");
+        "Returns the Metal source of a kernel variant.");
+  m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "Returns the names of the prefill algorithms on Metal.");
   m.def("prefill_algorithm", &prefill_algorithm, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"),
         py::arg("device"), py::arg("cores"), py::arg("channel_decays") = false,
-        "Algorithm and chunk_size of a prefill: tokens are the mean of the sequences, heads the value heads of all of "
-        "them; device and cores, its name and number of cores; channel_decays, whether each key channel has its own.");
+        "Returns the algorithm and chunk_size for a prefill. tokens is the mean length of the sequences, heads their "
+        "value heads in total; device and cores are the GPU's name and number of cores; channel_decays says whether "
+        "each key channel has its own decay.");
   m.def("tuning_key", &torch_gdn::tuning_key, py::arg("device"), py::arg("cores"),
-        "The name of a device's rows in the tuning cache.");
+        "Returns the name that a device's rows have in the tuning cache.");
   m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
-        "The fastest algorithms: {tuning_key(): [(tokens, threadgroups of 32 columns of V, K, algorithm, chunk_size), "
+        "Sets the fastest algorithms: {tuning_key(): [(tokens, threadgroups of 32 columns of V, K, algorithm, "
+        "chunk_size), "
         "...]}.");
   m.def("force_prefill_algorithm", &force_prefill_algorithm, py::arg("algorithm"), py::arg("chunk_size") = 0,
         "Forces this algorithm on every prefill of the calling thread. None lets the tuning cache or the heuristic "
-        "decide again. chunk_size is that of fused_chunk, if it fits threadgroup memory; fused_chunk_size() chooses it "
-        "if 0 is passed.");
+        "decide again. chunk_size applies to fused_chunk, if it fits threadgroup memory; fused_chunk_size() chooses it "
+        "if you pass 0.");
   m.def("forced_prefill_algorithm", &forced_prefill_algorithm,
-        "The algorithm forced in the calling thread and its chunk_size, or None.");
-  m.def(
-      "exclude_prefill_algorithms", &exclude_prefill_algorithms, py::arg("algorithms"), py::arg("channel_decays"),
-      "From now on no prefill of the rule runs these, forced or not: fused_chunk takes their place, else chunked, else "
-      "recurrent. channel_decays names the rule: whether each key channel has its own decay.");
+        "Returns the algorithm forced in the calling thread and its chunk_size, or None.");
+  m.def("exclude_prefill_algorithms", &exclude_prefill_algorithms, py::arg("algorithms"), py::arg("channel_decays"),
+        "Keeps every later prefill of the rule from running these, even if forced. fused_chunk takes their place, else "
+        "chunked, else recurrent. channel_decays names the rule: whether each key channel has its own decay.");
   m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, py::arg("K"), py::arg("element_bytes"), py::arg("wanted") = 0,
-        "Tokens of a chunk of fused_chunk.");
+        "Returns the number of tokens per chunk of fused_chunk.");
   m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),
-        "Sets the folder of the shader sources; torch_gdn does when imported.");
-  m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "The folder of the shader sources.");
+        "Sets the folder of the shader sources. Importing torch_gdn calls it.");
+  m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "Returns the folder of the shader sources.");
 }

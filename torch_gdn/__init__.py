@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 else:  # hidden from type checkers, for which a module with this function would have every name
 
     def __getattr__(name: str) -> object:
-        """Names whose modules import torch_gdn themselves: they are imported when first used."""
+        """Imports a name on first use if its module imports torch_gdn itself."""
         from importlib import import_module
 
         if name == "tune":

@@ -2,12 +2,12 @@
 
     python -m torch_gdn info                     versions, the machine, the ops and the kernels: for a bug report
     python -m torch_gdn check --quick            tests every kernel on the mps device and writes a report
-    python -m torch_gdn tune                     finds the fastest prefill algorithm on this machine, and keeps it
-    python -m torch_gdn fits MODEL               how much memory a model needs, and on which Mac it fits
+    python -m torch_gdn tune                     finds and stores the fastest prefill algorithm on this machine
+    python -m torch_gdn fits MODEL               prints how much memory a model needs, and the Mac that it fits on
     python -m torch_gdn serve MODEL              serves a model with vLLM, SGLang or transformers
-    python -m torch_gdn warmup                   how to compile kernels before their first use
+    python -m torch_gdn warmup                   prints how to compile kernels before their first use
 
-Each command takes --help. `python -m torch_gdn.info` and so on are the same commands.
+Each command takes --help. You can also run each one as a module: `python -m torch_gdn.info` and so on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiles many kernel variants: those of one file from one source, and several sources at a time."""
+"""Compiles many kernel variants. Variants of one file share a source; several sources compile at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Variants = list[KernelVariant]
 
 
 def by_source(variants: Iterable[KernelVariant]) -> list[Variants]:
-    """The variants in groups of one file, of at most MOST_OF_SOURCE."""
+    """Groups the variants by file, with at most MOST_OF_SOURCE in a group."""
     groups: list[Variants] = []
     for _, of_file in itertools.groupby(sorted(variants, key=lambda each: each.file), key=lambda each: each.file):
         rest = list(of_file)
@@ -25,13 +25,13 @@ def by_source(variants: Iterable[KernelVariant]) -> list[Variants]:
 
 
 def compile_source(variants: Variants) -> int:
-    """Compiles variants of one file. If one fails, the others are compiled all the same."""
+    """Compiles variants of one file. If one fails, the others are still compiled."""
     _C.compile_file(variants[0].file, [(each.kernel, list(each.arguments)) for each in variants])
     return len(variants)
 
 
 def compile_variants(variants: Iterable[KernelVariant], done: Callable[[int], object]) -> None:
-    """Compiles all that can be compiled, then raises the first error. Calls done() with how many more are compiled."""
+    """Compiles all that can be compiled, then raises the first error. Calls done() with each newly compiled number."""
     threads = ThreadPoolExecutor(os.cpu_count())
     calls = [threads.submit(compile_source, group) for group in by_source(variants)]
     try:
@@ -41,4 +41,4 @@ def compile_variants(variants: Iterable[KernelVariant], done: Callable[[int], ob
         for call in calls:
             call.result()
     finally:
-        threads.shutdown(cancel_futures=True)  # waits for those that were begun: Metal cannot stop compiling
+        threads.shutdown(cancel_futures=True)  # waits for those already started: Metal cannot stop compiling

@@ -1,4 +1,4 @@
-"""Loads the extension, which defines torch.ops.gdn.*: where its shaders are, what its ops return for fake tensors."""
+"""Loads the extension, which defines torch.ops.gdn.*, and tells it where its shaders are. Registers fake kernels."""
 
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -10,12 +10,12 @@ PACKAGE = Path(__file__).resolve().parent
 BUILD = (
     "pip install -e . --no-build-isolation"  # in a checkout; without -e Python finds the sources there, not the build
 )
-REBUILD = f"build torch_gdn for it, in a checkout: {BUILD}"
+REBUILD = f"build torch_gdn for this PyTorch, in a checkout: {BUILD}"
 
 
 def why_not_loaded() -> str:
     if any((PACKAGE / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
-        return f"torch_gdn: its extension does not load with torch {torch.__version__}; {REBUILD}"
+        return f"torch_gdn: the extension does not load with torch {torch.__version__}; {REBUILD}"
     return (
         f"torch_gdn: {PACKAGE} has no extension for this Python, only the sources. Build it in {PACKAGE.parent}: "
         f"{BUILD}. To use a torch_gdn that is installed elsewhere, start Python in another folder"
@@ -29,13 +29,13 @@ except ImportError as error:
 
 
 def check_torch(built_with: str, loaded: str) -> None:
-    """Extension and PyTorch share C++ classes, whose layout changes between minor versions."""
+    """Raises ImportError if the minor versions differ: the layout of C++ classes that the extension shares may too."""
     if built_with.split(".")[:2] != loaded.split(".")[:2]:
         raise ImportError(f"torch_gdn: expected torch {built_with}, which it was built with, got {loaded}; {REBUILD}")
 
 
 def shader_directory() -> Path:
-    """torch_gdn/shaders in an installed wheel, else shaders/ of the checkout."""
+    """Returns torch_gdn/shaders in an installed wheel, else shaders/ of the checkout."""
     packaged = PACKAGE / "shaders"
     return packaged if packaged.is_dir() else PACKAGE.parent / "shaders"
 

@@ -1,4 +1,4 @@
-"""Whether PyTorch has an mps device here and, if not, why and what to do about it."""
+"""Says whether PyTorch has an mps device here and, if not, why and what to do about it."""
 
 import platform
 import sys
@@ -9,7 +9,10 @@ from torch_gdn._library import PACKAGE
 
 
 def why_no_mps(program: str = "") -> str:
-    """Empty where there is one. `program` is what runs on the simulated device too, as "-m torch_gdn.tune"."""
+    """Returns why there is no mps device, or "" if there is one.
+
+    `program` also runs on the simulated device, such as "-m torch_gdn.tune".
+    """
     if torch.backends.mps.is_available():
         return ""
     reason = "this PyTorch has no mps device"
@@ -20,4 +23,4 @@ def why_no_mps(program: str = "") -> str:
         return f"{reason}: torch {torch.__version__} needs {needed} on Apple silicon, and this is {here}"
     if program and sys.platform == "linux" and (PACKAGE.parent / "mps_simulator").is_dir():
         return f"{reason}; this checkout has a simulated one: python -m mps_simulator {program}"
-    return f"{reason}: that is the GPU of a Mac"
+    return f"{reason}: mps is the GPU of a Mac"

@@ -1,4 +1,4 @@
-"""Which kernel variants calls launch: asked of the host code itself, which alone chooses them."""
+"""Records which kernel variants calls launch. Only the host code chooses them, so it is asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_gdn import _C
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A kernel, which is a function template, and the arguments that it is instantiated with."""
+    """A kernel (a function template) and its template arguments."""
 
     kernel: str
     file: str  # below the shader directory
@@ -18,7 +18,7 @@ class KernelVariant:
 
     @property
     def name(self) -> str:
-        """As `_C.pipelines()` and the simulated device's profile have it."""
+        """Returns the name as `_C.pipelines()` and the simulated device's profile spell it."""
         return "_".join((self.kernel, *self.arguments))
 
 
@@ -32,10 +32,10 @@ class Launch:
 
 
 class recording:
-    """Inside, torch_gdn's ops on `mps` tensors launch nothing: what they would have launched is listed.
+    """Lists what torch_gdn's ops on `mps` tensors would launch inside the block, and launches nothing.
 
-    Only the calling thread records; kernels of others run as always. Inputs are checked and outputs allocated, but what
-    outputs hold means nothing; PyTorch's own ops run. A recording inside another takes the launches for itself.
+    Only the calling thread records; kernels of other threads run as usual. Inputs are checked and outputs allocated,
+    but the outputs' contents mean nothing. PyTorch's own ops run. A recording inside another takes its launches.
 
     Attributes:
         launches: all in order, each with `variant`, `bindings` (how many), `threadgroups`, `threads` (of one), and

@@ -1,4 +1,4 @@
-"""The version of the installed distribution; pyproject.toml is the one place that states it."""
+"""Reads the version of the installed distribution, which pyproject.toml states."""
 
 from importlib.metadata import version
 

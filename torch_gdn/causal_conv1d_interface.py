@@ -1,4 +1,4 @@
-"""The functions of Dao-AILab's causal_conv1d, by name and in its layout, [B, D, T]: those that transformers calls."""
+"""The functions of Dao-AILab's causal_conv1d that transformers calls, with its names and its layout [B, D, T]."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ def causal_conv1d_update(
         (tensor([[1., 1.]]), tensor([0., 0., 1.]))
     """
     if cache_seqlens is not None:
-        raise ValueError("causal_conv1d_update: cache_seqlens: expected None (a circular state is not taken), got one")
+        raise ValueError(
+            "causal_conv1d_update: cache_seqlens: expected None (circular states are not supported), got a tensor"
+        )
     if x.dim() not in (2, 3):
         raise ValueError(f"causal_conv1d_update: x: expected shape [B, D] or [B, D, T], got {list(x.shape)}")
     rows = x[:, None] if x.dim() == 2 else x.transpose(1, 2)

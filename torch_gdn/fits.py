@@ -29,7 +29,7 @@ MEMORIES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # Apple's GB, wh
 TOKENS = 32_768
 FLOATS = ("F32", "BF16", "F16")  # dtypes as safetensors names them
 BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
-# Models whose sizes transformers' default configurations have.
+# transformers' default configurations have the sizes of these models.
 KNOWN = {
     "Qwen3.5-9B": "Qwen3_5TextConfig",
     "Qwen3.5-35B-A3B": "Qwen3_5MoeTextConfig",
@@ -63,11 +63,11 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model takes, in bytes.
+    """The memory that a model needs, in bytes.
 
     Attributes:
-        parameters: their number; tied ones count once.
-        weights: bytes by name of the format.
+        parameters: their number; tied parameters count once.
+        weights: bytes by the format's name.
         state: bytes per request of the recurrent and convolution states.
         cache_per_token: bytes per token and request of keys and values.
     """
@@ -234,9 +234,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m torch_gdn fits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", help=f"a name on the Hub, a folder, or one of {', '.join(KNOWN)}")
+    parser.add_argument(
+        "model", nargs="?", help=f"the model: a name on the Hub, a folder, or one of {', '.join(KNOWN)}"
+    )
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens per request; default: %(default)s")
-    parser.add_argument("--requests", type=int, default=1, help="requests at a time; default: %(default)s")
+    parser.add_argument("--requests", type=int, default=1, help="number of concurrent requests; default: %(default)s")
     parser.add_argument("--table", action="store_true", help="print the table of docs/models.md")
     options = parser.parse_args(arguments)
     if options.table:

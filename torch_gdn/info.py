@@ -69,7 +69,7 @@ def mps() -> dict[str, str]:
 
 
 def agreement(device: str) -> str:
-    """The relative distance of both ops' outputs on a small input, or the error that was raised."""
+    """Returns the relative distance between both ops' outputs on a small input, or the error that was raised."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -90,7 +90,7 @@ def agreement(device: str) -> str:
 
 
 def ops() -> list[str]:
-    """Each op and the devices that it has a kernel for."""
+    """Lists each op and the devices that it has a kernel for."""
     names = sorted({schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("gdn::")})
     return [
         f"{name}: "
@@ -111,7 +111,7 @@ def pipelines() -> list[str]:
 
 
 def self_tested() -> list[str]:
-    """What the self-test found on this machine, whichever process ran it."""
+    """Returns what the self-test found on this machine, in this process or another."""
     if not _C.has_launcher():
         return []
     known = verdicts.settled(verdicts.machine()).values()

@@ -64,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog=NAME, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="the server; default: %(default)s")
-    parser.add_argument("model", metavar="MODEL", help="a name on the Hub or a folder")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="arguments of the server")
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="the server to start; default: %(default)s")
+    parser.add_argument("model", metavar="MODEL", help="the model: a name on the Hub or a folder")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="arguments to pass on to the server")
     options = parser.parse_args(arguments)
     ENGINES[options.engine](options.model, options.rest)
 

@@ -1,16 +1,16 @@
-"""Finds the fastest prefill algorithm on this machine's mps device, and keeps the result.
+"""Finds the fastest prefill algorithm on this machine's mps device, and stores the result.
 
     python -m torch_gdn tune                                on a Mac: some minutes
     python -m mps_simulator -m torch_gdn tune --tokens 8    on the simulated device, whose times mean nothing
 
-`chunk_gated_delta_rule` has three algorithms for a prompt, whose results differ by rounding alone:
+`chunk_gated_delta_rule` has three algorithms for a prompt, whose results differ only by rounding:
 
     chunked        one kernel per stage, all chunks at once, intermediate results in device memory
     fused_chunk    one kernel, chunk by chunk, the state in registers
     recurrent      one kernel, token by token, the state in registers
 
 A call uses the algorithm that was fastest for the nearest shape measured here. Without measurements a heuristic picks
-one, from counted bytes and published rates. It was not measured on any Mac.
+one from counted bytes and published rates. Nobody has measured it on a Mac.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_TOKENS = 16384  # of all sequences together
 def shape(text: str) -> tuple[int, int, int, int]:
     sizes = text.split(",")
     if len(sizes) != 4 or not all(size.isdigit() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"expected H,HV,K,V, as 16,32,128,128, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected H,HV,K,V, such as 16,32,128,128, got {text!r}")
     H, HV, K, V = map(int, sizes)
     return H, HV, K, V
 
@@ -58,17 +58,22 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m torch_gdn tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    found.add_argument("--shapes", type=shape, nargs="+", default=SHAPES, metavar="H,HV,K,V", help="head sizes to time")
     found.add_argument(
-        "--shapes", type=shape, nargs="+", default=SHAPES, metavar="H,HV,K,V", help="sizes of heads to time"
+        "--tokens", type=positive, nargs="+", default=TOKENS, metavar="T", help="sequence lengths to time, in tokens"
     )
     found.add_argument(
-        "--tokens", type=positive, nargs="+", default=TOKENS, metavar="T", help="lengths of a sequence, in tokens"
-    )
-    found.add_argument(
-        "--sequences", type=positive, nargs="+", default=SEQUENCES, metavar="N", help="numbers of sequences per call"
+        "--sequences",
+        type=positive,
+        nargs="+",
+        default=SEQUENCES,
+        metavar="N",
+        help="numbers of sequences per call to time",
     )
     found.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    found.add_argument("--repeats", type=positive, default=5, metavar="N", help="timings per case; the median counts")
+    found.add_argument(
+        "--repeats", type=positive, default=5, metavar="N", help="timings per case, of which the median is used"
+    )
     found.add_argument(
         "--file", type=Path, help=f"the file to write; default: ${tuning_cache.VARIABLE}, else {default_file()}"
     )
@@ -87,8 +92,8 @@ def measure(
     repeats: int,
     device: torch.device = MPS,
 ) -> Row:
-    """The times of the algorithms, each from a state to a state, and the algorithm of the least."""
-    from torch_gdn import chunk_gated_delta_rule  # here: this module is read while torch_gdn is
+    """Times each algorithm, from a state to a state. Returns the times and the fastest algorithm."""
+    from torch_gdn import chunk_gated_delta_rule  # imported here: torch_gdn imports this module
     from torch_gdn.check.timing import median_seconds
     from torch_gdn.testing.cases import make_case
 
@@ -131,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     file = options.file or default_file()
     if file is None:
-        sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is set to nothing")
+        sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is empty")
     reason = why_no_mps("-m torch_gdn.tune")
     if reason:
         sys.exit(f"torch_gdn.tune: {reason}")
@@ -143,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tuning_cache.install(table)
     print("\n".join(lines(rows)))
     if sys.platform != "darwin":
-        print("The times of the simulated device mean nothing: they say how long a simulation took.")
+        print("Times on the simulated device mean nothing: they only say how long the simulation took.")
     print(f"Written to {file}.")
     return 0
 

@@ -1,7 +1,7 @@
-"""The prefill algorithms measured on this machine: written by `python -m torch_gdn.tune`, read at import.
+"""Stores the prefill algorithms measured on this machine. `torch_gdn.tune` writes the file, the import reads it.
 
-It lies in $TORCH_GDN_TUNING_CACHE, else in ~/.config/torch_gdn/tuning_cache.json. If the variable is set to nothing,
-no file is read. A file that cannot be used is a warning, and the heuristic decides.
+The file is $TORCH_GDN_TUNING_CACHE, else ~/.config/torch_gdn/tuning_cache.json. If the variable is empty, no file is
+read. If the file cannot be used, a warning says so and the heuristic decides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FUSED_CHUNK_SIZES = (8, 16, 32)
 
 @dataclass(frozen=True)
 class Row:
-    """One shape that was measured, and the algorithm that was the fastest."""
+    """One measured shape and its fastest algorithm."""
 
     tokens: int  # of a sequence
     threadgroups: int  # value heads of all sequences, times tiles of 32 columns of V
@@ -37,13 +37,13 @@ Table = dict[str, list[Row]]  # by device and number of cores
 
 
 def key() -> str:
-    """The name of this machine's rows."""
+    """Returns the name of this machine's rows."""
     facts = _C.device_facts()
     return _C.tuning_key(facts["name"], facts["core_count"])
 
 
 def path() -> Path | None:
-    """The file; None where the variable asks for none."""
+    """Returns the file, or None if the variable is empty."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
@@ -51,12 +51,16 @@ def path() -> Path | None:
 
 
 def folder() -> Path:
-    """Where files of this machine lie unless a variable names another place."""
+    """Returns the folder for this machine's files, unless a variable names another place."""
     return Path.home() / ".config" / "torch_gdn"
 
 
 def read(file: Path) -> Table:
-    """Raises ValueError, with the file's name and what is wrong, for one that `write` has not written."""
+    """Reads a file that `write` wrote.
+
+    Raises:
+        ValueError: If `write` did not write it. The text has the file's name and what is wrong.
+    """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -64,7 +68,7 @@ def read(file: Path) -> Table:
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise ValueError(
-            f"{file}: version: expected {VERSION}, got {version!r}; python -m torch_gdn.tune writes it anew"
+            f"{file}: version: expected {VERSION}, got {version!r}; python -m torch_gdn.tune writes a new one"
         )
     devices = content.get("devices")
     if not isinstance(devices, dict):
@@ -103,7 +107,7 @@ def write(file: Path, table: Table) -> None:
 
 
 def install(table: Table) -> None:
-    """From now on prefills on `mps` go by these rows, each device by its own."""
+    """Makes later prefills on `mps` use these rows, each device its own."""
     _C.set_tuning_cache(
         {
             device: [(row.tokens, row.threadgroups, row.K, row.algorithm, row.chunk_size) for row in rows]
@@ -113,7 +117,7 @@ def install(table: Table) -> None:
 
 
 def install_file() -> None:
-    """What the import of torch_gdn does."""
+    """Installs the rows of this machine's file. Importing torch_gdn calls it."""
     file = path()
     if file is None or not file.is_file():
         return

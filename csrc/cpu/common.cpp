@@ -68,7 +68,7 @@ int64_t tile_rows(std::span<const Chunk> chunks) {
 
 namespace {
 
-// Blocks of 16 x 16 keep both sides of a transposing copy in cache.
+// Uses blocks of 16 x 16, which keep both sides of a transposing copy in cache.
 template <typename In, typename Out>
 void copy_matrix(const In* in, int64_t in_row, int64_t in_column, Out* out, int64_t out_row, int64_t out_column,
                  int64_t rows, int64_t columns) {

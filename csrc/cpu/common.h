@@ -1,5 +1,5 @@
-// What the CPU kernels share: chunks, rows of f32 out of and into tensors of any strides, and matrices in tiles.
-// A tile is what one chunk and one head hold: [rows, K], [rows, V] or [rows, rows], always f32 and zero past the chunk.
+// Shared by the CPU kernels: chunks, rows of f32 read from and written to tensors of any strides, and matrices in
+// tiles. A tile holds one chunk of one head: [rows, K], [rows, V] or [rows, rows]. It is f32 and zero past the chunk.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/ops/bmm.h>
@@ -19,42 +19,43 @@
 
 namespace torch_gdn::cpu {
 
-// As many tiles are worked on at once: with K = V = 128 they are 4 MB a matrix, which the caches of a core still hold.
+// The number of tiles processed at once: with K = V = 128 they take 4 MB per matrix, which the caches of a core still
+// hold.
 constexpr int64_t kTilesAtOnce = 128;
 
 struct Chunk {
   int64_t sequence;      // 0 .. N-1
-  int64_t batch, first;  // where its tokens start: x[batch, first]
+  int64_t batch, first;  // its tokens start at x[batch, first]
   int64_t length;        // 1 .. C
   int64_t row;           // of h: h[batch, row]
 };
 
-// In the order of h: sequence by sequence.
+// Chunks in the order of h, sequence by sequence.
 std::vector<Chunk> chunks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
-// The first boundary of each sequence and its length, whether packed or a batch.
+// Returns the start and length of each sequence, whether packed or a batch.
 struct Sequence {
   int64_t batch, first, length;
 };
 std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
-// Some sequences, longest first, whose states are carried together: step i takes the i-th chunk of each that has one,
-// chunks[steps[i]] up to chunks[steps[i + 1]], and these belong to the first sequences of the block.
+// A block of sequences, longest first, whose states advance together. Step i takes the i-th chunk of each sequence that
+// has one: chunks[steps[i]] up to chunks[steps[i + 1]]. These belong to the first sequences of the block.
 struct Block {
   std::vector<int64_t> sequences;
   std::vector<Chunk> chunks;
   std::vector<int64_t> steps;
 };
-// The key head that a value head reads.
+// Returns the key head that a value head reads.
 inline int64_t key_head_of(const ChunkShape<>& s, int64_t head) { return s.tiled ? head % s.H : head / (s.HV / s.H); }
 
-// At most kTilesAtOnce states each.
+// Divides sequences into blocks of at most kTilesAtOnce states.
 std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
-// Height of the tiles: no more than the longest chunk needs, in steps of 8 rows.
+// Returns the height of the tiles: what the longest chunk needs, rounded up to 8 rows.
 int64_t tile_rows(std::span<const Chunk> chunks);
 
-// f(a null pointer of the element's type), for the three dtypes of activations.
+// Calls f with a null pointer to the element type, for the three dtypes of activations.
 template <typename F>
 void with_element(at::ScalarType dtype, const F& f) {
   if (dtype == at::kFloat) return f(static_cast<float*>(nullptr));
@@ -62,24 +63,24 @@ void with_element(at::ScalarType dtype, const F& f) {
   f(static_cast<c10::Half*>(nullptr));
 }
 
-// A tensor [B, T, heads, D] (or [B, T, heads], where D is 1) with any strides but a last one of 1.
+// A tensor [B, T, heads, D] (or [B, T, heads], with D = 1) of any strides except that the last one is 1.
 class Rows {
  public:
   explicit Rows(const Tensor& x);
-  // Columns first .. first + count of one token and head, as f32.
+  // Reads or writes columns first .. first + count of one token and head, as f32.
   void read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const;
   void write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const;
-  // A whole tile, zeros below the chunk.
+  // Reads a whole tile, with zeros below the chunk.
   void read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
-  // The rows of the chunk alone.
+  // Writes only the rows of the chunk.
   void write_tile(const Chunk& chunk, int64_t head, const float* in) const;
-  // The chunk's own block of [B, T, heads, chunk_size] as [rows, rows], zeros above its diagonal and around it.
+  // Reads the chunk's block of [B, T, heads, chunk_size] as [rows, rows], with zeros above its diagonal and around it.
   void read_lower(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
-  // One head's rows, from one token on; of [B, T, heads] too.
+  // Returns one head's rows from one token on, also for [B, T, heads].
   HeadRows head(int64_t batch, int64_t token, int64_t head, int64_t column) const {
     return {at(batch, token, head, column), token_stride_ * item_size_, dtype_};
   }
-  // One value a token, of [B, T, heads] f32; below the chunk the last one is repeated (`last`) or 0 is put.
+  // Reads one f32 value per token from [B, T, heads]. Below the chunk it repeats the last value (`last`) or writes 0.
   float value(int64_t batch, int64_t token, int64_t head) const {
     return *reinterpret_cast<const float*>(at(batch, token, head, 0));
   }
@@ -93,11 +94,12 @@ class Rows {
   int64_t item_size_, batch_stride_, token_stride_, head_stride_, width_;
 };
 
-// States [N, HV, K, V] or h [B, NT, HV, K, V], or [..., V, K] where v_first, with any strides.
+// States [N, HV, K, V] or h [B, NT, HV, K, V], or [..., V, K] if v_first, of any strides.
 class States {
  public:
   States(const Tensor& x, bool v_first);
-  // Columns first .. first + columns (of V) of one state, into or out of rows that are tile_stride floats apart.
+  // Reads or writes columns first .. first + columns (of V) of one state. Rows of the tile are tile_stride floats
+  // apart.
   void read(int64_t batch, int64_t row, int64_t head, int64_t first, int64_t columns, float* tile,
             int64_t tile_stride) const;
   void write(int64_t batch, int64_t row, int64_t head, int64_t first, int64_t columns, const float* tile,
@@ -114,13 +116,13 @@ class States {
   int64_t batch_stride_, row_stride_, head_stride_, key_stride_, value_stride_, K_;
 };
 
-// x itself, or as f32 where Rows and States do not read its dtype.
+// Returns x, or x as f32 if Rows and States do not read its dtype.
 Tensor as_activation(const Tensor& x);
 
-// Where states are read and written: one tensor for each, a state a sequence; or a pool, which is both.
+// Says where states are read and written: in two tensors, with one state per sequence, or in a pool.
 struct StateIo {
   optional<Tensor> source;
-  Tensor target;            // of one dimension: not asked for
+  Tensor target;            // one-dimensional if not requested
   std::vector<Slot> slots;  // where a sequence's state is read, and written but for:
   TokenSlots token_slots;   // where the state after each token is written
   std::vector<Checkpoint> checkpoints;
@@ -130,21 +132,24 @@ struct StateIo {
                               bool v_first);
   static StateIo in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first);
   bool has_null() const;
-  // Whether all states are f32 rows, of V or (v_first) K, that a vector goes over without a rest.
+  // Returns whether all states are f32 rows, of V or (v_first) K, that whole vectors cover without a remainder.
   bool has_vector_rows(const ChunkShape<>& s) const;
-  // The first of a state's rows, from one column of V on, in one of the two tensors; and how far apart they are.
+  // Returns the first of a state's rows, from one column of V on, in one of the two tensors, and the distance between
+  // rows.
   float* rows(const Tensor& states, int64_t slot, int64_t head, int64_t column, int64_t& stride) const;
-  // Columns of V of one state, zeros where it has no past; and back, where it is kept.
+  // Reads columns of V of one state, or zeros if it has no past. The other function writes them back if the state is
+  // kept.
   void read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
             int64_t tile_stride) const;
   void write(int64_t slot, int64_t head, int64_t first, int64_t columns, const float* tile, int64_t tile_stride) const;
 };
 
-// The states [sequences * HV, K, V] of a block, and their way back.
+// Reads the states [sequences * HV, K, V] of a block. The other function writes them back.
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
 
-// What lies below the chunk in the tile of one value a token: the gate's cumulative sum goes on unchanged, beta is 0.
+// Says what lies below the chunk in a tile of one value per token: the gate's cumulative sum stays constant, and beta
+// is 0.
 enum class Below { kLast, kZero };
 void read_values(const Rows& values, const Chunk& chunk, int64_t head, int64_t rows, Below below, float* out);
 
@@ -154,7 +159,7 @@ inline Tensor f32_tiles(int64_t tiles, int64_t rows, int64_t columns) {
 
 inline float* tile(const Tensor& tiles, int64_t i) { return tiles.mutable_data_ptr<float>() + i * tiles.stride(0); }
 
-// f(chunk index, head) for all of them, spread over the cores.
+// Calls f(chunk index, head) for all of them, spread over the cores.
 template <typename F>
 void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
   at::parallel_for(0, chunks * heads, 1, [&](int64_t begin, int64_t end) {
@@ -162,8 +167,8 @@ void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
   });
 }
 
-// f(next) on as many threads as there is work for; next() gives each of the work items 0 .. count - 1 to one thread,
-// and then `count`. Items may differ in length.
+// Calls f(next) on as many threads as there is work for. next() gives each work item 0 .. count - 1 to one thread, and
+// then returns `count`. Items may differ in length.
 template <typename F>
 void share_work_items(int64_t count, int64_t threads, const F& f) {
   std::atomic<int64_t> taken = 0;
@@ -171,18 +176,18 @@ void share_work_items(int64_t count, int64_t threads, const F& f) {
   at::parallel_for(0, std::min(count, threads), 1, [&](int64_t, int64_t) { f(next); });
 }
 
-// Floats that start where a vector may.
+// Floats aligned for vectors.
 struct Aligned {
   struct Delete {
     void operator()(float* x) const { operator delete(x, std::align_val_t(64)); }
   };
   static std::unique_ptr<float[], Delete> floats(int64_t count) {
-    void* memory = operator new(count * sizeof(float), std::align_val_t(64));  // new[] is not known to be in macOS
+    void* memory = operator new(count * sizeof(float), std::align_val_t(64));  // not new[], which macOS may lack
     return std::unique_ptr<float[], Delete>(static_cast<float*>(memory));
   }
 };
 
-// f(a span of chunks), kTilesAtOnce tiles at a time.
+// Calls f with spans of chunks, kTilesAtOnce tiles at a time.
 template <typename F>
 void for_each_group(const std::vector<Chunk>& chunks, int64_t heads, const F& f) {
   const size_t most = std::max<int64_t>(1, kTilesAtOnce / heads);
@@ -195,7 +200,7 @@ inline std::span<const Chunk> chunks_of_steps(const Block& block, int64_t first,
   return std::span(block.chunks).subspan(block.steps[first], block.steps[last] - block.steps[first]);
 }
 
-// f(first step, last step) over the steps of a block, so many that their chunks make kTilesAtOnce tiles.
+// Calls f(first step, last step) over the steps of a block, in groups whose chunks make kTilesAtOnce tiles.
 template <typename F>
 void for_each_steps(const Block& block, int64_t heads, const F& f) {
   const int64_t count = static_cast<int64_t>(block.steps.size()) - 1, most = kTilesAtOnce / heads;

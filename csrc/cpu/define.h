@@ -1,4 +1,4 @@
-// An op and its kernel for the CPU, which every op has: define<Op, run>(m) in TORCH_LIBRARY_FRAGMENT(gdn, m).
+// Defines an op with its CPU kernel, which every op has: define<Op, run>(m) in TORCH_LIBRARY_FRAGMENT(gdn, m).
 #pragma once
 #include "cpu/outputs.h"
 #include "ops/op.h"

@@ -1,4 +1,4 @@
-// The slots of a pool: which one each sequence has, or each of its tokens, once check_slots() has passed them.
+// The slots of a pool: the one that each sequence has, or each of its tokens, once check_slots() has passed them.
 #pragma once
 #include <vector>
 
@@ -8,11 +8,11 @@
 namespace torch_gdn::cpu {
 
 struct Slot {
-  int64_t index;   // -1: none; the sequence gives zeros and leaves the pool alone
-  bool has_state;  // else it starts from zeros
+  int64_t index;   // -1 for none: the sequence gives zeros and leaves the pool alone
+  bool has_state;  // if false, it starts from zeros
 };
 
-// state_indices [N, tokens]: -1 where a token has no slot. Empty where a sequence has one slot.
+// state_indices [N, tokens], with -1 for a token without a slot. Empty if a sequence has one slot.
 struct TokenSlots {
   int64_t tokens = 0;
   std::vector<int64_t> index;
@@ -20,7 +20,7 @@ struct TokenSlots {
   int64_t of(int64_t n, int64_t token) const { return index[n * tokens + token]; }
 };
 
-// Counts of tokens, 1 where there are none.
+// Returns counts of tokens, 1 if there are none.
 inline std::vector<int64_t> accepted_counts(int64_t N, const StatePool& pool) {
   std::vector<int64_t> counts(N, 1);
   if (!pool.num_accepted_tokens.has_value()) return counts;
@@ -41,9 +41,9 @@ inline TokenSlots token_slots_of(int64_t N, const StatePool& pool) {
   return slots;
 }
 
-// The state after so many tokens of a sequence goes to a slot of its own too.
+// The state after so many tokens of a sequence also goes to its own slot.
 struct Checkpoint {
-  int64_t tokens, index;  // no tokens: there is none
+  int64_t tokens, index;  // 0 tokens if there is none
 };
 
 inline std::vector<Checkpoint> checkpoints_of(int64_t N, const StatePool& pool) {
@@ -56,7 +56,7 @@ inline std::vector<Checkpoint> checkpoints_of(int64_t N, const StatePool& pool) 
   return checkpoints;
 }
 
-// Where each sequence goes on from.
+// Returns the slot from which each sequence resumes.
 inline std::vector<Slot> slots_of(int64_t N, const StatePool& pool) {
   std::vector<Slot> slots(N);
   for (int64_t n = 0; n < N; ++n) slots[n] = {n, true};

@@ -61,7 +61,7 @@ TemplateArgument TemplateArgument::spelled_as(const std::string& text) {
 Binding::Kind Binding::host_array(const at::Tensor& value) {
   TORCH_CHECK_VALUE(value.is_contiguous() && value.nbytes() <= kMostOfSetBytes,
                     "torch_gdn: expected a contiguous array of at most ", kMostOfSetBytes,
-                    " bytes as a binding on the CPU, got ", value.nbytes(), " bytes with strides ", value.strides());
+                    " bytes as a CPU binding, got ", value.nbytes(), " bytes with strides ", value.strides());
   return Kind::kHostArray;
 }
 
@@ -95,7 +95,7 @@ Launcher& launcher() { return recorder_of_thread ? *recorder_of_thread : device_
 
 Launcher& device_launcher() {
   TORCH_CHECK(registered_launcher != nullptr,
-              "torch_gdn: no Metal launcher is loaded; on macOS build torch_gdn there, elsewhere call "
+              "torch_gdn: no Metal launcher is loaded; on macOS, build torch_gdn on the Mac itself; elsewhere, call "
               "mps_simulator.activate() in a checkout first");
   return *registered_launcher;
 }
@@ -106,7 +106,7 @@ bool has_launcher() { return registered_launcher != nullptr; }
 
 void set_launcher(Launcher* launcher) { registered_launcher = launcher; }
 
-// A tracer's launches run, and write their outputs.
+// A tracer's launches run and write their outputs.
 bool is_recording() { return recorder_of_thread && !dynamic_cast<Tracer*>(recorder_of_thread); }
 
 Launcher* set_recorder(Launcher* recorder) { return std::exchange(recorder_of_thread, recorder); }

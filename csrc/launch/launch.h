@@ -1,5 +1,5 @@
-// A kernel launch as plain data: ops make launches, encoder.mm encodes them. No Objective-C here, so that any machine
-// can record them.
+// A kernel launch as plain data: ops make launches and encoder.mm encodes them. This file has no Objective-C, so any
+// machine can record launches.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -15,11 +15,11 @@
 
 namespace torch_gdn {
 
-// A template argument in one word: a dtype, a bool, or a number from 0 on. A launch is built and its pipeline found
-// without a string or an allocation.
+// A template argument in one word: a dtype, a bool, or a non-negative number. Building a launch and finding its
+// pipeline needs no string and no allocation.
 class TemplateArgument {
  public:
-  TemplateArgument() = default;  // none
+  TemplateArgument() = default;  // no argument
   TemplateArgument(at::ScalarType dtype);
   template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>
   TemplateArgument(Integer value) {
@@ -30,7 +30,7 @@ class TemplateArgument {
     }
   }
 
-  // True, or none where the template's default is false.
+  // Returns true, or no argument if the template's default is false.
   static TemplateArgument flag(bool value) { return value ? TemplateArgument(true) : TemplateArgument(); }
 
   bool is_none() const { return word_ == kNone; }
@@ -46,7 +46,7 @@ class TemplateArgument {
 };
 
 constexpr size_t kMostTemplateArguments = 8;
-using TemplateArguments = std::array<TemplateArgument, kMostTemplateArguments>;  // those that are none last
+using TemplateArguments = std::array<TemplateArgument, kMostTemplateArguments>;  // absent ones come last
 
 constexpr size_t kMostOfSetBytes = 4096;  // bytes, by Metal's documentation
 
@@ -54,12 +54,13 @@ struct Binding {
   enum class Kind : uint8_t { kAbsent, kTensor, kHostArray, kParameterBlock, kErrorLog };
 
   Kind kind = Kind::kAbsent;
-  // On the device it is bound at its storage offset; on the host its numbers are copied into the command.
+  // One binding. A tensor on the device is bound at its storage offset; a tensor on the host is copied into the
+  // command.
   at::Tensor tensor;
 
   Binding() = default;
   explicit Binding(Kind kind) : kind(kind) {}
-  // Undefined tensors and those without elements, which have no buffer, count as absent.
+  // A tensor that is undefined or has no elements has no buffer; it counts as absent.
   Binding(at::Tensor value) {
     if (!value.defined() || value.numel() == 0) return;
     kind = value.is_cpu() ? host_array(value) : Kind::kTensor;
@@ -68,7 +69,7 @@ struct Binding {
   Binding(const std::optional<at::Tensor>& value) : Binding(value.value_or(at::Tensor())) {}
   static Binding error_log() { return Binding(Kind::kErrorLog); }
 
-  // A struct of shaders/, which Bindings copies.
+  // A struct defined in shaders/. Bindings copies it.
   template <typename Parameters>
   struct Values {
     const Parameters& parameters;
@@ -87,12 +88,12 @@ constexpr size_t kBindingsOf = 1;
 template <typename... Part>
 constexpr size_t kBindingsOf<std::tuple<Part...>> = sizeof...(Part);
 
-// What a launch binds, in the order of [[buffer(i)]]: tensors, which may be absent, small arrays of the host, the error
+// The bindings of a launch, in the order of [[buffer(i)]]: tensors, which may be absent, small host arrays, the error
 // log, and one parameter block. A tuple stands for its parts.
 class Bindings {
  public:
   static constexpr size_t kMost = 31;        // Metal's own limit
-  static constexpr size_t kMostBytes = 768;  // of a parameter block that is copied
+  static constexpr size_t kMostBytes = 768;  // of a copied parameter block
 
   template <typename... Each>
     requires(sizeof...(Each) > 1)
@@ -101,7 +102,8 @@ class Bindings {
     (add(std::forward<Each>(each)), ...);
   }
 
-  // Takes bindings that are known only when the launch is made. The block is not copied: keep it until the launch ran.
+  // Takes bindings that are known only when the launch is made. It does not copy the block: keep it until the launch
+  // has run.
   static Bindings of(c10::ArrayRef<Binding> bindings, c10::ArrayRef<std::byte> block);
 
   const Binding* begin() const { return bindings_.data(); }
@@ -133,7 +135,7 @@ class Bindings {
   std::array<std::byte, kMostBytes> block_;
 };
 
-// A kernel and its template arguments, spelled out.
+// A kernel with its template arguments, spelled out.
 struct Variant {
   std::string kernel;                  // the function template
   std::string file;                    // "gdn/solve_tril.metal"
@@ -143,12 +145,12 @@ struct Variant {
 };
 
 struct Launch {
-  const char* kernel;  // literals: a kernel is told from others by the address of its name
+  const char* kernel;  // string literals: the address of its name identifies a kernel
   const char* file;
   TemplateArguments arguments;
   Bindings bindings;
   std::array<size_t, 3> threadgroups;
-  size_t threads;  // a threadgroup, a multiple of 32
+  size_t threads;  // per threadgroup, a multiple of 32
 
   bool is_empty() const { return threadgroups[0] * threadgroups[1] * threadgroups[2] == 0; }
   Variant variant() const { return variant_of(kernel, file, arguments); }
@@ -167,7 +169,7 @@ struct PipelineFacts {
 struct DeviceFacts {
   std::string name;
   size_t core_count, max_threadgroup_memory_length, max_buffer_length, recommended_max_working_set_size;
-  uint64_t registry_id;               // tells devices of one name apart
+  uint64_t registry_id;               // distinguishes devices of the same name
   std::vector<std::string> families;  // "Apple7", "Metal3": those that the device supports
 };
 
@@ -175,27 +177,29 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
   virtual void run(Launches launches) = 0;  // encodes; does not wait; skips those without threadgroups
-  // Variants of one file, from one source. If some fail, the others are compiled all the same; raises the first error.
+  // Compiles variants of one file from one source. If some fail, it still compiles the others, then raises the first
+  // error.
   virtual std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) = 0;
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
   virtual const DeviceFacts& device() const = 0;
 };
 
-// Both raise without an encoder (Linux without the simulated device), which registers itself when loaded.
+// Both raise an error if there is no encoder (Linux without the simulated device). The encoder registers itself when
+// loaded.
 Launcher& launcher();         // the calling thread's recorder, else the device's
-Launcher& device_launcher();  // the device's, while the thread records too
+Launcher& device_launcher();  // the device's, even while the thread records
 bool has_launcher();
 
-// A grid of so many threadgroups leaves no core idle: 3 per core, an assumption that no Mac has confirmed. Attention
-// divides its keys until it has so many: more would only write and read more partials.
+// The number of threadgroups that leaves no core idle: 3 per core, an assumption that no Mac has confirmed. Attention
+// splits its keys until it has this many; more would only write and read more partial results.
 int64_t busy_threadgroups();
 
 void set_launcher(Launcher* launcher);
 
-// A recorder takes the launches of its thread only (recorder.h).
+// A recorder takes only the launches of its own thread (recorder.h).
 bool is_recording();
-Launcher* set_recorder(Launcher* recorder);  // of the calling thread; nullptr: none. Returns the previous one.
+Launcher* set_recorder(Launcher* recorder);  // for the calling thread; nullptr removes it. Returns the previous one.
 
 // Set when torch_gdn is imported.
 const std::string& shader_directory();

@@ -36,8 +36,8 @@ PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& r
       ->choice;
 }
 
-// The first row that fits decides. From the simulated device's counts and published rates
-// (lab/studies/prefill_choice.py), not measured on a Mac.
+// The first matching row decides. The rows come from the simulated device's counts and published rates
+// (lab/studies/prefill_choice.py); nobody has measured them on a Mac.
 struct Suited {
   int64_t least_tokens;
   double most_threadgroups_a_core;
@@ -47,7 +47,9 @@ struct HeuristicRow {
   PrefillAlgorithm algorithm;
 };
 constexpr std::array<HeuristicRow, 3> kHeuristic = {{
-    {{384, 0.5}, {256, 4.0}, PrefillAlgorithm::kChunked},  // few threadgroups for the cores: chunks in parallel
+    {{384, 0.5},
+     {256, 4.0},
+     PrefillAlgorithm::kChunked},  // too few threadgroups for the cores: runs chunks in parallel
     {{9, INFINITY}, {5, INFINITY}, PrefillAlgorithm::kFusedChunk},
     {{0, INFINITY}, {0, INFINITY}, PrefillAlgorithm::kRecurrent},  // chunks would be mostly padding
 }};
@@ -81,7 +83,7 @@ PrefillChoice measured_or_heuristic(const PrefillShape& shape, const std::string
                                                         : nearest(shape, rows->second);
 }
 
-// A chunk size that is wanted, by the threadgroup memory of its rows.
+// Returns whether `wanted` tokens fit threadgroup memory, at row_bytes each.
 bool is_possible(int64_t wanted, int64_t row_bytes) { return wanted > 0 && wanted * row_bytes <= 32768; }
 
 }  // namespace

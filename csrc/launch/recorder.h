@@ -1,4 +1,5 @@
-// A launcher that runs nothing and keeps the launches: the kernel variants of a model, from the host code itself.
+// A launcher that runs nothing and keeps the launches. The host code itself thereby says which kernel variants a model
+// needs.
 #pragma once
 #include <functional>
 #include <utility>
@@ -8,7 +9,7 @@
 
 namespace torch_gdn {
 
-// Without tensors: their memory would be held for a whole forward pass.
+// Holds no tensors: their memory would stay allocated for a whole forward pass.
 struct RecordedLaunch {
   const char *kernel, *file;
   TemplateArguments arguments;
@@ -25,7 +26,7 @@ class Recorder final : public Launcher {
   void run(Launches launches) override;
   const std::vector<RecordedLaunch>& launches() const { return launches_; }
 
-  // From the device, for the heuristics.
+  // Asks the device, for the heuristics.
   std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override {
     return device_launcher().compile(variants);
   }
@@ -37,8 +38,8 @@ class Recorder final : public Launcher {
   std::vector<RecordedLaunch> launches_;
 };
 
-// Hands each launch to `before`, runs it on the device unless told not to, hands it to `after`: with its tensors, so
-// that what a launch was given and what it wrote can be kept.
+// Hands each launch and its tensors to `before`, runs it on the device unless told not to, and hands it to `after`. The
+// callbacks can store what a launch read and what it wrote.
 class Tracer final : public Launcher {
  public:
   using Callback = std::function<void(const Launch&)>;

@@ -1,4 +1,4 @@
-// The Metal source of kernel variants. Run-time compilation has no include path: the host inlines.
+// Makes the Metal source of kernel variants. Run-time compilation has no include path, so the host inlines includes.
 #pragma once
 #include <string>
 
@@ -6,8 +6,8 @@
 
 namespace torch_gdn {
 
-// The shader file with each `#include "..."` inlined once (relative to shader_directory()), #line directives for the
-// compiler's messages, and a line for each variant that instantiates it. The variants are of one file.
+// Returns the shader file with each `#include "..."` inlined once (relative to shader_directory()), #line directives
+// for the compiler's messages, and one instantiating line per variant. All variants must be of one file.
 std::string shader_source(c10::ArrayRef<Variant> variants);
 
 }  // namespace torch_gdn

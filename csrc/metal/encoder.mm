@@ -1,5 +1,5 @@
-// Encodes launches on PyTorch's stream with its encoder, without commit or wait, so that they run in order with other
-// ops. The command buffer retains bound buffers: tensors may die on return.
+// Encodes launches on PyTorch's stream with PyTorch's encoder, without commit or wait, so that they run in order with
+// other ops. The command buffer retains bound buffers: tensors may be freed on return.
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
 
@@ -21,7 +21,7 @@ static_assert(sizeof(ErrorLog) == sizeof(c10::metal::ErrorMessages) &&
                   offsetof(ErrorLog::Message, line) == offsetof(c10::metal::ErrorMessage, line),
               "shaders/core/error.h must have the layout of PyTorch's error buffer");
 
-// Metal wants a buffer for every argument. This one stands for all absent tensors, which kernels neither read nor
+// Metal needs a buffer for every argument. This one stands for all absent tensors, which kernels neither read nor
 // write. It has room for an element of any type and lives as long as the process.
 id<MTLBuffer> dummy_buffer() {
   static id<MTLBuffer> buffer =
@@ -39,7 +39,7 @@ void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, cons
       return [encoder setBuffer:__builtin_bit_cast(id<MTLBuffer>, tensor.storage().data())
                          offset:NSUInteger(tensor.storage_offset() * tensor.element_size())
                         atIndex:index];
-    case Binding::Kind::kHostArray:  // copied now: the caller may write it as soon as the op returns
+    case Binding::Kind::kHostArray:  // copied now, because the caller may write it as soon as the op returns
       return [encoder setBytes:tensor.const_data_ptr() length:tensor.nbytes() atIndex:index];
     case Binding::Kind::kParameterBlock:
       return [encoder setBytes:bindings.block() length:bindings.block_bytes() atIndex:index];
@@ -58,13 +58,13 @@ void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, co
           threadsPerThreadgroup:MTLSizeMake(launch.threads, 1, 1)];
 }
 
-// A launch reads what the one before it wrote. In a serial encoder, which PyTorch uses so far, Metal sees to that; in a
-// concurrent one, which PyTorch is considering, dispatches overlap unless a barrier is between them.
+// A launch reads what the previous one wrote. PyTorch uses a serial encoder so far, in which Metal keeps that order. In
+// a concurrent encoder, which PyTorch is considering, dispatches overlap unless a barrier separates them.
 void wait_for_launches_before(id<MTLComputeCommandEncoder> encoder) {
   if ([encoder dispatchType] == MTLDispatchTypeConcurrent) [encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
 }
 
-// Families are given by number, because the SDK of macOS 14 does not name the last ones.
+// Lists families by number, because the SDK of macOS 14 does not name the latest ones.
 std::vector<std::string> families_of(id<MTLDevice> device) {
   static constexpr std::pair<const char*, NSInteger> known[] = {{"Apple7", 1007},  {"Apple8", 1008}, {"Apple9", 1009},
                                                                 {"Apple10", 1010}, {"Metal3", 5001}, {"Metal4", 5002}};
@@ -78,7 +78,7 @@ std::vector<std::string> families_of(id<MTLDevice> device) {
 class MetalLauncher final : public Launcher {
  public:
   void run(Launches launches) override {
-    // Pipelines first, outside the stream's queue. Metal refuses an empty grid.
+    // Finds the pipelines first, outside the stream's queue. Skips empty grids, which Metal refuses.
     c10::SmallVector<std::pair<const Launch*, SharedPipeline>, 8> ready;
     for (const auto& launch : launches) {
       if (!launch.is_empty()) ready.emplace_back(&launch, library_.pipeline(launch));
@@ -103,7 +103,7 @@ class MetalLauncher final : public Launcher {
 
   void clear_pipelines() override { library_.clear(); }
 
-  // Cached: every prefill asks, and the I/O registry takes microseconds.
+  // Cached, because every prefill asks and the I/O registry takes microseconds.
   const DeviceFacts& device() const override {
     static const DeviceFacts facts = [] {
       at::mps::MPSDevice* device = at::mps::MPSDevice::getInstance();
@@ -123,7 +123,7 @@ class MetalLauncher final : public Launcher {
   Library library_;
 };
 
-// Never destroyed: streams outlive static destructors.
+// Never destroyed, because streams outlive static destructors.
 const bool registered = [] {
   set_launcher(new MetalLauncher);
   return true;

@@ -6,7 +6,7 @@ namespace {
 
 optional<Tensor> readable_or_none(const optional<Tensor>& x) { return x.has_value() ? readable(*x) : x; }
 
-// One number per value head or channel, so the copy is small.
+// The tensor has one number per value head or channel, so the copy is small.
 optional<Tensor> table(const optional<Tensor>& x) { return contiguous(readable_or_none(x)); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// g and beta of any strides and float dtype, final or raw.
+// Binds g and beta of any strides and float dtype, final or raw.
 #pragma once
 #include "metal/parameters.h"
 #include "ops/channel_gate.h"
@@ -12,13 +12,13 @@ struct Gates {
   GateParameters parameters{};
 };
 
-// float64 and 8-bit dtypes are converted.
+// Converts float64 and 8-bit dtypes.
 Tensor readable(const Tensor& x);
 int32_t element_type(const optional<Tensor>& x);
 
 Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const GateOptions& options);
 
-// g [B, T, HV, K], one for each channel, final or raw.
+// g [B, T, HV, K], one value per channel, final or raw.
 struct ChannelGates {
   optional<Tensor> g, A_log, dt_bias;
   ChannelGateParameters parameters{};

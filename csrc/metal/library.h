@@ -1,4 +1,4 @@
-// Pipelines: one a kernel variant, compiled at first use and kept for the process.
+// Keeps pipelines: one per kernel variant, compiled at first use and kept for the process.
 #pragma once
 #import <Metal/Metal.h>
 
@@ -34,11 +34,11 @@ class Pipeline {
   size_t most_threads_;
 };
 
-// Hold one while encoding it; after that the command buffer retains it.
+// Hold a reference while you encode the pipeline; after that the command buffer retains it.
 using SharedPipeline = std::shared_ptr<const Pipeline>;
 
 // Safe to call from any thread. Threads compile different variants at the same time; each variant is compiled once, and
-// other threads that need it wait. A launch compiles its variant alone, so that it does not wait for others.
+// other threads that need it wait. A launch compiles only its own variant, so that it does not wait for others.
 class Library {
  public:
   // May compile: do not call it on the stream's queue, where it would block all encoding.
@@ -52,7 +52,7 @@ class Library {
     std::mutex compiling;     // held by the thread that compiles the pipeline
     SharedPipeline pipeline;  // guarded by the library's mutex; null until compiled
   };
-  // Identifies a variant by what a launch holds.
+  // Identifies a variant by the members of a launch.
   struct Key {
     const char* kernel;
     TemplateArguments arguments;

@@ -17,8 +17,8 @@ namespace {
 
 const char* message(NSError* error) { return error ? [[error localizedDescription] UTF8String] : "no error given"; }
 
-// Not the defaults: the host's language version may lack bfloat, fast math may drop infinities and NaN. From macOS 15
-// on precise functions are a setting apart from safe math.
+// Sets what the defaults get wrong: the host's language version may lack bfloat, and fast math may drop infinities and
+// NaN. From macOS 15 on, precise functions are a separate setting from safe math.
 MTLCompileOptions* compile_options() {
   MTLCompileOptions* options = [[MTLCompileOptions new] autorelease];
   options.languageVersion = MTLLanguageVersion3_1;
@@ -45,7 +45,7 @@ std::string names_of(id<MTLLibrary> library) {
 
 }  // namespace
 
-// A Metal library with kernel variants of one file.
+// A Metal library of several kernel variants of one file.
 class Source {
  public:
   explicit Source(c10::ArrayRef<Variant> variants) {
@@ -74,7 +74,7 @@ class Source {
       TORCH_CHECK(function, "torch_gdn: expected the library of ", variant.file, " to have a kernel ", name,
                   ", got a library with these functions: ", names_of(library_));
       id<MTLComputePipelineState> state = [[library_ device] newComputePipelineStateWithFunction:function error:&error];
-      TORCH_CHECK(state, "torch_gdn: Metal could not make a pipeline of ", name, ": ", message(error));
+      TORCH_CHECK(state, "torch_gdn: Metal could not make a pipeline for ", name, ": ", message(error));
       return state;
     }
   }
@@ -119,7 +119,7 @@ SharedPipeline Library::pipeline(const Launch& launch) {
   return found;
 }
 
-// One by one if one source does not do for all: the error then names the variant that is wrong.
+// Compiles the variants one by one if one source fails for all: the error then names the wrong variant.
 std::vector<PipelineFacts> Library::compile(c10::ArrayRef<Variant> variants) {
   if (variants.size() > 1) compile_together(variants);
   std::vector<PipelineFacts> facts;
@@ -135,7 +135,7 @@ std::vector<PipelineFacts> Library::compile(c10::ArrayRef<Variant> variants) {
   return facts;
 }
 
-// Leaves out those that another thread compiles. Raises nothing: what fails here is tried again alone.
+// Skips variants that another thread compiles. Raises nothing: a variant that fails here is tried again by itself.
 void Library::compile_together(c10::ArrayRef<Variant> variants) {
   std::vector<Variant> missing;
   std::vector<std::shared_ptr<Slot>> slots;
@@ -163,7 +163,7 @@ void Library::compile_together(c10::ArrayRef<Variant> variants) {
 size_t Library::KeyHash::operator()(const Key& key) const {
   uint64_t hash = reinterpret_cast<uintptr_t>(key.kernel);
   for (const auto& argument : key.arguments) {
-    hash = (hash ^ uint32_t(argument.word())) * 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio: odd
+    hash = (hash ^ uint32_t(argument.word())) * 0x9e3779b97f4a7c15;  // 2^64 divided by the golden ratio, an odd number
     hash ^= hash >> 32;
   }
   return hash;

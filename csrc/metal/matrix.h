@@ -1,4 +1,4 @@
-// Matrices of weights as kernels read them.
+// Binds matrices of weights as kernels read them.
 #pragma once
 #include "metal/parameters.h"
 #include "ops/quantized/packed.h"
@@ -6,11 +6,11 @@
 
 namespace torch_gdn {
 
-// weight [rows, columns], or [E, rows, columns] of experts. With scales it is packed.
+// weight is [rows, columns], or [E, rows, columns] for experts. It is packed if it has scales.
 MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Tensor>& scales,
                                    const std::optional<Tensor>& biases, const Packing& packing);
 
-// The template argument Bits of a kernel; weights that are not packed have none.
+// Returns the template argument Bits of a kernel; weights that are not packed have none.
 inline TemplateArgument bits_of(const Packing& packing) {
   return packing.bits == 0 ? TemplateArgument() : TemplateArgument(packing.bits);
 }

@@ -59,7 +59,7 @@ int32_t int32_count(int64_t count, const char* argument, const char* what) {
   return int32_t(count);
 }
 
-// An array that is too long for setBytes is copied to the device, which waits for all work encoded before: a server
+// An array too long for setBytes is copied to the device, which waits for all work encoded before. A server therefore
 // keeps such arrays on the device.
 Tensor index_array(at::Device device, const Tensor& x) {
   if (!x.is_cpu()) return x;

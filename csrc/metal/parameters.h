@@ -1,4 +1,4 @@
-// Tensors to parameter blocks.
+// Turns tensors into parameter blocks.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -15,24 +15,24 @@ namespace torch_gdn {
 RowStrides row_strides(const Tensor& x);                              // x: [B, T, heads, D]
 StateStrides state_strides(const Tensor& state, bool state_v_first);  // state: [N, HV, ...] or [B * NT, HV, ...]
 SequenceParameters sequence_parameters(const ChunkShape<>& shape, const std::optional<Tensor>& cu_seqlens);
-OpName op_name();  // of the running op
+OpName op_name();  // the running op
 HeadGroups head_groups(const ChunkShape<>& shape, int64_t key_heads);
 inline HeadGroups head_groups(const ChunkShape<>& shape) { return head_groups(shape, shape.H); }
 
-// 4 where every row starts and ends on a multiple of 4 elements, else 1.
+// Returns 4 if every row starts and ends on a multiple of 4 elements, else 1.
 int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> tensors);
 
-// What kernels count in 32 bits (shaders/core/rows.h); `argument` and `what` are for the error.
+// Checks what kernels count in 32 bits (shaders/core/rows.h). `argument` and `what` go into the error.
 int32_t int32_count(int64_t count, const char* argument, const char* what);
 
-// Indices as a launch binds them: on the device with their strides, or a small array of the host.
+// Returns indices as a launch binds them: on the device with their strides, or as a small host array.
 Tensor index_array(at::Device device, const Tensor& x);
 std::optional<Tensor> index_array(at::Device device, const std::optional<Tensor>& x);
 
-// Contiguous f32, for g and beta, which are small.
+// Returns contiguous f32, for g and beta, which are small.
 Tensor as_f32(const Tensor& x);
 
-// An intermediate: our ops return them contiguous; any other is copied, with one warning.
+// Returns a contiguous intermediate. Our ops already return them contiguous; any other is copied, with one warning.
 Tensor as_contiguous(const Tensor& x, const char* name);
 
 std::optional<Tensor> contiguous(const std::optional<Tensor>& x);

@@ -4,12 +4,12 @@
 
 namespace torch_gdn {
 
-// On the device. int32 indices, which servers keep, are not converted: that would cost a dispatch.
+// Returns indices on the device. int32 indices, which servers keep, are not converted: that would cost a dispatch.
 struct Slots {
   optional<Tensor> indices, flags, accepted;
   SlotParameters parameters{};
 
-  // What is bound for the states that are read: in place nothing, since kernels read the pool through the pointer that
+  // Returns the binding for the states to read. In place there is none: kernels read the pool through the pointer that
   // writes it (states_to_read in shaders/core/slots.h).
   Binding source(const optional<Tensor>& states) const { return parameters.slots != 0 ? Binding() : Binding(states); }
 };

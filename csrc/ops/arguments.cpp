@@ -17,7 +17,7 @@ struct Dimension {
   int64_t size, stride;  // in bytes
 };
 
-// Those of more than one element, the largest stride first.
+// Returns the dimensions of more than one element, the largest stride first.
 c10::SmallVector<Dimension, 6> dimensions_of(const at::Tensor& x) {
   c10::SmallVector<Dimension, 6> dimensions;
   for (int64_t d = 0; d < x.dim(); ++d) {
@@ -27,7 +27,8 @@ c10::SmallVector<Dimension, 6> dimensions_of(const at::Tensor& x) {
   return dimensions;
 }
 
-// Each dimension steps over all that is within it. Other layouts without overlap exist, but no allocator makes them.
+// Returns whether each dimension steps over everything within it. Other layouts without overlap exist, but no allocator
+// makes them.
 bool overlaps_itself(const at::Tensor& x) {
   int64_t within = x.element_size();
   for (const auto& [size, stride] : dimensions_of(x) | std::views::reverse) {
@@ -39,10 +40,10 @@ bool overlaps_itself(const at::Tensor& x) {
 
 enum class Sharing { kNone, kSome, kUndecided };
 
-// Whether an element of one tensor shares a byte with one of another. Elements are apart by the distance of the first
-// ones and a sum of stride times difference of indices. Tensors that are views of one layout have the same strides, so
-// that these differences have one term; and where a stride steps over all that is within it, few of its multiples come
-// near a sum. Others are not worth a long search.
+// Decides whether an element of one tensor shares a byte with an element of another. The distance between two elements
+// is the distance between the first elements plus a sum of stride times difference of indices. Views of one layout have
+// the same strides, so each stride gives one term. If each stride steps over everything within it, few of its multiples
+// come near a sum. Other layouts are not worth a long search.
 class Distances {
  public:
   Distances(const at::Tensor& a, const at::Tensor& b) {
@@ -51,7 +52,7 @@ class Distances {
     std::ranges::sort(terms_, std::greater{}, &Term::stride);
   }
 
-  // Whether a sum lies from `least` to `most`.
+  // Returns whether some sum lies from `least` to `most`.
   Sharing reach(int64_t least, int64_t most) { return reach(least, most, 0); }
 
  private:
@@ -70,7 +71,7 @@ class Distances {
     }
   }
 
-  // Uses the terms from `first` on; those with the largest strides come first.
+  // Uses the terms from `first` on, the largest strides first.
   Sharing reach(int64_t least, int64_t most, size_t first) {
     if (first == terms_.size()) return least <= 0 && most >= 0 ? Sharing::kSome : Sharing::kNone;
     int64_t rest_least = 0, rest_most = 0;
@@ -92,7 +93,7 @@ class Distances {
   static int64_t ceil_div_signed(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 
   c10::SmallVector<Term, 12> terms_;
-  int64_t left_ = 100'000;  // a millisecond
+  int64_t left_ = 100'000;  // steps, about a millisecond
 };
 
 Sharing sharing_of(const at::Tensor& a, const at::Tensor& b) {
@@ -121,7 +122,7 @@ void check_required(const char* op, const std::vector<Argument>& arguments, Tens
   }
 }
 
-// A lazy clone shares its memory until somebody asks to write. PyTorch's allocator for mps cannot copy at that moment.
+// A lazy clone shares its memory until somebody writes to it. PyTorch's mps allocator cannot copy at that moment.
 static void make_own(const char* op, const std::string& argument, const at::Tensor& tensor) {
   if (!c10::impl::cow::is_cow_data_ptr(tensor.storage().data_ptr())) return;
   TORCH_CHECK_VALUE(tensor.is_cpu(), op, ": ", argument, ": expected memory of its own, got a lazy clone on ",
@@ -139,10 +140,10 @@ void check_written(const char* op, const std::vector<Argument>& arguments, Tenso
       if (j == i || tensors[j] == nullptr) continue;
       const Sharing sharing = sharing_of(*tensors[i], *tensors[j]);
       TORCH_CHECK_VALUE(sharing != Sharing::kSome, op, ": ", arguments[i].name,
-                        ": expected memory of its own, got some that is ", arguments[j].name, "'s too");
+                        ": expected memory of its own, got memory that it shares with ", arguments[j].name);
       TORCH_CHECK_VALUE(sharing != Sharing::kUndecided, op, ": ", arguments[i].name,
                         ": expected memory of its own, got strides ", tensors[i]->strides(),
-                        " whose elements lie among ", arguments[j].name, "'s in too many ways to compare them all");
+                        ", too complex to compare with those of ", arguments[j].name, " in the same memory");
     }
   }
 }

@@ -1,4 +1,4 @@
-// What a call needs of its tensors whatever the op: that required ones are there, and memory to write in place.
+// Checks what every op needs of its tensors: required ones exist, and written ones have memory of their own.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,7 +18,7 @@ struct Argument {
 // In the schema's order.
 std::vector<Argument> arguments_of(const std::string& schema);
 
-// Of each argument, nullptr for what is no tensor.
+// One pointer per argument, nullptr for an argument that is not a tensor.
 using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
 void check_required(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);

@@ -1,4 +1,4 @@
-// From raw to final g of key channels: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g +
+// Turns raw g of key channels into final g: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g +
 // dt_bias)).
 #pragma once
 #include "ops/chunk_shape.h"
@@ -6,8 +6,8 @@
 namespace torch_gdn {
 
 struct ChannelGateOptions {
-  bool use_gate = false;            // the rest is read where it is set
-  optional<Tensor> A_log, dt_bias;  // HV and HV * K values of any shape; zeros where there are none
+  bool use_gate = false;            // if false, the other members are not read
+  optional<Tensor> A_log, dt_bias;  // HV and HV * K values of any shape; absent ones count as zeros
   optional<double> lower_bound;
 };
 
@@ -35,7 +35,7 @@ template <typename Int>
 void check_channel_gate_in_kernel(const Check<Int>& check, const ChunkShape<Int>& s, const ChannelGateOptions& gate) {
   if (!gate.use_gate) return;
   check.value(gate.A_log.has_value() || gate.lower_bound.has_value(), "A_log",
-              "a tensor where use_gate_in_kernel is set without lower_bound", "None");
+              "a tensor when use_gate_in_kernel is set without lower_bound", "None");
   check_channel_gate(check, s.HV, s.K, gate);
 }
 

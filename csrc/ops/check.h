@@ -1,5 +1,5 @@
-// "<op>: <argument>: expected <what>, got <what>": ValueError, or TypeError for a wrong dtype. Sizes are int64_t when
-// an op runs, SymInt when torch.compile asks for its outputs.
+// Errors read "<op>: <argument>: expected <what>, got <what>". They are ValueErrors, or TypeErrors for a wrong dtype.
+// Sizes are int64_t when an op runs and SymInt when torch.compile asks for its outputs.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
@@ -19,10 +19,10 @@ using c10::sym_eq, c10::sym_ge, c10::sym_le;
 using std::optional;
 
 inline bool holds(bool condition) { return condition; }
-// A guard, or an assertion where the size is known only at run time.
+// Adds a guard, or an assertion if the size is known only at run time.
 inline bool holds(const c10::SymBool& condition) { return condition.expect_true(__FILE__, __LINE__); }
 
-// An op runs, so that the content of index tensors can be read; else its outputs are asked for.
+// True if the op runs, so that index tensors can be read; false if only its outputs are wanted.
 template <typename Int>
 constexpr bool is_run = std::is_same_v<Int, int64_t>;
 
@@ -44,7 +44,7 @@ c10::ArrayRef<Int> sizes_of(const Tensor& x) {
   }
 }
 
-// Without the heap: a step of decoding checks many shapes.
+// Avoids the heap, because a decoding step checks many shapes.
 template <typename Int>
 using Sizes = c10::SmallVector<Int, 6>;
 
@@ -63,14 +63,15 @@ Sizes<Int> with_last(Sizes<Int> sizes, const Int& last) {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline c10::SymInt ceil_div(const c10::SymInt& a, const c10::SymInt& b) { return (a + b - 1) / b; }
 
-// PyTorch hands any number on as a dtype.
+// PyTorch passes on any number as a dtype.
 inline std::string dtype_name(at::ScalarType dtype) {
   const int number = static_cast<int>(dtype);
   const bool is_one = number >= 0 && number < static_cast<int>(at::ScalarType::Undefined);
-  return is_one ? std::string(c10::getDtypeNames(dtype).first) : "none, number " + std::to_string(number);
+  return is_one ? std::string(c10::getDtypeNames(dtype).first)
+                : "no known dtype (number " + std::to_string(number) + ")";
 }
 
-// Checks of one call; the first tensor gives the device.
+// The checks of one call. The first tensor gives the device.
 template <typename Int>
 class Check {
  public:
@@ -170,7 +171,7 @@ class Check {
                      dtype_name(other.scalar_type()), " like ", name, ", got ", dtype_name(x.scalar_type()));
   }
 
-  // Where a result goes that the caller allocated.
+  // Checks a tensor that the caller allocated for a result.
   void is_output(const char* argument, const Tensor& x, const char* pattern, std::initializer_list<Int> sizes,
                  at::ScalarType dtype) const {
     shape(argument, x, pattern, sizes);
@@ -186,7 +187,8 @@ class Check {
     TORCH_CHECK_TYPE(condition, op_, ": ", argument, ": expected ", expected, ", got ", dtype_name(got));
   }
 
-  // Other libraries lay tensors out as [B, H, T, ...]. Then T looks like the number of heads, which is mostly larger.
+  // Other libraries lay tensors out as [B, H, T, ...]. T then appears where the number of heads belongs, and is usually
+  // larger.
   static const char* layout_hint(const std::string& pattern, c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> got) {
     if constexpr (is_run<Int>) {
       const bool has_tokens_and_heads = pattern.rfind("[B, T, H", 0) == 0;

@@ -1,4 +1,4 @@
-// Sizes of ops over tokens, batched or packed; checks of cu_seqlens and chunk_indices.
+// The sizes of ops over tokens, batched or packed. Checks cu_seqlens and chunk_indices.
 #pragma once
 #include "ops/check.h"
 
@@ -6,12 +6,12 @@ namespace torch_gdn {
 
 template <typename Int = int64_t>
 struct ChunkShape {
-  Int B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;  // 0 where the op has none
+  Int B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;  // 0 if the op has none
   Int N = 0;                                      // sequences: B, or len(cu_seqlens) - 1 when packed
   Int NT = 0;                                     // rows of h: chunks of a batch row, or an upper bound when packed
-  Int C = 0;                                      // tokens of a chunk
+  Int C = 0;                                      // tokens per chunk
   bool packed = false;
-  bool tiled = false;  // key head h serves value heads h, h + H, ...; else HV / H neighbours
+  bool tiled = false;  // key head h serves value heads h, h + H, ...; if false, HV / H neighbours
 };
 
 constexpr int64_t kLargestK = 256, kLargestV = 512;
@@ -22,7 +22,7 @@ void check_chunk_size(const Check<Int>& check, int64_t size) {
   check.value(is_chunk_size(size), "chunk_size", "16, 32 or 64", size);
 }
 
-// From a matrix [.., chunk_size].
+// Takes the chunk size from a matrix [.., chunk_size].
 template <typename Int>
 void check_chunk_columns(const Check<Int>& check, const char* argument, const Int& size) {
   check.value(is_chunk_size(size), argument, "a last dimension (the chunk size) of 16, 32 or 64", size);
@@ -49,10 +49,10 @@ void check_heads(const Check<Int>& check, const char* key, const Int& key_heads,
                     key_heads, " of ", key, ", got ", value_heads);
 }
 
-// The content of a cu_seqlens on the CPU; the kernels check that of one on the device.
+// Checks the content of a cu_seqlens on the CPU. The kernels check one on the device.
 void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_seqlens);
 
-// Derives N, NT and packed from B, T and C. C is 0 without chunks.
+// Derives N, NT and packed from B, T and C. C is 0 for ops without chunks.
 template <typename Int>
 void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional<Tensor>& cu_seqlens,
                      const optional<Tensor>& chunk_indices = std::nullopt) {
@@ -60,7 +60,7 @@ void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional
   s.packed = cu_seqlens.has_value();
   s.N = s.B;
   s.NT = chunked ? ceil_div(s.T, s.C) : Int(0);
-  check.value(s.packed || !chunk_indices.has_value(), "chunk_indices", "None where cu_seqlens is None", "a tensor");
+  check.value(s.packed || !chunk_indices.has_value(), "chunk_indices", "None when cu_seqlens is None", "a tensor");
   if (!s.packed) return;
   check.is_index("cu_seqlens", *cu_seqlens);
   check.on_device_or_cpu("cu_seqlens", *cu_seqlens);
@@ -79,7 +79,7 @@ void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional
   if constexpr (is_run<Int>) check_cu_seqlens(check.op(), s, *cu_seqlens);
 }
 
-// Sequences of at most `most` tokens; the kernels check those of a cu_seqlens on the device.
+// Checks that sequences have at most `most` tokens. The kernels check a cu_seqlens on the device.
 void check_sequence_lengths(const char* op, const char* argument, const char* expected, const ChunkShape<>& s,
                             const optional<Tensor>& cu_seqlens, int64_t most);
 
@@ -93,7 +93,7 @@ void check_tokens_of_sequences(const Check<Int>& check, const char* argument, co
   }
 }
 
-// A last stride other than 1 is copied, with one warning; kernels take any other strides.
+// Copies a tensor whose last stride is not 1, with one warning. Kernels take any other strides.
 Tensor unit_last_stride(const Tensor& x, const char* name);
 
 inline double scale_or_default(optional<double> scale, int64_t K) {

@@ -1,4 +1,4 @@
-// From raw to final gates: g = -exp(A_log) softplus(g + dt_bias), beta = sigmoid(beta) or twice that.
+// Turns raw gates into final ones: g = -exp(A_log) softplus(g + dt_bias), beta = sigmoid(beta) or twice that.
 #pragma once
 #include "ops/check.h"
 
@@ -6,7 +6,7 @@ namespace torch_gdn {
 
 struct GateOptions {
   bool use_gate = false;
-  optional<Tensor> A_log, dt_bias;  // read where use_gate is set
+  optional<Tensor> A_log, dt_bias;  // read if use_gate is set
   bool use_beta_sigmoid = false;
   bool allow_neg_eigval = false;
 };
@@ -14,13 +14,13 @@ struct GateOptions {
 template <typename Int>
 void check_gates(const Check<Int>& check, const Int& HV, const optional<Tensor>& g, const optional<Tensor>& beta,
                  const GateOptions& gates) {
-  const char* with_gate = "a tensor where use_gate_in_kernel is set";
+  const char* with_gate = "a tensor when use_gate_in_kernel is set";
   check.value(!gates.use_gate || g.has_value(), "g", with_gate, "None");
   check.value(!gates.use_gate || gates.A_log.has_value(), "A_log", with_gate, "None");
-  check.value(!gates.use_beta_sigmoid || beta.has_value(), "beta", "a tensor where use_beta_sigmoid_in_kernel is set",
+  check.value(!gates.use_beta_sigmoid || beta.has_value(), "beta", "a tensor when use_beta_sigmoid_in_kernel is set",
               "None");
   check.value(!gates.allow_neg_eigval || gates.use_beta_sigmoid, "allow_neg_eigval",
-              "False where use_beta_sigmoid_in_kernel is False", "True");
+              "False when use_beta_sigmoid_in_kernel is False", "True");
   if (!gates.use_gate) return;
   check.is_floating("A_log", *gates.A_log);
   check.shape("A_log", *gates.A_log, "[HV]", {HV});

@@ -3,7 +3,7 @@
 
 namespace torch_gdn {
 
-// Numbers of an index tensor on the CPU, int32 or int64, [N] or [N, M], read where they lie: a conversion by PyTorch
+// Reads the numbers of an index tensor on the CPU, int32 or int64, [N] or [N, M], in place. A conversion by PyTorch
 // takes a microsecond, as long as a whole step of the convolution for one sequence.
 class Indices {
  public:
@@ -27,7 +27,7 @@ class Indices {
   int64_t size_, row_, column_;
 };
 
-// f(index, position) of indices [N] or [N, M].
+// Calls f(index, position) for indices [N] or [N, M].
 template <typename F>
 void for_each_index(const at::Tensor& x, const F& f) {
   const Indices indices(x);

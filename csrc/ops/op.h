@@ -34,10 +34,10 @@ Tensor empty(std::initializer_list<Int> sizes, const at::TensorOptions& options)
   return empty(c10::ArrayRef<Int>(sizes.begin(), sizes.size()), options);
 }
 
-// A member that a base leaves optional, as an argument that the schema requires.
+// Makes required a member that a base class leaves optional.
 inline Tensor& required(optional<Tensor>& member) { return member.has_value() ? *member : member.emplace(); }
 
-// An output that was not asked for.
+// Stands for an output that was not requested.
 inline Tensor no_output(const at::TensorOptions& options) { return at::empty({0}, options); }
 
 template <template <typename> class Op>
@@ -55,7 +55,7 @@ void for_each_output(const Outputs& outputs, const F& f) {
   }
 }
 
-// The op that the calling thread runs, after which kernels name their errors.
+// The op that the calling thread runs. Kernels name their errors after it.
 class RunningOp {
  public:
   explicit RunningOp(const char* name);
@@ -69,7 +69,7 @@ class RunningOp {
 
 namespace detail {
 
-// The op as a function for the dispatcher. `prepare` sees each output before `run`.
+// The op as a function for the dispatcher. `prepare` sees each output before `run` does.
 template <template <typename> class Op, auto run, auto prepare, typename Arguments>
 struct Kernel;
 
@@ -122,11 +122,11 @@ void implement(torch::Library& m, c10::DispatchKey device) {
   m.impl(name_of<Op>().c_str(), torch::dispatch(device, &detail::KernelOf<Op, run, prepare>::call));
 }
 
-// By op name. Replaces the arguments on the stack by empty outputs; fake tensors give fake outputs.
+// Replaces the arguments on the stack by empty outputs, by op name. Fake tensors give fake outputs.
 using Infer = void (*)(torch::jit::Stack&);
 std::map<std::string, Infer>& inferences();
 
-// Autograd and lazy views.
+// Registers autograd and lazy views.
 void implement_on_every_device(torch::Library& m, const char* op);
 
 template <template <typename> class Op>

@@ -1,5 +1,4 @@
-// A cache of pages: blocks of `block_size` tokens in any order, which a table of blocks puts in the order of a
-// sequence.
+// A cache of pages: blocks of `block_size` tokens in any order. A block table lists them in the order of a sequence.
 #pragma once
 #include "ops/chunk_shape.h"
 
@@ -12,19 +11,19 @@ struct PagedShape {
   Int T = 0, HQ = 0, HK = 0, D = 0;  // T: queries of all sequences, padding included
   Int N = 0;                         // sequences
   Int blocks = 0, block_size = 0;    // of the pool
-  Int table_blocks = 0;              // of a sequence, at most
+  Int table_blocks = 0;              // per sequence, at most
 };
 
 // Sequence n has queries [cu_seqlens[n], cu_seqlens[n + 1]) and seq_lens[n] keys; its queries are the last of them.
 template <typename Int>
 struct PagedSequences {
   Tensor block_table, cu_seqlens, seq_lens;  // [N, table_blocks], [N + 1], [N], int32 or int64
-  Int max_query_len, max_seq_len;            // of a sequence: what the host plans for
+  Int max_query_len, max_seq_len;            // per sequence: the maxima that the host plans for
   bool causal;
   int64_t window;  // 0: all
 };
 
-// Pools are too large to be copied.
+// Pools are too large to copy.
 template <typename Int>
 void check_rows_of_pages(const Check<Int>& check, const char* argument, const Tensor& pages) {
   const auto stride = pages.sym_stride(-1);
@@ -82,7 +81,7 @@ void check_sequences_of_pages(const Check<Int>& check, PagedShape<Int>& s, const
   check.in_range("max_query_len", "a number from 0 to 2^30", max_query_len, 0, kMostKeys);
   check.in_range("max_seq_len", "a number from 0 to 2^30", max_seq_len, 0, kMostKeys);
   check.value(window >= 0 && window <= kMostKeys, "window", "a window from 0 (none) to 2^30", window);
-  check.value(window == 0 || causal, "window", "0 where causal is false", window);
+  check.value(window == 0 || causal, "window", "0 when causal is false", window);
 }
 
 }  // namespace torch_gdn

@@ -15,13 +15,13 @@ struct Written {
 
 void check_inside(const char* op, const char* argument, int64_t offset, int64_t size, int64_t n, int64_t bytes) {
   TORCH_CHECK_VALUE(offset >= 0 && offset <= bytes && size <= bytes - offset, op, ": ", argument,
-                    ": expected ranges within the pool's ", bytes, " bytes, got ", size, " bytes from ", offset,
-                    " on at ", n);
+                    ": expected ranges within the pool's ", bytes, " bytes, got ", size, " bytes at offset ", offset,
+                    " for range ", n);
 }
 
 void refuse_overlap(const char* op, int64_t n, int64_t other) {
   TORCH_CHECK_VALUE(false, op, ": destination_offsets: expected no range to write what another one reads or writes, ",
-                    "got range ", n, " that meets range ", other);
+                    "got range ", n, ", which overlaps range ", other);
 }
 
 std::vector<Written> written_by(const char* op, const std::vector<ByteRange>& ranges) {
@@ -50,7 +50,7 @@ void check_ranges(const char* op, const ByteRanges& byte_ranges, int64_t bytes) 
   const auto ranges = byte_ranges.read();
   for (size_t n = 0; n < ranges.size(); ++n) {
     const auto& [source, destination, size] = ranges[n];
-    TORCH_CHECK_VALUE(size >= 0, op, ": sizes: expected numbers of bytes from 0 on, got ", size, " at ", n);
+    TORCH_CHECK_VALUE(size >= 0, op, ": sizes: expected non-negative numbers of bytes, got ", size, " at ", n);
     check_inside(op, "source_offsets", source, size, n, bytes);
     check_inside(op, "destination_offsets", destination, size, n, bytes);
   }

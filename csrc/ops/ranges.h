@@ -1,4 +1,4 @@
-// Ranges of bytes that are copied within one buffer.
+// Checks ranges of bytes that are copied within one buffer.
 #pragma once
 #include <vector>
 
@@ -15,13 +15,13 @@ struct ByteRange {
 struct ByteRanges {
   Tensor source_offsets, destination_offsets, sizes;  // [n] int32 or int64
 
-  // Whether the host can read all three.
+  // Returns whether the host can read all three.
   bool are_on_cpu() const { return source_offsets.is_cpu() && destination_offsets.is_cpu() && sizes.is_cpu(); }
   std::vector<ByteRange> read() const;
 };
 
-// Raises for a range outside the buffer, and for one that writes what another one reads or writes. The kernel finds the
-// former of ranges on the device.
+// Raises for a range outside the buffer, and for a range that writes what another one reads or writes. For ranges on
+// the device, the kernel checks the former.
 void check_ranges(const char* op, const ByteRanges& ranges, int64_t bytes);
 
 }  // namespace torch_gdn

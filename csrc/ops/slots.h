@@ -1,5 +1,5 @@
-// A pool of states, updated in place: one slot a sequence, or one for each of its tokens. Indices up to null_index mean
-// no slot; servers use -1 or 0.
+// A pool of states, updated in place, with one slot per sequence or one per token. An index up to null_index means "no
+// slot"; servers use -1 or 0.
 #pragma once
 #include "ops/chunk_shape.h"
 
@@ -9,24 +9,24 @@ struct StatePool {
   Tensor states;  // [slots, ...]
   optional<Tensor> indices, has_initial_state;
   int64_t null_index = -1;
-  // Of the tokens of the step before: the state after the last of them is the one to go on from.
+  // Counts of accepted tokens of the previous step: decoding resumes from the state after the last accepted one.
   optional<Tensor> num_accepted_tokens;
 
-  // After so many tokens of a sequence (0: none) its state goes to this slot too.
+  // The state after so many tokens of a sequence (0: none) goes to this slot too.
   optional<Tensor> checkpoint_offsets, checkpoint_indices;
 
   bool has_slot_per_token() const { return indices.has_value() && indices->dim() == 2; }
 };
 
-// The content of tensors on the CPU; the kernels check that of those on the device.
+// Checks the content of tensors on the CPU. The kernels check tensors on the device.
 void check_state_indices(const char* op, const StatePool& pool);
 void check_accepted_counts(const char* op, const StatePool& pool, int64_t most);
 
-// Offsets are multiples of `multiple`.
+// Checks that offsets are multiples of `multiple`.
 void check_checkpoint_contents(const char* op, const StatePool& pool, const ChunkShape<>& s,
                                const optional<Tensor>& cu_seqlens, int64_t multiple);
 
-// most: the largest count that a state can be resumed after.
+// `most` is the largest count after which a state can be resumed.
 template <typename Int>
 void check_num_accepted_tokens(const Check<Int>& check, const Int& N, const StatePool& pool, const Int& most) {
   if (!pool.num_accepted_tokens.has_value()) return;
@@ -34,7 +34,7 @@ void check_num_accepted_tokens(const Check<Int>& check, const Int& N, const Stat
   check.is_index("num_accepted_tokens", counts);
   check.on_device_or_cpu("num_accepted_tokens", counts);
   check.value(counts.dim() == 1 && holds(sym_eq(size_of<Int>(counts, 0), N)), "num_accepted_tokens",
-              "shape [N], one for a sequence", sizes_of<Int>(counts), " for ", N, " sequences");
+              "shape [N], one per sequence", sizes_of<Int>(counts), " for ", N, " sequences");
   if constexpr (is_run<Int>) check_accepted_counts(check.op(), pool, most);
 }
 
@@ -61,8 +61,8 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool, b
   check.on_device_or_cpu("state_indices", *pool.indices);
   const bool fits = pool.indices->dim() == 1 || (slot_per_token && pool.indices->dim() == 2);
   check.value(fits && holds(sym_eq(size_of<Int>(*pool.indices, 0), N)), "state_indices",
-              slot_per_token ? "shape [N] or [N, tokens]" : "shape [N], one for a sequence",
-              sizes_of<Int>(*pool.indices), " for ", N, " sequences");
+              slot_per_token ? "shape [N] or [N, tokens]" : "shape [N], one per sequence", sizes_of<Int>(*pool.indices),
+              " for ", N, " sequences");
   if constexpr (is_run<Int>) check_state_indices(check.op(), pool);
 }
 
@@ -72,14 +72,14 @@ void check_checkpoints(const Check<Int>& check, const StatePool& pool, const Chu
   const auto& offsets = pool.checkpoint_offsets;
   const auto& indices = pool.checkpoint_indices;
   check.value(offsets.has_value() || !indices.has_value(), "checkpoint_offsets",
-              "a tensor where checkpoint_indices is one", "None");
+              "a tensor when checkpoint_indices is one", "None");
   check.value(indices.has_value() || !offsets.has_value(), "checkpoint_indices",
-              "a tensor where checkpoint_offsets is one", "None");
+              "a tensor when checkpoint_offsets is one", "None");
   if (!offsets.has_value()) return;
   for (const auto& [argument, x] : {std::pair("checkpoint_offsets", *offsets), {"checkpoint_indices", *indices}}) {
     check.is_index(argument, x);
     check.on_device_or_cpu(argument, x);
-    check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N], one for a sequence",
+    check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N], one per sequence",
                 sizes_of<Int>(x), " for ", s.N, " sequences");
   }
   if constexpr (is_run<Int>) check_checkpoint_contents(check.op(), pool, s, cu_seqlens, multiple);

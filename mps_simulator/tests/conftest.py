@@ -33,7 +33,7 @@ def _same_numbers_each_time() -> None:
 
 @pytest.fixture
 def folder() -> Path:
-    """For processes of their own: a working directory whose project has nothing loaded."""
+    """Returns a working directory for separate processes, whose project has nothing loaded."""
     return FOLDER
 
 
@@ -44,7 +44,7 @@ def scale(_simulated_device: None) -> Any:
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
-    """The live settings; put back afterwards."""
+    """Yields the live settings and restores them afterwards."""
     live = mps_simulator.settings
     with live(**{name: getattr(live, name) for name in ("watch", "seed", "perturb", "workers", "run_at", "encoder")}):
         yield live

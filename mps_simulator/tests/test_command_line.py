@@ -1,4 +1,4 @@
-"""python -m mps_simulator, and activation in a process of its own."""
+"""Tests python -m mps_simulator, and activation in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mps_simulator.__main__ import main
 
 @pytest.fixture
 def output(folder: Path) -> Callable[..., str]:
-    """What Python prints in a process of its own."""
+    """Returns what Python prints in a separate process."""
 
     def run(*arguments: str) -> str:
         command = [sys.executable, *arguments]

@@ -1,4 +1,4 @@
-"""The Metal language of the engine: what it takes, what it refuses, and with which words."""
+"""Tests the engine's Metal language: what it accepts, what it refuses, and with which words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dispatch(pipeline: Any, arguments: Sequence[torch.Tensor | None], threads: i
 
 
 def value_of(expression: str, before: str = "", type_name: str = "float") -> float:
-    """The expression's value, computed by a kernel of one thread."""
+    """Returns the expression's value, computed by a kernel of one thread."""
     out = torch.zeros(1, device="mps")
     run(
         f"{before}\nkernel void value(device float* out [[buffer(0)]]) {{ {type_name} x = {expression}; out[0] = x; }}",

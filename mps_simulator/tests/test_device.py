@@ -19,7 +19,7 @@ MPS = "mps"
 
 
 def both(function: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The function's result on mps and on the CPU."""
+    """Returns the function's result on mps and on the CPU."""
     on_mps = function(*(tensor.to(MPS) for tensor in tensors))
     assert on_mps.is_mps
     return on_mps.cpu(), function(*tensors)

@@ -22,7 +22,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("answer", [] { return ANSWER; }
 
 
 def python(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """A process of its own, in this directory; a library is loaded once in a process."""
+    """Runs a separate process in this directory, because a process loads a library only once."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=directory)
 
 

@@ -1,4 +1,4 @@
-"""Which clang the simulated device is built with, and what is said where something is missing."""
+"""Tests which clang builds the simulated device, and the errors for missing tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime of the engine: order, seeds, workers, the perturbing mode, figures."""
+"""Tests the engine's runtime: order, seeds, workers, the perturbing mode, figures."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_figures_of_a_kernel_counted_by_hand() -> None:
 
 
 def test_the_engine_goes_on_after_a_fault() -> None:
-    """Hundreds of threads left waiting inside a faulty kernel, again and again, and the next dispatch is right."""
+    """After hundreds of threads were left waiting in a faulty kernel, repeatedly, the next dispatch is right."""
     source = """
     kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
                       constant uint& broken [[buffer(2)]], uint i [[thread_position_in_grid]],
@@ -266,7 +266,7 @@ def test_positions_in_three_dimensions() -> None:
 
 
 def test_a_forked_child_runs_kernels_too() -> None:
-    """It has none of its parent's worker threads, and must not wait for them."""
+    """A child has none of its parent's worker threads, and must not wait for them."""
     assert torch.equal(sums(workers=2), sums(workers=1))
     child = os.fork()
     if child == 0:

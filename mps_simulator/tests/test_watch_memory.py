@@ -1,4 +1,4 @@
-"""What the watch says of accesses: out of bounds, misaligned, not writable, of memory never written, by two names."""
+"""Tests the watch's faults: out of bounds, misaligned, not writable, memory never written, two names for memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watch says of order: data races, and threads that diverge."""
+"""Tests the watch's faults of order: data races, and threads that diverge."""
 
 from __future__ import annotations
 

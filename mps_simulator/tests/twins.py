@@ -1,4 +1,4 @@
-"""A kernel with one fault, and its mended twin: the same source with and without the macro FAULTY."""
+"""A kernel with one fault, and its correct twin: the same source with and without the macro FAULTY."""
 
 from __future__ import annotations
 

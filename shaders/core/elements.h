@@ -1,11 +1,11 @@
-// Numbers of a float dtype that is known only when the kernel runs (ElementType).
+// Reads numbers of a float dtype that is known only when the kernel runs (ElementType).
 #pragma once
 #include <metal_stdlib>
 
 #include "core/parameters.h"
 using namespace metal;
 
-// The bits alone: what reads them need not wait until a number is made of them.
+// Loads only the bits, so that the read need not wait until the bits become a number.
 METAL_FUNC uint read_bits(device const uchar* values, int64_t index, int type) {
   if (type == kFloat32) return ((device const uint*)values)[index];
   return ((device const ushort*)values)[index];

@@ -1,5 +1,5 @@
-// Fragments: 8x8 blocks over the 32 lanes of a simdgroup; a lane holds two neighbours of a row as a float2. Always f32:
-// 16-bit products are no faster on M1 to M4 (102 FMA a core and cycle).
+// Fragments: 8x8 blocks over the 32 lanes of a simdgroup. A lane holds two neighbours of a row as a float2. They are
+// always f32: 16-bit products are no faster on M1 to M4 (102 FMA per core and cycle).
 #pragma once
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
@@ -7,7 +7,7 @@ using namespace metal;
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-// Of a lane's first element; the second is one column further.
+// The position of a lane's first element. The second is one column further.
 struct LanePosition {
   int row;
   int column;
@@ -33,8 +33,8 @@ METAL_FUNC void multiply_add(thread float2& accumulator, float2 a, float2 b) {
   accumulator = float2(sum.thread_elements()[0], sum.thread_elements()[1]);
 }
 
-// From threadgroup memory, where a lane's first element is at `own`: the second is beside it, one load for both, or a
-// row further.
+// Loads from threadgroup memory, where a lane's first element is at `own`. The second is next to it, so that one load
+// takes both, or a row further.
 template <typename T>
 METAL_FUNC float2 pair_at(threadgroup const T* own) {
   return float2(vec<T, 2>(*(threadgroup const vec<T, 2>*)own));
@@ -45,7 +45,7 @@ METAL_FUNC float2 column_pair_at(threadgroup const T* own, int stride) {
   return float2(float(own[0]), float(own[stride]));
 }
 
-// The same, of a fragment whose corner is at `origin`; it and the stride are even.
+// Does the same for a fragment whose corner is at `origin`. The corner and the stride are even.
 template <typename T>
 METAL_FUNC float2 load_even_fragment(threadgroup const T* origin, int stride, LanePosition at) {
   return pair_at(origin + at.row * stride + at.column);
@@ -56,7 +56,7 @@ METAL_FUNC float2 load_transposed(threadgroup const T* origin, int stride, LaneP
   return column_pair_at(origin + at.column * stride + at.row, stride);
 }
 
-// From device memory, whole rows of 8; zeros past `rows`.
+// Loads whole rows of 8 from device memory, with zeros past `rows`.
 template <typename T>
 METAL_FUNC float2 load_even_fragment(device const T* origin, int64_t stride, int rows, LanePosition at) {
   float2 values = float2(0.0f);

@@ -1,9 +1,9 @@
-// The log decay of a key channel, final or raw.
+// Computes the log decay of a key channel from a final or raw g.
 #pragma once
 #include "core/channel_gate_parameters.h"
 #include "core/gates.h"
 
-// A head's gate, at a channel.
+// The gate of a head at one channel.
 struct ChannelGate {
   float rate;  // exp(A_log)
   float bias;

@@ -1,5 +1,5 @@
-// g and beta of any float dtype, final or raw. Accurate to about 1 ulp without Metal's exp and log, which may be off by
-// 4 ulp each.
+// Reads g and beta of any float dtype, final or raw, and computes the gates. The results are accurate to about 1 ulp
+// because the code avoids Metal's exp and log, which may be off by 4 ulp each.
 #pragma once
 #include <metal_stdlib>
 
@@ -44,10 +44,10 @@ METAL_FUNC float raw_gate_at(
   return float_of_bits(gate_bits_at(g, gates, batch, token, head), gates.g_type);
 }
 
-// Parameters of a head's gate, read once for all tokens.
+// The parameters of a head's gate, read once for all tokens.
 struct HeadGate {
   float A_log, bias;
-  bool is_raw;  // else g is the log decay
+  bool is_raw;  // if false, g is the log decay
 };
 
 METAL_FUNC HeadGate
@@ -80,7 +80,7 @@ METAL_FUNC float log_decay_at(
   return log_decay_of_bits(gate_bits_at(g, gates, batch, token, head), A_log, dt_bias, gates, head);
 }
 
-// beta [B, T, HV], or [B, T, HV, V] with a column.
+// Reads beta [B, T, HV], or [B, T, HV, V] with a column.
 METAL_FUNC uint beta_bits_at(
     device const uchar* beta,
     constant GateParameters& gates,

@@ -1,7 +1,7 @@
 #pragma once
 #include "core/parameters.h"
 
-// A matrix of weights, or one of each expert. Strides are in elements; the last ones are 1.
+// A matrix of weights, or one per expert. Strides are in elements; the last ones are 1.
 struct MatrixParameters {
   int64_t expert_stride, row_stride;
   // These describe the scales and biases of packed weights.

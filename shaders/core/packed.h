@@ -1,16 +1,16 @@
 // Packed codes of 4 or 8 bits: w[k] = scale * code[k] + bias, where code k of a row has bits k % per * Bits of word
 // k / per, per = 32 / Bits codes a word. A weight is computed as
 //   w = scale * (code - middle) + (bias + scale * middle)
-// because the second term is exactly 0 where codes are symmetric, so that a weight is rounded once.
+// because the second term is exactly 0 for symmetric codes, so that a weight is rounded once.
 //
-// A code becomes a number without a shift and without a conversion: its bits, where they lie within 16 bits, are or-ed
-// to the bits of 2^23, whose last place is 1. This makes 2^23 + code * 2^position. The subtraction of
-// 2^23 + middle * 2^position is exact, and a scale that is divided by 2^position makes up for the position.
+// A code becomes a number without a shift and without a conversion. If the code's bits lie within the low 16, they are
+// or-ed to the bits of 2^23, whose last place is 1. This gives 2^23 + code * 2^position. Subtracting 2^23 + middle *
+// 2^position is exact, and a scale divided by 2^position makes up for the position.
 #pragma once
 #include "core/elements.h"
 #include "core/vectors.h"
 
-// The scale of a group's codes for each position within 16 bits, and the second term.
+// The scale of a group's codes for each position within 16 bits, and the second term of the formula.
 template <int Bits>
 struct ScaleAndRest {
   GDN_CONSTANT int kPositions = 16 / Bits;
@@ -23,7 +23,7 @@ struct ScaleAndRest {
   }
 };
 
-// `Columns` codes from a multiple of 8 on, as they lie in memory.
+// `Columns` codes, starting at a multiple of 8, as they lie in memory.
 template <int Bits, int Columns>
 struct Codes {
   static_assert(Bits == 4 || Bits == 8, "a word holds 8 or 4 codes");
@@ -31,7 +31,7 @@ struct Codes {
   GDN_CONSTANT int kWords = Columns * Bits / 32;
   uint words[kWords];
 
-  // Width of 4: rows start at multiples of 16 bytes, so that one load takes them all.
+  // With a Width of 4, rows start at multiples of 16 bytes, so that one load takes all words.
   template <int Width>
   METAL_FUNC void load(device const uint* source) {
     if constexpr (Width == 4 && kWords > 1) {

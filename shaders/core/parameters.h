@@ -1,4 +1,4 @@
-// Parameter structs shared by kernels and host.
+// Parameter structs that kernels and host share.
 #pragma once
 #ifdef __METAL__
 #include <metal_stdlib>
@@ -16,7 +16,7 @@
 #define GDN_CONSTANT static constexpr
 #endif
 
-// The op that runs, after which a kernel's errors are named.
+// The running op. A kernel's errors start with its name.
 struct OpName {
   char text[40];
 };
@@ -31,7 +31,7 @@ struct StateStrides {
   int64_t sequence, head, key, value;
 };
 
-// Value heads of a key head: HV / H neighbours (divisor HV / H), or every H-th one (divisor 1).
+// The value heads of a key head: HV / H neighbours (divisor HV / H), or every H-th one (divisor 1).
 struct HeadGroups {
   int32_t divisor, modulus;        // the key head of value head hv is hv / divisor % modulus
   int32_t members, member_stride;  // key head h serves h * divisor + m * member_stride for m < members
@@ -43,37 +43,37 @@ enum ElementType { kAbsent = 0, kFloat32 = 1, kFloat16 = 2, kBfloat16 = 3 };
 // g [B, T, HV] and beta [B, T, HV] or [B, T, HV, V] of any strides, final or raw.
 struct GateParameters {
   RowStrides g, beta;
-  int32_t g_type, beta_type;         // absent: g is 0, beta is 1
-  int32_t A_log_type, dt_bias_type;  // [HV]; A_log absent: g is the log decay
-  float beta_scale;                  // beta_scale * sigmoid(beta); 0: beta is final
+  int32_t g_type, beta_type;         // if absent, g is 0 and beta is 1
+  int32_t A_log_type, dt_bias_type;  // [HV]; without A_log, g is the log decay
+  float beta_scale;                  // beta is beta_scale * sigmoid(beta); 0 if beta is final
 };
 
 struct SequenceParameters {
   int64_t boundary_stride;  // in elements of cu_seqlens
-  int32_t boundary_bytes;   // of a number in cu_seqlens: 4 or 8; 0: a batch, and there is none
+  int32_t boundary_bytes;   // per number in cu_seqlens: 4 or 8; 0 for a batch, which has none
   int32_t tokens;           // T
   int32_t sequences;        // N; B for a batch
-  int32_t chunks;           // NT: of a batch row, or of all packed sequences, with surplus ones at the end
+  int32_t chunks;           // NT: per batch row, or for all packed sequences, with surplus ones at the end
   OpName op;
 };
 
-// The slots of sequences, or of their tokens, in a pool of states. All zero: sequence n has state n.
+// The slots of sequences, or of their tokens, in a pool of states. If all fields are zero, sequence n has state n.
 struct SlotParameters {
   int64_t index_stride, flag_stride;  // in elements of state_indices and has_initial_state
-  int32_t index_bytes;                // 4 or 8; 0: slot n for sequence n
-  int32_t has_flags;                  // 1: has_initial_state is read
-  int32_t slots;                      // in the pool; 0: states are read from one tensor and written to another
-  int32_t null_index;                 // indices up to this one: no slot
-  int32_t is_checked;                 // 1: the host saw that indices are below `slots` and distinct
-  int32_t columns;                    // of state_indices [N, columns]: a slot for each token; 0: one a sequence
-  int32_t accepted_bytes;             // of a number in num_accepted_tokens: 4 or 8; 0: there is none
+  int32_t index_bytes;                // 4 or 8; 0 if sequence n has slot n
+  int32_t has_flags;                  // 1 to read has_initial_state
+  int32_t slots;                      // in the pool; 0 to read states from one tensor and write them to another
+  int32_t null_index;                 // indices up to this one mean "no slot"
+  int32_t is_checked;                 // 1 if the host checked that indices are below `slots` and distinct
+  int32_t columns;                    // of state_indices [N, columns]: a slot per token; 0 for one per sequence
+  int32_t accepted_bytes;             // per number in num_accepted_tokens: 4 or 8; 0 if there is none
   int64_t accepted_stride;
 };
 
-// The state after some tokens of a sequence goes to another slot too. All zero: of none.
+// The state after some tokens of a sequence also goes to another slot. If all fields are zero, none does.
 struct CheckpointParameters {
   int64_t offset_stride, index_stride;
-  int32_t offset_bytes, index_bytes;  // of a number: 4 or 8
-  int32_t null_index;                 // indices up to this one: no slot
-  int32_t multiple;                   // of which offsets are multiples; 0: there are no checkpoints
+  int32_t offset_bytes, index_bytes;  // per number: 4 or 8
+  int32_t null_index;                 // indices up to this one mean "no slot"
+  int32_t multiple;                   // offsets are multiples of this; 0 if there are no checkpoints
 };

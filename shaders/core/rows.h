@@ -1,12 +1,12 @@
-// Rows [B, T, H], one after another. Their number is an int32: a division by a run-time number of 64 bits takes over a
-// thousand instructions.
+// Rows [B, T, H], one after another. Their number is an int32, because dividing by a run-time number of 64 bits takes
+// over a thousand instructions.
 #pragma once
 #include <metal_stdlib>
 
 #include "core/parameters.h"
 using namespace metal;
 
-// Rows past the last repeat it, with `is_present` false.
+// Threads past the last row repeat it, with `is_present` false.
 struct RowIndex {
   int row, batch, token, head;
   bool is_present;

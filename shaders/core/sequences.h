@@ -35,7 +35,7 @@ METAL_FUNC int key_head_of(int value_head, HeadGroups heads) { return value_head
 
 METAL_FUNC int chunk_count(int tokens, int chunk_size) { return (tokens + chunk_size - 1) / chunk_size; }
 
-// 32 sequences: lane i holds sequence base + i.
+// A group of 32 sequences: lane i holds sequence base + i.
 struct SequenceWindow {
   int first, last;
   int chunks_before, chunks;
@@ -65,7 +65,7 @@ METAL_FUNC SequenceWindow sequence_window(
   return window;
 }
 
-// Chunk `target` of a batch row, or of all packed sequences. Every lane of the simdgroup must call.
+// Finds chunk `target` of a batch row, or of all packed sequences. Every lane of the simdgroup must call.
 METAL_FUNC Chunk locate_chunk(
     device const int* cu_seqlens,
     constant SequenceParameters& sequence,
@@ -133,7 +133,7 @@ METAL_FUNC Sequence locate_sequence(
   return result;
 }
 
-// Reports wrong cu_seqlens, and chunks beyond NT (chunk_size 0: not counted). Called by one simdgroup of the grid.
+// Reports wrong cu_seqlens, and chunks beyond NT (not if chunk_size is 0). Called by one simdgroup of the grid.
 METAL_FUNC void report_cu_seqlens(
     device const int* cu_seqlens,
     constant SequenceParameters& sequence,
@@ -167,8 +167,8 @@ METAL_FUNC void report_cu_seqlens(
   }
 }
 
-// The chunk of a threadgroup: x counts chunks, z batch rows. The grid's first simdgroup reports wrong cu_seqlens. Every
-// lane must call.
+// Finds the chunk of a threadgroup: x counts chunks, z batch rows. The grid's first simdgroup reports wrong cu_seqlens.
+// Every lane must call.
 METAL_FUNC Chunk locate_own_chunk(
     device const int* cu_seqlens,
     constant SequenceParameters& sequence,

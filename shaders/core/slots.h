@@ -12,8 +12,8 @@ using namespace metal;
 
 struct Slot {
   int64_t index;
-  bool is_present;  // if not, o is zeros and the pool keeps its states
-  bool has_state;   // if not, the sequence starts from zeros
+  bool is_present;  // if false, o is zeros and the pool keeps its states
+  bool has_state;   // if false, the sequence starts from zeros
   bool is_outside, is_taken;
 };
 
@@ -51,7 +51,7 @@ METAL_FUNC bool has_initial_state_of(device const uchar* flags, constant SlotPar
   return slots.has_flags == 0 || flags[sequence * slots.flag_stride] != 0;
 }
 
-// The one slot of a sequence. Every lane of the simdgroup must call.
+// Finds the only slot of a sequence. Every lane of the simdgroup must call.
 METAL_FUNC Slot locate_slot(
     device const int* indices, device const uchar* flags, constant SlotParameters& slots, int sequence, uint lane) {
   Slot slot = locate_entry(indices, slots, sequence, lane);
@@ -59,16 +59,16 @@ METAL_FUNC Slot locate_slot(
   return slot;
 }
 
-// Where the states before the first token are. In place that is the pool, which is read through the pointer that writes
-// it: Metal's compiler assumes that no two arguments name memory that is written.
+// Returns where the states before the first token are. In place, that is the pool itself, read through the pointer that
+// writes it: Metal's compiler assumes that no two arguments name memory that is written.
 template <typename P>
 METAL_FUNC device const P* states_to_read(device const P* states, device P* pool, constant SlotParameters& slots) {
   return slots.slots != 0 ? pool : states;
 }
 
 struct AcceptedCount {
-  int tokens;       // from 1 to `most`; 1 where nothing is counted
-  bool is_outside;  // what was read is not
+  int tokens;       // from 1 to `most`; 1 if nothing is counted
+  bool is_outside;  // the value read is outside that range
 };
 
 METAL_FUNC AcceptedCount
@@ -83,7 +83,7 @@ accepted_count(device const int* num_accepted_tokens, constant SlotParameters& s
   return count;
 }
 
-// Called by one thread for each entry of state_indices.
+// Called by one thread per entry of state_indices.
 METAL_FUNC void report_slot(Slot slot, int64_t entry, constant const OpName& op, device ErrorLog* errors) {
   if (slot.is_outside) {
     report_error(
@@ -93,7 +93,7 @@ METAL_FUNC void report_slot(Slot slot, int64_t entry, constant const OpName& op,
   }
 }
 
-// Called by one thread for each sequence.
+// Called by one thread per sequence.
 METAL_FUNC void report_accepted(
     AcceptedCount count,
     device const int* num_accepted_tokens,

@@ -1,8 +1,8 @@
-// Rows of 4 elements a load where offset and strides of every row allow it (the host decides), else of 1.
+// Reads rows with 4 elements per load if the offset and strides of every row allow it (the host decides), else with 1.
 #pragma once
 #include "core/fragment.h"
 
-// vec<T, Width>, which Metal has from 2 on.
+// Names vec<T, Width>, which Metal defines from 2 on.
 template <typename T, int Width>
 struct VectorOf {
   static_assert(Width == 2 || Width == 4, "a vector holds 1, 2 or 4 elements");
@@ -27,7 +27,7 @@ METAL_FUNC Values<Width> no_values() {
   return values;
 }
 
-// To T and back.
+// Rounds to T and converts back.
 template <typename T, int Width>
 METAL_FUNC Values<Width> rounded(Values<Width> values) {
   UNROLL for (int i = 0; i < Width; ++i) values.at[i] = float(T(values.at[i]));

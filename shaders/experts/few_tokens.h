@@ -1,5 +1,5 @@
-// Products of a threadgroup's rows of two matrices with up to `Most` vectors. The vectors are staged in threadgroup
-// memory, a slice of their columns at a time; each weight is read and decoded once and meets all of them in registers.
+// Multiplies a threadgroup's rows of two matrices by up to `Most` vectors. The vectors are staged in threadgroup
+// memory, a slice of their columns at a time. Each weight is read and decoded once, and meets all vectors in registers.
 #pragma once
 #include "experts/few_rows.h"
 #include "experts/pairs.h"
@@ -12,12 +12,12 @@ METAL_FUNC constexpr int staged_columns() {
   return kStagedBytes / Most / int(sizeof(T));
 }
 
-// The rows of vectors that are multiplied.
+// The vectors to multiply.
 template <typename T>
 struct VectorRows {
   device const T* data;
   int64_t stride;
-  int divisor;  // of a pair's number: k where the rows are those of tokens, else 1
+  int divisor;  // of a pair's number: k if each row belongs to a token, else 1
 
   METAL_FUNC device const T* of_pair(int pair) const { return data + int64_t(pair / divisor) * stride; }
 };
@@ -53,13 +53,13 @@ METAL_FUNC void multiply_values(
   }
 }
 
-// The rows that a simdgroup multiplies: Half consecutive rows of each of two matrices.
+// The rows that a simdgroup multiplies: Half consecutive rows of each of the two matrices.
 template <int Half, typename T, int Bits, int Width>
 struct TwoMatrices {
   typedef Weights<T, Bits, Width> Matrix;
   Matrix first, second;
 
-  // S: the dtype of the scales, which both matrices share.
+  // S is the dtype of the scales, which both matrices share.
   template <typename S>
   METAL_FUNC void load_scales(thread WeightBlock<Bits, Width>* blocks, int column) const {
     UNROLL for (int row = 0; row < Half; ++row) {
@@ -74,7 +74,7 @@ struct TwoMatrices {
       second.load(blocks[Half + row], row, column);
     }
     if constexpr (Bits != 0) {
-      // One branch for all rows: a load behind a branch of its own waits for the load before it.
+      // All rows share one branch: a load behind its own branch waits for the load before it.
       if (first.scale_type == kFloat32) {
         load_scales<float>(blocks, column);
       } else {
@@ -104,9 +104,10 @@ METAL_FUNC void stage_vectors(
   }
 }
 
-// sums[row * Count + v] for the rows of `weights`: each lane's share, which reduce_to_lanes adds up. `Count` vectors
-// are multiplied; the sums of those past group.count are not used. Part p of the simdgroups that share these rows takes
-// every Parts-th block of 32 lanes' columns. The first block of a slice is loaded while the vectors are copied.
+// Computes sums[row * Count + v] for the rows of `weights`: each lane's share, which reduce_to_lanes adds up. It
+// multiplies `Count` vectors; the sums of those past group.count are not used. Part p of the simdgroups that share
+// these rows takes every Parts-th block of 32 lanes' columns. The first block of a slice is loaded while the vectors
+// are copied.
 template <int Count, int Most, int Threads, int Parts, int Half, typename T, int Bits, int Width>
 METAL_FUNC void multiply_vectors(
     thread float* sums,
@@ -142,8 +143,8 @@ METAL_FUNC void multiply_vectors(
   }
 }
 
-// One round of reduce_to_lanes: of 2 Size values, a lane keeps the half that its bit Size names, and hands the other to
-// the lane that keeps that one.
+// One round of reduce_to_lanes. Of 2 Size values, a lane keeps the half that its bit Size selects, and passes the other
+// half to the lane that keeps it.
 template <int Size>
 METAL_FUNC void halve_values(thread float* values, uint lane) {
   if constexpr (Size > 0) {
@@ -157,8 +158,8 @@ METAL_FUNC void halve_values(thread float* values, uint lane) {
   }
 }
 
-// Adds up values[i] of all lanes, for each i: lane l returns the sum of values[l % Count]. Destroys `values`. For 32
-// values it takes 31 shuffles, where a simd_sum each would take 160.
+// Adds up values[i] over all lanes, for each i. Lane l returns the sum of values[l % Count]. Destroys `values`. For 32
+// values it takes 31 shuffles, while a simd_sum per value would take 160.
 template <int Count>
 METAL_FUNC float reduce_to_lanes(thread float* values, uint lane) {
   static_assert(Count <= 32 && (Count & (Count - 1)) == 0, "each value has a lane");

@@ -1,4 +1,4 @@
-// What the two kernels of gate and up share.
+// Shared by the two gate-and-up kernels.
 #pragma once
 #include "experts/parameters.h"
 #include "experts/weights.h"

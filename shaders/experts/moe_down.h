@@ -2,4 +2,4 @@
 #include "experts/few_rows.h"
 
 GDN_CONSTANT int kDownSimdgroups = 8;
-GDN_CONSTANT int kDownRows = kDownSimdgroups * kRowsOfHalf * 2;  // of a threadgroup
+GDN_CONSTANT int kDownRows = kDownSimdgroups * kRowsOfHalf * 2;  // per threadgroup

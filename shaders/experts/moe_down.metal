@@ -1,7 +1,7 @@
 // y = the weighted sum of each token's products hidden W_down, plus its residual, for up to 8 tokens.
-// A threadgroup owns kDownRows rows of every expert. It takes the experts one after another, each with all pairs that
-// have it. A simdgroup owns 4 of the rows. Threadgroup memory holds the products, [pairs + tokens, kDownRows], which
-// are added up at the end.
+// A threadgroup owns kDownRows rows of every expert. It takes the experts one after another, each with all its pairs.
+// A simdgroup owns 4 of the rows. Threadgroup memory holds the products, [pairs + tokens, kDownRows], which the
+// threadgroup adds up at the end.
 //
 // Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y
 // [T, D].
@@ -9,7 +9,7 @@
 #include "experts/moe_down.h"
 #include "experts/weighted_sum.h"
 
-// Pairs and tokens of the shared expert that the kernel for `Most` tokens takes.
+// The pairs, and tokens of the shared expert, that the kernel for `Most` tokens takes.
 template <int Most>
 METAL_FUNC constexpr int most_products() {
   return (Most == 1 ? 32 : kFewPairs) + Most;
@@ -20,7 +20,7 @@ struct StagedProducts {
   METAL_FUNC float at(int64_t pair) const { return column[pair * kDownRows]; }
 };
 
-// Multiplies and keeps the products. Lane row * Count + v of a simdgroup has the product of that row and vector v.
+// Multiplies and keeps the products. Lane row * Count + v of a simdgroup holds the product of that row and vector v.
 template <int Count, int Most, typename T, typename Matrices>
 METAL_FUNC void multiply_and_keep(
     threadgroup float* products,
@@ -32,7 +32,7 @@ METAL_FUNC void multiply_and_keep(
     int columns,
     uint thread_index,
     uint lane) {
-  constexpr int kValues = kRowsOfHalf * Count;  // of either half
+  constexpr int kValues = kRowsOfHalf * Count;  // per half
   float sums[2 * kValues];
   multiply_vectors<Count, Most, kDownSimdgroups * 32, 1>(
       sums, staged, weights, vectors, own, columns, 0, thread_index, lane);

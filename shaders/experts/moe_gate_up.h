@@ -2,4 +2,4 @@
 #include "experts/few_rows.h"
 
 GDN_CONSTANT int kGateUpSimdgroups = 16;
-GDN_CONSTANT int kGateUpRows = kGateUpSimdgroups * kRowsOfHalf;  // of gate, and as many of up, in a threadgroup
+GDN_CONSTANT int kGateUpRows = kGateUpSimdgroups * kRowsOfHalf;  // of gate, and of up, per threadgroup

@@ -1,12 +1,12 @@
 // hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns kGateUpRows rows of gate and of up
-// of one expert, and all pairs that have it: y counts pairs, of which the first with an expert has the work, and then
-// the shared expert. A simdgroup owns 2 rows of each. In registers: a sum for each row and vector.
+// of one expert, and all pairs of that expert. y counts pairs, then the shared expert; the first pair of an expert does
+// the work. A simdgroup owns 2 rows of each. Registers: a sum for each row and vector.
 // Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
 #include "experts/few_tokens.h"
 #include "experts/gate_up.h"
 #include "experts/moe_gate_up.h"
 
-// Multiplies and stores: lane row * Count + v of a simdgroup has its row for vector v.
+// Multiplies and stores. Lane row * Count + v of a simdgroup stores its row for vector v.
 template <int Count, int Most, typename T, typename Matrices>
 METAL_FUNC void multiply_and_store(
     device T* target,

@@ -12,7 +12,7 @@ GDN_CONSTANT int kNoExpert = 0x7fffffff;
 // NaN counts as the highest value, so that the ids stay valid.
 METAL_FUNC float order_of(float value) { return isnan(value) ? INFINITY : value; }
 
-// The expert with the highest value among those whose bit is set; the lowest id wins a tie.
+// Returns the expert with the highest value among those whose bit is set. The lowest id wins a tie.
 template <int Own>
 METAL_FUNC int highest_of(thread const float* values, uint open, uint lane) {
   float own_value = -INFINITY;
@@ -29,7 +29,7 @@ METAL_FUNC int highest_of(thread const float* values, uint open, uint lane) {
   return simd_min(own_value == highest ? own_expert : kNoExpert);
 }
 
-// The number that belongs to an expert, for every lane.
+// Returns the number that belongs to an expert, in every lane.
 template <int Own>
 METAL_FUNC float number_of(thread const float* numbers, int expert, uint lane) {
   float own = 0.0f;
@@ -43,7 +43,7 @@ METAL_FUNC uint without(uint open, int expert, uint lane) {
   return is_own ? open & ~(1u << uint(expert / 32)) : open;
 }
 
-// The bits of a lane's experts in groups of a set.
+// Returns the bits of a lane's experts in a set of groups.
 template <int Own>
 METAL_FUNC uint bits_of_groups(uint groups, constant MoeRouterParameters& parameters, uint lane) {
   uint bits = 0;
@@ -56,7 +56,7 @@ METAL_FUNC uint bits_of_groups(uint groups, constant MoeRouterParameters& parame
   return bits;
 }
 
-// The set of groups whose experts can be chosen.
+// Returns the set of groups whose experts can be chosen.
 template <int Own>
 METAL_FUNC uint choose_groups(thread const float* values, constant MoeRouterParameters& parameters, uint lane) {
   float own_value = 0.0f;

@@ -1,4 +1,4 @@
-// Pairs of a token and an expert, found in topk_ids. An id that is negative or no expert's leaves its pair out.
+// Finds pairs of a token and an expert in topk_ids. A pair is skipped if its id is negative or not an expert's.
 #pragma once
 #include "core/error.h"
 #include "core/fragment.h"
@@ -13,7 +13,7 @@ METAL_FUNC int64_t id_at(device const int* topk_ids, constant PairParameters& pa
   return read_index(topk_ids, token * pairs.token_stride + slot * pairs.slot_stride, pairs.id_bytes);
 }
 
-// A token's expert, or kLeftOut.
+// Returns a token's expert, or kLeftOut.
 METAL_FUNC int expert_at(device const int* topk_ids, constant PairParameters& pairs, int token, int slot) {
   const int64_t id = id_at(topk_ids, pairs, token, slot);
   return id < 0 || id >= pairs.experts ? kLeftOut : int(id);
@@ -30,7 +30,7 @@ METAL_FUNC void report_pair(
   report_error(errors, pairs.op, "topk_ids: expected ids below the number of experts, got ", id, pair, __LINE__);
 }
 
-// The experts of up to kFewPairs pairs: lane l has those of pairs l, l + 32, l + 64.
+// The experts of up to kFewPairs pairs. Lane l holds those of pairs l, l + 32 and l + 64.
 struct FewPairs {
   int experts[kFewPairs / 32];
 
@@ -41,7 +41,7 @@ struct FewPairs {
     }
   }
 
-  // How many pairs before `pair` have the expert. Every lane must call.
+  // Returns how many pairs before `pair` have the expert. Every lane must call.
   METAL_FUNC int count_before(int expert, int pair, uint lane) const {
     int count = 0;
     UNROLL for (int i = 0; i < kFewPairs / 32; ++i) {
@@ -50,7 +50,7 @@ struct FewPairs {
     return simd_sum(count);
   }
 
-  // The first pair after `pair` with the expert, or kNoPair. Every lane must call.
+  // Returns the first pair after `pair` with the expert, or kNoPair. Every lane must call.
   METAL_FUNC int next(int expert, int pair, uint lane) const {
     int found = kNoPair;
     UNROLL for (int i = kFewPairs / 32 - 1; i >= 0; --i) {
@@ -61,7 +61,7 @@ struct FewPairs {
   }
 };
 
-// Up to `Most` pairs of one expert, or tokens of the shared one.
+// A group of up to `Most` pairs of one expert, or tokens of the shared one.
 template <int Most>
 struct PairGroup {
   int pairs[Most];
@@ -72,8 +72,8 @@ struct PairGroup {
     count = min(tokens, Most);
   }
 
-  // The pairs with the expert of `pair`, from this one on; none where another group has them: each group starts at
-  // every Most-th of the expert's pairs. Every lane must call.
+  // Returns the pairs with the expert of `pair`, from this one on, or none if another group has them. Each group starts
+  // at every Most-th pair of the expert. Every lane must call.
   METAL_FUNC void take(thread const FewPairs& few, int expert, int pair, uint lane) {
     count = 0;
     if (expert == kLeftOut || few.count_before(expert, pair, lane) % Most != 0) return;

@@ -7,7 +7,7 @@ struct PairParameters {
   int32_t id_bytes;                   // 4 or 8
   int32_t tokens, k, experts;
   int32_t count;  // tokens * k
-  int32_t tiles;  // of pairs, at most; those of the shared expert follow
+  int32_t tiles;  // of pairs, at most; the shared expert's follow
   OpName op;
 };
 
@@ -17,7 +17,7 @@ struct MoeGateUpParameters {
   int64_t x_stride;
   MatrixParameters experts;                 // w_gate_up [E, 2 I, D]
   MatrixParameters shared_gate, shared_up;  // [IS, D]
-  int32_t D, I, IS;                         // IS of 0: there is no shared expert
+  int32_t D, I, IS;                         // IS is 0 without a shared expert
 };
 
 struct MoeDownParameters {
@@ -26,7 +26,7 @@ struct MoeDownParameters {
   MatrixParameters shared;                          // [D, IS]
   int64_t weight_token_stride, weight_slot_stride;  // of topk_weights
   int64_t gate_stride;                              // of shared_gate [T, 1]
-  int32_t D, I, IS;                                 // IS of 0: there is no shared expert
-  int32_t weight_type, gate_type;                   // ElementType; absent: the shared expert's weight is 1
+  int32_t D, I, IS;                                 // IS is 0 without a shared expert
+  int32_t weight_type, gate_type;                   // ElementType; if absent, the shared expert's weight is 1
   int32_t has_residual;                             // [T, D]
 };

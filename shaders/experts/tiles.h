@@ -1,6 +1,6 @@
-// Products of a tile of up to kTilePairs vectors with kTileColumns rows of each of two matrices, on the matrix
-// instructions. A simdgroup owns 8 rows of each matrix. In threadgroup memory: kTileDepth columns of the vectors and of
-// the rows, decoded. In registers: the products, sums[half * 4 + block], 8 vectors a block, f32.
+// Multiplies a tile of up to kTilePairs vectors by kTileColumns rows of each of two matrices, with matrix instructions.
+// A simdgroup owns 8 rows of each matrix. Threadgroup memory: kTileDepth columns of the vectors and of the decoded
+// rows. Registers: the products, sums[half * 4 + block], 8 vectors per block, f32.
 #pragma once
 #include "experts/moe_align.h"
 #include "experts/pairs.h"
@@ -8,10 +8,10 @@
 
 GDN_CONSTANT int kTileBlocks = kTilePairs / 8;
 
-// The pairs of a threadgroup's tile; those of the shared expert are tokens.
+// The pairs of a threadgroup's tile. For the shared expert they are tokens.
 struct OwnTile {
-  int expert;  // E: the shared one; kLeftOut: pairs without an expert
-  int rows;    // 0: there is nothing to do
+  int expert;  // E for the shared one, kLeftOut for pairs without an expert
+  int rows;    // 0 if there is nothing to do
   int first;
 };
 
@@ -30,7 +30,7 @@ METAL_FUNC OwnTile locate_tile(device const PairTile* tiles, constant PairParame
   return own;
 }
 
-// The numbers of the tile's pairs in threadgroup memory. A barrier must follow.
+// Stores the numbers of the tile's pairs in threadgroup memory. A barrier must follow.
 METAL_FUNC void load_pairs(
     threadgroup int* pair_of_row,
     device const int* sorted_pairs,
@@ -47,7 +47,7 @@ METAL_FUNC constexpr int size_of_tile() {
   return kTilePairs * tile_stride<T>(kTileDepth);
 }
 
-// The vectors of the tile's pairs; zeros past them.
+// Stages the vectors of the tile's pairs, with zeros past them.
 template <int Width, typename T>
 METAL_FUNC void stage_vectors(
     threadgroup T* tile,

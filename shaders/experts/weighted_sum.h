@@ -11,7 +11,7 @@ METAL_FUNC float shared_weight(device const uchar* shared_gate, constant MoeDown
   return 1.0f / (1.0f + exp(-gate));
 }
 
-// `Products` has at(pair) for one column; the shared expert's pairs follow those of topk_ids.
+// `Products` has at(pair) for one column. The pairs of the shared expert follow those of topk_ids.
 template <typename Products>
 METAL_FUNC float weighted_sum(
     thread const Products& products,
@@ -31,7 +31,7 @@ METAL_FUNC float weighted_sum(
   return sum + shared_weight(shared_gate, parameters, token) * products.at(int64_t(pairs.count) + token);
 }
 
-// Adds the residual and rounds. `at`: where the element is in y and in the residual.
+// Adds the residual and rounds. `at` is the position of the element in y and in the residual.
 template <typename T>
 METAL_FUNC void store_sum(
     device T* y, device const T* residual, constant MoeDownParameters& parameters, int64_t at, float sum) {

@@ -1,5 +1,5 @@
-// How the weights of a matrix are read: a kernel takes Bits as a template argument, 0 for numbers of T, 4 or 8 for
-// packed codes, and reads both through Weights.
+// Reads the weights of a matrix. A kernel takes Bits as a template argument (0 for numbers of T, 4 or 8 for packed
+// codes) and reads both through Weights.
 #pragma once
 #include "core/matrix_parameters.h"
 #include "core/packed.h"
@@ -15,7 +15,7 @@ struct WeightBlock {
   METAL_FUNC Values<4> values(int step) const { return codes.values(step, own); }
 };
 
-// The same for numbers.
+// Does the same for numbers.
 template <int Width>
 struct WeightBlock<0, Width> {
   GDN_CONSTANT int kValues = Width;
@@ -23,17 +23,17 @@ struct WeightBlock<0, Width> {
   METAL_FUNC Values<Width> values(int) const { return numbers; }
 };
 
-// Bytes of kTileColumns rows of kTileDepth columns in threadgroup memory. Decoded weights are f32: one rounded to 16
-// bits would be as far off as a rounded result.
+// The bytes of kTileColumns rows of kTileDepth columns in threadgroup memory. Decoded weights are f32: rounding them to
+// 16 bits would add as much error as rounding the result does.
 template <typename T, int Bits>
 METAL_FUNC constexpr int staged_bytes() {
   return kTileColumns * (Bits == 0 ? tile_stride<T>(kTileDepth) * int(sizeof(T)) : tile_stride<float>(kTileDepth) * 4);
 }
 
-// Consecutive rows of a matrix, packed.
+// Consecutive rows of a packed matrix.
 template <typename T, int Bits, int Width>
 struct Weights {
-  GDN_CONSTANT int kColumns = 128 / Bits;  // that a lane loads at once
+  GDN_CONSTANT int kColumns = 128 / Bits;  // per load of a lane
 
   // Returns where a slice of a vector keeps a column in threadgroup memory. Neighbouring lanes read neighbouring
   // values.
@@ -45,9 +45,9 @@ struct Weights {
   device const uint* data;
   device const uchar* scales;
   device const uchar* biases;
-  int stride, scales_stride, biases_stride;  // the host sees to it that they fit: a product of 32 bits each is cheap
+  int stride, scales_stride, biases_stride;  // the host checks that they fit, because 32-bit products are cheap
   int scale_type, group_shift;
-  int rows;  // a row past these repeats the last
+  int rows;  // rows past these repeat the last one
 
   METAL_FUNC void locate(
       device const uchar* weights,
@@ -84,7 +84,7 @@ struct Weights {
     block.codes.template load<Width>(data + own * stride + column / (32 / Bits));
   }
 
-  // S: the dtype of scales and biases, T or float.
+  // S is the dtype of scales and biases, T or float.
   template <typename S>
   METAL_FUNC void load_scale(thread WeightBlock<Bits, Width>& block, int row, int column) const {
     const int64_t own = min(row, rows - 1);
@@ -123,7 +123,7 @@ struct Weights {
   }
 };
 
-// The same of numbers, which are read as they are.
+// Does the same for numbers, which are read as they are.
 template <typename T, int Width>
 struct Weights<T, 0, Width> {
   GDN_CONSTANT int kColumns = Width;
@@ -164,7 +164,7 @@ struct Weights<T, 0, Width> {
   }
 };
 
-// `rows` rows from `first` on of one expert's matrix; expert 0 of a matrix without experts.
+// Returns `rows` rows from `first` on of one expert's matrix. A matrix without experts has expert 0.
 template <typename T, int Bits, int Width>
 METAL_FUNC Weights<T, Bits, Width> rows_of(
     device const uchar* weights,

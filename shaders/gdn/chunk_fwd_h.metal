@@ -1,12 +1,11 @@
 // A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
-// 8. In registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk. In threadgroup memory: rows of w or k,
-// or keys of S on their way from or to device memory; rows of u, then of v_new.
-// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h [B,
-// NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place both states are a pool of P. Intermediate
-// is T, or float where T is half: a state may leave half's range.
-// v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
-// With channel decays S <- exp(g_cumsum) S + k^T v_new: g_cumsum [B, NT, HV, K] are the log decays of a whole chunk,
-// and k [B, T, HV, K] is decayed to its end.
+// 8. Registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk. Threadgroup memory: rows of w or k, or
+// keys of S on their way from or to device memory; rows of u, then of v_new. Layout: k [B, T, H, K] with row strides, w
+// [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h [B, NT, HV, ...] and states [N, HV, ...] with
+// any strides of K and V; in place both states are a pool of P. Intermediate is T, or float where T is half: a state
+// may leave half's range. v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum With
+// channel decays S <- exp(g_cumsum) S + k^T v_new: g_cumsum [B, NT, HV, K] are the log decays of a whole chunk, and k
+// [B, T, HV, K] is decayed to its end.
 #include "core/exponential.h"
 #include "core/fragment.h"
 #include "core/tile.h"
@@ -14,13 +13,13 @@
 #include "gdn/state_blocks.h"
 #include "gdn/state_threadgroup.h"
 
-// Rows of w and k in threadgroup memory at once: 17 KB at K = 256.
+// The number of rows of w and k in threadgroup memory at once: 17 KB at K = 256.
 template <typename Intermediate, int C>
 METAL_FUNC constexpr int staged_rows() {
   return sizeof(Intermediate) == 2 && C >= 32 ? 32 : 16;
 }
 
-// A stack of blocks in registers, the last one first. Without loops, which a compiler takes for copies of memory.
+// A stack of blocks in registers, the last one on top. It has no loops, which a compiler takes for copies of memory.
 template <int Blocks, int At = Blocks - 1>
 METAL_FUNC void push_block(thread float2* blocks, float2 block) {
   if constexpr (At > 0) {
@@ -39,7 +38,7 @@ METAL_FUNC void pop_block(thread float2* blocks) {
   }
 }
 
-// Row i of S by exp(log_decays[i]).
+// Multiplies row i of S by exp(log_decays[i]).
 template <int K>
 METAL_FUNC void decay_channels(thread float2* state, device const float* log_decays, LanePosition at) {
   UNROLL for (int depth = 0; depth < (K + 7) / 8; ++depth) {
@@ -82,7 +81,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   constexpr int kStageFloats = kRows * kStageStride * int(sizeof(Intermediate)) / 4;
   constexpr int kScratchFloats = kStageFloats > 8 * kStateColumns ? kStageFloats : 8 * kStateColumns;
   constexpr int kKeys = staged_keys(kScratchFloats);
-  alignas(16) threadgroup float scratch[kScratchFloats];  // of w, then of k; between chunks of S
+  alignas(16) threadgroup float scratch[kScratchFloats];  // holds w, then k; between chunks, S
   constexpr int kValueStride = tile_stride<Intermediate>(kStateColumns);
   threadgroup Intermediate* stage_tile = (threadgroup Intermediate*)scratch;
   threadgroup T* key_tile = (threadgroup T*)scratch;
@@ -105,7 +104,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
         parameters.initial_state, own.values, scratch, thread_index, simdgroup, at);
   }
 
-  // Chunks beyond the NT rows of h are left out; report_cu_seqlens() tells the user.
+  // Skips chunks beyond the NT rows of h; report_cu_seqlens() tells the user.
   int64_t chunk_row = own.sequence.first_chunk;
   const int64_t last_row =
       parameters.sequence.boundary_bytes != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
@@ -126,8 +125,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
         simdgroup, at);
     ++chunk_row;
 
-    // v_new = u - w S; on the stack, times exp(c_last - c). One block of 8 rows a round, no more: unrolled, the
-    // addresses and operands of all rounds are in registers together.
+    // v_new = u - w S; the stack holds it times exp(c_last - c). Each round takes one block of 8 rows and no more:
+    // unrolled, the addresses and operands of all rounds would be in registers together.
     const bool has_g_last = !HasChannelDecays && read_tokens > 0;
     const float g_last = has_g_last ? g_cumsum[row + (tokens - 1) * value_heads] : 0.0f;
     if (!HasChannelDecays && int(thread_index) < C) {
@@ -137,7 +136,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
     float2 weighted[C / 8];
     UNROLL for (int block = 0; block < C / 8; ++block) weighted[block] = float2(0.0f);
     for (int i = 0; i < tokens; i += 8) {
-      if (i % kRows == 0) {  // no barrier: a thread stages u where it has just read v_new
+      if (i % kRows == 0) {  // needs no barrier: a thread stages u where it has just read v_new
         const int64_t corner = row + i * value_heads;
         stage_rows<kRows, kColumns, Width, kStateThreads>(
             stage_tile, w + corner * K, value_heads * K, read_tokens - i, K, thread_index);
@@ -186,7 +185,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       }
       threadgroup const T* rows = key_tile + i % kRows * kKeyStride;
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
-        float2 update = float2(0.0f);  // of 8 tokens, rounded as one: each may be small beside S
+        float2 update = float2(0.0f);  // the sum over 8 tokens, rounded once: each term may be small compared with S
         multiply_add(update, load_transposed(rows + depth * 8, kKeyStride, at), weighted[0]);
         state[depth] += update;
       }

@@ -17,7 +17,8 @@
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// g_cumsum of a chunk, and the factors of the rows of v (beta) and k (beta exp(g_cumsum)). 32 tokens a scan.
+// Computes g_cumsum of a chunk, and the factors of the rows of v (beta) and k (beta exp(g_cumsum)). A scan covers 32
+// tokens.
 template <int C>
 METAL_FUNC void scan_gates(
     threadgroup float* chunk_g_cumsum,
@@ -50,7 +51,8 @@ METAL_FUNC void scan_gates(
   }
 }
 
-// A from the simdgroup's blocks of k k^T. exp(c_i - c_j) is computed only below the diagonal: above it overflows.
+// Computes A from the simdgroup's blocks of k k^T. It computes exp(c_i - c_j) only below the diagonal, because above it
+// overflows.
 template <int C>
 METAL_FUNC void write_triangle(
     threadgroup float* triangle,
@@ -93,8 +95,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
   constexpr int kBlocks = C / 8;
   constexpr int kThreads = chunk_threads(C);
-  constexpr int kSides = 4 / int(sizeof(T));  // 8 columns of a simdgroup each
-  constexpr int kColumns = C / 2 * kSides;    // of a slice: 128 bytes a row at C = 64
+  constexpr int kSides = 4 / int(sizeof(T));  // each is 8 columns of a simdgroup
+  constexpr int kColumns = C / 2 * kSides;    // per slice: 128 bytes per row at C = 64
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
   constexpr int kValueSlices = (V + kColumns - 1) / kColumns;
   static_assert(sizeof(Intermediate) >= sizeof(T), "an intermediate has at least the size of an input");
@@ -127,7 +129,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   const int64_t value_heads = parameters.value_heads;
   const int64_t first_head =
       int64_t(key_head) * parameters.heads.divisor + int64_t(first_member) * parameters.heads.member_stride;
-  int head = int(min(first_head, value_heads - 1));  // 32 bits: 64 would take a register more than there are
+  int head = int(min(first_head, value_heads - 1));  // 32 bits, because 64 would take one register too many
   for (int member = first_member; member < min(first_member + parameters.members, parameters.heads.members);
        ++member, head += parameters.heads.member_stride) {
     const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
@@ -143,7 +145,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
 
     device const T* values =
         v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
-    // Slices of v, then of k: one loop, so that no slice's addresses stay in registers for another.
+    // Processes slices of v, then of k, in one loop, so that no slice's addresses stay in registers during another.
     for (int slice = 0; slice < kValueSlices + kKeySlices; ++slice) {
       const bool is_key = slice >= kValueSlices;
       const int size = is_key ? K : V;

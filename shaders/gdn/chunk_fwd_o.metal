@@ -1,4 +1,4 @@
-// The outputs of a chunk from the state before it.
+// Computes the outputs of a chunk from the state before it.
 // A threadgroup owns one chunk of one value head. Simdgroup s of C/16 owns block rows s and C/8-1-s of the masked
 // q k^T, then 16 columns of o at a time.
 // Registers: o [C, 16].
@@ -18,13 +18,13 @@
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// Columns of q and k in threadgroup memory: a 128-byte line.
+// The number of columns of q and k in threadgroup memory: a 128-byte line.
 template <typename T>
 METAL_FUNC constexpr int slice_columns() {
   return 128 / int(sizeof(T));
 }
 
-// Rows of `row_bytes` that `bytes` hold, C or half of them.
+// Returns how many rows of `row_bytes` fit `bytes`: C or half of that.
 METAL_FUNC constexpr int rows_within(int bytes, int row_bytes, int C) { return C * row_bytes <= bytes ? C : C / 2; }
 
 // Keys of a part of h, [keys, columns], whichever of both is contiguous; zeros beyond.
@@ -53,9 +53,9 @@ METAL_FUNC void write_outputs(
   }
 }
 
-// scores = tril(q k^T exp(c_i - c_j)); may overlap `scratch`, 2 * C * tile_stride(slice_columns()) elements. The
-// barriers of its slices stand before what reads chunk_g_cumsum; the caller's next one has to stand before what reads
-// the scores.
+// Computes scores = tril(q k^T exp(c_i - c_j)), which may overlap `scratch`, 2 * C * tile_stride(slice_columns())
+// elements. The barriers of its slices come before the reads of chunk_g_cumsum; the caller's next one must come before
+// the reads of the scores.
 template <typename T, int K, int C, int Width>
 METAL_FUNC void masked_scores(
     threadgroup float* scores,
@@ -156,7 +156,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   threadgroup float chunk_g_cumsum[C];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
-  // Without a slot no token is read and o is zeros. The flags are not read.
+  // A sequence without a slot reads no token, and its o is zeros. The flags are not read.
   const Slot slot =
       locate_slot(state_indices, (device const uchar*)state_indices, parameters.slots, chunk.sequence, lane);
   const int tokens = slot.is_present ? chunk.tokens : 0;

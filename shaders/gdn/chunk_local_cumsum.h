@@ -1,7 +1,7 @@
 #pragma once
 #include "core/parameters.h"
 
-// Heads of a threadgroup: one a lane.
+// The heads of a threadgroup, one per lane.
 GDN_CONSTANT int kCumsumHeads = 32;
 
 struct ChunkLocalCumsumParameters {

@@ -1,4 +1,4 @@
-// A lane owns one value head of one chunk and scans its tokens; kCumsumHeads a threadgroup, so that reads coalesce.
+// A lane owns one value head of one chunk and scans its tokens. A threadgroup has kCumsumHeads, so that reads coalesce.
 // Layout: g [B, T, HV] of any strides and float dtype, g_cumsum [B, T, HV] f32.
 // Source: FLA's chunk_local_cumsum; the clamp is ours.
 #include "core/gates.h"

@@ -7,7 +7,7 @@
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// Columns j and j + 1 of row i. exp(c_i - c_j) is computed only below the diagonal: above it overflows.
+// Stores columns j and j + 1 of row i. It computes exp(c_i - c_j) only below the diagonal, because above it overflows.
 template <int C>
 METAL_FUNC void write_block(
     device float* A,
@@ -73,7 +73,7 @@ template <typename T, int K, int C, int Width>
           A + first * C, g_cumsum + first, beta + first, value_heads, block.row * 8 + at.row,
           block.column * 8 + at.column, chunk.tokens, products[n]);
     }
-    // Above the diagonal: high_row blocks of the low row, then low_row of the high row.
+    // Writes zeros above the diagonal: high_row blocks of the low row, then low_row blocks of the high row.
     UNROLL for (int n = 0; n < kBlocks - 1; ++n) {
       const int row = n < high_row ? low_row : high_row;
       const int column = n < high_row ? low_row + 1 + n : n + 1;

@@ -1,4 +1,4 @@
-// What the fused chunk kernels share: the loads of a chunk's tokens, and the output.
+// Shared by the fused chunk kernels: the loads of a chunk's tokens, and the output.
 #pragma once
 #include "core/gates.h"
 #include "core/norm_eps.h"
@@ -6,10 +6,10 @@
 #include "gdn/fused_chunk_gated_delta_rule.h"
 #include "gdn/state_blocks.h"
 
-GDN_CONSTANT int kValueStride = kStateColumns + 4;  // 4 banks further each row
+GDN_CONSTANT int kValueStride = kStateColumns + 4;  // each row is 4 banks further
 
-// A simdgroup's tokens of a chunk, every fourth: a lane holds vectors of q and k and a column of v of each; lane i of
-// the first simdgroup holds the beta, as passed, of token i.
+// A simdgroup's tokens of a chunk, which are every fourth one. A lane holds vectors of q and k and a column of v of
+// each. Lane i of the first simdgroup holds the beta of token i as passed.
 template <typename T, typename Vector, int Rounds, int Vectors>
 struct Tokens {
   Vector queries[Rounds][Vectors];
@@ -18,13 +18,13 @@ struct Tokens {
   float beta;
 };
 
-// Whether a lane holds the beta of one of `count` tokens.
+// Returns whether a lane holds the beta of one of `count` tokens.
 template <int C>
 METAL_FUNC bool has_token(int count, uint lane, uint simdgroup) {
   return simdgroup == 0 && int(lane) < min(C, count);
 }
 
-// q, k and v of a head of a batch row, at its first token.
+// q, k and v of one head and batch row, at the first token.
 template <typename T>
 struct Sources {
   device const T* q;
@@ -51,7 +51,7 @@ METAL_FUNC void store_row(threadgroup T* target, thread const Vector* vectors, u
   }
 }
 
-// 1 / ||x|| of a row over the simdgroup's lanes.
+// Returns 1 / ||x|| of a row, summed over the simdgroup's lanes.
 template <int Vectors, int Width, typename Vector>
 METAL_FUNC float inverse_norm(thread const Vector* vectors) {
   float sum = 0.0f;
@@ -65,7 +65,7 @@ METAL_FUNC float inverse_norm(thread const Vector* vectors) {
   return rsqrt(simd_sum(sum) + kNormEps);
 }
 
-// Tokens [first, first + C), the first `count` of which exist.
+// Loads tokens [first, first + C), of which the first `count` exist.
 template <int K, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void load_tokens(
     thread Tokens<T, Vector, Rounds, Vectors>& tokens,
@@ -89,7 +89,7 @@ METAL_FUNC void load_tokens(
   }
 }
 
-// The `values` columns of a chunk's tokens that are before `last`, each by the lane that reads its v.
+// Stores the `values` columns of a chunk's tokens before `last`. Each column is stored by the lane that reads its v.
 template <int C, typename T>
 METAL_FUNC void write_outputs(
     device T* o,

@@ -2,8 +2,8 @@
 // A threadgroup owns 32 value columns of one head of one sequence; each of its 4 simdgroups owns 8 of them.
 // Registers: S [K, 8] f32 for the whole sequence; S^T k, S^T q and v_new [C, 8] of a chunk; q, k and v of the next
 // chunk, which are loaded ahead.
-// Threadgroup memory: q, k, v and the two C x C matrices. Where there is room, k of the next chunk too; a chunk then
-// has two barriers, one for what is staged and one for the matrices.
+// Threadgroup memory: q, k, v and the two C x C matrices. If there is room, it also holds k of the next chunk; a chunk
+// then has two barriers, one for the staged tiles and one for the matrices.
 // Layout: q, k [B, T, H, K] and v [B, T, HV, V] have row strides. g, beta [B, T, HV] have any strides and float dtype,
 // or are raw. o [B, T, HV, V] has row strides and is T or f32. States [N, HV, ...] have any strides of K and V; in
 // place, both are a pool of P slots.
@@ -12,13 +12,14 @@
 //     (I + A) v_new = beta (v - exp(c) S^T k)
 //     o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new)
 //     S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-// v_new is solved by forward substitution in blocks of 8 rows, and so are the blocks' inverses: there is no w and no
+// Forward substitution solves v_new in blocks of 8 rows, and computes the blocks' inverses: there is no w and no
 // Neumann series.
 #include "core/running_sum.h"
 #include "gdn/fused_chunk.h"
 #include "gdn/state_threadgroup.h"
 
-// L <- (I - L)^-1, L strictly lower triangular, 8 rows, by forward substitution: each of 8 lanes solves a column.
+// Computes L <- (I - L)^-1 for a strictly lower triangular L of 8 rows, by forward substitution. Each of 8 lanes solves
+// a column.
 METAL_FUNC void invert_diagonal(threadgroup float* block, int stride, uint lane) {
   const int column = int(lane);
   float x[8];
@@ -37,14 +38,14 @@ METAL_FUNC void invert_diagonal(threadgroup float* block, int stride, uint lane)
   }
 }
 
-// What the rows of a token are multiplied by. In threadgroup memory: a shuffle whose lane differs within four
-// neighbours is four shuffles and three choices on M1 and M2.
+// The factors of a token's rows. They are in threadgroup memory because a shuffle whose lane differs within four
+// neighbours costs four shuffles and three selections on M1 and M2.
 struct TokenScalars {
   float g_cumsum, beta;
-  float query_norm, key_norm;  // inverse; 1 without normalisation; 0 of no token, and scale is in the first
+  float query_norm, key_norm;  // inverses; 1 without norm, 0 for a missing token; the first includes scale
 };
 
-// As passed, of token i in lane i of the first simdgroup.
+// Gates as passed; lane i of the first simdgroup holds token i.
 template <int C>
 METAL_FUNC float load_gate(
     device const uchar* g,
@@ -69,7 +70,7 @@ METAL_FUNC void store_tokens(
     uint lane,
     uint simdgroup) {
   constexpr int kStride = tile_stride<T>(Padded);
-  float query_norm = 1.0f;  // of number r in lane r
+  float query_norm = 1.0f;  // lane r holds the one of token number r
   float key_norm = 1.0f;
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
@@ -89,7 +90,7 @@ METAL_FUNC void store_tokens(
   }
 }
 
-// By the first simdgroup, whose lane i has token i, of `count`. Gates are clamped so that differences of g_cumsum keep
+// Called by simdgroup 0 only; lane i handles token i of `count`. Gates are clamped so that differences of g_cumsum keep
 // their digits.
 template <int C>
 METAL_FUNC void store_gates(
@@ -109,12 +110,13 @@ METAL_FUNC void store_gates(
   }
 }
 
-// Of two values, not of their places: registers have none.
+// Selects one of two values, not one of two places: registers have no addresses.
 METAL_FUNC float2 choice(float2 a, float2 b, bool is_a) { return float2(is_a ? a.x : b.x, is_a ? a.y : b.y); }
 
-// k S and q S, and beside them a block column, from the diagonal down, of k k^T, or with `is_q` of q k^T: a fragment is
-// loaded once for both. Of 4 blocks also a column of the other product, as far from the last as this one from the
-// first. A lane's own place is added to the pointers: what is left is known to the compiler, and takes no register.
+// Computes k S and q S, and with them a block column, from the diagonal down, of k k^T, or with `is_q` of q k^T: one
+// load of a fragment serves both. With 4 blocks it also computes a column of the other product, as far from the last as
+// this one from the first. The lane's own position is already in the pointers, so the compiler knows all other offsets
+// and they take no register.
 template <int Padded, int C, typename T>
 METAL_FUNC void multiply_tiles(
     thread float2* key_read,
@@ -159,8 +161,8 @@ METAL_FUNC void multiply_tiles(
   }
 }
 
-// Of -A, or of tril(q k^T exp(c_i - c_j)), which follows it, a block column from the diagonal down; of -A's diagonal
-// block L is (I - L)^-1 written.
+// Stores a block column of -A, from the diagonal down, or of tril(q k^T exp(c_i - c_j)), which follows it. For the
+// diagonal block L of -A it writes (I - L)^-1.
 template <int C>
 METAL_FUNC void store_matrix(
     threadgroup float* minus_A,
@@ -180,7 +182,7 @@ METAL_FUNC void store_matrix(
       const TokenScalars others[2] = {scalars[j], scalars[j + 1]};
       const float factor = is_A ? -own.beta * own.key_norm : own.query_norm;
       float2 product = products[row] * (factor * float2(others[0].key_norm, others[1].key_norm));
-      const int below = is_A ? i - 1 : i;  // the last column kept
+      const int below = is_A ? i - 1 : i;  // the last column to keep
       product.x = j <= below ? product.x * gate_exp(own.g_cumsum - others[0].g_cumsum) : 0.0f;
       product.y = j + 1 <= below ? product.y * gate_exp(own.g_cumsum - others[1].g_cumsum) : 0.0f;
       threadgroup float* target = minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + block_column * 8;
@@ -193,8 +195,8 @@ METAL_FUNC void store_matrix(
   }
 }
 
-// With a second tile of k the next chunk is stored while this one's k is still read, without a barrier; where three
-// threadgroups, which is what registers allow, would then not have room in the 60 KB of an M1's core, there is one.
+// With a second tile of k, the next chunk is stored while this one's k is still read, without a barrier. Registers
+// allow three threadgroups per core. If these would no longer fit the 60 KB of an M1's core, there is only one tile.
 METAL_FUNC constexpr int key_tiles(int tile_bytes, int rest_bytes) {
   return 3 * tile_bytes + rest_bytes <= 20 * 1024 ? 2 : 1;
 }
@@ -228,7 +230,7 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kDepths = (K + 7) / 8;
   constexpr int kPadded = kDepths * 8;
   constexpr int kBlocks = C / 8;
-  constexpr int kStrips = (2 * kBlocks + kSimdgroups - 1) / kSimdgroups;  // block columns that a simdgroup forms
+  constexpr int kStrips = (2 * kBlocks + kSimdgroups - 1) / kSimdgroups;  // block columns per simdgroup
   constexpr int kRounds = C / kSimdgroups;
   constexpr int kVectors = (kPadded / Width + 31) / 32;
   constexpr int kStride = tile_stride<T>(kPadded);
@@ -290,7 +292,7 @@ template <typename T, int K, int C, int Width, typename P>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Only now is all of the last chunk's o there. It and v are of one lane each: no barrier between them.
+    // All of the last chunk's o is complete only now. The same lane writes it and v, so no barrier separates them.
     if (first > own.sequence.first) {
       write_outputs<C>(
           o, value_tile, first_output, parameters, first - C, own.sequence.last, own.values, lane, simdgroup);
@@ -312,7 +314,7 @@ template <typename T, int K, int C, int Width, typename P>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // v_new by block substitution, and o; then exp(c_last - c) v_new, times what k is normalised by
+    // Computes v_new by block substitution, and o; then exp(c_last - c) v_new, times the factor that normalises k.
     const float g_last = scalars[C - 1].g_cumsum;
     float2 v_new[kBlocks];
     UNROLL for (int block = 0; block < kBlocks; ++block) {
@@ -342,7 +344,7 @@ template <typename T, int K, int C, int Width, typename P>
     UNROLL for (int depth = 0; depth < kDepths; ++depth) {
       state[depth] = kept.weak ? state[depth] + kept.factor * state[depth] : kept.factor * state[depth];
     }
-    // Only now, so that the next chunk is in registers beside S and v_new alone.
+    // The load comes this late so that the next chunk is in registers only together with S and v_new.
     load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
     next_gate =
         load_gate<C>(g, parameters, own.sequence.batch, own.head, first + C, last_read - first - C, lane, simdgroup);

@@ -1,18 +1,17 @@
-// A threadgroup owns 32 value rows of one head of one sequence; each of its 4 simdgroups owns 8 rows, 8 lanes a row, or
-// where K is over 128 each of its 8 simdgroups 4 rows, 16 lanes a row. In registers for the whole sequence: a lane's
-// part of two rows of S, as float4. In threadgroup memory: q, k, v, decay and beta of 8 tokens (4 with channels), so
-// that no token needs a barrier.
-// Layout: q, k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, with row strides; g, beta [B, T, HV] of
-// any strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
-// Channels: decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV, V]; and beta [B, T, HV, V].
-// With state_indices [N, tokens] the state after each token goes to a slot of its own, one token at a time.
-// S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+// A threadgroup owns 32 value rows of one head of one sequence. Each of its 4 simdgroups owns 8 rows, with 8 lanes per
+// row; for K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row. Registers, for the whole sequence:
+// a lane's part of two rows of S, as float4. Threadgroup memory: q, k, v, decay and beta of 8 tokens (4 with channels),
+// so that no token needs a barrier. Layout: q, k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, with row
+// strides; g, beta [B, T, HV] of any strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V;
+// in place both are a pool of P. Channels: decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV,
+// V]; and beta [B, T, HV, V]. With state_indices [N, tokens] the state after each token goes to its own slot, one token
+// at a time. S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "core/gate_of_channel.h"
 #include "core/tile.h"
 #include "gdn/recurrent_step.h"
 #include "gdn/state_threadgroup.h"
 
-// Of rows of q or k, zero-padded to whole parts.
+// Sizes of rows of q or k, zero-padded to whole parts.
 template <typename T, int K>
 METAL_FUNC T row_element(device const T* source, int64_t row_stride, int item) {
   constexpr int kPadded = Division<K>::kPadded;
@@ -21,7 +20,7 @@ METAL_FUNC T row_element(device const T* source, int64_t row_stride, int item) {
   return source[item / kPadded * row_stride + column];
 }
 
-// As floats; `own`: the element of this thread's index.
+// Reads gates as floats. `own` is the element of this thread's index.
 template <typename T, int K>
 METAL_FUNC void stage_floats(
     threadgroup float* tile, T own, device const T* source, int64_t row_stride, int rows, uint thread_index) {
@@ -30,10 +29,10 @@ METAL_FUNC void stage_floats(
   }
 }
 
-// Where a threadgroup's inputs lie.
+// The positions of a threadgroup's inputs.
 template <typename T>
 struct Inputs {
-  device const T* q;  // of the head, as k
+  device const T* q;  // of the head, like k
   device const T* k;
   device const uchar* v;
   device const uchar* g;
@@ -49,8 +48,8 @@ METAL_FUNC uint value_bits(Inputs<T> from, constant FusedRecurrentParameters& pa
   return value < from.values ? read_bits(from.v, element, parameters.v_type) : 0u;
 }
 
-// Of some tokens what a thread stages first, read before S is loaded and before any of it is staged: else each of these
-// reads waits for the one before, which is most of a decoding step.
+// The first inputs that a thread stages for some tokens. It reads them before it loads S and before it stages any:
+// otherwise each read would wait for the one before, which is most of a decoding step.
 template <typename T>
 struct FirstReads {
   T q, k;
@@ -75,7 +74,8 @@ METAL_FUNC FirstReads<T> first_reads(
   return reads;
 }
 
-// gk or gv as two factors: S <- base S + change S, with base 1 for weak decays and 0 for strong ones (struct Decay).
+// Splits gk or gv into two factors: S <- base S + change S, with base 1 for weak decays and 0 for strong ones (struct
+// Decay).
 template <int Threads, bool HasGate>
 METAL_FUNC void stage_decays(
     threadgroup float* base,
@@ -140,10 +140,10 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   constexpr int kRowsApart = Division<K>::kRowsApart;
   constexpr int kPartFloats = Division<K>::kPartFloats;
   constexpr int kChunked = Channels ? 4 : 8;  // tokens at once: q and k, with decays of K, take 16 KB at K = 256
-  constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta of each value row, or of all
+  constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta per value row, or one for all
   constexpr int kTileFloats = 2 * kChunked * kPadded;
   constexpr int kScratch = kTileFloats > kPartFloats ? kTileFloats : kPartFloats;
-  alignas(16) threadgroup float scratch[kScratch];  // q and k; before and after, S
+  alignas(16) threadgroup float scratch[kScratch];  // q and k; before and after them, S
   threadgroup float* q_tile = scratch;
   threadgroup float* k_tile = scratch + kChunked * kPadded;
   threadgroup float v_tile[kChunked * kStateColumns];
@@ -156,7 +156,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   threadgroup float value_change[Channels ? kChunked * kStateColumns : 1];
 
   const RowPosition at = row_position<K>(simdgroup, lane);
-  const int columns = parameters.slots.columns;  // of state_indices; 0: one slot a sequence
+  const int columns = parameters.slots.columns;  // of state_indices; 0 for one slot per sequence
   const int64_t first_entry = int64_t(group.z) * max(columns, 1);
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, int(group.z), max(columns, 1));
   StateThreadgroup own = state_threadgroup(
@@ -277,18 +277,18 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       round_state<2 * kParts, P>(state);
     }
     first += tokens;
-    // By elements, for it is rare: a second copy of S as vectors would be in registers for both.
+    // Loads by elements, because this case is rare: a second copy of S as vectors would keep registers for both.
     if (first - own.sequence.first == own.checkpoint.tokens && own.slot.is_present) {
       store_state<K, ValueInner, kScratch>(
           state, kept_states + own.checkpoint.index * parameters.final_state.sequence, parameters.final_state, false,
           own.values, scratch, at, thread_index);
-      if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
+      if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token uses scratch
     }
     if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= own.sequence.last)) {
       store_state<K, ValueInner, kScratch>(
           state, kept_states + kept.index * parameters.final_state.sequence, parameters.final_state,
           parameters.final_has_vectors != 0, own.values, scratch, at, thread_index);
-      if (ValueInner && columns > 0) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token takes scratch
+      if (ValueInner && columns > 0) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token uses scratch
     }
   } while (first < own.sequence.last);
 }

@@ -1,13 +1,13 @@
-// The second of two launches of a layer's step. The first, causal_conv1d_update, leaves q, k and v of each token as one
-// row, after it has read them in the projections' order. One launch for both would be wrong: the value heads of a key
-// head read the same channels of the convolution's state, which one of them would shift.
+// The second of two launches of a layer's step. The first, causal_conv1d_update, reads q, k and v in the projections'
+// order and writes those of each token as one row. One launch for both would be wrong: the value heads of a key head
+// read the same channels of the convolution's state, which one of them would shift.
 // A threadgroup owns one value head of one sequence with all of its V columns, because the norm needs their sum of
 // squares: V / 32 blocks of the threads that own 32 columns in the recurrent kernel. Qwen3-Next's 32 heads of
 // 128 x 128 are 32 threadgroups of 512 threads here, and 128 of 128 threads there. At batch 1 the busiest core then has
 // 512 threads instead of 512 where there are 40 cores, 1024 instead of 896 where there are 20, and 2048 instead of 1664
 // where there are 10.
-// In registers for the whole sequence: a thread's part of two rows of S, as float4. In threadgroup memory: q, k and the
-// outputs of one token, and where V is the inner dimension a part of S on its way.
+// Registers, for the whole sequence: a thread's part of two rows of S, as float4. Threadgroup memory: q, k and the
+// outputs of one token and, if V is the inner dimension, a part of S on its way.
 // Layout: mixed [B, T, H K + H K + HV V] in T, contiguous; g and beta raw, z, of any strides and float dtype; states
 // [slots, HV, ...] with any strides of K and V. With state_indices [N, tokens] each token has a slot for its state.
 // S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
@@ -15,7 +15,7 @@
 #include "gdn/gdn_decode.h"
 #include "gdn/recurrent_step.h"
 
-// What a thread needs of a token, read before anything waits for it.
+// The inputs of a token that a thread needs, read before anything waits for them.
 template <typename T>
 struct TokenReads {
   T q, k, v;
@@ -60,7 +60,7 @@ METAL_FUNC TokenReads<T> token_reads(
   return reads;
 }
 
-// The norm and the gate of a thread's own column of a head's outputs.
+// Applies the norm and the gate to a thread's own column of a head's outputs.
 template <typename T, int V>
 METAL_FUNC float norm_and_gate(
     threadgroup const float* outputs,
@@ -118,10 +118,10 @@ template <typename T, int K, int V, bool ValueInner, typename P>
   const RowPosition at = row_position<K>(simdgroup % uint(kBlockThreads / 32), lane);
   const int first_value = block * kStateColumns;
   const int values = min(kStateColumns, V - first_value);
-  const int column = int(thread_index);  // whose norm and gate the thread computes, where it is below V
+  const int column = int(thread_index);  // the thread computes its norm and gate if it is below V
   threadgroup float* own_scratch = scratch + (ValueInner ? block * kPartFloats : 0);
 
-  const int columns = parameters.slots.columns;  // of state_indices; 0: one slot a sequence
+  const int columns = parameters.slots.columns;  // of state_indices; 0 for one slot per sequence
   const int n = int(group.y);
   const int64_t head = int64_t(group.x);
   const int64_t first_entry = int64_t(n) * max(columns, 1);
@@ -176,7 +176,7 @@ template <typename T, int K, int V, bool ValueInner, typename P>
       const float read = update_and_read<K>(state, rows + kPadded, rows, own_beta, float(reads.v), at);
       if (at.place < 2) outputs[first_value + at.own_row] = parameters.scale * read;
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (int(simdgroup) * 32 < V) {  // as its lanes sum together
+      if (int(simdgroup) * 32 < V) {  // a whole simdgroup, because its lanes sum together
         const int own_column = min(column, V - 1);
         const float result = norm_and_gate<T, V>(
             outputs, own_weight, float_of_bits(reads.z, parameters.z_type), parameters, own_column, lane);

@@ -8,7 +8,7 @@
 #include "gdn/recompute_w_u.h"
 #include "gdn/triangle.h"
 
-// tile = inverse * operand, in the simdgroup's 8 columns.
+// Computes tile = inverse * operand in the simdgroup's 8 columns.
 template <int C, typename T>
 METAL_FUNC void multiply_triangle(
     threadgroup T* tile,
@@ -51,7 +51,7 @@ METAL_FUNC void multiply_inverse(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     write_rows<C, kTile, Width, chunk_threads(C)>(
         result + first, tile, result_stride, tokens, Columns - first, thread_index);
-    // No barrier: stage_rows gives a thread the vectors that it has just written out.
+    // Needs no barrier: stage_rows gives a thread the vectors that it has just written out.
   }
 }
 
@@ -97,7 +97,7 @@ template <typename T, int K, int V, int C, int Width>
     value_scale[i] = i < chunk.tokens ? beta[source] : 0.0f;
     key_scale[i] = i < chunk.tokens ? beta[source] * exp(g_cumsum[source]) : 0.0f;
   }
-  // No barrier: the first one of multiply_inverse stands before what reads these.
+  // Needs no barrier: the first one of multiply_inverse comes before the reads of these tiles.
 
   const LanePosition at = lane_position(lane);
   multiply_inverse<V, C, Width>(

@@ -1,4 +1,4 @@
-// What the kernels share that run the rule token by token, with S in registers (gdn/state_rows.h).
+// Shared by the kernels that run the rule token by token, with S in registers (gdn/state_rows.h).
 #pragma once
 #include "core/gates.h"
 #include "core/norm_eps.h"
@@ -6,7 +6,7 @@
 #include "core/slots.h"
 #include "gdn/state_rows.h"
 
-// The sum over the lanes of the thread's own row: 3 or 4 shuffles for two rows.
+// Sums over the lanes of the thread's own row, with 3 or 4 shuffles for two rows.
 template <int K>
 METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
   const float of_first = (first.x + first.y) + (first.z + first.w);
@@ -19,7 +19,7 @@ METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
   return sum;
 }
 
-// Rows of q or k in threadgroup memory. The simdgroups take them in turn.
+// Stages rows of q or k in threadgroup memory. The simdgroups take them in turn.
 template <int K>
 METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup, uint lane) {
   constexpr int kPadded = Division<K>::kPadded;
@@ -33,7 +33,7 @@ METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup
   }
 }
 
-// S <- exp(g) S
+// Computes S <- exp(g) S.
 template <int K>
 METAL_FUNC void decay_state(thread float4* state, Decay decay) {
   constexpr int kParts = Division<K>::kParts;
@@ -47,7 +47,7 @@ METAL_FUNC void decay_state(thread float4* state, Decay decay) {
   }
 }
 
-// S <- S + k beta (v - S^T k)^T, of the thread's own row `beta` and `value`. Returns its S^T q.
+// Computes S <- S + k beta (v - S^T k)^T for the thread's own row, given `beta` and `value`. Returns the row's S^T q.
 template <int K>
 METAL_FUNC float update_and_read(
     thread float4* state,

@@ -1,23 +1,24 @@
-// S [K, 32] of a threadgroup's 4 simdgroups, 8 columns each as 8x8 blocks in registers, to and from device memory.
+// Moves S [K, 32] of a threadgroup's 4 simdgroups, 8 columns each as 8x8 blocks in registers, from and to device
+// memory.
 #pragma once
 #include "core/fragment.h"
 #include "gdn/state_tile.h"
 
 GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
 
-// Where an element of S lies: pairs of a key's values are exchanged by the key, so that four rows of a fragment are in
-// 32 banks, and a column of 16 keys in 16. 8 keys further the pair differs by 16.
+// Returns the position of an element of S. Pairs of a key's values are exchanged depending on the key, so that four
+// rows of a fragment lie in 32 banks, and a column of 16 keys in 16. 8 keys further, the pair changes by 16.
 METAL_FUNC int state_place(int key, int value) { return key * kStateColumns + (value ^ (key * 10 & 30)); }
 
-// Of a lane's two elements in the 8 rows from `row` on; `first` is their place in rows 0 to 7.
+// Returns the position of a lane's two elements in the 8 rows from `row` on. `first` is their position in rows 0 to 7.
 METAL_FUNC int state_place_below(int first, int row) { return row * kStateColumns + (first ^ (row & 8) * 2); }
 
-// Keys of S that `floats` of threadgroup memory hold: whole 128-byte lines where possible.
+// Returns how many keys of S fit `floats` of threadgroup memory: whole 128-byte lines where possible.
 METAL_FUNC constexpr int staged_keys(int floats) {
   return floats >= 64 * kStateColumns ? 64 : floats >= 32 * kStateColumns ? 32 : floats >= 16 * kStateColumns ? 16 : 8;
 }
 
-// The element of a [keys, 32] part of S that item `item` moves, so that lanes access neighbours in memory.
+// Returns the element of a [keys, 32] part of S that item `item` moves, so that lanes access neighbours in memory.
 struct StateItem {
   int key, value;
 };
@@ -30,7 +31,7 @@ METAL_FUNC StateItem state_item(uint item, uint keys, bool value_inner) {
   return at;
 }
 
-// S [K, 32] through `scratch`: a simdgroup reads 128 contiguous bytes in either layout.
+// Moves S [K, 32] through `scratch`: a simdgroup reads 128 contiguous bytes in either layout.
 template <int K, int Keys, typename P>
 METAL_FUNC void load_state(
     thread float2* state,

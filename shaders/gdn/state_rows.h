@@ -1,16 +1,17 @@
-// S [K, 32] of the recurrent kernel's threadgroup in registers, as rows of values or keys, to and from device memory.
+// Moves S [K, 32] of the recurrent kernel's threadgroup, which is in registers as rows of values or keys, from and to
+// device memory.
 #pragma once
 #include "core/fragment.h"
 #include "gdn/fused_recurrent_gated_delta_rule.h"
 
 GDN_CONSTANT uint kTileColumns = kStateColumns;
 
-// How a threadgroup divides S: a thread has two rows, `kRowsApart` apart, and one float4 of each part of both.
+// The division of S in a threadgroup: a thread has two rows, `kRowsApart` apart, and one float4 of each part of both.
 template <int K>
 struct Division {
   enum {
     kThreads = recurrent_threads(K),
-    kLanes = 2 * kThreads / kStateColumns,  // of a row
+    kLanes = 2 * kThreads / kStateColumns,  // per row
     kRowsApart = 32 / kLanes,
     kPart = 4 * kLanes,  // keys
     kParts = (K + kPart - 1) / kPart,
@@ -19,8 +20,8 @@ struct Division {
   };
 };
 
-// A thread's rows of the threadgroup's 32, the first of two, and which of a row's lanes it is. Even lanes get the sums
-// of the first row, odd lanes those of the second.
+// A thread's rows of the threadgroup's 32 (the first of two), and its number among a row's lanes. Even lanes get the
+// sums of the first row, odd lanes those of the second.
 struct RowPosition {
   int row;
   int place;
@@ -40,25 +41,26 @@ METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
   return at;
 }
 
-// The key of a lane's float4 number m. Where K is the inner dimension, a row's lanes read 128 or 256 contiguous bytes.
+// Returns the key of a lane's float4 number m. If K is the inner dimension, a row's lanes read 128 or 256 contiguous
+// bytes.
 template <int K>
 METAL_FUNC int first_element(int m, int place) {
   return m * Division<K>::kPart + place * 4;
 }
 
-// Parts of S that the threadgroup memory of q and k holds at once.
+// The number of parts of S that the threadgroup memory of q and k holds at once.
 template <int K>
 METAL_FUNC constexpr int parts_together(int floats) {
   return floats / Division<K>::kPartFloats < Division<K>::kParts ? floats / Division<K>::kPartFloats
                                                                  : Division<K>::kParts;
 }
 
-// Where a state's columns, 4 values a group, lie in threadgroup memory: groups are permuted by the key, so that both
-// the groups of 4 keys and a column of 32 keys hit different banks.
+// Returns the position in threadgroup memory of a state's columns, in groups of 4 values. Groups are permuted by the
+// key, so that both the groups of 4 keys and a column of 32 keys hit different banks.
 METAL_FUNC int scratch_group(uint key, uint group) { return int((key * 8 + (group ^ (key / 4 % 8))) * 4); }
 
-// The key of a thread's vector number `four`, of 2 * kParts, where V is the inner dimension. Each turn takes half a
-// part's keys; a thread takes a group of 4 values.
+// Returns the key of a thread's vector number `four`, of 2 * kParts, if V is the inner dimension. Each turn takes half
+// a part's keys; a thread takes a group of 4 values.
 template <int K>
 METAL_FUNC int own_key(int four, uint thread_index) {
   return four * (Division<K>::kPart / 2) + int(thread_index / 8);

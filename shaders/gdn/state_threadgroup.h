@@ -6,7 +6,7 @@
 #include "core/slots.h"
 #include "gdn/state_tile.h"
 
-// The same in every lane: a kernel branches on it around barriers.
+// The values are the same in every lane: a kernel branches on them around barriers.
 struct StateThreadgroup {
   int64_t head, key_head;
   int first_value, values;  // the columns [first_value, first_value + values) of S
@@ -15,7 +15,7 @@ struct StateThreadgroup {
   Checkpoint checkpoint;
 };
 
-// Where the threadgroup's columns start in the state of slot 0.
+// The start of the threadgroup's columns in the state of slot 0.
 METAL_FUNC int64_t own_columns(StateThreadgroup own, constant StateStrides& strides) {
   return own.head * strides.head + own.first_value * strides.value;
 }

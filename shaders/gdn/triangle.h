@@ -30,7 +30,7 @@ METAL_FUNC void store_triangle(threadgroup float* triangle, int row, int column,
   *(threadgroup float2*)(triangle + triangle_fragment(row, column, at)) = values;
 }
 
-// Block n of the C/8+1 that a simdgroup owns: those of the low row, then those of the high row.
+// Returns block n of the C/8+1 that a simdgroup owns: those of the low row, then those of the high row.
 struct BlockPosition {
   int row;
   int column;
@@ -45,7 +45,7 @@ METAL_FUNC BlockPosition own_block(uint simdgroup, int n) {
   return block;
 }
 
-// products += left right^T, tiles [C, Columns], in the simdgroup's blocks.
+// Computes products += left right^T for tiles [C, Columns], in the simdgroup's blocks.
 template <int C, int Columns, typename T>
 METAL_FUNC void add_lower_products(
     thread float2* products, threadgroup const T* left, threadgroup const T* right, uint simdgroup, LanePosition at) {
@@ -63,13 +63,13 @@ METAL_FUNC void add_lower_products(
   }
 }
 
-// From the inverses of N-row blocks to those of 2N rows: [L11 0; L21 L22]^-1 = [X11 0; -X22 L21 X11  X22]. A simdgroup
-// owns 8 columns of a pair of blocks.
+// Goes from the inverses of N-row blocks to those of 2N rows: [L11 0; L21 L22]^-1 = [X11 0; -X22 L21 X11  X22]. A
+// simdgroup owns 8 columns of a pair of blocks.
 template <int N>
 METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, LanePosition at) {
   constexpr int kBlocks = N / 8;
   const int upper = int(simdgroup) / kBlocks * 2 * kBlocks;  // block row of X11
-  const int lower = upper + kBlocks;                         // of L21, overwritten, and of X22
+  const int lower = upper + kBlocks;                         // block row of L21, which is overwritten, and of X22
   const int column = int(simdgroup) % kBlocks;
 
   float2 product[kBlocks];
@@ -95,7 +95,7 @@ METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, Lane
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// The inverses of I + A's blocks of 8 rows in the place of A's, by forward substitution.
+// Replaces the 8-row diagonal blocks of A by the inverses of I + A's, by forward substitution.
 template <int C>
 METAL_FUNC void invert_diagonal(threadgroup float* triangle, uint thread_index) {
   // Thread t < C solves column t % 8 of diagonal block t / 8: x_i = [i == j] - sum over m < i of A_im x_m.
@@ -117,7 +117,8 @@ METAL_FUNC void invert_diagonal(threadgroup float* triangle, uint thread_index) 
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// (I + A)^-1 in place: with repeated keys and beta 1.9 the error is 1e-6, that of a Neumann series 2.5e-2.
+// Computes (I + A)^-1 in place. With repeated keys and beta 1.9 the error is 1e-6, while that of a Neumann series is
+// 2.5e-2.
 template <int C>
 METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, uint simdgroup, LanePosition at) {
   invert_diagonal<C>(triangle, thread_index);
@@ -126,7 +127,7 @@ METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, 
   if (C >= 64) merge_inverses<32>(triangle, simdgroup, at);
 }
 
-// The simdgroup's [C, 8 Sides] columns of a tile; row i times scale[i].
+// Loads the simdgroup's [C, 8 Sides] columns of a tile, with row i times scale[i].
 template <int C, int Sides, int Columns, typename T>
 METAL_FUNC void load_operand(
     thread float2* operand,
@@ -144,8 +145,9 @@ METAL_FUNC void load_operand(
   }
 }
 
-// tile = (I + A)^-1 operand, in the simdgroup's columns, after invert_diagonal(); the operand is overwritten. With
-// repeated keys and beta 1.9 half as far off as a product with the whole inverse, which takes as many multiplications.
+// Computes tile = (I + A)^-1 operand in the simdgroup's columns, after invert_diagonal(), and overwrites the operand.
+// With repeated keys and beta 1.9 the error is half that of a product with the whole inverse, which takes as many
+// multiplications.
 template <int C, int Sides, int Columns, typename T>
 METAL_FUNC void solve_triangle(
     threadgroup T* tile, threadgroup const float* triangle, thread float2* operand, uint simdgroup, LanePosition at) {
@@ -168,8 +170,8 @@ METAL_FUNC void solve_triangle(
   }
 }
 
-// target = (I + A)^-1 source, its row i times scale[i], in the first `columns` columns of a slice. Both may be one. The
-// tile takes the source's rows, then the result's.
+// Computes target = (I + A)^-1 source, its row i times scale[i], in the first `columns` columns of a slice. Source and
+// target may be the same. The tile takes the source's rows, then the result's.
 template <int C, int Sides, int Columns, int Width, int Threads, typename Source, typename Target>
 METAL_FUNC void solve_slice(
     device Target* target,

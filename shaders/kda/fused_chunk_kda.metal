@@ -1,4 +1,4 @@
-// Kimi Delta Attention over a whole sequence, in one kernel: each key channel has a decay of its own. No intermediate
+// Kimi Delta Attention over a whole sequence, in one kernel. Each key channel has its own decay. No intermediate
 // is in device memory. A threadgroup owns 32 value columns of one head of one sequence and walks its chunks of C
 // tokens, 8 tokens at a time; each of its 4 simdgroups owns 8 columns. Registers: S [K, 8] f32 for the whole sequence;
 // q, k and decays of the next chunk, which are loaded ahead. Threadgroup memory: q, k and decays of a chunk, f32.
@@ -17,15 +17,15 @@
 #include "kda/channel_gates.h"
 #include "kda/fused_chunk_kda.h"
 
-GDN_CONSTANT int kMatrixStride = 12;                 // of 8 x 8 matrices
-GDN_CONSTANT int kMatrixFloats = 8 * kMatrixStride;  // of one
+GDN_CONSTANT int kMatrixStride = 12;                 // for 8 x 8 matrices
+GDN_CONSTANT int kMatrixFloats = 8 * kMatrixStride;  // per matrix
 
-// x <- (I - L)^-1 x, 8 rows; L is strictly lower triangular, with its zeros in threadgroup memory.
+// Computes x <- (I - L)^-1 x for 8 rows. L is strictly lower triangular, with its zeros in threadgroup memory.
 METAL_FUNC void substitute(threadgroup const float* lower, thread float2& x, uint lane, LanePosition at) {
   threadgroup const float4* row = (threadgroup const float4*)(lower + at.row * kMatrixStride);
   const float4 factors[2] = {row[0], row[1]};
   UNROLL for (int i = 0; i < 7; ++i) {
-    // The lane that holds x[i][column]: lane_position() inverted.
+    // Returns the lane that holds x[i][column], the inverse of lane_position().
     const ushort of_column = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
     x += factors[i / 4][i % 4] * float2(simd_shuffle(x.x, of_column), simd_shuffle(x.y, of_column));
   }
@@ -40,7 +40,7 @@ METAL_FUNC void store_scaled(threadgroup float* target, thread const Vector* vec
   }
 }
 
-// q and k normalised, q times the scale.
+// Normalises q and k, and multiplies q by the scale.
 template <int Padded, int Width, typename T, typename Vector, int Rounds, int Vectors>
 METAL_FUNC void store_tokens(
     thread const Tokens<T, Vector, Rounds, Vectors>& tokens,
@@ -71,8 +71,8 @@ METAL_FUNC void store_tokens(
   }
 }
 
-// e of each token, and D(0, 8) as two factors: S <- x S + y S, x being 1 where the decay is weak (struct Decay) and 0
-// where it is strong.
+// Computes e of each token, and D(0, 8) as two factors: S <- x S + y S, where x is 1 for a weak decay (struct Decay)
+// and 0 for a strong one.
 template <int Padded, int Blocks, int Items>
 METAL_FUNC void store_decays(
     threadgroup float* decay_tile,
@@ -95,7 +95,8 @@ METAL_FUNC void store_decays(
   }
 }
 
-// Raw, from element elements[n] of g on, which then is that of the next chunk; the first `count` tokens exist.
+// Loads raw gates from element elements[n] of g on, which then points to the next chunk. The first `count` tokens
+// exist.
 template <int Padded, int Blocks, int Items>
 METAL_FUNC void load_gates(
     thread float* gates,
@@ -123,12 +124,12 @@ METAL_FUNC float dot_of(Floats a, Floats b) {
   }
 }
 
-// Channels that a lane reads at once.
+// The number of channels that a lane reads at once.
 METAL_FUNC constexpr int channel_width(int padded) { return padded > 64 ? 4 : padded > 32 ? 2 : 1; }
 
-// Of 8 tokens -A and the scores, whose upper triangles stay as they are. The tiles of q, k and e lie `tile` floats
-// apart; a lane goes down a column in channels of its own, k_j decayed by each further token. One row a round, no more:
-// unrolled, the addresses and sums of all are in registers together.
+// Computes -A and the scores of 8 tokens, and leaves their upper triangles as they are. The tiles of q, k and e lie
+// `tile` floats apart. A lane goes down a column in its own channels, and decays k_j by each further token. Each round
+// takes one row and no more: unrolled, the addresses and sums of all would be in registers together.
 template <int Padded, typename Floats = typename VectorOf<float, channel_width(Padded)>::type>
 METAL_FUNC void form_matrices(
     threadgroup float* minus_A,
@@ -142,7 +143,7 @@ METAL_FUNC void form_matrices(
   constexpr int kWidth = channel_width(Padded);
   constexpr int kGroups = (Padded + 32 * kWidth - 1) / (32 * kWidth);
   UNROLL for (int end = 0; end < 2; ++end) {
-    const int column = end == 0 ? int(simdgroup) : 7 - int(simdgroup);  // 9 pairs for each simdgroup
+    const int column = end == 0 ? int(simdgroup) : 7 - int(simdgroup);  // 9 pairs per simdgroup
     Floats decayed[kGroups];
     UNROLL for (int n = 0; n < kGroups; ++n) decayed[n] = Floats(0.0f);
     for (int row = column; row < 8; ++row) {
@@ -214,7 +215,7 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kTile = C * kStride;
   constexpr int kKeys = staged_keys(3 * kTile);
   static_assert(3 * kTile >= 8 * kStateColumns, "the tiles hold 8 keys of S");
-  alignas(16) threadgroup float query_tile[3 * kTile];  // q, k and the decays of a chunk; before and after, S
+  alignas(16) threadgroup float query_tile[3 * kTile];  // q, k and the decays of a chunk; before and after them, S
   threadgroup float* key_tile = query_tile + kTile;
   threadgroup float* decay_tile = key_tile + kTile;
   alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o
@@ -293,12 +294,12 @@ template <typename T, int K, int C, int Width, typename P>
       substitute(minus_A + block * kMatrixFloats, v_new, lane, at);
       multiply_add(output, load_even_fragment(scores + block * kMatrixFloats, kMatrixStride, at), v_new);
       store_even_fragment(own_values, kValueStride, at, output);
-      if (block == kBlocks - 1) {  // only now, so that the next chunk is in registers beside S and v_new alone
+      if (block == kBlocks - 1) {  // this late, so that only S and v_new share registers with the next chunk
         load_tokens<K, Width>(next, from, parameters, first + C, count - C, lane, simdgroup);
       }
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         const float2 decay = kept[block * kPadded + depth * 8 + at.row];
-        float2 change = decay.y * state[depth];  // with the update rounded as one: both may be small beside S
+        float2 change = decay.y * state[depth];  // rounded once with the update: both may be small compared with S
         multiply_add(change, load_transposed(decay_tile + corner + depth * 8, kStride, at), v_new);
         state[depth] = decay.x * state[depth] + change;
       }

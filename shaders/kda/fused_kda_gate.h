@@ -1,7 +1,7 @@
 #pragma once
 #include "core/channel_gate_parameters.h"
 
-GDN_CONSTANT int kKdaGateThreads = 256;  // of a threadgroup
+GDN_CONSTANT int kKdaGateThreads = 256;  // per threadgroup
 
 struct KdaGateParameters {
   ChannelGateParameters gate;

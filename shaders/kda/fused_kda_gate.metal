@@ -1,5 +1,6 @@
-// The log decay of each key channel from its projection. A thread owns one channel of one value head and token.
-// Layout: g [B, T, HV, K] of any float dtype, the last stride 1; A_log [HV], dt_bias [HV, K]; the output contiguous.
+// Computes the log decay of each key channel from its projection. A thread owns one channel of one value head and
+// token. Layout: g [B, T, HV, K] of any float dtype, the last stride 1; A_log [HV], dt_bias [HV, K]; the output
+// contiguous.
 #include "core/gate_of_channel.h"
 #include "kda/fused_kda_gate.h"
 
@@ -12,7 +13,7 @@ template <typename Out>
     constant KdaGateParameters& parameters [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  const int64_t gates = int64_t(parameters.heads) * parameters.channels;  // of a token
+  const int64_t gates = int64_t(parameters.heads) * parameters.channels;  // per token
   const int index = int(group.x) * kKdaGateThreads + int(thread_index);
   if (index >= gates) return;
   const int head = index / parameters.channels, channel = index % parameters.channels;

@@ -1,4 +1,4 @@
-// chunk_fwd_intra for Kimi Delta Attention, and what chunk_fwd_h and chunk_fwd_o need instead of q, k and g.
+// chunk_fwd_intra for Kimi Delta Attention. It also computes what chunk_fwd_h and chunk_fwd_o read instead of q, k, g.
 // A threadgroup owns one chunk of one value head, 16 channels at a time. A thread has a channel of 8 tokens; simdgroup
 // s of C/16 has the block rows s and C/8-1-s of both matrices.
 // Registers: k k^T and q k^T, decayed.
@@ -24,11 +24,11 @@
 #include "kda/channel_gates.h"
 #include "kda/kda_chunk_fwd_intra.h"
 
-GDN_CONSTANT int kSlice = 16;  // channels in threadgroup memory: 4 of a lane
+GDN_CONSTANT int kSlice = 16;  // channels in threadgroup memory: 4 per lane
 GDN_CONSTANT int kStride = kSlice + 4;
 
-// Of the simdgroup's two diagonal blocks, in the lane's channels: k_i D(j, i) k_j and q_i D(j, i) k_j, column c = lane
-// / 4 of the low block from its diagonal down, then column 7 - c of the high one: 9 elements for every lane.
+// The simdgroup's two diagonal blocks, in the lane's channels: k_i D(j, i) k_j and q_i D(j, i) k_j. A lane has column c
+// = lane / 4 of the low block from its diagonal down, then column 7 - c of the high one: 9 elements for every lane.
 struct DiagonalColumns {
   float keys[9];
   float queries[9];
@@ -49,7 +49,7 @@ METAL_FUNC DiagonalElement diagonal_element(int n, uint lane) {
   return element;
 }
 
-// `low` and `high` are the blocks' rows of q; the tiles of q, k and e lie `tile` floats apart.
+// `low` and `high` are the blocks' rows of q. The tiles of q, k and e lie `tile` floats apart.
 METAL_FUNC void add_diagonals(
     thread DiagonalColumns& sums, threadgroup const float* low, threadgroup const float* high, int tile, uint lane) {
   const int column = int(lane / 4);
@@ -67,14 +67,15 @@ METAL_FUNC void add_diagonals(
   }
 }
 
-// Block n of the C/8-1 below the diagonal that a simdgroup owns: those of the low row, then those of the high row.
+// Returns block n of the C/8-1 below the diagonal that a simdgroup owns: those of the low row, then those of the high
+// row.
 template <int C>
 METAL_FUNC BlockPosition lower_block(uint simdgroup, int n) {
   return own_block<C>(simdgroup, n < int(simdgroup) ? n : n + 1);
 }
 
-// The simdgroup's blocks below the diagonal, over the slice's channels. The tiles hold q D(0, i), k D(0, i) and k D(i,
-// 8) of blocks of 8 tokens; block_decays their D(0, 8).
+// Computes the simdgroup's blocks below the diagonal, over the slice's channels. The tiles hold q D(0, i), k D(0, i)
+// and k D(i, 8) of blocks of 8 tokens; block_decays holds their D(0, 8).
 template <int C>
 METAL_FUNC void add_lower_blocks(
     thread float2* key_products,
@@ -90,7 +91,7 @@ METAL_FUNC void add_lower_blocks(
   float2 key[kDepths];
   UNROLL for (int depth = 0; depth < kDepths; ++depth) query[depth] = key[depth] = float2(0.0f);
   int column = 0;
-  UNROLL for (int n = C / 8 - 2; n >= 0; --n) {  // of each row from its diagonal on
+  UNROLL for (int n = C / 8 - 2; n >= 0; --n) {  // each row from its diagonal on
     if (n == C / 8 - 2 || n + 1 == int(simdgroup)) {
       column = n + 1 == int(simdgroup) ? int(simdgroup) : C / 8 - 1 - int(simdgroup);
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
@@ -117,8 +118,8 @@ METAL_FUNC float sum_of_four(float x) {
   return half_sum + simd_shuffle_xor(half_sum, ushort(2));
 }
 
-// Sums over the lanes of a column; one of them stores it. Zeros above the diagonal of the scores; nothing reads A
-// there.
+// Sums over the lanes of a column, one of which stores the result. It writes zeros above the diagonal of the scores;
+// nothing reads A there.
 template <int C>
 METAL_FUNC void store_diagonals(
     threadgroup float* triangle,
@@ -151,7 +152,7 @@ METAL_FUNC void store_diagonals(
   }
 }
 
-// A column of 8 tokens to f32; zeros where a token or the channel does not exist.
+// Reads a column of 8 tokens as f32, with zeros for a token or channel that does not exist.
 template <typename T>
 METAL_FUNC void load_column(threadgroup float* tile, device const T* source, int64_t stride, int count) {
   UNROLL for (int row = 0; row < 8; ++row) tile[row * kStride] = row < count ? float(source[row * stride]) : 0.0f;

@@ -1,13 +1,13 @@
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kCopyThreads = 256;  // of a threadgroup
-GDN_CONSTANT int kCopyUnits = 4;      // that a thread loads before it stores
+GDN_CONSTANT int kCopyThreads = 256;  // per threadgroup
+GDN_CONSTANT int kCopyUnits = 4;      // per thread: loads them all before it stores
 
 struct BatchCopyParameters {
   int64_t pool_bytes;
   int64_t source_stride, destination_stride, size_stride;  // of the three vectors, in their elements
-  int32_t source_bytes, destination_bytes, size_bytes;     // of a number of theirs: 4 or 8
+  int32_t source_bytes, destination_bytes, size_bytes;     // per number: 4 or 8
   int32_t misalignment;                                    // the pool's address modulo 16
   OpName op;
 };

@@ -1,18 +1,18 @@
-// Ranges of bytes within a pool. The `parts` threadgroups of a row own one range and copy its tiles in turn; of a range
-// that overlaps itself the first of them copies all tiles, in the order in which each is read before it is written.
-// Registers: 4 units of a thread, of 16 bytes where source and destination are equally far from a multiple of 16, else
-// of 2 or 1.
+// Copies ranges of bytes within a pool. The `parts` threadgroups of a row own one range and copy its tiles in turn. If
+// a range overlaps itself, the first of them copies all tiles, in an order that reads each before it is written.
+// Registers: 4 units per thread, of 16 bytes if source and destination are equally far from a multiple of 16, else of 2
+// or 1.
 // Layout: pool [bytes]; offsets and sizes [n], int32 or int64, any stride.
 #include "core/error.h"
 #include "core/fragment.h"
 #include "core/slots.h"
 #include "layers/batch_copy.h"
 
-// How a threadgroup goes through the tiles.
+// The order in which a threadgroup goes through the tiles.
 struct TileOrder {
   int first, step;
   bool is_descending;
-  bool is_ordered;  // all of a tile is read before any of it is written
+  bool is_ordered;  // reads all of a tile before it writes any of it
 };
 
 template <typename Unit>
@@ -52,7 +52,7 @@ METAL_FUNC void copy_units_of(
   }
 }
 
-// Single bytes up to a multiple of the unit, units, and the bytes that are left; or these from the last to the first.
+// Copies single bytes up to a multiple of the unit, then units, then the remaining bytes; or in the reverse order.
 METAL_FUNC void copy_range(
     device uchar* pool,
     int64_t source,
@@ -100,7 +100,7 @@ template <int Threads>
   const bool destination_is_inside = is_inside(destination, size, parameters.pool_bytes);
   if (group.x == 0 && thread_index == 0) {
     if (size < 0) {
-      report_error(errors, parameters.op, "sizes: expected numbers of bytes from 0 on, got ", size, n, __LINE__);
+      report_error(errors, parameters.op, "sizes: expected non-negative numbers of bytes, got ", size, n, __LINE__);
     }
     if (!source_is_inside) {
       report_error(errors, parameters.op, "source_offsets: expected ranges within the pool, got ", source, n, __LINE__);

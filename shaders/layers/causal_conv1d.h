@@ -1,4 +1,4 @@
 #pragma once
 #include "layers/convolution.h"
 
-GDN_CONSTANT int kConvolutionTokens = 32;  // of a threadgroup
+GDN_CONSTANT int kConvolutionTokens = 32;  // per threadgroup

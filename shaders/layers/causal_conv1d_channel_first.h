@@ -1,6 +1,6 @@
 #pragma once
 #include "layers/convolution.h"
 
-// Of a threadgroup.
+// The channels and tokens of a threadgroup.
 GDN_CONSTANT int kChannelFirstTokens = 64;
 GDN_CONSTANT int kChannelFirstChannels = 32;

@@ -1,5 +1,5 @@
-// A threadgroup owns the states of 128 channels of one sequence, a thread one channel: that after a checkpoint's
-// tokens, where there is one, then the last. It runs after causal_conv1d, which reads the states that this overwrites.
+// A threadgroup owns the states of 128 channels of one sequence, a thread one channel. It writes the state after a
+// checkpoint's tokens, if there is one, then the last. It runs after causal_conv1d, which reads the old states.
 // Layout: x [B, T, D], states [N or slots, D, S], with any strides.
 #include "core/checkpoints.h"
 #include "layers/convolution_window.h"

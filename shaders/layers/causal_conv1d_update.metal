@@ -1,5 +1,5 @@
-// For few tokens. A threadgroup owns 128 channels of one sequence, a thread all tokens of one channel, then its state;
-// a simdgroup moves states of W - 1 columns, where those of all channels are neighbours, together as whole lines.
+// Takes few tokens. A threadgroup owns 128 channels of one sequence, a thread all tokens of one channel, then its
+// state. If the W - 1 columns of all channels' states are neighbours, a simdgroup moves them together as whole lines.
 // A state that keeps each token is the W - 2 columns before the first and then the tokens: after `a` of them were
 // accepted the next step's history starts at column a - 1.
 // Registers: the last W tokens and the weights of a thread's channel, in f32.
@@ -7,7 +7,8 @@
 // [N or slots, D, S] with any strides.
 #include "layers/convolution_window.h"
 
-// The last W columns before the first token; the oldest, which no tap reads, only where all 4 are loaded at once.
+// The last W columns before the first token. The oldest, which no tap reads, is loaded only if all 4 are loaded at
+// once.
 template <int W, typename State>
 METAL_FUNC void load_window(
     thread Values<1>* window,
@@ -37,7 +38,7 @@ METAL_FUNC int64_t place_of(int channel, ChannelOrder order) {
   return group * (2 * (order.keys + order.values)) + first + within;
 }
 
-// W - 1 columns a channel, which the window holds, and nothing between those of two channels.
+// Moves W - 1 columns per channel, which the window holds, without gaps between channels.
 template <int W>
 METAL_FUNC bool states_are_neighbours(constant ConvolutionParameters& parameters) {
   const bool before = parameters.state.column == 1 && parameters.state.channel == W - 1;
@@ -68,7 +69,7 @@ template <typename T, typename Weight, typename State, int W>
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, int(group.z), 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, int(group.z), lane);
   const int count = sequence.last - sequence.first;
-  const int most = parameters.columns - (W - 2);  // tokens that a state keeps each of
+  const int most = parameters.columns - (W - 2);  // the number of tokens that a state keeps
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, int(group.z), most);
   if (group.x == 0 && simdgroup == 0) {
     if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
@@ -78,14 +79,14 @@ template <typename T, typename Weight, typename State, int W>
       if (parameters.keeps_each != 0 && count > most) {
         report_error(
             errors, parameters.sequence.op,
-            "state_pool: expected W - 2 columns and one for each token of a sequence, got too few for ", count,
+            "state_pool: expected W - 2 columns plus one per token of a sequence, got too few for ", count,
             int(group.z), __LINE__);
       }
     }
   }
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   const bool is_inside = channel < parameters.channels;
-  const int first_channel = channel - int(lane);  // of the simdgroup
+  const int first_channel = channel - int(lane);  // the first of the simdgroup
   const int neighbours = (parameters.channels - first_channel) * (W - 1);
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;

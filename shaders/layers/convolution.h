@@ -1,8 +1,8 @@
-// What all kernels of the causal convolution take.
+// The arguments of all kernels of the causal convolution.
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kConvolutionThreads = 128;  // of a threadgroup
+GDN_CONSTANT int kConvolutionThreads = 128;  // per threadgroup
 
 // Strides in elements of states [slots, D, S].
 struct ColumnStrides {
@@ -10,9 +10,10 @@ struct ColumnStrides {
 };
 
 // The order of the channels in x. The weight and the states have all heads of q, then of k, then of v. x has the same
-// order, or for causal_conv1d_update the order by key head: [q | k | v of its value heads | as many more] x H.
+// order; for causal_conv1d_update it may also be ordered by key head: [q | k | v of its value heads | as many more] x
+// H.
 struct ChannelOrder {
-  int32_t keys, values;  // of a key head: K, HV / H * V; 0: x has the channels in their order
+  int32_t keys, values;  // per key head: K, HV / H * V; 0 if x has the weight's order
   int32_t all_keys;      // H K
 };
 
@@ -27,10 +28,10 @@ struct ConvolutionParameters {
   int64_t segment_batch, segment_token;  // strides of seq_idx
   ChannelOrder order;
   int32_t channels, columns;              // D, S
-  int32_t has_bias, has_silu, has_state;  // has_state: `state` is read
+  int32_t has_bias, has_silu, has_state;  // has_state: 1 to read `state`
   int32_t has_residual;
   int32_t segment_bytes;       // bytes per number in seq_idx, 4 or 8; 0 without seq_idx
-  int32_t has_tap_vectors;     // 1: the 4 taps of a channel can be loaded at once
-  int32_t has_column_vectors;  // 1: the 4 columns of its states can be moved at once
-  int32_t keeps_each;          // 1: the state after each token stays in the columns, for the next step
+  int32_t has_tap_vectors;     // 1 if the 4 taps of a channel can be loaded at once
+  int32_t has_column_vectors;  // 1 if the 4 columns of its states can be moved at once
+  int32_t keeps_each;          // 1 to keep the state after each token in the columns, for the next step
 };

@@ -1,6 +1,6 @@
-// What the convolution's kernels compute with. A thread owns `Width` neighbouring channels of one sequence. Position p
-// of the sequence is its token p or, where p is negative, column end + p of its state, or zero without one. The
-// history's end is S, or earlier where the last tokens of the step before were not accepted.
+// The window of the convolution's kernels. A thread owns `Width` neighbouring channels of one sequence. Position p of
+// the sequence is its token p; a negative p is column end + p of its state, or zero without a state. The history ends
+// at S, or earlier if the last tokens of the previous step were not accepted.
 #pragma once
 #include "core/sequences.h"
 #include "core/slots.h"
@@ -8,7 +8,7 @@
 #include "layers/convolution.h"
 #include "layers/neighbours.h"
 
-// A negative position. `state` is that of the thread's first channel.
+// Reads a negative position. `state` is that of the thread's first channel.
 template <int Width, typename State>
 METAL_FUNC Values<Width> load_history(
     device const State* state, constant ConvolutionParameters& parameters, bool has_state, int end, int position) {
@@ -63,8 +63,8 @@ METAL_FUNC Filter<W, Width> load_filter(
   return filter;
 }
 
-// Where the taps of all channels are neighbours they are loaded as whole lines. All lanes of the simdgroup come here,
-// those beyond the last channel too.
+// If the taps of all channels are neighbours, they are loaded as whole lines. All lanes of the simdgroup call this,
+// including those beyond the last channel.
 template <int W, int Width, typename Weight>
 METAL_FUNC Filter<W, Width> load_filter_together(
     device const Weight* weight,
@@ -75,7 +75,7 @@ METAL_FUNC Filter<W, Width> load_filter_together(
   Filter<W, Width> filter = load_bias<W, Width>(bias, parameters, min(channel, parameters.channels - Width));
   if constexpr (W == 4 && Width == 4) {
     if (parameters.has_tap_vectors != 0 && parameters.weight_channel == W) {
-      const int first = channel - lane * Width;  // of the simdgroup
+      const int first = channel - lane * Width;  // the first of the simdgroup
       Values<W> taps[Width];
       load_neighbours<Width>(weight + int64_t(first) * W, parameters.channels - first, lane, taps);
       UNROLL for (int i = 0; i < Width; ++i) {
@@ -101,7 +101,7 @@ METAL_FUNC Values<Width> convolve(
   return sum;
 }
 
-// The segment that seq_idx puts a token into.
+// Returns the segment that seq_idx gives a token.
 METAL_FUNC int64_t
 segment_of(device const int* seq_idx, constant ConvolutionParameters& parameters, int batch, int token) {
   const int64_t at = batch * parameters.segment_batch + token * parameters.segment_token;
@@ -109,7 +109,7 @@ segment_of(device const int* seq_idx, constant ConvolutionParameters& parameters
   return ((device const int64_t*)seq_idx)[at];
 }
 
-// Taps in other segments than the token's read zero.
+// Taps in segments other than the token's read zero.
 template <int W, int Width>
 METAL_FUNC Values<Width> convolve_segment(
     thread const Values<Width>* window,
@@ -129,7 +129,7 @@ METAL_FUNC Values<Width> convolve_segment(
   return convolve<W, Width>(of_segment, filter, parameters.has_silu != 0);
 }
 
-// Before the result is rounded. `residual` is that of the token and the thread's first channel.
+// Adds the residual before the result is rounded. `residual` is that of the token and the thread's first channel.
 template <int Width, typename T>
 METAL_FUNC void add_residual(
     thread Values<Width>& result, device const T* residual, constant ConvolutionParameters& parameters) {
@@ -163,7 +163,7 @@ METAL_FUNC Values<Width> convolve_token(
   return result;
 }
 
-// Written out: a compiler takes a loop for a copy of memory, and then keeps the window there.
+// Written out, because a compiler takes a loop for a copy of memory, and then keeps the window in memory.
 template <int W, int Width>
 METAL_FUNC void move_window(thread Values<Width>* window) {
   window[0] = window[1];
@@ -171,8 +171,8 @@ METAL_FUNC void move_window(thread Values<Width>* window) {
   if constexpr (W > 3) window[2] = window[3];
 }
 
-// Columns of a state, which start at position `first`. From left to right, so that they may overwrite the state before:
-// each column is read before it is written.
+// Stores columns of a state, which start at position `first`. Goes from left to right, so that the new columns may
+// overwrite the old state: each is read before it is written.
 template <int Width, typename T, typename State>
 METAL_FUNC void write_state(
     device State* new_state,

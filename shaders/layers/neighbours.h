@@ -1,7 +1,7 @@
-// A simdgroup's 32 * Count vectors that lie side by side in device memory, Count of them each lane's: moved as whole
-// lines, lane beside lane, and exchanged by shuffles. A lane that loaded its own would touch each line Count times.
-// Every lane of the simdgroup takes part; vectors from `available` on are not touched. A lane stores where it loaded,
-// so that both may be of one tensor without a barrier.
+// Moves a simdgroup's 32 * Count vectors that are neighbours in device memory; each lane owns Count of them. The lanes
+// move them together as whole lines and exchange them by shuffles. If each lane loaded its own, it would touch each
+// line Count times. Every lane of the simdgroup must call. Vectors from `available` on are not touched. A lane stores
+// where it loaded, so that both may be in one tensor without a barrier.
 #pragma once
 #include "core/vectors.h"
 
@@ -13,7 +13,7 @@ METAL_FUNC Values<Width> of_lane(Values<Width> values, int lane) {
   return values;
 }
 
-// own[i]: vector Count * lane + i, zeros where there is none.
+// own[i] is vector Count * lane + i, or zeros if there is none.
 template <int Count, int Width, typename T>
 METAL_FUNC void load_neighbours(device const T* first, int available, int lane, thread Values<Width>* own) {
   Values<Width> lines[Count];

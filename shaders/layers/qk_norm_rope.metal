@@ -9,12 +9,12 @@
 #include "core/vectors.h"
 #include "layers/qk_norm_rope.h"
 
-// A head as it is before the rotation.
+// A head before its rotation.
 template <typename T, typename Weight, int Width>
 struct Head {
   device const T* x;
   device const Weight* weight;
-  float scale, offset;  // offset: added to the weight
+  float scale, offset;  // the offset is added to the weight
   bool has_norm;
 
   METAL_FUNC Values<Width> at(int column) const {

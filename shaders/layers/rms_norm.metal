@@ -1,4 +1,4 @@
-// y = h * rsqrt(mean of h^2 + eps) * weight, h = x + residual; h is written too where there is a residual.
+// y = h * rsqrt(mean of h^2 + eps) * weight, h = x + residual. It also writes h if there is a residual.
 // A threadgroup owns one row; its threads cover the D elements in turn, `Width` neighbours at a time.
 // Registers: a thread's elements of h, in f32. Layout: x, residual [B, T, H, D] with row strides; y, h contiguous.
 #include "core/rows.h"

@@ -1,13 +1,13 @@
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kRmsNormGatedRows = 4;           // of a threadgroup, one a simdgroup
+GDN_CONSTANT int kRmsNormGatedRows = 4;           // per threadgroup, one per simdgroup
 GDN_CONSTANT int kRmsNormGatedLargestRow = 1024;  // a lane holds 32 elements in registers
 
 struct RmsNormGatedParameters {
   int32_t rows, tokens, heads;  // the rows are [B, T, H]
   RowStrides x, gate;
   float eps;
-  int32_t has_weight, has_sigmoid;    // else silu
-  int32_t round_norm, round_product;  // to x's type, before and after the product with the weight
+  int32_t has_weight, has_sigmoid;    // without the latter, silu
+  int32_t round_norm, round_product;  // 1 to round to x's type before and after multiplying by the weight
 };

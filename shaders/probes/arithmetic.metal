@@ -1,4 +1,4 @@
-// Probes of arithmetic in f32 and of what is stored in each dtype.
+// Probes arithmetic in f32 and the values stored in each dtype.
 #include <metal_stdlib>
 
 #include "core/exponential.h"

@@ -1,4 +1,4 @@
-// Probes of simdgroup matrices: which elements a lane holds, and a product of two as kernels form it.
+// Probes simdgroup matrices: the elements that a lane holds, and a product of two as kernels compute it.
 #include "core/fragment.h"
 #include "core/parameters.h"
 

@@ -1,8 +1,8 @@
-// Probes of how memory is bound, and of the error log.
+// Probes how memory is bound, and the error log.
 #include "core/error.h"
 #include "core/parameters.h"
 
-// y = x + 1, 32 elements a threadgroup.
+// y = x + 1, 32 elements per threadgroup.
 template <typename T>
 [[kernel]] void probe_increment(
     device const T* x [[buffer(0)]],
@@ -69,7 +69,7 @@ template <int Words>
   for (int i = int(lane); i < Words; i += 32) copy[i] = block.words[i];
 }
 
-// Bytes at `index` and 2^32 before it, which one 32-bit index cannot tell apart.
+// Reads bytes at `index` and 2^32 before it, which one 32-bit index cannot tell apart.
 template <int Value>
 [[kernel]] void probe_large_buffer(
     device uchar* bytes [[buffer(0)]],

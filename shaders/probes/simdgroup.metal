@@ -1,4 +1,4 @@
-// Probes of simdgroups: how threads form them, and what lanes pass to each other.
+// Probes simdgroups: how threads form them, and what lanes pass to each other.
 #include <metal_stdlib>
 
 #include "core/parameters.h"

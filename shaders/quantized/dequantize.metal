@@ -1,5 +1,5 @@
-// Rows of packed weights as numbers: all rows, or those that indices name. A thread owns kDequantizeColumns columns of
-// one row of the result. An index that is no row's leaves zeros and is reported.
+// Returns rows of packed weights as numbers: all rows, or those that indices name. A thread owns kDequantizeColumns
+// columns of one row of the result. An index outside the rows is reported and gives zeros.
 // Layout: packed weights [N, K] with strides, indices [n]; rows [n, K].
 #include "core/error.h"
 #include "core/indices.h"

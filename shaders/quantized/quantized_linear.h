@@ -1,8 +1,8 @@
 #pragma once
 #include "experts/few_rows.h"
 
-// How a threadgroup of quantized_linear divides its work, for up to `Most` rows of x: a simdgroup multiplies
-// 2 * kRowsOfHalf rows of W, and kParts simdgroups share the columns of the same rows.
+// The work of a threadgroup of quantized_linear for up to `Most` rows of x. A simdgroup multiplies 2 * kRowsOfHalf rows
+// of W, and kParts simdgroups share the columns of the same rows.
 template <int Most>
 struct LinearPlan {
   GDN_CONSTANT int kParts = Most <= 2 ? 2 : 1;

@@ -21,7 +21,7 @@ template <typename T, int Most, int Width, int Bits>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   typedef LinearPlan<Most> Plan;
   constexpr int kThreads = Plan::kSimdgroups * 32;
-  constexpr int kRows = 2 * kRowsOfHalf;  // of a simdgroup
+  constexpr int kRows = 2 * kRowsOfHalf;  // per simdgroup
   alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
   threadgroup float sums_of_parts[kThreads];
   const int part = int(simdgroup) % Plan::kParts;
@@ -41,7 +41,7 @@ template <typename T, int Most, int Width, int Bits>
   multiply_vectors<Most, Most, kThreads, Plan::kParts>(
       sums, staged, weights, vectors, own, parameters.K, part, thread_index, lane);
 
-  // Lane l has row l / Most of the simdgroup's for row l % Most of x.
+  // Lane l holds row l / Most of the simdgroup's rows, for row l % Most of x.
   sums_of_parts[thread_index] = reduce_to_lanes<kRows * Most>(sums, lane);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const int own_row = row + int(lane) / Most;

@@ -52,7 +52,7 @@ def test_the_old_name_of_state_v_first_warns(op: str) -> None:
 
 @each_op
 def test_both_names_of_state_v_first_are_an_error(op: str) -> None:
-    with pytest.raises(ValueError, match="transpose_state_layout: expected None where state_v_first is set"):
+    with pytest.raises(ValueError, match="transpose_state_layout: expected None when state_v_first is set"):
         call(op, transpose_state_layout=True, state_v_first=True)
 
 
@@ -75,7 +75,7 @@ def test_a_copy_of_cu_seqlens_must_be_one() -> None:
     assert torch.equal(given[0], call("chunk_gated_delta_rule", cu_seqlens=cu_seqlens)[0])
     with pytest.raises(ValueError, match="cu_seqlens_cpu: expected a copy of cu_seqlens"):
         call("chunk_gated_delta_rule", cu_seqlens=cu_seqlens, cu_seqlens_cpu=torch.tensor([0, 3, 5]))
-    with pytest.raises(ValueError, match="cu_seqlens_cpu: expected None where cu_seqlens is None"):
+    with pytest.raises(ValueError, match="cu_seqlens_cpu: expected None when cu_seqlens is None"):
         call("chunk_gated_delta_rule", cu_seqlens_cpu=cu_seqlens)
 
 

@@ -91,6 +91,6 @@ def test_an_unknown_algorithm_is_refused() -> None:
 
 @pytest.mark.parametrize(("algorithm", "chunk_size"), [("fused_chunk", 64), ("fused_chunk", -8), ("chunked", 16)])
 def test_an_unknown_chunk_size_is_refused(algorithm: str, chunk_size: int) -> None:
-    words = f"expected 8, 16 or 32 with 'fused_chunk', or none, got {chunk_size} with '{algorithm}'"
+    words = f"expected 8, 16 or 32 with 'fused_chunk', or 0, got {chunk_size} with '{algorithm}'"
     with pytest.raises(ValueError, match=words), prefill_algorithm(algorithm, chunk_size):
         pass

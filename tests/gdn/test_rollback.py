@@ -131,7 +131,7 @@ def refused_calls() -> list[tuple[str, str, dict[str, Any]]]:
         ("one count", r"num_accepted_tokens: expected shape \[N\]", {"num_accepted_tokens": [1]}),
         (
             "one slot a sequence",
-            r"num_accepted_tokens: expected None where state_indices is not",
+            r"num_accepted_tokens: expected None when state_indices is not",
             {"state_indices": square[:, 0], "num_accepted_tokens": [1, 1]},
         ),
     ]

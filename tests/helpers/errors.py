@@ -32,7 +32,7 @@ __all__ = [
 
 
 def assert_close(name: str, x: Tensor, exact: Tensor, bound: float, head_dim: int | None = 2) -> None:
-    """Within the bound as a whole and for each head, or, for a 16-bit dtype, within 1.05 x of what rounding costs."""
+    """Compares the tensor and each head with the bound. For 16-bit dtypes, 1.05 x the error of rounding also passes."""
     for part in compare(name, x, exact, bound, head_dim):
         assert part.kept, str(part)
 

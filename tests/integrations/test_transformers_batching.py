@@ -243,7 +243,7 @@ def test_a_manager_that_outlives_enable_says_so() -> None:
 @pytest.mark.parametrize("option", [{"use_async_batching": True}, {"cpu_offload_space": 1.0}])
 def test_what_states_could_not_follow_is_refused(option: dict[str, Any]) -> None:
     transformers.enable(continuous_batching=True)
-    with pytest.raises(ValueError, match=f"{next(iter(option))}: expected it off"):
+    with pytest.raises(ValueError, match=f"{next(iter(option))}: expected the option to be off"):
         served(random_model("qwen3_5"), prompts_of(5), **option)
 
 
@@ -251,7 +251,7 @@ def test_what_states_could_not_follow_is_refused(option: dict[str, Any]) -> None
 def test_what_transformers_turns_on_by_itself_is_refused(option: str) -> None:
     """As it does for some devices and attentions."""
     resolve = continuous_batching.resolver(lambda *_: SimpleNamespace(**{option: 1}))
-    with pytest.raises(ValueError, match=f"{option}: expected it off, got 1"):
+    with pytest.raises(ValueError, match=f"{option}: expected the option to be off, got 1"):
         resolve(random_model("qwen3_5").config, None)
 
 
@@ -259,7 +259,7 @@ def test_a_model_without_attention_is_refused() -> None:
     """transformers has no cache without pages."""
     transformers.enable(continuous_batching=True)
     model = random_model("qwen3_5", layer_types=["linear_attention"] * 2)
-    with pytest.raises(ValueError, match="layer_types: expected a layer of attention, got none"):
+    with pytest.raises(ValueError, match="layer_types: expected at least one attention layer, got none"):
         served(model, prompts_of(5))
 
 

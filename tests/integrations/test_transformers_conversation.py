@@ -202,7 +202,7 @@ def test_on_mps() -> None:
         (
             torch.ones(1, 2, dtype=torch.long),
             {"attention_mask": torch.tensor([[0, 1]])},
-            "attention_mask: expected ones",
+            "attention_mask: expected only ones",
         ),
     ],
 )

@@ -120,8 +120,8 @@ def test_supports_gives_the_reason(function: str) -> None:
             "q: expected dtype bfloat16, float16 or float32",
             {name: arguments[name].double() for name in ("query", "key", "value")},
         ),
-        ("query and value are float32 and bfloat16", {"value": arguments["value"].bfloat16()}),
-        ("packed sequences come as seq_idx", {"seq_idx": torch.zeros(1, 5)}),
+        ("query and value have the dtypes float32 and bfloat16", {"value": arguments["value"].bfloat16()}),
+        ("packed sequences have seq_idx", {"seq_idx": torch.zeros(1, 5)}),
     ):
         answer, why = supports(function, **(arguments | change))
         assert not answer and why.startswith(reason), why

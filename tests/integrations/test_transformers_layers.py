@@ -135,13 +135,13 @@ def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> No
     assert distance(apart, exact) <= 1.05 * own
     assert 0 < distance(found, exact) <= 1.05 * own
     layer.post_attention_layernorm.register_forward_hook(lambda *_: None)
-    assert supports("decoder_layer", layer, x) == (False, "a hook of a layer's norm wants to be called")
+    assert supports("decoder_layer", layer, x) == (False, "a hook of a layer's norm must be called")
 
 
 def test_layers_with_hooks_and_others_are_left() -> None:
     layer, call = attention_call(GATED[0])
     assert supports("attention", layer, *call) == (True, "")
-    assert "the tables of the rotation" in supports("attention", layer, call[0], tuple(x[0] for x in call[1]))[1]
+    assert "the cos and sin tables" in supports("attention", layer, call[0], tuple(x[0] for x in call[1]))[1]
     hook = layer.q_norm.register_forward_hook(lambda *_: None)
     assert "a hook of a norm" in supports("attention", layer, *call)[1]
     hook.remove()
@@ -182,5 +182,5 @@ def test_a_class_of_another_form_is_left_and_named(monkeypatch: pytest.MonkeyPat
     with torch_gdn_enabled() as transformers:
         assert "ClampedMLP" in transformers.status().unknown[GATED[0]]
         named = ", ".join(transformers.status().unknown[GATED[0]])
-        assert f"{GATED[0]}: {named}: left as in transformers" in transformers.status().details()
+        assert f"{GATED[0]}: {named}: left to transformers" in transformers.status().details()
     assert not transformers.status().unknown

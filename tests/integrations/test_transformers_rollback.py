@@ -132,7 +132,7 @@ def test_what_torch_gdn_would_not_take_is_an_error() -> None:
     """transformers' own rule would leave the rejected tokens in the state."""
     model, tokens = random_model("qwen3_5"), random_tokens(1, 9)
     transformers.enable(rollback=True)
-    with torch.enable_grad(), pytest.raises(ValueError, match="in torch_gdn's keeping: grad mode is on"):
+    with torch.enable_grad(), pytest.raises(ValueError, match="that torch_gdn holds: grad mode is on"):
         cached(model, tokens, 9)
 
 

@@ -229,7 +229,7 @@ def test_a_version_without_the_models_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 def test_a_version_that_names_the_functions_otherwise_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "patches_of", lambda module: iter(()))
-    with pytest.warns(UserWarning, match=r"calls the delta rule of \w+ by another name"):
+    with pytest.warns(UserWarning, match=r"has another name for the delta rule of \w+"):
         transformers.enable()
 
 
@@ -267,7 +267,7 @@ LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "float64": ({"query": torch.zeros(1, 4, 2, 8, dtype=torch.float64)}, "q: expected dtype "),
     "mixed": (
         {"value": torch.zeros(1, 4, 4, 8, dtype=torch.bfloat16)},
-        "query and value are float32 and bfloat16",
+        "query and value have the dtypes float32 and bfloat16",
     ),
     "mixed key": ({"key": torch.zeros(1, 4, 2, 8, dtype=torch.bfloat16)}, "k: expected dtype "),
     "whole beta": ({"beta": torch.zeros(1, 4, 4, dtype=torch.int64)}, "beta: expected a floating dtype"),
@@ -286,7 +286,7 @@ LEFT: dict[str, tuple[dict[str, Any], str]] = {
         {"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.int64)},
         "initial_state: expected a floating dtype",
     ),
-    "only seq_idx": ({"seq_idx": torch.tensor([[0, 1, 1, 1]])}, "packed sequences come as seq_idx without"),
+    "only seq_idx": ({"seq_idx": torch.tensor([[0, 1, 1, 1]])}, "packed sequences have seq_idx but no"),
     "packed batch": (
         {"query": torch.zeros(2, 4, 2, 8), "cu_seqlens": torch.tensor([0, 4])},
         "expected a batch of 1 (sequences packed along T), got a batch of 2",
@@ -359,7 +359,7 @@ NORMS_LEFT: dict[str, tuple[SimpleNamespace, torch.Tensor | None, str]] = {
         torch.zeros(3, 8, dtype=torch.float64),
         "g: expected dtype ",
     ),
-    "another shape": (norm(), torch.zeros(1, 8), "input and gate are [3, 8] and [1, 8]"),
+    "another shape": (norm(), torch.zeros(1, 8), "input and gate have the shapes [3, 8] and [1, 8]"),
     "gelu": (norm(activation="gelu"), torch.zeros(3, 8), "activation: expected "),
 }
 

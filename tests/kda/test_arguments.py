@@ -31,7 +31,7 @@ BAD: list[tuple[str, type[Exception], dict[str, Any]]] = [
     ("beta: expected a floating dtype, got int64", TypeError, {"beta": torch.zeros(1, 5, 2, dtype=torch.int64)}),
     ("g: expected a floating dtype, got int64", TypeError, {"g": torch.zeros(1, 5, 2, 32, dtype=torch.int64)}),
     ("g: expected a tensor that does not require grad", RuntimeError, {"g": torch.zeros(1, 5, 2, 32).requires_grad_()}),
-    ("A_log: expected a tensor where use_gate_in_kernel is set", ValueError, {"use_gate_in_kernel": True}),
+    ("A_log: expected a tensor when use_gate_in_kernel is set", ValueError, {"use_gate_in_kernel": True}),
     ("A_log: expected HV = 2 values, got [3]", ValueError, GATE | {"A_log": torch.zeros(3)}),
     ("dt_bias: expected HV * K = 64 values, got [2]", ValueError, GATE | {"dt_bias": torch.zeros(2)}),
     ("dt_bias: expected a floating dtype, got bool", TypeError, GATE | {"dt_bias": torch.ones(64).bool()}),
@@ -41,8 +41,8 @@ BAD_CHUNKED: list[tuple[str, type[Exception], dict[str, Any]]] = [
     ("chunk_size: expected 16, 32 or 64, got 24", ValueError, {"chunk_size": 24}),
     ("cp_context: expected None", ValueError, {"cp_context": object()}),
     ("cu_seqlens_cpu: expected None", ValueError, {"cu_seqlens_cpu": torch.tensor([0, 5])}),
-    ("lower_bound: expected one from -5 to 0", ValueError, GATE | {"safe_gate": True}),
-    ("lower_bound: expected one from -5 to 0", ValueError, GATE | {"safe_gate": True, "lower_bound": -6.0}),
+    ("lower_bound: expected a number from -5 to 0", ValueError, GATE | {"safe_gate": True}),
+    ("lower_bound: expected a number from -5 to 0", ValueError, GATE | {"safe_gate": True, "lower_bound": -6.0}),
 ]
 
 

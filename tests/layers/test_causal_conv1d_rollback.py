@@ -102,7 +102,7 @@ def test_a_conversation_of_steps_is_a_plain_convolution(device: torch.device) ->
     ("words", "change"),
     [
         (
-            "state_pool: expected W - 2 columns and one for each token of a sequence, got 3 ",
+            "state_pool: expected W - 2 columns plus one per token of a sequence, got 3 ",
             {"x": torch.zeros(2, 4, D)},
         ),
         ("num_accepted_tokens: expected counts from 1 to 3", {"num_accepted_tokens": torch.tensor([1, 4])}),

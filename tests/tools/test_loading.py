@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("loaded", ["2.14.1", "2.1.0", "3.13.0"])
 def test_another_minor_version_of_torch_is_an_error(loaded: str) -> None:
-    with pytest.raises(ImportError, match=rf"expected torch 2\.13\.0, .* got {loaded}; build torch_gdn for it"):
+    with pytest.raises(
+        ImportError, match=rf"expected torch 2\.13\.0, .* got {loaded}; build torch_gdn for this PyTorch"
+    ):
         _library.check_torch("2.13.0", loaded)
 
 

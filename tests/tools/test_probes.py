@@ -42,7 +42,7 @@ PLANTED = {
     "rounding": ("arithmetic", "T(wide[lane] * (1.0f / factor))", "T(wide[lane] * (0.999f / factor))"),
     "31 buffers": ("memory", "COPY(29)", "row[29] = x28[lane]"),
     "parameter block": ("memory", "copy[i] = block.words[i]", "copy[i] = block.words[i] & 1023"),
-    "array of the host": INCREMENT,
+    "host array": INCREMENT,
     "buffer offsets": INCREMENT,
     "two views of a buffer": INCREMENT,
     "order": INCREMENT,

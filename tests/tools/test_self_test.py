@@ -162,7 +162,7 @@ def test_the_cpu_takes_the_place(on_mps: torch.device, plant: Plant, compiles: b
 def test_an_error_takes_the_place_of_an_op_that_writes(on_mps: torch.device, plant: Plant, compiles: bool) -> None:
     """In transformers' models its own function."""
     plant("layers/causal_conv1d_update", compiles)
-    assert "a call is an error" in ensure(UPDATE)
+    assert "calls raise an error" in ensure(UPDATE)
     device = _C.device_facts()["name"]
     problem = r"(y|state_pool): error \S+ of [\w ]+, at most" if compiles else ".*planted"
     words = rf"^causal_conv1d_update_: its kernel failed the self-test on {device}.*: {problem}.*torch_gdn.check"
@@ -264,7 +264,9 @@ def test_warm_up_of_vllm_replaces_what_its_layers_call(on_mps: torch.device, pla
         gated_delta_net.forward(layer, metadata, x, b, a, out)
         return out.cpu()
 
-    with pytest.warns(UserWarning, match="fused_recurrent_gated_delta_rule_: .*; a prefill algorithm runs instead"):
+    with pytest.warns(
+        UserWarning, match="fused_recurrent_gated_delta_rule_: .*; another prefill algorithm runs instead"
+    ):
         kernels = {each.kernel for each in working_variants(lambda: forward(on_mps))}
     assert "fused_chunk_gated_delta_rule" in kernels and "fused_recurrent_gated_delta_rule" not in kernels
     tested = verdicts.read(verdicts.machine())

@@ -258,7 +258,7 @@ def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shapes", "16,32,128"], "expected H,HV,K,V, as 16,32,128,128, got '16,32,128'"),
+        (["--shapes", "16,32,128"], "expected H,HV,K,V, such as 16,32,128,128, got '16,32,128'"),
         (["--tokens", "0"], "expected a positive integer, got '0'"),
         (["--dtype", "float64"], "invalid choice: 'float64'"),
     ],
@@ -280,5 +280,5 @@ def test_a_warmup_compiles_the_chunks_that_the_table_asks_for_and_no_others() ->
 
 
 def test_without_a_file_to_write() -> None:
-    with pytest.raises(SystemExit, match="expected a file to write, since \\$TORCH_GDN_TUNING_CACHE is set to nothing"):
+    with pytest.raises(SystemExit, match="expected a file to write, since \\$TORCH_GDN_TUNING_CACHE is empty"):
         tune.main([])

@@ -89,17 +89,20 @@ def test_refuses_what_the_ops_refuse(
     [
         (
             ("Qwen/Qwen3.5-0.8B",),
-            "model_or_shapes: expected a model, or a list of (H, HV, K, V), as [(16, 32, 128, 128)]",
+            "model_or_shapes: expected a model, or a list of (H, HV, K, V), such as [(16, 32, 128, 128)]",
         ),
         (([(16, 32)],), "model_or_shapes: expected a model, or a list of (H, HV, K, V)"),
         (((16, 32, 128, 128),), "model_or_shapes: expected a model, or a list of (H, HV, K, V)"),
         (({"H": 16},), "model_or_shapes: expected a model, or a list of (H, HV, K, V)"),
         ((None,), "model_or_shapes: expected a model, or a list of (H, HV, K, V)"),
-        (([SHAPE], "cpu", ["bfloat16"]), "dtypes: expected a list of dtypes, as [torch.bfloat16], got ['bfloat16']"),
-        (([SHAPE], "cpu", "bfloat16"), "dtypes: expected a list of dtypes, as [torch.bfloat16], got 'bfloat16'"),
+        (
+            ([SHAPE], "cpu", ["bfloat16"]),
+            "dtypes: expected a list of dtypes, such as [torch.bfloat16], got ['bfloat16']",
+        ),
+        (([SHAPE], "cpu", "bfloat16"), "dtypes: expected a list of dtypes, such as [torch.bfloat16], got 'bfloat16'"),
         (
             ([SHAPE], "cpu", torch.bfloat16),
-            "dtypes: expected a list of dtypes, as [torch.bfloat16], got torch.bfloat16",
+            "dtypes: expected a list of dtypes, such as [torch.bfloat16], got torch.bfloat16",
         ),
     ],
 )

@@ -1,9 +1,9 @@
-"""Tests and times torch_gdn on this machine's mps device. The report says which assumption failed, if one did.
+"""Tests and times torch_gdn on this machine's mps device. The report says which assumption failed, if any.
 
     python -m torch_gdn check --quick                      on a Mac: two minutes
     python -m torch_gdn check                              the same, longer times, and every kernel variant compiled
     python -m mps_simulator -m torch_gdn check --quick     on the simulated device, in a checkout on Linux
-    python -m torch_gdn check --compare a.json b.json      two reports side by side
+    python -m torch_gdn check --compare a.json b.json      prints two reports side by side
 
 The steps, in this order:
   facts       the machine, its GPU, macOS, torch and the build
@@ -12,11 +12,11 @@ The steps, in this order:
               compared with FLA's recorded outputs
   times       every op, compared with a copy; decode and prefill, compared with transformers and MLX; a small model; the
               first calls of a process
-  not --quick: the fastest prefill algorithm, a very long prompt, a layer under torch.compile, and at last the
-              compilation of every kernel variant that models use
+  not --quick: the fastest prefill algorithm, a very long prompt, a layer under torch.compile, and finally
+              the compilation of every kernel variant that models use
 
-The report is written before every step, so a crash of the machine loses nothing that was known. A step that fails,
-crashes or hangs is a line of the report. Where PyTorch has no mps device the report only describes the machine.
+The report is written before every step, so a crash of the machine loses no earlier result. A step that fails, crashes
+or hangs is a line of the report. If PyTorch has no mps device, the report only describes the machine.
 Exit status: 0 if everything passed, 1 if something failed or there is no device.
 """
 
@@ -80,10 +80,14 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--quick",
         action="store_true",
-        help="two minutes on a Mac: facts, probes, every op at one size, three recorded cases and a few times",
+        help="run for two minutes on a Mac: facts, probes, every op at one size, three recorded cases, some timings",
     )
     found.add_argument(
-        "--compare", type=Path, nargs=2, metavar=("A", "B"), help="print two reports side by side, and check nothing"
+        "--compare",
+        type=Path,
+        nargs=2,
+        metavar=("A", "B"),
+        help="print two reports side by side instead of running the checks",
     )
     found.add_argument(
         "--only",
@@ -91,36 +95,36 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only steps whose name has this regular expression in it, as 'probe', 'seeded l2norm' or 'compile "
-        "solve_tril'; may be given more than once",
+        help="run only the steps whose name matches this regular expression, such as 'probe', 'seeded l2norm' or "
+        "'compile solve_tril'; you can give it more than once",
     )
     found.add_argument(
         "--golden",
         type=folder,
         metavar="DIR",
         default=golden.FOLDER,
-        help="FLA's recorded outputs: tests/golden of a checkout, which is the default there. An installed package has "
-        "none, and holds every stage against float64 alone",
+        help="folder of FLA's recorded outputs; in a checkout, the default is tests/golden. An installed package has "
+        "none, and compares every stage with float64 only",
     )
     found.add_argument(
         "--shaders",
         type=folder,
         metavar="DIR",
         default=Path(_C.shader_directory()),
-        help="other shader sources than the package's own, to try a change",
+        help="folder of shader sources to use instead of the package's own, to try a change",
     )
     return found
 
 
 def chosen(steps: Iterable[Step], only: Sequence[re.Pattern[str]]) -> list[Step]:
-    """Those whose names match, and always those that look at the device."""
+    """Returns the steps whose names match, and always those that look at the device."""
     if not only:
         return list(steps)
     return [each for each in steps if each.section in (FACTS, USE) or any(some.search(each.name) for some in only)]
 
 
 def obstacle(results: Sequence[Result], step: Step) -> str:
-    """Why it makes no sense to try the step: there is no device, or it can only compile."""
+    """Returns why the step cannot run: there is no device, or it can only compile."""
     for result in results:
         needed = result.section == FACTS or (result.section == USE and step.section != COMPILE)
         if needed and result.status != PASS:
@@ -129,7 +133,7 @@ def obstacle(results: Sequence[Result], step: Step) -> str:
 
 
 class Run:
-    """Runs steps, fills in the report and keeps it in a file as it grows."""
+    """Runs steps, fills in the report and saves it after each."""
 
     def __init__(self, report: Report, file: Path | None = None) -> None:
         self.report = report
@@ -146,7 +150,7 @@ class Run:
                 self.report.results.append(step.result(LEFT_OUT, reason) if reason else worker.run(step))
 
     def side_by_side(self, steps: Sequence[Step], workers: Workers) -> None:
-        """The report is kept once a second: there are thousands of them."""
+        """Runs steps in parallel. Saves the report once a second, because there are thousands of steps."""
         reasons = {step: obstacle(self.report.results, step) for step in steps}
         self.report.results += [step.result(LEFT_OUT, reason) for step, reason in reasons.items() if reason]
         left = [step for step in steps if not reasons[step]]
@@ -173,7 +177,7 @@ class Run:
 
 
 def compiling_steps(options: argparse.Namespace, no_device: str) -> list[Step]:
-    """To be listed when all else is done, which takes a minute."""
+    """Lists the compiling steps, which takes a minute. Call it when everything else is done."""
     if options.quick or no_device:
         return []
     return [step for step in chosen(plan.compile_steps(), options.only) if step.section == COMPILE]
@@ -214,10 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         steps = chosen(plan.steps(options.golden, options.quick), options.only)
         if all(step.section in (FACTS, USE) for step in steps) and not compiling_steps(options, no_device):
-            known.error("--only: no step has such a name")
+            known.error("--only: no step has a name that matches")
     report = check(options, steps, no_device)
     print(f"{FAIL}: {no_device}" if no_device else report.text())
-    print(f"report: {options.json}. Please attach it to an issue of torch_gdn, whatever it says.")
+    print(f"report: {options.json}. Please attach it to a torch_gdn issue, whatever the outcome.")
     return 0 if report.passed else 1
 
 

@@ -1,4 +1,4 @@
-"""Two reports side by side: `python -m torch_gdn.check --compare A B`."""
+"""Prints two reports side by side: `python -m torch_gdn.check --compare A B`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine and its device are, whether the device can be used, and what its compiler makes of a kernel."""
+"""Describes the machine and its device, tests whether it works, and reports what its compiler makes of kernels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch_gdn.check.steps import LeftOut, Outcome, on_simulated_device
 
 
 def simulated_settings() -> dict[str, Any] | None:
-    """How the simulated device is set in this process, or None where it is not active."""
-    mps_simulator = sys.modules.get("mps_simulator")  # imported by whoever activated it
+    """Returns the simulated device's settings in this process, or None if it is not active."""
+    mps_simulator = sys.modules.get("mps_simulator")  # already imported if it is active
     settings: dict[str, Any] | None = mps_simulator.active_settings() if mps_simulator else None
     return settings
 
@@ -30,14 +30,14 @@ def check_facts(device: torch.device) -> Outcome:
 
 
 def round_trip(device: torch.device) -> torch.Tensor:
-    """A tensor goes to the device, through an addition, and back."""
+    """Sends a tensor to the device, through an addition, and back."""
     return (torch.arange(64.0).to(device) + 1).cpu()
 
 
 def check_use(device: torch.device) -> Outcome:
-    """Whether PyTorch itself works there.
+    """Checks whether PyTorch itself works on the device.
 
-    On some virtual machines PyTorch cannot allocate; there only the compiler can be checked.
+    On some virtual machines PyTorch cannot allocate memory; there, only the compiler can be checked.
     """
     try:
         right = torch.equal(round_trip(device), torch.arange(1.0, 65.0))
@@ -62,5 +62,5 @@ def check_compiles(device: torch.device, variant: KernelVariant) -> Outcome:
 
 
 def check_pipelines(device: torch.device) -> Outcome:
-    """What the device's compiler made of every kernel that the steps before this one ran."""
+    """Reports what the device's compiler made of every kernel that earlier steps ran."""
     return Outcome({"pipelines": _C.pipelines()} if _C.has_launcher() else {})

@@ -1,4 +1,4 @@
-"""What this machine, its GPU and the build are. A fact that cannot be found is None, and `absent` says why."""
+"""Collects facts about this machine, its GPU and the build. A missing fact is None, and `absent` says why."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from torch_gdn import _C, info
 from torch_gdn.check.steps import LeftOut
 
-NOT_MACOS = "only macOS has it"
+NOT_MACOS = "this exists on macOS only"
 
 
 def asked(*command: str) -> str:
-    """What a program of macOS prints."""
+    """Returns what a macOS program prints."""
     if sys.platform != "darwin":
         raise LeftOut(NOT_MACOS)
     try:
@@ -28,7 +28,7 @@ def asked(*command: str) -> str:
 
 
 def is_virtual() -> bool:
-    """Whether macOS runs in a virtual machine."""
+    """Returns whether macOS runs in a virtual machine."""
     return asked("sysctl", "-n", "kern.hv_vmm_present") == "1"
 
 
@@ -40,7 +40,7 @@ def low_power_mode() -> bool:
     lines = [line.split() for line in asked("pmset", "-g").splitlines()]
     modes = [words[1] for words in lines if words[:1] == ["lowpowermode"]]
     if not modes:
-        raise LeftOut("pmset -g does not tell")
+        raise LeftOut("pmset -g does not report it")
     return modes[0] == "1"
 
 
@@ -84,7 +84,7 @@ FACTS: dict[str, Callable[[], Any]] = {
 
 
 def of_machine() -> tuple[dict[str, Any], dict[str, str]]:
-    """The facts, and why those that are None are absent."""
+    """Returns the facts, and why those that are None are missing."""
     facts: dict[str, Any] = {}
     absent: dict[str, str] = {}
     for name, find in FACTS.items():

@@ -1,4 +1,4 @@
-"""mps tensors without memory: a call can be recorded where PyTorch cannot allocate (a virtual Mac), and for nothing."""
+"""Makes mps tensors without memory, to record calls at no cost and where PyTorch cannot allocate (a virtual Mac)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class fake_mps(TorchDispatchMode):
-    """Inside, tensors that are made have a device, sizes and strides; torch_gdn's ops run their host code on them.
+    """Gives tensors made inside the block a device, sizes and strides. torch_gdn's ops run their host code on them.
 
     Use it within `torch_gdn.recording`: a kernel cannot be launched on such tensors.
     """

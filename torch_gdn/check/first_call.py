@@ -1,4 +1,4 @@
-"""How long the first calls of a process take: every kernel variant is compiled then.
+"""Times the first calls of a process, which compile every kernel variant.
 
 python -m torch_gdn.check.first_call SHADERS [SETTINGS]     prints the seconds; check_first_call() runs it twice
 """
@@ -28,7 +28,7 @@ LIMIT_SECONDS = 300.0
 
 
 def seconds_of_first_calls(device: torch.device) -> dict[str, float]:
-    """Prefill and decode in bfloat16, twice each: the first compiles, the second does not."""
+    """Times prefill and decode in bfloat16, twice each: the first call compiles, the second does not."""
     case = make_case(130, 128, 128, H=2, HV=4, dtype=torch.bfloat16).to(device)
     found = {}
     for round_name in ("first", "second"):
@@ -49,7 +49,7 @@ def in_a_new_process(shaders: Path) -> dict[str, float]:
 
 
 def check_first_call(device: torch.device) -> Outcome:
-    """Times a process that compiles shaders which no cache has, and a second one."""
+    """Times a process that compiles shaders that no cache has, and a second process."""
     refuse_simulated(device)
     return Outcome(cold_and_cached())
 

@@ -1,4 +1,4 @@
-"""FLA's recorded outputs, in a checkout's tests/golden: each stage on FLA's own inputs, then both end-to-end ops."""
+"""Compares with FLA's recorded outputs in tests/golden: each stage on FLA's own inputs, then both end-to-end ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing import bounds, stages
 from torch_gdn.testing.cases import END_TO_END_OPS, Case
 
-# 10 MB beside the package in a checkout, and in no wheel.
+# 10 MB in a checkout; no wheel has them.
 FOLDER = Path(torch_gdn.__file__).resolve().parent.parent / "tests" / "golden"
 PREFIXES = {"chunk_gated_delta_rule": "chunk", "fused_recurrent_gated_delta_rule": "recurrent"}
 
@@ -31,21 +31,21 @@ class Golden:
 
 
 def why_not(folder: Path) -> str:
-    """Why the recorded outputs cannot be used; empty if they can."""
+    """Returns why the recorded outputs cannot be used, or "" if they can."""
     if not (folder / "index.json").is_file():
         return (
-            f"no FLA outputs in {folder}: an installed package has none, and every stage is held against float64 "
-            "alone; with a checkout, name its tests/golden with --golden"
+            f"no FLA outputs in {folder}: an installed package has none, so every stage is compared with float64 "
+            "only; if you have a checkout, pass its tests/golden with --golden"
         )
     try:
         import safetensors  # noqa: F401
     except ImportError:
-        return "FLA's outputs need safetensors to be read: pip install safetensors"
+        return "safetensors is needed to read FLA's outputs: pip install safetensors"
     return ""
 
 
 def index(folder: Path = FOLDER) -> dict[str, dict[str, float]]:
-    """FLA's own errors, by case and tensor."""
+    """Returns FLA's own errors, by case and tensor."""
     return {row["name"]: row["fla_error"] for row in json.loads((folder / "index.json").read_text())}
 
 
@@ -60,7 +60,7 @@ def load(name: str, folder: Path = FOLDER) -> Golden:
 
 
 def stage_parts(golden: Golden, results: dict[str, Tensor]) -> list[bounds.Part]:
-    """A stage's results beside FLA's, which are rounded to 16 bits where FLA hands 16 bits on."""
+    """Compares a stage's results with FLA's, rounded to 16 bits where FLA passes 16 bits on."""
     parts = []
     for tensor, ours in results.items():
         bound = bounds.STAGE_BESIDE_FLA.get(tensor, bounds.STAGE_OUTPUT[golden.case.dtype])
@@ -69,7 +69,7 @@ def stage_parts(golden: Golden, results: dict[str, Tensor]) -> list[bounds.Part]
 
 
 def end_to_end_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[bounds.Part]:
-    """At most 1.05 x FLA's error of an end-to-end op; the recurrent state has the bound of float32."""
+    """Allows an end-to-end op 1.05 x FLA's error. The recurrent state has the bound of float32."""
     prefix = PREFIXES[op]
     exact_o, exact_state = golden.exact
     names = (f"{prefix}_o", f"{prefix}_final_state")
@@ -81,7 +81,7 @@ def end_to_end_parts(golden: Golden, op: str, o: Tensor, state: Tensor) -> list[
 
 
 def ops_of(name: str, folder: Path = FOLDER) -> list[str]:
-    """The stages and end-to-end ops whose outputs the case has; with a stage's output it has the inputs too."""
+    """Returns the stages and end-to-end ops whose outputs the case has. It has the inputs of such stages too."""
     from safetensors import safe_open
 
     with safe_open(folder / f"{name}.safetensors", "pt") as file:
@@ -98,7 +98,7 @@ def check_stage(device: torch.device, folder: Path, name: str, op: str) -> Outco
 
 
 def check_end_to_end(device: torch.device, folder: Path, name: str, op: str, algorithm: str | None = None) -> Outcome:
-    """algorithm: that a prefill is made to take."""
+    """Checks an end-to-end op. `algorithm` is forced on a prefill."""
     golden = load(name, folder)
     there = golden.case.to(device)
     with prefill_algorithm(algorithm):

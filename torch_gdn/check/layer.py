@@ -1,4 +1,4 @@
-"""A whole Gated DeltaNet layer under torch.compile: Inductor's own Metal code around torch_gdn's ops."""
+"""Checks a whole Gated DeltaNet layer under torch.compile: Inductor's own Metal code around torch_gdn's ops."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def in_float64(layer: GatedDeltaNet, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def check_layer(device: torch.device, backend: str = "inductor") -> Outcome:
-    """Compiled without a graph break, and equal to the same layer in float64 on the CPU."""
+    """Checks that the layer compiles without a graph break and equals the same layer in float64 on the CPU."""
     if on_simulated_device() and device.type == "mps":
-        raise LeftOut("Inductor generates Metal code for a real mps device alone")
+        raise LeftOut("Inductor generates Metal code for real mps devices only")
     random = torch.random.get_rng_state()
     torch.manual_seed(0)
     layer, x = GatedDeltaNet(), torch.randn(2, 100, 64)

@@ -1,4 +1,4 @@
-"""One kernel through a very long prompt. Before torch 2.15, a launch that the system ends raises no error."""
+"""Runs one kernel over a very long prompt. Before torch 2.15, a launch that the system ends raises no error."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def last_tokens(case: Case, count: int) -> Case:
 
 
 def check_long_prompt(device: torch.device, algorithm: str, tokens: int = TOKENS) -> Outcome:
-    """The last tokens of the prompt, which the state has to reach through all others."""
+    """Checks the last tokens of the prompt, which the state reaches only through all others."""
     if on_simulated_device() and device.type == "mps":
-        raise LeftOut("the simulated device takes hours, and has no watchdog")
+        raise LeftOut("the simulated device would take hours, and has no watchdog")
     case = make_case(tokens, 128, 128, H=2, HV=4, dtype=torch.bfloat16, state=False)
     case.g = torch.full_like(case.g, DECAY)
     exact = last_tokens(case, END + 128).exact()[0][:, -END:]

@@ -1,4 +1,4 @@
-"""What torch_gdn is compared with: transformers' PyTorch loops on the same device, and MLX where it is installed."""
+"""Runs what torch_gdn is compared with: transformers' PyTorch loops on the same device, and MLX if installed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def transformers_rule(name: str, inputs: dict[str, Any], model: str = "qwen3_nex
 def mlx_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, device: torch.device
 ) -> Prepared:
-    """MLX's kernel in v's dtype, its call waiting for the result. q and k are normalised before, not in the kernel.
+    """Calls MLX's kernel in v's dtype and waits for the result. q and k are normalised before, not in the kernel.
 
     MLX runs on the GPU of a Mac and on the CPU elsewhere.
     """
@@ -52,7 +52,7 @@ def mlx_rule(
     except ImportError as error:
         raise LeftOut(f"{error}; pip install 'mlx>=0.32.4,<0.33'") from error
     if not hasattr(mx.fast, "gated_delta_update"):
-        raise LeftOut("this MLX has no mx.fast.gated_delta_update; 0.32.4 has")
+        raise LeftOut("this MLX has no mx.fast.gated_delta_update; version 0.32.4 has it")
     dtype = {torch.float32: mx.float32, torch.bfloat16: mx.bfloat16, torch.float16: mx.float16}[v.dtype]
     scaled = q.float() * q.size(-1) ** -0.5
     arrays: list[Any] = [mx.array(x.float().contiguous().numpy()).astype(dtype) for x in (scaled, k, v, g.exp(), beta)]

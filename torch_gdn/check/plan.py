@@ -1,4 +1,4 @@
-"""Which steps there are, in the order in which they run: what tells the most in the least time comes first."""
+"""Lists the steps in the order in which they run. Those that tell the most in the least time come first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIMED = (QWEN3_NEXT, "Qwen3.5-27B", "OLMo-Hybrid-7B")
 
 
 def steps(folder: Path, quick: bool) -> list[Step]:
-    """All but the compilation of every kernel variant, whose steps are known only after a minute of recording."""
+    """Lists all steps except the compilation of every kernel variant, which takes a minute of recording to list."""
     others = (
         Step("tune", "prefill", f"T {tokens}", partial(tuning.check_tuning, sizes=MODELS[QWEN3_NEXT], tokens=tokens))
         for tokens in TUNED_TOKENS
@@ -64,9 +64,9 @@ def about_the_device() -> list[Step]:
 
 @cache
 def compile_steps() -> list[Step]:
-    """Every kernel variant that the check computes or that models launch, kernel by kernel."""
+    """Lists steps that compile every kernel variant of the check and of models, kernel by kernel."""
     if not _C.has_launcher():
-        reason = "without the Metal half no call can be recorded"
+        reason = "no call can be recorded without the Metal half"
         return [Step(COMPILE, "kernels", "", partial(leave_out, reason=reason))]
     memory, launches = fake_mps(), []
     wanted = [*computed(quick=False), *compiled()]
@@ -88,7 +88,7 @@ def leave_out(device: torch.device, reason: str) -> Outcome:
 
 
 def recorded(folder: Path, quick: bool) -> list[Step]:
-    """Stage by stage, then the end-to-end ops, of every case that FLA's outputs were recorded for."""
+    """Lists steps for every case with recorded FLA outputs: stage by stage, then the end-to-end ops."""
     reason = golden.why_not(folder)
     if reason:
         return [Step("recorded", "FLA's outputs", "", partial(leave_out, reason=reason))]
@@ -115,7 +115,7 @@ def recorded(folder: Path, quick: bool) -> list[Step]:
 
 
 def algorithms_of(op: str) -> list[str] | list[None]:
-    """In which the op is checked: a prefill in each of its own."""
+    """Returns the algorithms to check the op with: all its own for a prefill."""
     return _C.prefill_algorithms() if op == CHUNK else [None]
 
 
@@ -124,7 +124,7 @@ def group_of(op: str, algorithm: str | None) -> str:
 
 
 def from_seeds(quick: bool) -> list[Step]:
-    """Every op at its points, with the kernels that it launches there."""
+    """Lists steps for every op at its points, with the kernels that it launches there."""
     memory, found = fake_mps(), []
     for entry, point in computed(quick):
         launched = launches_at(entry, point, memory) if _C.has_launcher() else []
@@ -141,7 +141,7 @@ def from_seeds(quick: bool) -> list[Step]:
 
 
 def timings(quick: bool) -> list[Step]:
-    """Each op alone, then what others have for the same work, then a model and the first calls of a process."""
+    """Lists timing steps: each op, then other code for the same work, then a model and a process's first calls."""
     points = {name: timing.timed_point(entry) for name, entry in REGISTRY.items()}
     found = [
         Step("time", name, point.name, partial(timing.check_op_time, op=name, point=point))

@@ -1,7 +1,7 @@
-"""One tiny kernel per assumption about Metal, an Apple GPU or PyTorch's stream that the kernels rely on.
+"""Probes each assumption about Metal, an Apple GPU or PyTorch's stream that the kernels rely on, by one tiny kernel.
 
-A probe's shader is in shaders/probes. The library that compiles the ops' kernels compiles it, with the same options,
-and the same encoder launches it. What a probe measured is judged on the CPU.
+A probe's shader is in shaders/probes. The library of the ops' kernels compiles it, with the same options, and the
+same encoder launches it. The CPU judges what a probe measured.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch_gdn.check.steps import LeftOut, Outcome
 from torch_gdn.testing.bounds import relative_error
 
 LANES = 32
-BUFFERS = 31  # that Metal lets a kernel have
-BLOCK_BYTES = 4096  # that setBytes takes
+BUFFERS = 31  # Metal's limit per kernel
+BLOCK_BYTES = 4096  # the most that setBytes takes
 THREADGROUP_BYTES = 32768
 LARGE = 1 << 32  # bytes that a 32-bit index cannot tell apart
 Measured = tuple[dict[str, Any], str]  # what was measured, and what is wrong with it, if anything
@@ -59,7 +59,7 @@ def run(
     threadgroups: int = 1,
     threads: int = LANES,
 ) -> None:
-    """Launches probe_<kernel> of the file in shaders/probes that has it."""
+    """Launches probe_<kernel> from the file in shaders/probes that has it."""
     words = [str(each) for each in arguments]
     _C.launch(f"probe_{kernel}", f"probes/{FILES[kernel]}.metal", words, list(bindings), [threadgroups, 1, 1], threads)
 
@@ -85,7 +85,7 @@ def random(*sizes: int) -> Tensor:
 
 
 def differing(found: Tensor, expected: Tensor) -> list[int]:
-    """The flat positions, at most 8, at which two tensors differ; two NaN are equal."""
+    """Returns at most 8 flat positions at which two tensors differ. Two NaN are equal."""
     found, expected = found.flatten().cpu(), expected.flatten()
     same = (found == expected) | (found.isnan() & expected.isnan())
     return [int(each) for each in (~same).nonzero().flatten()[:8]]
@@ -104,7 +104,7 @@ def first_problem(*problems: str) -> str:
 
 
 def matrix_layout(device: torch.device) -> Measured:
-    """The positions that lane_position() of shaders/core/fragment.h names."""
+    """Measures the positions that lane_position() of shaders/core/fragment.h assumes."""
     elements = zeros(device, LANES, 2)
     run("matrix_layout", ["float"], [torch.arange(64.0, device=device), elements])
     lane = torch.arange(LANES)
@@ -168,14 +168,14 @@ MOST_ULPS = {"exp": 4.0, "gate_exp": 1.0, "log": 4.0, "rsqrt": 0.5, "sqrt": 0.5,
 
 
 def ulps(found: Tensor, exact: Tensor) -> float:
-    """The largest distance, in units of the last place of the exact value in f32."""
+    """Returns the largest distance, in units of the last place of the exact value in f32."""
     _, exponent = torch.frexp(exact)
     unit = torch.ldexp(torch.ones_like(exact), (exponent - 24).clamp(min=-149))
     return float(((found.double() - exact).abs() / unit).max())
 
 
 def function_inputs() -> Tensor:
-    """2^16 numbers whose exp is a normal f32: even ones between -86 and 86, and small ones of both signs."""
+    """Returns 2^16 numbers whose exp is a normal f32: evenly spaced from -86 to 86, and small ones of both signs."""
     even = torch.linspace(-86, 86, 1 << 15)
     small = torch.ldexp(random(1 << 15).sign(), torch.linspace(-20, 6, 1 << 15))
     return torch.cat([even, small]).float()
@@ -189,7 +189,7 @@ def functions(device: torch.device) -> Measured:
     wide, size = x.double(), x.double().abs()
     exact = (wide.exp(), wide.exp(), size.log(), size.rsqrt(), size.sqrt(), size.reciprocal())
     measured = {name: ulps(found, wanted) for name, found, wanted in zip(MOST_ULPS, results.cpu(), exact, strict=True)}
-    # What float64 itself rounds is 2e-9 of an ulp.
+    # float64's own rounding is 2e-9 of an ulp.
     wrong = [
         f"{name} is {measured[name]:.3g} ulp off"
         for name, most in MOST_ULPS.items()
@@ -199,7 +199,7 @@ def functions(device: torch.device) -> Measured:
 
 
 def product_inputs() -> tuple[Tensor, Tensor, Tensor]:
-    """x y + z is at most 2^-24 if rounded once, and 0 if the product is rounded before."""
+    """Returns inputs whose x y + z is at most 2^-24 if rounded once, and 0 if the product is rounded first."""
     x = 1 + torch.arange(1, LANES + 1) * 2.0**-13
     y = 1 + torch.arange(LANES, 0, -1) * 2.0**-14
     return x, y, -(x * y)
@@ -231,7 +231,9 @@ def safe_math(device: torch.device) -> Measured:
     expected = torch.stack([(x + y) - y, x - x, x.isnan().float(), (x == x).float(), x * 0])
     names = ("(x + y) - y", "x - x", "isnan(x)", "x == x", "x * 0")
     wrong = [name for name, row, wanted in zip(names, results.cpu(), expected, strict=True) if differing(row, wanted)]
-    return {"wrong": wrong}, f"{', '.join(wrong)} as if no number were NaN, infinite or rounded" if wrong else ""
+    return {
+        "wrong": wrong
+    }, f"{', '.join(wrong)} computed as if no number were NaN, infinite or rounded" if wrong else ""
 
 
 def convert(device: torch.device, dtype: str, stored: Tensor, wide: Tensor, factor: float) -> tuple[Tensor, Tensor]:
@@ -244,7 +246,7 @@ TYPES = {"float": torch.float32, "half": torch.float16, "bfloat": torch.bfloat16
 
 
 def denormals(device: torch.device) -> Measured:
-    """Read: a stored denormal times 2^k. Written: a normal number over 2^k, stored."""
+    """Tests reading (a stored denormal times 2^k) and writing (a normal number divided by 2^k)."""
     measured, problem = {}, ""
     for name, dtype in TYPES.items():
         k = 10 if dtype == torch.float16 else 100
@@ -378,13 +380,13 @@ STORED = "what is stored in bf16 and f16"
 ALL = (
     Probe(
         "matrix layout",
-        "lane l holds row l / 16 * 4 + l / 2 % 4 and columns l / 8 % 2 * 4 + l % 2 * 2 and one more of an 8x8 matrix",
+        "lane l holds row l / 16 * 4 + l / 2 % 4 of an 8x8 matrix, columns c = l / 8 % 2 * 4 + l % 2 * 2 and c + 1",
         "every product of simdgroup matrices: the chunked kernels, attention's prefill, AURA's first pass",
         matrix_layout,
     ),
     Probe(
         "matrix product",
-        "a product of matrices made of such elements is exact for integers",
+        "the product of two such matrices is exact for small integers",
         "the same",
         matrix_product,
     ),
@@ -401,11 +403,13 @@ ALL = (
         "gates, norms, softmax and their bounds in f32",
         functions,
     ),
-    Probe("contraction", "fma rounds once, and x * y + z is contracted", "the bounds in f32, taken so", products),
+    Probe(
+        "contraction", "fma rounds once, and x * y + z is contracted", "the bounds in f32, which assume it", products
+    ),
     Probe(
         "safe math",
         "NaN and infinities are kept, and sums are not reordered",
-        "resets by g of -inf, and NaN",
+        "resets of a state by g = -inf; NaN in an input stays visible",
         safe_math,
     ),
     Probe(
@@ -424,16 +428,16 @@ ALL = (
     Probe("31 buffers", "a kernel can have 31 buffers", "kernels with up to 24", many_buffers),
     Probe("parameter block", "setBytes takes 4,096 bytes", "parameter blocks of up to 768 bytes", parameter_block),
     Probe(
-        "array of the host",
+        "host array",
         "an argument in device space can be given by setBytes",
-        "indices of the CPU, which are not copied to the device",
+        "indices on the CPU, which are not copied to the device",
         host_array,
     ),
     Probe("buffer offsets", "a buffer can be bound at an offset of one element", "views of fused projections", offsets),
     Probe(
         "two views of a buffer",
-        "two views of one buffer can be bound at once where their bytes are apart",
-        "q, k and v out of one projection, and tensors that share an allocation of PyTorch's",
+        "two views of one buffer can be bound at once if they share no bytes",
+        "q, k and v from one projection, and tensors that share an allocation of PyTorch",
         two_views,
     ),
     Probe("order", "launches of one encoder run in order, each seeing what the one before wrote", "every op", order),

@@ -1,4 +1,4 @@
-"""The report: a table for the terminal, every failure in full, and JSON to attach to an issue."""
+"""Writes the report: a table for the terminal, every failure in full, and JSON to attach to an issue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Report:
         return json.dumps(without_nan(head | body), indent=1)
 
     def write(self, path: Path) -> None:
-        """All at once: a reader, or whoever kills this process, finds this report or the one before."""
+        """Replaces the file at once: a reader, or whoever kills this process, finds this report or the previous one."""
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(self.json() + "\n")
         unfinished.replace(path)
@@ -51,7 +51,7 @@ class Report:
             sections += [f"{title}: {where}\n{indented(text)}\n" for where, text in messages]
         counts = Counter(result.status for result in self.results)
         summary = ", ".join(f"{counts[status]} {word}" for status, word in WORDS if counts[status])
-        sections += ["interrupted: the rest was not run"] if self.interrupted else []
+        sections += ["interrupted: the remaining steps did not run"] if self.interrupted else []
         return "\n".join([*sections, f"{'pass' if self.passed else 'FAIL'}: {summary}, in {self.seconds:.0f} s"])
 
     def _facts(self) -> list[str]:
@@ -64,14 +64,14 @@ class Report:
 
 
 UNFINISHED = "unfinished"
-MOST_SHOWN = 160  # characters of what a step measured; the JSON has all
+MOST_SHOWN = 160  # characters of a step's measurements; the JSON has all
 WORDS = ((PASS, "passed"), (FAIL, "failed"), (LEFT_OUT, "left out"))
 
 
 def table(results: list[Result]) -> list[str]:
-    """A line for each kernel, op or model: how many cases, how many of them failed, and what was measured.
+    """Returns one line per kernel, op or model: the number of cases, how many failed, and what was measured.
 
-    A kernel that is computed has a second line, of all cases that launch it.
+    A computed kernel has a second line, for all cases that launch it.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -116,7 +116,7 @@ def compiled(results: list[Result]) -> str:
 
 
 def numbered_warnings(results: list[dict[str, Any]]) -> dict[str, str]:
-    """Each text once, by its number, which takes its place among a pipeline's figures: thousands may have the same."""
+    """Lists each warning once and puts its number into a pipeline's figures: thousands may have the same text."""
     numbers: dict[str, str] = {}
     for result in results:
         for figures in (result["figures"], *result["figures"].get("pipelines", ())):
@@ -126,7 +126,7 @@ def numbered_warnings(results: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def leaves(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested figures, each with the names that lead to it."""
+    """Yields the values of nested figures, each with the names that lead to it."""
     for name, value in figures.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{name} ")
@@ -139,7 +139,7 @@ def short(value: Any) -> str:
 
 
 def closest(results: list[Result]) -> str:
-    """Of all cases and tensors, error beside bound where the one comes closest to the other."""
+    """Returns error and bound of the tensor, of all cases, whose error comes closest to its bound."""
     all_of_them = [
         (result, tensor, figures) for result in results for tensor, figures in result.figures.get("tensors", {}).items()
     ]
@@ -156,7 +156,7 @@ def share(figures: dict[str, Any]) -> float:
 
 
 def grouped_messages(results: Iterable[Result]) -> list[tuple[str, str]]:
-    """Each message once, with the cases that it is of; a case's own name in a message does not make it another."""
+    """Groups equal messages, each with its cases. Messages that differ only in the case's name count as equal."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         plain = result.message.replace(result.case, "...") if result.case else result.message
@@ -175,7 +175,7 @@ def indented(text: str) -> str:
 
 
 def without_nan(value: Any) -> Any:
-    """JSON has no nan and no infinity: as text."""
+    """Turns nan and infinity into text, because JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Inputs from a seed, held against float64: every op at the points of its entry."""
+"""Compares every op with float64 at the points of its entry, on inputs from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of the check, and what came of it."""
+"""A step of the check and its result."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 from torch_gdn._recorder import KernelVariant
 from torch_gdn.testing.bounds import Part, worst
 
-FACTS, USE, PROBE, COMPILE = "facts", "use", "probe", "compile"  # sections that are treated apart
+FACTS, USE, PROBE, COMPILE = "facts", "use", "probe", "compile"  # sections with special treatment
 PASS, FAIL, LEFT_OUT = "pass", "FAIL", "left out"
 
 
 class LeftOut(Exception):
-    """Raised by a step that cannot be made here; the message has the reason."""
+    """Raised by a step that cannot run here. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     figures: dict[str, Any] = field(default_factory=dict)
-    problem: str = ""  # empty: passed
+    problem: str = ""  # empty if passed
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Step:
     section: str
     group: str  # the kernel, op or model: a line of the table
     case: str
-    run: Callable[[torch.device], Outcome]  # is sent to another process: a function of a module, or a partial of one
-    kernels: tuple[str, ...] = ()  # that it launches, as far as that is known
-    variant: KernelVariant | None = None  # that it compiles
+    run: Callable[[torch.device], Outcome]  # sent to another process: a module's function, or a partial of one
+    kernels: tuple[str, ...] = ()  # those it launches, as far as known
+    variant: KernelVariant | None = None  # the one it compiles
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ def on_simulated_device() -> bool:
 
 
 def judged(parts: Sequence[Part]) -> Outcome:
-    """Of comparisons: error beside bound for each tensor, where it comes closest to its bound."""
+    """Judges comparisons. For each tensor it returns the error and bound that are closest."""
     figures = {}
     for tensor in dict.fromkeys(part.tensor for part in parts):
         closest = worst(part for part in parts if part.tensor == tensor)

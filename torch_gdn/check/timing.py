@@ -34,7 +34,7 @@ WARM_SECONDS = 0.2  # of work before the first time: an idle GPU runs at a low c
 
 def refuse_simulated(device: torch.device) -> None:
     if on_simulated_device() and device.type == "mps":
-        raise LeftOut("the times of the simulated device say nothing of a Mac")
+        raise LeftOut("times on the simulated device say nothing about a Mac")
 
 
 def wait(device: torch.device) -> None:
@@ -43,7 +43,7 @@ def wait(device: torch.device) -> None:
 
 
 def warmed(call: Call, device: torch.device) -> None:
-    """Compiles, and raises the clock."""
+    """Compiles, and warms the GPU up to its full clock."""
     start = time.perf_counter()
     while True:
         call()
@@ -58,7 +58,7 @@ def median_seconds(call: Call, device: torch.device, repeats: int, calls: int) -
 
 
 def samples(call: Call, device: torch.device, repeats: int, calls: int) -> list[tuple[float, float]]:
-    """Seconds of a call until it returned, and then until the device was done, per call.
+    """Returns seconds per call: until the call returned, and from then until the device was done.
 
     PyTorch's stream starts nothing before it is waited for, so the second is the GPU's time.
     """
@@ -80,7 +80,7 @@ def samples(call: Call, device: torch.device, repeats: int, calls: int) -> list[
 
 @cache
 def copy_rate(device: torch.device) -> float:
-    """Bytes per second that a copy reads and writes."""
+    """Returns the bytes per second that a copy reads and writes."""
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     call = partial(target.copy_, source)
@@ -89,7 +89,7 @@ def copy_rate(device: torch.device) -> float:
 
 
 def timed_point(entry: OpEntry[Any]) -> Point:
-    """The op's first quick point, at the sizes of a model's layer."""
+    """Returns the op's first quick point, at the sizes of a model's layer."""
     H, HV, K, V = MODELS[QWEN3_NEXT]
     point: Point = next(iter([*entry.quick, *entry.points]))
     if isinstance(point, RulePoint):
@@ -112,7 +112,7 @@ def timed_point(entry: OpEntry[Any]) -> Point:
 
 
 def check_op_time(device: torch.device, op: str, point: Point, repeats: int = 7, calls: int = 24) -> Outcome:
-    """How long it takes to encode, how long the GPU takes, and how far its rate is from a copy's."""
+    """Measures the encoding time, the GPU's time, and how far its rate is from a copy's."""
     refuse_simulated(device)
     entry = REGISTRY[op]
     call = entry.call(point)
@@ -135,7 +135,7 @@ def check_op_time(device: torch.device, op: str, point: Point, repeats: int = 7,
 
 
 def layer_inputs(shape: tuple[int, int, int, int], tokens: int) -> dict[str, Any]:
-    """What a model of these (H, HV, K, V) hands to its gated delta rule, in bfloat16, from a state."""
+    """Returns the inputs that a model of these (H, HV, K, V) passes to its delta rule, in bfloat16, with a state."""
     H, HV, K, V = shape
     random = torch.Generator().manual_seed(0)
 
@@ -182,7 +182,7 @@ def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, Prepar
 def check_timing(
     device: torch.device, shape: tuple[int, int, int, int], tokens: int, repeats: int, calls: int
 ) -> Outcome:
-    """The medians; every output must be near the exact one, or the times compare different things."""
+    """Returns median times. Every output must be near the exact one, or the times compare different things."""
     refuse_simulated(device)
     inputs = layer_inputs(shape, tokens)
     exact = exact_output(inputs)
@@ -196,7 +196,7 @@ def check_timing(
         warmed(contender.call, device)
         figures[name] = {"seconds": median_seconds(contender.call, device, repeats, calls), "error": error}
         if not error <= LARGEST_ERROR:  # nan is not
-            wrong.append(f"{name}'s output is {error:.3g} off, at most {LARGEST_ERROR} expected")
+            wrong.append(f"{name}'s output has error {error:.3g}, expected at most {LARGEST_ERROR}")
     for name in ("transformers", "mlx"):
         if "seconds" in figures[name]:
             figures[name]["ratio"] = figures[name]["seconds"] / figures["torch_gdn"]["seconds"]

@@ -1,4 +1,4 @@
-"""Which prefill algorithm is the fastest here, as `python -m torch_gdn.tune` measures it, but keeps nothing."""
+"""Measures the fastest prefill algorithm as `python -m torch_gdn.tune` does, but stores nothing."""
 
 from __future__ import annotations
 

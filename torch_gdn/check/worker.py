@@ -1,4 +1,4 @@
-"""Runs steps in a process of their own, so that a crash or a hang of one is that step's failure and nothing else."""
+"""Runs steps in a separate process, so that a crash or a hang is only that step's failure."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from torch_gdn._compiling import by_source
 from torch_gdn.check.device import compile_together
 from torch_gdn.check.steps import COMPILE, FAIL, Result, Step, execute
 
-STEP_SECONDS = 600.0  # for a step; a Mac's GPU ends its own hangs in seconds, the simulated device is slow
+STEP_SECONDS = 600.0  # per step; a Mac's GPU ends its own hangs in seconds, but the simulated device is slow
 START_SECONDS = 600.0  # for the process: the simulated device may have to be built first
-MOST_LOSSES = 10  # processes that may die before the rest is given up
+MOST_LOSSES = 10  # processes that may die before the remaining steps are skipped
 LOG_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the process must know to be like the one that was started by hand."""
+    """The settings that make the worker process like the one that the user started."""
 
     shaders: str
     simulated: dict[str, Any] | None  # the arguments of mps_simulator.activate()
@@ -40,17 +40,17 @@ class Setup:
 
 
 def serve(connection: Connection, setup: Setup, log: str) -> None:
-    """The process: reports that it is ready, then answers steps with results until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the report is written by the other one
+    """Runs in the process: reports that it is ready, then answers steps with results until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process writes the report
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):  # what PyTorch and Metal print, where the report can quote it
+    for stream in (1, 2):  # captures what PyTorch and Metal print, so that the report can quote it
         os.dup2(descriptor, stream)
     if setup.simulated is not None:
         import mps_simulator
 
         mps_simulator.activate(**setup.simulated)
     _C.set_shader_directory(setup.shaders)
-    os.environ[self_test.VARIABLE] = "off"  # the check is of the kernels themselves
+    os.environ[self_test.VARIABLE] = "off"  # the check tests the kernels themselves
     torch.set_grad_enabled(False)
     connection.send(None)
     while True:
@@ -62,7 +62,7 @@ def serve(connection: Connection, setup: Setup, log: str) -> None:
 
 
 class Worker:
-    """One process at a time; the next one is started when it is needed."""
+    """Runs one process at a time, and starts the next one when needed."""
 
     def __init__(self, setup: Setup, step_seconds: float = STEP_SECONDS) -> None:
         self._setup = setup
@@ -73,7 +73,7 @@ class Worker:
         os.close(descriptor)
         self._log = Path(log)
         self._given_up = ""
-        self._lock = Lock()  # between the start of a process and the end of all
+        self._lock = Lock()  # separates starting a process from ending all
         self._losses = 0
 
     def run(self, step: Step) -> Result:
@@ -89,7 +89,7 @@ class Worker:
             return step.result(FAIL, self._loss(error, printed))
 
     def end(self) -> None:
-        """Ends the process, and with it a step that another thread waits for; no other process is started."""
+        """Ends the process, and with it a step that another thread waits for. Starts no other process."""
         with self._lock:
             self._given_up = self._given_up or "interrupted"
             if self._process is not None:
@@ -118,16 +118,16 @@ class Worker:
         return connection.recv()
 
     def _loss(self, error: Exception, printed: int) -> str:
-        """Ends the process, and tells of its end with what it printed last."""
+        """Ends the process, and reports its end with what it printed last."""
         timed_out = isinstance(error, TimeoutError)
         code = self._end(wait=not timed_out)
-        message = f"{error}; the process was ended" if timed_out else f"the process died: {ending(code)}"
+        message = f"{error}; the process was stopped" if timed_out else f"the process died: {ending(code)}"
         with self._log.open("rb") as file:
             file.seek(printed)
             text = file.read().decode(errors="replace")[-LOG_CHARACTERS:].strip()
         self._losses += 1
         if self._losses >= MOST_LOSSES:
-            self._given_up = f"not tried: {self._losses} processes died or hung before, the last one so: {message}"
+            self._given_up = f"not tried: {self._losses} processes died or hung before; the last one: {message}"
         return f"{message}\n{text}".strip()
 
     def _end(self, wait: bool = False) -> int | None:
@@ -144,13 +144,13 @@ class Worker:
 
 
 class Workers:
-    """Several processes, each of which takes the next steps: to compile, which uses one core a process."""
+    """Runs several processes, each taking the next steps. It is for compiling, which uses one core per process."""
 
     def __init__(self, setup: Setup, count: int) -> None:
         self._workers = [Worker(setup) for _ in range(count)]
 
     def run(self, steps: Sequence[Step]) -> Iterator[Result]:
-        """The results, in the order in which they are ready."""
+        """Yields the results in the order in which they are ready."""
         free: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
             free.put(worker)
@@ -158,7 +158,7 @@ class Workers:
         def by_a_free_one(batch: list[Step]) -> list[Result]:
             worker = free.get()
             try:
-                if len(batch) > 1:  # whatever comes of it: each is then compiled alone, unless it is compiled
+                if len(batch) > 1:  # whatever the result: each remaining one is then compiled by itself
                     variants = tuple(step.variant for step in batch if step.variant is not None)
                     worker.run(Step(COMPILE, "together", "", partial(compile_together, variants=variants)))
                 return [worker.run(step) for step in batch]
@@ -181,7 +181,7 @@ class Workers:
 
 
 def batches(steps: Sequence[Step]) -> list[list[Step]]:
-    """Steps whose kernel variants are compiled from one source; any other step alone."""
+    """Groups steps whose kernel variants compile from one source. Any other step is by itself."""
     of_variants = {step.variant: step for step in steps if step.variant is not None}
     together = [[of_variants[variant] for variant in source] for source in by_source(of_variants)]
     return together + [[step] for step in steps if step.variant is None]

@@ -1,8 +1,8 @@
-"""One step of a server's batch, in place on pools of states: sequences with one new token first, then prompts.
+"""Runs one step of a server's batch in place on pools of states: sequences with one new token first, then prompts.
 
 Each sequence has a slot in the pool of convolution columns and in the pool of states. The two kinds of sequences take
-two kernels of the delta rule, which write one buffer. Before the first batch, calls of the layers tell which kernels
-are to be compiled. This module knows no engine.
+two kernels of the delta rule, which write one buffer. Before the first batch, calls of the layers show which kernels
+to compile. This module knows no engine.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Batch:
 
     state_indices: Tensor  # [N], each sequence's slot
     sequences: int  # N
-    decodes: int  # the first so many sequences have one token, and a state from earlier tokens
+    decodes: int  # so many sequences, the first ones, have one token and a state from earlier tokens
     null_index: int = -1  # a sequence whose slot is at or below it is padding
-    # The remaining fields are read where decodes < N.
+    # The remaining fields are read only if decodes < N.
     has_initial_state: Tensor | None = None  # [N] bool; False: the state starts from zero
     cu_seqlens: Tensor | None = None  # [N + 1]
     prefill_cu_seqlens: Tensor | None = None  # [N - decodes + 1], boundaries of the prompts alone; it begins with 0
@@ -110,7 +110,7 @@ def rest(x: Tensor | None, first: int) -> Tensor | None:
 
 
 def working_variants(calls: Callable[[], None]) -> list[KernelVariant]:
-    """What the calls launch once the ops that they call are tested, and those that failed are replaced."""
+    """Returns what the calls launch after the ops that they call were tested and failed ones replaced."""
     with recording() as recorded, cases_of_calls() as called:
         calls()
     self_test.ensure(lambda: called.cases)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def check_cu_seqlens(function: str, cu_seqlens: Any) -> None:
-    """Refuse a list or an array, before PyTorch does so in a message that prints every element."""
+    """Refuses a list or an array here, because PyTorch's own message would print every element."""
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
         raise TypeError(
             f"{function}: cu_seqlens: expected a tensor of int32 or int64, got {type(cu_seqlens).__name__}; "

@@ -41,7 +41,7 @@ class PackedWeight:
     def __post_init__(self) -> None:
         expect_bits("PackedWeight", self.bits)
         expect("PackedWeight: weight", self.weight.dtype == torch.int32, "int32", self.weight.dtype)
-        expect("PackedWeight: weight", self.weight.dim() >= 2, "at least two dimensions", list(self.weight.shape))
+        expect("PackedWeight: weight", self.weight.dim() >= 2, "at least 2 dimensions", list(self.weight.shape))
         expect("PackedWeight: scales", self.scales.is_floating_point(), "a floating dtype", self.scales.dtype)
         *rows, K = self.shape
         shape = self.scales.shape
@@ -169,5 +169,5 @@ def permute_columns(weight: Tensor, order: Tensor, bits: int) -> Tensor:
 
 def checked_words(name: str, argument: str, words: Tensor, bits: int) -> Tensor:
     expect_bits(name, bits)
-    expect(f"{name}: {argument}", words.dim() >= 2, "at least two dimensions", list(words.shape))
+    expect(f"{name}: {argument}", words.dim() >= 2, "at least 2 dimensions", list(words.shape))
     return as_int32(f"{name}: {argument}", words)

@@ -2,7 +2,7 @@
 
 `enable()` for transformers and vLLM's warm-up test the kernels that their models need, once per device, macOS build,
 torch and torch_gdn: each op runs on a small input on `mps` and is compared with float64 on the CPU. The verdicts are
-kept in a file beside the tuning cache. A kernel that failed is replaced:
+stored in a file next to the tuning cache. A kernel that failed is replaced:
 
     a prefill algorithm         by another one
     a recurrent op              by a prefill algorithm

@@ -35,7 +35,7 @@ def cases_of(ops: Iterable[str]) -> list[Case]:
 
 
 def cases_like(op: str, call: Call) -> Iterator[Case]:
-    """The op's cases, in the dtypes and head sizes of a call."""
+    """Returns the op's cases with the dtypes and head sizes of a call."""
     for point in points_of(op):
         found = point.facts_of(call)
         if op.startswith("chunk_") and call.get("use_gate_in_kernel"):  # a recurrent op's would be gates of channels

@@ -1,4 +1,4 @@
-"""Puts something else in the place of what failed the self-test: see `torch_gdn.self_test`."""
+"""Replaces what failed the self-test: see `torch_gdn.self_test`."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Replacement:
     @property
     def instead(self) -> str:
         if self.other is not None:
-            return "a prefill algorithm runs instead"
-        return "a call is an error" if self.raises else "the CPU's kernel runs instead, on copies"
+            return "another prefill algorithm runs instead"
+        return "calls raise an error" if self.raises else "the CPU's kernel runs instead, on copies"
 
 
 @dataclass
 class Plan:
-    """What is to run instead of what failed."""
+    """The replacements for everything that failed."""
 
     excluded: dict[str, list[str]] = field(default_factory=dict)  # by rule: prefill algorithms
     ops: list[Replacement] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Plan:
         self.reasons |= {each.op: f"{each.problem}; {each.instead}" for each in replacements}
 
     def exclude(self, rule: str, wrong: dict[str, str]) -> None:
-        """wrong: the problem of each prefill algorithm that failed."""
+        """Excludes prefill algorithms of a rule. `wrong` has the problem of each one that failed."""
         self.excluded[rule] = sorted(wrong)
         left = [each for each in _C.prefill_algorithms() if each not in wrong]
         instead = f"{' or '.join(left)} runs instead" if left else "no algorithm is left"
@@ -92,7 +92,7 @@ def plan(failed: Iterable[Verdict]) -> Plan:
 
 
 def replace_failed(failed: Iterable[Verdict], machine: str) -> None:
-    """From now on nothing that failed is run; what was replaced before and has not failed is back."""
+    """Replaces everything in `failed`, and puts back what was replaced before and is not in it."""
     restore()
     found = plan(failed)
     for rule, channel_decays in RULES.items():
@@ -103,7 +103,7 @@ def replace_failed(failed: Iterable[Verdict], machine: str) -> None:
 
 
 def restore() -> None:
-    """Every op runs its own kernel again."""
+    """Lets every op run its own kernel again."""
     for library in _libraries.values():
         library._destroy()
     _libraries.clear()
@@ -123,7 +123,7 @@ def install(replacement: Replacement, machine: str) -> None:
         if overload._schema.is_mutable:
             raise RuntimeError(
                 f"{op}: its kernel failed the self-test on {machine}: {replacement.problem}. Nothing can take its "
-                f"place, because it writes its arguments. {REPORT}. TORCH_GDN_SELF_TEST=off runs it all the same"
+                f"place, because it writes its arguments. {REPORT}. TORCH_GDN_SELF_TEST=off runs it anyway"
             )
         return on_the_cpu(overload, call)
 
@@ -143,21 +143,21 @@ def named(overload: Any, args: Any, kwargs: Call) -> Call:
 
 
 def on_the_cpu(overload: Any, call: Call) -> Any:
-    """The op's CPU kernel on copies of the arguments; what it returns is on their device."""
+    """Runs the op's CPU kernel on copies of the arguments, and returns the results on their device."""
     device = next(x.device for x in call.values() if isinstance(x, Tensor) and x.device.type != "cpu")
     results = overload(**{name: x.cpu() if isinstance(x, Tensor) else x for name, x in call.items()})
     return tree_map_only(Tensor, lambda x: x.to(device), results)
 
 
 def without_intermediate_states(op: str) -> Callable[[Call], Run | None]:
-    """The op's own kernels, unless the call wants the states between chunks."""
+    """Takes calls that do not want the states between chunks, for the op's own kernels."""
     kernel = torch.library.get_kernel(f"gdn::{op}", "MPS")
     keys = torch._C.DispatchKeySet(MPS)
     return lambda call: None if call.get("return_intermediate_states") else lambda own: kernel.call_boxed(keys, **own)
 
 
 def prefill_for(op: str) -> Callable[[Call], Run | None]:
-    """The prefill of the same rule, for the calls that it takes."""
+    """Returns the prefill op of the same rule, for the calls that it can take."""
     overload = getattr(torch.ops.gdn, op.replace("fused_recurrent", "chunk")).default
     taken = {each.name for each in overload._schema.arguments}
     in_place = op.endswith("_")
@@ -176,6 +176,6 @@ def prefill_for(op: str) -> Callable[[Call], Run | None]:
 
 
 def short(problem: str) -> str:
-    """In one line."""
+    """Shortens a text to one line."""
     line = " ".join(problem.split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."

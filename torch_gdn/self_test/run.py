@@ -33,7 +33,7 @@ _warned: set[str] = set()
 
 
 class Untested(Exception):
-    """The case could not be run for a reason that is not the kernel's."""
+    """The case could not run, and the kernel is not the reason."""
 
 
 def mode() -> str:
@@ -61,7 +61,9 @@ def ensure(needed: Callable[[], Iterable[Case]]) -> None:
         known |= {case.name: stored[case.name] for case in missing if case.name in stored}
         for case in missing:
             if case.name in known and known[case.name].problem == verdicts.ENDED:
-                store(key, case.name, known[case.name])  # for good: the process's number may be another's later
+                store(
+                    key, case.name, known[case.name]
+                )  # the number of this process may later belong to another process
         missing = [case for case in missing if case.name not in known]
         try:
             if missing:
@@ -98,7 +100,7 @@ def test(key: str, missing: list[Case], known: Verdicts) -> None:
 
 
 def store(key: str, name: str, verdict: Verdict | None) -> None:
-    """Reads the file anew: another process may have written it."""
+    """Stores a verdict. Reads the file again first, since another process may have written it."""
     stored = verdicts.read(key)
     stored.pop(name, None)
     verdicts.write(key, stored if verdict is None else stored | {name: verdict})
@@ -106,7 +108,7 @@ def store(key: str, name: str, verdict: Verdict | None) -> None:
 
 @torch.no_grad()
 def problem_of(case: Case) -> str:
-    """Empty where the op computes what it should."""
+    """Returns what is wrong with the op's results, or "" if they are right."""
     from torch_gdn.testing import REGISTRY  # here: torch_gdn.testing imports torch_gdn
     from torch_gdn.testing.bounds import worst
     from torch_gdn.testing.inputs import to_device
@@ -138,7 +140,7 @@ def problem_of(case: Case) -> str:
 
 
 def warn(key: str) -> None:
-    """One line for all that this process has not warned of."""
+    """Warns, in one line, of everything that this process has not warned of yet."""
     news = {name: reason for name, reason in replaced.items() if name not in _warned}
     if not news:
         return

@@ -1,4 +1,4 @@
-"""What the self-test found on this machine: a file per device, macOS build, torch and torch_gdn."""
+"""Stores what the self-test found, in one file per device, macOS build, torch and torch_gdn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Verdict:
 
     op: str
     algorithm: str | None  # of a prefill
-    problem: str = ""  # empty: passed
+    problem: str = ""  # empty if passed
     running: int = 0  # the process that is testing it
 
     @property
@@ -41,7 +41,7 @@ Verdicts = dict[str, Verdict]  # by the name of the case
 
 
 def machine() -> str:
-    """What the verdicts hold for. The shaders are part of it: those of a checkout change without a new version."""
+    """Names the machine and software that verdicts apply to. A checkout's shaders change without a new version."""
     facts = _C.device_facts()
     device = _C.tuning_key(facts["name"], facts["core_count"])
     return f"{device}, {system()}, torch {torch.__version__}, torch_gdn {__version__}, shaders {shaders()}"
@@ -70,7 +70,7 @@ def path(key: str) -> Path:
 
 
 def read(key: str) -> Verdicts:
-    """None for a file that cannot be read, or that another version wrote."""
+    """Returns None for a file that cannot be read or that another version wrote."""
     try:
         content = json.loads(path(key).read_text(encoding="utf-8"))
         if (content["format"], content["machine"]) != (FORMAT, key):
@@ -81,7 +81,7 @@ def read(key: str) -> Verdicts:
 
 
 def write(key: str, verdicts: Verdicts) -> None:
-    """Where the folder cannot be written, the next process tests anew."""
+    """Writes the file. If the folder cannot be written, the next process tests again."""
     content = {"format": FORMAT, "machine": key, "verdicts": {name: asdict(x) for name, x in verdicts.items()}}
     try:
         write_whole(path(key), json.dumps(content, indent=1) + "\n")
@@ -90,7 +90,7 @@ def write(key: str, verdicts: Verdicts) -> None:
 
 
 def is_left_behind(verdict: Verdict) -> bool:
-    """Whether the process that was testing is gone, so that this test is what ended it."""
+    """Returns whether the testing process is gone: the test then crashed it."""
     if verdict.running in (0, os.getpid()):
         return verdict.running != 0
     try:
@@ -103,7 +103,7 @@ def is_left_behind(verdict: Verdict) -> bool:
 
 
 def settled(key: str) -> Verdicts:
-    """Those of the machine's file, without the cases that another process is just testing."""
+    """Returns the verdicts in the machine's file, without the cases that another process is testing now."""
     known = read(key)
     ended = {name: Verdict(x.op, x.algorithm, ENDED) for name, x in known.items() if is_left_behind(x)}
     return {name: x for name, x in known.items() if not x.running} | ended

@@ -1,4 +1,4 @@
-"""What is known about each op besides its code: how to draw its inputs, its exact answer, its bounds, what it refuses.
+"""Records what is known about each op: how to draw its inputs, its exact answer, its bounds, what it refuses.
 
 `registry` has the entry of an op and all entries, `inputs` draws tensors and moves calls between devices, `models` has
 the sizes of published models. The entries are in `gdn`, `layers`, `decode`, `aura`, `attention`, `experts` and

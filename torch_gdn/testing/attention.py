@@ -1,4 +1,4 @@
-"""Attention to pages of keys and values, plain and coded, and what is written into the pages."""
+"""Entries of attention to pages of keys and values, plain and coded, and of the ops that write pages."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class PagePoint(Point):
 
 
 def pool(blocks: int, block_size: int, heads: int, D: int, dtype: torch.dtype, layout: str = "pages") -> list[Tensor]:
-    """Keys and values [blocks, block_size, heads, D] of NaN.
+    """Makes keys and values [blocks, block_size, heads, D] of NaN.
 
-    `pages`: one buffer, a page is [heads, block_size, 2 D], as vLLM lays it out; `padded`: the same with three
-    elements between the pages, so that no vector is aligned; `apart`: a tensor each.
+    `pages` is one buffer of pages [heads, block_size, 2 D], vLLM's layout. `padded` has three more elements between
+    the pages, so that no vector is aligned. `apart` makes two tensors.
     """
     if layout == "apart":
         return [torch.full((blocks, block_size, heads, D), torch.nan, dtype=dtype) for _ in range(2)]
@@ -78,8 +78,10 @@ def make_call(
     padding: int = 3,
     shared_blocks: int = 0,
 ) -> Call:
-    """Arguments of torch_gdn.paged_attention: sequences whose blocks are shuffled, in a pool of NaN; the first
-    `shared_blocks` blocks of all sequences are the same ones. What is not to be read is NaN, or a block of no pool.
+    """Makes arguments of torch_gdn.paged_attention: sequences with shuffled blocks in a pool of NaN.
+
+    All sequences share their first `shared_blocks` blocks. Elements that must not be read are NaN, or in blocks
+    outside the pool.
     """
     needed = [-(-length // block_size) for length in keys]
     order = torch.randperm(sum(needed) + 2).tolist()
@@ -95,7 +97,7 @@ def make_call(
                     cache[table[n, i], :filled] = torch.randn(filled, HK, D).to(cache.dtype)
     boundaries = torch.tensor([0, *queries], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     T = sum(queries) + padding
-    q = 1.5 * torch.randn(T, HQ + 2 * HK, D)[:, :HQ]  # of one projection
+    q = 1.5 * torch.randn(T, HQ + 2 * HK, D)[:, :HQ]  # views of one projection
     q[sum(queries) :] = torch.nan
     out = torch.full((T, HQ + 1, D), 7.0, dtype=dtype)[:, :HQ]
     return {
@@ -112,8 +114,9 @@ def make_call(
 
 
 def aura_pages(codec: Codec, cache: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Codes and norms of a cache [blocks, block_size, H, D], in pages [H, block_size, words] with gaps; and the vectors
-    that they stand for, in float64. Where the cache has NaN norms are NaN.
+    """Returns codes and norms of a cache [blocks, block_size, H, D], in pages [H, block_size, words] with gaps.
+
+    Also returns the vectors that they represent, in float64. NaN in the cache give NaN norms.
     """
     blocks, size, H, _ = cache.shape
     codes, norms, _ = reference.aura_encode(cache.double().nan_to_num(0.0), *codec.tables)
@@ -161,7 +164,7 @@ def exact_attention(call: Call) -> None:
 
 
 def exact_coded(call: Call) -> None:
-    """Attention to the vectors that the codes stand for."""
+    """Computes attention to the vectors that the codes represent."""
     plain = {name: x for name, x in call.items() if not name.startswith(("key_", "value_"))}
     for name in ("key", "value"):
         parts = {part: call[f"{name}_{part}"] for part in ("codes", "norms", "codebook", "signs")}
@@ -170,7 +173,7 @@ def exact_coded(call: Call) -> None:
 
 
 def draw_pages(point: PagePoint) -> Call:
-    """Five tokens, one of them for no slot."""
+    """Draws five tokens, one of them without a slot."""
     key, value = torch.randn(2, 5, point.HK, point.D).to(point.dtype)
     row = (3, point.block_size, point.HK, point.D + point.gap)
     caches = [torch.zeros(row, dtype=point.cache)[..., : point.D] for _ in range(2)]
@@ -183,7 +186,7 @@ def exact_pages(call: Call) -> None:
 
 
 def draw_slots(point: Point) -> Call:
-    """A prefill, an empty sequence and a decode; the dtypes that vLLM passes; two entries of padding."""
+    """Draws a prefill, an empty sequence and a decode, in the dtypes that vLLM passes, with two entries of padding."""
     queries, keys, size = (9, 0, 1), (20, 4, 33), 8
     call = make_call(queries, keys, block_size=size, HK=1, D=1)
     positions = [range(k - q, k) for q, k in zip(queries, keys, strict=True)]
@@ -208,7 +211,7 @@ def attention_bounds(point: PagePoint, call: Call, exact: Named) -> dict[str, fl
 
 
 def wrong_pages(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
-    """What both ops refuse of their caches."""
+    """Yields the caches that both ops refuse."""
     first = "q" if "q" in entry.arguments else "key"
     yield from invalid.integers(first, "key_cache", "value_cache")
     yield Invalid(first, ValueError, "two dimensions", change(first, lambda x: x[0]))
@@ -317,7 +320,7 @@ def compiled_pages() -> Iterator[PagePoint]:
 def compiled(
     schemes: Sequence[tuple[int, int]], caches: Sequence[torch.dtype], forms: Sequence[int]
 ) -> Iterator[PagePoint]:
-    """In every form, with a merge of parts."""
+    """Yields points in every form, one with a merge of parts."""
     for dtype, cache, bits, D, form in itertools.product(DTYPES, caches, schemes, SIZES, forms):
         yield PagePoint(dtype, cache=cache, bits=bits, D=D, HQ=form, HK=1, queries=(1,), keys=(3,), longest=16000)
 
@@ -330,7 +333,7 @@ OUTSIDE = (
 
 
 def operations_of_attention(call: Call) -> int:
-    """As if every query saw every key of its sequence."""
+    """Counts operations as if every query saw every key of its sequence."""
     lengths = call["cu_seqlens"].diff() * call["seq_lens"]
     return 4 * int(lengths.sum()) * int(call["q"].shape[1] * call["q"].shape[2])
 

@@ -1,7 +1,7 @@
-"""How far a result is from the exact one, and how far it may be.
+"""Measures how far a result is from the exact one, and says how far it may be.
 
-An error is ||x - exact|| / ||exact||, of the whole tensor and of each head, where exact is computed in float64 from the
-very inputs that the kernel got. A result of zeros has an error of 1.
+An error is ||x - exact|| / ||exact||, of the whole tensor and of each head. `exact` is computed in float64 from the
+kernel's own inputs. A result of zeros has an error of 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 RECURRENT_F32 = 2e-7
 KDA_F32 = 1e-6
-# What FLA's own kernels reach (tests/golden/index.json: about 3.3e-3 and 4.0e-4 for the chunked output), times 1.05.
+# The errors of FLA's own kernels (tests/golden/index.json: about 3.3e-3 and 4.0e-4 for the chunked output), times 1.05.
 CHUNK_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.2e-4}
 CHUNK_STATE = {torch.bfloat16: 2.9e-3, torch.float16: 3.4e-4}
 RECURRENT_OUTPUT = {torch.bfloat16: 1.75e-3, torch.float16: 2.2e-4}
@@ -27,12 +27,12 @@ OF_FLA = 1.05  # the end-to-end ops may have this share of FLA's own error
 
 
 def chunk_f32(largest_g_cumsum: float) -> float:
-    """The bound of a chunked result in float32, where the cumulative gate reaches this magnitude."""
+    """Returns the bound of a chunked result in float32 if the cumulative gate reaches this magnitude."""
     return 2e-6 + 1e-7 * largest_g_cumsum
 
 
 def relative_error(x: Tensor, exact: Tensor) -> float:
-    """||x - exact|| / ||exact||; 0 for two tensors of zeros (or two empty ones)."""
+    """Returns ||x - exact|| / ||exact||, and 0 for two tensors of zeros (or two empty ones)."""
     difference, size = (x - exact).norm().item(), exact.norm().item()
     if size == 0:
         return 0.0 if difference == 0 else float("inf")
@@ -46,7 +46,7 @@ def head_errors(x: Tensor, exact: Tensor, head_dim: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison: of a tensor as a whole, or of one head of it."""
+    """A comparison of a tensor as a whole, or of one of its heads."""
 
     tensor: str
     part: str
@@ -59,19 +59,19 @@ class Part:
 
     @property
     def share(self) -> float:
-        """Of what is allowed; more than 1 is too much."""
+        """Returns the error as a share of the bound. More than 1 is too much."""
         if self.error != self.error:
             return float("inf")
         return self.error / self.bound if self.bound else float("inf") if self.error else 0.0
 
     def __str__(self) -> str:
-        return f"{self.tensor}: error {self.error:.3g} of {self.part}, at most {self.bound:.3g} allowed"
+        return f"{self.tensor}: error {self.error:.3g} of {self.part}, expected at most {self.bound:.3g}"
 
 
 def compare(name: str, x: Tensor, exact: Tensor, bound: float, head_dim: int | None = 2) -> list[Part]:
-    """Within the bound as a whole and for each head, or, for a 16-bit dtype, within 1.05 x of what rounding costs.
+    """Compares the tensor and each head with the bound. For 16-bit dtypes, 1.05 x the error of rounding also passes.
 
-    The second matters for few values: the error of rounding 128 numbers is not that of rounding a million.
+    The latter matters for few values: rounding 128 numbers has another error than rounding a million.
     """
     if x.shape != exact.shape:
         raise AssertionError(f"{name}: shape {tuple(x.shape)}, expected {tuple(exact.shape)}")
@@ -85,14 +85,14 @@ def compare(name: str, x: Tensor, exact: Tensor, bound: float, head_dim: int | N
 
 
 def differing(name: str, x: Tensor, exact: Tensor, bound: float) -> Part:
-    """Of integers: the share that differs."""
+    """Returns the share of integers that differ."""
     if x.shape != exact.shape or x.dtype != exact.dtype:
         raise AssertionError(f"{name}: {x.dtype} {tuple(x.shape)}, expected {exact.dtype} {tuple(exact.shape)}")
     return Part(name, "the whole", (x.cpu() != exact).double().mean().item(), bound)
 
 
 def compare_with_fla(name: str, x: Tensor, theirs: Tensor, exact: Tensor, recorded: float, head_dim: int) -> list[Part]:
-    """At most 1.05 x FLA's error: of the tensor, as recorded, and of each head, from FLA's own output."""
+    """Allows 1.05 x FLA's error: the recorded one for the tensor, and that of FLA's own output for each head."""
     ours, theirs = x.detach().cpu().double(), theirs.double()
     parts = [Part(name, "the whole", relative_error(ours, exact), OF_FLA * recorded)]
     heads = zip(head_errors(ours, exact, head_dim), head_errors(theirs, exact, head_dim), strict=True)

@@ -1,4 +1,4 @@
-"""Inputs of the gated delta rule, made on the CPU from a seed, what is exactly computed from them, and how exactly."""
+"""Makes inputs of the gated delta rule on the CPU from a seed, with the exact results and their bounds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Case:
         }
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Case:
-        """The same with each tensor but cu_seqlens changed."""
+        """Returns the case with each tensor but cu_seqlens changed."""
         names = ("q", "k", "v", "g", "beta", "initial_state")
         tensors = {name: getattr(self, name) for name in names}
         return replace(self, **{name: change(x) for name, x in tensors.items() if x is not None})
@@ -62,7 +62,7 @@ class Case:
         return self.map(lambda x: x.to(device))
 
     def exact(self, **options: Any) -> tuple[Tensor, Tensor]:
-        """The float64 recurrence on these inputs."""
+        """Runs the float64 recurrence on these inputs."""
         exact = self.map(torch.Tensor.double)
         with on_the_cpu():
             o, state = reference.fused_recurrent_gated_delta_rule(*exact.qkv, **(exact.options | options))
@@ -70,7 +70,7 @@ class Case:
         return o, state
 
     def largest_g_cumsum(self, chunk_size: int = 64, **options: Any) -> float:
-        """max |g_cumsum| over all chunks."""
+        """Returns max |g_cumsum| over all chunks."""
         gates = (options.get("use_gate_in_kernel", False), options.get("A_log"), options.get("dt_bias"))
         g_cumsum = reference.chunk_local_cumsum(log_decay_of(self.g.double(), *gates), chunk_size, self.cu_seqlens)
         return g_cumsum.abs().max().item() if g_cumsum.numel() else 0.0
@@ -92,9 +92,9 @@ def make_case(
     normal: bool = True,
     seed: int = 0,
 ) -> Case:
-    """Random q, k (normalised unless told not to), v, gates as models have them, and an initial state.
+    """Draws q, k (normalised by default), v, gates like those of models, and an initial state.
 
-    `beta` sets its largest value, in place of a sigmoid; with `same_keys` every token of a head has one key.
+    `beta` sets its largest value and replaces the sigmoid. With `same_keys` all tokens of a head have one key.
     """
     random = torch.Generator().manual_seed(seed)
 
@@ -119,7 +119,7 @@ def make_case(
 
 
 def bounds_of(op: str, case: Case, exact: tuple[Tensor, Tensor], **options: Any) -> tuple[float, float]:
-    """The largest error allowed to the output and to the final state."""
+    """Returns the largest errors allowed for the output and the final state."""
     output_dtype = options.get("output_dtype") or case.dtype
     if op == "fused_recurrent_gated_delta_rule":
         needed = errors_of_a_plain_recurrence(case, exact, **options)
@@ -134,10 +134,10 @@ def bounds_of(op: str, case: Case, exact: tuple[Tensor, Tensor], **options: Any)
 
 
 def errors_of_a_plain_recurrence(case: Case, exact: tuple[Tensor, Tensor], **options: Any) -> tuple[float, float]:
-    """What the recurrence costs that is computed in float32, operation by operation.
+    """Returns the error of a recurrence computed in float32, operation by operation.
 
-    2e-7 is what a kernel reaches while the state forgets. Where it does not (no decay, or repeated keys at beta 1.9),
-    each token rounds the whole state once more, and 2e-7 cannot be kept with a state in float32.
+    A kernel reaches 2e-7 while the state forgets. If it does not (no decay, or repeated keys at beta 1.9), each token
+    rounds the whole state once more, and no kernel with a float32 state stays within 2e-7.
     """
     in_f32 = case.map(torch.Tensor.float)
     plain = reference.fused_recurrent_gated_delta_rule(*in_f32.qkv, **(in_f32.options | options))
@@ -146,7 +146,7 @@ def errors_of_a_plain_recurrence(case: Case, exact: tuple[Tensor, Tensor], **opt
 
 
 def channels_of(case: Case, seed: int = 1) -> dict[str, Tensor]:
-    """gk and gv, weak and strong ones: the gates of the case are drawn for one number a head."""
+    """Draws gk and gv, weak and strong ones. The case's own gates have one number per head."""
     random = torch.Generator().manual_seed(seed)
     sizes = {"gk": case.q.shape[-1], "gv": case.v.shape[-1]}
     draws = {name: torch.randn(*case.g.shape, size, generator=random) for name, size in sizes.items()}

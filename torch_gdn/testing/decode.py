@@ -1,4 +1,4 @@
-"""A layer's step between its projections."""
+"""The entry of a layer's step between its projections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-# q, k and v are rounded behind the convolution, o is rounded at the end, and on the CPU before the norm too.
+# q, k and v are rounded after the convolution; o is rounded at the end, and on the CPU before the norm too.
 OUTPUT = {F32: 6e-7, BF16: 5e-3, F16: 6.5e-4}
 STATE = {F32: 3e-7, BF16: 3e-3, F16: 4e-4}
 

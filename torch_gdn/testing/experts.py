@@ -44,7 +44,7 @@ class ExpertPoint(Point):
     scale_dtype: torch.dtype | None = None  # None: dtype
 
     def weights(self, names: tuple[str, str, str], *rows: int, columns: int, bits: int) -> Call:
-        """A matrix, or its codes, scales and biases."""
+        """Returns a matrix, or its codes, scales and biases."""
         if bits == 0:
             return {names[0]: self.tensor(*rows, columns)}
         dtype = self.scale_dtype or self.dtype
@@ -56,7 +56,7 @@ class ExpertPoint(Point):
         return x if self.aligned else unaligned(x)
 
     def ids(self) -> Tensor:
-        """Distinct experts for each token. Of several tokens, one has an expert fewer."""
+        """Draws distinct experts for each token. If there are several tokens, one has an expert fewer."""
         ids = torch.rand(self.T, self.E).argsort(-1)[:, : self.k].int()
         if self.T > 1:
             ids[self.T // 2, self.k // 2] = -1
@@ -132,7 +132,7 @@ PACKED_SMALL = ExpertPoint(D=96, I=96, IS=96, bits=4, shared_bits=8)
 
 
 def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, str, str]) -> Iterator[Invalid]:
-    """Changes of a call with packed weights, in place of the small one."""
+    """Yields changes of a call with packed weights, which replaces the small call."""
 
     def of_packed(bad: Invalid) -> Invalid:
         return replace(bad, what=f"packed, {bad.what}", change=lambda call: bad.change(entry.call(PACKED_SMALL)))
@@ -181,7 +181,7 @@ def wrong_down(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     yield Invalid("shared_gate", ValueError, "no shared expert", lambda call: call | alone)
 
 
-# Few tokens and more, each dtype; sizes that are no multiples of a tile, rows that are not aligned.
+# Few tokens and many, each dtype, sizes that are not multiples of a tile, unaligned rows.
 FEW = [
     ExpertPoint(BF16, T=1, E=8, k=4, D=256, I=96, IS=80),
     ExpertPoint(F32, T=5, E=5, k=3, D=100, I=36, IS=52),

@@ -127,7 +127,7 @@ def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool
 
 
 def with_states(call: Call) -> Call:
-    """An in-place call as one that is not: the initial states of its sequences, in place of a pool."""
+    """Turns an in-place call into one with the initial states of its sequences instead of a pool."""
     found = {name: x for name, x in call.items() if name not in ("state_pool", "state_indices", "has_initial_state")}
     states = call["state_pool"][call["state_indices"].clamp(min=0)]
     states[~call["has_initial_state"]] = 0
@@ -135,7 +135,7 @@ def with_states(call: Call) -> Call:
 
 
 def exact_rule(call: Call, rule: Callable[..., Any]) -> Any:
-    """By the token, whatever the algorithm."""
+    """Computes the rule token by token, whatever the algorithm."""
     if "state_pool" not in call:
         return rule(**accepted_by(rule, call))
     batch, tokens = call["v"].shape[:2]
@@ -164,14 +164,14 @@ def rule_bounds(point: RulePoint, call: Call, exact: Named, op: str) -> dict[str
 
 
 def cost_of_rounded_norms(case: Case, exact: tuple[Tensor, Tensor], options: dict[str, Any]) -> tuple[float, float]:
-    """The error of handing normalised q and k on in their own dtype, as FLA does before it chunks; 0 in float32."""
+    """Returns the error of rounding normalised q and k to their dtype, as FLA does before it chunks; 0 in float32."""
     q, k = (reference.l2norm(x.double()).to(x.dtype) for x in (case.q, case.k))
     o, state = replace(case, q=q, k=k).exact(**(options | {"use_qk_l2norm_in_kernel": False}))
     return bounds.relative_error(o, exact[0]), bounds.relative_error(state, exact[1])
 
 
 def kda_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:
-    """The stages of the chunked algorithm hand their results on in the dtype of q; the other kernels keep float32."""
+    """Returns bounds. Stages of the chunked algorithm pass results on in q's dtype; the other kernels keep float32."""
     if point.algorithm == "chunked" and point.dtype != F32:
         o, state = bounds.CHUNK_OUTPUT[point.dtype], bounds.CHUNK_STATE[point.dtype]
     else:
@@ -235,7 +235,7 @@ def outside(*algorithms: str | None) -> tuple[Hostile, ...]:
 def layouts(
     sizes: Iterable[tuple[int, int]], dtypes: Iterable[torch.dtype], point: RulePoint = RulePoint()
 ) -> list[RulePoint]:
-    """Of each K, V and dtype: either layout of the states, with and without the norm."""
+    """Yields, for each K, V and dtype, both layouts of the states, with and without the norm."""
     each = itertools.product(sizes, dtypes, (False, True), (False, True))
     return [
         replace(point, K=K, V=V, dtype=dtype, state_v_first=v_first, normalise=normalise)
@@ -261,7 +261,7 @@ def recurrent_points(in_place: bool) -> list[RulePoint]:
 
 
 def compiled_rules() -> Iterator[RulePoint]:
-    """What models call for, odd sizes, unaligned rows, gates of channels, states of other dtypes."""
+    """Yields the sizes of models, odd sizes, unaligned rows, gates of channels, and states of other dtypes."""
     yield from layouts([*MODEL_SIZES, *OTHER_SIZES], DTYPES, RulePoint(tokens=2))
     for dtype, (K, V) in itertools.product(DTYPES, MODEL_SIZES):
         yield RulePoint(dtype, K=K, V=V, aligned=False, tokens=2)
@@ -307,7 +307,7 @@ def compiled_chunks(rules: Callable[[], Iterable[RulePoint]] = compiled_rules) -
 
 
 def compiled_kda() -> Iterator[RulePoint]:
-    """Models' K of 128 and other sizes, chunks of all sizes, unaligned rows."""
+    """Yields models' K of 128 and other sizes, chunks of all sizes, and unaligned rows."""
     for dtype, algorithm in itertools.product(DTYPES, CHUNKED):
         point = RulePoint(dtype, algorithm=algorithm, tokens=2)
         yield from (replace(point, K=K, V=V) for K, V in ((128, 128), (64, 64), (256, 256), (33, 65)))
@@ -347,7 +347,7 @@ def kda_points(in_place: bool) -> Iterator[RulePoint]:
 
 
 def operations_of_rule(call: Call) -> int:
-    """Of the recurrence: a state decays, is read for k, updated, and read for q."""
+    """Counts the recurrence's operations: a state decays, is read for k, updated, and read for q."""
     B, T, HV, V = call["v"].shape
     return 7 * B * T * HV * V * int(call["k"].shape[-1])
 
@@ -426,7 +426,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
 
 
 def draw_stage(point: RulePoint, op: str, inputs: tuple[tuple[str, str], ...], sized: bool) -> Call:
-    """inputs: the arguments, and what of a case or of its stages each is."""
+    """Draws a stage's call. `inputs` maps each argument to its source in a case or its stages."""
     case = point.case()
     found = stages.stages_of(case, point.chunk_size)
     call: Call = {name: getattr(case if hasattr(case, source) else found, source) for name, source in inputs}
@@ -440,7 +440,7 @@ def draw_stage(point: RulePoint, op: str, inputs: tuple[tuple[str, str], ...], s
 
 
 def stage_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:
-    """In float32 by the largest cumulative gate, which the call has, or the result is."""
+    """Returns bounds. In float32 they depend on the largest cumulative gate, from the call or the result."""
     g: Tensor = exact["g_cumsum"] if "g_cumsum" in exact else call.get("g", torch.zeros(1))
     in_f32 = bounds.chunk_f32(g.abs().max().item())
     rounded = max(in_f32, bounds.STAGE_OUTPUT.get(point.dtype, 0))
@@ -450,7 +450,7 @@ def stage_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]
 def wrong_stages(
     entry: OpEntry[RulePoint], f32: str = "", same: str = "", sizes: tuple[str, str] | None = None
 ) -> Iterator[Invalid]:
-    """f32, same: arguments that must be float32, and of the first one's dtype."""
+    """Yields wrong calls. Arguments in `f32` must be float32, those in `same` of the first one's dtype."""
     first = entry.first
     yield from [*invalid.integers(first), *invalid.too_flat(first), *invalid.packing(has_indices=True)]
     if entry.name != "chunk_local_cumsum":
@@ -482,7 +482,7 @@ def compiled_stages() -> Iterator[RulePoint]:
 
 
 def plain(points: Iterable[RulePoint]) -> Iterator[RulePoint]:
-    """One for each set of sizes: the stages know neither layouts nor the norm."""
+    """Keeps one point per set of sizes: the stages know neither layouts nor the norm."""
     sized = (
         RulePoint(each.dtype, K=each.K, V=each.V, chunk_size=each.chunk_size, aligned=each.aligned, tokens=2)
         for each in points
@@ -491,7 +491,7 @@ def plain(points: Iterable[RulePoint]) -> Iterator[RulePoint]:
 
 
 def stage_entry(name: str, inputs: str, result: str, sized: bool = True, **wrong: Any) -> OpEntry[RulePoint]:
-    """inputs: 'argument' or 'argument:source', by spaces."""
+    """Makes a stage's entry. `inputs` has 'argument' or 'argument:source', separated by spaces."""
     pairs = tuple((each.split(":")[0], each.split(":")[-1]) for each in inputs.split())
     function = getattr(reference, name)
     return OpEntry(
@@ -524,7 +524,7 @@ STAGES = tuple(stages.INPUTS)
 
 
 def end_to_end(point: RulePoint) -> Iterator[tuple[OpEntry[Any], Point]]:
-    """Both ops, a prefill in each algorithm; in place on a pool of another dtype than float32."""
+    """Yields both ops, prefill in each algorithm. A pool not of float32 is updated in place."""
     suffix = "" if point.pool == F32 else "_"
     yield REGISTRY[RECURRENT + suffix], point
     if not suffix:
@@ -537,6 +537,6 @@ def stages_at(points: Iterable[RulePoint]) -> Iterator[tuple[OpEntry[Any], Point
 
 
 def kda_at(point: RulePoint) -> Iterator[tuple[OpEntry[Any], Point]]:
-    """A prefill in both chunk algorithms; in place on a pool of another dtype."""
+    """Yields prefill in both chunk algorithms. A pool of another dtype is updated in place."""
     entry = REGISTRY["chunk_kda" if point.pool == F32 else "chunk_kda_"]
     yield from ((entry, replace(point, algorithm=algorithm)) for algorithm in CHUNKED)

@@ -1,4 +1,4 @@
-"""Tensors that entries draw, views of them, and calls moved to a device."""
+"""Draws tensors for entries, makes views of them, and moves calls to a device."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Call = dict[str, Any]  # keyword arguments of an op
 
 
 def unaligned(x: Tensor) -> Tensor:
-    """The same values, one element into their storage."""
+    """Returns the same values, starting one element into their storage."""
     storage = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
     storage[1:] = x.flatten()
     return storage[1:].view(x.shape)
 
 
 def strided(x: Tensor) -> Tensor:
-    """The same values, with the first two dimensions swapped in memory."""
+    """Returns the same values, with the first two dimensions swapped in memory."""
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 def columns_apart(x: Tensor) -> Tensor:
-    """The same values with a last stride that is not 1."""
+    """Returns the same values with a last stride that is not 1."""
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
@@ -41,14 +41,12 @@ def tensors_of(call: Call) -> list[str]:
 
 
 def whole_storage(x: Tensor) -> Tensor:
-    """All that the tensor's memory holds, as elements of its dtype."""
+    """Returns everything in the tensor's memory, as elements of its dtype."""
     return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
 def to_device(call: Call, device: torch.device | str) -> Call:
-    """A copy of the call there. Tensors keep their strides and the gaps between elements, and those that share memory
-    still do.
-    """
+    """Copies the call to the device. Tensors keep their strides and gaps, and those that share memory still do."""
     storages: dict[int, Tensor] = {}
     moved: Call = dict(call)
     for name in tensors_of(call):
@@ -62,7 +60,7 @@ def to_device(call: Call, device: torch.device | str) -> Call:
 
 
 def empty_on(call: Call, device: torch.device | str) -> Call:
-    """The call with tensors of the same sizes, strides and alignment there that hold nothing: to be recorded."""
+    """Returns the call with uninitialised tensors of the same sizes, strides and alignment, to record it."""
     moved: Call = dict(call)
     for name in tensors_of(call):
         x = call[name]
@@ -74,12 +72,12 @@ def empty_on(call: Call, device: torch.device | str) -> Call:
 
 
 def bytes_of(*tensors: Any) -> int:
-    """That all elements take; what is no tensor takes none."""
+    """Returns the bytes of all elements. Arguments that are not tensors take none."""
     return sum(math.prod(x.shape) * x.element_size() for x in tensors if isinstance(x, Tensor))
 
 
 def slots(pool: Tensor, count: int) -> Call:
-    """Of `count` sequences; one of several has no initial state, another no slot."""
+    """Draws slots for `count` sequences. If there are several, one has no initial state and another no slot."""
     indices, flags = torch.arange(count).flip(0) + 1, torch.ones(count, dtype=torch.bool)
     if count > 1:
         indices[-1], flags[-2] = -1, False

@@ -1,4 +1,4 @@
-"""Changes of a valid call that ops refuse, those that several ops share among them."""
+"""Makes changes of a valid call that ops refuse, for changes that several ops share."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def short(x: Tensor) -> Tensor:
 
 
 def last(x: Tensor) -> Tensor:
-    """One element fewer in the last dimension."""
+    """Returns x with one element fewer in the last dimension."""
     return x[..., :-1]
 
 
 def zeros(x: Tensor, size: int) -> Tensor:
-    """With another last dimension."""
+    """Returns zeros with another last dimension."""
     return x.new_zeros(*x.shape[:-1], size)
 
 
@@ -54,7 +54,7 @@ def float64(*names: str) -> Iterator[Invalid]:
 
 
 def half(*names: str) -> Iterator[Invalid]:
-    """Of arguments that are float32 in the small call, and have to be."""
+    """Yields half tensors for arguments that must be float32."""
     for name in names:
         yield Invalid(name, TypeError, "another dtype", change(name, torch.Tensor.half))
 
@@ -70,7 +70,7 @@ def too_flat(*names: str) -> Iterator[Invalid]:
 
 
 def packing(has_indices: bool = False) -> Iterator[Invalid]:
-    """What an op with cu_seqlens, and chunk_indices, refuses of them."""
+    """Yields wrong cu_seqlens and chunk_indices."""
     cu, indices = "cu_seqlens", "chunk_indices"
     yield Invalid(cu, TypeError, "floats", change(cu, torch.Tensor.float), packed=True)
     yield Invalid(cu, ValueError, "two dimensions", change(cu, lambda x: x[None]), packed=True)
@@ -94,7 +94,7 @@ def a_chunk_too_few(call: Call) -> Call:
 
 
 def slots() -> Iterator[Invalid]:
-    """What an op on a pool of 5 slots refuses of the pool and of the slots of two sequences."""
+    """Yields wrong pools and slots, for an op on a pool of 5 slots and two sequences."""
     indices, flags, pool = "state_indices", "has_initial_state", "state_pool"
     yield Invalid(indices, TypeError, "floats", change(indices, torch.Tensor.float))
     yield Invalid(indices, ValueError, "one too few", change(indices, lambda x: x[1:]))
@@ -109,7 +109,7 @@ def slots() -> Iterator[Invalid]:
 
 
 def sizes(key: str, value: str) -> Iterator[Invalid]:
-    """Of an argument [B, T, H, K] and one [B, T, HV, V]."""
+    """Yields wrong sizes of an argument [B, T, H, K] and one [B, T, HV, V]."""
     for size in (257, 0):
         yield Invalid(key, ValueError, f"K of {size}", change(key, partial(zeros, size=size)))
     yield Invalid(value, ValueError, "V of 513", change(value, partial(zeros, size=513)))
@@ -124,7 +124,7 @@ def chunk_sizes() -> Iterator[Invalid]:
 
 
 def states(name: str) -> Iterator[Invalid]:
-    """Of initial states."""
+    """Yields wrong initial states."""
     yield Invalid(name, ValueError, "one for two", change(name, lambda s: s[:1]))
     yield Invalid(name, ValueError, "one for three", change(name, lambda s: s[:1]), packed=True)
     yield Invalid(name, TypeError, "integers", change(name, torch.Tensor.int))

@@ -1,4 +1,4 @@
-"""The ops around the rule: norms, gates, the short convolution, copies of states."""
+"""Entries of the ops around the rule: norms, gates, the short convolution, copies of states."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ CONVOLUTIONS = ((BF16, 72, 4, 150), (F32, 33, 3, 40), (F16, 64, 2, 2))
 
 
 def mixed_convolutions(dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], W: int) -> Iterator[ConvolutionPoint]:
-    """Of few tokens and of more, of 8 channels and of 6, which are in no vectors of 4, and over tokens in columns."""
+    """Yields few tokens and more, 8 channels and 6 (no multiple of 4), and tokens in columns."""
     x, weight, state = dtypes
     point = ConvolutionPoint(x, weight=weight, state=state, W=W, batch=1, biased=False)
     for D, tokens in itertools.product((8, 6), (2, 17)):
@@ -327,7 +327,7 @@ def compiled_convolutions() -> Iterator[ConvolutionPoint]:
 
 
 def draw_copy(point: Point) -> Call:
-    """One range that slides, one that is copied, and an empty one."""
+    """Draws a range that overlaps its copy, a separate one, and an empty one."""
     offsets = {"source_offsets": torch.tensor([20, 40, 3]), "destination_offsets": torch.tensor([10, 60, 9])}
     return {"pool": torch.arange(80, dtype=torch.uint8)} | offsets | {"sizes": torch.tensor([16, 20, 0])}
 
@@ -407,7 +407,7 @@ register(
 
 
 def mixed_dtypes() -> Iterator[tuple[OpEntry[Any], Point]]:
-    """Every three dtypes, of which the third is that of the state, or of the gate; the rows are those of the lists."""
+    """Yields every three dtypes, the third for the state or the gate, with the rows of the lists."""
     for x, weight, other in itertools.product(DTYPES, repeat=3):
         for W in (2, 3, 4):
             yield from ((REGISTRY["causal_conv1d"], point) for point in mixed_convolutions((x, weight, other), W))
@@ -423,7 +423,7 @@ def mixed_dtypes() -> Iterator[tuple[OpEntry[Any], Point]]:
 
 
 def of_layer(sizes: tuple[int, int, int, int], dtype: torch.dtype, tokens: int, batch: int = 1) -> dict[str, Point]:
-    """Where a layer of these (H, HV, K, V) calls the ops around the rule: a prompt's, and the update of a step."""
+    """Yields the points at which a layer of these (H, HV, K, V) calls these ops, for a prompt and for a step."""
     H, HV, K, V = sizes
     rows = RowPoint(dtype, D=V, tokens=tokens, heads=HV, batch=batch)
     columns = ConvolutionPoint(dtype, D=2 * H * K + HV * V, tokens=tokens, batch=batch)
@@ -432,7 +432,7 @@ def of_layer(sizes: tuple[int, int, int, int], dtype: torch.dtype, tokens: int, 
 
 
 def of_decoding(sizes: tuple[int, int, int, int], dtype: torch.dtype, batch: int = 1) -> dict[str, Point]:
-    """Where a model of such layers calls ops for one token of each sequence."""
+    """Yields the points at which a model of such layers calls ops for one token per sequence."""
     H, HV, K, V = sizes
     found = of_layer(sizes, dtype, 1, batch)
     del found["causal_conv1d"]

@@ -1,4 +1,4 @@
-"""Where exact answers are computed."""
+"""Makes sure that exact answers are computed on the CPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class on_the_cpu(TorchDispatchMode):
-    """Inside, an operation on a tensor of another device is an error.
+    """Raises an error for an operation on another device's tensor inside the block.
 
-    A reference that the device computed would share the faults of what it is to judge.
+    A reference computed on the device would share the faults of the kernels that it judges.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

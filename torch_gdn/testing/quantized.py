@@ -25,7 +25,7 @@ F32_BOUND = 6e-7
 def draw_packed(
     *rows: int, columns: int, bits: int, group: int, dtype: torch.dtype, aligned: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes of all values, and scales and biases that make numbers around 0 of them."""
+    """Draws codes of all values, and scales and biases that turn them into numbers around 0."""
     weight = torch.randint(-(2**31), 2**31, (*rows, columns * bits // 32), dtype=torch.int64).int()
     scales = (0.5 + torch.rand(*rows, columns // group)) / 2 ** (bits - 1)
     biases = -(2 ** (bits - 1)) * scales + 0.1 * torch.randn(scales.shape)
@@ -71,7 +71,7 @@ def linear_bounds(point: QuantizedPoint, call: Call, exact: Named) -> dict[str, 
 
 
 def wrong_scales(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
-    """Of a call whose weights are packed."""
+    """Yields wrong scales and biases of a call with packed weights."""
     yield Invalid(weight, TypeError, "floats", change(weight, torch.Tensor.float))
     yield Invalid(weight, ValueError, "a word too few", change(weight, lambda w: w[..., 1:]))
     yield Invalid(scales, TypeError, "integers", change(scales, torch.Tensor.int))

@@ -48,7 +48,7 @@ class Point:
         return nullcontext()
 
     def facts_of(self, call: Call) -> dict[str, Any]:
-        """The fields that a call with a model's tensors determines: dtypes and head sizes, not how many tokens."""
+        """Returns the fields that a model's tensors determine: dtypes and head sizes, not the number of tokens."""
         floating = [x.dtype for x in call.values() if isinstance(x, Tensor) and x.is_floating_point()]
         return {"dtype": floating[0]} if floating else {}
 
@@ -111,7 +111,7 @@ class OpEntry(Generic[P]):
 
     @property
     def written(self) -> list[str]:
-        """Arguments that the op writes."""
+        """Returns the arguments that the op writes."""
         schema = self.overload._schema.arguments
         return [each.name for each in schema if each.alias_info is not None and each.alias_info.is_write]
 
@@ -136,7 +136,7 @@ class OpEntry(Generic[P]):
             return self.overload(**call)
 
     def outputs(self, call: Call, results: Any) -> Named:
-        """What the op returned and wrote, by name. Leaves out empty tensors, which stand for results not asked for."""
+        """Returns what the op returned and wrote, by name. Omits empty tensors: nobody requested those results."""
         returns = self.overload._schema.returns
         found = results if isinstance(results, tuple | list) else (results,)
         names = [each.name or self.result for each in returns]
@@ -144,7 +144,7 @@ class OpEntry(Generic[P]):
         return {name: x for name, x in named.items() if x is not None and x.numel()}
 
     def exact_outputs(self, call: Call) -> Named:
-        """The same in float64, computed from the inputs of a call on the CPU."""
+        """Returns the same in float64, computed from the inputs of a call on the CPU."""
         wide = {name: x.clone() if isinstance(x, Tensor) and name in self.written else x for name, x in call.items()}
         wide = {name: doubled(x) for name, x in wide.items()}
         with on_the_cpu():
@@ -167,7 +167,7 @@ class OpEntry(Generic[P]):
         return parts
 
     def bytes(self, call: Call) -> int:
-        """The bytes that any implementation must move: inputs and outputs once, written arguments twice."""
+        """Returns the bytes that any implementation must move: inputs and outputs once, written arguments twice."""
         fake = self.overload(**empty_on(call, "meta"))
         results = fake if isinstance(fake, tuple | list) else (fake,)
         return bytes_of(*call.values(), *results, *(call.get(name) for name in self.written))
@@ -181,24 +181,24 @@ def register(*entries: OpEntry[Any]) -> None:
 
 
 def complete() -> set[str]:
-    """The names of all registered ops."""
+    """Returns the names of all registered ops."""
     return set(REGISTRY)
 
 
 def computed(quick: bool) -> Iterator[tuple[OpEntry[Any], Point]]:
-    """Every op with each point at which it is compared with float64."""
+    """Yields every op with each point at which it is compared with float64."""
     for entry in REGISTRY.values():
         points = (entry.quick or entry.points[:1]) if quick else [*entry.quick, *entry.points]
         yield from ((entry, point) for point in dict.fromkeys(points))
 
 
 def compiled() -> Iterator[tuple[OpEntry[Any], Point]]:
-    """Every op with each point whose kernels are only compiled."""
+    """Yields every op with each point whose kernels are only compiled."""
     yield from ((entry, point) for entry in REGISTRY.values() for point in entry.compiled())
 
 
 def launches_at(entry: OpEntry[Any], point: Point, memory: AbstractContextManager[Any] | None = None) -> list[Launch]:
-    """The op's launches at a point, recorded on uninitialised tensors. A fake_mps as `memory` allocates none."""
+    """Records the op's launches at a point, on uninitialised tensors. A fake_mps as `memory` allocates none."""
     call = entry.call(point)
     with memory or nullcontext(), recording() as recorded:
         entry.run(empty_on(call, MPS), point)
@@ -206,7 +206,7 @@ def launches_at(entry: OpEntry[Any], point: Point, memory: AbstractContextManage
 
 
 def first_of_each_variant(launches: Iterable[Launch]) -> list[Launch]:
-    """One launch per kernel variant; its `overlaps` are those of all launches of the variant."""
+    """Returns one launch per kernel variant. Its `overlaps` are those of all launches of the variant."""
     first: dict[KernelVariant, Launch] = {}
     for launch in launches:
         known = first.setdefault(launch.variant, launch)

@@ -1,4 +1,4 @@
-"""The six stages of the chunked op: the inputs of each, and each called on them."""
+"""Computes the six stages of the chunked op, with the inputs of each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stages:
 
 
 def stages_of(case: Case, chunk_size: int = 64, state_v_first: bool = False) -> Stages:
-    """Each computed in float64 from what was handed over, then rounded to its own dtype."""
+    """Computes each stage in float64 from the previous ones' results, then rounds it to its own dtype."""
     cu, dtype = case.cu_seqlens, case.dtype
     chunk_indices = None if cu is None else prepare_chunk_indices(cu, chunk_size)
     exact = case.map(torch.Tensor.double)
@@ -62,7 +62,7 @@ def stages_of(case: Case, chunk_size: int = 64, state_v_first: bool = False) -> 
 
 
 def on_inputs(module: ModuleType, op: str, tensors: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
-    """The stage, of torch_gdn or of its reference, on tensors by the names of tests/golden; outputs under theirs."""
+    """Runs a stage, of torch_gdn or of its reference, on tensors named as in tests/golden. So are its outputs."""
     if op == "chunk_fwd_h":
         options["initial_state"] = tensors.get("initial_state")
     results = getattr(module, op)(*(tensors[name] for name in INPUTS[op]), **options)

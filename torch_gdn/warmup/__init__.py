@@ -77,7 +77,7 @@ def shapes_of(model_or_shapes: Any) -> list[Shape]:
     shapes = list(model_or_shapes) if isinstance(model_or_shapes, Iterable) else [model_or_shapes]
     if not all(is_shape(shape) for shape in shapes):
         raise TypeError(
-            "warmup: model_or_shapes: expected a model, or a list of (H, HV, K, V), as [(16, 32, 128, 128)], "
+            "warmup: model_or_shapes: expected a model, or a list of (H, HV, K, V), such as [(16, 32, 128, 128)], "
             f"got {model_or_shapes!r}"
         )
     return shapes
@@ -90,12 +90,12 @@ def is_shape(shape: Any) -> bool:
 def dtypes_of(dtypes: Any) -> list[torch.dtype]:
     found: list[Any] = list(dtypes) if isinstance(dtypes, Iterable) else [None]
     if not all(isinstance(dtype, torch.dtype) for dtype in found):
-        raise TypeError(f"warmup: dtypes: expected a list of dtypes, as [torch.bfloat16], got {dtypes!r}")
+        raise TypeError(f"warmup: dtypes: expected a list of dtypes, such as [torch.bfloat16], got {dtypes!r}")
     return found
 
 
 def compile_missing(variants: list[KernelVariant], progress: bool = True) -> list[str]:
-    """Those of the variants that have no pipeline yet; their names."""
+    """Compiles the variants that have no pipeline yet, and returns their names."""
     if not variants:
         return []
     compiled = {facts["name"] for facts in _C.pipelines()}
@@ -111,7 +111,7 @@ def compile_missing(variants: list[KernelVariant], progress: bool = True) -> lis
 def variants_of_model(
     model: nn.Module, longest_prompt: int, cache: Callable[[], Any] | None = None
 ) -> list[KernelVariant]:
-    """What forward passes launch: of a prompt, of one token on its cache and of a few, as a draft is verified."""
+    """Returns what forward passes launch: for a prompt, for one token on its cache, and for a few, as in a draft."""
     device = next(model.parameters()).device
     if device.type != "mps":
         return []
@@ -126,14 +126,14 @@ def variants_of_model(
 
 @torch.no_grad()
 def variants_of_shapes(shapes: list[Shape], device: torch.device, dtypes: list[torch.dtype]) -> list[KernelVariant]:
-    """What a layer of each shape launches."""
+    """Returns what a layer of each shape launches."""
     for shape, dtype in itertools.product(shapes, dtypes):
         require_supported(*shape, dtype)
     if device.type != "mps":
         return []
     reason = why_no_mps()
     if reason:
-        raise RuntimeError(f"warmup: device: expected one that is there, got {device}: {reason}")
+        raise RuntimeError(f"warmup: device: expected an available device, got {device}: {reason}")
     with recording() as recorded:
         for shape, dtype in itertools.product(shapes, dtypes):
             call_delta_rule(shape, device, dtype)
@@ -142,14 +142,14 @@ def variants_of_shapes(shapes: list[Shape], device: torch.device, dtypes: list[t
 
 
 def require_supported(H: int, HV: int, K: int, V: int, dtype: torch.dtype) -> None:
-    """Raises what the ops raise for such tensors; without a token they compute nothing."""
+    """Raises what the ops raise for such tensors, by calling them without any tokens."""
     q, v = torch.empty(1, 0, H, K, dtype=dtype), torch.empty(1, 0, HV, V, dtype=dtype)
     gates = torch.empty(1, 0, HV)
     chunk_gated_delta_rule(q, q, v, gates, gates)
 
 
 def prefill_algorithms(shape: Shape) -> Iterator[tuple[str, int]]:
-    """The choices, with their chunk sizes, that prompts and batches of any size meet on this device."""
+    """Returns all algorithms and chunk sizes that this device chooses for prompts and batches of any size."""
     _, HV, K, V = shape
     facts = _C.device_facts()
     sizes = itertools.product(powers_of_two(LONGEST_PROMPT), powers_of_two(MOST_SEQUENCES))
@@ -182,7 +182,7 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
 
 
 def call_modules(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-    """The convolution (of a prompt, with a state, of few tokens), the gating and the gated norm."""
+    """Calls the convolution (on a prompt, with a state, on a few tokens), the gating and the gated norm."""
     from torch_gdn.testing import REGISTRY  # here: torch_gdn.testing imports torch_gdn
     from torch_gdn.testing.inputs import empty_on
     from torch_gdn.testing.layers import of_layer

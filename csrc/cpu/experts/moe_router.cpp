@@ -12,10 +12,10 @@
 namespace torch_gdn {
 namespace {
 
-// Whether a is chosen before b; NaN first, as in torch.topk.
+// Returns whether a is chosen before b. NaN comes first, as in torch.topk.
 bool precedes(float a, float b) { return std::isnan(a) ? !std::isnan(b) : a > b; }
 
-// The router of one token at a time.
+// Routes one token at a time.
 class Router {
  public:
   Router(const MoeRouter<int64_t>& op, const float* bias)
@@ -51,7 +51,7 @@ class Router {
     for (int64_t e = 0; e < op_.E; ++e) scores_[e] = float(scores_[e] / sum);
   }
 
-  // order_ becomes the experts that can be chosen.
+  // Fills order_ with the experts that can be chosen.
   void candidates() {
     order_.clear();
     const int64_t size = op_.E / op_.n_group;

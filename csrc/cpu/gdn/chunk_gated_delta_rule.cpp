@@ -15,7 +15,7 @@ struct Inputs {
   bool normalise;
 };
 
-// One decay a value head.
+// The rule with one decay per value head.
 template <typename Operand_>
 class HeadDecayRule {
  public:
@@ -64,7 +64,7 @@ class HeadDecayRule {
   int64_t width_;
 };
 
-// One decay a key channel.
+// The rule with one decay per key channel.
 class ChannelDecayRule {
  public:
   using Operand = float;

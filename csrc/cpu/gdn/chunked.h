@@ -1,8 +1,8 @@
 // The loop of the chunked ops: chunks of a sequence one after the other, panels of its states on one core. A rule fills
-// the tiles and does the arithmetic; each core has one of its own:
-//   Operand                      what is multiplied; else than float, a state has a second form
+// the tiles and does the arithmetic; each core has its own. It defines:
+//   Operand                      what a product multiplies; unless it is float, a state has a second form
 //   padded_keys(K)               rows of a panel
-//   read_keys, make_head         a chunk's tokens of a key head, and then what they are to a value head
+//   read_keys, make_head         reads a chunk's tokens of a key head, then prepares them for a value head
 //   advance                      a chunk of a panel: o, and the state after it
 //   make_operand                 the second form
 #pragma once
@@ -14,23 +14,23 @@
 namespace torch_gdn::cpu {
 
 struct ChunkedOutputs {
-  Tensor o, h;  // h has no elements where it was not asked for
+  Tensor o, h;  // h has no elements if not requested
 };
 
-// Each sequence and key head has panels, those of its value heads one after the other. A work item is some of them for
-// a whole sequence, on one core. They share the products of the key head's q and k, so items are only as small as the
-// cores need.
+// Each sequence and key head has panels, those of its value heads one after the other. A work item is some of these
+// panels for a whole sequence, on one core. Panels share the products of the key head's q and k, so items are only as
+// small as the number of cores requires.
 struct ChunkedWork {
   ChunkShape<> s;
-  int64_t step;            // tokens at a time: no more than a chunk, from whose start NaN may spread
+  int64_t step;            // tokens at a time, at most a chunk: NaN may spread from its start
   int64_t panels_of_head;  // ceil(V / 32)
   int64_t panels;          // of a key head
   int64_t panels_of_item;
   int64_t items_of_key_head;
   std::vector<Sequence> sequences;
   std::vector<int64_t> first_rows;  // of h, for each sequence
-  std::vector<int64_t> order;       // of sequences with more than `few` tokens, longest first
-  std::vector<int64_t> short_ones;  // the others, which are the recurrence's
+  std::vector<int64_t> order;       // sequences with more than `few` tokens, longest first
+  std::vector<int64_t> short_ones;  // the others, which the recurrence takes
 
   ChunkedWork(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens, int64_t few);
   int64_t work_items() const { return std::ssize(order) * s.H * items_of_key_head; }
@@ -41,7 +41,7 @@ struct ChunkedWork {
   }
 };
 
-// At most so many panels a work item: with K = 128 their state is half of a second-level cache of 1 MB.
+// A work item has at most so many panels: with K = 128 their state fills half of a second-level cache of 1 MB.
 constexpr int64_t kMostPanels = 32;
 
 inline ChunkedWork::ChunkedWork(const ChunkShape<>& shape, const optional<Tensor>& cu_seqlens, int64_t few)
@@ -65,7 +65,7 @@ inline ChunkedWork::ChunkedWork(const ChunkShape<>& shape, const optional<Tensor
   }
 }
 
-// Another thread costs some microseconds: it must have some of them to do.
+// Starting another thread costs some microseconds, so it must have at least that much work.
 inline int64_t ChunkedWork::threads() const {
   const int64_t tokens = s.B * s.T + s.N;
   return std::clamp<int64_t>(tokens * s.HV * s.K * s.V >> 18, 1, at::get_num_threads());
@@ -122,7 +122,7 @@ class Core {
     return reinterpret_cast<Operand*>(state(work_.panels_of_item + i));
   }
 
-  // Those of panels first .. last.
+  // Writes the states of panels first .. last.
   void write_states(int64_t slot, int64_t key_head, int64_t first, int64_t last) const {
     for (int64_t panel = first; panel < last; ++panel) {
       const int64_t column = column_of(panel);
@@ -131,7 +131,7 @@ class Core {
     }
   }
 
-  // Zeros past K and past V.
+  // Writes zeros past K and past V.
   void read_state(int64_t n, int64_t key_head, int64_t panel, int64_t i) {
     const int64_t column = column_of(panel), columns = columns_from(column);
     float* x = state(i);
@@ -151,12 +151,12 @@ class Core {
   decltype(Aligned::floats(0)) states_;
 };
 
-// make_rule() gives a core its rule.
+// make_rule() makes a rule for a core.
 template <typename MakeRule>
 void run_chunks(const ChunkedWork& work, const StateIo& state_io, const ChunkedOutputs& outputs,
                 const MakeRule& make_rule) {
-  if (state_io.has_null()) outputs.o.zero_();  // of a sequence without a slot nothing is written
-  outputs.h.zero_();                           // its rows and surplus ones
+  if (state_io.has_null()) outputs.o.zero_();  // nothing is written for a sequence without a slot
+  outputs.h.zero_();                           // its rows and the surplus ones
   share_work_items(work.work_items(), work.threads(), [&](const auto& next) {
     Core core(work, make_rule(), state_io, outputs);
     for (int64_t i; (i = next()) < work.work_items();) core.run(i);

@@ -18,7 +18,7 @@ struct Inputs {
   float scale;
   bool has_vector_beta, normalise;
 
-  // Columns `column` .. `column` + `columns` of a value head, from a token on.
+  // Columns `column` .. `column` + `columns` of a value head, from one token on.
   cpu::RecurrentHead head(const ChunkShape<>& s, const cpu::Sequence& sequence, int64_t head, int64_t column,
                           int64_t columns, const cpu::Rows& o) const {
     const auto& [batch, first, length] = sequence;
@@ -42,8 +42,8 @@ struct Inputs {
   }
 };
 
-// Columns of V are independent of each other. A work item is a sequence and value head, or a slice of its
-// columns where there are fewer heads than cores can share.
+// Columns of V are independent of each other. A work item is a sequence and value head, or a slice of its columns if
+// there are fewer heads than cores.
 class Work {
  public:
   Work(const ChunkShape<>& s, const Inputs& in, const cpu::StateIo& state_io, const Tensor& o,
@@ -60,8 +60,8 @@ class Work {
     slices_ = ceil_div(s.V, slice_);
   }
 
-  // Each core takes heads that lie next to each other, and the same ones at the next token: its second-level cache may
-  // still have their states. There is another core for every 256 KB of state, with which one is done in 8 us.
+  // Each core takes neighbouring heads, and the same ones at the next token: its second-level cache may still hold
+  // their states. It uses one more core for every 256 KB of state, which takes one core 8 us.
   void run() const {
     const int64_t work_items = s_.N * s_.HV * slices_, values = (s_.B * s_.T + s_.N) * s_.HV * s_.K * s_.V;
     const int64_t threads = std::clamp<int64_t>(values >> 16, 1, at::get_num_threads());
@@ -93,14 +93,14 @@ class Work {
     return {i / slices_ / s_.HV, i / slices_ % s_.HV, column, std::min(slice_, s_.V - column)};
   }
 
-  // The rows of a state as it was, or nullptr where there was none.
+  // Returns the rows of the old state, or nullptr if there was none.
   const float* old_rows(const WorkItem& item, int64_t& stride) const {
     const auto& [index, has_state] = state_io_.slots[item.n];
     if (!state_io_.source || index < 0 || !has_state) return nullptr;
     return state_io_.rows(*state_io_.source, index, item.head, item.column, stride);
   }
 
-  // Where the states lie in rows that can be read as vectors: in place, or from the old place to the new one.
+  // For states whose rows can be read as vectors: in place, or from the old place to the new one.
   void run_rows(const cpu::RecurrentHead& work, const WorkItem& item, const WorkItem& next, float* scratch) const {
     const auto& kernels = cpu::recurrent_kernels();
     const int64_t rows = state_io_.v_first ? work.columns : s_.K, width = state_io_.v_first ? s_.K : work.columns;
@@ -118,7 +118,7 @@ class Work {
     (state_io_.v_first ? kernels.run_value_rows : kernels.run_key_rows)(work, state);
   }
 
-  // The old state, or zeros, to the new place, from which it goes on.
+  // Copies the old state, or zeros, to the new place, and continues from there.
   static void copy_rows(cpu::StateRows& state, int64_t rows, int64_t width) {
     for (int64_t i = 0; i < rows; ++i) {
       float* to = state.to + i * state.to_stride;
@@ -132,7 +132,7 @@ class Work {
     state.from_stride = state.to_stride;
   }
 
-  // Any other state: a copy of its columns as f32.
+  // For any other state: works on a copy of its columns as f32.
   void run_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
     const auto& [n, head, column, columns] = item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
@@ -141,7 +141,8 @@ class Work {
     state_io_.write(state_io_.slots[n].index, head, column, columns, panel, cpu::kColumns);
   }
 
-  // One token at a time, as decoding calls: the state after each in its slot, or in scratch where it has none.
+  // Processes one token at a time, as decoding does. The state after each token goes to its slot, or to scratch if it
+  // has none.
   void run_tokens(const cpu::RecurrentHead& work, const WorkItem& item, float* scratch) const {
     if (in_rows_) {
       run_tokens_in_rows(work, item, scratch);
@@ -172,7 +173,7 @@ class Work {
     }
   }
 
-  // A state goes on as the pool's dtype holds it, also after a token without a slot.
+  // A state continues as rounded to the pool's dtype, also after a token without a slot.
   void run_tokens_in_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
     const auto& [n, head, column, columns] = item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);

@@ -9,7 +9,7 @@
 namespace torch_gdn {
 namespace {
 
-// What the layer projects: x [B, T, D], z [B, T, HV, V], b and a [B, T, HV].
+// The layer's projections: x [B, T, D], z [B, T, HV, V], b and a [B, T, HV].
 struct Projections {
   Tensor x, z, b, a;
 };
@@ -52,7 +52,7 @@ Tensor recur(const GdnDecode<int64_t>& op, const Tensor& mixed, const Tensor& b,
   return o;
 }
 
-// A gate that is infinite would make NaN of the zeros of a sequence without a slot.
+// An infinite gate would turn the zeros of a sequence without a slot into NaN.
 void leave_zeros(const GdnDecode<int64_t>& op, const Tensor& y) {
   const auto slots = cpu::slots_of(op.shape.N, op.pool);
   const auto sequences = cpu::sequences_of(op.shape, op.cu_seqlens);

@@ -1,12 +1,12 @@
-// The recurrence token by token, for all end-to-end ops: the chunked ones hand it their sequences of a few tokens.
+// The recurrence token by token, for all end-to-end ops. The chunked ops hand it their short sequences.
 #pragma once
 #include "cpu/common.h"
 #include "ops/gdn/chunk_gated_delta_rule.h"
 
 namespace torch_gdn::cpu {
 
-// Up to so many tokens of a sequence the recurrence is faster: a chunk of 1 to 8 costs what 8 of its tokens do. Each
-// sequence is judged by itself, so that its bits do not depend on those that are packed with it.
+// For sequences of up to so many tokens the recurrence is faster: a chunk of 1 to 8 tokens costs as much as 8 of its
+// tokens. Each sequence is judged by itself, so that its bits do not depend on the sequences packed with it.
 constexpr int64_t kFewTokens = 4;
 
 // The recurrence does not keep the states between chunks.
@@ -14,7 +14,7 @@ inline int64_t few_tokens_of(const ChunkedRule<int64_t>& op) { return op.return_
 
 void run_recurrence(const GatedDeltaRule<>& op, const StateIo& state_io, const Tensor& o);
 
-// These sequences of the call alone, on copies of their tokens.
+// Processes only these sequences of the call, on copies of their tokens.
 void run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDeltaRule<>& op, const StateIo& state_io,
                        const Tensor& o);
 

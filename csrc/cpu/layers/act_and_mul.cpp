@@ -9,8 +9,8 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // that a core takes at least
-constexpr int64_t kBlock = 1024;      // elements that are computed at a time
+constexpr int64_t kElements = 16384;  // a core takes at least so many
+constexpr int64_t kBlock = 1024;      // elements computed at a time
 
 struct Block {
   std::array<float, kBlock> factor, logit, result;

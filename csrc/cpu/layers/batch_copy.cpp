@@ -11,7 +11,7 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kPiece = int64_t(256) << 10;  // bytes that one core copies at a time
+constexpr int64_t kPiece = int64_t(256) << 10;  // bytes per core at a time
 
 // A range that overlaps itself is one piece, whatever its size.
 std::vector<ByteRange> pieces_of(const std::vector<ByteRange>& ranges) {

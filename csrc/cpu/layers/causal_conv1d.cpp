@@ -14,12 +14,12 @@ namespace {
 
 using cpu::kChannels, cpu::kLargestW, cpu::kTransposedChannels, cpu::kTransposedTokens;
 
-constexpr int64_t kTokens = 4;  // at a time: as many streams in and out of memory
-// Elements that are worth a thread; a step's come with their states.
+constexpr int64_t kTokens = 4;  // at a time: each is a stream in and out of memory
+// The number of elements that is worth a thread. In a decoding step the states count too.
 constexpr int64_t kTokenGrain = 32768, kStepGrain = 4096;
-constexpr int64_t kFewColumns = 8;  // of a state that is moved as a whole
+constexpr int64_t kFewColumns = 8;  // of a state that moves as a whole
 
-// What a work item, some channels of one sequence, keeps in f32.
+// What a work item keeps in f32. A work item is some channels of one sequence.
 struct Scratch {
   alignas(64) float weight[kLargestW * kChannels], bias[kChannels];
   alignas(64) float before[(kLargestW - 1) * kChannels];            // the tokens before the next one
@@ -27,10 +27,10 @@ struct Scratch {
   alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens, transposed or one by one
 };
 
-// Rows of channels of columns, with any strides: states, weights, or x. The tensor must outlive it.
+// Rows of channels of columns, of any strides: states, weights, or x. The tensor must outlive this object.
 class Columns {
  public:
-  // The dimensions that are rows, channels and columns; nullopt: there is one row, or one column.
+  // The dimensions for rows, channels and columns; nullopt if there is only one row, or one column.
   Columns(const Tensor& x, optional<int64_t> row, int64_t channel, optional<int64_t> column)
       : data_(static_cast<char*>(const_cast<void*>(x.const_data_ptr()))),  // an output is never copy-on-write
         dtype_(x.scalar_type()),
@@ -58,7 +58,7 @@ class Columns {
     });
   }
 
-  // All columns, into or out of rows that are kChannels apart.
+  // Reads or writes all columns; rows are kChannels apart.
   void read_all(int64_t row, int64_t channel, int64_t count, float* out) const {
     if (is_dense()) {
       return cpu::convolution_kernels().read_columns(at(row, channel), dtype_, count, columns_, out);
@@ -77,9 +77,9 @@ class Columns {
     return data_ + (row * row_ + channel * channel_ + column * column_) * item_size_;
   }
 
-  // Whether a row is a dense [D, columns] of this dtype.
+  // Returns whether a row is a dense [D, columns] of this dtype.
   bool is_dense_of(at::ScalarType dtype) const { return dtype_ == dtype && is_dense(); }
-  // Whether each of its columns is dense.
+  // Returns whether each of its columns is dense.
   bool has_dense_channels_of(at::ScalarType dtype) const { return dtype_ == dtype && channel_ == 1 && !is_dense(); }
   int64_t column_stride() const { return column_; }
 
@@ -91,7 +91,7 @@ class Columns {
   int64_t item_size_, columns_, row_, channel_, column_;
 };
 
-// seq_idx [B, T]; undefined where there is none.
+// seq_idx [B, T]; undefined if there is none.
 struct Segments {
   Tensor numbers;
 
@@ -108,7 +108,7 @@ struct Segments {
   const int64_t* row(int64_t batch) const { return numbers.const_data_ptr<int64_t>() + batch * numbers.size(1); }
 };
 
-// x, or a copy where it is dense neither along D nor along T.
+// Returns x, or a copy if it is dense neither along D nor along T.
 Tensor as_dense_rows_or_columns(const Tensor& x) {
   const bool in_rows = x.size(2) <= 1 || x.stride(2) == 1, in_columns = x.size(1) <= 1 || x.stride(1) == 1;
   return in_rows || in_columns ? x : x.contiguous();
@@ -132,7 +132,7 @@ struct Elements {
   }
 };
 
-// One call. Channels are independent of each other, and so are sequences: a work item is some channels of one sequence.
+// One call. Channels are independent of each other, and so are sequences. A work item is some channels of one sequence.
 struct Call {
   const CausalConvolution<int64_t>& op;
   Tensor x, residual;  // residual is undefined if the call has none
@@ -140,7 +140,7 @@ struct Call {
   Columns columns;  // of x
   optional<Columns> state, new_state;
   std::vector<cpu::Slot> slots;
-  std::vector<int64_t> accepted;  // of each sequence; empty where states do not keep each token
+  std::vector<int64_t> accepted;  // per sequence; empty unless states keep each token
   std::vector<cpu::Checkpoint> checkpoints;
   Columns weight;  // [1, D, W]
   optional<Columns> bias;
@@ -160,11 +160,11 @@ struct Call {
     }
   }
 
-  // Columns of a sequence's state before its first token: all S, or fewer where tokens of the last step were not
-  // accepted.
+  // Returns the columns of a sequence's state before its first token: all S, or fewer if some tokens of the last step
+  // were not accepted.
   int64_t history_end(int64_t n) const { return accepted.empty() ? op.S : accepted[n] + op.W - 2; }
 
-  // The last W - 1 columns of the history, or zeros.
+  // Loads the last W - 1 columns of the history, or zeros.
   void load_before(Scratch& scratch, const cpu::Slot& slot, bool has_state, int64_t end, int64_t channel,
                    int64_t count) const {
     const bool moves_whole = has_state && op.S <= kFewColumns;
@@ -196,7 +196,7 @@ struct Call {
             .before = scratch.before};
   }
 
-  // Where a token's residual begins at `channel`; null if the call has none.
+  // Returns where a token's residual begins at `channel`, or null if the call has none.
   const void* residual_at(const cpu::Sequence& sequence, int64_t token, int64_t channel) const {
     return residual.defined() ? Elements(residual).at(sequence.batch, token, channel) : nullptr;
   }
@@ -213,7 +213,7 @@ struct Call {
     }
   }
 
-  // Of channel-first x.
+  // Processes channel-first x.
   void convolve_columns(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
     const auto read_transposed = cpu::convolution_kernels().read_transposed(x.scalar_type());
@@ -229,7 +229,7 @@ struct Call {
     }
   }
 
-  // One token at a time: those before it in other segments are zeros, and so is the output without a segment.
+  // Processes one token at a time. Tokens of other segments count as zeros, and a token without a segment gives zeros.
   void convolve_segments(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
     auto rows = rows_of(scratch, count);
@@ -255,7 +255,8 @@ struct Call {
     }
   }
 
-  // Whether one token and its states go through registers alone: all of one dtype, the states in one dense order.
+  // Returns whether one token and its states can stay in registers: all of one dtype, and the states dense in one
+  // order.
   bool has_step_kernel() const {
     const auto dtype = x.scalar_type();
     const auto both = [&](auto has) { return has(*new_state) && (!state || has(*state)); };
@@ -281,7 +282,7 @@ struct Call {
     cpu::convolution_kernels().convolve_step(dtype, op.S, op.has_silu(), dense_channels)(step);
   }
 
-  // Channels channel .. channel + count of sequence n, whose filter is loaded.
+  // Processes channels channel .. channel + count of sequence n, whose filter is loaded.
   void run(Scratch& scratch, const cpu::Sequence& sequence, int64_t n, int64_t channel, int64_t count) const {
     const auto& slot = slots[n];
     const bool has_state = state.has_value() && slot.has_state;
@@ -311,7 +312,7 @@ struct Call {
     }
   }
 
-  // From left to right, so that it may overwrite the state before.
+  // Copies from left to right, so that it may overwrite the state before.
   void write_state(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t target,
                    bool has_state, int64_t channel, int64_t count) const {
     const bool moves_whole = op.S <= kFewColumns;
@@ -332,7 +333,7 @@ struct Call {
     if (moves_whole) new_state->write_all(target, channel, count, scratch.columns);
   }
 
-  // The last W - 2 columns of the history, then the tokens: the next step goes on after any of them.
+  // Writes the last W - 2 columns of the history, then the tokens. The next step can resume after any of them.
   void keep_each(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, bool has_state, int64_t end,
                  int64_t channel, int64_t count) const {
     for (int64_t column = 0; column < op.W - 2 + sequence.length; ++column) {

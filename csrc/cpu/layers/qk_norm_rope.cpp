@@ -11,9 +11,9 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // that a core takes at least
+constexpr int64_t kElements = 16384;  // a core takes at least so many
 
-// In f32, so that squares overflow where they do on a GPU.
+// Sums in f32, so that squares overflow as on a GPU.
 float sum_of_squares(const float* x, int64_t count) {
   constexpr int64_t kSums = 16;
   std::array<float, kSums> sums{};
@@ -37,7 +37,7 @@ void rotate(float* x, const float* cos, const float* sin, int64_t pairs) {
   }
 }
 
-// `weight` is an undefined tensor where there is no norm.
+// `weight` is undefined if there is no norm.
 void run_heads(const QkNormRope<int64_t>& op, const Tensor& x_any, const Tensor& weight, const Tensor& out) {
   if (out.numel() == 0) return;
   const Tensor x = unit_last_stride(x_any, "q or k");

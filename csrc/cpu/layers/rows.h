@@ -3,14 +3,14 @@
 
 namespace torch_gdn::cpu {
 
-// As [B, T, heads, D] with a last stride of 1.
+// Returns x as [B, T, heads, D] with a last stride of 1.
 inline Tensor four_dimensions(const Tensor& x_any, const char* name) {
   Tensor x = unit_last_stride(x_any, name);
   while (x.dim() < 4) x = x.unsqueeze(0);
   return x.dim() > 4 ? x.reshape({1, -1, 1, x.size(-1)}) : x;
 }
 
-// Rows of [B, T, heads, D] in order, with any strides but a last one of 1.
+// Rows of [B, T, heads, D] in order, of any strides except that the last one is 1.
 class RowsOf {
  public:
   explicit RowsOf(const Tensor& x)
@@ -30,7 +30,7 @@ class RowsOf {
     return data_ +
            (token / tokens_ * batch_stride_ + token % tokens_ * token_stride_ + head * head_stride_) * item_size_;
   }
-  // How many of `count` rows from `row` on lie `stride()` apart.
+  // Returns how many of `count` rows from `row` on lie `stride()` apart.
   int64_t evenly_spaced(int64_t row, int64_t count) const {
     return dense_ ? count : std::min(count, heads_ - row % heads_);
   }

@@ -1,4 +1,4 @@
-// Packed weights as f32 on the CPU.
+// Reads packed weights as f32 on the CPU.
 #pragma once
 #include "ops/quantized/packed.h"
 

@@ -1,5 +1,5 @@
-// The causal convolution for one ISA variant. kLanes channels go over all tokens; the last W tokens and the weights
-// stay in registers, so that an element is read and written once.
+// The causal convolution for one ISA variant. Each group of kLanes channels passes over all tokens. The last W tokens
+// and the weights stay in registers, so that each element is read and written once.
 
 template <typename In, typename Out, int W, bool kSilu>
 TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channel, int64_t count) {
@@ -54,7 +54,7 @@ Convolve convolve_of(at::ScalarType dtype, bool from_f32, int64_t W, bool silu) 
 
 TORCH_GDN_INLINE int64_t lanes_of(int64_t left) { return left > kLanes ? kLanes : left > 0 ? left : 0; }
 
-// `count` rows of kColumns elements as columns, and back.
+// Transposes `count` rows of kColumns elements into columns, and back.
 template <int kColumns, typename Element>
 TORCH_GDN_INLINE void load_columns(const Element* from, int64_t count, Floats (&columns)[kColumns]) {
 #pragma GCC unroll 4
@@ -187,7 +187,7 @@ ReadTransposed read_transposed_of(at::ScalarType dtype) {
   return dtype == at::kHalf ? &read_transposed<c10::Half> : &read_transposed<c10::BFloat16>;
 }
 
-// f(a null pointer of the element's type, S as a constant)
+// Calls f with a null pointer to the element type, and S as a constant.
 template <typename F>
 TORCH_GDN_INLINE void with_columns(at::ScalarType dtype, int64_t S, const F& f) {
   const auto with_element = [&](auto* element) __attribute__((always_inline)) {

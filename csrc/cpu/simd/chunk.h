@@ -1,5 +1,5 @@
-// The kernels of ChunkKernels for one ISA variant. One core has a chunk and a panel to itself: the panel of the state,
-// 16 KB, stays in its first-level cache while the chunk's rows go over it.
+// The kernels of ChunkKernels for one ISA variant. One core processes a chunk and a panel by itself. The panel of the
+// state, 16 KB, stays in its first-level cache while the chunk's rows pass over it.
 
 // A tile of kRows x (kVectors * kLanes) sums stays in registers: with 512-bit vectors 8 x 32 in 16 of 32 registers, so
 // that a multiplication needs 10 loads for its 16 multiply-adds.
@@ -60,7 +60,7 @@ TORCH_GDN_INLINE Tile load_tile(const float* in) {
   return tile;
 }
 
-// Whether the left operand of a product has the pairs of a row next to each other, also where it is k^T.
+// Says whether the left operand of a product has the pairs of a row next to each other, even if it is k^T.
 #if TORCH_GDN_ISA_HAS_AMX || TORCH_GDN_ISA_HAS_BFMMLA
 constexpr bool kHasRowsOfPairs = true;
 #else
@@ -73,7 +73,7 @@ static_assert(kRowsAtOnce % (2 * kShortStep) == 0 && kRows == 8 && kTileColumns 
 
 enum AmxTile { kLeftSums, kRightSums, kLongA, kLongLeftB, kLongRightB, kShortA, kShortLeftB, kShortRightB };
 
-// The shapes of a core's tiles, while it uses them.
+// Sets the shapes of a core's tiles while it uses them.
 class AmxTiles {
  public:
   TORCH_GDN_INLINE AmxTiles() {
@@ -87,7 +87,7 @@ class AmxTiles {
   TORCH_GDN_INLINE ~AmxTiles() { asm volatile("tilerelease"); }
 };
 
-// g++ 12 has these as macros that take numbers alone, and does not know what they read.
+// g++ 12 has these as macros that take only literal numbers, and does not know what they read.
 template <AmxTile To, typename T>
 TORCH_GDN_INLINE void load_amx(const T* from, int64_t row) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(To), "r"(from), "r"(row * sizeof(T)) : "memory");
@@ -140,7 +140,7 @@ TORCH_GDN_INLINE bfloat16x8_t join(uint32x2_t low, uint32x2_t high) {
   return vreinterpretq_bf16_u32(vcombine_u32(low, high));
 }
 
-// An instruction multiplies 2 rows by 2 columns over two pairs: 16 blocks of 2 x 2 sums. step is 1.
+// One instruction multiplies 2 rows by 2 columns over two pairs, giving 16 blocks of 2 x 2 sums. step is 1.
 TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t, const Pair* b, int64_t count) {
   float32x4_t sums[kRows / 2][kTileColumns / 2] = {};
   for (int64_t p = 0; p < count; p += 2, a += 2, b += 2 * kColumns) {
@@ -170,7 +170,7 @@ TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t
 }
 #endif
 
-// A tile, or numbers of a row, as what a later product multiplies.
+// Converts a tile, or numbers of a row, to the operand of a later product.
 TORCH_GDN_INLINE void store_operand(const Tile& tile, float* out) { store_tile(tile, out); }
 TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, float* out) {
 #pragma omp simd
@@ -184,7 +184,7 @@ TORCH_GDN_INLINE Halves downcast(Floats x) { return (Halves)vreinterpret_u16_bf1
 #endif
 
 #if TORCH_GDN_ISA_HAS_BF16 || TORCH_GDN_ISA_HAS_BFMMLA
-// Rows 2p and 2p + 1 of a tile as one row of pairs.
+// Stores rows 2p and 2p + 1 of a tile as one row of pairs.
 TORCH_GDN_INLINE void store_operand(const Tile& tile, Pair* out) {
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kRows; i += 2) {
@@ -227,7 +227,7 @@ TORCH_GDN_INLINE void read_rows(const HeadRows& in, int64_t width, const KeyTile
 TORCH_GDN_INLINE void read_rows(const HeadRows& in, int64_t width, const KeyTiles<Pair>& tiles, Pair* out) {
   const int64_t length = tiles.K / 2;
   for (int64_t i = 0; i < tiles.tokens; ++i) {
-    out[i * length + width / 2] = 0;  // half a pair where the width is odd
+    out[i * length + width / 2] = 0;  // half a pair if the width is odd
     for (int64_t j = ceil_div(width, 2); j < length; ++j) out[i * length + j] = 0;
     __builtin_memcpy(out + i * length, in.data + i * in.stride, width * 2);
   }
@@ -263,8 +263,8 @@ TORCH_GDN_INLINE void transpose(const Operand* in, int64_t rows, int64_t length,
   }
 }
 
-// Rows 2p and 2p + 1 of [rows, length] pairs of columns, as pairs of rows: [rows / 2, 2 * length], or [2 * length, 16]
-// (kHasRowsOfPairs).
+// Stores rows 2p and 2p + 1 of [rows, length] pairs of columns as pairs of rows: [rows / 2, 2 * length], or [2 *
+// length, 16] (kHasRowsOfPairs).
 TORCH_GDN_INLINE void pair_rows(const Pair* in, int64_t rows, int64_t length, Pair* out) {
   const int64_t row = kHasRowsOfPairs ? 1 : 2 * length, column = kHasRowsOfPairs ? kTokens / 2 : 1;
   for (int64_t i = 0; i < rows; i += 2, in += 2 * length, out += row) {
@@ -277,7 +277,7 @@ TORCH_GDN_INLINE void pair_rows(const Pair* in, int64_t rows, int64_t length, Pa
   }
 }
 
-// a k^T up to the diagonal.
+// Computes a k^T up to the diagonal.
 template <typename Operand>
 TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>& tiles, float* out) {
   const int64_t length = tiles.K / kTogether<Operand>;
@@ -292,8 +292,8 @@ TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>
 
 TORCH_GDN_INLINE int64_t item_size(at::ScalarType dtype) { return dtype == at::kFloat ? 4 : 2; }
 
-// Rows lie kilobytes apart, and no processor guesses which are next: those to be read are fetched a chunk ahead, those
-// to be written when their chunk begins.
+// Rows lie kilobytes apart, and no processor guesses which come next. Rows to read are fetched a chunk ahead, rows to
+// write when their chunk begins.
 TORCH_GDN_INLINE void prefetch_rows(const HeadRows& rows, int64_t first, int64_t count, int64_t columns) {
   const int64_t bytes = columns * item_size(rows.dtype);
   for (int64_t i = first; i < first + count; ++i) {
@@ -319,8 +319,8 @@ void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normali
   multiply_by_keys(tiles.q, tiles, tiles.q_k);
 }
 
-// The cumulative sum is kept in f64: no digits of exp(c_i - c_j) are lost to a large c. Past the chunk it goes on
-// unchanged, and beta is 0.
+// The cumulative sum is in f64, so that exp(c_i - c_j) loses no digits to a large c. Past the chunk it stays constant,
+// and beta is 0.
 template <typename Operand>
 void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<Operand>& head) {
   double sums[kTokens], sum = 0;
@@ -369,7 +369,7 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
   }
 }
 
-// v_new of kRows rows, from the state and the v_new of the rows before: forward substitution, in registers.
+// Computes v_new of kRows rows from the state and the v_new of the rows before: forward substitution, in registers.
 template <typename Operand, typename Keys, typename Head>
 TORCH_GDN_INLINE Tile solve_rows(const Keys& keys, const Head& head, int64_t i, int64_t j, const Operand* state,
                                  const PanelTiles<Operand>& tiles) {
@@ -399,7 +399,7 @@ TORCH_GDN_INLINE Tile solve_rows(const Keys& keys, const Head& head, int64_t i, 
   return tile;
 }
 
-// o of kRows rows: what the state answers, and what the chunk's own tokens do.
+// Computes o of kRows rows: the state's part plus the part of the chunk's own tokens.
 template <typename Operand, typename Keys, typename Head>
 TORCH_GDN_INLINE Tile answer_rows(const Keys& keys, const Head& head, int64_t i, int64_t j, const Operand* state,
                                   const Operand* v_new) {
@@ -411,7 +411,7 @@ TORCH_GDN_INLINE Tile answer_rows(const Keys& keys, const Head& head, int64_t i,
   return tile;
 }
 
-// S <- exp(c_last) S + k^T (exp(c_last - c) v_new); decay(i) is of row i of S, as base and change.
+// Computes S <- exp(c_last) S + k^T (exp(c_last - c) v_new). decay(i) is the decay of row i of S, as base and change.
 template <typename Operand, typename Keys, typename Decay>
 TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Decay& decay,
                                    const PanelTiles<Operand>& tiles, float* state, Operand* operand) {
@@ -419,7 +419,7 @@ TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Dec
   for (int64_t i = 0; i < keys.K; i += kRows) {
     for (int64_t j = 0; j < kColumns; j += kTileColumns) {
       float* at = state + i * kColumns + j;
-      Tile tile{};  // of all tokens, rounded as one with the decay: each may be small beside S
+      Tile tile{};  // the sum over all tokens, rounded once with the decay: each term may be small compared with S
       const auto [row, step] = kHasRowsOfPairs ? std::pair(kTokens / 2, int64_t{1}) : std::pair(int64_t{1}, keys.K);
       accumulate(tile, k + i * row, row, step, tiles.writing + j, keys.rows / kTogether<Operand>);
 #pragma GCC unroll 8
@@ -437,7 +437,7 @@ TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Dec
   }
 }
 
-// k_writing: the keys that the update of the state multiplies.
+// `k_writing` holds the keys that the update of the state multiplies.
 template <typename Operand, typename Keys, typename Head, typename Decay>
 TORCH_GDN_INLINE void advance_panel(const Keys& keys, const Head& head, const Operand* k_writing, const Decay& decay,
                                     const HeadRows& v, const HeadRows& o, int64_t columns, float* state,

@@ -1,7 +1,7 @@
-// The kernels of ChannelKernels for one ISA variant. exp(-c) may be infinite, so that only exp of a sum of log decays
-// is formed, each of which stands between two tokens: nothing cancels, and none is above 1. Blocks of 8 tokens: within
-// one, for each pair of tokens. Else the product of what decays a key up to the start of the block and what decays from
-// there on to the token that reads it.
+// The kernels of ChannelKernels for one ISA variant. exp(-c) may be infinite, so the code only takes exp of a sum of
+// log decays between two tokens: nothing cancels, and no factor is above 1. It works in blocks of 8 tokens. Within a
+// block it computes each pair of tokens by itself. Between blocks it multiplies the decay of a key up to the start of
+// the block by the decay from there to the token that reads it.
 #include "cpu/simd/chunk.h"
 
 constexpr int64_t kBlock = kRowsAtOnce, kDots = 4;
@@ -31,7 +31,7 @@ TORCH_GDN_INLINE Floats log_decay(Floats raw, const ChannelGates& gates, int64_t
   return gates.lower_bound < 0 ? gates.lower_bound * sigmoid(gates.rate * x) : -gates.rate * softplus(x);
 }
 
-// Zeros past the chunk.
+// Writes zeros past the chunk.
 TORCH_GDN_INLINE void read_log_decays(const ChannelKeys& keys, const ChannelGates& gates, float* out) {
   prefetch_rows(gates.g, kTokens, keys.tokens, gates.width);
   upcast_rows(gates.g, keys.tokens, keys.rows, gates.width, out, keys.K);
@@ -54,7 +54,7 @@ void write_log_decays(const ChannelGates& gates, const HeadRows& out) {
   }
 }
 
-// k_i . k_j and q_i . k_j of a block's token j and those after it, decayed from j to i.
+// Computes k_i . k_j and q_i . k_j of a block's token j and the tokens after it, decayed from j to i.
 TORCH_GDN_INLINE void multiply_by_key(const ChannelKeys& keys, ChannelTiles& tiles, int64_t first, int64_t j) {
   const int64_t K = keys.K, rows = first * K;
   Floats of_k[kBlock] = {}, of_q[kBlock] = {};
@@ -79,7 +79,7 @@ TORCH_GDN_INLINE void multiply_by_key(const ChannelKeys& keys, ChannelTiles& til
   }
 }
 
-// out[i][j] = a_i . b_j of kDots rows of each.
+// Computes out[i][j] = a_i . b_j for kDots rows of each.
 TORCH_GDN_INLINE void multiply_rows(const float* a, const float* b, int64_t K, float* out) {
   Floats sums[kDots * kDots] = {};
   for (int64_t d = 0; d < K; d += kLanes) {
@@ -100,7 +100,8 @@ TORCH_GDN_INLINE void multiply_rows(const float* a, const float* b, int64_t K, f
   for (int64_t i = 0; i < kDots; ++i) __builtin_memcpy(out + i * kTokens, dots + i * kDots, kDots * sizeof(float));
 }
 
-// q and k of a block, decayed from its start on; and from the chunk's, after which `before` has passed until the block.
+// Computes q and k of a block, decayed from its start on and from the chunk's start on. `before` is the log decay from
+// the start of the chunk to the block.
 struct BlockRows {
   alignas(64) float q[kBlock * kLargestK], k[kBlock * kLargestK];
 };
@@ -122,7 +123,7 @@ TORCH_GDN_INLINE void decay_block(const ChannelKeys& keys, ChannelTiles& tiles, 
   }
 }
 
-// The keys up to the end of a block, decayed up to there.
+// Computes the keys up to the end of a block, decayed up to there.
 TORCH_GDN_INLINE void leave_block(const ChannelKeys& keys, ChannelTiles& tiles, int64_t first, float* before) {
   for (int64_t d = 0; d < keys.K; d += kLanes) {
     Floats passed{};

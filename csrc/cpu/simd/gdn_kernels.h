@@ -8,16 +8,16 @@
 
 namespace torch_gdn::cpu {
 
-constexpr int64_t kTokens = 32;     // of a chunk, at most
-constexpr int64_t kColumns = 32;    // of a panel
+constexpr int64_t kTokens = 32;     // per chunk, at most
+constexpr int64_t kColumns = 32;    // per panel
 constexpr int64_t kRowsAtOnce = 8;  // tiles have a multiple of so many rows, zero past the chunk and past K
 
 inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // NaN stays NaN
 
 inline int64_t padded(int64_t rows) { return ceil_div(rows, kRowsAtOnce) * kRowsAtOnce; }
 
-// What is multiplied: floats, or bf16 numbers in pairs that lie next to each other along the sum of a product, the
-// first in the low half. A product of pairs is a sum in f32 all the same.
+// What a product multiplies: floats, or bf16 numbers in pairs. A pair's numbers are neighbours along the sum of a
+// product, the first in the low half. A product of pairs is still summed in f32.
 using Pair = uint32_t;
 template <typename Operand>
 constexpr int64_t kTogether = sizeof(float) / sizeof(Operand);
@@ -37,7 +37,7 @@ struct KeyTiles {
   alignas(64) float q_factor[kTokens], k_factor[kTokens];  // 1, or what makes the row's norm 1
 };
 
-// What a chunk's tokens are to one value head, whatever the state is. c: the cumulative sum of g.
+// A chunk's tokens for one value head, independent of the state. c is the cumulative sum of g.
 template <typename Operand>
 struct HeadTiles {
   alignas(64) float update[kTokens * kTokens];    // -A, strictly lower: v_new = (I + A)^-1 beta (v - exp(c) k S)
@@ -46,10 +46,10 @@ struct HeadTiles {
   alignas(64) float reading[kTokens];   // beta exp(c)
   alignas(64) float querying[kTokens];  // scale exp(c)
   alignas(64) float writing[kTokens];   // exp(c_last - c)
-  float base, change;                   // whose sum is exp(c_last)
+  float base, change;                   // their sum is exp(c_last)
 };
 
-// What one panel of one chunk needs.
+// The scratch of one panel of one chunk.
 template <typename Operand>
 struct PanelTiles {
   alignas(64) float v[kTokens * kColumns];  // [rows, 32]
@@ -68,21 +68,21 @@ struct HeadGates {
 
 template <typename Operand>
 struct ChunkKernels {
-  // Tokens of a chunk (`tiles.tokens`, with K columns of `width`) and their products.
+  // Reads the tokens of a chunk (`tiles.tokens`, with K columns of `width`) and computes their products.
   void (*read_keys)(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles);
   void (*make_head)(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<Operand>& head);
-  // One chunk of one panel: `columns` columns of o from those of v, and the state after the chunk. `operand` is the
-  // state as an operand, which for floats is the state itself.
+  // Advances one panel by one chunk: computes `columns` columns of o from those of v, and the state after the chunk.
+  // `operand` is the state as an operand; for floats it is the state itself.
   void (*advance)(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
                   int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles);
   void (*make_operand)(const float* state, int64_t K, Operand* operand);
 };
 
-// What the recurrence reads and writes for some columns of V of one head of one sequence.
+// The inputs and outputs of the recurrence for some columns of V of one head of one sequence.
 struct RecurrentHead {
   HeadRows q, k, v, o;
-  HeadRows beta;    // one f32 a token, or (has_vector_beta) a row
-  HeadRows gk, gv;  // rows of further decays; data is nullptr where there are none
+  HeadRows beta;    // one f32 per token, or (has_vector_beta) a row
+  HeadRows gk, gv;  // rows of further decays; data is nullptr if there are none
   const float* g;
   int64_t g_stride;  // floats from token to token
   int64_t tokens, K, columns;
@@ -90,25 +90,26 @@ struct RecurrentHead {
   bool normalise, has_vector_beta;
 };
 
-// f32 rows of a state as it was, and where its new ones go: the same place or another.
+// f32 rows of the old state, and where to write the new ones: in the same place or another.
 struct StateRows {
   const float* from;
   float* to;
   int64_t from_stride, to_stride;
-  int64_t to_next;  // floats from this state to the one that this core reads after it, which is fetched meanwhile; or 0
+  int64_t to_next;  // floats from this state to the next one that this core reads, to fetch it meanwhile; or 0
 };
 
 struct RecurrentKernels {
-  // Rows [K, columns]. Columns up to the next multiple of 32 are read and written too. Only a panel may have gv.
+  // Takes rows [K, columns]. It also reads and writes the columns up to the next multiple of 32. Only a panel may have
+  // gv.
   void (*run_key_rows)(const RecurrentHead& head, const StateRows& state);
-  // Rows [columns, K]; K must be a multiple of 16, `columns` of 4, and there must be no gv.
+  // Takes rows [columns, K]. K must be a multiple of 16 and `columns` of 4, and there must be no gv.
   void (*run_value_rows)(const RecurrentHead& head, const StateRows& state);
 };
 
 const RecurrentKernels& recurrent_kernels();
 
 const ChunkKernels<float>& chunk_kernels();
-// For bf16, or nullptr where this machine has no instruction for it.
+// The kernels for bf16, or nullptr if this machine has no instruction for it.
 const ChunkKernels<Pair>* chunk_kernels_of_pairs();
 
 }  // namespace torch_gdn::cpu

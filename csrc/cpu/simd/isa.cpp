@@ -21,7 +21,7 @@ namespace torch_gdn::cpu {
 namespace {
 
 #if TORCH_GDN_HAS_X86_ISAS
-// g++ 12 has no name for it that __builtin_cpu_supports takes.
+// g++ 12 has no name for it that __builtin_cpu_supports accepts.
 bool has_amx_bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bit_AMX_BF16);
@@ -38,7 +38,7 @@ bool has_bfmmla() {
 #endif
 }
 
-// torch has one capability without SVE, and does not tell which it was told.
+// torch has one capability without SVE, and does not report which one was set.
 bool is_limited() {
   const char* capability = std::getenv("ATEN_CPU_CAPABILITY");
   return capability != nullptr && std::string_view(capability) == "default";

@@ -1,8 +1,8 @@
-// Compiles the file TORCH_GDN_PER_ISA once for each ISA variant, in a namespace of its own, after vectors.h. It has no
-// include guard, and neither has that file, which may include nothing: the inline functions of a header would be
-// compiled for that ISA, and the linker may keep that copy for everybody. The unnamed namespaces keep the variants of
-// one file apart from another file's. TORCH_GDN_HAS_BF16_VARIANTS adds AVX-512 with products of bf16,
-// and AMX beside it; bfmmla on arm64.
+// Compiles the file TORCH_GDN_PER_ISA once for each ISA variant, in its own namespace, after vectors.h. It has no
+// include guard. That file has none either and may include nothing: a header's inline functions would be compiled for
+// that ISA, and the linker may keep that copy for everybody. The unnamed namespaces keep the variants of one file apart
+// from another file's. TORCH_GDN_HAS_BF16_VARIANTS adds AVX-512 with products of bf16, and AMX with it; bfmmla on
+// arm64.
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -16,7 +16,7 @@
 
 #define TORCH_GDN_INLINE [[gnu::always_inline]] inline
 
-// Vectors are parameters of functions that are always inlined: no caller sees how they would be passed.
+// Vectors are parameters only of functions that are always inlined, so no caller depends on how they are passed.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -104,7 +104,7 @@ TORCH_GDN_END_ISA
 #undef TORCH_GDN_REGISTERS
 #endif
 
-// What every processor of its kind has.
+// The instructions that every processor of its kind has.
 #if defined(__x86_64__)
 #define TORCH_GDN_REGISTERS 16
 #else

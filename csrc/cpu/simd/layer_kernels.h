@@ -6,8 +6,8 @@
 
 namespace torch_gdn::cpu {
 
-constexpr int64_t kChannels = 512;            // of a convolution's work item, and a row of its weights and history
-constexpr int64_t kTransposedChannels = 128;  // of a work item of channel-first x
+constexpr int64_t kChannels = 512;            // per work item of a convolution, and per row of its weights and history
+constexpr int64_t kTransposedChannels = 128;  // per work item of channel-first x
 constexpr int64_t kTransposedTokens = 64;     // transposed at once: 32 KB with 128 channels
 constexpr int64_t kLargestW = 4;
 
@@ -17,7 +17,7 @@ struct ConvolutionRows {
   int64_t in_stride;
   void* out;
   int64_t out_stride;
-  const void* residual;  // added last, of out's dtype; nullptr: none
+  const void* residual;  // added last, of out's dtype; nullptr if there is none
   int64_t residual_stride;
   int64_t tokens, channels;
   const float *weight, *bias;  // [W, kChannels], [kChannels]
@@ -25,11 +25,12 @@ struct ConvolutionRows {
 };
 using Convolve = void (*)(const ConvolutionRows&);
 
-// One token of some channels; x, states and y of one dtype, W = 4. The state moves on by one column in registers.
+// One token of some channels. x, states and y have one dtype, and W is 4. The state moves on by one column in
+// registers.
 struct ConvolutionStep {
   const void* x;
   const float *weight, *bias;  // [W, kChannels], [kChannels]
-  const void* before;          // [channels, S], or nullptr: zeros
+  const void* before;          // [channels, S], or nullptr for zeros
   const void* residual;        // as in ConvolutionRows
   void *after, *y;             // `after` may be `before`
   int64_t column_stride;       // of the states: elements from column to column of dense channels, or 1: the reverse
@@ -37,16 +38,16 @@ struct ConvolutionStep {
 };
 using ConvolveStep = void (*)(const ConvolutionStep&);
 
-// Channel-first x, `stride` elements from channel to channel, as rows of kTransposedChannels floats.
+// Reads channel-first x, `stride` elements from channel to channel, as rows of kTransposedChannels floats.
 using ReadTransposed = void (*)(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out);
 
-// Rows of x, of what is added to it before, and of the outputs, all of one dtype.
+// Rows of x, of the residual, and of the outputs, all of one dtype.
 struct NormRows {
   const void *x, *residual;           // residual may be nullptr
   void *out, *sum;                    // contiguous; sum = x + residual
   int64_t x_stride, residual_stride;  // elements from row to row
   int64_t rows, D;
-  const float* weight;  // [D], or nullptr: ones
+  const float* weight;  // [D], or nullptr for ones
   float weight_offset;  // added to it
   float eps;
   bool round_norm;
@@ -59,19 +60,19 @@ struct GatedNormRows {
   void* out;
   int64_t x_stride, gate_stride;  // elements from row to row; `out` is contiguous
   int64_t rows, D;
-  const float* weight;  // [D], or nullptr: ones
+  const float* weight;  // [D], or nullptr for ones
   float eps;
   bool sigmoid, round_norm, round_product;
 };
 using NormaliseGatedRows = void (*)(const GatedNormRows&);
 
 struct ConvolutionKernels {
-  // From rows of x, or of floats, to rows of x's dtype.
+  // Goes from rows of x, or of floats, to rows of x's dtype.
   Convolve (*convolve)(at::ScalarType dtype, bool from_f32, int64_t W, bool silu);
-  // S is 3 or 4. dense_channels: of each column of the states.
+  // S is 3 or 4. `dense_channels`: whether the channels of each column of the states are dense.
   ConvolveStep (*convolve_step)(at::ScalarType dtype, int64_t S, bool silu, bool dense_channels);
   ReadTransposed (*read_transposed)(at::ScalarType dtype);
-  // A dense [channels, S], S from 2 to 4, as S rows of kChannels floats, and back.
+  // Reads a dense [channels, S], S from 2 to 4, as S rows of kChannels floats, and writes it back.
   void (*read_columns)(const void* in, at::ScalarType dtype, int64_t channels, int64_t S, float* out);
   void (*write_columns)(const float* in, int64_t channels, int64_t S, at::ScalarType dtype, void* out);
 };
@@ -87,11 +88,11 @@ struct GatedNormKernels {
 };
 const GatedNormKernels& gated_norm_kernels();
 
-// In place.
+// Works in place.
 struct GatingKernels {
-  // Rows [tokens, HV]: factor softplus(a + bias), where factor is -exp(A_log).
+  // Rows [tokens, HV]: computes factor softplus(a + bias), where factor is -exp(A_log).
   void (*log_decays)(float* a, const float* factor, const float* bias, int64_t tokens, int64_t HV);
-  // scale sigmoid(b).
+  // Computes scale sigmoid(b).
   void (*betas)(float* b, int64_t count, float scale);
 };
 const GatingKernels& gating_kernels();

@@ -1,17 +1,17 @@
-// The recurrence token by token, for one ISA variant. A state is read from memory once for each token and written
-// once: one pass reads (S^T k), the next decays, writes and answers, from the caches of the core. A pass keeps its sums
-// in registers: 8 vectors, 128 columns of V with 512-bit vectors.
+// The recurrence token by token, for one ISA variant. Each token reads a state from memory once and writes it once: one
+// pass reads (S^T k); the next decays, writes and answers, from the core's caches. A pass keeps its sums in registers:
+// 8 vectors, or 128 columns of V with 512-bit vectors.
 
-// The scratch of one token: rows as f32, zero past V.
+// Scratch for one token: rows as f32, zero past V.
 struct TokenRows {
   alignas(64) float q[kLargestK], k[kLargestK];
-  alignas(64) float base[kLargestK], change[kLargestK], decayed_k[kLargestK];  // where channels of K decay
+  alignas(64) float base[kLargestK], change[kLargestK], decayed_k[kLargestK];  // used if channels of K decay
   alignas(64) float v[kLargestV], beta[kLargestV], gv[kLargestV], o[kLargestV];
 };
 
-// A decay as two factors, S <- base S + change S. Over a thousand tokens with g = -1e-3 the rounding of exp(g), the
-// same each time, adds up to 1e-6; a weak decay is therefore subtracted, as exp(g) - 1, which leaves 2e-7. A strong one
-// must not be: it cancels.
+// A decay as two factors, S <- base S + change S. With g = -1e-3 the rounding of exp(g) is the same for each token and
+// adds up to 1e-6 over a thousand tokens. A weak decay is therefore subtracted, as exp(g) - 1, which leaves 2e-7. A
+// strong one must not be: the subtraction would cancel.
 struct Decay {
   float base, change, whole;
 };
@@ -21,7 +21,7 @@ TORCH_GDN_INLINE Decay decay_from_log(float g) {
   return whole > 0.5f ? Decay{1.0f, __builtin_expm1f(g), whole} : Decay{0.0f, whole, whole};
 }
 
-// What multiplies the state: one factor, as Decay has it, or two for each channel of K.
+// The factors that multiply the state: one pair, as in Decay, or a pair for each channel of K.
 enum class Factors { kWeak, kStrong, kChannels };
 
 template <Factors kFactors, typename Factor>
@@ -31,7 +31,8 @@ TORCH_GDN_INLINE Floats decayed(Floats before, Factor base, Factor change) {
   return base * before + change * before;
 }
 
-// The factors of a token's channels, g among them. S^T k of the decayed state is that of the state and the decayed k.
+// Computes the factors of a token's channels, including g. S^T k of the decayed state equals that of the state and the
+// decayed k.
 TORCH_GDN_INLINE void decay_keys(const RecurrentHead& head, int64_t t, TokenRows& token) {
   upcast_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.change);
   const float g = head.g[t * head.g_stride];
@@ -73,7 +74,7 @@ TORCH_GDN_INLINE void add_to(Sums<kCount>& total, const Sums<kCount>& part) {
   for (int64_t c = 0; c < kCount; ++c) total.at[c] += part.at[c];
 }
 
-// Sums over K are taken 32 rows at a time: the rounding error of K terms is halved.
+// Sums over K run 32 rows at a time, which halves the rounding error of K terms.
 constexpr int64_t kRowsOfPart = 32;
 
 // S^T k.
@@ -94,8 +95,9 @@ TORCH_GDN_INLINE Sums<kCount> read_state(const float* state, int64_t stride, con
   return total;
 }
 
-// S <- decay S + k u^T, from one place to another or the same; returns S^T q of the new S. The last rows come first: of
-// 64 KB that were just read, the last are still in the first-level cache. The next head's rows are fetched meanwhile.
+// Computes S <- decay S + k u^T, in place or into another place, and returns S^T q of the new S. It starts with the
+// last rows: of 64 KB just read, the last are still in the first-level cache. Meanwhile it fetches the next head's
+// rows.
 template <Factors kFactors, int64_t kCount>
 TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column, const Decay& decay,
                                           const TokenRows& token, const Sums<kCount>& u, int64_t K) {
@@ -121,7 +123,7 @@ TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column,
   return total;
 }
 
-// kCount vectors of columns of one token.
+// Processes kCount vectors of columns of one token.
 template <Factors kFactors, int64_t kCount>
 TORCH_GDN_INLINE void step_columns(const StateRows& rows, int64_t column, const Decay& decay, TokenRows& token,
                                    int64_t K, float scale) {
@@ -138,7 +140,7 @@ TORCH_GDN_INLINE void step_columns(const StateRows& rows, int64_t column, const 
   for (int64_t c = 0; c < kCount; ++c) store(token.o + column + c * kLanes, scale * o.at[c]);
 }
 
-// Of the columns of a panel.
+// Processes the columns of a panel.
 TORCH_GDN_INLINE void decay_values(const RecurrentHead& head, int64_t t, const StateRows& rows, TokenRows& token) {
   for (int64_t j = 0; j < kColumns; ++j) token.gv[j] = 0;
   upcast_row(head.gv.data + t * head.gv.stride, head.gv.dtype, head.columns, token.gv);
@@ -168,7 +170,7 @@ TORCH_GDN_INLINE void step_all_columns(const RecurrentHead& head, const StateRow
   }
 }
 
-// f<Factors>(decay) with the decay of a token.
+// Calls f<Factors>(decay) with the decay of a token.
 template <typename F>
 TORCH_GDN_INLINE void with_factors(const RecurrentHead& head, int64_t t, TokenRows& token, const F& f) {
   if (head.gk.data) {
@@ -201,7 +203,7 @@ void run_key_rows(const RecurrentHead& head, const StateRows& state) {
 typedef float Four __attribute__((vector_size(16)));
 typedef float FourInMemory __attribute__((vector_size(16), aligned(4), may_alias));
 
-// The sums of four vectors' elements.
+// Returns the sums of four vectors' elements.
 TORCH_GDN_INLINE Four sums_of(const Sums<4>& x) {
   Four folded[4];
   for (int64_t i = 0; i < 4; ++i) {
@@ -223,7 +225,7 @@ TORCH_GDN_INLINE Four sums_of(const Sums<4>& x) {
   return __builtin_shufflevector(pairs01, pairs23, 0, 1, 4, 5) + __builtin_shufflevector(pairs01, pairs23, 2, 3, 6, 7);
 }
 
-// Four rows of a state [V, K]: each is read and written along K.
+// Processes four rows of a state [V, K], each read and written along K.
 template <Factors kFactors>
 TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay& decay, TokenRows& token, int64_t K,
                                 float scale) {

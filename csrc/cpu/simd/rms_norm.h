@@ -1,5 +1,5 @@
-// The norm for one ISA variant. A row is read twice, for its sum of squares and for its values; the second time from
-// L1.
+// The norm for one ISA variant. It reads a row twice, for the sum of squares and for the values; the second time from
+// the first-level cache.
 
 template <typename Element, bool kResidual>
 TORCH_GDN_INLINE Floats row_values(const Element* x, const Element* residual, int64_t first, int64_t count) {

@@ -1,5 +1,5 @@
-// The gated norm for one ISA variant. A row is read twice, for its sum of squares and for its values; the second time
-// from L1.
+// The gated norm for one ISA variant. It reads a row twice, for the sum of squares and for the values; the second time
+// from the first-level cache.
 
 template <typename Element, typename Gate>
 TORCH_GDN_INLINE void gate_lanes(const GatedNormRows& rows, const Element* x, const Gate* gate, Element* out,

@@ -6,7 +6,7 @@
 
 namespace torch_gdn::cpu {
 
-// Rows of one dtype, as of one head of q: a row a token.
+// Rows of one dtype, such as those of one head of q, with one row per token.
 struct HeadRows {
   char* data;
   int64_t stride;  // bytes from row to row
@@ -14,17 +14,17 @@ struct HeadRows {
 };
 
 struct RowKernels {
-  // Elements of one of the three dtypes of activations, rounded to the nearest, ties to even.
+  // Converts elements of one of the three dtypes of activations, rounding to nearest, ties to even.
   void (*upcast)(const void* in, at::ScalarType dtype, int64_t count, float* out);
   void (*downcast)(const float* in, int64_t count, at::ScalarType dtype, void* out);
-  // y = x rstd with rstd = 1 / sqrt(sum x^2 + eps), for each row of x. `scratch` holds one row. `rstd` holds one number
-  // per row, or is nullptr.
+  // Computes y = x rstd with rstd = 1 / sqrt(sum x^2 + eps) for each row of x. `scratch` holds one row. `rstd` holds
+  // one number per row, or is nullptr.
   void (*normalise)(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t width, float eps, float* scratch,
                     float* rstd);
-  // out[i] = factor[i] * x[i] for each row i.
+  // Computes out[i] = factor[i] * x[i] for each row i.
   void (*scale)(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
-  // inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart. Rows and
-  // columns of `inverse` from `length` up to `rows` become zero.
+  // Computes inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart.
+  // Rows and columns of `inverse` from `length` up to `rows` become zero.
   void (*invert_unit_lower)(const float* A, int64_t stride, int64_t length, int64_t rows, float* inverse,
                             int64_t inverse_stride);
 };

@@ -1,5 +1,5 @@
-// Vectors of kLanes floats for one ISA variant: into and out of the dtypes of activations, arithmetic, and rows of
-// them.
+// Vectors of kLanes floats for one ISA variant: conversions to and from the dtypes of activations, arithmetic, and rows
+// of vectors.
 
 constexpr int kLanes = TORCH_GDN_LANES, kLaneBits = std::countr_zero(unsigned{kLanes});
 constexpr int kRegisters = TORCH_GDN_REGISTERS;
@@ -21,7 +21,7 @@ TORCH_GDN_INLINE Words to_words(Halves x) { return __builtin_convertvector(x, Wo
 TORCH_GDN_INLINE Halves to_halves(Words x) { return __builtin_convertvector(x, Halves); }
 #endif
 
-// What an element of a dtype is in memory, and what it is as f32.
+// The type of an element in memory, and its value as f32.
 template <typename Element>
 struct Memory;
 
@@ -41,16 +41,16 @@ struct Memory<c10::BFloat16> {
   TORCH_GDN_INLINE static Floats rounded(Floats x) { return (Floats)(rounded_bits(x) & 0xFFFF0000); }
 
  private:
-  // In the upper half of each word.
+  // The upper half of each word holds the number.
   TORCH_GDN_INLINE static Words rounded_bits(Floats x) {
     const Words bits = (Words)x;
     return x == x ? bits + 0x7FFF + ((bits >> 16) & 1) : Words{} + 0x7FC00000;
   }
 };
 
-// Without an instruction for halves: exponent and digits of a half, moved into place, are those of a float but for a
-// factor of 2^112, denormals too. The way back rounds a denormal by an addition that leaves its digits at the end of
-// the sum; 2^-14 is the smallest normal half, and 65520 rounds to infinity.
+// Converts halves without an instruction for it. The exponent and digits of a half, moved into place, are those of a
+// float except for a factor of 2^112, even for denormals. The way back rounds a denormal by an addition that leaves its
+// digits at the end of the sum. 2^-14 is the smallest normal half, and 65520 rounds to infinity.
 template <>
 struct Memory<c10::Half> {
   using Lanes = Halves;
@@ -83,13 +83,13 @@ struct Memory<c10::Half> {
   TORCH_GDN_INLINE static Floats rounded(Floats x) { return upcast(downcast(x)); }
 };
 
-// Anywhere in memory.
+// Works at any address.
 TORCH_GDN_INLINE Words load(const uint32_t* from) { return *reinterpret_cast<const WordsInMemory*>(from); }
 TORCH_GDN_INLINE void store(uint32_t* to, Words x) { *reinterpret_cast<WordsInMemory*>(to) = x; }
-// Into the second-level cache; an address beyond the end does no harm.
+// Fetches into the second-level cache. An address beyond the end does no harm.
 TORCH_GDN_INLINE void prefetch(const void* x) { __builtin_prefetch(x, 0, 2); }
 
-// `count` elements in the first lanes, zeros in the others.
+// Loads `count` elements into the first lanes, and zeros into the others.
 template <typename Element>
 TORCH_GDN_INLINE Floats load(const Element* from, int64_t count = kLanes) {
   typename Memory<Element>::Lanes lanes{};
@@ -103,8 +103,8 @@ TORCH_GDN_INLINE void store(Element* to, Floats x, int64_t count = kLanes) {
   __builtin_memcpy(to, &lanes, count * sizeof(Element));
 }
 
-// f(first, count) for kLanes of `count` elements at a time, and then for what is left. Where f is always inlined, the
-// number of a whole vector is a constant in it.
+// Calls f(first, count) for kLanes of `count` elements at a time, then for the rest. If f is always inlined, the size
+// of a whole vector is a constant in it.
 template <typename F>
 TORCH_GDN_INLINE void for_each_vector(int64_t count, const F& f) {
   int64_t i = 0;
@@ -112,7 +112,7 @@ TORCH_GDN_INLINE void for_each_vector(int64_t count, const F& f) {
   if (i < count) f(i, count - i);
 }
 
-// For exp: what its series can take, NaN as it is; and x 2^n, but 0 for an n of -126 or less.
+// For exp: clamps to what its series can take and keeps NaN; and computes x 2^n, but 0 for n of -126 or less.
 #if TORCH_GDN_LANES == 16
 TORCH_GDN_INLINE Floats exponent_in_range(Floats x) {
   return (Floats)_mm512_maskz_min_ps(0xFFFF, _mm512_set1_ps(89.0f), (__m512)x);
@@ -126,14 +126,14 @@ TORCH_GDN_INLINE Floats exponent_in_range(Floats x) {
   const Floats below = x > 89.0f ? all_lanes(89.0f) : x;
   return below < -87.0f ? all_lanes(-87.0f) : below;
 }
-// 2^n is put together as twice 2^(n-1), since n may be 128.
+// Multiplies by 2^(n-1) and doubles, since n may be 128.
 TORCH_GDN_INLINE Floats times_power_of_two(Floats x, Floats n) {
   const Floats half = x * (Floats)(((Words)(n + 12582912.0f) + 126u) << 23);
   return half + half;
 }
 #endif
 
-// 1 / x within 2 ulp, 0 for an x of 2^126 or more. A division takes half as long as all of silu's exp.
+// Returns 1 / x within 2 ulp, and 0 for x of 2^126 or more. A division takes half as long as all of silu's exp.
 TORCH_GDN_INLINE Floats reciprocal(Floats x) {
 #if TORCH_GDN_LANES == 16
   const Floats guess = (Floats)_mm512_maskz_rcp14_ps(0xFFFF, (__m512)x);
@@ -173,14 +173,14 @@ TORCH_GDN_INLINE Floats exponential(Floats x) {
   return times_power_of_two(p + 1.0f, n);
 }
 
-// y exp(x) with about one rounding: of y + p y.
+// Returns y exp(x) with about one rounding, as y + p y.
 TORCH_GDN_INLINE Floats times_exponential(Floats y, Floats x) {
   const auto [p, n] = exponential_parts(x);
   return times_power_of_two(y + p * y, n);
 }
 
-// exp(x) = base + change: 1 and exp(x) - 1 near 0, so that a state S keeps its digits in base S + (change S + update);
-// else 0 and exp(x).
+// Splits exp(x) = base + change. Near 0 they are 1 and exp(x) - 1, so that a state S keeps its digits in base S +
+// (change S + update); else 0 and exp(x).
 struct DecayParts {
   Floats base, change;
 };
@@ -193,7 +193,7 @@ TORCH_GDN_INLINE DecayParts decay_parts(Floats x) {
 
 TORCH_GDN_INLINE Floats sigmoid(Floats x) { return reciprocal(1.0f + exponential(-x)); }
 
-// For a result that is rounded to Element.
+// Used for a result that is rounded to Element.
 template <typename Element>
 TORCH_GDN_INLINE Floats silu(Floats x) {
 #if TORCH_GDN_LANES == 16
@@ -217,14 +217,14 @@ TORCH_GDN_INLINE Floats softplus(Floats x) {
   return above + (series * square * (2.0f * s) + 2.0f * s);
 }
 
-// Lanes of a and b alternately, from lane kFirst of each on.
+// Interleaves lanes of a and b, from lane kFirst of each on.
 template <int kFirst, int... kLane>
 TORCH_GDN_INLINE Floats interleave(Floats a, Floats b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + (kLane % 2) * int(kLanes))...);
 }
 
-// Takes the element at (vector, lane) to where its number, vector * kLanes + lane in bits, is rotated to the left by
-// kBits: with log2(kLanes) bits, kLanes vectors become their transpose.
+// Moves the element at (vector, lane) to the place whose number, vector * kLanes + lane in bits, is rotated left by
+// kBits. With log2(kLanes) bits, kLanes vectors become their transpose.
 template <int kBits, int kVectors>
 TORCH_GDN_INLINE void transpose(Floats (&x)[kVectors]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
@@ -241,7 +241,8 @@ TORCH_GDN_INLINE void transpose(Floats (&x)[kVectors]) {
   }
 }
 
-// Three to a group: kLane of each group's member kMember, of 3 vectors that lie one after the other; and back.
+// Splits 3 consecutive vectors into groups of three and returns their members number kMember. groups_of_three reverses
+// it.
 template <int kMember, int... kLane>
 TORCH_GDN_INLINE Floats member_of_three(const Floats (&x)[3], std::integer_sequence<int, kLane...>) {
   constexpr int kTwo = 2 * kLanes;
@@ -257,7 +258,7 @@ TORCH_GDN_INLINE Floats groups_of_three(const Floats (&x)[3], std::integer_seque
   return __builtin_shufflevector(two, x[2], ((kFirst + kLane) % 3 == 2 ? (kFirst + kLane) / 3 + kLanes : kLane)...);
 }
 
-// Rows of kColumns elements, kLanes rows in all, as columns; and back.
+// Transposes kLanes rows of kColumns elements into columns, and back.
 template <int kColumns>
 TORCH_GDN_INLINE void split_columns(Floats (&x)[kColumns]) {
   if constexpr (kColumns == 3) {
@@ -284,7 +285,7 @@ TORCH_GDN_INLINE void join_columns(Floats (&x)[kColumns]) {
   }
 }
 
-// Lane i: the sum of x[i]. Each step adds the halves of two vectors into one, whose lanes then alternate.
+// Returns the sum of x[i] in lane i. Each step adds the halves of two vectors into one, whose lanes then alternate.
 TORCH_GDN_INLINE Floats sums_of_lanes(Floats (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
 #pragma GCC unroll 4
@@ -344,7 +345,7 @@ TORCH_GDN_INLINE void downcast_row(const float* in, int64_t count, at::ScalarTyp
   }
 }
 
-// Blocks are summed separately, so that the rounding error does not grow with count.
+// Sums blocks separately, so that the rounding error does not grow with count.
 TORCH_GDN_INLINE float sum_of_squares(const float* x, int64_t count) {
   constexpr int64_t kBlock = 1024;
   double sum = 0;

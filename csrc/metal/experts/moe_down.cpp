@@ -11,8 +11,8 @@ namespace torch_gdn {
 namespace {
 
 struct Call {
-  Tensor hidden, shared_hidden, shared_down_proj;  // those of the shared expert undefined where there is none
-  Tensor residual;                                 // undefined where there is none
+  Tensor hidden, shared_hidden, shared_down_proj;  // those of the shared expert are undefined if there is none
+  Tensor residual;                                 // undefined if there is none
   int width;                                       // of vectors
   MoeDownParameters parameters;
 };

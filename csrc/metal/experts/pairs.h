@@ -1,4 +1,4 @@
-// Pairs of a token and an expert, for the kernels of few tokens and of many.
+// Lists the pairs of a token and an expert, for the kernels of few tokens and of many.
 #pragma once
 #include <ATen/ops/empty.h>
 
@@ -10,21 +10,21 @@
 
 namespace torch_gdn {
 
-constexpr int64_t kFewTokens = 8;  // whose sums the registers of a kernel hold
+constexpr int64_t kFewTokens = 8;  // the registers of a kernel hold the sums of so many
 
 PairParameters pair_parameters(const ExpertShape<>& shape, const Tensor& topk_ids);
 
-// Whether a step of so few tokens goes to the kernels that read each active expert's weights once.
+// Returns whether a step has so few tokens that it uses the kernels that read each active expert's weights once.
 inline bool is_few(const ExpertShape<>& shape) {
   return shape.T <= kFewTokens && shape.T * shape.k <= kFewPairs && (shape.T > 1 || shape.k <= 32);
 }
-// Tokens that the kernel's registers hold.
+// Returns the number of tokens that the kernel's registers hold.
 inline int64_t most_tokens(const ExpertShape<>& shape) { return shape.T == 1 ? 1 : kFewTokens; }
 
-// What moe_align makes of topk_ids.
+// The output of moe_align for topk_ids.
 struct Alignment {
   Tensor sorted_pairs, tiles;
-  int64_t tiles_of_pairs, tiles_of_tokens;  // the latter of the shared expert
+  int64_t tiles_of_pairs, tiles_of_tokens;  // tiles_of_tokens are those of the shared expert
 };
 Alignment new_alignment(const ExpertShape<>& shape, const Tensor& topk_ids);
 Launch launch_align(const Alignment& alignment, const Tensor& topk_ids, const PairParameters& parameters);

@@ -4,7 +4,7 @@
 
 namespace torch_gdn {
 
-// For sequences of these sizes on this device.
+// Chooses the algorithm for sequences of these sizes on this device.
 PrefillChoice choose_prefill(const ChunkedRule<int64_t>& op);
 
 }  // namespace torch_gdn

@@ -1,4 +1,4 @@
-// Prefill by one of three algorithms (launch/prefill.h).
+// Runs prefill by one of three algorithms (launch/prefill.h).
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 using Rule = ChunkedRule<int64_t>;
 
-// One kernel prepares each chunk by itself, one computes the states between chunks, and one the outputs.
+// Runs three kernels: one prepares each chunk by itself, one computes the states between chunks, and one the outputs.
 std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h_output) {
   const auto& s = op.shape;
   auto in = rule_inputs(op);
@@ -49,7 +49,7 @@ std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, cons
   return launches;
 }
 
-// A call without tokens runs the recurrence, which zeros the states of slots without has_initial_state.
+// A call without tokens runs the recurrence, which zeros the states in slots without has_initial_state.
 std::vector<Launch> prefill_launches(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h) {
   const auto [algorithm, chunk_size] = choose_prefill(op);
   if (op.shape.T == 0 || algorithm == PrefillAlgorithm::kRecurrent) {
@@ -70,7 +70,7 @@ void run_prefill(const Rule& op, const StateIo& states, const Tensor& o, const T
   o.copy_(in_float32);
 }
 
-// The kernels have one dtype for q, k and v: float32 where they differ.
+// The kernels take one dtype for q, k and v: float32 if the three differ.
 template <typename Op>
 Op in_one_dtype(Op op) {
   if (op.has_one_dtype()) return op;

@@ -31,18 +31,18 @@ ChannelOrder channel_order(const Step& step) {
 Launch launch_convolution(const Step& step) {
   const auto& op = step.op;
   const auto convolution = op.convolution(step.qkv, step.cu_seqlens);
-  // Where each sequence has one slot, both launches share what locates it.
+  // If each sequence has one slot, both launches share the launch that locates it.
   const bool is_shared = !op.pool.has_slot_per_token();
   const Slots slots = is_shared ? step.states.slots : slots_on(op.qkv.device(), convolution.pool);
   return launch_causal_conv1d_update(convolution, slots, channel_order(step), step.mixed);
 }
 
-// How a projection [B, T, HV * size] is read, or one by key head, whose groups are `group` apart.
+// Says how to read a projection [B, T, HV * size], or one by key head, whose groups are `group` apart.
 GroupedStrides grouped_strides(const Tensor& x, int64_t size, int64_t group) {
   return {x.stride(0), x.stride(1), group * x.stride(2), size * x.stride(2)};
 }
 
-// The gates' parameters, with the strides of a head within its group.
+// Makes the gates' parameters, with the strides of a head within its group.
 Gates gates_of(const Step& step, GdnDecodeParameters& parameters) {
   const auto& op = step.op;
   const int64_t members = step.members(), group = op.is_by_key_head() ? 2 * members : members;
@@ -54,7 +54,7 @@ Gates gates_of(const Step& step, GdnDecodeParameters& parameters) {
   return gates;
 }
 
-// z, and how it is read: by key head it is the end of each group of qkv.
+// z, and how to read it: by key head, it is the end of each group of qkv.
 Tensor z_of(const Step& step, GdnDecodeParameters& parameters) {
   const auto& s = step.op.shape;
   const int64_t values = step.members() * s.V, before = 2 * s.K + values;

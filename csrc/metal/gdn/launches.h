@@ -1,4 +1,4 @@
-// Launches that several ops share. Tensors are checked, allocated and in the form that the kernels read.
+// Launches that several ops share. Tensors are checked and allocated, and have the form that the kernels read.
 #pragma once
 #include "metal/gdn/rule_inputs.h"
 
@@ -10,14 +10,14 @@ Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_s
                                            const Tensor& o);
 Launch launch_fused_chunk_kda(const RuleInputs& in, int64_t chunk_size, const StateIo& states, const Tensor& o);
 
-// What is known of a prefill's chunks when each is taken by itself.
+// The chunks of a prefill, each prepared by itself.
 struct Chunks {
-  Tensor q, k;                          // [B, T, H, K]; with log_decays both are decayed and have HV heads
+  Tensor q, k;                          // [B, T, H, K]; with log_decays both include the decay and have HV heads
   Tensor w, u;                          // [B, T, HV, K] and [B, T, HV, V]
-  optional<Tensor> g_cumsum;            // [B, T, HV], f32: one decay a head
+  optional<Tensor> g_cumsum;            // [B, T, HV], f32: one decay per head
   optional<Tensor> log_decays, scores;  // [B, NT, HV, K] of whole chunks and [B, T, HV, C], f32: decays of channels
 };
-// These fill what is not an input.
+// These functions fill the fields that are not inputs.
 Launch launch_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks);
 Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks);
 
@@ -32,7 +32,7 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call);
 
 struct ChunkFwdOCall {
   ChunkShape<> shape;
-  Chunks chunks;  // w and u are not read; nor k where there are scores
+  Chunks chunks;  // w and u are not read, nor is k if there are scores
   Tensor v_new, h;
   optional<Tensor> cu_seqlens;
   Slots slots;

@@ -1,4 +1,4 @@
-// The inputs of a delta rule in the form that its kernels read.
+// Makes the inputs of a delta rule in the form that its kernels read.
 #pragma once
 #include "metal/gates.h"
 #include "metal/gdn/states.h"
@@ -36,7 +36,7 @@ struct RuleInputs {
 
 RuleInputs rule_inputs(const GatedDeltaRule<>& op);
 
-// Where asked for, q and k of their own, normalised by the launches that are returned.
+// If the call asks for it, gives q and k tensors of their own, normalised by the returned launches.
 std::vector<Launch> normalise_keys(RuleInputs& in);
 
 }  // namespace torch_gdn

@@ -8,7 +8,7 @@ namespace torch_gdn {
 // Initial and final states: two tensors, or a pool for both.
 struct StateIo {
   optional<Tensor> source;
-  Tensor target;  // undefined: not asked for
+  Tensor target;  // undefined if not requested
   Slots slots;
   Checkpoints checkpoints;
   bool v_first;
@@ -44,11 +44,11 @@ struct StateIo {
   }
 };
 
-// A final state without elements was not asked for.
+// A final state without elements was not requested.
 StateIo state_io(const optional<Tensor>& initial_state, const Tensor& final_state, bool v_first);
 StateIo state_io(at::Device device, const StatePool& pool, bool v_first);
 
-// 4 values of a key, or 4 keys of a value, are contiguous and start at a multiple of 4.
+// Returns whether 4 values of a key, or 4 keys of a value, are contiguous and start at a multiple of 4.
 bool has_vector_states(const Tensor& state, bool v_first, bool value_inner);
 
 // For calls without tokens.

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kFewestParts = 4;  // threadgroups per range, for a large range among many
 constexpr int64_t kTileBytes = 16 * kCopyThreads * kCopyUnits;
 
-// Of sizes on the device the host knows no more than the pool's.
+// If the sizes are on the device, the host knows only the size of the pool.
 int64_t largest_size(const BatchCopy<int64_t>& op) {
   if (!op.ranges.are_on_cpu()) return op.pool.size(0);
   int64_t largest = 0;

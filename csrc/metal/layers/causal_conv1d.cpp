@@ -8,14 +8,14 @@ namespace torch_gdn {
 
 namespace {
 
-// Up to this many tokens (decoding, speculation) one dispatch convolves and writes the state; more tokens are divided
+// Up to this many tokens (decoding, speculation), one dispatch convolves and writes the state. More tokens are divided
 // among threadgroups.
 constexpr int64_t kFewTokens = 16;
 
 struct Call {
   const CausalConvolution<int64_t>& op;
   optional<Tensor> bias, seq_idx, cu_seqlens;
-  Tensor state, new_state;  // before the first token and after the last; undefined: absent
+  Tensor state, new_state;  // before the first token and after the last; undefined if absent
   Slots slots;
   Checkpoints checkpoints;
   ChannelOrder order;
@@ -28,7 +28,7 @@ bool has_vector_rows(const Tensor& x) {
   return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && vector_width({x}) == 4;
 }
 
-// `tokens`: of a threadgroup; 0: a whole sequence.
+// `tokens` is the number per threadgroup; 0 means a whole sequence.
 ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   const auto& op = call.op;
   auto shape = op.shape;
@@ -64,13 +64,13 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   return parameters;
 }
 
-// Of the states, else of x.
+// Returns the dtype of the states, or of x if there are none.
 at::ScalarType state_type(const Call& call) {
   const Tensor& state = call.new_state.defined() ? call.new_state : call.state;
   return (state.defined() ? state : call.op.x).scalar_type();
 }
 
-// Template arguments common to the three convolution kernels.
+// Returns the template arguments that the three convolution kernels have in common.
 TemplateArguments arguments_of(const Call& call) {
   return {call.op.x.scalar_type(), call.op.weight.scalar_type(), state_type(call), call.op.W};
 }
@@ -102,7 +102,7 @@ Launch launch_causal_conv1d(const Call& call) {
           kConvolutionThreads};
 }
 
-// Tokens of a channel are contiguous.
+// Returns whether the tokens of a channel are contiguous.
 bool is_channel_first(const Tensor& x) { return x.stride(1) == 1 && x.stride(2) != 1; }
 
 Launch launch_causal_conv1d_channel_first(const Call& call) {
@@ -116,7 +116,7 @@ Launch launch_causal_conv1d_channel_first(const Call& call) {
       kConvolutionThreads};
 }
 
-// Kernels with whole sequences, one channel a thread.
+// Launches kernels that process whole sequences, one channel per thread.
 std::array<size_t, 3> sequence_threadgroups(const Call& call) {
   return {size_t(ceil_div(call.op.D, kConvolutionThreads)), 1, size_t(call.op.shape.N)};
 }
@@ -145,8 +145,8 @@ Launch launch_causal_conv1d_state(const Call& call) {
 
 void launch(const Call& call) {
   const int64_t tokens = call.op.shape.T;
-  const bool keeps_each = call.slots.accepted.has_value();            // a few tokens a sequence, however many in all
-  const bool has_checkpoints = call.checkpoints.offsets.has_value();  // causal_conv1d_state alone writes them
+  const bool keeps_each = call.slots.accepted.has_value();  // a few tokens per sequence, however many in total
+  const bool has_checkpoints = call.checkpoints.offsets.has_value();  // only causal_conv1d_state writes them
   if (call.new_state.defined() && tokens > 0 && !has_checkpoints && (tokens <= kFewTokens || keeps_each)) {
     return launcher().run(launch_update(call));
   }

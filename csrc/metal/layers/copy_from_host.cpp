@@ -31,7 +31,7 @@ void run(const CopyFromHost<int64_t>& op) {
   const int64_t each = op.src.is_cpu() ? kMostOfSetBytes : kMostOfTensor;
   if (size == 0) return;
   if (size > kMostLaunches * each) return op.copy();
-  // A tensor of one element is contiguous whatever its stride, but view() wants a stride of 1.
+  // A tensor of one element is contiguous whatever its stride, but view() needs a stride of 1.
   const Tensor bytes = op.src.contiguous().as_strided({op.src.numel()}, {1}).view(at::kByte);
   c10::SmallVector<Launch, kMostLaunches> launches;
   for (int64_t first = 0; first < size; first += each) {

@@ -8,10 +8,10 @@ namespace torch_gdn {
 
 namespace {
 
-// cos or sin as rows [B, T, 1, P].
+// Returns cos or sin as rows [B, T, 1, P].
 Tensor angles(const Tensor& x, const char* name) { return as_rows(x.unsqueeze(-2), name); }
 
-// The strides of an output as [B, T, H, D].
+// Returns the strides of an output as [B, T, H, D].
 RowStrides output_strides(const Tensor& x, bool heads_first) {
   return row_strides(heads_first ? x.transpose(1, 2) : x);
 }

@@ -3,14 +3,14 @@
 
 namespace torch_gdn {
 
-// As [B, T, H, D], last stride 1; contiguous where it has more dimensions.
+// Returns x as [B, T, H, D] with a last stride of 1; a tensor of more dimensions is made contiguous.
 inline Tensor as_rows(const Tensor& x, const char* name) {
   Tensor rows = unit_last_stride(x, name);
   while (rows.dim() < 4) rows = rows.unsqueeze(0);
   return rows.dim() > 4 ? as_contiguous(rows, name).view({1, -1, 1, rows.size(-1)}) : rows;
 }
 
-// Of a kernel whose rows are those of x: [B, T, heads, D].
+// Returns the grid of a kernel whose rows are those of x [B, T, heads, D].
 template <typename Parameters>
 Parameters row_parameters(const Tensor& x, const char* argument) {
   Parameters parameters{};

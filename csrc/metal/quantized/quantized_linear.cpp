@@ -12,7 +12,7 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kFewRows = 8;  // of x, whose sums the registers of a kernel hold
+constexpr int64_t kFewRows = 8;  // rows of x whose sums fit a kernel's registers
 
 struct FewRows {
   int64_t most;  // rows of x that a kernel variant takes

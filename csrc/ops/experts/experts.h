@@ -1,16 +1,16 @@
-// What the ops on experts' weights have in common.
+// Shared by the ops on experts' weights.
 #pragma once
 #include "ops/indices.h"
 #include "ops/quantized/packed.h"
 
 namespace torch_gdn {
 
-// A shared expert, which every token goes through, has id E here: its weights are tensors of their own.
+// Every token uses the shared expert. Its id is E here, and its weights are tensors of their own.
 template <typename Int = int64_t>
 struct ExpertShape {
-  Int T = 0, k = 0;  // tokens, and experts of each
+  Int T = 0, k = 0;  // tokens, and experts per token
   Int E = 0, D = 0, I = 0;
-  Int IS = 0;  // of the shared expert; 0: there is none
+  Int IS = 0;  // of the shared expert; 0 if there is none
 };
 
 // A matrix [rows..., columns] of x's dtype, or packed if it has scales.
@@ -34,15 +34,15 @@ void check_none(const Check<Int>& check, const optional<Tensor>& shared, const c
   check.value(shared.has_value() || !x.has_value(), argument, "None without a shared expert", "a tensor");
 }
 
-// A checkpoint packs the experts alone or the shared expert with them.
+// A checkpoint packs either the experts alone or the shared expert too.
 template <typename Int>
 void check_shared_packing(const Check<Int>& check, const char* argument, const Packing& experts,
                           const Packing& shared) {
-  check.value(experts.bits != 0 || shared.bits == 0, argument, "None where the experts' weights are not packed",
+  check.value(experts.bits != 0 || shared.bits == 0, argument, "None when the experts' weights are not packed",
               "a tensor");
 }
 
-// topk_ids [T, k]: below E. A negative id means that the token has one expert fewer.
+// topk_ids [T, k] are below E. A negative id means that the token has one expert fewer.
 template <typename Int>
 void check_ids(const Check<Int>& check, const Tensor& topk_ids, const ExpertShape<Int>& shape) {
   check.is_index("topk_ids", topk_ids);

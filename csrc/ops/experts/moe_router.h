@@ -54,7 +54,7 @@ struct MoeRouter {
     check.is_activation("correction_bias", *correction_bias);
     check.dimensions("correction_bias", *correction_bias, 1, "[E]");
     const Int size = size_of<Int>(*correction_bias, 0);
-    check.value(sym_eq(size, E), "correction_bias", "the number of experts", size, " for ", E);
+    check.value(sym_eq(size, E), "correction_bias", "one value per expert", size, " for ", E, " experts");
   }
 
   std::tuple<Tensor, Tensor> outputs() const {

@@ -1,4 +1,4 @@
-// The state before each chunk, v_new, and the final state.
+// Computes the state before each chunk, v_new, and the final state.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 

@@ -1,4 +1,4 @@
-// The output of each chunk, from the state before it and its own tokens.
+// Computes the output of each chunk from the state before it and its own tokens.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 

@@ -1,17 +1,17 @@
-// The end-to-end op of prefill, and its in-place form on a pool of states.
+// The end-to-end prefill op, and its in-place form on a pool of states.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 
 namespace torch_gdn {
 
-// return_intermediate_states: h, the state before each chunk.
+// With return_intermediate_states the op also returns h, the state before each chunk.
 template <typename Int>
 struct ChunkedRule : GatedDeltaRule<Int> {
   optional<Tensor> chunk_indices;
   int64_t chunk_size;
   bool return_intermediate_states;
 
-  // Checks all but the states.
+  // Checks everything except the states.
   void check_chunked(const Check<Int>& check) {
     check_chunk_size(check, chunk_size);
     this->check_inputs(check);
@@ -23,8 +23,8 @@ struct ChunkedRule : GatedDeltaRule<Int> {
 
   bool has_one_dtype() const { return this->v.scalar_type() == this->q.scalar_type(); }
 
-  // Intermediates are float32 for half, whose range a state may leave, and for two dtypes, neither of which holds every
-  // value of the other.
+  // Returns the dtype of the intermediates. It is float32 for half, because a state may leave half's range, and for
+  // mixed dtypes, because neither holds every value of the other.
   at::TensorOptions intermediate_options() const {
     const bool is_bfloat16 = has_one_dtype() && this->q.scalar_type() == at::kBFloat16;
     return this->q.options().dtype(is_bfloat16 ? at::kBFloat16 : at::kFloat);

@@ -1,4 +1,4 @@
-// The running sum of g within each chunk.
+// Computes the running sum of g within each chunk.
 #pragma once
 #include "ops/chunk_shape.h"
 #include "ops/op.h"

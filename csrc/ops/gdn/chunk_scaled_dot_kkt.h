@@ -1,4 +1,4 @@
-// A: the strictly lower triangle of beta k k^T, decayed, of each chunk.
+// Computes A, the strictly lower triangle of the decayed beta k k^T of each chunk.
 #pragma once
 #include "ops/chunk_shape.h"
 #include "ops/op.h"

@@ -1,5 +1,5 @@
-// The end-to-end op of decode, and its in-place form on a pool of states. beta [B, T, HV] or [B, T, HV, V], None: 1;
-// g None: no decay.
+// The end-to-end decode op, and its in-place form on a pool of states. beta is [B, T, HV] or [B, T, HV, V], and counts
+// as 1 if None. Without g there is no decay.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 
@@ -18,12 +18,12 @@ struct RecurrentRule : GatedDeltaRule<Int> {
     check_sequences(check, s, this->cu_seqlens);
   }
 
-  // One slot a sequence, or one for each of its tokens.
+  // There is one slot per sequence, or one per token.
   void check_token_pool(const Check<Int>& check, const StatePool& pool) const {
     this->check_pool(check, pool, true);
     if (!pool.has_slot_per_token()) {
       check.value(!pool.num_accepted_tokens.has_value(), "num_accepted_tokens",
-                  "None where state_indices is not [N, tokens]", "a tensor");
+                  "None when state_indices is not [N, tokens]", "a tensor");
       return;
     }
     const Int columns = size_of<Int>(*pool.indices, 1);

@@ -10,17 +10,17 @@
 
 namespace torch_gdn {
 
-// Offsets of checkpoints are multiples of it: every algorithm's chunk ends there.
+// Checkpoint offsets are multiples of this number, at which a chunk of every algorithm ends.
 constexpr int64_t kCheckpointMultiple = 64;
 
-// Log decays of each channel of K and of V, on top of g.
+// Log decays of each channel of K and of V, in addition to g.
 struct ChannelDecays {
   optional<Tensor> gk, gv;
-  const char* gk_name = "gk";    // what the op calls gk
-  ChannelGateOptions gate = {};  // makes gk of what was passed
+  const char* gk_name = "gk";    // the name of gk in the op
+  ChannelGateOptions gate = {};  // makes gk from the argument
 };
 
-// [rows.., HV, K, V], or [rows.., HV, V, K] where v_first.
+// [rows.., HV, K, V], or [rows.., HV, V, K] if v_first.
 template <typename Int>
 c10::SmallVector<Int, 5> state_sizes(std::initializer_list<Int> rows, const ChunkShape<Int>& s, bool v_first) {
   c10::SmallVector<Int, 5> sizes(rows);
@@ -36,7 +36,7 @@ void check_initial_state(const Check<Int>& check, const ChunkShape<Int>& s, cons
   check.is_floating("initial_state", *state);
 }
 
-// float32; empty where it was not asked for.
+// float32; empty if not requested.
 template <typename Int>
 Tensor final_state(const ChunkShape<Int>& s, const Tensor& like, bool wanted, bool v_first) {
   const auto options = like.options().dtype(at::kFloat);
@@ -59,7 +59,7 @@ struct GatedDeltaRule {
 
   ChunkShape<Int> shape;
 
-  // Checks all inputs but the shape of beta, the states and the sequences.
+  // Checks all inputs except the shape of beta, the states and the sequences.
   void check_inputs(const Check<Int>& check) {
     check.is_activation("q", q);
     check.dimensions("q", q, 4, "[B, T, H, K]");

@@ -1,7 +1,7 @@
-// A Gated DeltaNet layer's step between its projections, in place on both of its pools: causal_conv1d_update_, then
-// fused_recurrent_gated_delta_rule_ with raw gates and normalised q and k, then rms_norm_gated.
-// Projections are [q of all heads | k | v], z, b and a; or, without z and a, as Qwen3-Next has them, by key head:
-// qkv [q | k | v of r heads | z of r heads] x H, b [b of r heads | a of r heads] x H, with r = HV / H.
+// Runs a Gated DeltaNet layer's step between its projections, in place on both of its pools: causal_conv1d_update_,
+// then fused_recurrent_gated_delta_rule_ with raw gates and normalised q and k, then rms_norm_gated. The projections
+// are [q of all heads | k | v], z, b and a. Qwen3-Next has no separate z and a; it groups by key head: qkv [q | k | v
+// of r heads | z of r heads] x H, b [b of r heads | a of r heads] x H, with r = HV / H.
 #pragma once
 #include <string_view>
 
@@ -23,7 +23,7 @@ struct GdnDecode {
       "bool round_norm=False, Tensor? cu_seqlens=None, Tensor? num_accepted_tokens=None, Tensor(c!)? out=None) "
       "-> Tensor o";
 
-  // A threadgroup has all columns of a head, so that the norm needs no other threadgroup.
+  // A threadgroup owns all columns of a head, so that the norm needs no other threadgroup.
   static constexpr int64_t kMostKeys = 128, kMostValues = 192;
 
   Tensor qkv, b, conv_weight, conv_pool;
@@ -48,7 +48,7 @@ struct GdnDecode {
   }
 
   bool is_by_key_head() const { return !z.has_value(); }
-  // The convolution of x [B, T, D]. It has one slot per sequence: where each token has a slot, the first one.
+  // The convolution of x [B, T, D] has one slot per sequence. If each token has a slot, it uses the first one.
   CausalConv1dUpdate<Int> convolution(const Tensor& x, const optional<Tensor>& boundaries) const {
     CausalConv1dUpdate<Int> found;
     found.x = x;
@@ -64,7 +64,7 @@ struct GdnDecode {
     return found;
   }
   bool has_sigmoid() const { return norm_activation == "sigmoid"; }
-  // The product of two numbers of o's dtype is rounded to it.
+  // A product of two numbers of o's dtype is rounded to that dtype.
   bool round_product() const {
     return round_norm && norm_weight.has_value() && norm_weight->scalar_type() == qkv.scalar_type();
   }
@@ -92,7 +92,7 @@ struct GdnDecode {
   }
 
  private:
-  // HV, K and V are those of the states; the channels that q and k share give H.
+  // HV, K and V come from the states. The remaining channels, which q and k share, give H.
   void check_sizes(const Check<Int>& check) {
     auto& s = shape;
     const char* pattern = state_v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";
@@ -110,7 +110,7 @@ struct GdnDecode {
     D = size_of<Int>(conv_weight, 0), W = size_of<Int>(conv_weight, 1);
     check.in_range("conv_weight", "W from 2 to 4", W, 2, 4);
     const Int keys = D - s.HV * s.V;
-    const char* expected = "D = 2 H K + HV V channels for an H of which HV is a multiple";
+    const char* expected = "D = 2 H K + HV V channels, where HV is a multiple of H";
     check.value(sym_ge(keys, s.K * 2), "conv_weight", expected, D);
     check.value(sym_eq(keys % (s.K * 2), Int(0)), "conv_weight", expected, D);
     s.H = keys / (s.K * 2);
@@ -119,12 +119,12 @@ struct GdnDecode {
 
   void check_projections(const Check<Int>& check) {
     const auto& s = shape;
-    const char* together = "None where qkv and b have it by key head, so for both or for neither of z and a";
+    const char* together = "None if z is None (qkv and b then hold z and a by key head), else a tensor";
     check.value(a.has_value() == z.has_value(), "a", together, a.has_value() ? "a tensor" : "None");
     check.is_floating("b", b);
     if (is_by_key_head()) {
-      check.shape("qkv", qkv, "[B, T, D + HV V], as z is None", {s.B, s.T, D + s.HV * s.V});
-      check.shape("b", b, "[B, T, 2 HV], as a is None", {s.B, s.T, s.HV * 2});
+      check.shape("qkv", qkv, "[B, T, D + HV V] when z is None", {s.B, s.T, D + s.HV * s.V});
+      check.shape("b", b, "[B, T, 2 HV] when a is None", {s.B, s.T, s.HV * 2});
     } else {
       check.shape("qkv", qkv, "[B, T, D]", {s.B, s.T, D});
       check.is_activation("z", *z);
@@ -159,7 +159,7 @@ struct GdnDecode {
       check.is_activation("norm_weight", *norm_weight);
       check.shape("norm_weight", *norm_weight, "[V]", {shape.V});
     }
-    check.value(norm_eps >= 0, "norm_eps", "a number that is not negative", norm_eps);
+    check.value(norm_eps >= 0, "norm_eps", "a non-negative number", norm_eps);
     check.value(norm_activation == "silu" || norm_activation == "swish" || has_sigmoid(), "norm_activation",
                 "'silu', 'swish' or 'sigmoid'", "'", norm_activation, "'");
   }
@@ -170,7 +170,7 @@ struct GdnDecode {
     check.value(sym_eq(conv_slots, slots), "conv_pool", "as many slots as state_pool has", conv_slots, " for ", slots);
     if (!pool.has_slot_per_token()) {
       check.value(!pool.num_accepted_tokens.has_value(), "num_accepted_tokens",
-                  "None where state_indices is not [N, tokens]", "a tensor");
+                  "None when state_indices is not [N, tokens]", "a tensor");
       return;
     }
     const Int columns = size_of<Int>(*pool.indices, 1);
@@ -179,8 +179,8 @@ struct GdnDecode {
                               columns);
     if (!pool.num_accepted_tokens.has_value()) return;
     const Int kept = S - (W - 2);
-    check_tokens_of_sequences(check, "conv_pool", "W - 2 columns and one for each token of a sequence", shape,
-                              cu_seqlens, kept);
+    check_tokens_of_sequences(check, "conv_pool", "W - 2 columns plus one per token of a sequence", shape, cu_seqlens,
+                              kept);
     check_num_accepted_tokens(check, shape.N, pool, holds(sym_le(columns, kept)) ? columns : kept);
   }
 };

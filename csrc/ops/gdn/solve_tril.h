@@ -1,4 +1,4 @@
-// (I + A)^-1 of each chunk and head, for a strictly lower triangular A.
+// Computes (I + A)^-1 for each chunk and head, for a strictly lower triangular A.
 #pragma once
 #include "ops/chunk_shape.h"
 #include "ops/op.h"

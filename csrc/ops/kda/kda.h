@@ -1,5 +1,4 @@
-// Kimi Delta Attention: the gated delta rule under FLA's names. g [B, T, HV, K] is the rule's gk, with a gate of its
-// own.
+// Kimi Delta Attention: the gated delta rule under FLA's names. g [B, T, HV, K] is the rule's gk and has its own gate.
 #pragma once
 #include "ops/gdn/chunk_gated_delta_rule.h"
 #include "ops/gdn/fused_recurrent_gated_delta_rule.h"

@@ -1,4 +1,4 @@
-// Copies ranges of bytes within an engine's storage, in place.
+// Copies ranges of bytes within an engine's buffer, in place.
 #pragma once
 #include "ops/op.h"
 #include "ops/ranges.h"

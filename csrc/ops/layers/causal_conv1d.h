@@ -1,5 +1,5 @@
-// A causal convolution of each channel along T, and its in-place form on a pool of states. A state is the last
-// S >= W - 1 tokens.
+// A causal convolution of each channel along T, and its in-place form on a pool of states. A state holds the last S >=
+// W - 1 tokens.
 #pragma once
 #include <string_view>
 
@@ -15,7 +15,7 @@ struct CausalConvolution {
   optional<Tensor> bias, residual;  // the residual is added last, before y is rounded
   optional<std::string_view> activation;
   optional<Tensor> cu_seqlens;
-  optional<Tensor> out;  // of the in-place form: y, where the caller has it
+  optional<Tensor> out;  // in-place form only: the caller's tensor for y
 
   ChunkShape<Int> shape;    // B, T, N
   Int D = 0, W = 0, S = 0;  // S: columns of a state
@@ -45,7 +45,7 @@ struct CausalConvolution {
     if (out.has_value()) check.is_output("out", *out, "[B, T, D]", {shape.B, shape.T, D}, x.scalar_type());
   }
 
-  // A state of [N or slots, D, S], which gives S.
+  // Checks a state [N or slots, D, S], which gives S.
   void check_state(const Check<Int>& check, const char* argument, const Tensor& state, const char* pattern,
                    const Int& states) {
     S = size_of<Int>(state, 2);
@@ -85,7 +85,7 @@ struct CausalConv1d : CausalConvolution<Int> {
       this->check_state(check, "initial_state", *initial_state, "[N, D, S]", this->shape.N);
     }
     const Int width = state_width.has_value() ? Int(*state_width) : this->S;
-    const char* expected = "that of initial_state, or at least W - 1";
+    const char* expected = "the width of initial_state, at least W - 1";
     check.value(sym_eq(width, this->S), "state_width", expected, width, " for W = ", this->W);
     check.value(sym_ge(width, this->W - 1), "state_width", expected, width, " for W = ", this->W);
     if (!seq_idx.has_value()) return;
@@ -94,7 +94,7 @@ struct CausalConv1d : CausalConvolution<Int> {
                 seq_idx->device());
     check.shape("seq_idx", *seq_idx, "[B, T]", {this->shape.B, this->shape.T});
     check.value(!initial_state.has_value() && !output_final_state && !this->cu_seqlens.has_value(), "seq_idx",
-                "None where there is a cu_seqlens, an initial or a final state", "a tensor");
+                "None with cu_seqlens, initial_state or output_final_state", "a tensor");
   }
 
   std::tuple<Tensor, Tensor> outputs() const {
@@ -128,10 +128,10 @@ struct CausalConv1dUpdate : CausalConvolution<Int> {
     check_slots(check, this->shape.N, pool);
     check_checkpoints(check, pool, this->shape, this->cu_seqlens, 1);
     if (!pool.num_accepted_tokens.has_value()) return;
-    check.value(!pool.checkpoint_offsets.has_value(), "checkpoint_offsets", "None where there is a num_accepted_tokens",
+    check.value(!pool.checkpoint_offsets.has_value(), "checkpoint_offsets", "None with num_accepted_tokens",
                 "a tensor");
     const Int tokens = this->S - (this->W - 2);
-    check_tokens_of_sequences(check, "state_pool", "W - 2 columns and one for each token of a sequence", this->shape,
+    check_tokens_of_sequences(check, "state_pool", "W - 2 columns plus one per token of a sequence", this->shape,
                               this->cu_seqlens, tokens);
     check_num_accepted_tokens(check, this->shape.N, pool, tokens);
   }

@@ -1,4 +1,4 @@
-// A small array of the host to the device, without a wait.
+// Copies a small host array to the device without waiting.
 #pragma once
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -27,7 +27,7 @@ struct CopyFromHost {
 
   void outputs() const {}
 
-  // By PyTorch, below autograd: dst may be an inference tensor, as for every op here.
+  // PyTorch copies, below autograd: dst may be an inference tensor, as for every op here.
   void copy() const {
     const at::AutoDispatchBelowADInplaceOrView guard;
     dst.copy_(src);

@@ -19,7 +19,7 @@ struct L2Norm {
     const Check<Int> check("l2norm", "x", x);
     check.is_activation("x", x);
     check.at_least_one_dimension("x", x);
-    check.value(eps >= 0, "eps", "a number that is not negative", eps);
+    check.value(eps >= 0, "eps", "a non-negative number", eps);
   }
 
   std::tuple<Tensor, Tensor> outputs() const {

@@ -3,7 +3,7 @@
 
 namespace torch_gdn {
 
-// What the norms ask of their rows; how long those are.
+// Checks the rows of a norm and returns their length.
 template <typename Int>
 Int check_rows(const Check<Int>& check, const Tensor& x, const optional<Tensor>& weight, double eps,
                const char* expected, int64_t largest_row) {
@@ -15,7 +15,7 @@ Int check_rows(const Check<Int>& check, const Tensor& x, const optional<Tensor>&
     check.is_activation("weight", *weight);
     check.shape("weight", *weight, "[D]", {D});
   }
-  check.value(eps >= 0, "eps", "a number that is not negative", eps);
+  check.value(eps >= 0, "eps", "a non-negative number", eps);
   return D;
 }
 

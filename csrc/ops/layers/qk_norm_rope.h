@@ -1,5 +1,6 @@
-// The heads of q and k before attention: the RMS norm of each head if there are weights, then the rotation of its first
-// 2 P elements in pairs (i, i + P) by the angles of the token, whose cosines and sines are given. In f32, rounded once.
+// Prepares the heads of q and k for attention. If there are weights, it applies the RMS norm of each head. It then
+// rotates the head's first 2 P elements in pairs (i, i + P) by the token's angles, whose cosines and sines are inputs.
+// It computes in f32 and rounds once.
 #pragma once
 #include "ops/op.h"
 
@@ -29,16 +30,16 @@ struct QkNormRope {
     check.same_dtype("k", k, "q", q);
     check.shape("k", k, "[B, T, HK, D]", {B, T, size_of<Int>(k, 2), D});
     check_angles(check);
-    check.value(q_weight.has_value() == k_weight.has_value(), "k_weight", "a weight if there is a q_weight, else None",
+    check.value(q_weight.has_value() == k_weight.has_value(), "k_weight", "a weight if q_weight is given, else None",
                 k_weight.has_value() ? "a weight" : "None");
-    check.value(q_weight.has_value() || !zero_centered, "zero_centered", "False where there are no weights", "True");
+    check.value(q_weight.has_value() || !zero_centered, "zero_centered", "False when there are no weights", "True");
     if (q_weight.has_value()) {
       check.is_activation("q_weight", *q_weight);
       check.shape("q_weight", *q_weight, "[D]", {D});
       check.same_dtype("k_weight", *k_weight, "q_weight", *q_weight);
       check.shape("k_weight", *k_weight, "[D]", {D});
     }
-    check.value(eps >= 0, "eps", "a number that is not negative", eps);
+    check.value(eps >= 0, "eps", "a non-negative number", eps);
   }
 
   std::tuple<Tensor, Tensor> outputs() const { return {output(q), output(k)}; }

@@ -1,5 +1,5 @@
 // y = h / sqrt(mean h^2 + eps) * weight over the last dimension, where h = x + residual, in f32, is the second output.
-// zero_centered: 1 + weight in its place. round_norm: rounded to x's dtype before the weight.
+// zero_centered: multiplies by 1 + weight instead. round_norm: rounds to x's dtype before it multiplies by the weight.
 #pragma once
 #include "ops/layers/norm.h"
 
@@ -29,7 +29,7 @@ struct RmsNorm {
       check.same_dtype("residual", *residual, "x", x);
       check.same_shape("residual", *residual, "x", x);
     }
-    check.value(weight.has_value() || !zero_centered, "zero_centered", "False where there is no weight", "True");
+    check.value(weight.has_value() || !zero_centered, "zero_centered", "False when there is no weight", "True");
   }
 
   std::tuple<Tensor, Tensor> outputs() const {

@@ -1,5 +1,5 @@
-// x / sqrt(mean x^2 + eps) * weight * silu(g), or sigmoid(g), over the last dimension. round_norm: rounded to x's dtype
-// before the weight.
+// x / sqrt(mean x^2 + eps) * weight * silu(g), or sigmoid(g), over the last dimension. round_norm: rounds to x's dtype
+// before it multiplies by the weight.
 #pragma once
 #include <string_view>
 
@@ -26,7 +26,7 @@ struct RmsNormGated {
   auto arguments() { return std::tie(x, g, weight, activation, eps, round_norm); }
 
   bool has_sigmoid() const { return activation == "sigmoid"; }
-  // A product of two of x's dtype has it too.
+  // A product of two numbers of x's dtype has that dtype too.
   bool round_product() const { return round_norm && weight.has_value() && weight->scalar_type() == x.scalar_type(); }
 
   void check() {

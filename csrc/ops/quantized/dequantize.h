@@ -1,4 +1,5 @@
-// The rows of packed weights as numbers: all of them, or those that `indices` name, as an embedding looks them up.
+// Returns the rows of packed weights as numbers: all of them, or those that `indices` name, as an embedding looks them
+// up.
 #pragma once
 #include "ops/indices.h"
 #include "ops/quantized/packed.h"

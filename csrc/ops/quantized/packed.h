@@ -7,12 +7,12 @@
 namespace torch_gdn {
 
 struct Packing {
-  int64_t bits = 0, group = 0;  // 0: the weights are not packed
+  int64_t bits = 0, group = 0;  // 0 if the weights are not packed
 
   bool operator==(const Packing&) const = default;
 };
 
-// What errors call the tensors of a packed matrix.
+// The names of the tensors of a packed matrix in errors.
 struct PackedNames {
   const char *weight, *scales, *biases;
 };
@@ -24,7 +24,7 @@ struct PackedWeight {
   const optional<Tensor>&scales, &biases;
 };
 
-// Sizes of weights are constants: a compiled model is specialised on them.
+// Weight sizes are constants: a compiled model is specialised on them.
 inline int64_t known(int64_t size) { return size; }
 inline int64_t known(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
 

@@ -27,11 +27,11 @@ JOBS = 2
 
 
 class BuildError(RuntimeError):
-    """What the compiler or the linker reports, or what to install."""
+    """Raised with the compiler's or linker's report, or with what to install."""
 
 
 def cache_directory() -> Path:
-    """Where everything built is kept: $MPS_SIMULATOR_CACHE, else ~/.cache/mps_simulator."""
+    """Returns the folder for everything built: $MPS_SIMULATOR_CACHE, else ~/.cache/mps_simulator."""
     return Path(os.environ.get("MPS_SIMULATOR_CACHE") or Path.home() / ".cache" / "mps_simulator").absolute()
 
 
@@ -45,7 +45,7 @@ def check_tools() -> None:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compiler, and flags that every object shares."""
+    """The compiler, and the flags that all objects share."""
 
     compiler: str
     common: tuple[str, ...]
@@ -79,7 +79,7 @@ class Toolchain:
             ),
             objective_c=(
                 *("-x", "objective-c++", "-fobjc-runtime=gcc", "-fconstant-string-class=NSConstantString"),
-                "-Werror=objc-method-access",  # else a selector that is not simulated fails at its first call
+                "-Werror=objc-method-access",  # otherwise a selector that is not simulated would fail at its first call
             ),
             libraries=(
                 f"-L{root / 'lib'}",
@@ -90,7 +90,7 @@ class Toolchain:
         )
 
     def key(self) -> str:
-        """One folder for each torch, Python, set of flags and installation."""
+        """Returns the name of a folder for each torch, Python, set of flags and installation."""
         flags = [*self.common, *self.objective_c, *self.libraries]
         return _hash([torch.__version__, sys.version, self.compiler, str(SIMULATOR), *flags])
 
@@ -141,7 +141,7 @@ def _run(command: Sequence[str], directory: Path) -> None:
 
 
 def _dependencies(depfile: Path) -> list[Path]:
-    """The files that a make rule written by -MMD names. ccache may have made them relative to where clang ran."""
+    """Returns the files in a make rule written by -MMD. ccache may have made them relative to clang's directory."""
     text = depfile.read_text().replace("\\\n", " ")
     return [depfile.parent / name for name in text.split(":", 1)[1].split()]
 
@@ -246,7 +246,7 @@ DEVICE_FLAGS = (
 
 
 def build_device() -> Path:
-    """The library of the simulated device, a Python module."""
+    """Builds the library of the simulated device, which is a Python module."""
     toolchain = Toolchain.make()
     directory = cache_directory() / "device" / toolchain.key()
     with _locked(directory):
@@ -264,7 +264,7 @@ def build_library(
     include: Sequence[Path] = (),
     flags: Sequence[str] = (),
 ) -> Path:
-    """Objective-C++ and C++ that runs on the device: a shared library linked against it. See mps_simulator.load()."""
+    """Builds Objective-C++ and C++ into a shared library linked against the device. See mps_simulator.load()."""
     toolchain = Toolchain.make()
     flags = [
         f"-DTORCH_EXTENSION_NAME={name.rpartition('.')[2]}",
@@ -273,7 +273,7 @@ def build_library(
         *flags,
         *shlex.split(os.environ.get("MPS_SIMULATOR_FLAGS", "")),
     ]
-    # A new source leaves the other objects as they are. Each set of sources has a library of its own.
+    # A new source leaves the other objects unchanged. Each set of sources has its own library.
     directory = device.parent / "libraries" / f"{name}-{_hash([*map(str, libraries), *flags])}"
     with _locked(directory):
         objects = _compile(toolchain, directory, [*sources, SIMULATOR / "foundation/personality.c"], flags)

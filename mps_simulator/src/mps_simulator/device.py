@@ -20,7 +20,7 @@ _device: ModuleType | None = None
 
 
 def device_module() -> Any:
-    """The library as a Python module. RuntimeError before activate()."""
+    """Returns the library as a Python module. Raises RuntimeError before activate()."""
     if _device is None:
         raise RuntimeError("the simulated device is not active: call mps_simulator.activate() first")
     return _device
@@ -31,7 +31,7 @@ def is_open() -> bool:
 
 
 def import_extension(name: str, path: Path) -> ModuleType:
-    """The extension module in the file, not entered in sys.modules."""
+    """Imports the extension module in the file without entering it in sys.modules."""
     loader = ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None  # since it was given a loader
@@ -63,8 +63,8 @@ class Settings:
 
     watch: check every memory access. detailed: count the accesses of simdgroups too, as profile(detailed=True) does.
     seed: order of lanes and simdgroups, 0 is ascending. perturb: noise within the Metal specification's ULP table,
-    shuffled reductions, flushed denormals. workers: threads, 0 is one for each core. parts: only the
-    last of so many equal parts of the threadgroups of each dispatch runs. strict: shaders are C++14, as
+    shuffled reductions, flushed denormals. workers: threads, 0 means one per core. parts: runs only
+    the last of so many equal parts of each dispatch's threadgroups. strict: shaders are C++14, as
     Metal 3.1 is; off, features of C++17 pass, which Apple's compiler takes with a warning. run_at: "wait" (commands run
     when the host waits for them) or "commit". encoder: "serial", or "concurrent": dispatches between two memory
     barriers then run in reverse order.

@@ -1,2 +1,2 @@
 class Fault(RuntimeError):
-    """What Metal leaves undefined or ends the process for: a race, an access out of bounds, an object misused."""
+    """Raised where Metal is undefined or ends the process: a race, an access out of bounds, a misused object."""

@@ -66,14 +66,14 @@ def load(
 
 
 def load_project() -> None:
-    """Loads what the project's pyproject.toml names; once in a process."""
+    """Loads what the project's pyproject.toml names, once per process."""
     if path := find_project():
         _load_project(path)
 
 
 @functools.cache
 def _load_project(path: Path) -> None:
-    """An entry whose extension is not built is left out."""
+    """Loads the entries. Skips an entry whose extension is not built."""
     for entry in read_project(path):
         if not all(extension_file(module) for module in entry.extensions):
             continue

@@ -24,7 +24,7 @@ from mps_simulator.device import device_module
 def Library(
     source: str, language_version: str = "3.1", fast_math: bool = False, macros: Mapping[str, object] | None = None
 ) -> Any:
-    """A compiled library: `.functions`, `.pipeline(name, constants={index: value})`."""
+    """Compiles a library with `.functions` and `.pipeline(name, constants={index: value})`."""
     major, minor = (int(part) for part in language_version.split("."))
     texts = {name: str(value) for name, value in (macros or {}).items()}
     return device_module().Library(source, major << 16 | minor, fast_math, texts)
@@ -32,7 +32,7 @@ def Library(
 
 @contextmanager
 def encoder() -> Iterator[Any]:
-    """The encoder of PyTorch's stream, on its queue."""
+    """Yields the encoder of PyTorch's stream, on its queue."""
     device = device_module()
     device.enter_stream()
     try:
@@ -43,7 +43,7 @@ def encoder() -> Iterator[Any]:
 
 @contextmanager
 def stream_queue() -> Iterator[None]:
-    """A block on the queue of PyTorch's stream."""
+    """Runs a block on the queue of PyTorch's stream."""
     device_module().enter_stream()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What PyTorch for Linux lacks in Python for an mps device, and what it has too much."""
+"""Adds the Python parts that PyTorch for Linux lacks for an mps device, and hides CUDA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def _patch_storages() -> None:
-    """`torch.UntypedStorage(n, device="mps")`, which pickling and deepcopy use: the CPU build knows no such device."""
+    """Adds `torch.UntypedStorage(n, device="mps")` for pickling and deepcopy. The CPU build knows no such device."""
     original = torch.UntypedStorage.__new__
 
     def new(cls: type, *args: Any, **keywords: Any) -> Any:
@@ -25,11 +25,11 @@ def _patch_storages() -> None:
 
 
 def _hide_cuda() -> None:
-    """No GPU of CUDA's is found, here or in child processes; pytorch/hooks.cpp hides that PyTorch was built for one."""
+    """Hides CUDA's GPUs, here and in child processes. pytorch/hooks.cpp hides that PyTorch was built for CUDA."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if torch.version.cuda is not None:
         binding: Any = torch._C
-        binding._cuda_getDeviceCount = lambda: 0  # CUDA reads the variable once, which may have been before
+        binding._cuda_getDeviceCount = lambda: 0  # CUDA reads the variable once, perhaps before this
 
 
 def apply(device: Any) -> None:
@@ -39,7 +39,7 @@ def apply(device: Any) -> None:
     binding._mps_get_core_count = lambda: device.core_count
     binding._mps_compileShader = device.compile_shader
     for query in vars(torch.backends.mps).values():
-        if hasattr(query, "cache_clear"):  # may hold an answer from before
+        if hasattr(query, "cache_clear"):  # may hold an older answer
             query.cache_clear()
     _patch_storages()
     _hide_cuda()

@@ -1,4 +1,4 @@
-"""What ran between two points of a program: kernels, ops that fell back to the CPU, device memory."""
+"""Reports what ran between two points of a program: kernels, ops that fell back to the CPU, device memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Profile:
         self.waits = 0
 
     def launched(self, name: str) -> int:
-        """How many times the kernel of that name was dispatched."""
+        """Returns how many times the kernel of that name was dispatched."""
         return self.kernels[name].dispatches if name in self.kernels else 0
 
     def __str__(self) -> str:
@@ -72,9 +72,9 @@ class Profile:
 def profile(detailed: bool = False) -> Iterator[Profile]:
     """Waits for the device at both ends and reports what ran in between. May be nested.
 
-    detailed: puts the accesses of single threads together into accesses of simdgroups, and counts their bytes, cache
-    lines and bank conflicts, and scalar operations by kind; simdgroup_access.h and operations.h in engine/count say
-    how, and where a GPU differs. Several times slower, and each kernel is compiled once more. An outer profile then has
+    detailed: combines the accesses of single threads into accesses of simdgroups, and counts their bytes, cache lines
+    and bank conflicts, and scalar operations by kind. simdgroup_access.h and operations.h in engine/count say how,
+    and where a GPU differs. It is several times slower, and compiles each kernel once more. An outer profile then has
     these figures for the inner part.
     """
     if detailed and not settings.watch:

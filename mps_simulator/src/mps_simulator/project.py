@@ -1,9 +1,9 @@
-"""What a project wants loaded on the simulated device, from its pyproject.toml:
+"""Reads from a project's pyproject.toml what to load on the simulated device:
 
     [[tool.mps_simulator.load]]
     name = "my_ops_metal"
     sources = ["csrc/**/*.mm", "csrc/*.cpp"]
-    exclude = ["csrc/cpu.cpp"]     # this and what follows may be left out
+    exclude = ["csrc/cpu.cpp"]     # this key and the following ones are optional
     include = ["csrc"]             # folders of headers
     extensions = ["my_ops._C"]     # extension modules: imported first, and linked against
     flags = ["-DMY_FLAG=1"]        # more for the compiler
@@ -37,7 +37,7 @@ class Entry:
 
 
 class ProjectError(ValueError):
-    """A table that is not as described above."""
+    """Raised for a table that is not as described above."""
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _entry(path: Path, table: Any) -> Entry:
 
 
 def find_project() -> Path | None:
-    """The pyproject.toml that is read, or None."""
+    """Returns the pyproject.toml to read, or None."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         path = folder / "pyproject.toml"
@@ -97,7 +97,7 @@ def read_project(path: Path) -> list[Entry]:
 
 
 def extension_file(name: str) -> Path | None:
-    """The file of an extension module, found without importing its package; None where it is not built."""
+    """Finds the file of an extension module without importing its package. Returns None if it is not built."""
     package, *rest = name.split(".")
     spec = importlib.util.find_spec(package)
     for part in rest:

@@ -1,4 +1,4 @@
-"""What builds need of the system, the simulated device above all: clang, the Objective-C and blocks run times, Boost.
+"""Lists what builds need from the system: clang, the Objective-C and blocks run times, Boost.
 
 `python -m mps_simulator.requirements` prints the command that installs what is missing, if anything is.
 .ci/system-packages runs this file before anything is installed, so it imports nothing but Python's own modules.
@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-OLDEST, NEWEST = 19, 30  # versions of clang to look for; everything was tested with 19
+OLDEST, NEWEST = 19, 30  # versions of clang to look for; tested with 19
 GCC_DIRECTORIES = ("/usr/lib/gcc", "/usr/lib64/gcc", "/usr/local/lib/gcc")
 HEADERS = {"blocks": "Block.h", "boost": "boost/context/fiber.hpp"}
 PACKAGES = {  # Debian's were tested, Fedora's and Arch's were not
@@ -49,13 +49,13 @@ DEVICE = ("python", "clang", "objective-c", "blocks", "boost")  # what the simul
 
 
 def clang() -> str:
-    """The command of a C++ clang that is new enough; empty if there is none."""
+    """Returns the command of a C++ clang that is new enough, or "" if there is none."""
     versioned = (f"clang++-{version}" for version in range(OLDEST, NEWEST))
     return next(filter(shutil.which, versioned), "") or ("clang++" if major_version("clang++") >= OLDEST else "")
 
 
 def major_version(compiler: str) -> int:
-    """0 if there is no such compiler."""
+    """Returns the compiler's major version, or 0 if there is no such compiler."""
     if not shutil.which(compiler):
         return 0
     printed = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True).stdout
@@ -64,14 +64,14 @@ def major_version(compiler: str) -> int:
 
 
 def gcc_directory() -> Path | None:
-    """GCC's folder of the newest version whose Objective-C headers are installed: clang does not search it."""
+    """Returns GCC's newest folder with Objective-C headers, which clang does not search."""
     headers = (header for root in GCC_DIRECTORIES for header in Path(root).glob("*/*/include/objc/objc.h"))
     found = [header.parents[2] for header in headers]
     return max(found, key=lambda directory: int(directory.name.split(".")[0]), default=None)
 
 
 def missing_headers() -> list[str]:
-    """Asked of a compiler, which knows where else than in /usr/include to look (CPATH)."""
+    """Asks a compiler, which also looks outside /usr/include (CPATH)."""
     compiler = clang() or shutil.which("g++")
     if not compiler:
         return list(HEADERS)
@@ -81,7 +81,7 @@ def missing_headers() -> list[str]:
 
 
 def missing() -> list[str]:
-    """What is not there, by the names in PACKAGES."""
+    """Returns what is missing, by the names in PACKAGES."""
     there = {
         "c++": shutil.which("g++"),
         "venv": importlib.util.find_spec("ensurepip"),
@@ -93,7 +93,7 @@ def missing() -> list[str]:
 
 
 def install_command(kinds: Iterable[str]) -> str:
-    """For this system's package manager; with Debian's names where it has another."""
+    """Returns the command for this system's package manager, with Debian's names if it is an unknown one."""
     manager = next((each for each in PACKAGES if shutil.which(each.split()[0])), "apt-get install")
     gcc = major_version("g++")
     names = dict.fromkeys(PACKAGES[manager][kind] for kind in kinds)

@@ -8,7 +8,7 @@ TORCH_GDN_SGLANG says what it does there:
     mps     the same, or an error that says why there is no mps
     off     nothing at all
 
-SGLang logs what a plugin raises and goes on. What is wrong here therefore ends the process, with one sentence.
+SGLang logs an error that a plugin raises and continues. An error here therefore ends the process, with one sentence.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import torch_gdn
 
 @dataclass
 class PagedMetadata:
-    """What all layers of a step share. The tensors are on the device."""
+    """The data that all layers of a step share. The tensors are on the device."""
 
     block_table: Tensor  # [N, longest sequence], the slot of each token
     cu_seqlens: Tensor  # [N + 1]

@@ -1,6 +1,6 @@
 """All replacements in SGLang, and the check that each took effect.
 
-SGLang's own registry of hooks replaces the functions. The registry logs a hook that fails and goes on, so a renamed
+SGLang's own registry of hooks replaces the functions. The registry logs a failed hook and continues, so a renamed
 function would fail only in a request. The replacements are checked with the version below.
 """
 
@@ -118,16 +118,16 @@ def state_dtypes(theirs: Any, config: Any = None) -> Any:
 
 
 def serve_text_part(theirs: Any, config: Any, *others: Any, **options: Any) -> None:
-    """Released checkpoints of Qwen3.5 have a vision tower, for which SGLang refuses them on mps."""
+    """Serves the text part of Qwen3.5. Its released checkpoints have a vision tower, which SGLang refuses on mps."""
     theirs(config, *others, **options)
     name = config.hf_config.architectures[0]
     if config.is_multimodal and name in WITH_VISION and options.get("enable_multimodal") is None:
-        logger.warning("%s: torch_gdn's SGLang plugin serves its text part alone on mps", name)
+        logger.warning("%s: torch_gdn's SGLang plugin serves only its text part on mps", name)
         theirs(config, *others, **{**options, "enable_multimodal": False})
 
 
 def validate_arguments(theirs: Any, server_args: Any) -> None:
-    """Refuses what would otherwise fail in a request."""
+    """Refuses arguments that would otherwise fail in a request."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
     given = resolving_view(server_args)

@@ -1,6 +1,6 @@
 """torch_gdn's ops, and PyTorch's, by the names and arguments of the Triton kernels that SGLang's models call.
 
-What SGLang's pools and metadata say, and which argument takes it:
+The table maps SGLang's pools and metadata to our arguments:
 
     convolution pool [slots, D, W - 1], state pool [slots, HV, V, K]       one layer of the pools of all layers
     a slot of -1 belongs to no request                                     null_index=-1
@@ -178,9 +178,9 @@ class DeltaRule(LinearAttnKernelBase):
 def pool_with_checkpoints(
     ssm_states: Tensor, cache_indices: Tensor, chunks: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """A pool of the sequences' states and, behind them, of what is kept of each; its slots, and the arguments.
+    """Returns a pool of the sequences' states followed by the kept ones, its slots, and the arguments.
 
-    A sequence of which a state is kept at its start keeps the one it begins with.
+    If a sequence keeps a state at its start, it keeps its initial state.
     """
     states = ssm_states[cache_indices]
     numbers = torch.arange(2 * states.shape[0], dtype=torch.int32, device=states.device)

@@ -1,4 +1,4 @@
-"""Seeds of requests, the masks of grammars and streams, by PyTorch's operations.
+"""Replaces request seeds, grammar masks and streams by PyTorch's operations.
 
 SGLang reads a request's `sampling_seed` only with --enable-deterministic-inference, which on mps has no kernels, and
 samples by it in float64, which mps does not have.
@@ -80,7 +80,7 @@ def random_seeds(n: int) -> Tensor:
 
 
 def mask_tokens(logits: Tensor, vocab_mask: Tensor) -> None:
-    """What a grammar allows (xgrammar)."""
+    """Masks tokens that the grammar forbids (xgrammar)."""
     from xgrammar import apply_token_bitmask_inplace
 
     apply_token_bitmask_inplace(logits, vocab_mask, backend="torch_native")
@@ -91,10 +91,10 @@ def mask_tokens_of_grammar(grammar: Any, logits: Tensor, vocab_mask: Tensor) -> 
 
 
 def record_stream(theirs: Callable[..., None], tensor: Tensor, stream: Any) -> None:
-    """Tensor.record_stream. mps has one stream, in which everything is in order, and SGLang a stand-in for it."""
+    """Replaces Tensor.record_stream. mps has one stream, which runs in order, and SGLang a stand-in for it."""
     if tensor.device.type != "mps":
         theirs(tensor, stream)
 
 
 def agree_on_tokens(*arguments: Any) -> None:
-    """There is one process on mps, and torch.distributed has no collectives for it."""
+    """Does nothing: mps has one process, and torch.distributed has no collectives for it."""

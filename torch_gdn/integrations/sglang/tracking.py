@@ -1,4 +1,4 @@
-"""What a cache of prefixes keeps of the states while requests decode (SGLang's `extra_buffer`): `batch_copy_`."""
+"""Copies the states that a prefix cache keeps while requests decode (SGLang's `extra_buffer`), by `batch_copy_`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def track_one_layer(conv_states: Tensor, ssm_states: Tensor, *others: object, **
 
 
 def copy_slots(pool: Tensor, source: Tensor, destination: Tensor, mask: Tensor) -> None:
-    """In one launch for all layers. A sequence outside the mask copies no bytes."""
+    """Copies slots of all layers in one launch. A sequence outside the mask copies no bytes."""
     size = pool.element_size()
     if not pool[0, 0].is_contiguous():
         raise ValueError(f"pool: expected contiguous slots, got strides {list(pool.stride())}")

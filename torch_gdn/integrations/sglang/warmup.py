@@ -1,5 +1,5 @@
-"""Tests and compiles what the model's layers launch, before the first request does. Calls of the layers are recorded
-for that; none of them runs.
+"""Tests and compiles the kernels that the model's layers launch, before the first request. It records calls of the
+layers and runs none of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Layers:
         return torch.tensor(values, dtype=torch.int32, device=self.runner.device)
 
     def of(self, *names: str) -> Iterator[Any]:
-        """One module of each kind: by class, and the shapes and dtypes of its parameters."""
+        """Returns one module of each kind, by class and by the shapes and dtypes of its parameters."""
         kinds: dict[Any, Any] = {}
         for module in self.runner.model.modules():
             if type(module).__name__ in names:
@@ -117,7 +117,7 @@ class Layers:
         backend.forward_metadata = None
 
     def call_experts(self, layer: Any) -> None:
-        """For one token, for a few and for many: each number takes other kernels."""
+        """Calls the experts for one token, for a few and for many, because the number decides the kernels."""
         for n in (1, 2, 33):
             x, logits = self.zeros(n, layer.hidden_size), self.zeros(n, layer.num_experts)
             weights, ids = kernels.router(unexpected, x, logits, layer.top_k, True)
@@ -125,4 +125,4 @@ class Layers:
 
 
 def unexpected(*others: Any, **options: Any) -> Any:
-    """SGLang computes these experts itself: there is nothing to compile."""
+    """Compiles nothing, because SGLang computes these experts itself."""

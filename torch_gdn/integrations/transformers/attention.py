@@ -1,4 +1,4 @@
-"""Attention layers of transformers' models on mps: what surrounds the attention itself.
+"""Speeds up attention layers of transformers' models on mps: everything around the attention itself.
 
 In Qwen3-Next and Qwen3.5 the norms and the rotation of q and k are one launch, and so is the output's gate. Other
 models keep their layer, and its rotation alone is one launch.
@@ -50,13 +50,13 @@ def small_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def tables(angles: Tensor) -> Tables:
-    """As models make them: each angle twice."""
+    """Returns tables as models make them, with each angle twice."""
     twice = torch.cat([angles, angles], -1)
     return twice.cos(), twice.sin()
 
 
 def halves(position_embeddings: Any, batch: int) -> list[Tensor]:
-    """The angles once, as the op takes them, for every sequence."""
+    """Returns each angle once, as the op takes them, for every sequence."""
     return [table[..., : table.shape[-1] // 2].expand(batch, -1, -1) for table in position_embeddings]
 
 
@@ -77,16 +77,16 @@ def rotation_refusal(
 
 def tables_reason(position_embeddings: Any) -> str:
     if not isinstance(position_embeddings, tuple | list) or len(position_embeddings) != 2:
-        return "the rotation has no cos and sin"
+        return "the position embeddings are not a pair of cos and sin"
     cos, sin = position_embeddings
     if cos.dim() != 3 or cos.shape != sin.shape or cos.shape[-1] % 2:
-        return f"the tables of the rotation are {list(cos.shape)} and {list(sin.shape)}"
+        return f"the cos and sin tables have the shapes {list(cos.shape)} and {list(sin.shape)}"
     return ""
 
 
 def attention_reason(layer: Any, hidden_states: Tensor, position_embeddings: Any, *others: Any, **options: Any) -> str:
     if not (is_plain(layer.q_norm) and is_plain(layer.k_norm)):
-        return "a hook of a norm of q or k wants to be called"
+        return "a hook of a norm of q or k must be called"
     if reason := grad_reason(layer) or tables_reason(position_embeddings):
         return reason
     cos, weight = position_embeddings[0], layer.q_norm.weight
@@ -121,7 +121,7 @@ def run_attention(
 
 
 def attention_of(layer: Any) -> Callable[..., Any]:
-    """The function that the layer's configuration names."""
+    """Returns the function that the layer's configuration names."""
     module = next(modules[each] for each in type(layer).__mro__ if each in modules)
     found: Callable[..., Any] = getattr(module, INTERFACES).get_interface(
         layer.config._attn_implementation, getattr(module, OWN_ATTENTION)
@@ -133,7 +133,7 @@ def attention_of(layer: Any) -> Callable[..., Any]:
 
 
 def has_known_rotation(module: ModuleType) -> bool:
-    """Whether the module's function rotates pairs (i, i + P) and leaves the elements behind 2 P."""
+    """Returns whether the module's function rotates pairs (i, i + P) and leaves the elements after 2 P."""
     rotate = vars(module).get(ROTATION)
     if rotate is None:
         return False
@@ -150,7 +150,7 @@ def has_known_rotation(module: ModuleType) -> bool:
 
 
 def is_rotation_elsewhere(q: Tensor, k: Tensor | None = None, *others: Any, **options: Any) -> bool:
-    """Qwen4-Exp rotates q alone too, for its choice of keys."""
+    """Returns True for a rotation of q alone, by which Qwen4-Exp chooses keys."""
     return k is None or q.device.type != "mps" or torch.compiler.is_compiling()
 
 
@@ -158,7 +158,7 @@ def rotation_reason(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *positional: Any, unsqueeze_dim: int = 1, **others: Any
 ) -> str:
     if positional:
-        return "arguments behind sin are given by position"
+        return "arguments after sin are positional"
     if unsqueeze_dim != 1 or q.dim() != 4 or q.dtype != k.dtype:
         return f"q {list(q.shape)} and k {list(k.shape)} are rotated with unsqueeze_dim {unsqueeze_dim}"
     return (

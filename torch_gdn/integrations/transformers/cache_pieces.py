@@ -1,4 +1,4 @@
-"""What one layer of a transformers cache holds, taken out and put back: keys of some tokens, or states after them."""
+"""Extracts and restores what one layer of a transformers cache holds: keys of some tokens, or the states after them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Piece = dict[str, Tensor]
 
 
 def extract_piece(layer: Any, start: int, end: int) -> Piece:
-    """Copies, on the layer's device: of the tokens from start to end, or what it is after them.
+    """Copies, on the layer's device, the keys and values of tokens from start to end, or the states after them.
 
     The layer holds `end` tokens.
 
     Raises:
-        ValueError: a kind of layer that is none of full attention, sliding windows and linear attention.
+        ValueError: If the layer is not of full attention, sliding windows or linear attention.
     """
     if type(layer) is DynamicLayer:
         return {"keys": layer.keys[:, :, start:end].clone(), "values": layer.values[:, :, start:end].clone()}
@@ -37,7 +37,7 @@ def extract_piece(layer: Any, start: int, end: int) -> Piece:
 
 
 def restore_layer(layer: Any, pieces: Sequence[Piece], tokens: int) -> None:
-    """Makes a new layer what `extract_piece` saw: `pieces` are those of consecutive tokens, `tokens` in all."""
+    """Restores into a new layer what `extract_piece` took. `pieces` are of consecutive tokens, `tokens` in total."""
     last = pieces[-1]
     if type(layer) is LinearAttentionLayer:
         columns, state = last["columns"], last["state"]

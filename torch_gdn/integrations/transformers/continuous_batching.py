@@ -1,9 +1,9 @@
 """transformers' continuous batching for models with Gated DeltaNet layers: `generate_batch` and its manager.
 
-transformers gives each layer type an allocator of its own, in pages of keys and values, and knows none for
-`linear_attention`. Here these layers are left out of the pages; their states are in a pool of slots, one for each
-request that is being served. The cache admits a request where both have room, and frees both. A prompt goes on from the
-pages and states of a prefix that another one had.
+transformers gives each layer type its own allocator, of pages of keys and values, and has none for
+`linear_attention`. Here these layers have no pages; their states are in a pool with one slot per running request. The
+cache admits a request if both have room, and frees both. A prompt continues from the pages and states of a prefix that
+it shares with another prompt.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from torch_gdn.integrations.transformers.prefix_states import PrefixStates
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
 LINEAR = "linear_attention"
-SHARE_OF_STATES = 0.25  # at most, of the memory that continuous batching may take
-REFUSED_OPTIONS = {  # of ContinuousBatchingConfig: what would leave the states behind
-    "use_async_batching": "a batch would be prepared while the one before it runs",
+SHARE_OF_STATES = 0.25  # the largest part of continuous batching's memory
+REFUSED_OPTIONS = {  # options of ContinuousBatchingConfig that would lose the states, and why
+    "use_async_batching": "it prepares a batch while the previous one runs, before its states exist",
     "varlen_compile_config": "a compiled batch is padded with sequences that have no request",
     "decode_compile_config": "a compiled batch is padded with sequences that have no request",
-    "cpu_offload_space": "a request's pages would be swapped out without its states",
+    "cpu_offload_space": "it would swap out a request's pages without its states",
 }
 Groups = dict[str, list[int]]
 
@@ -56,7 +56,7 @@ def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
 
 
 def linear_layers(config: Any) -> list[int]:
-    """Those whose states are ours to keep: none of models that torch_gdn does not know."""
+    """Returns the layers whose states torch_gdn keeps; none for a model that it does not know."""
     package = type(config).__module__.split(".")
     if package[:2] != ["transformers", "models"] or package[2] not in SERVED_MODELS:
         return []
@@ -76,7 +76,7 @@ def groups_without_linear(original: Callable[[Any], Groups]) -> Callable[[Any], 
 
 
 def resolver(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses, in the caller's thread, what the states could not follow."""
+    """Refuses, in the caller's thread, options that would lose the states."""
 
     def resolve(config: Any, cb_config: Any, *args: Any, **kwargs: Any) -> Any:
         resolved = original(config, cb_config, *args, **kwargs)
@@ -84,11 +84,12 @@ def resolver(original: Callable[..., Any]) -> Callable[..., Any]:
         if not layers:
             return resolved
         if len(layers) == len(config.layer_types):
-            raise ValueError("continuous batching: layer_types: expected a layer of attention, got none")
+            raise ValueError("continuous batching: layer_types: expected at least one attention layer, got none")
         for name, why in REFUSED_OPTIONS.items():
             if value := getattr(resolved, name, None):
                 raise ValueError(
-                    f"continuous batching of Gated DeltaNet models: {name}: expected it off, got {value}: {why}"
+                    f"continuous batching of Gated DeltaNet models: {name}: expected the option to be off, "
+                    f"got {value}: {why}"
                 )
         return resolved
 
@@ -112,7 +113,7 @@ def inputs_for(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def memory_of_pages(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What attention to the pages themselves does not take is left to the pages."""
+    """Gives the pages the memory that attention to the pages themselves does not need."""
 
     class WithoutCopies(original):  # type: ignore[valid-type,misc]
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +136,7 @@ def attends_to_pages(config: Any) -> bool:
 
 
 def part_of_prompt(original: Callable[..., None]) -> Callable[..., None]:
-    """Prompts are cut where a state is wanted."""
+    """Cuts prompts at the tokens after which a state is wanted."""
 
     def schedule(self: Any, state: Any, request_tokens: list[int], token_budget: int, *args: Any) -> None:
         prompt = state.status < RequestStatus.DECODING
@@ -147,7 +148,7 @@ def part_of_prompt(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def forward_with_states(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Hands the layer's states on to its convolution and its delta rule, which are given all other arguments too."""
+    """Passes the layer's states, and all other arguments, to its convolution and its delta rule."""
 
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(pages := kwargs.get("cache"), HybridCache):
@@ -158,7 +159,7 @@ def forward_with_states(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class HybridCache(paged_cache.PagedAttentionCache):
-    """Pages of the attention layers, and a pool with the states of the others."""
+    """A cache with pages for the attention layers and a pool with the states of the others."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class HybridCache(paged_cache.PagedAttentionCache):
         self.states = StatePool(layers, sizes, slots, torch.device(device))
         self.prefixes = PrefixStates(self.states, self.cache_allocators[FULL_ATTENTION])
         self.attends = attends_to_pages(config)
-        self.paged_step: paged_attention.PagedStep | None = None  # while attention is ours
+        self.paged_step: paged_attention.PagedStep | None = None  # set while torch_gdn computes the attention
         self.use_prefix_sharing &= set(self.cache_allocators) == {FULL_ATTENTION}
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
@@ -195,7 +196,7 @@ class HybridCache(paged_cache.PagedAttentionCache):
         return stored
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """Of the pages that are known, those that states are known behind."""
+        """Returns the known pages of the prompt up to the last one after which states are known."""
         tokens, name = self.prefixes.longest(request_id, prompt_ids) if self.use_prefix_sharing else (0, None)
         if name is None:
             return 0
@@ -210,7 +211,7 @@ class HybridCache(paged_cache.PagedAttentionCache):
     def extend_read_and_write_indices(
         self, request_id: str, past_length: int, query_length: int, read_index: Any, write_index: Any
     ) -> None:
-        """Attention to the pages themselves gathers none."""
+        """Adds no indices, because attention to the pages themselves gathers none."""
         gathered = None if self.attends else read_index
         super().extend_read_and_write_indices(request_id, past_length, query_length, gathered, write_index)
 
@@ -227,7 +228,7 @@ class HybridCache(paged_cache.PagedAttentionCache):
             self.states.forget_names()
 
     def prepare_fork_request(self, src_state: Any, dst_req_ids: list[str], copies: Any) -> list[str]:
-        """Children beyond the free slots are prefilled by themselves, as those beyond the free pages are."""
+        """Forks a request. Children beyond the free slots or the free pages are prefilled separately."""
         with_slots = dst_req_ids[: len(self.states.free)]
         forked: list[str] = super().prepare_fork_request(src_state, with_slots, copies)
         source = self.states.slot_of[src_state.request_id]
@@ -236,12 +237,12 @@ class HybridCache(paged_cache.PagedAttentionCache):
 
 
 def longest_buffer() -> int:
-    """In bytes: what a pool, which is one tensor, may take on mps."""
+    """Returns the largest size of a pool on mps, in bytes. A pool is one tensor."""
     return _C.device_facts()["max_buffer_length"] if torch.backends.mps.is_available() else sys.maxsize
 
 
 def slots_and_share(cb_config: Any, slot_bytes: int) -> tuple[int, float]:
-    """How many requests there are states for, and the part of the memory that they take."""
+    """Returns the number of requests that get states, and their part of the memory."""
     _, total, reserved, allocated = get_device_and_memory_breakdown()
     slots, available = cb_config.max_requests_per_batch, total - max(reserved, allocated)
     if available <= 0:  # not known
@@ -260,7 +261,9 @@ class HybridInputs(input_outputs.ContinuousBatchingIOs):
 
     def prepare_batch_tensors(self, requests_in_batch: list[Any], *args: Any, **kwargs: Any) -> None:
         if continuous_api.ContinuousBatchingIOs is input_outputs.ContinuousBatchingIOs:
-            raise RuntimeError("continuous batching: torch_gdn was disabled while a manager still served a model")
+            raise RuntimeError(
+                "continuous batching: expected torch_gdn to stay enabled while a manager serves a model, got disable()"
+            )
         parts = [Part(x.state.request_id, x.state.position_offset, x.query_length) for x in requests_in_batch]
         sharing = self.cache.use_prefix_sharing
         checkpoints = self.cache.prefixes.begin(requests_in_batch) if sharing else {}

@@ -1,7 +1,8 @@
-"""Conversations whose earlier turns are not prefilled again.
+"""Keeps conversations, so that earlier turns are not prefilled again.
 
-A tree of prefixes: a node is some tokens behind its parent's, with their keys and values and the states after them.
-Keys can be cut anywhere, states cannot: a prompt goes on from the longest node that it starts with.
+The conversations form a tree of prefixes. A node holds the tokens that follow its parent's, with their keys and values
+and the states after them. Keys can be cut anywhere, but states cannot: a prompt continues from the longest node that it
+starts with.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from transformers import DynamicCache
 from torch_gdn.integrations.transformers.cache_pieces import Piece, extract_piece, restore_layer
 
 FORMAT = "torch_gdn conversations 1"
-CHUNK = 64  # tokens: in parts of its multiples the delta rule's chunks are those of the whole prompt
+CHUNK = 64  # tokens; parts of multiples of it have the same chunks as the whole prompt
 
 
 @dataclass(eq=False)
 class Node:
     parent: Node | None
-    tokens: list[int]  # behind the parent's
+    tokens: list[int]  # those after the parent's
     pieces: dict[int, Piece]  # by layer
     length: int  # tokens from the start on
     children: list[Node] = field(default_factory=list)
@@ -38,7 +39,7 @@ class Node:
         return sum(tensor.nbytes for piece in self.pieces.values() for tensor in piece.values())
 
     def path(self) -> list[Node]:
-        """From the root's child on."""
+        """Returns the nodes from the root's child to this one."""
         nodes: list[Node] = []
         node = self
         while node.parent is not None:
@@ -57,19 +58,19 @@ class Turn:
 
 
 class ConversationCache:
-    """Keys, values and states of what a model has read and written, for the turns to come.
+    """Keeps keys, values and states of what a model has read and written, for later turns.
 
-    States are kept at the end of each prompt and each answer, and every so many tokens in between, so that a turn that
-    repeats the conversation prefills its own tokens alone, and one that departs from it goes on from the last state
-    before. What was used least recently is dropped first.
+    States are kept at the end of each prompt and each answer, and at intervals in between. A turn that repeats the
+    conversation then prefills only its own tokens, and one that departs from it continues from the last state before
+    that point. The least recently used nodes are dropped first.
 
     Args:
         model: a transformers model for generation, of full attention, sliding windows and linear attention.
-        max_bytes: what all keys, values and states may take.
+        max_bytes: the most bytes that all keys, values and states may take.
         every: tokens between states within a prompt, a multiple of 64. Default: 512.
 
     Raises:
-        ValueError: an argument that is not as above.
+        ValueError: If an argument is not as above.
 
     Example:
         >>> conversations = ConversationCache(model, max_bytes=2**30)  # doctest: +SKIP
@@ -91,31 +92,31 @@ class ConversationCache:
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, **options: Any) -> Any:
-        """`model.generate` of a whole conversation, of which only what is new is prefilled.
+        """Calls `model.generate` for a whole conversation, and prefills only what is new.
 
         Args:
             input_ids: [1, T], from the conversation's first token on.
             options: of `model.generate`, without `past_key_values` and without assisted generation, which in
-                transformers 5.23 does not go on from a cache that holds something.
+                transformers 5.23 does not continue from a filled cache.
 
         Returns:
             output: What `model.generate` returns.
 
         Raises:
-            ValueError: more than one row, another cache, assisted generation, or padding.
+            ValueError: If there is more than one row, another cache, assisted generation, or padding.
         """
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise ValueError(f"generate: input_ids: expected shape [1, T], got {list(input_ids.shape)}")
         if "past_key_values" in options:
-            raise ValueError("generate: past_key_values: expected none, the conversation has its own")
+            raise ValueError("generate: past_key_values: expected None (the conversation has its own), got a cache")
         for name in ("prompt_lookup_num_tokens", "assistant_model"):
             if options.get(name) is not None:
                 raise ValueError(f"generate: {name}: expected None, since transformers would prefill the cache again")
         mask = options.setdefault("attention_mask", torch.ones_like(input_ids))
         if not bool(mask.all()):
-            raise ValueError("generate: attention_mask: expected ones, got padding")
+            raise ValueError("generate: attention_mask: expected only ones, got padding")
         prompt = input_ids[0].tolist()
-        node = self.longest_prefix(prompt[:-1])  # the last token's logits are wanted
+        node = self.longest_prefix(prompt[:-1])  # the last token's logits are needed
         cache, reused = self.restore_cache(node), node.length
         node = self.prefill(node, input_ids, prompt, cache)
         found = self.model.generate(input_ids, past_key_values=cache, **options)
@@ -126,7 +127,7 @@ class ConversationCache:
         return found
 
     def prefill(self, node: Node, input_ids: Tensor, prompt: list[int], cache: DynamicCache) -> Node:
-        """All but the prompt's last token, with a state kept at each multiple of `every` and at the end."""
+        """Prefills all but the prompt's last token, and keeps a state at each multiple of `every` and at the end."""
         start, last = node.length, len(prompt) - 1
         while start < last:
             end = min(last, (start // self.every + 1) * self.every)
@@ -136,7 +137,7 @@ class ConversationCache:
         return node
 
     def longest_prefix(self, tokens: list[int]) -> Node:
-        """The longest node that these tokens start with."""
+        """Returns the longest node that these tokens start with."""
         best, pending = self.root, [self.root]
         while pending:
             node = pending.pop()
@@ -146,7 +147,7 @@ class ConversationCache:
         return best
 
     def restore_cache(self, node: Node) -> DynamicCache:
-        """A cache of its own that holds the node's tokens."""
+        """Returns a new cache that holds the node's tokens."""
         cache = DynamicCache(config=self.model.config)
         if path := node.path():
             for index, layer in enumerate(cache.layers):
@@ -154,7 +155,7 @@ class ConversationCache:
         return cache
 
     def add(self, parent: Node, tokens: list[int], cache: DynamicCache) -> Node:
-        """The node behind `parent` with what `cache` holds; where there is no room for it, one that is not held."""
+        """Returns a node after `parent` with what `cache` holds. If there is no room, the node is not stored."""
         for child in parent.children:
             if child.tokens == tokens:
                 self.touch(child)
@@ -171,7 +172,7 @@ class ConversationCache:
         return node
 
     def touch(self, node: Node) -> None:
-        """A node is as recent as the most recent one behind it."""
+        """Marks the node as used. A node is as recent as the most recent one after it."""
         self.clock += 1
         for x in node.path():
             x.used = self.clock
@@ -186,7 +187,7 @@ class ConversationCache:
             oldest.pieces = {}
 
     def nodes(self) -> Iterator[Node]:
-        """All but the root, parents first."""
+        """Returns all nodes but the root, parents first."""
         pending = list(self.root.children)
         while pending:
             node = pending.pop()
@@ -198,7 +199,7 @@ class ConversationCache:
         self.nbytes = 0
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything that is held to a safetensors file (which wants `safetensors`)."""
+        """Writes all conversations to a safetensors file. It needs `safetensors`."""
         from safetensors.torch import save_file
 
         nodes = list(self.nodes())
@@ -214,10 +215,10 @@ class ConversationCache:
         save_file(tensors, os.fspath(path), metadata=about)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Reads what `save` wrote, in place of what is held; beyond `max_bytes`, the most recently used.
+        """Replaces all conversations by those that `save` wrote. Beyond `max_bytes` it keeps the most recently used.
 
         Raises:
-            ValueError: not such a file, or one of another model.
+            ValueError: If `save` did not write the file, or wrote it for another model.
         """
         from safetensors import safe_open
 
@@ -248,7 +249,7 @@ class ConversationCache:
 
 
 def identity(model: Any) -> str:
-    """Of configuration and weights: some numbers of each, which a model trained further does not share."""
+    """Describes the configuration and some numbers of each weight. Further training changes it."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
     found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():

@@ -1,5 +1,5 @@
-"""Decoder layers of transformers' models on mps: the sum of the mixer's output and the residual is taken by the norm
-behind it, in one launch instead of two, and the MLP adds its own residual. No sum is rounded before it is used.
+"""Runs decoder layers of transformers' models on mps in fewer launches. The norm after the mixer adds the mixer's
+output to the residual, and the MLP adds its own residual. No sum is rounded before it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch_gdn.integrations.transformers import known_forms, norms
 from torch_gdn.integrations.transformers.functions import Function, grad_reason
 from torch_gdn.integrations.transformers.refusal import is_plain
 
-WIDTH = 32  # of the layers that are tried
+WIDTH = 32  # of the layers that the trial builds
 MIXERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}  # by attribute: the kind of a layer
 
 
@@ -31,7 +31,7 @@ def layer_classes(module: ModuleType) -> Iterator[type]:
 
 
 class Part(nn.Module):
-    """Stands for a mixer or an MLP: a product, which depends on all that it is given by name."""
+    """Stands for a mixer or an MLP: a product that depends on all named arguments."""
 
     def __init__(self, *, is_attention: bool) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ def is_known(owner: type, norm: type) -> bool:
 
 
 def call() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Words for what a layer only hands on."""
+    """Returns strings for the arguments that a layer only passes on."""
     names = ("position_embeddings", "attention_mask", "position_ids", "past_key_values", "another")
     return (torch.randn(2, 3, WIDTH),), {name: f"the {name}" for name in names}
 
 
 def built(owner: Any, norm: type, mixer: str, configuration: Any) -> Any:
-    """A layer without its constructor, which asks for a whole configuration."""
+    """Builds a layer without its constructor, which needs a whole configuration."""
     layer = owner.__new__(owner)
     nn.Module.__init__(layer)
     layer.block_type = layer.layer_type = MIXERS[mixer]
@@ -70,7 +70,7 @@ def built(owner: Any, norm: type, mixer: str, configuration: Any) -> Any:
 def layer_reason(layer: Any, hidden_states: Tensor, *others: Any, **options: Any) -> str:
     norm = layer.post_attention_layernorm
     if not is_plain(norm):
-        return "a hook of a layer's norm wants to be called"
+        return "a hook of a layer's norm must be called"
     return grad_reason(layer) or norms.norm_reason(norm, hidden_states)
 
 

@@ -1,7 +1,7 @@
-"""A Gated DeltaNet layer's token on mps: its projections, and between them `gdn_decode_` in two launches.
+"""Decodes a Gated DeltaNet layer's token on mps: its projections, and between them `gdn_decode_` in two launches.
 
-The layer is that of Qwen3-Next, with two projections by key head, or that of Qwen3.5 and Qwen4-Exp, with four. Both
-states are updated in the cache: in_place.py says where that is possible.
+Qwen3-Next's layer has two projections by key head; that of Qwen3.5 and Qwen4-Exp has four. Both states are updated in
+the cache; in_place.py says when that is possible.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def projections_of(layer: Any) -> tuple[str, ...]:
 
 
 def is_elsewhere(layer: Any, hidden_states: Tensor, *others: Any) -> bool:
-    """Whether the layer's functions are called one by one."""
+    """Returns whether the layer's functions are called one by one."""
     return hidden_states.device.type != "mps" or not projections_of(layer)
 
 
 def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> str:
     for module in (layer.conv1d, layer.norm):
         if not is_plain(module):
-            return f"a hook of {type(module).__name__} wants to be called"
+            return f"a hook of {type(module).__name__} must be called"
     weight, norm = layer.conv1d.weight, layer.norm.weight
     tensors = (hidden_states, conv_state, state, weight, norm, layer.A_log, layer.dt_bias)
     return (

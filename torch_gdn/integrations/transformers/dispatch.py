@@ -1,4 +1,4 @@
-"""Each call goes to torch_gdn's function or to the one that transformers would have called."""
+"""Sends each call to torch_gdn's function or to the one that transformers would have called."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch_gdn.integrations.transformers.known_forms import first
 
 FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS
 FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS | decoding.FUNCTIONS
-HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # it comes with each fallback
+HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # shown with each fallback
 taken: Counter[str] = Counter()  # function
 left: Counter[tuple[str, str]] = Counter()  # function and reason
 
 
 def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-    """Whether torch_gdn takes this call of a transformers model, and if not, why.
+    """Returns whether torch_gdn takes this call of a transformers model, and if not, why.
 
     Args:
         function: "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
@@ -32,14 +32,14 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
             has until 5.12, "rms_norm", "rms_norm_gated", "experts", "moe_block", "mlp", "attention" and
             "decoder_layer": these are a layer's forward, and its first argument is the layer; "rotation", of q and k by
             cos and sin; "gdn_decode", whose arguments are the layer, its input and both states.
-        args, kwargs: what the model calls it with.
+        args, kwargs: the arguments of the model's call.
 
     Returns:
         supported: (True, "") or (False, the reason).
 
     Raises:
-        ValueError: another function.
-        TypeError: arguments that the function does not have, or too few of them.
+        ValueError: If the function is not one of these.
+        TypeError: If an argument is unknown or missing.
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
 def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = False) -> Callable[..., Any]:
     """Replaces `original`: each call goes to torch_gdn or to the original.
 
-    `everywhere`: no call is left uncounted because it is elsewhere.
+    `everywhere`: counts all calls, even those that `is_elsewhere` would skip.
     """
     reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
     is_elsewhere = None if everywhere else FUNCTIONS[function].is_elsewhere
@@ -76,9 +76,9 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
         if is_elsewhere is not None and is_elsewhere(*args, **kwargs):
             return original(*args, **kwargs)
         reason = reason_of(*args, **kwargs)
-        if reason and "layer_states" in kwargs:  # the original would leave them behind
-            raise ValueError(f"{function} with states in torch_gdn's keeping: {reason}")
-        if not torch.compiler.is_compiling():  # a graph that counts would be compiled anew for each count
+        if reason and "layer_states" in kwargs:  # the original would lose them
+            raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
+        if not torch.compiler.is_compiling():  # a graph that counts would be recompiled for each count
             count(function, reason)
         if not reason:
             return run(*args, **kwargs)
@@ -109,6 +109,6 @@ def count(function: str, reason: str) -> None:
 
 
 def reset_counts() -> None:
-    """Each reason warns anew."""
+    """Resets the counts. Each reason warns again."""
     taken.clear()
     left.clear()

@@ -1,4 +1,4 @@
-"""Mixtures of experts: transformers' experts functions, and the whole block of Qwen's models.
+"""Runs mixtures of experts: transformers' experts functions, and the whole block of Qwen's models.
 
 A model whose experts are decorated with `use_experts_implementation` calls a function by the name in its
 configuration: "grouped_mm", which `generate` replaces by "batched_mm" for decoding. Both go to torch_gdn on `mps`. On
@@ -39,19 +39,19 @@ def interface() -> Any:
 
 
 def is_elsewhere(experts: Any, hidden_states: Tensor, *others: Any, **options: Any) -> bool:
-    """Whether the call goes to transformers' own function without a word."""
+    """Returns whether the call silently goes to transformers' own function."""
     return hidden_states.device.type != "mps"
 
 
 def form_reason(experts: Any) -> str:
-    """Why the experts are not those that the ops compute."""
+    """Returns why the ops cannot compute these experts, or "" if they can."""
     expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
     expected |= {"has_post_expert_norm": False, "_is_expert_parallel": False}
     for name, value in expected.items():
         if getattr(experts, name, value) != value:
             return f"the experts' {name.lstrip('_')} is {not value}"
     if getattr(getattr(type(experts), "_apply_gate", None), "__name__", "") != DEFAULT_GATE:
-        return f"{type(experts).__name__} has a gate of its own"
+        return f"{type(experts).__name__} has its own gate"
     if type(experts.act_fn).__name__ not in SILU:
         return f"the experts' activation is {type(experts.act_fn).__name__}, not silu"
     return ""
@@ -94,15 +94,15 @@ def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = No
     projections = (shared.gate_proj, shared.up_proj, shared.down_proj)
     for module in (block.gate, experts, shared, *projections, block.shared_expert_gate):
         if not is_plain(module):
-            return f"a hook of {type(module).__name__} wants to be called"
+            return f"a hook of {type(module).__name__} must be called"
     packed = isinstance(experts, PackedExperts)
     for module in (*projections, block.shared_expert_gate):
         if not is_known_linear(module, packed or module is block.shared_expert_gate):
-            return f"the shared expert has a {type(module).__name__} that is no plain linear"
+            return f"the shared expert has a {type(module).__name__} that is not a plain linear layer"
     if type(shared.act_fn).__name__ not in SILU:
         return f"the shared expert's activation is {type(shared.act_fn).__name__}, not silu"
     weights = experts.gate_up_proj, experts.down_proj, *(module.weight for module in projections)
-    if packed:  # their form was looked at when they were packed
+    if packed:  # their form was checked when they were packed
         return common_reason(hidden_states, block.gate.weight, *weights)
     if reason := form_reason(experts):
         return reason
@@ -150,7 +150,7 @@ def run_block(block: Any, hidden_states: Tensor, residual: Tensor | None = None)
 
 
 def scales_of(module: Any, prefix: str = "") -> tuple[Tensor | None, Tensor | None]:
-    """And biases, of packed weights; of others None."""
+    """Returns scales and biases of packed weights, or None for others."""
     return getattr(module, f"{prefix}scales", None), getattr(module, f"{prefix}biases", None)
 
 

@@ -1,7 +1,7 @@
-"""The functions that a Gated DeltaNet layer of transformers calls: which calls torch_gdn takes, and what it runs.
+"""Defines, for each function that a Gated DeltaNet layer of transformers calls, which calls torch_gdn takes.
 
-Each has a `reason` (why torch_gdn does not take the call, or nothing) and a `run`, with the arguments that the
-models of all versions give it, by the models' own names.
+Each has a `reason` (why torch_gdn does not take the call, or "") and a `run`. Both have the arguments that models of
+all versions pass, with the models' own names.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch_gdn import causal_conv1d_interface, self_test
 from torch_gdn.integrations.transformers.refusal import convolution_refusal, norm_refusal, rule_refusal
 
 DEVICES = ("mps", "cpu")
-CACHED_STATE = "cached_state"  # by this argument a layer's forward gives the state that its cache overwrites afterwards
+CACHED_STATE = "cached_state"  # argument with the state that the layer's cache overwrites afterwards
 COMMON_OPTIONS = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens")
-RULE_OPTIONS = {  # of those that models give, what the end-to-end op takes
+RULE_OPTIONS = {  # options of models that the end-to-end op takes
     "chunk_gated_delta_rule": (*COMMON_OPTIONS, "chunk_size"),
     "fused_recurrent_gated_delta_rule": COMMON_OPTIONS,
 }
@@ -41,12 +41,12 @@ class Function:
 
 
 def common_reason(*tensors: Tensor | None) -> str:
-    """What holds for any call: where the tensors are, and whether a gradient is wanted."""
+    """Checks any call: the tensors' devices, and whether a gradient is needed."""
     given = [tensor for tensor in tensors if tensor is not None]
     device = given[0].device
     if device.type not in DEVICES:
         return f"the tensors are on {device.type}; torch_gdn has kernels for {' and '.join(DEVICES)}"
-    for tensor in given:  # no generator: this runs at every call
+    for tensor in given:  # no generator, because this runs at every call
         if tensor.device != device:
             return "the tensors are on several devices"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
@@ -55,21 +55,21 @@ def common_reason(*tensors: Tensor | None) -> str:
 
 
 def grad_reason(layer: Any) -> str:
-    """Why a whole layer is left to transformers where one of its parameters is trained."""
+    """Returns why a whole layer is left to transformers if one of its parameters is trained."""
     if torch.is_grad_enabled() and any(weight.requires_grad for weight in layer.parameters()):
         return NEEDS_GRAD
     return ""
 
 
 def mixed_reason(query: Tensor, value: Tensor) -> str:
-    """transformers' rules return o in query's dtype, torch_gdn's in value's."""
+    """Refuses mixed dtypes: transformers' rules return o in query's dtype, torch_gdn's in value's."""
     if value.dtype == query.dtype:
         return ""
-    return f"query and value are {str(query.dtype)[6:]} and {str(value.dtype)[6:]}"
+    return f"query and value have the dtypes {str(query.dtype)[6:]} and {str(value.dtype)[6:]}"
 
 
 def self_test_reason(op: str, device: torch.device) -> str:
-    """Why a call is left to transformers: its op failed the self-test and has no stand-in. Else empty."""
+    """Returns why a call is left to transformers if its op failed the self-test and has no replacement."""
     return f"{op} failed the self-test on this device" if device.type == "mps" and op in self_test.erring else ""
 
 
@@ -88,9 +88,9 @@ def rule_reason(
     **others: Any,
 ) -> str:
     if positional:
-        return "arguments behind beta are given by position"
+        return "arguments after beta are positional"
     if seq_idx is not None and cu_seqlens is None:
-        return "packed sequences come as seq_idx without cu_seq_lens_q, which the delta rule goes by"
+        return "packed sequences have seq_idx but no cu_seq_lens_q, which the delta rule needs"
     refusal = common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
         op,
         (query.shape[2:], key.shape[2:], value.shape[2:]),
@@ -135,11 +135,11 @@ def kda_reason(
     seq_idx: Tensor | None = None,
     **others: Any,
 ) -> str:
-    """The chunk size is no matter: the recurrence has the same results."""
+    """Ignores the chunk size: the recurrence has the same results."""
     if positional:
-        return "arguments behind beta are given by position"
+        return "arguments after beta are positional"
     if seq_idx is not None and cu_seq_lens_q is None:
-        return "packed sequences come as seq_idx without cu_seq_lens_q, which Kimi Delta Attention goes by"
+        return "packed sequences have seq_idx but no cu_seq_lens_q, which Kimi Delta Attention needs"
     refusal = common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
         "fused_recurrent_gated_delta_rule",
         (query.shape[2:], key.shape[2:], value.shape[2:]),
@@ -155,7 +155,7 @@ def kda_reason(
 def run_kda(
     function: str, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The models hand on the boundaries of packed sequences as they got them."""
+    """Runs the rule. The models pass on the boundaries of packed sequences as they got them."""
     options = {name: given[name] for name in COMMON_OPTIONS if name in given}
     if given.get("cu_seq_lens_q") is not None:
         options["cu_seqlens"] = given["cu_seq_lens_q"]
@@ -170,7 +170,7 @@ def is_cached_state(
     cu_seqlens: Tensor | None = None,
     **others: Any,
 ) -> bool:
-    """Whether the rule starts from the state that the cache overwrites with what the rule returns."""
+    """Returns whether the rule starts from the state that the cache overwrites with the rule's result."""
     return state is not None and state is initial_state and output_final_state and cu_seqlens is None
 
 
@@ -185,7 +185,7 @@ def convolution_reason(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> str:
-    """Of `causal_conv1d_fn`, which is given `x` until 5.12 and `hidden_states` since."""
+    """Checks `causal_conv1d_fn`, which gets `x` until 5.12 and `hidden_states` since."""
     columns = hidden_states if x is None else x
     assert columns is not None and weight is not None
     return common_reason(columns, weight, bias, seq_idx) or convolution_refusal(
@@ -230,7 +230,7 @@ def run_convolution(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
-    """[B, D, T], channel-last: q, k and v are then views that the delta rule takes without a copy."""
+    """Returns [B, D, T], channel-last: q, k and v are then views that the delta rule takes without a copy."""
     columns = hidden_states if x is None else x
     assert columns is not None and weight is not None
     rows = columns.transpose(1, 2)
@@ -257,7 +257,7 @@ def run_update(
 def short_convolution_reason(
     layer: Any, hidden_states: Tensor, cache: Tensor | None = None, use_precomputed: bool = False, **others: Any
 ) -> str:
-    """Of OLMo-Hybrid until 5.12: a layer over rows that hands on the last W - 1 columns."""
+    """Checks OLMo-Hybrid's layer until 5.12, which works on rows and passes on the last W - 1 columns."""
     weight, bias = layer.weight, layer.bias  # [D, 1, W]
     return common_reason(hidden_states, weight, bias, cache) or convolution_refusal(
         "causal_conv1d",
@@ -288,7 +288,7 @@ def norm_reason(layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -
     if gate is None:
         return "the gated norm has no gate"
     if gate.shape != hidden_states.shape:
-        return f"the gated norm's input and gate are {list(hidden_states.shape)} and {list(gate.shape)}"
+        return f"the gated norm's input and gate have the shapes {list(hidden_states.shape)} and {list(gate.shape)}"
     weight = layer.weight
     return common_reason(hidden_states, gate, weight) or norm_refusal(
         hidden_states.shape[-1:],
@@ -310,7 +310,7 @@ def run_norm(layer: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
 
 
 def gate_activation(layer: Any) -> str:
-    return getattr(layer, "activation", "silu")  # until 5.12 always silu
+    return getattr(layer, "activation", "silu")  # always silu until 5.12
 
 
 FUNCTIONS = {op: Function(functools.partial(rule_reason, op), functools.partial(run_rule, op)) for op in RULE_OPTIONS}

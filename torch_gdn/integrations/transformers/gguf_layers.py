@@ -1,4 +1,4 @@
-"""Layers that transformers would take from ggml when it loads a GGUF file onto `mps`: torch_gdn's instead."""
+"""Uses torch_gdn's layers when transformers, loading a GGUF file onto `mps`, would take ggml's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYERS = ("Qwen3_5GatedDeltaNet",)  # as `kernels` names them; Qwen3.5's mixture
 
 
 def gguf_patches() -> Iterator[Patch]:
-    """None for a transformers that takes no layers from ggml."""
+    """Yields nothing for a transformers that takes no layers from ggml."""
     try:
         module = importlib.import_module("transformers.integrations.gguf.kernels")
     except ModuleNotFoundError:

@@ -1,6 +1,6 @@
-"""Decoding with the states of a transformers cache updated where they are.
+"""Decodes with the states of a transformers cache updated in place.
 
-A layer of transformers hands the cache's state to the rule, and the cache copies what the rule returns over it. Where
+A layer of transformers passes the cache's state to the rule, and the cache overwrites it with the rule's result. If
 that copy is certain to follow, the rule writes into the cache itself: one pass over the state instead of three.
 """
 
@@ -21,7 +21,7 @@ COPIES = {owner: vars(owner)[WRITE] for owner in (Cache, LinearAttentionLayer)}
 
 
 def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callable[..., Any]:
-    """`rule`: the patch of the module's function that the layer calls; rebound since, it may not know the option."""
+    """`rule` is the patch of the module's function that the layer calls. If rebound since, it may lack the option."""
 
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
@@ -49,7 +49,7 @@ def decode(
     attention_mask: Tensor | None = None,
     **others: Any,
 ) -> Tensor | None:
-    """The whole layer at once, with both states in place; None where its functions are to be called one by one."""
+    """Runs the whole layer at once, with both states in place, or returns None to call its functions one by one."""
     if positional or attention_mask is not None or decoding.is_elsewhere(layer, hidden_states):
         return None
     if others.get("cu_seq_lens_q") is not None or others.get("seq_idx") is not None:
@@ -64,7 +64,7 @@ def decode(
 
 
 def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:
-    """The state that the layer's call ends with overwriting; None where it may be kept, or another be written."""
+    """Returns the state that the layer's call finally overwrites, or None if it may be kept or another be written."""
     if not copies(cache, Cache):
         return None
     layer = cache.layers[layer_idx]
@@ -75,5 +75,5 @@ def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:
 
 
 def copies(holder: Any, owner: type) -> bool:
-    """Whether it writes states by transformers' own code, a copy over what it holds."""
+    """Returns whether it writes states by transformers' own code, which copies over the old ones."""
     return getattr(type(holder), WRITE, None) is COPIES[owner] and WRITE not in vars(holder)

@@ -15,10 +15,10 @@ LAYERS = (
 
 
 def kernel_mapping() -> dict[str, dict[str, str]]:
-    """What transformers' `KernelConfig` is given, together with `use_local_kernel=True`: on `mps`, torch_gdn's layers.
+    """Returns the mapping for transformers' `KernelConfig` with `use_local_kernel=True`: torch_gdn's layers on `mps`.
 
-    For transformers from 5.22 on (before, KernelConfig refuses `mps` or functions), with the version of `kernels` that
-    it asks for. It cannot be undone, and models of one kind share the functions that it changes.
+    It needs transformers 5.22 or later (earlier ones refuse `mps` or functions) and the version of `kernels` that it
+    requires. It cannot be undone, and models of one kind share the functions that it changes.
 
     Returns:
         mapping: The device and "folder:layer" of each function and layer of the models.

@@ -1,7 +1,7 @@
-"""Classes of transformers' models that compute what is known, found by trying them.
+"""Finds classes of transformers' models that compute a known form, by trying them.
 
-A class is taken if a small instance of it has the results of the form that torch_gdn computes. One that cannot be built
-from the few sizes that are given here, or that computes something else, is left to transformers.
+A class is taken if a small instance of it has the results of the form that torch_gdn computes. A class that
+cannot be built from the few sizes given here, or that computes something else, is left to transformers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ SIZES = {
 
 
 def classes(module: ModuleType, ending: str) -> Iterator[type]:
-    """Yields the classes that the module defines: an imported one is of another library."""
+    """Yields the classes that the module itself defines. Imported ones belong to another library."""
     for owner in vars(module).values():
         if isinstance(owner, type) and owner.__module__ == module.__name__ and owner.__name__.endswith(ending):
             yield owner
 
 
 def has_form(build: Callable[[Any], Any], call: Call, compute: Compute) -> bool | None:
-    """Whether a layer that is built from SIZES returns what `compute` returns for the same call.
+    """Returns whether a layer built from SIZES returns what `compute` returns for the same call.
 
-    None if it cannot be built, or does not take the call.
+    Returns None if it cannot be built, or does not take the call.
     """
     with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -64,6 +64,6 @@ def first(result: Any) -> Any:
 
 
 def is_elsewhere(layer: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether the call goes to transformers' own layer without a word: on another device, or in a compiled graph."""
+    """Returns whether the call silently goes to transformers' own layer: on another device, or in a compiled graph."""
     x = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
     return x.device.type != "mps" or torch.compiler.is_compiling()

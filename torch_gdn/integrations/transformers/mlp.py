@@ -1,4 +1,4 @@
-"""The MLP of transformers' models on mps: silu(gate) * up in one launch instead of two."""
+"""Runs the MLP of transformers' models on mps: silu(gate) * up in one launch instead of two."""
 
 from __future__ import annotations
 

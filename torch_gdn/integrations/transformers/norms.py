@@ -37,7 +37,7 @@ class Form:
 
 
 FORMS = (Form(True, False), Form(False, False), Form(False, True))
-form_of_class: dict[type, Form | None] = {}  # by class of a norm; None for one that computes something else
+form_of_class: dict[type, Form | None] = {}  # None for a class that computes something else
 
 
 def eps_of(norm: Any) -> float:
@@ -97,7 +97,7 @@ def rms_norm_refusal(row: tuple[int, ...], dtype: torch.dtype, weight: tuple[tup
 
 
 def is_elsewhere(norm: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether the call goes to transformers' own norm without a word.
+    """Returns whether the call silently goes to transformers' own norm.
 
     Inductor fuses a norm in a compiled graph, and Qwen4-Exp has norms of groups of channels.
     """

@@ -12,7 +12,7 @@ Sizes = tuple[int, ...]
 
 @dataclass
 class Target:
-    """A parameter of the model has the tensors of the files that make it: their shapes by source pattern."""
+    """A parameter of the model, and the shapes of the files' tensors that make it, by source pattern."""
 
     name: str
     sources: dict[str, list[Sizes]] = field(default_factory=dict)

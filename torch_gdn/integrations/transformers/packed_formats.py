@@ -15,18 +15,18 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Format:
-    """A format has the ends of the names of a packed layer's tensors, and makes a packed weight of them."""
+    """A file format: the endings of a packed layer's tensor names, and how to make a packed weight of them."""
 
     method: str
-    words: str  # the end of the name of the tensor of codes
+    words: str  # ending of the name of the tensor of codes
     scales: str
-    others: tuple[str, ...]  # needed besides
+    others: tuple[str, ...]  # endings of the other required tensors
     optional: tuple[str, ...]
     transposed: bool  # whether scales are [K / group, N]
-    layout: Callable[[int, int, int], Sizes]  # of the words of a matrix [N, K], of N, K and bits
-    convert: Callable[..., PackedWeight]  # of the tensors by the ends of their names, and bits
+    layout: Callable[[int, int, int], Sizes]  # shape of the words of a matrix [N, K], from N, K and bits
+    convert: Callable[..., PackedWeight]  # from the tensors by ending, and bits
     experts_are_stacked: bool = False
-    act_order: bool = False  # whether columns are in another order than their groups
+    act_order: bool = False  # whether columns may be in another order than their groups
 
     @property
     def experts(self) -> str:

@@ -1,4 +1,4 @@
-"""Layers that take the place of a transformers model's, and whose weights stay packed."""
+"""Layers that replace those of a transformers model and keep their weights packed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import Module, Parameter
 from torch_gdn.quantized import PackedWeight
 
 PARTS = ("weight", "scales", "biases")
-packed_models: WeakSet[Module] = WeakSet()  # those that were loaded with packed layers
+packed_models: WeakSet[Module] = WeakSet()  # models loaded with packed layers
 
 
 def parameter(x: Tensor) -> Parameter:
@@ -21,7 +21,7 @@ def parameter(x: Tensor) -> Parameter:
 
 
 def add_parameters(module: Module, names: tuple[str, str, str], shape: tuple[int, ...], bits: int, group: int) -> None:
-    """Adds those of a packed weight on the meta device; a file will fill them."""
+    """Adds the parameters of a packed weight on the meta device; a file will fill them."""
     *rows, K = shape
     words = torch.empty(*rows, K * bits // 32, dtype=torch.int32, device="meta")
     scales = torch.empty(*rows, K // group, device="meta")
@@ -35,7 +35,7 @@ class PackedLinear(Module):
     weight: Tensor
     scales: Tensor
     biases: Tensor
-    order: Tensor | None  # by which x is gathered, where columns were sorted by group
+    order: Tensor | None  # gathers x if columns were sorted by group
 
     def __init__(self, linear: torch.nn.Linear, bits: int, group: int) -> None:
         super().__init__()

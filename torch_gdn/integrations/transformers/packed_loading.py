@@ -63,7 +63,7 @@ class PackExperts(ConversionOps):
     """Stacks the packed tensors of a layer's experts, unless the file has them stacked."""
 
     def __init__(self, quantizer: Any, projections: Sequence[str]) -> None:
-        """`projections`: what precedes the ends of the tensors' names, gate before up."""
+        """`projections` are the prefixes of the tensors' names, gate before up."""
         self.quantizer, self.projections = quantizer, projections
 
     def __deepcopy__(self, memo: Any) -> PackExperts:
@@ -124,7 +124,7 @@ def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConv
 
 
 def merges_experts(conversion: Any) -> bool:
-    """Says whether a model's own conversion stacks an expert's matrices, and puts up behind gate, and does no more."""
+    """Returns whether a model's own conversion only stacks the experts' matrices and puts up after gate."""
     if not isinstance(conversion, WeightConverter):
         return False
     does = [(type(operation), getattr(operation, "dim", None)) for operation in conversion.operations]

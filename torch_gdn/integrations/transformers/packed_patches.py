@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch_gdn.integrations.transformers.patches import Patch, rebind
 
-VERSION = "5.23"  # whose loading the quantizer knows
+VERSION = "5.23"  # the quantizer knows this version's loading
 
 
 def packed_patches() -> Iterator[Patch]:

@@ -1,4 +1,4 @@
-"""A quantizer in transformers' loading, by which quantised models keep packed weights on `mps`.
+"""A quantizer for transformers' loading, with which quantised models keep packed weights on `mps`.
 
 The names of the tensors in the files decide what is packed, whatever the configuration ignores or overrides. A layer is
 replaced before its weights are loaded, and its tensors are converted when they arrive, so that no two copies of a model
@@ -73,7 +73,7 @@ class PackedQuantizer(HfQuantizer):
         self.format = form
         self.dtype = torch.float32
         self.packings: dict[str, Packing] = {}  # by parameter
-        self.dense: set[str] = set()  # those of them that are dequantised when they are loaded
+        self.dense: set[str] = set()  # parameters that are dequantised when loaded
         self.norms_are_shifted = False
 
     # ---- before loading --------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Attention of continuous batching to the pages themselves.
+"""Lets continuous batching attend to the pages themselves.
 
-transformers' `sdpa` gathers the keys and values of all requests of a batch, of each layer, and masks what is another
-request's: its copies and mask grow with the whole batch. `torch_gdn.paged_attention` reads the pages where they lie.
+In each layer, transformers' `sdpa` gathers the keys and values of all requests of a batch, and masks those of other
+requests: its copies and mask grow with the whole batch. `torch_gdn.paged_attention` reads the pages in place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_gdn.integrations.transformers.state_pool import Part
 
 @dataclass(frozen=True)
 class PagedStep:
-    """What the layers of a step are given, on the device."""
+    """The tensors that the layers of a step get, on the device."""
 
     slots: Tensor  # [T] int32: where the tokens' keys and values go
     block_table: Tensor  # [N, M] int32
@@ -32,13 +32,13 @@ class PagedStep:
 
 
 def takes(config: Any) -> bool:
-    """Whether a model's attention is ours: where it would be sdpa's, and the op has its heads."""
+    """Returns whether torch_gdn computes a model's attention: it would be sdpa's, and the op supports its heads."""
     size = find_head_dim(config)
     return config._attn_implementation == "sdpa" and size % 16 == 0 and size <= 256
 
 
 def step_of(pages: Any, parts: Sequence[Part], device: torch.device) -> PagedStep:
-    """`pages`: transformers' allocator."""
+    """Prepares a step. `pages` is transformers' allocator."""
     size = pages.tokens_per_page
     blocks = [pages.block_table[part.request] for part in parts]
     columns = max(map(len, blocks))
@@ -59,14 +59,14 @@ def step_of(pages: Any, parts: Sequence[Part], device: torch.device) -> PagedSte
 
 
 def pages_of(pages: Any, layer: int) -> tuple[Tensor, Tensor]:
-    """The layer's keys and values, [blocks, block_size, HK, D] each: a block has those of all layers side by side."""
+    """Returns the layer's keys and values, each [blocks, block_size, HK, D]. A block holds those of all layers."""
     rows = pages.cache_tensor.view(-1, 2 * pages.pages_per_block, pages.tokens_per_page, *pages.cache_tensor.shape[2:])
     first = 2 * pages.layer_indices.index(layer)
     return rows[:, first], rows[:, first + 1]
 
 
 def attention_over_pages(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of transformers' `sdpa`: what a cache with a paged step is asked for is ours."""
+    """Wraps transformers' `sdpa`: torch_gdn serves the calls on a cache with a paged step."""
 
     def forward(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("cache")

@@ -1,8 +1,8 @@
-"""Where the models of each version of transformers find their functions, and how those names are patched.
+"""Knows where the models of each version of transformers find their functions, and patches those names.
 
-Until 5.12 a layer keeps the functions as attributes of its own, from its construction on. Since 5.16 it looks them up
-in its module at each call. So in the one case a property of the class shadows the attributes of all its layers, old
-and new, which keep what they had; in the other the names in the module are rebound.
+Until 5.12 a layer stores the functions in its attributes when it is built. A property of the class then shadows the
+attributes of all its layers, old and new, which keep what they had. Since 5.16 a layer looks the functions up in its
+module at each call. The names in the module are then rebound.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
 SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # by continuous batching, with rollback
-# Of Kimi Delta Attention; since 5.23.
+# Models of Kimi Delta Attention; since 5.23.
 KDA_MODELS = ("kimi_linear", "bailing_hybrid", "glm5_next")
-# Models of other rules, whose short convolutions are of the same form; since 5.16.
+# Models of other rules with short convolutions of the same form; since 5.16.
 CONVOLVING_MODELS = (
     "bamba",
     "falcon_h1",
@@ -67,11 +67,11 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class Patch:
-    """A name of a module or of a class, its value before, and the one while torch_gdn is enabled."""
+    """A name of a module or class, its original value, and its value while torch_gdn is enabled."""
 
     owner: Any
     name: str
-    original: Any  # ABSENT where the name did not exist
+    original: Any  # ABSENT if the name did not exist
     replacement: Any
 
     def apply(self) -> None:
@@ -81,7 +81,7 @@ class Patch:
         return vars(self.owner).get(self.name) is self.replacement
 
     def revert(self) -> bool:
-        """False, with nothing done, where the name was rebound since."""
+        """Restores the name. Does nothing and returns False if something else rebound it in the meantime."""
         if not self.is_applied():
             return False
         if self.original is ABSENT:
@@ -96,7 +96,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class EntryPatch(Patch):
-    """Of a dictionary."""
+    """A patch of a dictionary's entry."""
 
     def apply(self) -> None:
         self.owner[self.name] = self.replacement
@@ -118,7 +118,7 @@ class EntryPatch(Patch):
 
 
 def modeling_module(model: str) -> ModuleType | None:
-    """None where this version of transformers has no such model."""
+    """Returns None if this version of transformers has no such model."""
     package = f"transformers.models.{model}"
     if importlib.util.find_spec(package) is None:
         return None
@@ -146,7 +146,7 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
 
 
 def kda_patches(module: ModuleType) -> Iterator[Patch]:
-    """A model of Kimi Delta Attention: its rule, its norms and its short convolutions."""
+    """Patches a model of Kimi Delta Attention: its rule, its norms and its short convolutions."""
     for name, function in KDA_IN_THE_MODULE.items():
         if name in vars(module):
             yield patch(module, name, function)
@@ -161,14 +161,14 @@ def norm_patches(module: ModuleType) -> Iterator[Patch]:
 
 
 def unknown_to(module: ModuleType, found: list[Patch]) -> tuple[str, ...]:
-    """Names the classes of the language model that usually are replaced, and are not in this version."""
+    """Names the classes of the language model that are usually replaced, but not in this version."""
     replaced = [each.owner for each in found]
     owners = [owner for ending in REPLACED for owner in classes_named(module, ending)]
     return tuple(owner.__name__ for owner in owners if "Vision" not in owner.__name__ and owner not in replaced)
 
 
 def layer_patches(module: ModuleType) -> Iterator[Patch]:
-    """Decoder layers, MLPs, whole attention layers, and the rotation of those that are not replaced."""
+    """Patches decoder layers, MLPs, whole attention layers, and the rotation of the remaining attention layers."""
     for owner in decoder_layers.layer_classes(module):
         yield patch(owner, "forward", "decoder_layer")
     for owner in mlp.mlp_classes(module):
@@ -180,7 +180,7 @@ def layer_patches(module: ModuleType) -> Iterator[Patch]:
 
 
 def experts_patches() -> Iterator[Patch]:
-    """The functions by which every model computes its experts, and one more that can be chosen by its name."""
+    """Patches the functions with which every model computes its experts, and adds one that you can choose by name."""
     functions = experts.interface()
     known = [] if functions is None else [name for name in experts.IMPLEMENTATIONS if name in functions]
     for name in known:
@@ -192,7 +192,7 @@ def experts_patches() -> Iterator[Patch]:
 
 
 def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Patch]:
-    """Of layers that hand what options they are given on to the rule."""
+    """Patches layers that pass their options on to the rule."""
     in_place = importlib.import_module("torch_gdn.integrations.transformers.in_place")
     for rule in (x for x in functions if x.name == "torch_recurrent_gated_delta_rule"):
         for layer in classes_named(module, "GatedDeltaNet"):
@@ -200,14 +200,14 @@ def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Pat
 
 
 def convolution_patches(module: ModuleType) -> Iterator[Patch]:
-    """Of a model whose rule is another: nothing else of it is replaced."""
+    """Patches only the convolutions of a model with another rule."""
     for name in ("causal_conv1d_fn", "causal_conv1d_update"):
         if not hasattr(module, "is_fast_path_available") and callable(vars(module).get(name)):
             yield patch(module, name, IN_THE_MODULE[name])
 
 
 def classes_named(module: ModuleType, ending: str) -> list[Any]:
-    """Those that the module defines: an imported one is of another library."""
+    """Returns the classes that the module itself defines. Imported ones belong to another library."""
     classes = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
     return [x for x in classes if x.__name__.endswith(ending)]
 
@@ -218,13 +218,13 @@ def patch(owner: Any, name: str, function: str) -> Patch:
 
 
 def rebind(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
-    """`wrap` is given what the name meant, and returns what takes its place."""
+    """Rebinds a name. `wrap` gets its value and returns the replacement."""
     original = vars(owner)[name]
     return Patch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
 
 
 def rebind_entry(owner: dict[str, Any], name: str, wrap: Callable[[Any], Any]) -> EntryPatch:
-    """As `rebind`, of a dictionary's entry."""
+    """Rebinds a dictionary's entry, like `rebind`."""
     original = owner[name]
     return EntryPatch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
 
@@ -245,5 +245,5 @@ def attribute(name: str, function: str) -> property:
 
 
 def convolution_of(layer: Any, *, x: Tensor, **others: Any) -> Tensor:
-    """What a layer computed until 5.12 where its `causal_conv1d_fn` is None."""
+    """Returns what a layer until 5.12 computes if its `causal_conv1d_fn` is None."""
     return functional.silu(layer.conv1d(x)[:, :, : x.shape[-1]])

@@ -1,7 +1,7 @@
-"""States behind prefixes that prompts may share, kept in slots that no request uses.
+"""Keeps states after prefixes that prompts may share, in slots that no request uses.
 
-transformers finds the pages of a prefix by their content. A prompt can go on from there where the states behind it are
-known too: they are taken at multiples of 64 tokens while a prompt is prefilled, and named by the last page's hash.
+transformers finds the pages of a prefix by their content. A prompt can continue from there if the states after it are
+known too. They are stored at multiples of 64 tokens while a prompt is prefilled, and named by the last page's hash.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 
 from torch_gdn.integrations.transformers.state_pool import Checkpoint, StatePool
 
-CHUNK = 64  # tokens: of its multiples the delta rule gives the state within a call
-MOST = 8  # checkpoints of a prompt, evenly spaced, besides its last one
+CHUNK = 64  # tokens; within a call the delta rule gives the state at its multiples
+MOST = 8  # evenly spaced checkpoints per prompt, without its last one
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A checkpoint that a step makes: its slot, or None where it is a copy behind the step."""
+    """A checkpoint that a step makes: its slot, or None if it is copied after the step."""
 
     tokens: int
     slot: int | None
 
 
 class PrefixStates:
-    """Which checkpoints a step makes, and which one a prompt goes on from.
+    """Decides which checkpoints a step makes, and from which one a prompt continues.
 
     Args:
         pool: of the states.
@@ -38,10 +38,10 @@ class PrefixStates:
         self.step = math.lcm(CHUNK, pages.tokens_per_page)
         self.most = max(1, min(MOST, pool.slots // 2))
         self.pending: dict[str, list[Taken]] = {}
-        self.branches: dict[str, int] = {}  # by request: so many of its tokens another prompt began with
+        self.branches: dict[str, int] = {}  # by request: the number of its tokens with which another prompt began
 
     def longest(self, request: str, prompt: list[int]) -> tuple[int, int | None]:
-        """How many of the prompt's tokens have pages and a state, and the state's name."""
+        """Returns how many of the prompt's tokens have pages and a state, and the state's name."""
         pages, size = self.pages.match_prefix_blocks(prompt), self.pages.tokens_per_page
         shared = len(pages) * size // self.step * self.step
         for tokens in range(shared, 0, -self.step):

@@ -1,8 +1,8 @@
-"""Assisted generation with Gated DeltaNet layers: `crop` takes their states back too.
+"""Enables assisted generation with Gated DeltaNet layers: `crop` takes their states back too.
 
-transformers' caches can record: `crop` then removes tokens from keys, values and convolutions' columns, but the states
-have taken them in for good. Here a recording layer keeps its state of the last `crop` and what its rule was given
-since, and a `crop` runs the rule, without the model, over the tokens that stay.
+transformers' caches can record: `crop` then removes tokens from keys, values and convolutions' columns, but cannot
+remove them from the states. Here a recording layer keeps its state of the last `crop` and the rule's inputs since
+then, and a `crop` runs the rule, without the model, over the tokens that stay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
 
 @dataclass
 class History:
-    """What one layer's state was at the last `crop`, and what its rule was given since."""
+    """One layer's state at the last `crop`, and its rule's inputs since then."""
 
     state: Tensor | None  # None: zeros
     since: list[Inputs]
@@ -53,14 +53,14 @@ class History:
         state: Tensor | None,
         chunked: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Few tokens as in decoding, whose bits are then those of one token at a time."""
+        """Runs few tokens as in decoding, with the same bits as one token at a time."""
         rule: Callable[..., tuple[Any, Any]] = (
             torch_gdn.chunk_gated_delta_rule if chunked else torch_gdn.fused_recurrent_gated_delta_rule
         )
         return rule(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, **self.options)
 
     def before(self, tokens: int, latest: Tensor) -> Tensor:
-        """The state without the last tokens; `latest` is the one with them."""
+        """Returns the state without the last tokens; `latest` is the state with them."""
         if not tokens or not self.since:
             return latest
         k, v, g, beta = (torch.cat(x, 1) for x in zip(*self.since, strict=True))
@@ -79,7 +79,7 @@ class Recorder:
         self.layer = layer
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-        """As ever: the cache takes columns back by itself."""
+        """Convolves as usual: the cache takes columns back by itself."""
         y, _ = torch.ops.gdn.causal_conv1d(x, weight, bias, activation=activation)
         return y
 
@@ -102,7 +102,7 @@ class Recorder:
             second, state = history.run(q, k, v, g, beta, history.state)
             o = torch.cat([first, second], 1)
         if self.layer.is_recurrent_states_initialized[0]:
-            # What the cache would otherwise copy the new state into is the tensor that is kept.
+            # The kept tensor is the one into which the cache would otherwise copy the new state.
             self.layer.recurrent_states[0] = state
         return o, state
 

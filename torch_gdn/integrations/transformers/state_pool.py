@@ -1,4 +1,4 @@
-"""The states of a server's requests, a slot each, and what one step of a layer does with them.
+"""Keeps the states of a server's requests, one slot each, and runs one step of a layer on them.
 
 A slot holds the states and the convolution's columns of all layers, one after another, so that a copy of a request is
 one range of bytes. A step's slots and boundaries go to the device once, for all layers.
@@ -24,7 +24,7 @@ ALIGNMENT = 16  # bytes: what `batch_copy_` moves at a time
 
 @dataclass(frozen=True)
 class StateSizes:
-    """Of one layer and request."""
+    """The sizes of one layer's states for one request."""
 
     value_heads: int
     key_size: int
@@ -35,7 +35,7 @@ class StateSizes:
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype) -> StateSizes:
-        """`config`: a model's, by the names that all Gated DeltaNet models of transformers share."""
+        """Reads a model's `config` by the names that all Gated DeltaNet models of transformers share."""
         keys = config.linear_num_key_heads * config.linear_key_head_dim
         values = config.linear_num_value_heads * config.linear_value_head_dim
         return cls(
@@ -71,7 +71,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The states after so many tokens of a part, and the slot that they go to as well."""
+    """The states after some tokens of a part, and the extra slot that they go to."""
 
     tokens: int  # a multiple of 64
     slot: int
@@ -105,14 +105,14 @@ class LayerStates:
 
 
 class StatePool:
-    """Slots of requests, and in those that no request has, states behind prefixes, which have a name.
+    """A pool of slots for requests. Free slots keep named states after prefixes.
 
-    The host keeps which is whose; nothing here waits for the device.
+    The host knows the owner of each slot; nothing here waits for the device.
 
     Args:
         layers: the indices of the model's layers that have states.
         sizes: of each of them.
-        slots: how many requests there can be at once.
+        slots: the number of concurrent requests.
         device: where the states are.
 
     Raises:
@@ -139,13 +139,13 @@ class StatePool:
         return request in self.slot_of or bool(self.free)
 
     def hold(self, request: str) -> int:
-        """The request's slot; a free one where it has none."""
+        """Returns the request's slot, or takes a free one for it."""
         if request not in self.slot_of:
             self.slot_of[request] = self.take()
         return self.slot_of[request]
 
     def hold_copy(self, request: str, name: int) -> None:
-        """A slot for the request, with the states of this name."""
+        """Returns a slot for the request, with the states of this name."""
         source = self.slot_with[name]
         self.free.remove(source)
         self.free.insert(0, source)
@@ -153,14 +153,14 @@ class StatePool:
             self.copy([source], [slot])
 
     def take(self) -> int:
-        """A free slot, whatever it holds."""
+        """Returns a free slot, whatever it holds."""
         slot = self.free.pop()
         if (name := self.name_of.pop(slot, None)) is not None:
             del self.slot_with[name]
         return slot
 
     def keep(self, slot: int, name: int) -> None:
-        """The slot is free again, and the last one to be taken: its states have a name."""
+        """Frees the slot. It is the last to be taken again, because its states have a name."""
         self.slot_with[name], self.name_of[slot] = slot, name
         self.free.insert(0, slot)
 
@@ -180,7 +180,7 @@ class StatePool:
             self.release(request)
 
     def begin_step(self, sequences: Iterable[Part], checkpoints: Mapping[str, Checkpoint] | None = None) -> None:
-        """The step that the layers compute next."""
+        """Sets the step that the layers compute next."""
         batch = list(sequences)
         decodes = 0
         while decodes < len(batch) and batch[decodes].tokens == 1 and batch[decodes].past:
@@ -204,11 +204,13 @@ class StatePool:
 
     def current(self) -> serving.Batch:
         if self.step is None:
-            raise RuntimeError("StatePool: a layer ran before begin_step() said which requests its tokens belong to")
+            raise RuntimeError(
+                "StatePool: expected begin_step() before a layer runs, to say which requests its tokens belong to"
+            )
         return self.step
 
     def copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Whole slots, in one dispatch; no slot that is written is also read."""
+        """Copies whole slots in one dispatch. No slot may be both written and read."""
         if not sources:
             return
         offsets = torch.tensor([sources, destinations]) * self.slot_bytes

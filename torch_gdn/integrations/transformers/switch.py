@@ -1,4 +1,4 @@
-"""enable(), disable() and status()."""
+"""Defines enable(), disable() and status()."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch_gdn.self_test.cases import Case
 
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
-SERVED_VERSION = "5.23"  # whose generation and caches the features below know
+SERVED_VERSION = "5.23"  # the features below know this version's generation and caches
 # What the enabled models call; a model's dtype and sizes are not known then.
 MODEL_OPS = (
     "chunk_gated_delta_rule",
@@ -53,7 +53,7 @@ EXPERT_OPS = ("moe_router", "moe_gate_up", "moe_down")
 KDA_OPS = ("chunk_kda", "fused_recurrent_kda")
 POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")
 DELTA_LAYERS = ("GatedDeltaNet", "DeltaAttention", "Glm5NextTextLinearAttention")  # endings of classes' names
-FEATURES = {  # and the function of a module here that yields their patches, imported when one is asked for
+FEATURES = {  # each with the module, imported on demand, and its function that yields the patches
     "continuous batching": ("continuous_batching", "serving_patches"),
     "rollback": ("rollback", "rollback_patches"),
 }
@@ -82,7 +82,7 @@ class Status:
         lines = [self._first_line()]
         lines += [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
         lines += [f"{model}: {', '.join(names)}" for model, names in self.replaced.items()]
-        lines += [f"{model}: {', '.join(names)}: left as in transformers" for model, names in self.unknown.items()]
+        lines += [f"{model}: {', '.join(names)}: left to transformers" for model, names in self.unknown.items()]
         lines += [f"{function}: {calls} calls taken" for function, calls in self.taken.items()]
         return "\n".join([*lines, *self._problems()])
 
@@ -97,7 +97,7 @@ class Status:
         )
 
     def _problems(self) -> list[str]:
-        """And the number of packed layers."""
+        """Lists problems, and the number of packed layers."""
         lines = [
             f"{function}: {calls} calls left: {reason}"
             for function, reasons in self.left.items()
@@ -108,13 +108,13 @@ class Status:
 
 
 def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Status:
-    """transformers' Gated DeltaNet models call torch_gdn from now on, those already built included.
+    """Makes transformers' Gated DeltaNet models call torch_gdn, including those already built.
 
     On `mps`, the experts of every mixture of experts do too, and models in quantised files are loaded with packed
     weights. Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two
     functions.
 
-    Where PyTorch has an mps device, the kernels that models call are tested first, once on a machine, which takes some
+    If PyTorch has an mps device, it first tests the kernels that models call, once per machine, which takes some
     seconds. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
 
     Args:
@@ -128,8 +128,8 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
         status: What `status()` returns.
 
     Raises:
-        ImportError: transformers is not installed, or its version has none of the models.
-        ValueError: The environment variable TORCH_GDN_SELF_TEST is not auto, again or off.
+        ImportError: If transformers is not installed, or its version has none of the models.
+        ValueError: If the environment variable TORCH_GDN_SELF_TEST is not auto, again or off.
 
     Example:
         >>> from torch_gdn.integrations import transformers
@@ -164,7 +164,7 @@ def enable_models(version: str) -> None:
     found = {model: list(patches_of(module)) for model, module in modules.items()}
     for model, of_model in found.items():
         if not any("gated_delta_rule" in patch.name for patch in of_model):
-            warnings.warn(f"transformers {version} calls the delta rule of {model} by another name", stacklevel=3)
+            warnings.warn(f"transformers {version} has another name for the delta rule of {model}", stacklevel=3)
     found |= {model: list(kda_patches(module)) for model, module in modules_of(KDA_MODELS).items()}
     others = {model: list(convolution_patches(module)) for model, module in modules_of(CONVOLVING_MODELS).items()}
     found |= {model: patches for model, patches in others.items() if patches}
@@ -181,7 +181,7 @@ def enable_models(version: str) -> None:
 def enable_feature(feature: str, version: str) -> None:
     if not version.startswith(f"{SERVED_VERSION}."):
         warnings.warn(
-            f"torch_gdn's {feature} is for transformers {SERVED_VERSION}, got {version}: left out", stacklevel=3
+            f"torch_gdn's {feature} is for transformers {SERVED_VERSION}, got {version}: not enabled", stacklevel=3
         )
         return
     name, patches = FEATURES[feature]
@@ -191,7 +191,7 @@ def enable_feature(feature: str, version: str) -> None:
 
 
 def modules_of(models: tuple[str, ...]) -> dict[str, ModuleType]:
-    """Those that this version of transformers has."""
+    """Returns the modules of the models that this version of transformers has."""
     return {model: module for model in models if (module := modeling_module(model)) is not None}
 
 
@@ -202,7 +202,7 @@ def apply(found: dict[str, list[Patch]]) -> None:
 
 
 def disable() -> Status:
-    """Everything is as it was before `enable()`. Disabling twice is disabling once.
+    """Restores everything that `enable()` changed. Disabling twice is disabling once.
 
     Returns:
         status: What `status()` returns. The counts stay until the next `enable()`.
@@ -210,20 +210,22 @@ def disable() -> Status:
     for found in reversed(applied.values()):  # a feature may wrap what another one put there
         for patch in reversed(found):
             if not patch.revert():
-                warnings.warn(f"torch_gdn leaves {patch} as it is: it was rebound since", stacklevel=2)
+                warnings.warn(
+                    f"torch_gdn does not restore {patch}: something else replaced it in the meantime", stacklevel=2
+                )
     applied.clear()
     return status()
 
 
 def status() -> Status:
-    """How many layers of your models run on torch_gdn, and which calls went to transformers, with the reasons.
+    """Returns how many layers of your models run on torch_gdn, and which calls went to transformers and why.
 
     Returns:
         status: A `Status`. `print(status)` is short; `print(status.details())` also lists what is replaced, and counts
             the calls of each function.
 
     Raises:
-        ImportError: transformers is not installed.
+        ImportError: If transformers is not installed.
     """
     reasons: dict[str, dict[str, int]] = {}
     for (function, reason), calls in dispatch.left.items():
@@ -244,13 +246,13 @@ def status() -> Status:
 
 
 def delta_layers() -> list[Module]:
-    """Those of all models that exist. The garbage collector knows them, also the ones built before `enable()`."""
+    """Returns the layers of all existing models. The garbage collector knows even those built before `enable()`."""
     modules = (each for each in gc.get_objects() if issubclass(type(each), Module))
     return [each for each in modules if type(each).__name__.endswith(DELTA_LAYERS) and model_of(each)]
 
 
 def model_of(layer: Module) -> str:
-    """The name of the model in transformers that defines the layer's class, or nothing."""
+    """Returns the name of the transformers model that defines the layer's class, or ""."""
     package, _, rest = type(layer).__module__.partition(".models.")
     return rest.partition(".")[0] if package == "transformers" else ""
 

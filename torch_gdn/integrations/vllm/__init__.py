@@ -1,4 +1,4 @@
-"""vLLM's engine over torch_gdn's kernels: on `mps`, which vLLM itself has no platform for, and on vLLM's CPU platform.
+"""Runs vLLM on torch_gdn's kernels: on `mps`, for which vLLM has no platform, and on vLLM's CPU platform.
 
 You import nothing by hand: vLLM finds an installed torch_gdn by its entry points. The environment variable
 TORCH_GDN_VLLM says what it does there:
@@ -33,10 +33,10 @@ def mode() -> str:
 
 
 def platform() -> str | None:
-    """The entry point of vllm.platform_plugins: the platform's class, or None where this is not its machine.
+    """The entry point of vllm.platform_plugins. Returns the platform's class, or None on another machine.
 
-    It raises nothing: vLLM would swallow the error and take its CPU platform. The class's constructor, which vLLM
-    calls where an error comes through, checks the mode, the device and vLLM's version.
+    It raises nothing, because vLLM would swallow the error and use its CPU platform. vLLM does report errors of the
+    class's constructor, which checks the mode, the device and vLLM's version.
     """
     wanted = os.environ.get("TORCH_GDN_VLLM", "auto")
     if wanted in ("off", "cpu"):
@@ -56,7 +56,7 @@ def platform() -> str | None:
 
 
 def other_platforms() -> list[str]:
-    """The platform plugins that vLLM loads besides this one: all installed ones, or those that VLLM_PLUGINS lists."""
+    """Returns the other platform plugins that vLLM loads: all installed ones, or those that VLLM_PLUGINS lists."""
     names = {point.name for point in importlib.metadata.entry_points(group=PLATFORMS)} - {"torch_gdn"}
     allowed = os.environ.get("VLLM_PLUGINS")
     return sorted(names if allowed is None else names.intersection(allowed.split(",")))

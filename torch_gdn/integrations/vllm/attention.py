@@ -24,7 +24,7 @@ import torch_gdn
 
 @dataclass
 class PagedMetadata:
-    """Of a batch; the tensors are on the device and stay there."""
+    """The metadata of a batch. The tensors are on the device and stay there."""
 
     num_actual_tokens: int
     slot_mapping: Tensor
@@ -73,13 +73,13 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
             if value:
                 raise NotImplementedError(f"attention: expected no {name}, got {value}")
         if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"attention: expected a decoder's, got {attn_type}")
+            raise NotImplementedError(f"attention: expected decoder attention, got {attn_type}")
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads or num_heads, head_size
         self.scale, self.window, self.kv_cache_dtype = float(scale), sliding_window or 0, kv_cache_dtype
         self.sinks = None if sinks is None else sinks.float()
 
     def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Both [blocks, block_size, KV heads, D], views of [blocks, KV heads, block_size, 2 D]."""
+        """Returns keys and values [blocks, block_size, KV heads, D], views of [blocks, KV heads, block_size, 2 D]."""
         keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
         return keys, values
 

@@ -87,7 +87,7 @@ def flat_slots(part: Tensor) -> Tensor:
     blocks, block_size, heads, *rest = part.shape
     strides = part.stride()
     if strides[0] != block_size * strides[1]:
-        raise ValueError(f"kv_cache: expected blocks without room between them, got strides {strides}")
+        raise ValueError(f"kv_cache: expected blocks without gaps between them, got strides {strides}")
     shape, order = (1, heads, blocks * block_size, *rest), (0, strides[2], strides[1], *strides[3:])
     return part.as_strided(shape, order, part.storage_offset())
 

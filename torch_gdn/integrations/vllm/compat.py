@@ -1,7 +1,7 @@
-"""Everything of vLLM's, or of torch's for vLLM's sake, that is replaced at run time, in one place.
+"""Holds all run-time replacements in vLLM, and in torch for vLLM, in one place.
 
-Checked with the versions below, model runner V1. What is registered by vLLM's own means (platform, layers, attention,
-Triton kernels) is in the other modules.
+Checked with the versions below, model runner V1. The other modules register what vLLM has registries for (platform,
+layers, attention, Triton kernels).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Stream:
 
 
 class View:
-    """A module with other values for some of its names."""
+    """Shows a module with other values for some of its names."""
 
     def __init__(self, module: Any, **others: Any) -> None:
         self.module = module
@@ -93,7 +93,7 @@ class View:
 
 
 def replace_streams() -> None:
-    """In the two modules of vLLM's that use them; the rest of the process has torch's own."""
+    """Replaces streams in the two vLLM modules that use them; the rest of the process keeps torch's."""
     from vllm.v1.spec_decode import ngram_proposer_gpu
     from vllm.v1.worker import gpu_model_runner
 
@@ -103,7 +103,7 @@ def replace_streams() -> None:
 
 
 def replace_copies() -> None:
-    """A runner copies about ten small arrays per step. PyTorch's copy ends the stream's encoder each time."""
+    """Replaces the copies of small arrays, about ten per step. PyTorch's copy ends the stream's encoder each time."""
     from vllm.v1.utils import CpuGpuBuffer
 
     def copy_to_gpu(self: Any, n: int | None = None) -> Tensor:
@@ -150,7 +150,7 @@ def replace_uniform_probabilities() -> None:
 
 
 def replace_expert_routing() -> None:
-    """The default router takes the best experts by a CUDA kernel, whatever the platform."""
+    """Replaces the default router, which chooses the best experts by a CUDA kernel on every platform."""
     from vllm.model_executor.layers.fused_moe.router import fused_topk_router
 
     from torch_gdn.integrations.vllm import moe
@@ -171,7 +171,7 @@ def replace_grammar_masks() -> None:
 
 
 def replace_triton_allocator() -> None:
-    """OLMo-Hybrid's layer gives Triton an allocator when it is made, whether or not there is Triton."""
+    """Lets OLMo-Hybrid's layer set Triton's allocator without Triton, which its constructor does in any case."""
     from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn
     from vllm.triton_utils import HAS_TRITON
 
@@ -198,7 +198,7 @@ def replace_state_copies() -> None:
 
 
 def replace_cpu_preparation() -> None:
-    """What vLLM's CPU platform does before a worker is made, once for all engines of a process.
+    """Prepares vLLM's CPU platform before a worker is made, once for all engines of a process.
 
     Two faults of vLLM's are corrected. Its `expand` writes to a copy, so that requests with drafts are sampled at
     uninitialised temperatures. Its runner fails at seeds (`seeds`).

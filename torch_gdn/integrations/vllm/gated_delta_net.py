@@ -1,6 +1,6 @@
-"""The convolution and the delta rule of one layer's batch, in place on the engine's pools. Knows no device and no vLLM.
+"""Runs the convolution and the delta rule of one layer's batch in place on the engine's pools, without using vLLM.
 
-What the engine's metadata (vLLM's GDNAttentionMetadata) says, and which argument takes it:
+The table maps the engine's metadata (vLLM's GDNAttentionMetadata) to our arguments:
 
     convolution pool [slots, D, S], S = W - 1 + draft tokens
     state pool [slots, HV, V, K]; both                                                  strided by the page

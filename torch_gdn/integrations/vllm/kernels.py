@@ -1,6 +1,6 @@
-"""PyTorch in place of the Triton kernels that a V1 runner launches, by vLLM's registry (triton_utils.dispatcher).
+"""Replaces the Triton kernels that a V1 runner launches by PyTorch, through vLLM's registry (triton_utils.dispatcher).
 
-A function has the parameters of its kernel, in its order and by its names. None reads a tensor on the host.
+A function has the parameters of its kernel, in the same order and with the same names. None reads a tensor on the host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def compute_slot_mapping(
     PAD_ID: int = -1,
     BLOCK_SIZE: int = 1024,
 ) -> None:
-    """The slot of each token's key and value."""
+    """Computes the slot of each token's key and value."""
     if TOTAL_CP_WORLD_SIZE != 1:
         raise NotImplementedError(f"context parallelism: expected 1 process, got {TOTAL_CP_WORLD_SIZE}")
     tables = block_table[: query_start_loc.shape[0] - 1]
@@ -35,7 +35,7 @@ def compute_slot_mapping(
 
 
 class Drafts:
-    """The drafts of each request in a row of their own: [requests, max_spec_len]."""
+    """The drafts as [requests, max_spec_len], one row per request."""
 
     def __init__(self, cu_num_draft_tokens: Tensor, columns: int, total: int) -> None:
         self.counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1)).long()[:, None]
@@ -50,7 +50,7 @@ class Drafts:
     def write(
         self, output: Tensor, requests_mask: Tensor, accepted: Tensor, draft: Tensor, recovered: Tensor, bonus: Tensor
     ) -> None:
-        """Of the requests in the mask: accepted drafts, then what was recovered for the first refused, or the bonus."""
+        """Writes accepted drafts of the masked requests, then the first refused one's replacement, or the bonus."""
         lengths = (accepted & self.mask).long().cumprod(1).sum(1, keepdim=True)
         tokens = torch.where(self.columns < lengths, draft, recovered).to(output.dtype)
         written = output[:, : tokens.shape[1]]
@@ -124,7 +124,7 @@ def sample_recovered_tokens(
     NO_DRAFT_PROBS: bool = True,
     USE_FP64_GUMBEL: bool = False,
 ) -> None:
-    """A token in place of each draft, as if it were refused: by the target's distribution without the draft's."""
+    """Samples a token for each draft as if it were refused: from the target's distribution minus the draft's."""
     total = draft_token_ids.shape[0]
     counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1)).long()
     requests = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts, output_size=total)
@@ -143,7 +143,7 @@ def expand(
     replace_to: float,
     MAX_NUM_TOKENS: int = 0,
 ) -> None:
-    """A request's value, for each of its tokens."""
+    """Repeats a request's value for each of its tokens."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1)).long()
     values = torch.where(input == replace_from, replace_to, input).to(output.dtype)
     output.copy_(values.repeat_interleave(counts, output_size=output.shape[0]))
@@ -162,7 +162,7 @@ def eagle_step_slot_mapping_metadata(
     PAD_ID: int,
     batch_size: int,
 ) -> None:
-    """One token further, as a model that drafts goes; past the longest sequence a token has no slot."""
+    """Moves a draft model on by one token. Past the longest sequence a token has no slot."""
     following = positions[:batch_size] + 1
     exceeds = following >= max_model_len
     clamped = torch.where(exceeds, 0, following)
@@ -183,7 +183,7 @@ def eagle_prepare_inputs_padded(
     num_rejected_tokens: Tensor,
     num_reqs: int,
 ) -> None:
-    """The last accepted token of each request in the batch, and how many drafts after it were refused."""
+    """Finds each request's last accepted token in the batch, and counts the refused drafts after it."""
     counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1))[:num_reqs]
     rejected = torch.where(counts > 0, counts + 1 - valid_sampled_tokens_count[:num_reqs], 0)
     num_rejected_tokens[:num_reqs] = rejected
@@ -202,7 +202,7 @@ def eagle_prepare_next_token_padded(
     stride_sampled_token_ids: int,
     BLOCK_SIZE_TOKENS: int = 0,
 ) -> None:
-    """The last sampled token of each request, or its backup where none was sampled, and how many were."""
+    """Returns each request's last sampled token, or its backup if there is none, and the number of sampled tokens."""
     tokens = sampled_token_ids[:num_reqs, :num_sampled_tokens_per_req]
     valid = (tokens != -1) & (tokens < vocab_size) & ~discard_request_mask[:num_reqs, None]
     last = torch.where(valid, torch.arange(tokens.shape[1], device=tokens.device), -1).amax(1)

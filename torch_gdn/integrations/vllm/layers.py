@@ -1,4 +1,4 @@
-"""vLLM's Gated DeltaNet layers over `gated_delta_net.forward`, the norms around them, and on mps all norms and experts.
+"""Runs vLLM's Gated DeltaNet layers by `gated_delta_net.forward`, their norms, and on mps all norms and experts.
 
 vLLM instantiates these in place of its own classes, by name: PluggableLayer.register_oot and CustomOp.register_oot.
 """
@@ -41,7 +41,7 @@ def state_of(layer: Any) -> gated_delta_net.LayerState:
 
 def build_state(layer: Any) -> gated_delta_net.LayerState:
     conv_pool, state_pool = layer.kv_cache[0], layer.kv_cache[1]
-    # vLLM's CPU loader packs the weight in place for its own kernel and keeps the original beside it.
+    # vLLM's CPU loader packs the weight in place for its own kernel and also keeps the original.
     packed = getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)
     return gated_delta_net.LayerState(
         key_heads=layer.num_k_heads // layer.tp_size,
@@ -61,7 +61,7 @@ def build_state(layer: Any) -> gated_delta_net.LayerState:
 
 
 def norm_of(layer: Any) -> dict[str, Any] | None:
-    """What `gdn_decode_` takes of the layer's gated norm; None for one that it does not compute."""
+    """Returns what `gdn_decode_` takes of the layer's gated norm, or None if it does not compute that norm."""
     norm = getattr(layer, "norm", None)
     if not isinstance(norm, TorchGdnRMSNormGated) or norm.group_size is not None or not norm.norm_before_gate:
         return None
@@ -78,9 +78,9 @@ def run(layer: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> Non
 
 
 def decode(layer: Any, mixed_qkvz: Tensor, ba: Tensor) -> Tensor | None:
-    """The normed outputs of a batch without prompts, in two launches; None where there is more to do.
+    """Computes the normed outputs of a batch without prompts in two launches, or returns None for any other batch.
 
-    On mps alone: vLLM compiles nothing there, so no custom op is needed around the pools.
+    It runs only on mps: vLLM compiles nothing there, so no custom op is needed around the pools.
     """
     metadata = get_forward_context().attn_metadata
     metadata = metadata.get(layer.prefix) if isinstance(metadata, dict) else None
@@ -101,7 +101,7 @@ def gated_delta_net_core_fake(mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tens
 
 
 class TorchGdnQwenAttention(QwenGatedDeltaNetAttention):
-    """The layer of Qwen3-Next, whose projections come by key head, and of Qwen3.5, whose come one after the other."""
+    """The layer of Qwen3-Next, with projections by key head, and of Qwen3.5, with one projection after the other."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         mixed_qkvz, _ = self.in_proj_qkvz(hidden_states)
@@ -123,14 +123,14 @@ class TorchGdnQwenAttention(QwenGatedDeltaNetAttention):
 
 
 class TorchGdnOlmoHybridAttention(OlmoHybridGatedDeltaNetAttention):
-    """OLMo-Hybrid's layer: vLLM has the whole of it, with projections, in a custom op, which calls `_forward_core`."""
+    """OLMo-Hybrid's layer. vLLM puts all of it, projections included, in a custom op, which calls `_forward_core`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         load = self.conv1d.weight.weight_loader
 
         def weight_loader(parameter: Tensor, loaded: Tensor, shard: int | None = None) -> None:
-            """vLLM names the part of the fused weight, q, k or v, on the tensor, where its own loader does not look."""
+            """Loads q, k or v of the fused weight. vLLM names it on the tensor, where its loader does not look."""
             load(parameter, loaded, getattr(loaded, "shard_id", shard))
 
         self.conv1d.weight.weight_loader = weight_loader
@@ -156,13 +156,13 @@ def normalise(
 
 
 def has_gated_delta_net() -> bool:
-    """Whether the model that is being built has Gated DeltaNet layers."""
+    """Returns whether the model under construction has Gated DeltaNet layers."""
     config = get_current_vllm_config()
     return config.model_config is not None and hasattr(config.model_config.hf_text_config, "linear_num_value_heads")
 
 
 class ReplacedNorm(CustomOp):
-    """Without compilation vLLM's norms are PyTorch's operations, one by one; these are one kernel.
+    """A norm in one kernel. Without compilation, vLLM's norms run PyTorch's operations one by one.
 
     On vLLM's CPU platform only models with Gated DeltaNet layers use them.
     """
@@ -198,7 +198,7 @@ def check_experts(config: Any) -> None:
 
 
 class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
-    """The experts of a layer. vLLM leaves the computation to the platform where it is not one of its own."""
+    """Computes a layer's experts. vLLM leaves this to a platform that is not its own."""
 
     is_monolithic = False
 

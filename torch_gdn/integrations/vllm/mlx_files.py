@@ -1,7 +1,7 @@
-"""MLX's quantised files, as mlx-lm writes them: their configuration, and a loader that gives tensors to vLLM's models.
+"""Reads MLX's quantised files, as mlx-lm writes them: the configuration, and a loader for vLLM's models.
 
-mlx-lm keeps the experts of a layer in one tensor, convolutions as [channels, taps, 1], and of models with convolutions
-the norms' weights plus one. A module is packed where the files have scales for it.
+mlx-lm stores a layer's experts in one tensor and convolutions as [channels, taps, 1]. For models with convolutions it
+adds one to the norms' weights. A module is packed if the files have scales for it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from torch_gdn.quantized.mlx import NORMS_PLUS_ONE
 
 LOAD_FORMAT = "torch_gdn_mlx"
 MODELS = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")  # others may be changed in other ways
-NUMBERS = re.compile(r"\.(gate|shared_expert_gate)$")  # modules that become numbers: vLLM makes most of them plain
+NUMBERS = re.compile(r"\.(gate|shared_expert_gate)$")  # modules to dequantise: vLLM makes most of them plain
 
 
 def name_of(stored: str) -> str:
-    """A tensor's or module's name in vLLM's place of the experts' one: that of the first expert."""
+    """Returns a tensor's or module's name in vLLM. For the experts' tensor it is the first expert's name."""
     return re.sub(r"^language_model\.", "", stored).replace(".switch_mlp.", ".experts.0.")
 
 
@@ -63,14 +63,14 @@ class PackedMLXConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """MLX writes no method."""
+        """Recognises MLX's files, which name no method."""
         is_mlx = not hf_quant_cfg.get("quant_method") and {"bits", "group_size"} <= hf_quant_cfg.keys()
         return "mlx" if is_mlx else None
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         kind = hf_config.model_type.removesuffix("_text")
         if kind not in MODELS or getattr(hf_config, "vision_config", None) is not None:
-            raise refusal(f"an MLX file of {kind}; of text models {', '.join(MODELS)} it would be loaded")
+            raise refusal(f"an MLX file of {kind} (supported text models: {', '.join(MODELS)})")
         stored = get_safetensors_params_metadata(model_name, revision=revision)
         self.packed_modules = [name_of(name.removesuffix(".scales")) for name in stored if name.endswith(".scales")]
         self.is_tied = not any(name_of(name).startswith("lm_head.") for name in stored)
@@ -136,7 +136,7 @@ def config_of(model_config: Any) -> PackedMLXConfig:
 
 
 def pack_embeddings(model: Any, config: PackedMLXConfig) -> None:
-    """vLLM makes some models' embedding and head without asking the configuration; a head may share the embedding's."""
+    """Packs embedding and head, which vLLM makes for some models without the configuration. A head may be tied."""
     layers = {name: each for name, each in model.named_modules() if isinstance(each, VocabParallelEmbedding)}
     for name, layer in layers.items():
         if name not in config.packed_modules or isinstance(layer.quant_method, PackedLinearMethod):
@@ -163,7 +163,7 @@ def pack_embeddings(model: Any, config: PackedMLXConfig) -> None:
 def tensors_of_models(
     stored: Iterable[tuple[str, Tensor]], config: PackedMLXConfig, has_shifted_norms: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    parts: dict[str, dict[str, Tensor]] = {}  # of modules that become numbers
+    parts: dict[str, dict[str, Tensor]] = {}  # of modules to dequantise
     for name, tensor in stored:
         module, _, part = name_of(name).rpartition(".")
         if tensor.dtype == torch.uint32:

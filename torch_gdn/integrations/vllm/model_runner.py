@@ -1,4 +1,4 @@
-"""The model runner: vLLM's V1, without CUDA's graphs and copies."""
+"""The model runner: vLLM's V1 runner without CUDA's graphs and copies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MpsModelRunner(KeepsSeeds, GPUModelRunner):
     def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
         return sampled_token_ids.tolist()
 
-    # What a block held before is never read: attention stops at a sequence's length, a new state starts from zeros.
+    # A block's old content is never read: attention stops at a sequence's length, and a new state starts from zeros.
 
     def _init_kv_zero_meta(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Qwen3-Next as small models have it: without experts, with tied embeddings.
+"""Supports small models of Qwen3-Next: without experts, with tied embeddings.
 
 transformers takes both. vLLM's class raises at the former, and leaves lm_head uninitialised at the latter.
 """

@@ -1,4 +1,4 @@
-"""Mixture of experts on mps, where vLLM has no kernel for it. No tensor is read on the host."""
+"""Runs mixtures of experts on mps, where vLLM has no kernel for them. No tensor is read on the host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-# Classes of vLLM that do what they are known for; LoRA puts others in their place.
+# Classes of vLLM whose behaviour is known. LoRA replaces them by others.
 ROUTERS = ("FusedTopKRouter",)
 LINEARS = ("MergedColumnParallelLinear", "RowParallelLinear", "ReplicatedLinear")
 
 
 class Matrix(NamedTuple):
-    """Weights as numbers; or packed, with the scales and biases of their groups."""
+    """A matrix of weights: numbers, or packed codes with the scales and biases of their groups."""
 
     weight: Tensor
     scales: Tensor | None = None
@@ -29,12 +29,12 @@ class Matrix(NamedTuple):
 
 
 class SharedExpert(NamedTuple):
-    """Matrices of an expert that every token goes through."""
+    """The matrices of an expert that every token uses."""
 
     gate_proj: Matrix  # [IS, H]
     up_proj: Matrix
     down_proj: Matrix  # [H, IS]
-    gate: Tensor | None  # [1, H], by which its weight is computed
+    gate: Tensor | None  # [1, H]; it computes the expert's weight
 
 
 def fused_experts(
@@ -60,7 +60,7 @@ def fused_experts(
 
 
 def experts_of(layer: Any) -> tuple[Matrix, Matrix]:
-    """w13 and w2 of a layer of vLLM."""
+    """Returns w13 and w2 of a vLLM layer."""
     if not hasattr(layer, "w13_scales"):
         return Matrix(layer.w13_weight), Matrix(layer.w2_weight)
     w13 = Matrix(layer.w13_weight, layer.w13_scales, layer.w13_biases)
@@ -76,22 +76,22 @@ def routed_experts(
     shared_experts: Any = None,
     shared_experts_input: Tensor | None = None,
 ) -> Tensor:
-    """A method for layers that `with_shared_expert` does not take. vLLM adds their shared experts itself."""
+    """Runs layers that `with_shared_expert` does not take. vLLM adds their shared experts itself."""
     return fused_experts(x, *experts_of(layer), topk_weights, topk_ids)
 
 
 def topk_softmax(
     topk_weights: Tensor, topk_indices: Tensor, unused: Tensor, gating_output: Tensor, renormalize: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """vLLM's router, which is a CUDA kernel. Only the shapes and dtypes of what it would fill are used."""
+    """Replaces vLLM's router, a CUDA kernel. Reads only the shapes and dtypes of the outputs that it would fill."""
     weights, ids = torch.ops.gdn.moe_router(gating_output, topk_indices.shape[1], renormalize=renormalize)
     return weights, ids.to(topk_indices.dtype)
 
 
 def with_shared_expert(theirs: Callable[..., Tensor], methods: tuple[type, ...]) -> Callable[..., Tensor]:
-    """A MoERunner's forward that gives the shared expert to the same ops as the routed ones, where it is a plain one.
+    """Wraps a MoERunner's forward, so that a plain shared expert goes to the same ops as the routed experts.
 
-    vLLM computes it apart and adds it, which takes 8 more launches. `methods`: ours, whose layers are taken.
+    vLLM computes it separately and adds it, which takes 8 more launches. It takes the layers of `methods`, ours.
     """
 
     @functools.wraps(theirs)
@@ -114,7 +114,7 @@ def with_shared_expert(theirs: Callable[..., Tensor], methods: tuple[type, ...])
 
 
 def shared_expert_of(runner: Any, methods: tuple[type, ...]) -> SharedExpert | None:
-    """None where vLLM computes it, or there is none. Looked up in each step: an adapter may wrap the layers."""
+    """Returns None if vLLM computes it or there is none. Runs in each step, because an adapter may wrap the layers."""
     shared = getattr(runner, "_shared_experts", None)
     config = runner.moe_config
     is_whole = all(getattr(config, f"{kind}_size") == 1 for kind in ("tp", "pcp", "dp", "ep", "sp"))
@@ -132,13 +132,13 @@ def shared_expert_of(runner: Any, methods: tuple[type, ...]) -> SharedExpert | N
         return None
     are_packed = experts_of(runner.routed_experts)[0].scales is not None
     if not are_packed and (gate_up.scales is not None or down.scales is not None):
-        return None  # the ops take a packed shared expert beside packed experts alone
+        return None  # the ops take a packed shared expert only with packed experts
     gate_proj, up_proj = gate_up.halves()
     return SharedExpert(gate_proj, up_proj, down, None if gate is None else gate.weight)
 
 
 def matrix_of(layer: Any) -> Matrix | None:
-    """None of a linear layer that does more than multiply by a matrix."""
+    """Returns a linear layer's matrix, or None if the layer does more than multiply by it."""
     method = type(layer.quant_method).__name__
     if type(layer).__name__ not in LINEARS or getattr(layer, "bias", None) is not None:
         return None

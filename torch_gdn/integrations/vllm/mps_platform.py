@@ -1,4 +1,4 @@
-"""PyTorch's mps as a platform of vLLM's (vllm.platforms.interface)."""
+"""Makes PyTorch's mps a platform of vLLM (vllm.platforms.interface)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from torch_gdn.integrations.vllm import require_mps
 
 HERE = "torch_gdn.integrations.vllm"
-BLOCK_SIZE = 32  # tokens of a block of keys and values, unless the user or a hybrid model's states ask for another
+BLOCK_SIZE = (
+    32  # tokens per block of keys and values, unless the user or a hybrid model's states require another number
+)
 
 
 class MpsPlatform(Platform):
@@ -77,7 +79,7 @@ class MpsPlatform(Platform):
 
     @classmethod
     def import_kernels(cls) -> None:
-        """None of vllm._C's: on a Mac it has no kernels for the GPU, and need not be there."""
+        """Imports nothing: on a Mac, vllm._C has no GPU kernels and may be missing."""
 
     @classmethod
     @cache
@@ -147,7 +149,7 @@ class MpsPlatform(Platform):
         if parallel.world_size > 1:
             raise ValueError(
                 f"parallel_config: expected 1 process on mps, got {parallel.world_size}: torch.distributed has no "
-                "collective backend for mps (gloo takes cpu and cuda alone)"
+                "collective backend for mps (gloo serves only cpu and cuda)"
             )
         if parallel.worker_cls == "auto":
             parallel.worker_cls = f"{HERE}.worker.MpsWorker"

@@ -1,7 +1,7 @@
-"""Checkpoints with quantised weights on mps: vLLM's configurations of the published formats, whose layers are ours.
+"""Loads quantised checkpoints on mps: vLLM's configurations of the published formats, with torch_gdn's layers.
 
-A configuration says of each layer how the checkpoint packs it, or that it does not. What torch_gdn has no kernels for
-is refused when the configuration is read or the layer is made.
+A configuration says for each layer how the checkpoint packs it, if it does. A format without kernels in torch_gdn is
+refused when the configuration is read or the layer is made.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PackedCompressedTensorsConfig(CompressedTensorsConfig):
 
     @staticmethod
     def get_checkpoint_weight_mapper() -> WeightsMapper:
-        """Without the tensors of the unpacked shapes, which the model's are."""
+        """Drops the tensors of the unpacked shapes, which the model already knows."""
         return WeightsMapper(orig_to_new_suffix={".g_idx": None, ".weight_g_idx": None, ".weight_shape": None})
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
@@ -131,7 +131,7 @@ class PackedAWQConfig(AutoAWQConfig):
         return ours
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """Reads which modules the files pack: names in modules_to_not_convert match others that begin like them."""
+        """Reads from the files which modules are packed, because modules_to_not_convert also matches longer names."""
         stored = get_safetensors_params_metadata(model_name, revision=revision)
         self.packed_modules = [name.removesuffix(".qweight") for name in stored if name.endswith(".qweight")]
 

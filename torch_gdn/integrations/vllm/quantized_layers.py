@@ -1,5 +1,5 @@
-"""Layers on mps whose weights are packed: while a checkpoint is loaded they hold its tensors as they were published,
-then the form that torch_gdn's ops take. One layer is converted after the other.
+"""Layers on mps with packed weights. During loading they hold the checkpoint's tensors as published, then the form that
+torch_gdn's ops take. One layer is converted after the other.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Stored(NamedTuple):
 
     name: str
     is_transposed: bool  # [columns, rows]
-    has_groups: bool  # a column is a group of K, else one of K itself
-    packed: str | None  # "rows" or "columns", of which a word of int32 holds several; None: floats
+    has_groups: bool  # a column is a group of K; if False, one of K itself
+    packed: str | None  # "rows" or "columns": an int32 word packs several of them; None for floats
 
     def shape(self, rows: int, columns: int, packing: Packing) -> tuple[int, int]:
         columns //= packing.group_of(columns) if self.has_groups else 1
@@ -43,7 +43,7 @@ class Stored(NamedTuple):
         return (columns, rows) if self.is_transposed else (rows, columns)
 
     def empty(self, *shape: int) -> Tensor:
-        """Floats are NaN until they are loaded."""
+        """Returns an empty tensor. Floats are NaN until they are loaded."""
         dtype = torch.float32 if self.packed is None else torch.int32
         return torch.full(shape, 0 if self.packed else math.nan, dtype=dtype)
 
@@ -79,14 +79,14 @@ CONVERTERS: dict[str, Callable[..., quantized.PackedWeight]] = {
 
 @dataclass(frozen=True)
 class Packing:
-    """How the weights of a layer are packed in a checkpoint."""
+    """Describes how a checkpoint packs a layer's weights."""
 
     layout: str
     bits: int
-    group_size: int  # -1: a row is one group
+    group_size: int  # -1 if a row is one group
     is_symmetric: bool = False
-    is_ordered: bool = False  # a column's group is what the tensor g_idx says
-    checkpoint_format: str = "gptq"  # of GPTQ's layout: what its zero points are stored as
+    is_ordered: bool = False  # the tensor g_idx gives a column's group
+    checkpoint_format: str = "gptq"  # for GPTQ's layout: how its zero points are stored
 
     @property
     def per_word(self) -> int:
@@ -100,7 +100,7 @@ class Packing:
         return [each for each in LAYOUTS[self.layout] if has_zeros or each.name != "weight_zero_point"]
 
     def check(self, name: str, parts: list[int], columns: int) -> None:
-        """parts: rows of each matrix that a checkpoint stores by itself."""
+        """Checks sizes. `parts` are the rows of each matrix that a checkpoint stores separately."""
         if self.bits not in (4, 8):
             raise ValueError(f"{name}: expected weights of 4 or 8 bits on mps, got {self.bits} bits")
         group = self.group_of(columns)
@@ -117,7 +117,7 @@ class Packing:
             )
 
     def convert(self, name: str, stored: dict[str, Tensor], lacking: set[str]) -> quantized.PackedWeight:
-        """lacking: tensors that were not loaded. vLLM does not miss them in a quantised checkpoint."""
+        """Converts a layer. `lacking` tensors were not loaded; vLLM ignores them in a quantised checkpoint."""
         for each in self.tensors():
             has_gaps = each.packed is None and not stored[each.name].isfinite().all()
             if has_gaps or each.name in lacking:
@@ -132,7 +132,7 @@ def as_parameter(x: Tensor) -> Parameter:
 
 
 class Loaded:
-    """Notes which of a layer's tensors are loaded."""
+    """Records which of a layer's tensors are loaded."""
 
     def __init__(self) -> None:
         self.expected: set[str] = set()
@@ -150,14 +150,15 @@ class Loaded:
         return noted
 
     def lacking(self) -> set[str]:
-        """None at all if nothing was loaded, as with vLLM's load_format "dummy"."""
+        """Returns the missing tensors; none if nothing was loaded, as with vLLM's load_format "dummy"."""
         return self.missing if self.missing != self.expected else set()
 
 
 @register_weight_loader_v2_supported_method
 class PackedLinearMethod(LinearMethodBase):
-    """A linear layer, or an embedding, by one op. The layer has weight, scales and biases, and order where the columns
-    of x are gathered before."""
+    """Runs a linear layer, or an embedding, by one op.
+
+    The layer has weight, scales and biases, and `order` if it gathers the columns of x first."""
 
     def __init__(self, packing: Packing, name: str) -> None:
         self.packing, self.name, self.loaded = packing, name, Loaded()
@@ -190,7 +191,7 @@ class PackedLinearMethod(LinearMethodBase):
             layer.register_parameter("g_idx", BasevLLMParameter(data=order, weight_loader=self.load_groups))
 
     def load_groups(self, parameter: Tensor, loaded: Tensor, *part: Any) -> None:
-        """The group of each column. The matrices of a fused layer are multiplied by the same columns of x."""
+        """Loads the group of each column. All matrices of a fused layer multiply the same columns of x."""
         first = bool((parameter == -1).all())
         if loaded.shape != parameter.shape or not (first or torch.equal(parameter.data.cpu(), loaded.cpu())):
             raise ValueError(
@@ -223,7 +224,7 @@ class PackedLinearMethod(LinearMethodBase):
 
 
 class PackedExpertsMethod(FusedMoEMethodBase):
-    """Routed experts. The layer has w13_weight, w13_scales, w13_biases and the same of w2."""
+    """Runs routed experts. The layer has w13_weight, w13_scales, w13_biases and the same for w2."""
 
     is_monolithic = False
 
@@ -266,7 +267,7 @@ class PackedExpertsMethod(FusedMoEMethodBase):
         expert_id: int,
         return_success: bool = False,
     ) -> bool:
-        """rows: the dimension of a matrix's rows."""
+        """Loads a tensor. `rows` is the dimension of a matrix's rows."""
         part = param.data[expert_id]
         part = part if shard_id == "w2" else part.chunk(2, rows)[shard_id == "w3"]
         if loaded_weight.shape != part.shape:
@@ -276,7 +277,7 @@ class PackedExpertsMethod(FusedMoEMethodBase):
         return True
 
     def refuse_biases(self, param: Tensor, loaded_weight: Tensor, weight_name: str, *_: Any, **options: Any) -> bool:
-        """GPTQ's files may have biases of zeros for models without biases."""
+        """Refuses biases, unless they are the zeros that GPTQ's files may have for models without biases."""
         if loaded_weight.any():
             raise ValueError(f"{self.name}: expected experts without biases on mps, got {weight_name}")
         return True
@@ -301,7 +302,7 @@ EXPERTS = (TorchGdnFusedMoEMethod, PackedExpertsMethod)  # the methods of routed
 
 
 def take(layer: Any, names: list[str]) -> dict[str, Tensor]:
-    """Tensors that the layer does not keep."""
+    """Returns the tensors and removes them from the layer."""
     taken = {name: getattr(layer, name).data for name in names}
     for name in names:
         delattr(layer, name)
@@ -309,14 +310,14 @@ def take(layer: Any, names: list[str]) -> dict[str, Tensor]:
 
 
 def matching(packed: quantized.PackedWeight, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-    """Scales and biases in the activations' dtype if that is exact for all of them, else in float32."""
+    """Returns scales and biases in the activations' dtype if that is exact for all of them, else in float32."""
     pair = [("scales", packed.scales), ("biases", packed.biases)]
     if all(torch.equal(x.to(dtype).float(), x.float()) for _, x in pair):
         return [(name, x.to(dtype)) for name, x in pair]
     return [(name, x.float()) for name, x in pair]
 
 
-# What the configurations of all formats say of a layer.
+# Helpers for the configurations of all formats.
 
 SUPPORTED = (
     "weights of bfloat16, float16, float32, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ, "
@@ -342,7 +343,7 @@ def plain_method(layer: Any) -> Any:
 
 
 def matrices_of(layer: Any, name: str) -> list[str]:
-    """What a configuration may name in the layer's place: of experts, the first one's matrices."""
+    """Returns the names that a configuration may use for the layer. For experts they are the first one's matrices."""
     if not isinstance(layer, RoutedExperts):
         return [name]
     projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
@@ -351,5 +352,5 @@ def matrices_of(layer: Any, name: str) -> list[str]:
 
 def the_same(name: str, found: list[Any]) -> Any:
     if any(each != found[0] for each in found):
-        raise ValueError(f"{name}: expected experts whose matrices are all quantised alike, got {found}")
+        raise ValueError(f"{name}: expected experts whose matrices are all quantised the same way, got {found}")
     return found[0]

@@ -1,8 +1,8 @@
-"""Seeded requests whose prompt comes in parts: the generator's state survives the tokens that are thrown away.
+"""Supports seeded requests whose prompt comes in parts: the generator's state survives discarded tokens.
 
-Each part of a prompt but the last samples a token that nobody wants. vLLM (0.32 and 0.33) then winds the request's
-generator back by an offset, which only CUDA's generators have: on the CPU and on mps `set_offset` raises, and that ends
-the engine. Here the generator's state is kept before sampling and put back, and vLLM does not see the generator.
+Each part of a prompt but the last samples a token that is discarded. vLLM (0.32 and 0.33) then rewinds the request's
+generator by an offset, which only CUDA's generators have: on the CPU and on mps `set_offset` raises and ends the
+engine. Here the generator's state is saved before sampling and restored, and vLLM does not see the generator.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class KeepsSeeds:
-    """Comes before vLLM's V1 model runner among a class's bases."""
+    """A base class that precedes vLLM's V1 model runner."""
 
     discard_request_mask: Any
     input_batch: Any

@@ -1,7 +1,7 @@
-"""Aligned prefix caching: states move from the block that a request ran in to the block that its tokens end in.
+"""Implements aligned prefix caching: states move from a request's running block to the block where its tokens end.
 
-Stands for functions of vllm.v1.worker.mamba_utils. A state of a convolution moves without its first `bias` columns; of
-recurrent states the one after `bias` accepted drafts moves, which has a block of its own.
+Replaces functions of vllm.v1.worker.mamba_utils. A convolution's state moves without its first `bias` columns. Of
+recurrent states the one after `bias` accepted drafts moves, which has its own block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch_gdn
 
 @dataclass(frozen=True)
 class State:
-    """A layer's states of one kind, a row a block: [blocks, columns, D] of a convolution, else [blocks, HV, V, K]."""
+    """A layer's states of one kind, a row per block: [blocks, columns, D] of a convolution, or [blocks, HV, V, K]."""
 
     rows: Tensor
     is_convolution: bool
@@ -29,7 +29,7 @@ class State:
         return torch.empty(0, dtype=torch.uint8, device=self.rows.device).set_(self.rows.untyped_storage())
 
     def offset(self, block: Any, bias: Any) -> Any:
-        """In bytes; integers or tensors of them."""
+        """Returns the offset in bytes, as an integer or a tensor."""
         rows = self.rows
         elements = rows.storage_offset() + block * rows.stride(0)
         return (elements + (bias * rows.stride(1) if self.is_convolution else 0)) * rows.element_size()
@@ -58,7 +58,7 @@ def states_of(group: Any, forward_context: dict[str, Any], copy_functions: Any) 
 
 
 def copy(copies: list[tuple[State, Any, Any, Any]]) -> None:
-    """(state, source's byte, destination's byte, bytes) each, numbers or tensors [n]: one dispatch a storage."""
+    """Copies (state, source byte, destination byte, bytes), numbers or tensors [n], in one dispatch per storage."""
     storages: dict[int, Tensor] = {}
     parts: dict[int, list[tuple[Any, Any, Any]]] = defaultdict(list)
     for state, *part in copies:
@@ -77,7 +77,7 @@ def joined(column: Any, device: torch.device) -> Tensor:
     return torch.tensor(column, dtype=torch.int64)
 
 
-# Without drafts: block numbers are the host's.
+# Without drafts: the host knows the block numbers.
 
 
 def collect(
@@ -115,7 +115,7 @@ def copy_collected(copy_bufs: Any) -> None:
     copies.clear()
 
 
-# With drafts: which state is the last accepted one is known on the device alone.
+# With drafts: only the device knows which state is the last accepted one.
 
 
 def initialize(
@@ -137,13 +137,13 @@ def initialize(
 
 
 def whole_table(table: Tensor) -> Tensor:
-    """Of the table whose first rows are `table`, as many as the first step had requests; it lives as long as vLLM."""
+    """Returns the table that `table` begins, with a row per request of the first step. It lives as long as vLLM."""
     rows = (table.untyped_storage().nbytes() // table.element_size() - table.storage_offset()) // table.stride(0)
     return table.as_strided((rows, table.shape[1]), table.stride())
 
 
 def copy_between_columns(context: Any, mask: Tensor, source: Tensor, destination: Tensor, bias: Tensor) -> None:
-    """mask [n] bool; the others [n], columns of the block tables; rows that do not move are not read."""
+    """Copies states. `mask` is [n] bool, the others [n] are columns of block tables. Unmasked rows are not read."""
     source, destination, bias = (torch.where(mask, x.long(), 0)[:, None] for x in (source, destination, bias))
     n, copies = mask.shape[0], []
     for table, states in context.tables_and_states:
@@ -182,7 +182,7 @@ def copy_after_step(
     num_computed_tokens_gpu: Tensor,
     num_draft_tokens_gpu: Tensor,
 ) -> None:
-    """Where accepted tokens passed a block's end, the state at that end goes to the block."""
+    """Copies the state at a block's end to the block if accepted tokens passed that end."""
     if num_reqs == 0 or not context.is_initialized:
         return
     accepted, source, scheduled, computed, drafts = (
@@ -195,7 +195,7 @@ def copy_after_step(
             num_draft_tokens_gpu,
         )
     )
-    num_tokens_seen = computed + scheduled - drafts  # tokens that the state in the source's block has seen
+    num_tokens_seen = computed + scheduled - drafts  # tokens in the state of the source's block
     block_ends = (num_tokens_seen + accepted - 1) // context.block_size * context.block_size
     crosses, bias = block_ends >= num_tokens_seen, block_ends - num_tokens_seen
     destination = block_ends // context.block_size - 1

@@ -1,5 +1,5 @@
-"""Tests and compiles what the model's layers launch, before the first request does. Calls of the layers are recorded
-for that; none of them runs.
+"""Tests and compiles the kernels that the model's layers launch, before the first request. It records calls of the
+layers and runs none of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch_gdn.warmup import compile_missing, powers_of_two
 
 @torch.no_grad()
 def compile_kernels(runner: Any) -> float:
-    """In seconds, as they passed."""
+    """Compiles the kernels and returns the elapsed seconds."""
     begin = time.perf_counter()
     scheduler = runner.vllm_config.scheduler_config
     tokens = sorted({1, *powers_of_two(scheduler.max_num_batched_tokens), scheduler.max_num_batched_tokens})
@@ -44,14 +44,14 @@ def call_layers(runner: Any, tokens: list[int], sequences: list[int]) -> None:
 
 
 def call_inputs(runner: Any) -> None:
-    """What a step's numbers go through: `compat.replace_copies` and `kernels.compute_slot_mapping`."""
+    """Calls what prepares a step's inputs: `compat.replace_copies` and `kernels.compute_slot_mapping`."""
     zeros = torch.zeros(2, dtype=torch.int64, device=runner.device)
     torch_gdn.copy_from_host_(zeros, zeros.cpu())
     torch_gdn.compute_slot_mapping(zeros[:1], zeros, zeros[None, :1], 16, zeros.clone())
 
 
 def distinct_layers(layers: Any) -> list[Any]:
-    """One of each kind: by class, and the shapes and dtypes of its parameters and its pools."""
+    """Returns one layer of each kind, by class and by the shapes and dtypes of its parameters and pools."""
     kinds: dict[Any, Any] = {}
     for layer in layers:
         pools = layer.kv_cache if isinstance(layer.kv_cache, (list, tuple)) else [layer.kv_cache]
@@ -91,7 +91,7 @@ def call_rotary(runner: Any) -> None:
 
 
 def call_experts(runner: Any) -> None:
-    """For one token, for a few and for many: each number takes other kernels."""
+    """Calls the experts for one token, for a few and for many, because the number decides the kernels."""
     from torch_gdn.integrations.vllm import moe
     from torch_gdn.integrations.vllm.quantized_layers import EXPERTS
 
@@ -110,7 +110,7 @@ def call_experts(runner: Any) -> None:
 
 
 def call_packed_matrices(runner: Any) -> None:
-    """Likewise; of linear layers one of each shape."""
+    """Calls packed experts, and one packed linear layer of each shape."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     from torch_gdn.integrations.vllm.quantized_layers import PackedLinearMethod

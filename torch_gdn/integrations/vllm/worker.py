@@ -1,4 +1,4 @@
-"""The worker: vLLM's, without streams, memory pools and graphs; its pools are sized from Metal's recommendation."""
+"""The worker: vLLM's worker without streams, memory pools and graphs. Metal's recommendation gives its pools' size."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SHARE_OF_SMALL_MEMORY = 0.7
 
 
 def share_of_memory(asked: float) -> float:
-    """The part of Metal's recommendation that vLLM may take. On a small Mac, vLLM's default becomes a smaller one."""
+    """Returns the part of Metal's recommendation that vLLM may take. A small Mac gets less than vLLM's default."""
     default = CacheConfig().gpu_memory_utilization
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return SHARE_OF_SMALL_MEMORY if asked == default and memory < SMALL_MEMORY else asked
 
 
 def pools_in_buffers(layers: Sequence[int], longest: int) -> int:
-    """How many bytes of pools fit into Metal's buffers of at most `longest` bytes.
+    """Returns how many bytes of pools fit into Metal's buffers of at most `longest` bytes.
 
     vLLM allocates a tensor per layer of the kind that the model has least of; each other kind shares these tensors.
     """
@@ -67,13 +67,11 @@ class MpsWorker(Worker):
 
     def _make_model_runner(self) -> MpsModelRunner:
         if self.use_v2_model_runner:
-            raise RuntimeError(
-                "VLLM_USE_V2_MODEL_RUNNER: expected 0 on mps, since model runner V2 is made of Triton kernels"
-            )
+            raise RuntimeError("VLLM_USE_V2_MODEL_RUNNER: expected 0 on mps, since model runner V2 uses Triton kernels")
         return MpsModelRunner(self.vllm_config, self.device)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Refuses a model that is larger than what Metal recommends before any of it is read."""
+        """Loads the model. Refuses one that is larger than Metal recommends before reading any of it."""
         folder = Path(self.model_config.model)
         if not load_dummy_weights and self.load_config.load_format != "dummy" and folder.is_dir():
             needed = bytes_when_loaded(folder.glob("*.safetensors"), self.model_config.dtype)
@@ -81,7 +79,7 @@ class MpsWorker(Worker):
         super().load_model(load_dummy_weights=load_dummy_weights)
 
     def determine_available_memory(self) -> int:
-        """Bytes for the pools: what Metal recommends, by gpu_memory_utilization, less what weights and a step take."""
+        """Returns the bytes for the pools: the share of Metal's recommendation, less weights and a step."""
         asked: int | None = self.cache_config.kv_cache_memory_bytes
         if asked is not None:
             return asked
@@ -97,7 +95,7 @@ class MpsWorker(Worker):
         return available
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Compiles what the model's layers launch, before the first request does."""
+        """Compiles what the model's layers launch, before the first request."""
         seconds = compile_kernels(self.model_runner)
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=seconds, encoder=0.0)

@@ -1,4 +1,4 @@
-"""FLA's arguments that are deprecated there or have no use here."""
+"""Handles FLA's arguments that are deprecated there or have no use here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def layout_of_states(function: str, state_v_first: bool, transpose_state_layout: bool | None) -> bool:
-    """state_v_first, from either of its names."""
+    """Returns state_v_first, which has an old name too."""
     if transpose_state_layout is None:
         return state_v_first
     if state_v_first:
         raise ValueError(
-            f"{function}: transpose_state_layout: expected None where state_v_first is set (it is its old name), "
+            f"{function}: transpose_state_layout: expected None when state_v_first is set (its new name), "
             f"got {transpose_state_layout}"
         )
     warnings.warn(
@@ -37,11 +37,11 @@ def refuse_context_parallelism(function: str, cp_context: Any) -> None:
 
 
 def check_cu_seqlens_cpu(function: str, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> None:
-    """FLA reads its chunks from this copy; here the kernels find them in cu_seqlens itself."""
+    """Checks an argument that FLA needs and torch_gdn does not: the kernels read cu_seqlens itself."""
     if cu_seqlens_cpu is None:
         return
     if cu_seqlens is None:
-        raise ValueError(f"{function}: cu_seqlens_cpu: expected None where cu_seqlens is None, got a tensor")
+        raise ValueError(f"{function}: cu_seqlens_cpu: expected None when cu_seqlens is None, got a tensor")
     if cu_seqlens_cpu.shape != cu_seqlens.shape:
         raise ValueError(
             f"{function}: cu_seqlens_cpu: expected a copy of cu_seqlens {tuple(cu_seqlens.shape)}, "

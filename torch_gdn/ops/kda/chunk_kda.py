@@ -93,7 +93,9 @@ def chunk_kda(
     fla_arguments.refuse_context_parallelism(NAME, cp_context)
     fla_arguments.check_cu_seqlens_cpu(NAME, cu_seqlens, cu_seqlens_cpu)
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not LOWEST_SAFE_BOUND <= lower_bound < 0):
-        raise ValueError(f"{NAME}: lower_bound: expected one from -5 to 0 where safe_gate is set, got {lower_bound}")
+        raise ValueError(
+            f"{NAME}: lower_bound: expected a number from -5 to 0 when safe_gate is set, got {lower_bound}"
+        )
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
     state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout)
     gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)

@@ -51,7 +51,7 @@ class Program {
                                                    const FunctionConstants& constants) const = 0;  // null: no such name
   virtual void bind(const FunctionConstants& constants) const = 0;                                 // before a dispatch
   virtual double compile_seconds() const = 0;
-  // The same with counters of operations, for a detailed profile. Compiled at the first call.
+  // Returns the same with counters of operations, for a detailed profile. Compiled at the first call.
   virtual std::shared_ptr<const Program> counted() const = 0;
   virtual std::span<const BlockOperations> blocks() const = 0;  // empty unless it has counters
 };
@@ -98,22 +98,22 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What Apple's validation layer rejects when a dispatch is encoded. Throws Fault naming the kernel.
+// Checks what Apple's validation layer rejects when a dispatch is encoded. Throws a Fault that names the kernel.
 void validate(const Dispatch& dispatch);
 
-// Runs every threadgroup of the dispatch. Throws Fault naming kernel, argument, index and thread.
+// Runs every threadgroup of the dispatch. Throws a Fault that names kernel, argument, index and thread.
 void execute(const Dispatch& dispatch);
 
 // ---- settings and figures --------------------------------------------------------------------------------------
 
 struct Settings {
   bool watch = true;
-  bool detailed = false;  // with watch: counts the accesses of simdgroups too, at several times the cost
+  bool detailed = false;  // with watch: also counts the accesses of simdgroups, at several times the cost
   bool perturb = false;   // ULP noise on exp, log, rsqrt, ...; shuffled reductions; denormals flushed
   uint64_t seed = 0;      // order of lanes and simdgroups; 0: ascending
-  unsigned workers = 0;   // operating-system threads; 0: one for each core
-  uint64_t parts = 1;     // of each dispatch, as many equal parts of its threadgroups: only the last one runs
-  bool strict = true;     // refuse what C++14 lacks; Apple's compiler takes some of C++17 with a warning
+  unsigned workers = 0;   // operating-system threads; 0 for one per core
+  uint64_t parts = 1;     // runs only the last of so many equal parts of each dispatch's threadgroups
+  bool strict = true;     // refuses what C++14 lacks; Apple's compiler accepts some of C++17 with a warning
 };
 Settings& settings();
 
@@ -137,7 +137,7 @@ struct KernelFigures {
   OperationFigures operations{}, operations_issued{};  // of threads; 32 for each of a simdgroup, masked lanes included
 };
 
-// Those figures that are sums over dispatches, with their names in Python.
+// The figures that are sums over dispatches, with their names in Python.
 struct Count {
   const char* name;
   uint64_t KernelFigures::* value;

@@ -65,26 +65,29 @@ enum simulator_memory_scope : uint32_t {
 void simulator_threadgroup_barrier(uint32_t memory_scope);
 void simulator_simdgroup_barrier(uint32_t memory_scope);
 
-// Every simd_* and simdgroup_* operation. Each lane passes the address of its own slot (operands in, result out)
-// and waits; the last lane to arrive runs `combine` over all slots (slots[i] is null where the simdgroup has no lane i)
+// Runs every simd_* and simdgroup_* operation. Each lane passes the address of its own slot (operands in, result out)
+// and waits. The last lane to arrive runs `combine` over all slots (slots[i] is null if the simdgroup has no lane i),
 // and all lanes continue. `operation` is a string literal, `site` the return address in the kernel: lanes that arrive
 // at different operations, or at one operation in different places, have diverged.
 typedef void (*simulator_combine)(void* const slots[32]);
 void simulator_collective(const char* operation, const void* site, void* slot, simulator_combine combine);
 
-// An order of the 32 lanes for a reduction whose order Metal leaves open: 0..31 unless the perturbing mode shuffles it.
+// Returns an order of the 32 lanes for a reduction whose order Metal leaves open: 0..31 unless the perturbing mode
+// shuffles it.
 const uint8_t* simulator_reduction_order(void);
 
-// Threadgroup memory declared in a kernel's body. Same name, same address for all threads of a threadgroup.
+// Returns threadgroup memory declared in a kernel's body. The same name gives the same address for all threads of a
+// threadgroup.
 void* simulator_threadgroup_array(const char* name, size_t size, size_t alignment);
 
-// A component that a vector of `count` does not have.
+// Reports a component that a vector of `count` does not have.
 [[noreturn]] void simulator_vector_index(int index, uint32_t count);
 
-// A NaN that only an unwritten private variable has, where it would be passed over.
+// Reports a NaN that only an unwritten private variable has, in a function that would ignore it.
 [[noreturn]] void simulator_unwritten(void);
 
-// The perturbing mode: moves `value` by up to `ulps` float ULPs and flushes denormals. Identity otherwise.
+// In the perturbing mode, moves `value` by up to `ulps` float ULPs and flushes denormals. Returns it unchanged
+// otherwise.
 float simulator_perturb(float value, float ulps);
 
 // Counts 8x8x8 matrix multiplies (called once for each simdgroup operation, from `combine`).

@@ -1,4 +1,4 @@
-// Memory from the operating system: zeros, of which only the pages that are written take room.
+// Memory from the operating system. It is zero, and only written pages take room.
 #pragma once
 #include <sys/mman.h>
 
@@ -18,7 +18,7 @@ inline std::byte* new_pages(size_t length) {
 
 inline void free_pages(std::byte* data, size_t length) { munmap(data, length); }
 
-// Zeros again; whole pages are given back.
+// Zeros the memory again, and gives whole pages back.
 inline void forget_pages(std::byte* data, size_t length) {
   constexpr uintptr_t kPage = 4096;
   const auto start = reinterpret_cast<uintptr_t>(data);

@@ -1,4 +1,4 @@
-// Misuse of a simulated object: what ends the process on a Mac is an exception here.
+// Misuse of a simulated object. On a Mac it ends the process; here it is an exception.
 #pragma once
 #include <string>
 

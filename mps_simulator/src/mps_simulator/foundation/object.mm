@@ -15,7 +15,7 @@
 using simulator::fault;
 using simulator::fault_unless_unwinding;
 
-// What a deallocated object becomes. It answers nothing, so every message arrives at unknown_message().
+// The class of deallocated objects. It answers nothing, so every message arrives at unknown_message().
 __attribute__((objc_root_class))
 @interface SimZombie {
   Class isa;

@@ -25,7 +25,7 @@ uint64_t register_buffer(const void* object) {
   return live_buffers()[object] = ++last_serial;
 }
 
-// So large a buffer takes room for the pages that are used, and has no poison.
+// A buffer of this size takes room only for the pages that are used, and has no poison.
 bool is_sparse(size_t capacity) { return capacity >= size_t{1} << 30; }
 
 // Aligned to 256 bytes, as Metal aligns buffers. Null if there is none.

@@ -1,4 +1,4 @@
-// What pytorch/ (plain C++) uses of metal/. A buffer is an id<MTLBuffer>.
+// What pytorch/ (plain C++) uses from metal/. A buffer is an id<MTLBuffer>.
 #pragma once
 #include <dispatch/dispatch.h>
 
@@ -9,7 +9,8 @@
 
 namespace simulator {
 
-void* create_buffer(size_t length, size_t capacity);  // the caller's until destroy_buffer; null: no memory
+void* create_buffer(size_t length,
+                    size_t capacity);  // the caller owns it until destroy_buffer; null if there is no memory
 void destroy_buffer(void* buffer);
 std::byte* buffer_data(const void* buffer);  // without the checks of -contents
 size_t buffer_length(const void* buffer);
@@ -22,10 +23,10 @@ uint32_t buffer_retain_count(const void* buffer);
 // ---- PyTorch's stream ----
 // Runs `work` in stream order, as a blit would: an open compute encoder ends first.
 void enqueue(std::function<void()> work, const std::vector<const void*>& buffers);
-// The same for what is no command on a Mac; done even where a fault drops the commands around it.
+// Does the same for work that is not a command on a Mac; it runs even if a fault drops the commands around it.
 void enqueue_bookkeeping(std::function<void()> work, const void* buffer);
 void commit_stream();
-void wait_for_stream();  // throws what went wrong in the commands
+void wait_for_stream();  // throws the commands' errors
 bool is_stream_idle();
 uint64_t pending_commands();
 uint64_t waits();  // how often the host waited for the stream since the process started

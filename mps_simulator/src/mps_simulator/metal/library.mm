@@ -190,7 +190,7 @@ using simulator::FunctionConstants;
 - (NSUInteger)threadExecutionWidth {
   return 32;
 }
-// Known once the kernel has run: the engine meets threadgroup arrays as they are declared.
+// Known only after the kernel has run: the engine meets threadgroup arrays as they are declared.
 - (NSUInteger)staticThreadgroupMemoryLength {
   const auto figures = simulator::figures();
   const auto found = figures.find((*function)->name);

@@ -45,7 +45,7 @@ struct CommandBufferState {
   std::string error;
 };
 
-// An argument is valid until the block that set it ends: the next op on PyTorch's stream may end the encoder.
+// An argument is valid until the end of the block that set it: the next op on PyTorch's stream may end the encoder.
 template <typename Value>
 struct Setting {
   Value value{};
@@ -166,7 +166,7 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 
 namespace simulator {
 
-// `object` as a buffer; a fault naming the selector where it is none.
+// Returns `object` as a buffer. If it is not one, raises a fault that names the selector.
 SimBuffer* checked_buffer(id object, const char* selector);
 
 }  // namespace simulator

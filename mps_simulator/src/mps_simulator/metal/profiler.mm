@@ -1,4 +1,4 @@
-// What the templates of ATen/native/mps/OperationUtils.h call of PyTorch's profiler: nothing is traced here.
+// The parts of PyTorch's profiler that the templates of ATen/native/mps/OperationUtils.h call. Nothing is traced here.
 #include <ATen/mps/MPSProfiler.h>
 
 namespace at::mps {

@@ -103,7 +103,7 @@ void MPSStream::flush() {
 void MPSStream::commitAndWait() {
   if (!_commandBuffer) return;
   ++simulator::waits_for_stream;
-  // Forgotten first, so that the stream has a new one if a command fails.
+  // Forgotten first, so that the stream gets a new one if a command fails.
   MPSCommandBuffer_t buffer = _commandBuffer;
   _commandBuffer = nil;
   @autoreleasepool {

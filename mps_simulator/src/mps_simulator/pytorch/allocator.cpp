@@ -17,7 +17,7 @@ constexpr size_t kGranule = 512;  // PyTorch rounds sizes up to this
 
 size_t rounded(size_t size) { return (size + kGranule - 1) / kGranule * kGranule; }
 
-// In stream order: commands queued before still see the old content.
+// Runs in stream order: commands queued before still see the old content.
 void forget_content_of(void* buffer) {
   std::byte* data = buffer_data(buffer);
   const size_t capacity = buffer_capacity(buffer);
@@ -40,7 +40,7 @@ Allocator& Allocator::instance() {
 
 void* Allocator::take_from_pool(size_t size) {
   std::lock_guard lock(mutex_);
-  // The smallest block that is large enough, unless more than half of it would lie idle.
+  // Takes the smallest block that is large enough, unless more than half of it would be idle.
   auto found = pool_.lower_bound(rounded(size));
   if (found == pool_.end() || found->first > 2 * rounded(size)) return nullptr;
   void* buffer = found->second;

@@ -17,7 +17,7 @@
 namespace simulator {
 namespace {
 
-// What was counted since `before`. The most threadgroup memory of any dispatch has no difference.
+// Returns what was counted since `before`. The most threadgroup memory of any dispatch has no difference.
 KernelFigures since(const KernelFigures& now, const KernelFigures& before) {
   KernelFigures difference = now;
   for (const Count& count : kCounts) difference.*count.value -= before.*count.value;
@@ -29,7 +29,7 @@ KernelFigures since(const KernelFigures& now, const KernelFigures& before) {
   return difference;
 }
 
-// Kinds that did not occur are left out.
+// Omits kinds that did not occur.
 std::map<std::string, uint64_t> named(const OperationFigures& figures) {
   std::map<std::string, uint64_t> result;
   for (size_t kind = 0; kind < kOperationKinds; ++kind) {
@@ -69,7 +69,7 @@ void bind_engine(py::module_& module) {
   module.def("set_clang", &set_clang);
 }
 
-// Of a tensor's storage: a byte of 1 for each byte that was ever written.
+// Returns, for a tensor's storage, a byte of 1 for each byte that was ever written.
 py::bytes written_bytes(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.is_mps(), "written_bytes: tensor: expected one on mps, got one on ", tensor.device());
   wait_for_stream();

@@ -42,7 +42,7 @@ void report_runs(const std::byte* first, const Dimension* dimension, const Dimen
   for (int64_t i = 0; i < dimension->size; i++) report_runs(first + i * dimension->stride, dimension + 1, end, run);
 }
 
-// Below the dispatch modes and transforms of the thread that waits for the stream.
+// Runs below the dispatch modes and transforms of the thread that waits for the stream.
 void copy_on_host(at::Tensor& destination, const at::Tensor& source) {
   const c10::impl::ExcludeDispatchKeyGuard guard(
       c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset | c10::python_ks |

@@ -20,7 +20,7 @@ namespace {
 
 bool is_written(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
 
-// A CPU tensor in place of a device tensor. That of an out= argument owns its memory, since the op may resize it.
+// Returns a CPU tensor for a device tensor. For an out= argument it owns its memory, since the op may resize it.
 at::Tensor cpu_tensor(const at::Tensor& tensor, bool is_out) {
   if (!tensor.defined() || !tensor.is_mps()) return tensor;
   return is_out ? at::empty({0}, tensor.options().device(at::kCPU)) : host_view(tensor);
@@ -68,7 +68,7 @@ c10::IValue result_on_device(const c10::IValue& value) {
   return value;
 }
 
-// The argument that a result is, by the schema; null where the result is new.
+// Returns the argument that a result is, by the schema, or null if the result is new.
 const c10::IValue* argument_returned(const c10::FunctionSchema& schema, const c10::Argument& result,
                                      const std::vector<c10::IValue>& arguments) {
   if (!is_written(result)) return nullptr;

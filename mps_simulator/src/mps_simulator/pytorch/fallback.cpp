@@ -1,4 +1,4 @@
-// Ops that have no Metal kernel here: those of aten run on the CPU, all others are an error, as on a Mac.
+// Handles ops that have no Metal kernel here: those of aten run on the CPU, all others raise an error, as on a Mac.
 #include "fallback.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -46,7 +46,7 @@ class DefaultEngineScope {
   at::Tensor saved_;
 };
 
-// Replaces the op's generator by a CPU engine. False where it takes none.
+// Replaces the op's generator by a CPU engine. Returns false if it takes none.
 bool use_cpu_engine(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   const auto& arguments = schema.arguments();
   for (size_t i = 0; i < arguments.size(); i++) {

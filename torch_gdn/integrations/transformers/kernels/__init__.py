@@ -1,4 +1,4 @@
-"""A local kernel, as Hugging Face's `kernels` reads this folder; `kernel_mapping()` names its layers."""
+"""A local kernel for Hugging Face's `kernels`, which reads this folder. `kernel_mapping()` names its layers."""
 
 from . import layers
 

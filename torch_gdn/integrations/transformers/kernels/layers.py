@@ -1,7 +1,7 @@
-"""Layers whose forward `kernels` puts in place of a function's or a layer's of transformers.
+"""Defines layers whose forward `kernels` substitutes for a function or a layer of transformers.
 
-`self` is the object that was patched, and its class has the original, which gets the calls that torch_gdn does not
-take. `kernels` matches the names and the arguments of forward.
+`self` is the patched object. Its class has the original, which gets the calls that torch_gdn does not take.
+`kernels` matches the names and the arguments of forward.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RMSNormGated(Layer):
 
 
 class Qwen3_5GatedDeltaNet(Layer):
-    """transformers' own forward, which calls torch_gdn while that is enabled."""
+    """Runs transformers' own forward, which calls torch_gdn while it is enabled."""
 
     def forward(
         self,

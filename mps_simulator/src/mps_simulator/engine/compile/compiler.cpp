@@ -23,8 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// For a host that sets no version: the default of the oldest macOS still supported. It has no bfloat, so a forgotten
-// languageVersion is noticed.
+// For a host that sets no version: the default of the oldest supported macOS. It has no bfloat, so a forgotten
+// languageVersion gets noticed.
 constexpr uint32_t kDefaultVersion = 2u << 16;
 
 struct Directories {
@@ -55,7 +55,7 @@ std::string machine_key() {
   return key;
 }
 
-// What a compiled kernel depends on: the language's headers, and the code that makes C++ of Metal.
+// Everything a compiled kernel depends on: the language's headers, and the code that turns Metal into C++.
 std::string engine_key() {
   const fs::path& root = directories().engine;
   if (root.empty()) throw std::logic_error("set_directories() was not called");
@@ -88,7 +88,7 @@ const std::vector<std::string>& common_flags() {
       "-fsanitize-trap=local-bounds",
       // A private variable that nothing has written is a NaN.
       "-ftrivial-auto-var-init=pattern",
-      // Else `x += 1` counts as a write alone.
+      // Otherwise `x += 1` would count only as a write.
       "-mllvm", "-tsan-instrument-read-before-write=1",
       // A thread's stack has 128 KB (fibers.cpp).
       "-Wno-everything", "-Wframe-larger-than=65536", "-Werror=frame-larger-than", "-fno-caret-diagnostics",
@@ -114,7 +114,7 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
     text.replace(at, from.size(), to);
 }
 
-// clang's messages with Metal's names of address spaces and types.
+// Returns clang's messages with Metal's names of address spaces and types.
 std::string in_metal_terms(const std::string& errors) {
   std::string text;
   std::istringstream lines(errors);
@@ -246,7 +246,7 @@ std::shared_ptr<const Program> build_and_load(const std::string& source, const C
     try {
       return load_program(path, seconds(), counted);
     } catch (const CompileError&) {
-      // damaged, perhaps by a full disk: built again below
+      // damaged, perhaps by a full disk, and rebuilt below
     }
   }
   build(source, options, is_counted, engine, directory, path);

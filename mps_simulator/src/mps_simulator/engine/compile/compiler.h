@@ -4,11 +4,11 @@
 
 namespace simulator {
 
-// engine: the folder mps_simulator/engine, whose compile/metal holds the language's headers. cache: made if absent. To
-// be set before the first compile.
+// `engine` is the folder mps_simulator/engine, whose compile/metal holds the language's headers. `cache` is made if
+// absent. Call it before the first compile.
 void set_directories(const std::string& engine, const std::string& cache);
 
-// The path of the clang++ that compiles kernels. To be set before the first compile.
+// Sets the path of the clang++ that compiles kernels. Call it before the first compile.
 void set_clang(const std::string& path);
 
 }  // namespace simulator

@@ -1,4 +1,4 @@
-// Which function constants a kernel depends on, directly or through what it names.
+// Finds the function constants that a kernel depends on, directly or through what it names.
 #pragma once
 #include <map>
 #include <set>
@@ -15,7 +15,7 @@ class ConstantUse {
   // Tokens [begin, end) define `name`: a function, a class or a variable.
   void define(const std::string& name, size_t begin, size_t end) { definitions_.emplace(name, std::pair{begin, end}); }
 
-  // Those of `constants` that the definitions of `name` reach. One that the program asks for with
+  // Returns those of `constants` that the definitions of `name` reach. A constant that the program only tests with
   // is_function_constant_defined() need not have a value.
   std::set<std::string> required(const Tokens& tokens, const std::string& name,
                                  const std::set<std::string>& constants) const;

@@ -1,4 +1,4 @@
-// Reads LLVM's intermediate code as text, one instruction a line.
+// Reads LLVM's intermediate code as text, one instruction per line.
 #include "intermediate_code.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ bool is_name_letter(char c) { return std::isalnum(static_cast<unsigned char>(c))
 // "%12 = fadd contract <4 x float> %3, %4" in parts.
 struct Instruction {
   std::string result, opcode, type, callee;
-  std::vector<std::string> values;  // the names of what it uses
+  std::vector<std::string> values;  // the names of its operands
   bool is_contracted = false;
 
   explicit Instruction(const std::string& line);
@@ -39,7 +39,7 @@ struct Instruction {
   bool is_float() const {
     return type.ends_with("float") || type.ends_with("half") || type.ends_with("float>") || type.ends_with("half>");
   }
-  // How many scalars: of <4 x float> four.
+  // Returns the number of scalars: four for <4 x float>.
   uint32_t width() const {
     uint32_t count = 1;
     if (type.starts_with('<')) std::from_chars(type.data() + 1, type.data() + type.size(), count);
@@ -97,7 +97,7 @@ std::string function_name(const std::string& callee) {
 
 typedef std::unordered_map<std::string_view, OperationKind> Kinds;
 
-// On doubles, only functions that the simulator computes in double for a float.
+// For doubles, only functions that the simulator computes in double for a float.
 const Kinds& functions_of_any_type() {
   static const Kinds kinds = {
       {"exp", operation_exp},    {"exp2", operation_exp},    {"exp10", operation_exp},   {"log", operation_log},
@@ -165,7 +165,7 @@ class BlockCount {
     counts_[from] -= width;
     counts_[to] += width;
   }
-  // One product that is used nowhere else becomes part of the sum.
+  // A product that is used nowhere else becomes part of the sum.
   void contract(const Instruction& instruction) {
     if (instruction.opcode == "fmul" && uses_.at(instruction.result) == 1) products_.insert(instruction.result);
     if (instruction.opcode != "fadd" && instruction.opcode != "fsub") return;

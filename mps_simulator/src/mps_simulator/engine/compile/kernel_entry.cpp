@@ -45,7 +45,7 @@ uint32_t to_index(const Tokens& tokens, const Attribute& attribute, uint32_t lim
   return static_cast<uint32_t>(value);
 }
 
-// The end of the parameter that starts at `i`: its comma or the closing parenthesis.
+// Returns the end of the parameter that starts at `i`: its comma or the closing parenthesis.
 size_t parameter_end(const Tokens& tokens, size_t i, size_t close) {
   int angles = 0;
   for (; i < close; ++i) {

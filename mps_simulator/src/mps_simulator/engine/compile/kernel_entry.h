@@ -22,8 +22,8 @@ std::vector<Attribute> take_attributes(Tokens& tokens, size_t begin, size_t end)
 struct KernelParameter {
   enum Kind { buffer, threadgroup_memory, builtin } kind = buffer;
   std::string name;
-  std::string source;  // of the builtin: what it is read from
-  std::string gate;    // its [[function_constant]], else empty
+  std::string source;  // what the builtin is read from
+  std::string gate;    // its [[function_constant]], or empty
   uint32_t index = 0;
   size_t at = 0;
   bool is_constant = false, is_const = false, is_reference = false, is_numbered = false;
@@ -47,7 +47,7 @@ struct Entry {
   size_t number = 0;
 };
 
-// Code to put where the entry is declared. `callee`: f or f<a, b>; `signature`: its function type.
+// Returns the code to insert where the entry is declared. `callee` is f or f<a, b>; `signature` is its function type.
 std::string entry_code(const Entry& entry, const std::string& callee, const std::string& signature);
 
 }  // namespace simulator

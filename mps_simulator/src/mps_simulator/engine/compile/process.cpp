@@ -33,7 +33,7 @@ struct Pipe {
   }
 };
 
-// Reads both pipes until the program has closed them.
+// Reads both pipes until the program closes them.
 void drain(const Pipe& output, const Pipe& errors, ProcessResult& result) {
   std::array<pollfd, 2> files{{{output.read, POLLIN, 0}, {errors.read, POLLIN, 0}}};
   std::array<std::string*, 2> texts{&result.output, &result.errors};

@@ -90,7 +90,7 @@ class LoadedProgram : public Program, public std::enable_shared_from_this<Loaded
   std::span<const BlockOperations> blocks() const override { return blocks_; }
 
  private:
-  // As simulator::gate and simulator::requirement of metal/library/entry.h.
+  // Like simulator::gate and simulator::requirement of metal/library/entry.h.
   struct Gate {
     uint32_t kernel, parameter;
     bool (*is_open)();
@@ -126,7 +126,7 @@ class LoadedProgram : public Program, public std::enable_shared_from_this<Loaded
     }
   }
 
-  // The kernel with the gates of its parameters decided.
+  // Returns the kernel with the gates of its parameters decided.
   const simulator_kernel* specialise(uint32_t number, const FunctionConstants& constants) const {
     const std::lock_guard lock(mutex_);
     bool is_gated = false;

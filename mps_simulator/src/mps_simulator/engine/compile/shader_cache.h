@@ -9,7 +9,7 @@ std::string content_hash(const std::string& content);
 
 std::string read_file(const std::filesystem::path& path);
 
-// Deleted unless published. Processes that build the same file at once each write their own; the last rename wins.
+// Deleted unless published. If processes build the same file at once, each writes its own, and the last rename wins.
 class TemporaryFile {
  public:
   TemporaryFile(const std::filesystem::path& directory, const std::string& suffix);

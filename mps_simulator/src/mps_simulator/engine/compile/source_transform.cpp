@@ -59,14 +59,14 @@ class Transformer {
     }
   }
 
-  // The parenthesis of the parameters of the operator at `i`.
+  // Returns the parenthesis of the parameters of the operator at `i`.
   size_t operator_parameters(size_t i) const {
     if (is(i + 1, "(") && is(i + 2, ")")) return i + 3;
     while (i < tokens_.size() && !is(i, "(")) ++i;
     return i;
   }
 
-  // Whether the parenthesis at `i` follows the name of a function.
+  // Returns whether the parenthesis at `i` follows the name of a function.
   bool opens_parameters(size_t i, size_t begin) const {
     return i > begin && !is(i - 1, "decltype") && (tokens_[i - 1].kind == Token::identifier || is(i - 1, ">"));
   }
@@ -164,7 +164,7 @@ class Transformer {
     choose_checks(d);
   }
 
-  // The check of what pointers reach makes compiling twice as long: only where there is a pointer to private memory.
+  // Checking what pointers reach doubles the compile time, so only programs with a pointer to private memory do it.
   void choose_checks(const Declaration& d) {
     for (size_t i = d.begin; i < d.end; ++i) {
       if (!is(i, "thread")) continue;
@@ -205,7 +205,7 @@ class Transformer {
     return false;
   }
 
-  // Attributes in front of the name and behind the parameters, with `kernel` itself erased.
+  // Reads the attributes before the name and after the parameters, and erases `kernel`.
   struct FunctionAttributes {
     std::string host_name;
     std::string max_threads;
@@ -336,7 +336,8 @@ class Transformer {
     return is(i - 1, ";") || is(i - 1, "{") || is(i - 1, "}") || is(i - 1, ")") || is(i - 1, "else");
   }
 
-  // The declarator's name in `threadgroup T name[...]`, 0 if the statement declares a pointer or a reference.
+  // Returns the declarator's name in `threadgroup T name[...]`, or 0 if the statement declares a pointer or a
+  // reference.
   size_t threadgroup_declarator(size_t i) const {
     for (++i; i < tokens_.size(); ++i) {
       if (is(i, "<")) {
@@ -511,7 +512,7 @@ class Transformer {
     return result;
   }
 
-  // The type in `constant T name`: what is left without qualifiers.
+  // Returns the type in `constant T name` without qualifiers.
   std::string variable_type(size_t begin, size_t name) const {
     std::string type;
     for (size_t i = begin; i < name; ++i) {
@@ -545,7 +546,7 @@ class Transformer {
     return false;
   }
 
-  // A program-scope constant computed from function constants: computed again when these change.
+  // A program-scope constant computed from function constants is recomputed when these change.
   void derived_constant(const Declaration& d, const std::string& path) {
     const size_t name = d.assigned - 1;
     const std::string& spelled = tokens_[name].spelling;

@@ -5,7 +5,7 @@
 
 namespace simulator {
 
-// Line numbers stay what they are. `language_version`: (major << 16) | minor. Throws CompileError.
+// Keeps line numbers. `language_version` is (major << 16) | minor. Throws CompileError.
 std::string transform_source(const std::string& preprocessed, uint32_t language_version);
 
 }  // namespace simulator

@@ -26,13 +26,13 @@ Words builtin_types() {
   return types;
 }
 
-// Where a name means a type: all of the program, or one template.
+// The range in which a name means a type: all of the program, or one template.
 struct TypeName {
   std::string name;
   size_t begin, end;
 };
 
-// The end of the declaration whose template header is closed by `angle`.
+// Returns the end of the declaration whose template header is closed by `angle`.
 size_t template_end(const Tokens& tokens, size_t angle) {
   for (size_t i = angle; i < tokens.size(); ++i) {
     if (tokens[i].is(";")) return i;
@@ -128,7 +128,7 @@ bool has_bfloat_suffix(const Token& token) {
   return suffix == "bf" || suffix == "BF";
 }
 
-// The components of a swizzle of two to four letters, empty for another word.
+// Returns the components of a swizzle of two to four letters, or nothing for another word.
 std::vector<int> swizzle_components(const std::string& word) {
   if (word.size() < 2 || word.size() > 4) return {};
   for (const char* letters : {"xyzw", "rgba"}) {
@@ -238,7 +238,7 @@ void rewrite_words(Tokens& tokens) {
     if (has_bfloat_suffix(token)) token.output = "bfloat(" + token.spelling.substr(0, token.spelling.size() - 2) + "f)";
     if (token.kind == Token::identifier && opencl_only.count(token.spelling)) token.output += "_";
     if (token.kind == Token::identifier && atomics.count(token.spelling)) token.output = "simulator_" + token.spelling;
-    // The one feature of C++17 that Metal 3.1 is known to take (MLX compiles so).
+    // The only feature of C++17 that Metal 3.1 is known to accept (MLX compiles so).
     if (token.is("constexpr") && i > 0 && tokens[i - 1].is("if")) {
       token.output =
           "_Pragma(\"clang diagnostic push\") _Pragma(\"clang diagnostic ignored \\\"-Wpre-c++17-compat\\\"\") "

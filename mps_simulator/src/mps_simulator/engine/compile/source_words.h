@@ -11,7 +11,7 @@ bool is_address_space(const Token& token);
 // Rejects what Metal lacks and clang's C++ for OpenCL accepts.
 void check_words(const Tokens& tokens, uint32_t language_version);
 
-// Address spaces, literals, swizzles, names that are keywords in OpenCL only, string literals.
+// Rewrites address spaces, literals, swizzles, names that are keywords only in OpenCL, and string literals.
 void rewrite_words(Tokens& tokens);
 
 }  // namespace simulator

@@ -28,19 +28,19 @@ struct Tokens {
   size_t size() const { return list.size(); }
   bool is(size_t i, const char* word) const { return i < list.size() && list[i].is(word); }
 
-  // Throws CompileError in clang's format, at a token.
+  // Throws a CompileError in clang's format for a token.
   [[noreturn]] void error(size_t at, const std::string& message) const;
   // Removes tokens [begin, end) from the output, but not their white space: lines keep their numbers.
   void erase(size_t begin, size_t end);
-  // The output of tokens [begin, end) on one line.
+  // Returns the output of tokens [begin, end) on one line.
   std::string output(size_t begin, size_t end) const;
   std::string output() const;
-  // The '>' that closes the '<' at `open`.
+  // Returns the '>' that closes the '<' at `open`.
   size_t closing_angle(size_t open) const;
 };
 
-// Brackets must match (CompileError otherwise). The closing of a template argument list is found by closing_angle:
-// each '<' and '>' is a token of its own.
+// Brackets must match (CompileError otherwise). closing_angle finds the end of a template argument list; each '<' and
+// '>' is its own token.
 Tokens tokenize(const std::string& preprocessed);
 
 }  // namespace simulator

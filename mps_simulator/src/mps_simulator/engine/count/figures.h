@@ -15,7 +15,7 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
-// Counts are added; of the threadgroup memory the larger is kept.
+// Adds counts, and keeps the larger of the threadgroup memories.
 void add_figures(KernelFigures& sum, const KernelFigures& more);
 void record_figures(const std::string& kernel, const KernelFigures& more);
 

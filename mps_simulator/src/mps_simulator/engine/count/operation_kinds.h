@@ -1,4 +1,4 @@
-// Kinds of scalar operations in a shader; how they are counted: operations.h.
+// Kinds of scalar operations in a shader; operations.h says how they are counted.
 #pragma once
 #include <array>
 #include <cstddef>

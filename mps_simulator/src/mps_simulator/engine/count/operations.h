@@ -1,4 +1,4 @@
-// The scalar operations of a kernel, by kind: exact counts of what clang's optimiser leaves of the shader.
+// Counts a kernel's scalar operations by kind: exact counts of what clang's optimiser leaves of the shader.
 //
 // A detailed profile runs a program in which each basic block calls enter(); the block's operations are in a table.
 // They count once for each entry of a thread, and as issued 32 times for the most entries of any lane between two

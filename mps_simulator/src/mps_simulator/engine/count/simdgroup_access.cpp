@@ -35,7 +35,7 @@ void SimdgroupAccesses::add(uint32_t thread, const Segment& segment, const LaneA
   whole.parts[whole.part_count++] = {access.address, uint8_t(access.size)};
 }
 
-// Lanes that use different buffers or arrays through one pointer make an access for each.
+// Lanes that use different buffers or arrays through one pointer make one access for each.
 SimdgroupAccesses::Access& SimdgroupAccesses::access_of(Simdgroup& simdgroup, Site& site, uint32_t number,
                                                         const Segment& segment, const LaneAccess& access) {
   if (number < site.accesses.size()) {

@@ -21,10 +21,10 @@ namespace {
 // A worker's stacks alone take 130 MB of address space and up to 2,048 of the 65,530 mappings that Linux allows.
 constexpr unsigned kMaxWorkers = 16;
 
-// The first worker runs on the thread that calls execute(), the others on threads of their own.
+// The first worker runs on the thread that calls execute(), the others on their own threads.
 class Team {
  public:
-  // One dispatch at a time. The text of the first fault, or empty.
+  // Runs one dispatch at a time. Returns the text of the first fault, or "".
   std::string run(Job& job) {
     grow(job.workers);
     {

@@ -14,7 +14,8 @@ constexpr size_t kGuardSize = 4096;
 constexpr size_t kStackSize = 131072;
 constexpr size_t kSlotSize = kGuardSize + kStackSize;
 
-// Tops at the same offset in their pages would share a few sets of the first-level cache: spread over one page.
+// Spreads the tops over one page: tops at the same offset in their pages would share a few sets of the first-level
+// cache.
 constexpr size_t kColours = 12;
 constexpr size_t kColourStride = 320;
 

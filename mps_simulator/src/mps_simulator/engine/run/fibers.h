@@ -36,7 +36,7 @@ inline void switch_fiber(Fiber& from, Fiber& to) {
 
 #endif
 
-// What each new or renewed fiber runs: worker.cpp.
+// The function that each new or renewed fiber runs, in worker.cpp.
 [[noreturn]] void fiber_entry();
 
 class FiberPool {
@@ -46,7 +46,7 @@ class FiberPool {
   FiberPool(const FiberPool&) = delete;
   FiberPool& operator=(const FiberPool&) = delete;
 
-  // At least `count` fibers in all, so that take() cannot fail.
+  // Makes at least `count` fibers in all, so that take() cannot fail.
   void reserve(size_t count);
 
   Fiber* take() {
@@ -58,7 +58,7 @@ class FiberPool {
 
   void renew();
 
-  // Memory that kernels use besides their arguments: stacks and scratch.
+  // Memory that kernels use in addition to their arguments: stacks and scratch.
   uintptr_t start() const { return reinterpret_cast<uintptr_t>(mapping_); }
   size_t length() const;
   std::byte* scratch() const { return mapping_; }

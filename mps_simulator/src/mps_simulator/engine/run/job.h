@@ -26,7 +26,7 @@ struct Job {
     return {uint32_t(index % threadgroups.width), uint32_t(row % threadgroups.height),
             uint32_t(row / threadgroups.height)};
   }
-  // Smaller than threads_per_threadgroup at the edges of a grid that dispatchThreads gave.
+  // Returns the size of a threadgroup, which is smaller at the edges of a grid that dispatchThreads gave.
   simulator_uint3 group_size(simulator_uint3 position) const;
 };
 

@@ -22,7 +22,7 @@ class Random {
     state_ ^= state_ >> 27;
     return uint32_t(state_ * 0x2545F4914F6CDD1Du >> 32);
   }
-  // One of the set bits, uniformly.
+  // Returns one of the set bits, uniformly.
   uint32_t pick_bit(uint32_t bits) {
     for (auto skip = uint32_t(uint64_t{next()} * uint32_t(std::popcount(bits)) >> 32); skip > 0; --skip)
       bits &= bits - 1;

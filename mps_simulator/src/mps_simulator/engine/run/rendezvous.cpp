@@ -26,7 +26,7 @@ bool Wait::same_as(const Wait& other) const {
   switch_fiber(*lanes_[mine].fiber, *next.fiber);
 }
 
-// True for the last lane of the simdgroup.
+// Returns true for the last lane of the simdgroup.
 [[gnu::always_inline]] inline bool Worker::arrive_in_simdgroup(Simdgroup& simdgroup, const Wait& wait) {
   if (simdgroup.arrived == 0) {
     simdgroup.wait = wait;

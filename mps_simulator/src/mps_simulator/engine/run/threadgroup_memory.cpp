@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kSlotSize = 3 * kMaxThreadgroupMemory;
 static_assert((ThreadgroupMemory::kMaxArrays & (ThreadgroupMemory::kMaxArrays - 1)) == 0, "place() exchanges slots");
-// Arrays at the same offset in their pages would share a few sets of the first-level cache: spread over so many bytes.
+// Spreads the arrays over so many bytes: arrays at the same offset in their pages would share a few sets of the
+// first-level cache.
 constexpr size_t kSpread = 4096;
 
 }  // namespace
@@ -37,7 +38,7 @@ void ThreadgroupMemory::begin_dispatch(uint64_t seed) {
   seed_ = seed;
 }
 
-// An odd multiple of the alignment in the array's slot.
+// Returns an odd multiple of the alignment in the array's slot.
 std::byte* ThreadgroupMemory::place(size_t alignment) {
   const size_t slot = (count_ ^ mix(seed_)) % kMaxArrays;
   const size_t multiples = std::max<size_t>(kSpread / (2 * alignment), 1);

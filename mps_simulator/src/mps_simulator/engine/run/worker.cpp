@@ -101,7 +101,7 @@ void Worker::run_threadgroup(uint64_t index) {
 
 void fiber_entry() { current_worker->run_lanes(); }
 
-// What every fiber runs: one thread after the other, until the next one to run is in another fiber.
+// The function of every fiber: runs one thread after the other, until the next one to run is in another fiber.
 void Worker::run_lanes() {
   for (;;) {
     Lane& lane = lanes_[current_];

@@ -2,8 +2,8 @@
 // one argument is read or written through another.
 //
 // Where arguments overlap in a buffer, as views of one storage do (each is bound from its offset to the buffer's end),
-// an address does not tell which argument an access goes through. Such arguments therefore are copies, each in memory
-// of its own, while the kernel runs. Chunks are copied when they are first used, and what the kernel wrote goes back.
+// an address does not tell which argument an access goes through. While the kernel runs, such arguments are therefore
+// copies in separate memory. Chunks are copied when they are first used, and what the kernel wrote is copied back.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace simulator {
 
 class ArgumentCopy {
  public:
-  // Of `length` bytes at `start`, which lie in `memory`.
+  // Copies `length` bytes at `start`, which lie in `memory`.
   ArgumentCopy(std::shared_ptr<const Memory> memory, uintptr_t start, size_t length);
   ~ArgumentCopy();
   ArgumentCopy(const ArgumentCopy&) = delete;
@@ -26,7 +26,7 @@ class ArgumentCopy {
 
   uintptr_t start() const { return reinterpret_cast<uintptr_t>(data_); }
   size_t first() const { return first_; }  // byte of the memory
-  // From where the argument lies in the memory.
+  // Returns the address at which the argument lies in the memory.
   uintptr_t distance() const { return start() - (memory_->start + first_); }
 
   // Called before each access, by several workers at once.
@@ -40,10 +40,10 @@ class ArgumentCopy {
     if (is_write) written_.set(first, size);
   }
 
-  // After the kernel.
+  // Call it after the kernel.
   void write_back() const;
 
-  // A byte of the memory that the kernel used through both arguments and wrote through one of them.
+  // Returns a byte of the memory that the kernel used through both arguments and wrote through at least one of them.
   struct Clash {
     size_t offset;  // in the memory
     bool is_written_here, is_written_there;

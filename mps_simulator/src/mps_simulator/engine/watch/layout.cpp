@@ -58,7 +58,7 @@ struct Group {
 
 bool overlap(const Window& a, const Window& b) { return a.start < b.start + b.length && b.start < a.start + a.length; }
 
-// Whether what is written through one of the arguments could be used through another.
+// Returns whether data written through one of the arguments could be used through another.
 bool may_alias(const Group& group, const Window& window) {
   return std::any_of(group.windows.begin(), group.windows.end(), [&](const Window& other) {
     const bool is_written = !window.parameter->is_const || !other.parameter->is_const;
@@ -79,7 +79,7 @@ Segment segment_of(const Group& group, SharedCell* cells, Touched* touched) {
   return segment;
 }
 
-// Cut where any of the windows begins or ends; those that are copies apart.
+// Cuts the memory where any of the windows begins or ends; windows that are copies are separate.
 void add_segments(const std::vector<Window>& windows, const Segment& common, std::vector<Segment>& segments) {
   std::vector<uintptr_t> cuts;
   for (const Window& window : windows) cuts.insert(cuts.end(), {window.start, window.start + window.length});

@@ -63,7 +63,7 @@ struct Layout {
 
   Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_detailed);
   void count_distinct(KernelFigures& figures) const;
-  // After the dispatch: what the kernel wrote to copies goes to the buffers. Says what aliases, or nothing.
+  // Call it after the dispatch: copies what the kernel wrote back to the buffers. Returns what aliases, or "".
   std::string end_copies() const;
 
  private:

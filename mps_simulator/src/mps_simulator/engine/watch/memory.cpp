@@ -26,7 +26,7 @@ constexpr size_t kManyBytes = size_t{1} << 24;
 
 uintptr_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
-// The part of the range that lies in the buffer.
+// Returns the part of the range that lies in the buffer.
 template <class Action>
 void with_range(const void* data, size_t length, Action action) {
   const auto memory = find_memory(data);
@@ -62,7 +62,7 @@ size_t ByteBits::count_range(size_t first, size_t count) const {
 
 void ByteBits::fill_range(size_t first, size_t count, bool value) {
   if (!value && count > kManyBytes) {
-    // All but the words at the ends, which it may share.
+    // Sets all words except those at the ends, which it may share.
     const size_t begin = first / 32 + 1, end = (first + count) / 32;
     forget_pages(reinterpret_cast<std::byte*>(&words_[begin]), (end - begin) * 4);
     fill_range(first, begin * 32 - first, false);

@@ -1,4 +1,4 @@
-// Each device buffer: where it lies and which of its bytes were ever written.
+// Knows for each device buffer where it lies and which of its bytes were ever written.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -54,7 +54,7 @@ struct Memory {
   ByteBits written;
 };
 
-// The buffer that holds this address, or null.
+// Returns the buffer that holds this address, or null.
 std::shared_ptr<Memory> find_memory(const void* data);
 
 }  // namespace simulator

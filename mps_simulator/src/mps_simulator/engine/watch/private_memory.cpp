@@ -1,5 +1,6 @@
-// What clang's checks of private memory call. Registers, private arrays and the constants of a program never reach the
-// watch: the compiler puts the comparisons into the kernel's own code (the flags are in compile/compiler.cpp).
+// The functions that clang's checks of private memory call. Registers, private arrays and the constants of a program
+// never reach the watch: the compiler puts the comparisons into the kernel's own code (the flags are in
+// compile/compiler.cpp).
 #include "private_memory.h"
 
 #include <signal.h>

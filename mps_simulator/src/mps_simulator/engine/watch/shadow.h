@@ -1,4 +1,4 @@
-// What is kept for each unit of memory to find data races.
+// The record for each unit of memory by which data races are found.
 //
 // Time within a threadgroup is counted in ticks, one for each barrier of the threadgroup or of one of its simdgroups.
 // Two accesses of one threadgroup are ordered if one thread made both, if the earlier one's tick is not after the last

@@ -1,4 +1,4 @@
-// Checks every load and store of a kernel. One watch a worker.
+// Checks every load and store of a kernel. Each worker has one watch.
 //
 // The fiber's own stack passes. The segment that the same instruction used last time is tried first, since an
 // instruction nearly always stays with one argument. Then come alignment, written bits, and the cells of shadow.h.
@@ -35,7 +35,7 @@ struct Access {
   size_t size;
 };
 
-// The other side of a race within a threadgroup.
+// The other access of a race within a threadgroup.
 struct Rival {
   Action action = Action::read;
   uint32_t thread = 0;

@@ -1,4 +1,4 @@
-// The checks of one access. Included by tsan_hooks.cpp alone, so that all of it is inlined.
+// The checks of one access. Only tsan_hooks.cpp includes it, so that all of it is inlined.
 #pragma once
 #include "watch.h"
 
@@ -113,7 +113,7 @@ template <Action action>
   return true;
 }
 
-// A read that leaves the cell as it is, as most reads of a shared tile do.
+// Handles a read that leaves the cell unchanged, as most reads of a shared tile do.
 inline bool Watch::is_noted(uint64_t word, Space space) const {
   const Cell cell = Cell::unpack(word);
   if (cell.write_tick > ordered_[space]) return false;
@@ -122,7 +122,7 @@ inline bool Watch::is_noted(uint64_t word, Space space) const {
   return cell.readers == Cell::one && cell.read_tick == tick_ && cell.reader == thread_;
 }
 
-// The cells of a vector are mostly equal: then one check does for all.
+// The cells of a vector are mostly equal; then one check is enough for all.
 template <Action action>
 [[gnu::always_inline]] inline void Watch::order(const Segment& segment, uintptr_t address, size_t size) {
   if (!keeps_order_) [[unlikely]]
