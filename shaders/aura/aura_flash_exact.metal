@@ -1,9 +1,9 @@
 // Pass 1 for the rows of a cache that are kept as they are. One threadgroup owns 8 query rows of one KV head, a block
-// of 128 exact rows, of which each of its 4 simdgroups takes 32 with a softmax of its own, and up to 256 columns of o;
-// the simdgroups are put together at the end. In registers: scores [32, 8], o [columns, 8]; in threadgroup memory: q,
-// then the other simdgroups' o. Layout: q [B, HQ, L, D], exact keys and values [B, HK, rows, D], all with strides;
-// o_partials [B, HQ, L, blocks, D], m and l [B, HQ, L, blocks] f32, contiguous. m = max of scale q k, l = sum of
-// exp(scale q k - m), o = sum of exp(scale q k - m) v, over a block.
+// of exact rows, in tiles of 128, of which each of its 4 simdgroups takes 32 with a softmax of its own, and up to 256
+// columns of o; the simdgroups are put together at the end. In registers: scores [32, 8], o [columns, 8]; in
+// threadgroup memory: q, then the other simdgroups' o. Layout: q [B, HQ, L, D], exact keys and values [B, HK, rows, D],
+// all with strides; o_partials [B, HQ, L, blocks, D], m and l [B, HQ, L, blocks] f32, contiguous. m = max of scale q k,
+// l = sum of exp(scale q k - m), o = sum of exp(scale q k - m) v, over a block.
 #include "aura/aura_flash_exact.h"
 #include "aura/visibility.h"
 #include "core/row_attention.h"
@@ -109,8 +109,8 @@ template <typename T, int D>
 
   // Later queries see later rows: what the first and the last of these see, and a lane's two.
   KeyRange whole;
-  whole.first = block * kExactKeys;
-  whole.last = min(parameters.exact, whole.first + kExactKeys);
+  whole.first = int(min(int64_t(block) * parameters.block_size, int64_t(parameters.exact)));
+  whole.last = int(min(int64_t(whole.first) + parameters.block_size, int64_t(parameters.exact)));
   const int first_seen = seen_exact_rows(parameters, starts, batch, first_row, whole).first;
   const int last_seen = seen_exact_rows(parameters, starts, batch, last_row, whole).last;
   const LanePosition at = lane_position(lane);
@@ -124,20 +124,23 @@ template <typename T, int D>
   RowState state = no_keys();
   float2 o[kOwn / 8];
   UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] = float2(0.0f);
-  if (first_seen < last_seen) {
-    StagedQuery query;
-    query.staged = shared;
-    query.lane = lane;
-    ExactRows<T> rows;
-    rows.first = first_seen + int(simdgroup) * kExactKeysOfSimdgroup;
-    rows.last = last_seen - 1;
-    rows.has_vectors = parameters.has_vectors != 0;
-    rows.rows = keys + offset_of(parameters.keys, batch, kv_head, 0);
+  StagedQuery query;
+  query.staged = shared;
+  query.lane = lane;
+  device const T* own_keys = keys + offset_of(parameters.keys, batch, kv_head, 0);
+  device const T* own_values = values + offset_of(parameters.values, batch, kv_head, 0) + first_column;
+  ExactRows<T> rows;
+  rows.last = last_seen - 1;
+  rows.has_vectors = parameters.has_vectors != 0;
+  for (int first = first_seen; first < last_seen; first += kExactKeys) {
+    rows.first = first + int(simdgroup) * kExactKeysOfSimdgroup;  // may lie behind the last, whose weight is then 0
+    rows.rows = own_keys;
     rows.stride = parameters.keys.token;
     float2 scores[kBlocks];
     multiply_keys<D, kBlocks>(scores, rows, query, at);
-    online_softmax<kBlocks>(scores, state, parameters.scale, rows.first + at.row, seen);
-    rows.rows = values + offset_of(parameters.values, batch, kv_head, 0) + first_column;
+    const float2 rescale = online_softmax<kBlocks>(scores, state, parameters.scale, rows.first + at.row, seen);
+    UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] *= rescale;
+    rows.rows = own_values;
     rows.stride = parameters.values.token;
     multiply_values<kOwn, kBlocks>(o, scores, rows, at);
   }

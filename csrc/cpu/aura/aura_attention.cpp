@@ -49,10 +49,11 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const int64_t groups = s.B * s.HK * ceil_div(s.L * s.HQ / s.HK, cpu::kFlashRows);
   const int64_t block_size = op.block_size.value_or(default_block_size(s.T, cpu::kTileKeys, groups, kWorkItems));
   const auto rotated = rotate_query(op);
-  const auto pass_1 = op.pass_1(rotated.q, rotated.sums, block_size, cpu::kExactRows);
+  const int64_t exact_rows = default_block_size(s.E, cpu::kTileKeys, groups, kWorkItems);
+  const auto pass_1 = op.pass_1(rotated.q, rotated.sums, block_size, exact_rows);
   const auto partials = pass_1.partials(rotated.q.options());
   cpu::flash_p1(pass_1, partials);
-  cpu::attend_to_exact_rows(op, pass_1.shape, partials);
+  cpu::attend_to_exact_rows(op, pass_1.shape, exact_rows, partials);
   cpu::flash_p2(op.pass_2(pass_1, partials), o);
 }
 

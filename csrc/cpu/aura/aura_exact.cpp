@@ -7,8 +7,9 @@ namespace {
 // Rows as they are: q is not rotated, and so neither are scores and results.
 class ExactKeys {
  public:
-  ExactKeys(const AuraAttention<int64_t>& op, const AuraShape<>& shape)
+  ExactKeys(const AuraAttention<int64_t>& op, const AuraShape<>& shape, int64_t block_size)
       : s_(shape),
+        block_size_(block_size),
         scale_(static_cast<float>(scale_or_default(op.scale, shape.D))),
         q_tensor_(unit_last_stride(op.q, "q")),
         key_tensor_(unit_last_stride(*op.exact.keys, "exact_keys")),
@@ -20,7 +21,7 @@ class ExactKeys {
   int64_t blocks() const { return s_.NX; }
   int64_t first_block() const { return s_.NB; }
   int64_t count() const { return s_.E; }
-  int64_t block_size() const { return kExactRows; }
+  int64_t block_size() const { return block_size_; }
   int64_t index_of(int64_t position) const { return position <= s_.S ? position : std::max(s_.S, position - s_.T); }
 
   float read_query(int64_t b, int64_t head, int64_t query, float* row) const {
@@ -40,6 +41,7 @@ class ExactKeys {
 
  private:
   const AuraShape<>& s_;
+  int64_t block_size_;
   float scale_;
   Tensor q_tensor_, key_tensor_, value_tensor_;
   Rows q_, keys_, values_;
@@ -47,9 +49,10 @@ class ExactKeys {
 
 }  // namespace
 
-void attend_to_exact_rows(const AuraAttention<int64_t>& op, const AuraShape<>& shape, const Partials& partials) {
+void attend_to_exact_rows(const AuraAttention<int64_t>& op, const AuraShape<>& shape, int64_t block_size,
+                          const Partials& partials) {
   if (shape.NX == 0) return;
-  const ExactKeys keys(op, shape);
+  const ExactKeys keys(op, shape, block_size);
   Pass1<ExactKeys>(keys, op.visibility, shape, partials).run();
 }
 

@@ -23,14 +23,16 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const int64_t row_tiles = ceil_div(s.L * s.HQ / s.HK, rows_of_threadgroup(s));
   const int64_t block_size =
       op.block_size.value_or(default_block_size(s.T, kFlashKeys, s.B * s.HK * row_tiles, busy_threadgroups()));
-  const auto pass_1 = op.pass_1(q_rot, q_sums, block_size, kExactKeys);
+  const int64_t exact_tiles = s.B * s.HK * ceil_div(s.L * s.HQ / s.HK, kExactQueryRows);
+  const int64_t exact_rows = default_block_size(s.E, kExactKeys, exact_tiles, busy_threadgroups());
+  const auto pass_1 = op.pass_1(q_rot, q_sums, block_size, exact_rows);
   const auto partials = pass_1.partials(f32);
   c10::SmallVector<Launch, 4> launches;
   if (has_codes) {
     launches.push_back(launch_aura_rotate({q, op.key_signs, scale_or_default(op.scale, s.D), false}, q_rot, q_sums));
     launches.push_back(launch_aura_flash_p1(pass_1, partials));
   }
-  if (s.E > 0) launches.push_back(launch_aura_flash_exact(op, pass_1.shape, partials));
+  if (s.E > 0) launches.push_back(launch_aura_flash_exact(op, pass_1.shape, exact_rows, partials));
   launches.push_back(launch_aura_flash_p2(op.pass_2(pass_1, partials), o));
   launcher().run(launches);
 }

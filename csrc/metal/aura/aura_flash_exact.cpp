@@ -5,7 +5,8 @@
 
 namespace torch_gdn {
 
-Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape<>& shape, const Partials& partials) {
+Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape<>& shape, int64_t block_size,
+                               const Partials& partials) {
   const auto& s = shape;
   const auto& [starts, causal, q_offset, window] = op.visibility;
   const auto& [o, m, l, mean] = partials;
@@ -23,6 +24,7 @@ Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape
   parameters.exact = int32_t(s.E);
   parameters.sinks = int32_t(s.S);
   parameters.coded = int32_t(s.T);
+  parameters.block_size = int32_t(block_size);
   parameters.first_block = int32_t(s.NB);
   parameters.blocks = int32_t(s.NB + s.NX);
   parameters.q_offset = int32_t(s.q_offset);

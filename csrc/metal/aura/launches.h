@@ -14,7 +14,8 @@ int64_t rows_of_threadgroup(const AuraShape<>& shape);
 Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);
 
 // Into the last `shape.NX` blocks of the partials.
-Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape<>& shape, const Partials& partials);
+Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape<>& shape, int64_t block_size,
+                               const Partials& partials);
 
 Launch launch_aura_flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o);
 
