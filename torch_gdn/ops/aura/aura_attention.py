@@ -63,7 +63,9 @@ def aura_attention(
             not be sliced at each step. Default: T.
         exact_keys: [B, HK, R, D], q's dtype. Rows that are no codes. Any strides; a last stride other than 1 costs a
             copy. Default: None, for none.
-        exact_values: [B, HK, R, D], q's dtype. Required with exact_keys, else not allowed. Default: None.
+        exact_values: [B, HK, R, D], q's dtype. Required with exact_keys, else not allowed. A value that is not finite
+            may also reach other queries of the call that do not see it, because they share tiles of rows. Default:
+            None.
         exact_sinks: How many exact rows precede the codes. They have the positions 0, 1, ..; the codes follow, and then
             the other exact rows. Default: 0.
         exact_length: The number E of exact rows to attend to; the rest is ignored. Default: R.
