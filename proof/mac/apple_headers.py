@@ -1,4 +1,4 @@
-"""Each declaration in our stub headers of Apple's frameworks, held against Apple's API.
+"""Compares each declaration in our stub headers of Apple's frameworks with Apple's API.
 
 Two descriptions of it are public: metal-cpp, in the mlx-metal wheel (Metal and part of Foundation, with types), and
 Apple's open-source runtime headers, in the ziglang package (objc/NSObject.h, dispatch/). What neither of them has is
@@ -132,7 +132,7 @@ def compare(ours: Sequence[Declaration], apple: Reference, names: frozenset[str]
 
 
 def expected_not_covered() -> frozenset[str]:
-    """What no description at hand has, each looked up in Apple's documentation by hand: lines of not_covered.txt."""
+    """Returns the lines of not_covered.txt: declarations without a description, looked up by hand in Apple's pages."""
     lines = (Path(__file__).parent / "not_covered.txt").read_text().splitlines()
     return frozenset(line.partition(" # ")[0].strip() for line in lines if line and not line.startswith("#"))
 

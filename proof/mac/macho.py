@@ -1,4 +1,4 @@
-"""What Mach-O files for arm64 say of themselves, read with LIEF."""
+"""Reads Mach-O files for arm64, with LIEF."""
 
 from __future__ import annotations
 

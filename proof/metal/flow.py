@@ -82,7 +82,7 @@ class Frame:
 
 @dataclass(kw_only=True)
 class Flow(Evaluation):
-    """Of one kernel: `run`, then `problems` and `accesses`."""
+    """Follows one kernel: call `run`, then read `problems` and `accesses`."""
 
     kernel: Kernel
     reached: set[str] = field(default_factory=set, init=False)  # ids of functions and variables, but for dead branches
@@ -148,7 +148,7 @@ class Flow(Evaluation):
             self._forget(child)
 
     def _forget(self, statement: Node) -> None:
-        """The variables that it declares, whose scope has ended."""
+        """Forgets the variables that the statement declares, whose scope has ended."""
         if statement["kind"] == "DeclStmt":
             for variable in children(statement):
                 self._values.pop(variable.get("id", ""), None)
@@ -294,7 +294,7 @@ class Flow(Evaluation):
         return self._call_ours(function, children(node)[1:], this=self._object(target))
 
     def _object(self, member: Node) -> Value:
-        """What `this` is in a call by a MemberExpr."""
+        """Returns what `this` is in a call by a MemberExpr."""
         inner = children(member)[0]
         return self._evaluate(inner) if member.get("isArrow") else self._reference(inner)
 
@@ -359,7 +359,7 @@ class Flow(Evaluation):
 
     @staticmethod
     def _size_of_function(name: str, values: list[Value]) -> int:
-        """The bits that say how large the result may be."""
+        """Returns the bits that say how large the result may be."""
         if name == "min" and len(values) == 2:
             return size_of_smaller(values[0], values[1])
         return UNBOUNDED if name == "as_type" else union(*values) & SIZE

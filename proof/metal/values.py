@@ -197,7 +197,7 @@ def size_of_result(operator: str, one: Value, other: Value, overflowed: int) -> 
 
 
 def size_of_smaller(one: Value, other: Value) -> int:
-    """Of an integer that is no larger than either."""
+    """Returns the value of an integer that is no larger than either."""
     sizes = (one.depends & (SIZE & ~OVERFLOWED), other.depends & (SIZE & ~OVERFLOWED))
     return union(one, other) & OVERFLOWED | min(sizes, key=lambda size: (size & LONG, size & UNBOUNDED, size))
 

@@ -97,14 +97,14 @@ class Scratch:
         self._built.write_text(self._digest())
 
     def build_clean(self) -> None:
-        """Of a tree without a fault: kept, to be put back after one."""
+        """Keeps the files of a tree without a fault, to restore them after a fault."""
         self.build()
         if built := next(self.tree.glob(EXTENSION), None):
             self._keep(built)
 
     def run(self, *arguments: str) -> Finished:
         """Python in the tree, which sees the tree's packages and no others of these names."""
-        # Of two versions within a second, alike in size, Python would take the bytecode of one for the other.
+        # Python confuses the bytecode of two versions of equal size that are written within a second.
         environment = os.environ | {
             "PYTHONPATH": str(self.tree),
             "COLUMNS": "1000",

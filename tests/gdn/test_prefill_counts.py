@@ -1,4 +1,4 @@
-"""Prefill by the simulated device's counts, the fused_chunk algorithm beside MLX's kernel.
+"""Compares the simulated device's counts of prefill, for the fused_chunk algorithm and for MLX's kernel.
 
 Of one key head with two value heads of 128 x 128; Qwen3-Next's 16/32 have 16 times as much of everything.
 """
