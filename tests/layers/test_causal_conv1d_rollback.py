@@ -122,7 +122,7 @@ def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -
     ("words", "change"),
     [
         ("num_accepted_tokens: expected .+, got 4 at 0", {"num_accepted_tokens": [4, 1]}),
-        ("state_pool: expected W - 2 columns and one for .+, got too few for 4 at 0", {"cu_seqlens": [0, 4, 5]}),
+        ("state_pool: expected W - 2 columns plus one per .+, got too few for 4 at 0", {"cu_seqlens": [0, 4, 5]}),
     ],
 )
 def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
