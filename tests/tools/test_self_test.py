@@ -164,7 +164,7 @@ def test_an_error_takes_the_place_of_an_op_that_writes(on_mps: torch.device, pla
     plant("layers/causal_conv1d_update", compiles)
     assert "calls raise an error" in ensure(UPDATE)
     device = _C.device_facts()["name"]
-    problem = r"(y|state_pool): error \S+ of [\w ]+, at most" if compiles else ".*planted"
+    problem = r"(y|state_pool): error \S+ of [\w ]+, expected at most" if compiles else ".*planted"
     words = rf"^causal_conv1d_update_: its kernel failed the self-test on {device}.*: {problem}.*torch_gdn.check"
     with pytest.raises(RuntimeError, match=words):
         computed(UPDATE, on_mps)
