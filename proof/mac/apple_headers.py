@@ -54,14 +54,14 @@ class Reference:
         return found
 
     def knows(self, owner: str) -> bool:
-        """Whether it claims to have the whole of a class: all of Metal's, of the others only NSObject."""
+        """Returns whether it claims to know all of a class: every class of Metal, and NSObject."""
         return owner.startswith("MTL") or owner == "NSObject"
 
     def selectors(self) -> frozenset[str]:
         return frozenset(key[2].lstrip("+-") for key in self.values if key[0] == "method")
 
     def find(self, key: Key) -> set[str]:
-        """What it gives for a declaration, inherited ones included; nothing if it has none."""
+        """Returns what it has for a declaration, including inherited ones."""
         kind, *names = key
         if kind == "method":
             owner, selector = names
@@ -105,7 +105,7 @@ def stubs(root: Path = CHECKOUT) -> list[Declaration]:
 
 
 def _named(declaration: Declaration, names: frozenset[str]) -> bool:
-    """Whether an Apple-compiled library uses this selector, class or function."""
+    """Returns whether an Apple-compiled library uses this selector, class or function."""
     return declaration.key[-1].lstrip("+-") in names
 
 

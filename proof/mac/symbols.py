@@ -32,7 +32,7 @@ def is_python(symbol: str) -> bool:
 
 
 def _python_has(symbol: str) -> bool:
-    """Whether this interpreter, of the version that the module is for, exports it."""
+    """Returns whether this interpreter, which has the module's Python version, exports it."""
     return hasattr(ctypes.pythonapi, symbol.removeprefix("_"))
 
 
@@ -101,7 +101,7 @@ def check_python_objects(objects: Mapping[str, Path], allowed: str) -> Finding:
 
 
 def check_load_commands(module: Image) -> Finding:
-    """How dyld will find the module's libraries, and on which systems."""
+    """Checks how dyld will find the module's libraries, and on which systems."""
     facts = {
         f"is for {module.platform}, expected MACOS": module.platform == "MACOS",
         f"needs macOS {module.minimum_os}, torch {MINIMUM_OS}": module.minimum_os == MINIMUM_OS,

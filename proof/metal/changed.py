@@ -85,7 +85,7 @@ def by_kernel(variants: Iterable[KernelVariant]) -> dict[str, list[KernelVariant
 def selection(
     groups: Mapping[str, Sequence[KernelVariant]], shaders: set[str] | None
 ) -> dict[str, list[KernelVariant]]:
-    """What to take of each kernel: of those shaders all, as far as there is time; without shaders a sample of all."""
+    """Selects variants: all of the given shaders, as far as time allows, or a sample of all without shaders."""
     if shaders is None:
         return {kernel: evenly(variants, SAMPLE) for kernel, variants in groups.items()}
     wanted = {kernel: variants for kernel, variants in groups.items() if variants[0].file in shaders}

@@ -92,7 +92,7 @@ class Evaluation(ABC):
 
     @abstractmethod
     def _here(self) -> int:
-        """What decides over which threads run this."""
+        """Returns the bits of what decides which threads run this."""
 
     @abstractmethod
     def _declare_global(self, identifier: str) -> None:
@@ -100,7 +100,7 @@ class Evaluation(ABC):
 
     @abstractmethod
     def _get_CallExpr(self, node: Node) -> Value:
-        """What a call returns; of a reference, a pointer."""
+        """Returns what a call returns, as a pointer if it is a reference."""
 
     @abstractmethod
     def _get_CXXMemberCallExpr(self, node: Node) -> Value: ...
@@ -370,7 +370,7 @@ class Evaluation(ABC):
         return self._pointed(node, self._get_CallExpr(node))
 
     def _find_CXXMemberCallExpr(self, node: Node) -> Place | Memory:
-        """As `matrix.thread_elements()`: a part of the object."""
+        """Handles calls like `matrix.thread_elements()`, which return a part of the object."""
         result = self._get_CXXMemberCallExpr(node)
         if self.tree.function(callee(node)) is not None:
             return self._pointed(node, result)

@@ -1,4 +1,4 @@
-"""What a kernel variant needs of a GPU: exact facts from clang's tree, and a model of what a compiler makes of it.
+"""Computes what a kernel variant needs: exact facts from clang's tree, and a model of what a compiler makes of it.
 
 The model's constants: a variable in scope takes one 32-bit register for each 4 bytes begun, a pointer to device or
 constant memory two, one to threadgroup memory one; references and compile-time constants take none; what an expression

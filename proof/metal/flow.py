@@ -101,7 +101,7 @@ class Flow(Evaluation):
     # ---- control --------------------------------------------------------------------------------------------------
 
     def _here(self) -> int:
-        """What decides over which threads run this."""
+        """Returns the bits of what decides which threads run this."""
         frame = self._frames[-1]
         return self._control | frame.left | frame.loop_left
 
@@ -274,7 +274,7 @@ class Flow(Evaluation):
         self._rounds_open -= not is_unrolled
 
     def _expect_steps(self, step: Node) -> None:
-        """What a loop counts with differs from round to round: known beforehand, that saves a round."""
+        """Marks a loop's counter as differing from round to round, which saves a round."""
         counter = next(iter(children(step)), {}).get("referencedDecl", {}).get("id", "")
         if counter in self._values:
             self._values[counter] = sampled(self._values[counter])

@@ -1,4 +1,4 @@
-"""Which kernel variants are proved, and what the host code launches them with: its own calls, recorded."""
+"""Records the host code's own calls: the kernel variants to prove, and what launches them."""
 
 from __future__ import annotations
 

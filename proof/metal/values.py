@@ -113,7 +113,7 @@ Values = dict[str, Value]  # by the variable's id
 
 
 def merge(ways: Sequence[Values]) -> Values:
-    """Where several ways meet: what each of them knows."""
+    """Returns what all of several meeting branches know."""
     merged, *others = ways
     for other in others:
         merged = {name: join(value, other[name]) for name, value in merged.items() if name in other}

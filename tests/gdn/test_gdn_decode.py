@@ -19,7 +19,7 @@ Call = dict[str, Any]
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_equals_the_reference(device: torch.device, point: DecodePoint) -> None:
-    """In two launches, or a third that looks through more than 32 indices."""
+    """Takes two launches, and a third to search more than 32 indices."""
     call = ENTRY.call(point)
     there = to_device(call, device)
     with kernels_run(device, *(("locate_slots",) if point.batch > 32 else ()), *KERNELS):

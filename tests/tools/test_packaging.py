@@ -146,7 +146,7 @@ json.dump({"status": status, "checked": len(results), "problems": problems}, ope
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a device, and the whole check takes it minutes")
 def test_installed_wheel_checks_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """Without a checkout: nothing sends the reader to the simulated device, and what compares with float64 runs."""
+    """Without a checkout, no text mentions the simulated device, and the comparisons with float64 run."""
     wheel.extractall(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(

@@ -26,7 +26,7 @@ NULL_BLOCK = 0
 
 @dataclass
 class LayerState:
-    """What a layer's batch is computed with: parameters, and the layer's view of the pools."""
+    """A layer's parameters and its view of the pools, with which its batches are computed."""
 
     key_heads: int
     value_heads: int
