@@ -27,7 +27,7 @@ except ModuleNotFoundError as missing:
 ROOT = Path(__file__).parent.resolve()
 ON_MAC = sys.platform == "darwin"
 
-# ninja from pip lies beside the interpreter, whose environment need not be activated.
+# pip's ninja is next to the interpreter, whose environment need not be activated.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 if ON_MAC:
     os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # as torch's own wheel

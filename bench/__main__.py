@@ -1,4 +1,4 @@
-"""`python -m bench`: how fast the ops are, how near to what the machine can do, and beside each peer that is installed.
+"""`python -m bench` measures how fast the ops are, how near to the machine's limits, and compared with installed peers.
 
     python -m bench                       everything; a quarter of an hour on two cores
     python -m bench --only decode aura    some of it
@@ -12,7 +12,7 @@
 
 Counts come first: the operations of the work and the bytes it must move. Their floor is the larger of operations
 over the rate of the device's own matrix products and bytes over the rate of a copy, measured in this run. Then each
-contender is held against a float64 recurrence, and only then timed, all in turn; ratios are of one run.
+contender is compared with a float64 recurrence. Then all are timed in turn; ratios are within one run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def scaling_jobs(quick: bool) -> Iterator[tuple[str, torch.dtype, int]]:
 
 
 def scaling(what: str, dtype: torch.dtype, threads: int, ceilings: Ceilings, seconds: float) -> list[Row]:
-    """One core to all of them: the same work, by threads, beside what the machine itself reaches with as many."""
+    """Times the same work with one core up to all of them, next to what the machine itself reaches with as many."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     own = Ceilings(ceilings.device)
@@ -90,7 +90,7 @@ SECTIONS = {
     "prefill": Section("Prefill: from a state over T tokens to the next", "T", gdn.prefill_jobs, gdn.prefill),
     "decode": Section("Decode: one token of B sequences, the state in place", "B", gdn.decode_jobs, gdn.decode),
     "kda": Section("Kimi Delta Attention: prefill of T tokens, decoding of B sequences", "T or B", kda.jobs, kda.run),
-    "modules": Section("The small ops beside a copy and exponentials", "T", modules.jobs, modules.run),
+    "modules": Section("The small ops next to a copy and exponentials", "T", modules.jobs, modules.run),
     "vllm": Section(
         "vLLM's kernels for the CPU, as an engine calls them", "T or B", vllm_kernels.jobs, vllm_kernels.run
     ),
@@ -99,7 +99,7 @@ SECTIONS = {
     "host": Section("A call on mps without its encoding, simulated", "T", host.jobs, host.run),
     "launches": Section("Launches of a step of transformers' models", "batch", launches.jobs, launches.run),
     "scaling": Section("From one core to all", "size", scaling_jobs, scaling),
-    "sweep": Section("Every length and number of heads, beside the fallback", "T", gdn.sweep_jobs, sweep),
+    "sweep": Section("Every length and number of heads, next to the fallback", "T", gdn.sweep_jobs, sweep),
     "serving": Section("Servers: requests of clients that each wait for their answer", "", serving.jobs, serving.run),
     "model": Section("A layer and a model of transformers, and what their time goes to", "T", models.jobs, models.run),
     "metal": Section("The Metal kernels as the simulated device counts them", "T", metal.jobs, metal.run),
@@ -132,7 +132,7 @@ def parse() -> argparse.Namespace:
 
 
 def ceilings_of(ceilings: Ceilings) -> dict[str, float]:
-    """Rates a second, for the report."""
+    """Returns rates per second, for the report."""
     return {
         "products float32": ceilings.products(torch.float32),
         "products bfloat16": ceilings.products(torch.bfloat16),
@@ -155,7 +155,7 @@ def run(options: argparse.Namespace, ceilings: Ceilings) -> list[Row]:
 
 
 def others_table(rows: list[Row]) -> str:
-    """What a section compares with besides: its time and, in brackets, how many times as long ours is."""
+    """Tabulates what else a section compares with: its time and, in brackets, how many times as long ours is."""
     names = sorted({name for row in rows for name in row.others})
     lines = []
     for row in rows:

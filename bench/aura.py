@@ -1,4 +1,4 @@
-"""One token's attention to a long cache: AURA's codes beside the float16 cache that they replace, and a float32 one."""
+"""Times one token's attention to a long cache: AURA's codes, the float16 cache that they replace, and a float32 one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_gdn.testing.bounds import relative_error
 
 TOKENS = 8192
 SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
-LARGEST_ERROR = 1e-4  # of ours beside float64 attention to the decoded cache, q in float32
+LARGEST_ERROR = 1e-4  # of ours, compared with float64 attention to the decoded cache, q in float32
 
 
 def jobs(quick: bool) -> Iterator[tuple[Attention, int, str]]:

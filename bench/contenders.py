@@ -1,4 +1,4 @@
-"""Who is timed: torch_gdn and its peers, each given the same case and brought to the same answer."""
+"""Prepares torch_gdn and its peers for timing. Each gets the same case and must give the same answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prefill_by(op: Callable[..., Any]) -> Prepare:
 
 
 def decode_by(op: Callable[..., Tensor]) -> Prepare:
-    """As a server decodes: the state of each sequence in its slot of a pool, updated in place."""
+    """Decodes as a server does: each sequence has its state in a slot of a pool, updated in place."""
 
     def prepare(case: Case, device: torch.device) -> Prepared:
         there = case.to(device)
@@ -60,7 +60,7 @@ def mlx(case: Case, device: torch.device) -> Prepared:
 
 
 def inputs_of(case: Case) -> dict[str, Any]:
-    """By torch_gdn's names, without cu_seqlens: the peers take sequences of one length."""
+    """Returns inputs by torch_gdn's names, without cu_seqlens: the peers take sequences of one length."""
     inputs = dict(zip("qkv", case.qkv, strict=True)) | case.options
     del inputs["cu_seqlens"]
     return inputs

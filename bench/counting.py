@@ -1,4 +1,4 @@
-"""What work there is, before anything is timed: floating-point operations, and bytes that have to be moved once.
+"""Counts the work before anything is timed: floating-point operations, and bytes that must move once.
 
 An operation is an addition or a multiplication; a fused multiply-add is two.
 """
@@ -11,7 +11,7 @@ import torch
 
 from bench.shapes import Attention, Layer
 
-CHUNK = 32  # at which the chunked form takes about the fewest operations a token while its products still are wide
+CHUNK = 32  # takes about the fewest operations per token while products are still wide
 
 
 class Work(NamedTuple):
@@ -19,12 +19,12 @@ class Work(NamedTuple):
     bytes: int
 
     def floor(self, operations_a_second: float, bytes_a_second: float) -> float:
-        """Seconds below which no implementation of this work can be on a machine of these rates."""
+        """Returns the least seconds that this work can take on a machine with these rates."""
         return max(self.operations / operations_a_second, self.bytes / bytes_a_second)
 
 
 def recurrence(layer: Layer, tokens: int) -> int:
-    """Token by token: decay (1), read (2), write (2) and output (2) for each element of the state."""
+    """Counts the recurrence token by token: decay (1), read (2), write (2) and output (2) per element of the state."""
     return 7 * tokens * layer.HV * layer.K * layer.V
 
 
@@ -38,7 +38,7 @@ def chunked(layer: Layer, tokens: int, chunk: int = CHUNK) -> int:
 
 
 def activations(layer: Layer, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of q, k, v and o in `dtype`, of g and beta in float32."""
+    """Returns the bytes of q, k, v and o in `dtype`, and of g and beta in float32."""
     elements = 2 * layer.H * layer.K + 2 * layer.HV * layer.V
     return tokens * (elements * dtype.itemsize + 2 * layer.HV * 4)
 
@@ -48,23 +48,23 @@ def state(layer: Layer) -> int:
 
 
 def prefill(layer: Layer, tokens: int, dtype: torch.dtype) -> Work:
-    """From an initial state to a final one; the operations are those of the form that takes fewer."""
+    """Counts a prefill from an initial state to a final one, in the form that takes fewer operations."""
     operations = min(recurrence(layer, tokens), chunked(layer, tokens))
     return Work(operations, activations(layer, tokens, dtype) + 2 * state(layer))
 
 
 def decode(layer: Layer, batch: int, dtype: torch.dtype) -> Work:
-    """One token of each sequence, the state updated in place: read once, written once."""
+    """Counts one token of each sequence. The state is updated in place: read once, written once."""
     return Work(recurrence(layer, batch), activations(layer, batch, dtype) + 2 * batch * state(layer))
 
 
 def kda(layer: Layer, tokens: int, batch: int, dtype: torch.dtype) -> Work:
-    """Of a delta rule whose g has a value for each key channel: the products are the same, the gates K - 1 more."""
+    """Counts a delta rule with one g per key channel: the products are the same, with K - 1 more gates."""
     operations = min(recurrence(layer, tokens), chunked(layer, tokens))
     gates = 4 * tokens * layer.HV * (layer.K - 1)
     return Work(batch * operations, batch * (activations(layer, tokens, dtype) + gates + 2 * state(layer)))
 
 
 def attention(layer: Attention, tokens: int, bytes_of_cache: int) -> Work:
-    """One query of each head over a cache of so many tokens and bytes."""
+    """Counts one query of each head over a cache of so many tokens and bytes."""
     return Work(4 * layer.HQ * tokens * layer.D, bytes_of_cache)

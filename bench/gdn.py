@@ -1,4 +1,4 @@
-"""Prefill and decode of a Gated DeltaNet layer: correct first, then timed beside each peer that is installed."""
+"""Checks and then times prefill and decode of a Gated DeltaNet layer, next to each installed peer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def case_of(layer: Layer, tokens: int, batch: int, dtype: torch.dtype) -> Case:
 
 
 def heads_of_one_key_head(case: Case, head: int) -> Case:
-    """The value heads that read key head `head`, alone: small enough for the float64 recurrence at any length."""
+    """Returns only the value heads that read key head `head`: few enough for the float64 recurrence at any length."""
     group = case.v.size(2) // case.q.size(2)
     values = slice(head * group, (head + 1) * group)
     assert case.initial_state is not None
@@ -46,7 +46,7 @@ def heads_of_one_key_head(case: Case, head: int) -> Case:
 
 
 def exact_output(case: Case) -> Tensor:
-    """Of the first and of the last key head's value heads."""
+    """Returns the exact output of the first and the last key head's value heads."""
     parts = [heads_of_one_key_head(case, head).exact()[0] for head in {0, case.q.size(2) - 1}]
     return torch.cat(parts, dim=2)
 
@@ -59,7 +59,7 @@ def same_heads(o: Tensor, case: Case) -> Tensor:
 def prepare_all(
     row_of: Callable[[str], Row], prepares: Mapping[str, Prepare], case: Case, device: torch.device
 ) -> Iterator[tuple[Row, Prepared | None]]:
-    """A row for each contender; what can be timed is what gave the right answer."""
+    """Returns a row for each contender. Only those with the right answer are timed."""
     exact = exact_output(case)
     for name, prepare in prepares.items():
         row = row_of(name)
@@ -150,7 +150,7 @@ def decode_jobs(quick: bool) -> Iterator[tuple[Layer, int, torch.dtype]]:
 
 
 def sweep_jobs(quick: bool) -> Iterator[tuple[Layer, int, torch.dtype]]:
-    """Lengths and head counts, against the fallback alone."""
+    """Yields lengths and head counts, compared only with the fallback."""
     for heads in (1,) if quick else SWEEP_HEADS:
         for tokens in (1, 33) if quick else SWEEP_TOKENS:
             yield Layer("sweep", heads, heads, 128, 128), tokens, torch.float32

@@ -1,4 +1,4 @@
-"""ggml's own Gated DeltaNet on the CPU, through ctypes: the libraries of llama-cpp-python, or a folder of them.
+"""Runs ggml's own Gated DeltaNet on the CPU, through ctypes, from llama-cpp-python's libraries or a folder of them.
 
 ggml has one op for prefill and decode, token by token, in float32; it multiplies q by K ** -0.5, lets value head i read
 key head i % H, and returns the output and the new state in one tensor.

@@ -1,7 +1,7 @@
-"""Host cost of an op on `mps`: microseconds of a call whose launches go to a launcher that does nothing.
+"""Measures an op's host cost on `mps`: microseconds of a call whose launches go to a launcher that does nothing.
 
-Beside each op the same call of one with the same schema that does nothing but allocate its output: what PyTorch takes
-to read the arguments and to hand back the result. Needs the simulated device, whose allocator is timed with it.
+Next to each op it times an op with the same schema that only allocates its output: the time that PyTorch takes to read
+the arguments and return the result. It needs the simulated device, whose allocator is timed too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SOURCE = Path(__file__).with_name("do_nothing.cpp")
 
 
 def decode_calls(ops: Any, device: torch.device) -> dict[str, Call]:
-    """A token of one Qwen3-Next layer, by the ops of a namespace."""
+    """Calls the ops of a namespace for a token of one Qwen3-Next layer."""
     points = of_decoding(QWEN3_NEXT[1:], torch.bfloat16).items()
     calls = {op: to_device(REGISTRY[op].call(point), device) for op, point in points}
     return {op: partial(getattr(ops, op), **call) for op, call in calls.items()}
 
 
 def load() -> Any:
-    """torch.ops.gdn_nothing, once a process."""
+    """Loads torch.ops.gdn_nothing, once per process."""
     import mps_simulator
 
     mps_simulator.activate()

@@ -1,4 +1,4 @@
-"""Where a library is that bench takes from another package."""
+"""Finds a library that bench takes from another package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def library_folder(package: str, variable: str, inside: str = "") -> Path | None:
-    """What the environment's `variable` names, else the folder `inside` an installed package; None without either."""
+    """Returns the folder that `variable` names, else the folder `inside` an installed package, else None."""
     if variable in os.environ:
         return Path(os.environ[variable])
     found = importlib.util.find_spec(package)

@@ -1,4 +1,4 @@
-"""Prefill and decode of a Kimi Delta Attention layer, beside transformers' fallback."""
+"""Times prefill and decode of a Kimi Delta Attention layer, next to transformers' fallback."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def case_of(layer: Layer, tokens: int, batch: int, dtype: torch.dtype) -> KdaCas
 
 
 def run(what: str, layer: Layer, size: int, dtype: torch.dtype, ceilings: Ceilings, seconds: float) -> list[Row]:
-    """size: tokens of a prefill, sequences that decode."""
+    """Times a row. `size` is the tokens of a prefill, or the sequences that decode."""
     prepares = contenders.KDA_PREFILL if what == "prefill" else contenders.KDA_DECODE
     tokens, batch = (size, 1) if what == "prefill" else (1, size)
     case, work = case_of(layer, tokens, batch, dtype), counting.kda(layer, tokens, batch, dtype)

@@ -139,7 +139,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def is_view(func: Any, given: list[Tensor], found: list[Tensor]) -> bool:
-    """Whether nothing is written and every result is memory of an argument."""
+    """Returns whether nothing is written and every result is memory of an argument."""
     if func._schema.is_mutable:
         return False
     storages = {x.untyped_storage().data_ptr() for x in given}

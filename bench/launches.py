@@ -1,4 +1,4 @@
-"""What one decode step and one prefill of 512 tokens of a published model launch on `mps`, by part of the model.
+"""Counts what one decode step and one prefill of 512 tokens of a published model launch on `mps`, by part of the model.
 
 `launch_counter` counts within `generate`, with transformers' own code and with torch_gdn enabled. The model has four
 layers of random weights (three Gated DeltaNet, one attention), small matrices, and the published model's heads and
@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """What one layer of a kind does in a part of it, and how many such layers the published model has."""
+    """The counts of a part of one kind of layer, and how many such layers the published model has."""
 
     kind: str  # of the layer; ONCE outside of layers
     name: str

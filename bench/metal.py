@@ -1,4 +1,4 @@
-"""What the simulated device counts for the Metal kernels: the bytes that they move, barriers and matrix products.
+"""Reports what the simulated device counts for the Metal kernels: bytes, barriers and matrix products.
 
 There are no times in this section.
 """
@@ -49,7 +49,7 @@ def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, sec
 
 
 def sums(kernels: Mapping[str, Any]) -> dict[str, int]:
-    """Of all kernels of a workload; of threadgroup memory the most."""
+    """Sums over all kernels of a workload, and takes the maximum of threadgroup memory."""
     added = {
         "launches": ("dispatches",),
         "threadgroups": ("threadgroups",),

@@ -1,4 +1,4 @@
-"""Workloads for the simulated device to count, and the bytes that each must move: all inputs once, all outputs once."""
+"""Defines workloads for the simulated device, and the bytes that each must move: all inputs and outputs once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def workload(op: Callable[..., object], shape: Shape, inputs: list[Tensor], tens
 
 
 def decode(shape: Shape, state_v_first: bool = False) -> Workload:
-    """One token of each sequence, its state updated in its slot: gates, norm of q and k, and the rule."""
+    """Decodes one token of each sequence, with its state in a slot: gates, norm of q and k, and the rule."""
     return of_rule(
         torch.ops.gdn.fused_recurrent_gated_delta_rule_, shape._replace(tokens=1, algorithm=None), state_v_first, None
     )
@@ -83,7 +83,7 @@ def prefill(shape: Shape) -> Workload:
 
 
 def kda_prefill(shape: Shape) -> Workload:
-    """Raw decays of each key channel; all else as of the delta rule."""
+    """Runs a prefill with raw decays of each key channel; all else is as for the delta rule."""
     inputs, tensors = rule_inputs(shape)
     HV, K = shape.layer.HV, shape.layer.K
     inputs[3] = randn(shape.batch, shape.tokens, HV, K, dtype=shape.dtype)
@@ -100,7 +100,7 @@ def of_module(name: str) -> Callable[[Shape], Workload]:
 
 
 def conv_update(shape: Shape) -> Workload:
-    """The short convolution of one token of each sequence."""
+    """Runs the short convolution of one token of each sequence."""
     channels, B = shape.layer.channels, shape.batch
     x, weight = randn(B, channels, dtype=shape.dtype), randn(channels, 4, dtype=shape.dtype)
     pool = randn(B, channels, 3, dtype=shape.dtype)

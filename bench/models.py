@@ -1,9 +1,9 @@
-"""A whole layer and a whole model of transformers: tokens a second with torch_gdn and without, each as it is and
-compiled, and what the time goes to.
+"""Times a whole layer and a whole model of transformers: tokens per second with torch_gdn and without, each eager and
+compiled, and where the time goes.
 
 The layer is Qwen3-Next's Gated DeltaNet with random weights, the model the trained one of examples/. transformers'
-functions are switched before each round, outside of what is timed. Decoding goes on behind the tokens of PROMPT, by one
-at a call.
+functions are switched before each round, outside the timed part. Decoding continues after the tokens of PROMPT, one
+token per call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PYCODE = Path(__file__).resolve().parents[1] / "examples" / "pycode"
 LAYER, MODEL = "Gated DeltaNet layer of Qwen3-Next", "model of examples/"
 HIDDEN = 2048  # of Qwen3-Next
 PROMPT, PREFILL, QUICK_PREFILL = 64, 512, 80
-LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # beside transformers' own functions in float32
+LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # compared with transformers' own functions in float32
 PROFILED_SECONDS = 0.3
 PARTS = ("torch_gdn's ops", "matrix products", "other ops", "Python and the rest")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "mkl_linear", "scaled_dot_product", "flash_attention", "_mkldnn")
@@ -64,7 +64,7 @@ def jobs(quick: bool) -> Iterator[tuple[str, str, torch.dtype, bool]]:
 
 
 def layer_steps(dtype: torch.dtype, tokens: int) -> tuple[Any, Callable[[Any], tuple[Step, Step]]]:
-    """The layer, and what makes prefill and decoding of it, as it is or compiled."""
+    """Returns the layer, and functions that make its prefill and decoding steps, eager or compiled."""
     from transformers import DynamicCache, Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -93,7 +93,7 @@ def layer_steps(dtype: torch.dtype, tokens: int) -> tuple[Any, Callable[[Any], t
 
 
 def model_steps(dtype: torch.dtype, tokens: int) -> tuple[Any, Callable[[Any], tuple[Step, Step]]]:
-    """The model, and the same."""
+    """Returns the same for the model."""
     from transformers import DynamicCache, Qwen3NextForCausalLM
     from transformers.utils import logging
 
@@ -164,7 +164,7 @@ def rows_of(subject: str, what: str, dtype: torch.dtype, tokens: int, ceilings: 
 
 
 def part_of(op: str) -> str:
-    """Which of PARTS an operator's own time is."""
+    """Returns which of PARTS an operator's own time belongs to."""
     name = op.split("::")[-1]
     if op.startswith("gdn::"):
         return PARTS[0]
@@ -174,7 +174,7 @@ def part_of(op: str) -> str:
 
 
 def shares_of(call: Call) -> dict[str, float]:
-    """Of the time of some calls under PyTorch's profiler, which makes each operator a little slower."""
+    """Returns shares of the time of some calls under PyTorch's profiler, which slows each operator a little."""
     call()
     with profile(activities=[ProfilerActivity.CPU]) as found:
         start = time.perf_counter()
@@ -191,7 +191,7 @@ def shares_of(call: Call) -> dict[str, float]:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """Markdown: a line for each contender."""
+    """Returns Markdown with a line for each contender."""
     heading = ["", "dtype", "T", "", "ms", "tokens/s", "of ours", *PARTS, "error", ""]
     of_ours = results.ratios(rows)
     lines = []

@@ -1,7 +1,7 @@
-"""The small ops around the rule, beside a copy of their data and beside as many vectorised exponentials.
+"""Times the small ops around the rule, next to a copy of their data and to as many vectorised exponentials.
 
-Each is as fast as it can be where it takes no longer than the larger of the two: it has to move its data, and it has to
-compute its exponentials (one for each sigmoid or silu, two for a softplus and its decay).
+An op is as fast as possible if it takes no longer than the larger of the two: it must move its data and compute its
+exponentials (one for each sigmoid or silu, two for a softplus and its decay).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXPONENTIALS = {"causal_conv1d": 1, "rms_norm_gated": 1, "gdn_gating": 3}
 
 
 def module(name: str, layer: Layer, tokens: int, dtype: torch.dtype, device: torch.device) -> Module:
-    """The op as a layer calls it, without a state."""
+    """Calls the op as a layer does, without a state."""
     entry, point = REGISTRY[name], of_layer(layer[1:], dtype, tokens)[name]
     if isinstance(point, ConvolutionPoint):
         point = replace(point, from_state=False)

@@ -1,4 +1,4 @@
-"""Host overhead: microseconds from a Python call to its return where there is next to nothing to compute."""
+"""Measures host overhead: microseconds from a Python call to its return, with next to nothing to compute."""
 
 from __future__ import annotations
 

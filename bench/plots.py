@@ -1,4 +1,4 @@
-"""The plots of docs/lab/benchmarks.md, drawn from the rows of a run."""
+"""Draws the plots of docs/lab/benchmarks.md from the rows of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def timed(rows: Sequence[Row], section: str) -> list[Row]:
 
 
 def prefill_times(rows: Sequence[Row], path: Path) -> None:
-    """Time over tokens, a panel for each dtype, of the layer that was measured at most lengths."""
+    """Draws time over tokens, with a panel per dtype, for the layer that was measured at the most lengths."""
     found = timed(rows, "prefill")
     if not found:
         return
@@ -55,7 +55,7 @@ def prefill_times(rows: Sequence[Row], path: Path) -> None:
 
 
 def roofline(rows: Sequence[Row], rates: dict[str, float], path: Path) -> None:
-    """Operations a second over operations a byte: what each size reaches, under the two ceilings."""
+    """Draws operations per second over operations per byte: what each size reaches, under the two ceilings."""
     found = [row for row in timed(rows, "prefill") + timed(rows, "decode") if row.operations]
     if not found:
         return
@@ -87,7 +87,7 @@ SERVERS = {  # by contender of the serving section
 
 
 def serving(rows: Sequence[Row], path: Path) -> None:
-    """Over clients: requests a second, time to the first token and between tokens (medians; the 95 % point above)."""
+    """Draws over clients: requests per second, time to the first token and between tokens (medians and 95 % points)."""
     found = timed(rows, "serving")
     if not found:
         return
@@ -109,7 +109,7 @@ def serving(rows: Sequence[Row], path: Path) -> None:
 
 
 def metal_bytes(rows: Sequence[Row], path: Path) -> None:
-    """Device bytes of each workload on Metal, distinct and issued, over those that have to be moved."""
+    """Draws the device bytes of each workload on Metal, distinct and issued, divided by those that must move."""
     found = [row for row in rows if row.counts]
     if not found:
         return

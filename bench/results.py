@@ -1,4 +1,4 @@
-"""What was measured: a row for each contender and size, its tables and its JSON."""
+"""Holds the measurements: a row for each contender and size, its tables and its JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Row:
 
 
 def ratios(rows: Iterable[Row]) -> dict[tuple[tuple[str, str, str, int, int], str], float]:
-    """(key, contender) -> its time over ours: above 1 we are the faster."""
+    """Returns (key, contender) -> its time divided by ours. Above 1, torch_gdn is faster."""
     timed = [row for row in rows if row.seconds is not None]
     ours = {row.key: row.seconds for row in timed if row.contender == OURS}
     return {(row.key, row.contender): row.seconds / ours[row.key] for row in timed if row.key in ours}  # type: ignore[operator]
@@ -63,7 +63,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def marked(row: Row) -> str:
-    """Its best time in ms, with a mark where its rounds disagree."""
+    """Returns its best time in ms, with a mark if its rounds disagree."""
     return milliseconds(row.seconds) + ("" if row.is_steady else f" {UNSTEADY}")
 
 
@@ -109,7 +109,7 @@ def table(rows: Sequence[Row], size_name: str) -> str:
 
 
 def summary(rows: Sequence[Row], size_name: str) -> str:
-    """A line for each size: our time, and how many times as long each contender takes. Empty without contenders."""
+    """Returns a line per size: our time, and how many times as long each contender takes. Empty without contenders."""
     of_ours = ratios(rows)
     others = list(dict.fromkeys(row.contender for row in rows if row.seconds is not None and row.contender != OURS))
     if not others:

@@ -1,4 +1,4 @@
-"""One server of the serving section, in a process of its own: requests of clients, and when each token came.
+"""Runs one server of the serving section in a separate process: it serves requests and notes when each token came.
 
     python -m bench.server make FOLDER            a model with random weights
     python -m bench.server vllm FOLDER            vLLM's engine; TORCH_GDN_VLLM says whether with torch_gdn
@@ -55,7 +55,7 @@ class Clock:
         return time.perf_counter() - self.start
 
     def next_request(self) -> int | None:
-        """That a client submits now; None when all are."""
+        """Returns the request that a client submits now, or None if all are submitted."""
         if not self.waiting:
             return None
         request = self.waiting.popleft()
@@ -67,7 +67,7 @@ class Clock:
 
 
 def serve_sequentially(job: Job, generate: Callable[[list[int], int, Callable[[], None]], None]) -> dict[str, Any]:
-    """Requests in the order of their submission; `generate` calls its last argument at each token."""
+    """Serves requests in the order of submission. `generate` calls its last argument at each token."""
     clock = Clock(job)
     queue = deque(clock.next_request() for _ in range(min(job["clients"], len(job["prompts"]))))
     while queue:
@@ -79,7 +79,7 @@ def serve_sequentially(job: Job, generate: Callable[[list[int], int, Callable[[]
 
 
 def serve_batched(job: Job, engine: Any, params: Any, name: str) -> dict[str, Any]:
-    """An engine that batches: add_request, step, has_unfinished_requests, as vLLM's."""
+    """Serves with an engine that batches, with vLLM's add_request, step and has_unfinished_requests."""
     clock = Clock(job)
 
     def submit() -> None:
@@ -129,7 +129,7 @@ def serve_transformers(folder: str, enable: bool) -> Serve:
     from transformers.generation.streamers import BaseStreamer
 
     class Arrivals(BaseStreamer):
-        """Is given the prompt, then each token."""
+        """Receives the prompt, then each token."""
 
         def __init__(self, arrive: Callable[[], None]) -> None:
             self.arrive, self.has_prompt = arrive, False

@@ -1,7 +1,7 @@
-"""Whole servers: vLLM on the CPU and transformers' generate(), each with torch_gdn and without, on the same requests.
+"""Times whole servers on the same requests: vLLM on the CPU and transformers' generate(), with torch_gdn and without.
 
-Each is a process of its own (bench.server) that stays for the whole run and works while the others wait. A number of
-clients is measured with all of them in turn before the next, so that what else the machine does meets them all. vLLM
+Each runs in a separate process (bench.server) for the whole run and works while the others wait. For each number of
+clients all of them are measured in turn, so that other load on the machine affects them all. vLLM
 runs in the interpreter that TORCH_GDN_VLLM_PYTHON names, in .venv-vllm (`make test-vllm` makes it), or here.
 """
 
@@ -56,7 +56,7 @@ PAIRS = (("vLLM, torch_gdn", "vLLM"), ("transformers, torch_gdn", "transformers"
 
 
 class Server:
-    """The process of a contender; `ask` gives it a job and waits for the answer."""
+    """The process of a contender. `ask` gives it a job and waits for the answer."""
 
     def __init__(self, contender: Contender, python: str, folder: Path) -> None:
         what, *rest = contender.arguments
@@ -78,7 +78,7 @@ class Server:
             self.process.stdin.flush()
         except BrokenPipeError:
             raise LeftOut(self.last_error()) from None
-        for line in self.process.stdout:  # others log beside it
+        for line in self.process.stdout:  # others log here too
             if line.startswith(server.ANSWER):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
@@ -114,7 +114,7 @@ def environment(plugin: str) -> dict[str, str]:
 
 
 def interpreter() -> str:
-    """Where vLLM is; here where it is nowhere."""
+    """Returns the interpreter that has vLLM, or this one if none has."""
     in_environment = ROOT / ".venv-vllm" / "bin" / "python"
     if PYTHON in os.environ:
         return os.environ[PYTHON]
@@ -140,14 +140,14 @@ def server_of(name: str) -> Server:
 
 
 def prompts(count: int, shortest: int = SHORTEST, longest: int = LONGEST) -> list[list[int]]:
-    """The same whoever is asked: tokens at random, lengths too."""
+    """Draws prompts of random tokens and lengths, the same for all contenders."""
     draw = random.Random(0)
     vocabulary = int(str(server.CONFIG["vocab_size"]))
     return [[draw.randrange(vocabulary) for _ in range(draw.randint(shortest, longest))] for _ in range(count)]
 
 
 class Measured(NamedTuple):
-    """Of all rounds with one number of clients."""
+    """The measurements of all rounds with one number of clients."""
 
     requests: int
     tokens: int
@@ -162,7 +162,7 @@ class Measured(NamedTuple):
 
 
 def p95(values: Sequence[float]) -> float:
-    """The smallest that at least 95 % of them do not exceed."""
+    """Returns the smallest value that at least 95 % of them do not exceed."""
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
@@ -184,7 +184,7 @@ def jobs(quick: bool) -> Iterator[tuple[int, bool]]:
 
 
 def run(clients: int, quick: bool, ceilings: Ceilings, seconds: float) -> list[Row]:
-    """Rounds of all contenders in turn, until each has worked for `seconds`."""
+    """Runs rounds of all contenders in turn, until each has worked for `seconds`."""
     tokens = 3 if quick else TOKENS
     texts = prompts(2 * clients, 3, 5) if quick else prompts(max(LEAST_REQUESTS, 2 * clients))
     job = {"prompts": texts, "clients": clients, "tokens": tokens}
@@ -221,7 +221,7 @@ def fill(row: Row, found: Measured) -> None:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """What there is, and over pairs how many times as many requests a second with torch_gdn."""
+    """Tabulates the results, and for pairs the ratio of requests per second with torch_gdn and without."""
     return [latency_table(rows), "", ratio_table(rows)]
 
 
@@ -238,7 +238,7 @@ def latency_table(rows: Sequence[Row]) -> str:
 
 
 def ratio_table(rows: Sequence[Row]) -> str:
-    """Above 1 the one with torch_gdn is the faster."""
+    """Tabulates ratios. Above 1, the one with torch_gdn is faster."""
     found = {(row.size, row.contender): row for row in rows if row.seconds is not None}
     lines = []
     for size in sorted({size for size, _ in found}):

@@ -1,4 +1,4 @@
-"""The shapes that are measured: Gated DeltaNet layers and attention layers of published models."""
+"""Defines the measured shapes: Gated DeltaNet layers and attention layers of published models."""
 
 from __future__ import annotations
 

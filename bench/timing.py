@@ -1,4 +1,4 @@
-"""How long calls take: the contenders in turn, round after round, so that what else the machine does meets them all."""
+"""Times calls of the contenders in turn, round after round, so that other load on the machine affects them all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTEMPTS = 3
 
 
 class Time(NamedTuple):
-    """Seconds of one call: the best round, which other work disturbed least, and the median; whether they agree."""
+    """Seconds of one call: the best round, which other load disturbed least, the median, and whether they agree."""
 
     best: float
     median: float
@@ -69,7 +69,7 @@ def measure(
 
 
 def steadiest(attempts: Iterable[dict[str, list[float]]]) -> dict[str, Time]:
-    """Of the first attempt in which no call's rounds disagree, else of the one in which they disagree least.
+    """Returns the first attempt in which no call's rounds disagree, else the one with the least disagreement.
 
     Whole attempts: the calls of one are compared with each other, and were made in turn.
     """
@@ -83,13 +83,13 @@ def steadiest(attempts: Iterable[dict[str, list[float]]]) -> dict[str, Time]:
 
 
 def is_done(times: list[float], repeats: int, seconds: float) -> bool:
-    """Three rounds at least, but of what is very slow one."""
+    """Returns whether enough rounds are done: at least three, or one if it is very slow."""
     spent = sum(times) * repeats
     return spent >= seconds and (len(times) >= LEAST_ROUNDS or spent >= LEAST_ROUNDS * seconds)
 
 
 def first_time_of(call: Call, device: torch.device) -> float:
-    """Of the second call: the first may compile or allocate."""
+    """Times the second call, because the first may compile or allocate."""
     call()
     return time_of(call, 1, device)
 

@@ -1,4 +1,4 @@
-"""What serving inside transformers holds and asks for; the figures of docs/transformers-serving.md.
+"""Measures the memory that serving inside transformers takes, for docs/transformers-serving.md.
 
 python -m bench.transformers_memory                   draws the memory of 200 requests, served on the CPU
 python -m bench.transformers_memory --device-bytes    what continuous batching asks for on simulated `mps`, its
@@ -41,7 +41,7 @@ def small_model(head_size: int = 32) -> Any:
 
 
 def prompt_of(number: int) -> list[int]:
-    """From 20 to 290 tokens; every other one begins as the one before."""
+    """Returns a prompt of 20 to 290 tokens. Every other one begins like the previous one."""
     generator = torch.Generator().manual_seed(number // 2)
     shared = torch.randint(1, 64, (20 + 13 * number % 200,), generator=generator)
     own = torch.randint(1, 64, (5 * number % 80,), generator=torch.Generator().manual_seed(number))
@@ -49,7 +49,7 @@ def prompt_of(number: int) -> list[int]:
 
 
 def held() -> int:
-    """Bytes of all tensors that are alive; fake ones, of torch.compile, have none."""
+    """Returns the bytes of all living tensors. Fake ones, of torch.compile, have none."""
     gc.collect()
     tensors = [x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter)]
     storages = [x.untyped_storage() for x in tensors if not x.is_meta]
@@ -74,7 +74,7 @@ def next_result(manager: Any) -> Any:
 
 
 def over_requests(requests: int) -> dict[str, list[int]]:
-    """Bytes held after every fifth request, by what serves it."""
+    """Returns the bytes held after every fifth request, by server."""
     from torch_gdn.integrations.transformers.conversation import ConversationCache
 
     model = small_model()
@@ -104,7 +104,7 @@ def draw(found: dict[str, list[int]], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(7, 4))
     for name, taken in found.items():
         axis.plot(range(EVERY, EVERY * len(taken) + 1, EVERY), [x / 2**20 for x in taken], label=name)
-    axis.set(xlabel="requests", ylabel="MiB of tensors beside the model", ylim=0)
+    axis.set(xlabel="requests", ylabel="MiB of tensors without the model", ylim=0)
     axis.grid(alpha=0.3)
     axis.legend()
     figure.tight_layout()

@@ -1,4 +1,4 @@
-"""vLLM's own Gated DeltaNet for the CPU beside ours, as its engine calls both: raw gates, pools of states, bfloat16.
+"""Times vLLM's own Gated DeltaNet for the CPU next to ours, as its engine calls both: raw gates, pools, bfloat16.
 
 Its kernels are in a library that needs nothing of vLLM's Python: that of an installed vLLM, or of a folder. They take
 bfloat16 alone, the states of the rule in float32. Both sides get what an engine's layer has after its projections,
@@ -113,7 +113,7 @@ class Pool:
         self.slots = torch.arange(1, states.size(0) + 1, dtype=torch.int32)
 
     def output_of(self, call: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:
-        """The call once, from the case's states."""
+        """Runs the call once, from the case's states."""
 
         def output() -> tuple[Tensor, Tensor]:
             self.tensor[1:] = self.states

@@ -1,11 +1,11 @@
-"""A conversation in the terminal whose earlier turns are not prefilled again.
+"""Holds a conversation in the terminal without prefilling earlier turns again.
 
     python examples/chat.py                      # completes Python code with the model in examples/pycode
     python examples/chat.py --model Qwen/Qwen3.5-0.8B --device mps
 
-What is typed goes behind the conversation so far, and the answer is printed as it comes. After each turn: how many
-tokens of the conversation were reused, how many prefilled, how many came each second, and what the cache takes. An
-empty line ends it. With --file the conversations are read at the start and saved at the end.
+Your text is appended to the conversation, and the answer is printed as it is generated. After each turn the program
+prints how many tokens it reused and prefilled, the tokens per second, and the size of the cache. An empty line ends
+it. With --file it reads the conversations at the start and saves them at the end.
 """
 
 import argparse
@@ -26,7 +26,7 @@ PYCODE = Path(__file__).resolve().parent / "pycode"
 
 
 class Bytes:
-    """Of the model in examples/pycode, which continues text: a turn is more of it."""
+    """Turns for the model in examples/pycode, which continues text: a turn appends text."""
 
     def __init__(self) -> None:
         self.conversation: list[int] = []
@@ -42,7 +42,7 @@ class Bytes:
 
 
 class Messages:
-    """By a tokenizer's chat template."""
+    """Turns by a tokenizer's chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -86,7 +86,7 @@ class Printer:
 
 
 def turn(conversations: Any, chat: Bytes | Messages, text: str, new_tokens: int) -> str:
-    """Answers, and says what it took."""
+    """Answers, and prints the figures."""
     prompt, printer, start = chat.told(text), Printer(chat.decode), time.perf_counter()
     input_ids = torch.tensor([prompt], device=conversations.model.device)
     tokens = conversations.generate(input_ids, max_new_tokens=new_tokens, do_sample=False, streamer=printer)

@@ -62,7 +62,7 @@ class OpCounter(TorchDispatchMode):
 
 @contextmanager
 def on_torch_gdn() -> Iterator[None]:
-    """Within it, transformers' models call torch_gdn; an application would enable it once and leave it so."""
+    """Makes transformers' models call torch_gdn inside the block. An application would enable it once."""
     integration.enable()
     try:
         yield
@@ -85,7 +85,7 @@ def held_back(count: int) -> torch.Tensor:
 
 
 def bits_per_byte(model: Qwen3NextForCausalLM, pieces: torch.Tensor, label: str) -> float:
-    """One piece at a time, with a progress bar."""
+    """Measures one piece at a time, with a progress bar."""
     from examples.pycode import corpus
 
     each = [

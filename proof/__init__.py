@@ -1,1 +1,1 @@
-"""What can be shown of the Mac build without a Mac. `python -m proof` runs every check and prints one table."""
+"""Shows what can be shown about the Mac build without a Mac. `python -m proof` runs every check and prints a table."""

@@ -47,7 +47,7 @@ def table(results: Sequence[checks.Result]) -> str:
 
 
 def details(results: Sequence[checks.Result]) -> str:
-    """Below the table: what was wrong, what could not be run, and what the checks note."""
+    """Prints below the table what was wrong, what could not run, and the checks' notes."""
     lines = []
     for result in results:
         if result.not_run:

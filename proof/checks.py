@@ -24,15 +24,15 @@ SECTIONS = (
 
 
 class Blocked(RuntimeError):
-    """What another check finds wrong keeps this one from being run."""
+    """Raised if this check cannot run because of a problem that another check reports."""
 
 
 class LeftOut(RuntimeError):
-    """The machine lacks what the check is about: nothing is wrong, and nothing is missing from the proof here."""
+    """Raised if the machine lacks what the check is about. Nothing is wrong, and the proof is complete without it."""
 
 
 class Progress(Protocol):
-    """Told how many steps are coming, then of each one done."""
+    """Receives the number of steps to come, then each finished one."""
 
     def expect(self, steps: int) -> None: ...
 
@@ -40,7 +40,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """No progress bar."""
+    """Shows no progress bar."""
 
     def expect(self, steps: int) -> None:
         pass
@@ -51,7 +51,7 @@ class Silent:
 
 @dataclass
 class Finding:
-    """What a check found: `problems` has a line for each wrong case, `notes` what a reader should know besides."""
+    """A check's result: `problems` has a line for each wrong case, `notes` what else a reader should know."""
 
     cases: int
     problems: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Finding:
         return ", ".join(f"{count} {kind}" for kind, count in self.kinds.items()) or f"{self.cases}"
 
     def check_tables(self, command: str, write: bool) -> None:
-        """Writes the tables, or adds a problem for each that is not what the sources give."""
+        """Writes the tables, or adds a problem for each that differs from what the sources give."""
         for path, text in self.tables.items():
             if write:
                 path.write_text(text)

@@ -1,4 +1,4 @@
-"""A kernel template in the text of a Metal program: what a proof in another dialect of C++ rewrites.
+"""Finds kernel templates in the text of a Metal program, for proofs that rewrite them in another dialect of C++.
 
 Works on what the host hands to Metal's compiler, includes in place (proof.metal.front_end.shader_text), and keeps every
 line where it is, so that another compiler's messages name the shader's own lines.
@@ -21,7 +21,7 @@ METAL_FUNC void report_line(device ErrorLog* log, uint line) {
 
 @dataclass(frozen=True)
 class Parameter:
-    """Of a kernel: a buffer, a block of constants (a reference), or a position of the thread."""
+    """A kernel's parameter: a buffer, a block of constants (a reference), or a position of the thread."""
 
     type: str  # as Metal writes it: `device const T*`, `constant NormParameters&`, `uint3`
     name: str
@@ -40,7 +40,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class KernelTemplate:
-    """Where a kernel stands in its program, and what it is made of. A kernel without template has no `template`."""
+    """A kernel's place in its program, and its parts. `template` is empty for a plain function."""
 
     name: str
     template: tuple[tuple[str, str], ...]  # (`typename`, `T`), (`int`, `K`)
@@ -52,12 +52,12 @@ class KernelTemplate:
 
     @property
     def buffers(self) -> list[Parameter]:
-        """Buffers and blocks, in the order of their bindings."""
+        """Returns buffers and blocks, in the order of their bindings."""
         bound = [each for each in self.parameters if each.attribute == "buffer"]
         return sorted(bound, key=lambda each: each.binding or 0)
 
     def constants(self, arguments: Sequence[str]) -> list[str]:
-        """A declaration for each template parameter, in C++ of any dialect."""
+        """Returns a declaration for each template parameter, in C++ of any dialect."""
         left_out = len(self.template) - len(arguments)
         if not 0 <= left_out <= len(self.defaults):
             raise ValueError(f"{self.name} takes {len(self.template)} template arguments, got {list(arguments)}")
@@ -70,12 +70,12 @@ class KernelTemplate:
 
 
 def without_comments(text: str) -> str:
-    """Comments to the end of the line go; a text in quotes keeps what looks like one."""
+    """Removes comments to the end of the line, but not inside string literals."""
     return re.sub(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*', lambda found: found[1] or "", text)
 
 
 def closing(text: str, opening: int) -> int:
-    """Where the bracket at `opening` closes; brackets of other kinds are not looked at."""
+    """Returns where the bracket at `opening` closes. Ignores brackets of other kinds."""
     pair = {"(": ")", "{": "}", "<": ">"}[text[opening]]
     depth = 0
     for at in range(opening, len(text)):
@@ -86,7 +86,7 @@ def closing(text: str, opening: int) -> int:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """At the commas outside of brackets of any kind."""
+    """Splits at the commas outside brackets of any kind."""
     parts, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "(<[{") - (letter in ")>]}")
@@ -97,7 +97,7 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def find_kernel(text: str, kernel: str) -> KernelTemplate:
-    """The template of that name, in a text without comments."""
+    """Returns the template of that name, in a text without comments."""
     head = re.compile(
         r"(?:template\s*<(?P<template>[^>]*)>\s*)?(?:\[\[kernel(?:, [^\]]*)?\]\]|\bkernel)\s+void\s+"
         rf"{re.escape(kernel)}\s*(?=\()"
@@ -124,7 +124,7 @@ def find_kernel(text: str, kernel: str) -> KernelTemplate:
 
 
 def _parameter(text: str, position: int) -> Parameter:
-    """One without an attribute is a buffer, and bound in the order of the parameters."""
+    """Reads a parameter. One without an attribute is a buffer, bound in the order of the parameters."""
     found = re.fullmatch(r"(.*?)\s*(\w+)\s*(?:\[\[\s*(\w+)\s*(?:\((\d+)\))?\s*\]\])?", text, re.DOTALL)
     if found is None or not found[1]:
         raise ValueError(f"expected a parameter with a type and a name, got {text!r}")

@@ -59,5 +59,5 @@ QUICK = (
 
 
 def is_quick(node_id: str) -> bool:
-    """Of a test's id relative to the root, as `tests/gdn/test_errors.py::test_x[cpu]`."""
+    """Takes a test's id relative to the root, such as `tests/gdn/test_errors.py::test_x[cpu]`."""
     return node_id.removeprefix("tests/").startswith(QUICK)

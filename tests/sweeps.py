@@ -65,7 +65,7 @@ def has_its_turn(file: str, seeds: int, seed: str) -> bool:
 
 
 def share_of(cases: Sequence[T], share: int) -> list[T]:
-    """For a sweep inside one test, which is marked sweep(1)."""
+    """Returns a share of the cases, for a sweep inside one test, which is marked sweep(1)."""
     seed = seed_of_run()
     if seed == "all":
         return list(cases)

@@ -40,7 +40,7 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Format:
-    """How weights are stored: `bits` codes with a scale and a bias of 16 bits per group, or bfloat16."""
+    """A storage format of weights: `bits` codes with a 16-bit scale and bias per group, or bfloat16."""
 
     name: str
     bits: int = 16

@@ -36,7 +36,7 @@ def held_back_files(library: Path) -> list[Path]:
 
 
 def tells_of_held_back(path: Path) -> bool:
-    """Whether a file is the test of a module that is held back."""
+    """Returns whether a file is the test of a module that is held back."""
     subjects = {Path(name).parent.name if Path(name).stem == "__init__" else Path(name).stem for name in HELD_BACK}
     return any(f"test_{subject}" in (path.stem, path.parent.name) for subject in subjects)
 
@@ -76,6 +76,6 @@ def cross_entropy(model: torch.nn.Module, pieces: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def bits_per_byte(model: torch.nn.Module, pieces: torch.Tensor, batch: int) -> float:
-    """What a byte of the pieces costs the model that knows its piece's bytes before it; `batch` pieces at a time."""
+    """Returns the bits per byte for a model that knows the piece's earlier bytes; `batch` pieces at a time."""
     losses = [float(cross_entropy(model, some)) * len(some) for some in pieces.split(batch)]
     return sum(losses) / len(pieces) / math.log(2)

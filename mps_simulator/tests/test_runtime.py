@@ -53,7 +53,7 @@ def test_a_seed_is_reproducible_and_seeds_differ() -> None:
 
 
 def test_an_order_dependent_result_shows_under_a_seed() -> None:
-    """What the shuffling is for: the last thread to write wins, which the atomic hides from the watch."""
+    """Shuffling shows what the atomic hides from the watch: the last thread to write wins."""
     source = """
     kernel void last(device atomic_uint* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
       atomic_store_explicit(out, i, memory_order_relaxed);

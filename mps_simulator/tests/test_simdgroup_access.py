@@ -363,6 +363,6 @@ ROUNDS_OF_LOADS = """
 
 @pytest.mark.parametrize(("before", "rounds"), [("true", 1), ("false", 4)])
 def test_loads_between_barriers_are_a_round(before: str, rounds: int) -> None:
-    """Of two simdgroups each, whatever collective operations lie between."""
+    """Each round is of two simdgroups, whatever collective operations lie between."""
     kernel = figures(ROUNDS_OF_LOADS.replace("BEFORE", before), [ramp(256), zeros(64)], threads=64)
     assert kernel.load_rounds == 2 * rounds

@@ -1,4 +1,4 @@
-"""Each declaration in our stub headers of Apple's frameworks, held against Apple's API.
+"""Compares each declaration in our stub headers of Apple's frameworks with Apple's API.
 
 Two descriptions of it are public: metal-cpp, in the mlx-metal wheel (Metal and part of Foundation, with types), and
 Apple's open-source runtime headers, in the ziglang package (objc/NSObject.h, dispatch/). What neither of them has is
@@ -54,14 +54,14 @@ class Reference:
         return found
 
     def knows(self, owner: str) -> bool:
-        """Whether it claims to have the whole of a class: all of Metal's, of the others only NSObject."""
+        """Returns whether it claims to know all of a class: every class of Metal, and NSObject."""
         return owner.startswith("MTL") or owner == "NSObject"
 
     def selectors(self) -> frozenset[str]:
         return frozenset(key[2].lstrip("+-") for key in self.values if key[0] == "method")
 
     def find(self, key: Key) -> set[str]:
-        """What it gives for a declaration, inherited ones included; nothing if it has none."""
+        """Returns what it has for a declaration, including inherited ones."""
         kind, *names = key
         if kind == "method":
             owner, selector = names
@@ -105,7 +105,7 @@ def stubs(root: Path = CHECKOUT) -> list[Declaration]:
 
 
 def _named(declaration: Declaration, names: frozenset[str]) -> bool:
-    """Whether an Apple-compiled library uses this selector, class or function."""
+    """Returns whether an Apple-compiled library uses this selector, class or function."""
     return declaration.key[-1].lstrip("+-") in names
 
 
@@ -132,7 +132,7 @@ def compare(ours: Sequence[Declaration], apple: Reference, names: frozenset[str]
 
 
 def expected_not_covered() -> frozenset[str]:
-    """What no description at hand has, each looked up in Apple's documentation by hand: lines of not_covered.txt."""
+    """Returns the lines of not_covered.txt: declarations without a description, looked up by hand in Apple's pages."""
     lines = (Path(__file__).parent / "not_covered.txt").read_text().splitlines()
     return frozenset(line.partition(" # ")[0].strip() for line in lines if line and not line.startswith("#"))
 

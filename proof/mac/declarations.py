@@ -201,7 +201,7 @@ def _declarations_of(cursor: Cursor) -> Iterator[Declaration]:
 
 
 def objective_c(unit: TranslationUnit, directories: Sequence[Path]) -> list[Declaration]:
-    """What the headers below `directories` declare, in their order."""
+    """Returns what the headers below `directories` declare, in their order."""
     roots = tuple(f"{directory}{os.sep}" for directory in directories)
     found: list[Declaration] = []
     for cursor in unit.cursor.get_children():

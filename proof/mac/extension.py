@@ -1,4 +1,4 @@
-"""What setup.py would build on a Mac: its sources and flags, with the platform set to macOS."""
+"""Finds what setup.py would build on a Mac: its sources and flags, with the platform set to macOS."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MacExtension:
 
 
 def own_directories(directories: Iterable[str], checkout: Path, environment: Path) -> tuple[Path, ...]:
-    """Those of the checkout, but not of an environment in it (.venv), whose PyTorch is not the Mac's."""
+    """Keeps directories of the checkout, but not of an environment in it (.venv), whose PyTorch is not the Mac's."""
     paths = [Path(directory) for directory in directories]
     return tuple(path for path in paths if path.is_relative_to(checkout) and not path.is_relative_to(environment))
 

@@ -126,7 +126,7 @@ def planted(fault: Fault, directory: Path) -> Path:
 
 
 def problems_with(fault: Fault, reference: apple_headers.Reference, names: frozenset[str]) -> list[str]:
-    """What the comparison says of the faulty copy and does not say of our own headers."""
+    """Returns the problems of the faulty copy that our own headers do not have."""
     with tempfile.TemporaryDirectory() as directory:
         declarations = apple_headers.stubs(planted(fault, Path(directory)))
     return apple_headers.judge(apple_headers.compare(declarations, reference, names)).problems

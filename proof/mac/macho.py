@@ -1,4 +1,4 @@
-"""What Mach-O files for arm64 say of themselves, read with LIEF."""
+"""Reads Mach-O files for arm64, with LIEF."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _selectors(binary: lief.MachO.Binary) -> tuple[str, ...]:
 
 
 def read(path: Path) -> Image:
-    """What the file says; one that has not changed is read once."""
+    """Reads a file, but only once while it does not change."""
     status = path.stat()
     return _read(path, status.st_mtime_ns, status.st_ino)
 

@@ -1,4 +1,4 @@
-"""Holds the linked module against the libraries that a Mac will load it with."""
+"""Compares the linked module with the libraries that a Mac will load with it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def is_python(symbol: str) -> bool:
 
 
 def _python_has(symbol: str) -> bool:
-    """Whether this interpreter, of the version that the module is for, exports it."""
+    """Returns whether this interpreter, which has the module's Python version, exports it."""
     return hasattr(ctypes.pythonapi, symbol.removeprefix("_"))
 
 
 def openmp_symbols(torch: Iterable[Image]) -> frozenset[str]:
-    """Of the OpenMP library in torch's wheel, which libtorch_cpu brings into every process: a module compiled for
-    OpenMP looks its calls up without naming a library, for the wheel's has an install name that is nowhere."""
+    """Returns the symbols of the OpenMP library in torch's wheel, which libtorch_cpu loads into every process.
+
+    A module compiled for OpenMP looks its calls up without naming a library, because the wheel's library has an
+    install name that exists nowhere."""
     images = {Path(image.install_name or "").name: image for image in torch}
     loaded = any(Path(name).name == OPENMP_LIBRARY for name in images["libtorch_cpu.dylib"].libraries)
     return images[OPENMP_LIBRARY].exports if loaded and OPENMP_LIBRARY in images else frozenset()
@@ -89,7 +91,7 @@ def check_selectors(module: Image, known: frozenset[str]) -> Finding:
 
 
 def check_python_objects(objects: Mapping[str, Path], allowed: str) -> Finding:
-    """Of all objects only `allowed` uses CPython."""
+    """Checks that only `allowed` among all objects uses CPython."""
     problems = []
     for source, path in objects.items():
         used = [symbol for symbol in read(path).undefined if is_python(symbol)]
@@ -99,7 +101,7 @@ def check_python_objects(objects: Mapping[str, Path], allowed: str) -> Finding:
 
 
 def check_load_commands(module: Image) -> Finding:
-    """How dyld will find the module's libraries, and on which systems."""
+    """Checks how dyld will find the module's libraries, and on which systems."""
     facts = {
         f"is for {module.platform}, expected MACOS": module.platform == "MACOS",
         f"needs macOS {module.minimum_os}, torch {MINIMUM_OS}": module.minimum_os == MINIMUM_OS,

@@ -1,4 +1,4 @@
-"""Whether the extension compiles and links with other torch releases: against the headers of their macOS wheels."""
+"""Checks that the extension compiles and links with other torch releases, by the headers of their macOS wheels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def mac_only_sources() -> tuple[str, ...]:
-    """What touches Metal and PyTorch's mps: the part of csrc that a torch release is most likely to break."""
+    """Returns the sources that touch Metal and PyTorch's mps, which a torch release is most likely to break."""
     return tuple(source for source in mac_extension().sources if source.startswith("csrc/metal/"))
 
 

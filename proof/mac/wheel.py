@@ -154,7 +154,7 @@ def _installed_library(reference: str, wheel_names: Sequence[str]) -> str:
 
 
 def check_against_torch(path: Path, torch: wheels.Wheel) -> Finding:
-    """The module's load commands beside those of torch's own module, which does work on a Mac."""
+    """Compares the module's load commands with those of torch's own module, which works on a Mac."""
     with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(path) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".so"))
         ours = read(Path(archive.extract(name, temporary)))
@@ -196,7 +196,7 @@ def check_pip_takes_it(path: Path) -> Finding:
 
 
 def check_wheel(path: Path, torch: wheels.Wheel) -> Finding:
-    """All of the above."""
+    """Runs all of the above."""
     parts = [check_tags(path), check_contents(path), check_label(path), check_requirement(path, torch)]
     parts += [check_against_torch(path, torch), check_pip_takes_it(path)]
     return Finding(

@@ -21,7 +21,7 @@ MLX_METAL_VERSION = "0.32.4"
 PLATFORM = "macosx_14_0_arm64"
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
-# Of each wheel only what some check reads is unpacked: MLX's 147 MB of compiled kernels are not.
+# A wheel is unpacked only as far as some check reads it, without MLX's 147 MB of compiled kernels.
 UNPACKED = {
     "torch": ("torch/include/", "torch/lib/", "torch/_C."),
     "mlx-metal": ("mlx/include/", "mlx/lib/libmlx.dylib"),
@@ -108,7 +108,7 @@ def _unpack(file: Path, project: str) -> Path:
 
 
 def fetch(project: str, version: str) -> Wheel:
-    """The wheel, from the cache or else from the index; Unavailable says why there is none."""
+    """Returns the wheel, from the cache or else from the index. Unavailable says why it is missing."""
     directory = cache_directory() / "wheels"
     with locked(directory):
         file = _downloaded(directory, project, version) or _download(directory, project, version)

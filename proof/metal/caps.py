@@ -15,7 +15,7 @@ TABLE = Path(__file__).with_name("caps.tsv")
 
 
 class Taken(NamedTuple):
-    """The most of several variants."""
+    """The maxima over several variants."""
 
     threadgroup_bytes: int
     thread_bytes: int
@@ -24,7 +24,7 @@ class Taken(NamedTuple):
 
 
 class Caps(NamedTuple):
-    """Of a kernel, in the table's order."""
+    """The caps of a kernel, in the table's order."""
 
     variants: int
     threadgroup_bytes: int

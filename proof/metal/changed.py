@@ -36,7 +36,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def default_base() -> str | None:
-    """The commit that changes are counted from; None where git does not know one."""
+    """Returns the commit to count changes from, or None if git knows none."""
     head = _git("rev-parse", "HEAD")
     for name in MAIN:
         base = _git("merge-base", name, "HEAD")
@@ -46,7 +46,7 @@ def default_base() -> str | None:
 
 
 def changed_files(base: str) -> list[str] | None:
-    """Since the commit, those of the working tree included; None if it is not there."""
+    """Returns the files changed since the commit, including the working tree, or None if there is no such commit."""
     listed = _git("diff", "--name-only", base, "--")
     added = _git("ls-files", "--others", "--exclude-standard")
     return None if listed is None or added is None else sorted({*listed.split(), *added.split()})
@@ -63,13 +63,13 @@ def included(file: str) -> set[str]:
 
 
 def affected(shaders: Iterable[str], changed: Iterable[str]) -> set[str]:
-    """Shaders that a changed file is part of."""
+    """Returns the shaders that include a changed file."""
     names = {path.removeprefix("shaders/") for path in changed if path.startswith("shaders/")}
     return {shader for shader in shaders if included(shader) & names}
 
 
 def evenly(variants: Sequence[KernelVariant], count: int) -> list[KernelVariant]:
-    """As many, spread over the whole list, its last included."""
+    """Returns `count` of them, spread over the whole list and including the last."""
     if count >= len(variants):
         return list(variants)
     return [variants[(i + 1) * len(variants) // count - 1] for i in range(count)]
@@ -85,7 +85,7 @@ def by_kernel(variants: Iterable[KernelVariant]) -> dict[str, list[KernelVariant
 def selection(
     groups: Mapping[str, Sequence[KernelVariant]], shaders: set[str] | None
 ) -> dict[str, list[KernelVariant]]:
-    """What to take of each kernel: of those shaders all, as far as there is time; without shaders a sample of all."""
+    """Selects variants: all of the given shaders, as far as time allows, or a sample of all without shaders."""
     if shaders is None:
         return {kernel: evenly(variants, SAMPLE) for kernel, variants in groups.items()}
     wanted = {kernel: variants for kernel, variants in groups.items() if variants[0].file in shaders}
@@ -95,7 +95,7 @@ def selection(
 
 
 def what_changed(base: str | None, shaders: set[str]) -> tuple[set[str] | None, str]:
-    """The affected shaders, None for a sample of all, and why in words."""
+    """Returns the affected shaders (None for a sample of all) and the reason in words."""
     changed = changed_files(base) if base else None
     if changed is None:
         return None, "git knows no earlier commit: a sample of every kernel"

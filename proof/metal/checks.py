@@ -1,4 +1,4 @@
-"""The checks of strict Metal, as the table shows them."""
+"""Defines the checks of strict Metal, as the table shows them."""
 
 from __future__ import annotations
 

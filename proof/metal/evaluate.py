@@ -68,7 +68,7 @@ class Memory:
 
 @dataclass
 class Access:
-    """Of threadgroup memory: the most passes that any call of it needs in the model."""
+    """An access of threadgroup memory, with the most passes that any call of it needs in the model."""
 
     place: str
     what: str
@@ -92,7 +92,7 @@ class Evaluation(ABC):
 
     @abstractmethod
     def _here(self) -> int:
-        """What decides over which threads run this."""
+        """Returns the bits of what decides which threads run this."""
 
     @abstractmethod
     def _declare_global(self, identifier: str) -> None:
@@ -100,7 +100,7 @@ class Evaluation(ABC):
 
     @abstractmethod
     def _get_CallExpr(self, node: Node) -> Value:
-        """What a call returns; of a reference, a pointer."""
+        """Returns what a call returns, as a pointer if it is a reference."""
 
     @abstractmethod
     def _get_CXXMemberCallExpr(self, node: Node) -> Value: ...
@@ -125,7 +125,7 @@ class Evaluation(ABC):
     # ---- expressions ----------------------------------------------------------------------------------------------
 
     def _evaluate(self, node: Node) -> Value:
-        """The value; of what lies in memory, what is there."""
+        """Returns the value; for something in memory, its content."""
         kind = node["kind"]
         if node.get("valueCategory") == "lvalue" and (self._is_place(node) or self._returns_reference(node)):
             return self._load(node, self._place(node))
@@ -238,7 +238,7 @@ class Evaluation(ABC):
 
     @staticmethod
     def _is_wide(node: Node) -> bool:
-        """Whether an integer of the expression's type has 64 bits."""
+        """Returns whether an integer of the expression's type has 64 bits."""
         return SCALAR_SIZES.get(canonical(element_and_count(type_of(node))[0])) == 8
 
     def _overflowed(self, node: Node) -> int:
@@ -256,7 +256,7 @@ class Evaluation(ABC):
 
     @staticmethod
     def _fitted(lanes: Lanes | None, node: Node) -> Lanes | None:
-        """As an integer of the expression's type holds them."""
+        """Returns the lanes as an integer of the expression's type holds them."""
         name = canonical(element_and_count(type_of(node))[0])
         if lanes is None or lanes.kind == OFFSET or name not in INTEGERS:
             return lanes
@@ -292,7 +292,7 @@ class Evaluation(ABC):
         return kind in ("MemberExpr", "ArraySubscriptExpr") or (kind == "UnaryOperator" and node["opcode"] == "*")
 
     def _returns_reference(self, call: Node) -> bool:
-        """Of an lvalue; the operators of the library are known one by one."""
+        """Returns whether a call gives an lvalue. The operators of the library are known one by one."""
         if call["kind"] == "CXXOperatorCallExpr":
             return self.tree.function(callee(call)) is not None
         return call["kind"] in ("CallExpr", "CXXMemberCallExpr")
@@ -370,7 +370,7 @@ class Evaluation(ABC):
         return self._pointed(node, self._get_CallExpr(node))
 
     def _find_CXXMemberCallExpr(self, node: Node) -> Place | Memory:
-        """As `matrix.thread_elements()`: a part of the object."""
+        """Handles calls like `matrix.thread_elements()`, which return a part of the object."""
         result = self._get_CXXMemberCallExpr(node)
         if self.tree.function(callee(node)) is not None:
             return self._pointed(node, result)
@@ -396,8 +396,10 @@ class Evaluation(ABC):
         return part
 
     def _pointed(self, node: Node, pointer: Value) -> Place | Memory:
-        """What a pointer or reference leads to. One that may lead to either of two variables would keep both out of
-        registers, and is refused as what the checks cannot follow is.
+        """Returns what a pointer or reference leads to.
+
+        One that may lead to either of two variables would keep both out of registers. It is refused, like everything
+        that the checks cannot follow.
         """
         target, place = pointer.target, self.tree.places.of(node)
         if target is None and pointer.space:
@@ -463,7 +465,7 @@ class Evaluation(ABC):
         self._values[place.variable] = after
 
     def _note(self, node: Node, address: Value) -> None:
-        """For the model: an access of threadgroup memory."""
+        """Notes an access of threadgroup memory for the model."""
         lanes = address.known()
         if address.space != "threadgroup" or lanes is None or is_array(type_of(node)):
             return

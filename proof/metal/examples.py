@@ -1,4 +1,4 @@
-"""An example for each rule, in rule_examples: a program that must be refused, and with which words, beside its mended
+"""Checks an example for each rule, in rule_examples: a program that must be refused with given words, and its correct
 twin, which must pass.
 """
 
@@ -28,7 +28,7 @@ class Example:
 
     @property
     def words(self) -> str:
-        """A regular expression that some message on the refused one must match."""
+        """Returns a regular expression that a message about the refused program must match."""
         first = self.refused.splitlines()[0]
         assert first.startswith(REFUSED), f"{self.name}: the first line must give the words of the refusal"
         return first[len(REFUSED) :]

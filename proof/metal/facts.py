@@ -1,4 +1,4 @@
-"""What a kernel variant needs of a GPU: exact facts from clang's tree, and a model of what a compiler makes of it.
+"""Computes what a kernel variant needs: exact facts from clang's tree, and a model of what a compiler makes of it.
 
 The model's constants: a variable in scope takes one 32-bit register for each 4 bytes begun, a pointer to device or
 constant memory two, one to threadgroup memory one; references and compile-time constants take none; what an expression
@@ -85,7 +85,7 @@ def threadgroup_bytes(kernel: Kernel, layout: Layout) -> int:
 
 
 def vector_bytes(functions: list[Node], layout: Layout, space: str) -> int:
-    """Of the widest vector in memory of this kind that the functions touch."""
+    """Returns the bytes of the widest vector in memory of this kind that the functions touch."""
     widest = 0
     for node in (node for function in functions for node in walk(function)):
         is_access = node["kind"] == "ArraySubscriptExpr" or node.get("opcode") == "*"
@@ -107,7 +107,7 @@ class Use:
 
 
 class Peak:
-    """The most that variables in scope take at any point, calls inlined and dead branches left out."""
+    """The most that variables in scope take at any point, with calls inlined and dead branches ignored."""
 
     def __init__(self, tree: Tree, layout: Layout, reached: set[str]) -> None:
         self._tree, self._layout, self._reached = tree, layout, reached
@@ -135,7 +135,7 @@ class Peak:
         return Use(counted, -(-size // 4))
 
     def _of(self, node: Node) -> Use:
-        """Of a statement: what it declares lives until its scope ends, what its parts declare until they end."""
+        """Finds a statement's peak. Its variables live until its scope ends, those of its parts until these end."""
         live, peak = Use(), Use()
         for child in children(node):
             if child["kind"] == "DeclStmt":

@@ -82,7 +82,7 @@ class Frame:
 
 @dataclass(kw_only=True)
 class Flow(Evaluation):
-    """Of one kernel: `run`, then `problems` and `accesses`."""
+    """Follows one kernel: call `run`, then read `problems` and `accesses`."""
 
     kernel: Kernel
     reached: set[str] = field(default_factory=set, init=False)  # ids of functions and variables, but for dead branches
@@ -101,7 +101,7 @@ class Flow(Evaluation):
     # ---- control --------------------------------------------------------------------------------------------------
 
     def _here(self) -> int:
-        """What decides over which threads run this."""
+        """Returns the bits of what decides which threads run this."""
         frame = self._frames[-1]
         return self._control | frame.left | frame.loop_left
 
@@ -148,7 +148,7 @@ class Flow(Evaluation):
             self._forget(child)
 
     def _forget(self, statement: Node) -> None:
-        """The variables that it declares, whose scope has ended."""
+        """Forgets the variables that the statement declares, whose scope has ended."""
         if statement["kind"] == "DeclStmt":
             for variable in children(statement):
                 self._values.pop(variable.get("id", ""), None)
@@ -274,7 +274,7 @@ class Flow(Evaluation):
         self._rounds_open -= not is_unrolled
 
     def _expect_steps(self, step: Node) -> None:
-        """What a loop counts with differs from round to round: known beforehand, that saves a round."""
+        """Marks a loop's counter as differing from round to round, which saves a round."""
         counter = next(iter(children(step)), {}).get("referencedDecl", {}).get("id", "")
         if counter in self._values:
             self._values[counter] = sampled(self._values[counter])
@@ -294,7 +294,7 @@ class Flow(Evaluation):
         return self._call_ours(function, children(node)[1:], this=self._object(target))
 
     def _object(self, member: Node) -> Value:
-        """What `this` is in a call by a MemberExpr."""
+        """Returns what `this` is in a call by a MemberExpr."""
         inner = children(member)[0]
         return self._evaluate(inner) if member.get("isArrow") else self._reference(inner)
 
@@ -359,7 +359,7 @@ class Flow(Evaluation):
 
     @staticmethod
     def _size_of_function(name: str, values: list[Value]) -> int:
-        """The bits that say how large the result may be."""
+        """Returns the bits that say how large the result may be."""
         if name == "min" and len(values) == 2:
             return size_of_smaller(values[0], values[1])
         return UNBOUNDED if name == "as_type" else union(*values) & SIZE

@@ -89,7 +89,7 @@ def batches(variants: Iterable[KernelVariant]) -> Iterator[list[KernelVariant]]:
 
 
 def source_of(variants: Sequence[KernelVariant]) -> str:
-    """As the host writes it, but with several instances behind one shader."""
+    """Writes the source as the host does, but with several instances after one shader."""
     lines = [instantiation(each.kernel, each.arguments) for each in variants]
     return FIRST_LINE + shader_text(variants[0].file) + "".join(lines)
 

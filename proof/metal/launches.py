@@ -1,4 +1,4 @@
-"""Which kernel variants are proved, and what the host code launches them with: its own calls, recorded."""
+"""Records the host code's own calls: the kernel variants to prove, and what launches them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHORT = RulePoint(tokens=2)
 
 
 def launches(wanted: Iterable[tuple[OpEntry[Any], Point]]) -> list[Launch]:
-    """Of these calls, the first of each kernel variant."""
+    """Returns the first of these calls for each kernel variant."""
     memory: AbstractContextManager[Any] | None = None
     if sys.platform == "linux":
         import mps_simulator
@@ -89,7 +89,7 @@ def compiled_at(*families: type[Point]) -> Wanted:
 
 @cache
 def all_launches() -> list[Launch]:
-    """Of everything that is proved: what the check computes and compiles, and more."""
+    """Returns the launches of everything to prove: what the check computes and compiles, and more."""
     rules = list(rule_points())
     wanted: list[Wanted] = [end_to_end(point) for point in rules]
     wanted += [stages_at(rules), *(kda_at(point) for point in kda_points())]
@@ -99,7 +99,7 @@ def all_launches() -> list[Launch]:
 
 @cache
 def probe_launches() -> list[Launch]:
-    """Of the check's probes, which belong to no op."""
+    """Returns the launches of the check's probes, which belong to no op."""
     if sys.platform == "linux":
         import mps_simulator
 
@@ -108,7 +108,7 @@ def probe_launches() -> list[Launch]:
 
 
 def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
-    """Of AURA and pages: 128 numbers a head, in bfloat16, 8 bits for keys and 4 for values; q and k as long as K.
+    """Returns launches of AURA and pages: 128 numbers per head, bfloat16, 8 bits for keys, 4 for values; q, k as K.
     Of experts and packed weights: bfloat16, and a router for 256 or 512.
     """
     if isinstance(point, RowPoint):
@@ -128,7 +128,7 @@ def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
 
 @cache
 def model_launches() -> list[Launch]:
-    """Of what models call in chunks of 64, and of one awkward size: for every run of the tests."""
+    """Returns launches of models in chunks of 64, and of one awkward size, for every run of the tests."""
     rules = [
         replace(SHORT, dtype=dtype, K=K, V=V, state_v_first=v_first, normalise=True, channels=not v_first and K == 128)
         for dtype in DTYPES

@@ -1,6 +1,6 @@
 """What Metal has not and C++ has, as far as clang's tree shows it. What clang or the translation refuse by themselves
 (virtual functions, exceptions, RTTI, globals, C++17, ...) needs no rule here; rule_examples/ has an
-example of each, which must be refused, beside one that must pass.
+example of each, which must be refused, and one that must pass.
 
 Sections are those of the Metal Shading Language Specification of 2025-06-05. The rules are the specification's, also
 where Apple's compiler is known to take more.
@@ -189,7 +189,7 @@ def positions_agree(tree: Tree) -> Iterator[Problem]:
 
 
 def _types_of_positions(kernel: Kernel) -> dict[str, tuple[str, int]]:
-    """Of each attribute: the element's type and how many."""
+    """Returns the element's type and count for each attribute."""
     found = {}
     for parameter in parameters_of(kernel.function):
         if attribute := kernel.builtins.get(parameter["id"]):

@@ -21,7 +21,7 @@ LOCATION_WORDS = ("buffer", "threadgroup")
 
 
 def children(node: Node) -> list[Node]:
-    """Without the empty slots, such as the missing initialiser of a `for`."""
+    """Returns the parts without empty slots, such as the missing initialiser of a `for`."""
     return [child for child in node.get("inner", ()) if child]
 
 
@@ -75,7 +75,7 @@ class Kernel:
 
 
 class Places:
-    """Where in the Metal source a node of the translated text comes from."""
+    """Finds where in the Metal source a node of the translated text comes from."""
 
     def __init__(self, translated: str) -> None:
         self._starts, self._lines = [0], [("translated", 1)]
@@ -176,7 +176,7 @@ def _kernel(entry: Node, tree: Tree, name: str) -> Kernel:
 
 
 def _host_names(translated: str) -> list[str]:
-    """In the order of the generated entries."""
+    """Returns them in the order of the generated entries."""
     names = dict(re.findall(r'const char (simulator_name_\d+)\[\] = "([^"]*)";', translated))
     table = re.search(r"simulator_kernels\[\] = \{(.*)\};", translated)
     assert table, "the translation wrote no table of kernels"

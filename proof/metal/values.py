@@ -113,7 +113,7 @@ Values = dict[str, Value]  # by the variable's id
 
 
 def merge(ways: Sequence[Values]) -> Values:
-    """Where several ways meet: what each of them knows."""
+    """Returns what all of several meeting branches know."""
     merged, *others = ways
     for other in others:
         merged = {name: join(value, other[name]) for name, value in merged.items() if name in other}
@@ -197,7 +197,7 @@ def size_of_result(operator: str, one: Value, other: Value, overflowed: int) -> 
 
 
 def size_of_smaller(one: Value, other: Value) -> int:
-    """Of an integer that is no larger than either."""
+    """Returns the value of an integer that is no larger than either."""
     sizes = (one.depends & (SIZE & ~OVERFLOWED), other.depends & (SIZE & ~OVERFLOWED))
     return union(one, other) & OVERFLOWED | min(sizes, key=lambda size: (size & LONG, size & UNBOUNDED, size))
 

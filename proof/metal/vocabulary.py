@@ -66,7 +66,7 @@ class Word:
 
 
 def blanked(text: str) -> str:
-    """Without comments and texts."""
+    """Returns the text without comments and string literals."""
     return LEXICAL.sub(lambda match: " " * (0 if match[0].startswith("/") else 2), text)
 
 

@@ -75,7 +75,7 @@ def run_all(
 
 
 def try_all(scratches: Sequence[Scratch], faults: Sequence[Fault]) -> Iterator[tuple[Fault, Verdict]]:
-    """In the order in which they end, one at a time in each copy."""
+    """Yields results in the order in which trials end, with one at a time in each copy."""
     free = SimpleQueue[Scratch]()
     for scratch in scratches:
         free.put(scratch)

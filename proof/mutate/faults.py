@@ -76,7 +76,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def tests_of(file: str, claims: dict[str, list[str]], checkout: Path) -> tuple[str, ...]:
-    """Those of the op that the file is named after, then those of the first pattern that fits the file."""
+    """Returns the tests of the op that the file is named after, then those of the first pattern that fits the file."""
     named = checkout.glob(f"tests/*/test_{Path(file).stem}.py")
     claimed = next((tests for pattern, tests in claims.items() if fnmatch.fnmatch(file, pattern)), [])
     return tuple(dict.fromkeys([*(str(path.relative_to(checkout)) for path in sorted(named)), *claimed]))

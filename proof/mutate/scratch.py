@@ -24,7 +24,7 @@ class NotBuilt(RuntimeError):
 
 
 class Late(RuntimeError):
-    """What a program had printed when its time was over."""
+    """Returns what a program had printed when its time was over."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ class Scratch:
         self._built.write_text(self._digest())
 
     def build_clean(self) -> None:
-        """Of a tree without a fault: kept, to be put back after one."""
+        """Keeps the files of a tree without a fault, to restore them after a fault."""
         self.build()
         if built := next(self.tree.glob(EXTENSION), None):
             self._keep(built)
 
     def run(self, *arguments: str) -> Finished:
         """Python in the tree, which sees the tree's packages and no others of these names."""
-        # Of two versions within a second, alike in size, Python would take the bytecode of one for the other.
+        # Python confuses the bytecode of two versions of equal size that are written within a second.
         environment = os.environ | {
             "PYTHONPATH": str(self.tree),
             "COLUMNS": "1000",
@@ -137,7 +137,7 @@ class Scratch:
         return self._built.read_text() if self._built.exists() and any(self.tree.glob(EXTENSION)) else ""
 
     def _extension_sources(self) -> list[Path]:
-        """What torch_gdn._C is made of: csrc/ without the simulated device's half, and headers of shaders."""
+        """Returns the sources of torch_gdn._C: csrc/ without the simulated device's half, and headers of shaders."""
         metal_half = sources_of_simulated_device(self.tree)
         sources = [path for path in sorted((self.tree / "csrc").rglob("*.*")) if path not in metal_half]
         return [*sources, *included_shaders(self.tree, sources)]
@@ -150,7 +150,7 @@ class Scratch:
 
 
 def sources_of_simulated_device(tree: Path) -> set[Path]:
-    """What pyproject.toml has it build: mps_simulator/project.py."""
+    """Returns what pyproject.toml tells mps_simulator/project.py to build."""
     project = tree / "pyproject.toml"
     tables = read_table(project)["tool"]["mps_simulator"]["load"] if project.exists() else []
     found: set[Path] = set()

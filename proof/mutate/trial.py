@@ -135,7 +135,7 @@ class State:
             self.verdicts = {name: Verdict(**entry) for name, entry in json.loads(path.read_text()).items()}
 
     def of(self, fault: Fault) -> Verdict | None:
-        """None where there is none, or where the fault, its file or its tests have changed since."""
+        """Returns None if there is no verdict, or if the fault, its file or its tests changed since."""
         verdict = self.verdicts.get(fault.id)
         is_fresh = verdict and verdict.word != LATE and verdict.key == key_of(fault, self._checkout)
         return verdict if is_fresh else None

@@ -1,11 +1,13 @@
 // A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
-// 8. Registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk. Threadgroup memory: rows of w or k, or
-// keys of S on their way from or to device memory; rows of u, then of v_new. Layout: k [B, T, H, K] with row strides, w
-// [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h [B, NT, HV, ...] and states [N, HV, ...] with
-// any strides of K and V; in place both states are a pool of P. Intermediate is T, or float where T is half: a state
-// may leave half's range. v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum With
-// channel decays S <- exp(g_cumsum) S + k^T v_new: g_cumsum [B, NT, HV, K] are the log decays of a whole chunk, and k
-// [B, T, HV, K] is decayed to its end.
+// 8 columns.
+// Registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk.
+// Threadgroup memory: rows of w or k, or keys of S on their way from or to device memory; rows of u, then of v_new.
+// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32,
+// h [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place both states are a pool of P.
+// Intermediate is T, or float if T is half, because a state may leave half's range.
+// v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
+// With channel decays S <- exp(g_cumsum) S + k^T v_new: g_cumsum [B, NT, HV, K] are the log decays of a whole chunk,
+// and k [B, T, HV, K] is decayed to its end.
 #include "core/exponential.h"
 #include "core/fragment.h"
 #include "core/tile.h"

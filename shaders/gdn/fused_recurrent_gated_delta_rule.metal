@@ -1,11 +1,12 @@
 // A threadgroup owns 32 value rows of one head of one sequence. Each of its 4 simdgroups owns 8 rows, with 8 lanes per
-// row; for K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row. Registers, for the whole sequence:
-// a lane's part of two rows of S, as float4. Threadgroup memory: q, k, v, decay and beta of 8 tokens (4 with channels),
-// so that no token needs a barrier. Layout: q, k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, with row
-// strides; g, beta [B, T, HV] of any strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V;
-// in place both are a pool of P. Channels: decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV,
-// V]; and beta [B, T, HV, V]. With state_indices [N, tokens] the state after each token goes to its own slot, one token
-// at a time. S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+// row; for K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
+// Registers, for the whole sequence: a lane's part of two rows of S, as float4.
+// Threadgroup memory: q, k, v, decay and beta of 8 tokens (4 with channels), so that no token needs a barrier.
+// Layout: q, k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, with row strides; g, beta [B, T, HV] of
+// any strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
+// Channels: decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV, V]; and beta [B, T, HV, V].
+// With state_indices [N, tokens] the state after each token goes to its own slot, one token at a time.
+// S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "core/gate_of_channel.h"
 #include "core/tile.h"
 #include "gdn/recurrent_step.h"

@@ -1,6 +1,6 @@
-// Computes the log decay of each key channel from its projection. A thread owns one channel of one value head and
-// token. Layout: g [B, T, HV, K] of any float dtype, the last stride 1; A_log [HV], dt_bias [HV, K]; the output
-// contiguous.
+// Computes the log decay of each key channel from its projection.
+// A thread owns one channel of one value head and token.
+// Layout: g [B, T, HV, K] of any float dtype, the last stride 1; A_log [HV], dt_bias [HV, K]; the output contiguous.
 #include "core/gate_of_channel.h"
 #include "kda/fused_kda_gate.h"
 

@@ -1,8 +1,8 @@
 // Takes an x whose tokens are neighbours. A threadgroup owns 32 channels of 64 tokens of one sequence. A simdgroup
 // loads every fourth channel, one token per lane, and convolves 16 tokens, one channel per lane: both sides move whole
-// cache lines. Threadgroup memory: the tokens and the W - 1 before them, in f32. Registers: the last W tokens and the
-// weights. Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any
-// strides.
+// cache lines.
+// Threadgroup memory: the tokens and the W - 1 before them, in f32. Registers: the last W tokens and the weights.
+// Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/causal_conv1d_channel_first.h"
 #include "layers/convolution_window.h"
 

@@ -125,7 +125,7 @@ def test_which_kernels_run(name: str) -> None:
 def test_keys_divided_among_threadgroups(
     device: torch.device, queries: list[int], keys: list[int], ratio: int, window: int
 ) -> None:
-    """Of decoding, and of few queries beside a prompt; with sinks, that count once."""
+    """Divides keys in decoding, and for few queries next to a prompt. Sinks count once."""
     call = make_call(queries, keys, HQ=ratio, HK=1, D=32, block_size=24) | {"window": window}
     call["sinks"] = 2 * torch.randn(ratio)
     check(device, call, "paged_attention_merge")

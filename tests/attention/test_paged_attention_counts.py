@@ -1,4 +1,4 @@
-"""Device bytes of paged attention by the simulated device's counts, beside what has to be moved."""
+"""Compares the simulated device's byte counts of paged attention with what must be moved."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def compulsory(queries: list[int], keys: list[int], ratio: int) -> int:
 
 
 def gathered(L: int, T: int, ratio: int) -> int:
-    """Of one sequence: its pages gathered, repeated for each query head, scores and weights in memory."""
+    """Counts one sequence: its pages gathered and repeated for each query head, with scores and weights in memory."""
     of_keys, of_queries, scores = 2 * T * HK * D, L * HK * ratio * D, L * T * HK * ratio
     gather = 2 * of_keys  # read and written
     repeat = (1 + ratio) * of_keys

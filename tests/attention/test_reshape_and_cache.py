@@ -22,7 +22,7 @@ def make_call(tokens: int, slots: list[int], layout: str, dtype: torch.dtype, ca
 
 
 def memory(x: Tensor) -> Tensor:
-    """All of the storage: what lies between the pages too."""
+    """Returns all of the storage, including the gaps between pages."""
     return x.as_strided((x.untyped_storage().size() // x.element_size(),), (1,), 0).cpu()
 
 

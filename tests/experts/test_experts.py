@@ -158,5 +158,5 @@ def test_layouts(device: torch.device, op: str, T: int, layout: str) -> None:
 
 
 def rows_apart(x: Tensor) -> Tensor:
-    """The same values with gaps between the rows."""
+    """Returns the same values with gaps between the rows."""
     return torch.cat([x, x], dim=-1)[..., : x.shape[-1]]

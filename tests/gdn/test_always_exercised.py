@@ -43,7 +43,7 @@ def test_one_gate_throughout(device: torch.device, op: str, g: float) -> None:
 @each_op("chunked")
 @pytest.mark.parametrize("g", [-20.0, -1e3, -torch.inf])
 def test_a_strong_gate_among_weak_ones(device: torch.device, op: str, g: float) -> None:
-    """What precedes the gate is lost; what follows must keep its digits."""
+    """Tokens before the gate are lost; tokens after it must keep their digits."""
     case = make_case(100)
     case.g[:, [20, 63, 64, 90]] = g
     assert_exact(op, case, run(op, case, device))
@@ -230,7 +230,7 @@ def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: 
 def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(
     device: torch.device, op: str, dtype: torch.dtype
 ) -> None:
-    """Of a few tokens, of less than a chunk, of a chunk and more, by an algorithm that is pinned on `mps`."""
+    """Sequences have a few tokens, less than a chunk, and a chunk or more. The algorithm is pinned on `mps`."""
     boundaries = [0, 3, 3, 20, 21, 85, 155]
     case = make_case(155, dtype=dtype, cu_seqlens=boundaries)
     o, state = run(op, case, device)

@@ -54,7 +54,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def prefill(program: Path, case: Case, processor: str, **environment: str) -> tuple[str, torch.Tensor, torch.Tensor]:
-    """Which kernels ran, o and the final state."""
+    """Returns the kernels that ran, o and the final state."""
     there, back = program.parent / "in", program.parent / "out"
     assert case.initial_state is not None
     tokens, K = case.q.size(1), case.q.size(3)

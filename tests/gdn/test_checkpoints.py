@@ -23,7 +23,7 @@ each_algorithm = each_device("chunked", "fused_chunk", "recurrent")
 
 
 def random_pool(device: torch.device, dtype: torch.dtype = torch.float32, v_first: bool = False) -> Tensor:
-    """Slots with room between them, as pages of a server have."""
+    """Makes slots with gaps between them, like the pages of a server."""
     generator = torch.Generator().manual_seed(3)
     storage = torch.randn(SLOTS, HV * K * V + 24, generator=generator).to(dtype).to(device)
     return storage[:, : HV * K * V].view(SLOTS, HV, *((V, K) if v_first else (K, V)))
@@ -70,7 +70,7 @@ def test_has_the_bits_of_a_prefill_that_ends_there(device: torch.device, dtype: 
 
 
 def _algorithm_of_device(device: torch.device, case: Case) -> str | None:
-    """That of a call with this case, for calls of other lengths."""
+    """Returns the algorithm of a call with this case, for calls of other lengths."""
     if device.type == "cpu":
         return None
     from tests.helpers.prefill import algorithm_of
@@ -82,7 +82,7 @@ def _algorithm_of_device(device: torch.device, case: Case) -> str | None:
 @pytest.mark.parametrize("on_cpu", [False, True])
 @pytest.mark.parametrize("null_index", [-1, 0])
 def test_packed_sequences(device: torch.device, null_index: int, on_cpu: bool) -> None:
-    """As vLLM calls: int32 offsets, null slots, an empty sequence and one without a slot."""
+    """Calls as vLLM does: int32 offsets, null slots, an empty sequence and one without a slot."""
     boundaries = [0, 200, 200, 330, 394, 500]
     case = make_case(500, K, V, H=1, HV=HV, cu_seqlens=boundaries).to(device)
     pool = random_pool(device)
@@ -253,7 +253,7 @@ def test_opcheck_and_fullgraph(device: torch.device) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_each_algorithm_has_run(algorithm: str) -> None:
-    """What the parameters above force is what runs."""
+    """The algorithm that the parameters above force does run."""
     device = ready("mps")
     case = make_case(64, K, V, H=1, HV=HV).to(device)
     with prefill_algorithm(algorithm), kernels_run(device, *ALGORITHMS[algorithm]):

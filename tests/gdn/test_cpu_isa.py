@@ -52,7 +52,7 @@ def drawn(op: str, point: Point, **changes: object) -> Case:
 
 @functools.cache
 def cases() -> dict[str, Case]:
-    """By name; each is compared with float64."""
+    """Returns cases by name. Each is compared with float64."""
     found: dict[str, Case] = {}
     for dtype in DTYPES:
         columns = ConvolutionPoint(dtype, D=CHANNELS, tokens=ROW, batch=1, from_state=False)
@@ -113,7 +113,7 @@ def calls() -> list[tuple[str, str, Call]]:
 
 @pytest.fixture(scope="module", params=CAPABILITIES)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Named]:
-    """By name, of a process limited to one ISA variant."""
+    """Returns results by name, of a process limited to one ISA variant."""
     directory = tmp_path_factory.mktemp(request.param)
     there, back = directory / "calls.pt", directory / "results.pt"
     torch.save(calls(), there)
@@ -174,6 +174,6 @@ def test_gates(results: dict[str, Named]) -> None:
 
 
 def test_exp_has_no_gaps(results: dict[str, Named]) -> None:
-    """Of every size, through the sigmoid of a gate: 1 / (1 + exp(-x))."""
+    """Arguments have every size, and pass through the sigmoid of a gate: 1 / (1 + exp(-x))."""
     exact = gates().double().sigmoid()
     torch.testing.assert_close(results["sigmoid"]["y"].double(), exact, rtol=4e-7, atol=2**-125, equal_nan=True)

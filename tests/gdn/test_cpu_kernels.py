@@ -1,4 +1,4 @@
-"""What only the CPU kernels have: both layouts of a state, work shared among threads, ISA variants."""
+"""Tests what only the CPU kernels have: both layouts of a state, work shared among threads, ISA variants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How csrc/metal encodes: on PyTorch's stream and encoder, without commit or wait, with short-lived temporaries.
+"""Tests how csrc/metal encodes: on PyTorch's stream and encoder, without commit or wait, with short-lived temporaries.
 
 These look at the stream itself, which only the simulated device shows.
 """

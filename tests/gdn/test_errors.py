@@ -1,4 +1,4 @@
-"""Bad input is an error that names the op, the argument, what was expected and what came; never a crash."""
+"""Tests that bad input raises an error that names the op, the argument, what was expected and passed; never a crash."""
 
 from __future__ import annotations
 

@@ -81,5 +81,5 @@ def test_a_copy_of_cu_seqlens_must_be_one() -> None:
 
 @each_op
 def test_parameters_of_a_gate_that_is_not_used_are_not_read(op: str) -> None:
-    """As in FLA: layers pass them whether or not the kernel computes the gate."""
+    """Layers pass them whether or not the kernel computes the gate, as in FLA."""
     assert torch.equal(call(op, A_log=torch.ones(7), dt_bias=torch.ones(9))[0], call(op)[0])

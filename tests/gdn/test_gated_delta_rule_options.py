@@ -60,7 +60,7 @@ def test_sigmoid_of_beta_in_the_kernel(device: torch.device, op: str, dtype: tor
 
 @each_op("chunked", "recurrent")
 def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> None:
-    """As two halves of one projection to [B, T, 2 HV], in packed sequences; A_log and dt_bias with a stride too."""
+    """Gates and betas are halves of one projection in packed sequences. A_log and dt_bias have strides too."""
     case = make_case(70, HV=3, cu_seqlens=[0, 3, 3, 70])
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16)
     of_heads = {name: torch.stack([options[name], options[name] + 1], -1) for name in ("A_log", "dt_bias")}

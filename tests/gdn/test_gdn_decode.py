@@ -19,7 +19,7 @@ Call = dict[str, Any]
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_equals_the_reference(device: torch.device, point: DecodePoint) -> None:
-    """In two launches, or a third that looks through more than 32 indices."""
+    """Takes two launches, and a third to search more than 32 indices."""
     call = ENTRY.call(point)
     there = to_device(call, device)
     with kernels_run(device, *(("locate_slots",) if point.batch > 32 else ()), *KERNELS):
@@ -29,7 +29,7 @@ def test_equals_the_reference(device: torch.device, point: DecodePoint) -> None:
 
 
 def in_three_ops(call: Call) -> Tensor:
-    """The same by the ops that it is made of, for projections that are not by key head."""
+    """Computes the same with the separate ops, for projections that are not by key head."""
     call = dict(call)
     HV, V = call["A_log"].shape[0], call["norm_weight"].shape[0]
     K = call["state_pool"].shape[3 if call["state_v_first"] else 2]
@@ -64,7 +64,7 @@ def by_key_head(call: Call, H: int, K: int) -> Call:
 
 
 def in_pages(pool: Tensor) -> Tensor:
-    """The same with room between the slots."""
+    """Returns the same pool with gaps between the slots."""
     storage = torch.cat((pool.flatten(1), pool.flatten(1)[:, :8]), 1)
     return storage[:, :-8].unflatten(1, pool.shape[1:])
 

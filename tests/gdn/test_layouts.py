@@ -45,7 +45,7 @@ def cost(op: str, case: Case) -> tuple[int, int, int, int]:
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("offset", [0, 1, 8])
 def test_views_of_a_projection_are_not_copied(device: torch.device, op: str, offset: int) -> None:
-    """As cheap as separate tensors, in dispatches, traffic and memory."""
+    """Views are as cheap as separate tensors, in dispatches, traffic and memory."""
     case = make_case(20, 64, 32, B=2, H=1, HV=2, dtype=torch.bfloat16, state=False)
     views = projected(case, offset, device)
     assert not any(x.is_contiguous() for x in views.qkv) and views.q.storage_offset() == offset

@@ -73,7 +73,7 @@ def test_a_prefill_of_repeated_keys_in_float32_at_the_edge_of_the_specification(
 
 @pytest.mark.parametrize(("device", "bound"), [("mps-fused_chunk", 1e-6), ("mps-chunked", 1e-5)], indirect=["device"])
 def test_a_strong_gate_keeps_its_digits_whatever_order_a_scan_has(mps: torch.device, bound: float) -> None:
-    """What a token leaves of the state is exp of the difference of two sums, which reach -153 in 16 tokens."""
+    """A token scales the state by exp of the difference of two sums, which reach -153 in 16 tokens."""
     case = load("strong_gate").case.map(torch.Tensor.float)
     unkind(seed=3, perturb=True)
     _, state = run("chunk_gated_delta_rule", case, mps)

@@ -28,7 +28,7 @@ FEW_TOKENS = 70
 
 
 class Inputs(NamedTuple):
-    """What both ops take; `initial_state` [N, HV, D, D], `boundaries` of packed sequences."""
+    """The inputs of both ops: `initial_state` [N, HV, D, D], `boundaries` of packed sequences."""
 
     q: Tensor
     k: Tensor
@@ -84,7 +84,7 @@ def fla_inputs(
     boundaries: list[int] | None = None,
     zero_state: bool = False,
 ) -> Inputs:
-    """As FLA draws them: `positive` q, k and v are uniform (nearly parallel keys), the others are normal."""
+    """Draws inputs as FLA does: `positive` q, k and v are uniform (nearly parallel keys), the others are normal."""
     torch.manual_seed(42)
     draw = torch.rand if positive else torch.randn
     q, k, v = draw(B, T, H, D), draw(B, T, H, D), draw(B, T, HV, D)
@@ -295,7 +295,7 @@ class TestFla:
         assert_ratio("exp(g)", torch.cat(outputs, 1), exact, 1e-4)
 
     def test_many_documents(self) -> None:
-        """Of FLA's kernel tests: more documents times heads than a grid dimension of CUDA holds."""
+        """A case of FLA's kernel tests: more documents times heads than a grid dimension of CUDA holds."""
         N, HV = 2050, 32
         boundaries = list(range(N + 1))
         q, v = torch.randn(1, N, 1, 4), torch.randn(1, N, HV, 2)

@@ -1,4 +1,4 @@
-"""Prefill by the simulated device's counts, the fused_chunk algorithm beside MLX's kernel.
+"""Compares the simulated device's counts of prefill, for the fused_chunk algorithm and for MLX's kernel.
 
 Of one key head with two value heads of 128 x 128; Qwen3-Next's 16/32 have 16 times as much of everything.
 """
@@ -124,7 +124,7 @@ def test_a_chunk_has_two_barriers(dtype: torch.dtype, chunk_size: int, kilobytes
 @pytest.mark.skipif(importlib.util.find_spec("mlx") is None, reason="MLX is not installed: pip install 'mlx[cpu]'")
 @each_dtype
 def test_asks_the_caches_for_less_than_half_of_what_mlx_does(dtype: torch.dtype) -> None:
-    """In as many threadgroups: MLX's simdgroups read k four times each and share nothing."""
+    """Both use as many threadgroups, but MLX's simdgroups read k four times each and share nothing."""
     case = inputs(dtype)
     ours, theirs = figures_of_fused(case), figures_of_mlx(case)
     assert ours.threadgroups == theirs.threadgroups

@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"use_qk_l2norm_in_kernel": True}
 
 
 def random_pool(device: torch.device, slots: int, dtype: torch.dtype = torch.float32, v_first: bool = False) -> Tensor:
-    """Slots with room between them, as pages of a server have."""
+    """Makes slots with gaps between them, like the pages of a server."""
     generator = torch.Generator().manual_seed(3)
     storage = torch.randn(slots, HV * K * V + 24, generator=generator).to(dtype).to(device)
     return storage[:, : HV * K * V].view(slots, HV, *((V, K) if v_first else (K, V)))
@@ -76,7 +76,7 @@ def test_goes_on_after_what_was_accepted(
 @pytest.mark.parametrize("null_index", [-1, 0])
 def test_packed_sequences_with_padding(device: torch.device, null_index: int, dtype: torch.dtype) -> None:
     """0 to 3 tokens. A row whose first column is null gives zeros, is not read, and writes nothing; one without a state
-    starts anew. A token whose own column is null is computed all the same, and rounds the state as any other."""
+    starts anew. A token whose own column is null is still computed, and rounds the state like any other."""
     lengths, boundaries = [3, 2, 2, 0, 3], [0, 3, 5, 7, 7, 10]
     case = make_case(10, K, V, H=1, HV=HV, cu_seqlens=boundaries).to(device)
     pool = random_pool(device, 16, dtype)
@@ -177,7 +177,7 @@ def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> Non
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_is_one_dispatch() -> None:
-    """Of up to 32 indices: no gather, no scatter, no read on the host."""
+    """Up to 32 indices need no gather, no scatter and no read on the host."""
     import mps_simulator
 
     device = ready("mps")

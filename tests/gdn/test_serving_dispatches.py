@@ -1,4 +1,4 @@
-"""What one layer of a server's step dispatches: the table of docs/serving.md, counted on the simulated device."""
+"""Counts on the simulated device what one layer of a server's step dispatches, for the table of docs/serving.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an op allocates holds NaN before: none of it may be read before it is written."""
+"""Memory that an op allocates holds NaN first: no op may read it before writing it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As both functions take them, but for chunk_kda's safe_gate."""
+        """Returns the options that both functions take, without chunk_kda's safe_gate."""
         gate = {"use_gate_in_kernel": True, "lower_bound": self.lower_bound} if self.gates == "raw" else {}
         return gate | ({"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True} if self.raw else {})
 
@@ -105,7 +105,7 @@ def inputs(shape: Shape) -> dict[str, Tensor]:
 
 
 def autotuners() -> list[Any]:
-    """Of all of FLA's kernels that are imported; heuristics are wrapped around them."""
+    """Yields the autotuners of all imported FLA kernels; heuristics wrap them."""
     found = {}
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):

@@ -23,7 +23,7 @@ CALLS = 20
 
 
 def decode_calls() -> Iterator[tuple[str, Callable[[], object]]]:
-    """In place with a buffer for the output."""
+    """Returns decode calls in place, with a buffer for the output."""
     for op, point in of_decoding((2, 4, 64, 32), torch.float32, batch=2).items():
         entry = REGISTRY[op]
         call = to_device(entry.call(point), "mps")

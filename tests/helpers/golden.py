@@ -21,7 +21,7 @@ NAMES = list(index())
 
 
 def algorithms(op: str, device: str) -> tuple[str | None, ...]:
-    """Those of a prefill, where there are several."""
+    """Returns the algorithms of a prefill, if there are several."""
     return tuple(ALGORITHMS) if op == PREFILL and device == "mps" else (None,)
 
 

@@ -58,7 +58,7 @@ def kda_inputs(
 
 
 def inputs_and_options(T: int) -> tuple[Inputs, dict[str, Any]]:
-    """For every option of both functions that needs no further tensor."""
+    """Yields inputs for every option of both functions that needs no further tensor."""
     inputs = kda_inputs(T, 32, 16, H=2, HV=4)
     inputs["q"], inputs["k"] = 3 * inputs["q"], 0.2 * inputs["k"]
     inputs["beta"] = 4 * inputs["beta"] - 2
@@ -77,7 +77,7 @@ def exact_kda(inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def algorithm_of(function: str, inputs: Inputs, device: torch.device) -> str:
-    """By which the function runs on mps."""
+    """Returns the algorithm that the function uses on mps."""
     if device.type != "mps" or not function.startswith("chunk"):
         return "recurrent"
     batch, tokens, heads, V = inputs["v"].shape

@@ -12,7 +12,7 @@ from torch_gdn.causal_conv1d_interface import causal_conv1d_fn, causal_conv1d_up
 
 H, HV, K, V, W, HIDDEN = 1, 2, 16, 24, 4, 32
 CHANNELS = 2 * H * K + HV * V
-KERNELS = ("causal_conv1d", "gdn_gating", "rms_norm_gated")  # those of any layer, beside the rule's
+KERNELS = ("causal_conv1d", "gdn_gating", "rms_norm_gated")  # those of any layer, without the rule's
 
 
 class Layer(nn.Module):
@@ -53,7 +53,7 @@ class Layer(nn.Module):
 
 
 class Served(Layer):
-    """From pools of states, both updated in place: prefill and decoding are one call."""
+    """A layer with pools of states, both updated in place. One call does prefill or decoding."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, columns: Tensor, states: Tensor, indices: Tensor

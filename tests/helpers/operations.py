@@ -12,7 +12,7 @@ VIEWS = ("view", "_unsafe_view", "expand", "t", "transpose", "slice", "split", "
 
 
 class CountedOperations(TorchDispatchMode):
-    """By name, without views, which launch nothing. One of `linear` is one launch."""
+    """Counts operations by name, without views, which launch nothing. A `linear` is one launch."""
 
     def __init__(self) -> None:
         super().__init__()

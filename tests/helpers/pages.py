@@ -14,7 +14,7 @@ FORKS.set_forkserver_preload(
 
 
 def run(code: str, page: Path, folder: Path, small_downloads: bool) -> str:
-    """What the program wrote to stderr if it failed, else nothing."""
+    """Returns what the program wrote to stderr if it failed, else ""."""
     errors = folder / "stderr.txt"
     process = FORKS.Process(target=_run, args=(code, page, folder, errors, small_downloads))
     process.start()

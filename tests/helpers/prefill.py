@@ -41,12 +41,12 @@ def each_op(*algorithms: str, devices: tuple[str, ...] = DEVICES) -> pytest.Mark
 
 
 def forced(algorithms: tuple[str, ...]) -> list[str]:
-    """As parameters of the fixture `device`."""
+    """Returns parameters for the fixture `device`."""
     return [f"mps-{algorithm}" for algorithm in algorithms]
 
 
 def kernels_of(op: str, case: Case, device: torch.device, **options: Any) -> tuple[str, ...]:
-    """Those that a call of an end-to-end op launches on `mps`."""
+    """Returns the kernels that a call of an end-to-end op launches on `mps`."""
     if device.type != "mps" or not case.q.numel():
         return ()
     if op != PREFILL:
@@ -65,6 +65,6 @@ def algorithm_of(case: Case) -> str:
 
 
 def algorithm_at(tokens: int, heads: int, K: int, V: int, channel_decays: bool = False) -> str:
-    """Of sequences of so many tokens, with so many value heads in all of them."""
+    """Returns the algorithm for sequences of so many tokens, with so many value heads in total."""
     facts = _C.device_facts()
     return _C.prefill_algorithm(tokens, heads, K, V, facts["name"], facts["core_count"], channel_decays)[0]

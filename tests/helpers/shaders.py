@@ -6,6 +6,6 @@ from torch_gdn._library import shader_directory
 
 
 def shaders_of_ops() -> list[str]:
-    """As launches name them: "gdn/solve_tril.metal"."""
+    """Returns shaders as launches name them: "gdn/solve_tril.metal"."""
     root = shader_directory()
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.metal") if path.parent.name != "probes")

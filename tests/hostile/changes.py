@@ -22,7 +22,7 @@ OPS = tuple(REGISTRY)
 Change = Callable[[Call], Any]  # the new value, from the call
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.complex64)
-# What is no tensor, and the numbers, flags and words that an argument which is none may be given.
+# Values that are not tensors: numbers, flags and words for an argument that takes no tensor.
 NO_TENSORS: tuple[Any, ...] = (None, 3, 0.5, True, "a word", [1, 2], torch.float32)
 WRONG: tuple[Any, ...] = (None, "", "a word", [1], torch.float16, torch.float64)
 INTEGERS: tuple[Any, ...] = (0, 1, -1, 2, 3, 5, 16, 48, 64, 2**31 - 1, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63), 2**63)
@@ -103,7 +103,7 @@ def device_of(call: Call) -> torch.device:
 
 
 def unasked_for() -> Iterator[tuple[str, Callable[[torch.device], Any]]]:
-    """For an argument that the call leaves out."""
+    """Yields values for an argument that the call omits."""
     for size in ((), (0,), (4,), (2, 20), (2, 20, 4), (2, 20, 4, 32), (1, 1, 1, 1, 1)):
         for dtype in (torch.float32, torch.int64, torch.bool):
             yield f"{dtype} {size}", lambda device, size=size, dtype=dtype: torch.ones(size, dtype=dtype, device=device)
@@ -153,7 +153,7 @@ def shapes(x: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Any]]]:
 
 
 def layouts(x: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Any]]]:
-    """The same numbers, but for those that are repeated."""
+    """Yields the same numbers in other layouts, some of which repeat them."""
     for d in range(x.dim()):
         yield f"dimension {d} of stride 0", lambda x, d=d: x.narrow(d, 0, 1).expand_as(x)
         yield (
@@ -222,7 +222,7 @@ def inference_tensor(x: Tensor) -> Tensor:
 
 
 def memory_of(written: Tensor, like: Tensor) -> Any:
-    """As much of the written tensor's memory as this takes."""
+    """Returns as much of the written tensor's memory as `like` takes."""
     whole = written.flatten() if written.is_contiguous() else whole_storage(written)
     whole = whole.view(torch.uint8)[: like.numel() * like.element_size()]
     return whole.view(like.dtype).view(like.shape)

@@ -1,4 +1,4 @@
-"""What a hostile call ends in on a device, and whether two ends agree."""
+"""Decides how a hostile call ends on a device, and whether two endings agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_gdn.testing import REGISTRY
 REFUSED_BY_PYTORCH = r"(argument|Argument)s? '?{name}'?|Overflow when unpacking long|There were no tensor arguments"
 
 
-# On the device these make another call than on the CPU: the tensors beside it are elsewhere.
+# On the device these make another call than on the CPU, because the other tensors are elsewhere.
 ELSEWHERE = ("on the CPU", "on meta")
 
 
@@ -51,7 +51,7 @@ def outcome(hostile: Hostile, device: torch.device) -> Outcome:
 
 
 def settle(device: torch.device) -> None:
-    """What the kernels of a refused call reported is no matter of the next call."""
+    """Clears what kernels of a refused call reported, so that the next call does not raise it."""
     if device.type == "mps":
         with contextlib.suppress(RuntimeError):
             torch.mps.synchronize()
@@ -69,7 +69,7 @@ def is_clear(hostile: Hostile, error: Exception) -> bool:
 
 
 def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
-    """What the ops leave open between devices, and why."""
+    """Returns what the ops leave open between devices, and why."""
     if there.error is not None and hostile.what in ELSEWHERE:
         return True
     if hostile.op.startswith("causal_conv1d") and (hostile.argument, hostile.what) == ("x", "dimension 1 of 0"):
@@ -125,7 +125,7 @@ def is_finite(outcome: Outcome) -> bool:
 
 
 def bound_of(hostile: Hostile) -> float:
-    """Of the roughest dtype among the inputs: the CPU multiplies in it where it can."""
+    """Returns the bound of the roughest dtype among the inputs, because the CPU may multiply in it."""
     call = base_call(hostile.op, hostile.base, torch.device("cpu"))
     with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
         call[hostile.argument] = hostile.change(call)

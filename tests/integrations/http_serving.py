@@ -18,7 +18,7 @@ PATIENCE = 300  # seconds until something is taken to hang
 
 
 def save(model: Any, folder: Path) -> Path:
-    """With a tokenizer whose text is the tokens' numbers: what comes back is compared token by token."""
+    """Saves a model with a tokenizer whose text is the tokens' numbers, so that answers compare token by token."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit

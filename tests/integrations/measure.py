@@ -1,4 +1,4 @@
-"""How far each model's logits are from the fallback's, as JSON: `python -m tests.integrations.measure`."""
+"""Measures how far each model's logits are from the fallback's, as JSON: `python -m tests.integrations.measure`."""
 
 from __future__ import annotations
 

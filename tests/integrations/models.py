@@ -75,7 +75,7 @@ def there(kind: str) -> bool:
 
 
 def random_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **special: Any) -> Any:
-    """In f32 or, with the very same numbers, rounded: the weights are those of bf16 in any case."""
+    """Makes a model in f32 or another dtype. The weights are bf16 numbers in any case, so all dtypes have the same."""
     configuration_name, model_name, own = KINDS[kind]
     package = importlib.import_module(f"transformers.models.{kind}")
     configuration = getattr(package, configuration_name)(**{**SIZES, **own, **special})

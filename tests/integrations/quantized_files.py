@@ -36,7 +36,7 @@ class Codes:
         return self.scales.float()[:, self.groups] * (self.codes - self.zeros[:, self.groups])
 
     def reordered(self) -> Codes:
-        """The same columns in another order, as act-order leaves them."""
+        """Returns the same columns in another order, as act-order leaves them."""
         order = torch.randperm(len(self.groups))
         return Codes(self.codes[:, order], self.scales, self.zeros, self.groups[order])
 
@@ -125,7 +125,7 @@ FORMATS = {
 
 
 def is_protected(name: str, module: nn.Module) -> bool:
-    """What published files leave alone: heads, routers, and matrices whose rows do not fill a word."""
+    """Returns whether published files do not pack it: heads, routers, and matrices whose rows do not fill a word."""
     return name == "lm_head" or module.weight.shape[0] % 8 != 0 or name.endswith("shared_expert_gate")
 
 
@@ -160,7 +160,7 @@ def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected)
 
 
 def write_mlx(model: Any, folder: Path, bits: int = 4) -> Any:
-    """As `mlx_lm.convert` does: stacked experts, other convolutions, norms plus one, routers of 8 bits in 64s."""
+    """Writes as `mlx_lm.convert` does: stacked experts, other convolutions, norms plus one, 8-bit routers in 64s."""
     twin = in_float32(model)
     wrapped = model.config.model_type.startswith("qwen3_5")
     config: dict[str, Any] = {"group_size": GROUP, "bits": bits, "mode": "affine"}

@@ -38,7 +38,7 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 
 
 def alone(model: Any, prompts: Sequence[list[int]], new_tokens: int = NEW_TOKENS) -> list[list[int]]:
-    """What `generate()` gives each prompt by itself."""
+    """Returns what `generate()` gives for each prompt by itself."""
     found = []
     for prompt in prompts:
         tokens = model.generate(torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
@@ -75,7 +75,7 @@ def served(
     sequences: int = 1,
     **options: Any,
 ) -> Served:
-    """All prompts at once; those whose numbers are in `cancelled` are given up after their first token."""
+    """Serves all prompts at once. Those whose numbers are in `cancelled` are cancelled after their first token."""
     given_up = {f"request {n}" for n in cancelled}
     expected = len(prompts) * sequences - len(given_up)
     found: dict[str, list[int]] = {}
@@ -116,7 +116,7 @@ class Passed:
 def assert_served_as_alone(
     kind: str, prompts: Sequence[list[int]], cancelled: Sequence[int] = (), device: str = "cpu", **options: Any
 ) -> Served:
-    """All prompts at once: each that is not cancelled gets the tokens of `generate()` by transformers alone."""
+    """Serves all prompts at once. Each one not cancelled must get the tokens of transformers' own `generate()`."""
     expected = {f"request {n}": x for n, x in enumerate(alone(random_model(kind), prompts)) if n not in cancelled}
     transformers.enable(continuous_batching=True)
     found = served(random_model(kind).to(device), prompts, cancelled, **options)

@@ -1,4 +1,4 @@
-"""What of the SGLang plugin needs no SGLang: sampling by seeds, and copies of states between slots."""
+"""Tests the parts of the SGLang plugin that need no SGLang: sampling by seeds, and copies of states between slots."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_the_bar_sees_a_decay_one_percent_off(kind: str, function: str, monkeypa
 
 
 def test_packed_sequences_do_not_see_each_other() -> None:
-    """As flash attention's keyword arguments hand them to a layer; without a kernel transformers refuses them."""
+    """Flash attention's keyword arguments pass them to a layer. Without a kernel, transformers refuses them."""
     model = model_or_skip("qwen3_5")
     layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
     hidden = torch.randn(1, 75, 64)

@@ -71,7 +71,7 @@ def test_cancelled_requests_give_their_slots_back() -> None:
 
 @pytest.mark.parametrize("slots", [16, 3])
 def test_forked_sequences_have_states_of_their_own(slots: int) -> None:
-    """With few slots, some children find none and are prefilled by themselves."""
+    """If there are few slots, some children find none and are prefilled separately."""
     prompts = prompts_of(70, 33)
     expected = alone(random_model("qwen3_5"), prompts)
     transformers.enable(continuous_batching=True)
@@ -167,7 +167,7 @@ def test_eager_attention_is_transformers_own() -> None:
 
 
 def test_what_attention_does_not_copy_is_left_to_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same memory; and nothing of the size of batch by cache is allocated."""
+    """The pages get the rest of the same memory, and nothing of the size of batch by cache is allocated."""
     options = {"num_blocks": None, "max_memory_percent": 0.5}
     memory = (CPU, 2**27, 0, 0)
     for place in ("cache", "initialization"):
@@ -249,7 +249,7 @@ def test_what_states_could_not_follow_is_refused(option: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("option", ["use_async_batching", "varlen_compile_config", "decode_compile_config"])
 def test_what_transformers_turns_on_by_itself_is_refused(option: str) -> None:
-    """As it does for some devices and attentions."""
+    """transformers does so for some devices and attentions."""
     resolve = continuous_batching.resolver(lambda *_: SimpleNamespace(**{option: 1}))
     with pytest.raises(ValueError, match=f"{option}: expected the option to be off, got 1"):
         resolve(random_model("qwen3_5").config, None)

@@ -34,7 +34,7 @@ def _enabled() -> Iterator[None]:
 
 
 def from_scratch(model: Any, prompt: torch.Tensor) -> torch.Tensor:
-    """With a mask, since an answer may have the token that is padding elsewhere."""
+    """Generates with a mask, since an answer may contain the token used for padding."""
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), **OPTIONS)
 
 

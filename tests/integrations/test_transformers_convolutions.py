@@ -86,7 +86,7 @@ def random_model(kind: str) -> Any:
 
 
 def logits(model: Any) -> Tensor:
-    """Of a prompt's next token, and of three more."""
+    """Returns the logits of a prompt's next token, and of three more."""
     tokens = random_tokens(2, 17)
     options = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
     return torch.stack(model.generate(tokens, max_new_tokens=4, **options).logits)

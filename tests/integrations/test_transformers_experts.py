@@ -75,7 +75,7 @@ def some_experts(kind: str, device: torch.device) -> tuple[Any, Tensor, Tensor, 
 @pytest.mark.parametrize("name", [*experts.IMPLEMENTATIONS, experts.NAME])
 @torch.no_grad()
 def test_experts_by_each_name(device: torch.device, name: str) -> None:
-    """As other models call them, whose block is not replaced. On the CPU they are ours if asked for by our name."""
+    """Calls experts as models without a replaced block do. On the CPU they are ours only if our name asks for them."""
     module, *call = some_experts(KINDS[0], device)
     hidden, ids, weights = (x.cpu() for x in call)
     eager = type(module).forward.__wrapped__

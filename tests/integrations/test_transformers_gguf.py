@@ -30,7 +30,7 @@ class GgmlGatedDeltaNet(nn.Module):
 
 
 class Repository:
-    """Of the Hub, or, with a path, of a folder."""
+    """A repository on the Hub or, with a path, a folder."""
 
     def __init__(self, repo_path: Any = None, *, layer_name: str, repo_id: str = "", version: int = 0) -> None:
         self.layer_name, self.is_local = layer_name, repo_path is not None

@@ -135,7 +135,7 @@ def of_another_class(model: Any) -> Any:
 
 
 def wrapped_cache(model: Any) -> Any:
-    """By a method of one object alone, as a tool that watches it would."""
+    """Wraps a method of only one object, as a tool that watches it would."""
     cache = prompted(model)
     cache.update_recurrent_state = SnapshotCache.update_recurrent_state.__get__(cache)
     return cache

@@ -36,7 +36,7 @@ def module_of(model: str) -> ModuleType:
 
 
 def call(T: int, **changed: Any) -> dict[str, Any]:
-    """As the models call: q, k and v are views of one tensor, g is float32."""
+    """Makes a call like the models': q, k and v are views of one tensor, g is float32."""
     inputs = kda_inputs(T, 32, 32, H=2, HV=2) | changed
     q, k, v = torch.cat([inputs[name].flatten(2) for name in "qkv"], -1).split(64, -1)
     heads = {name: x.view(1, T, 2, 32) for name, x in (("query", q), ("key", k), ("value", v))}

@@ -1,4 +1,4 @@
-"""What a step of transformers' models launches after `enable()`: launches.json has the operators of each part.
+"""Tests what a step of transformers' models launches after `enable()`. launches.json has the operators of each part.
 
 `python -m tests.integrations.test_transformers_launches` writes launches.json anew.
 """

@@ -102,7 +102,7 @@ def test_tokens_and_logits_are_those_of_the_numbers(kind: str, form: str, tmp_pa
 
 
 def assert_layers(model: Any, status: Any, form: str) -> None:
-    """All are packed that the file holds packed, and no others; whole blocks of experts are torch_gdn's."""
+    """Checks that exactly the layers packed in the file are packed, and that torch_gdn has whole blocks of experts."""
     packed = {
         name for name, x in model.named_modules() if isinstance(x, (PackedLinear, PackedEmbedding, PackedExperts))
     }
@@ -140,7 +140,7 @@ def test_a_file_that_does_not_fit_is_refused_before_it_is_loaded(
 
 
 def test_what_the_file_leaves_dense_stays_dense(tmp_path: Path) -> None:
-    """As with GPTQ's `dynamic` or `modules_to_not_convert`: whatever the configuration says, the file decides."""
+    """The file decides, whatever the configuration says (GPTQ's `dynamic`, `modules_to_not_convert`)."""
 
     def protected(name: str, module: nn.Module) -> bool:
         return is_protected(name, module) or "layers.0" in name or name.endswith("o_proj")
@@ -156,7 +156,7 @@ def test_what_the_file_leaves_dense_stays_dense(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["gptq", "w4a16"])
 def test_wrapped_names_and_prediction_layers(form: str, tmp_path: Path) -> None:
-    """As in files of a whole Qwen3.5: the text model within another, and layers that transformers does not have."""
+    """Files of a whole Qwen3.5 hold the text model within another, and layers that transformers does not have."""
     twin = written(MIXTURE, tmp_path, form)
     ending = (FORMATS[form].config["quant_method"] == "gptq" and "qweight") or "weight_packed"
 

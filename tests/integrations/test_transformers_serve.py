@@ -29,7 +29,7 @@ def _batching() -> Iterator[None]:
 
 
 def lengths() -> list[int]:
-    """Of the prompts: from 1 to 300 tokens, both of them among these."""
+    """Returns lengths of prompts from 1 to 300 tokens, including both."""
     return [1, 300, *random.Random(0).sample(range(2, 300), CLIENTS - 2)]
 
 

@@ -36,7 +36,7 @@ def _off_at_both_ends() -> Iterator[None]:
 
 
 def everything() -> dict[str, Any]:
-    """All names of the models' modules and of the classes in them."""
+    """Returns all names of the models' modules and of their classes."""
     found: dict[str, Any] = {}
     for kind in EVERYWHERE:
         module = models.modeling_module(kind)

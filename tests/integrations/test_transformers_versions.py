@@ -1,4 +1,4 @@
-"""The same tests with the other versions of transformers, each in a process of its own."""
+"""Runs the same tests with the other versions of transformers, each in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one layer does with a batch of vLLM's: each sequence as the references have it, alone, in float64."""
+"""Compares a layer on a batch of vLLM with the float64 references, each sequence by itself."""
 
 from __future__ import annotations
 

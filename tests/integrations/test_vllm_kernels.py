@@ -1,4 +1,4 @@
-"""What stands for vLLM's Triton kernels of sampling and of slots, against the same written as loops."""
+"""Compares the replacements of vLLM's Triton kernels for sampling and slots with loops."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_step_of_a_drafting_model(device: torch.device) -> None:
 
 
 def test_where_a_drafting_model_goes_on(device: torch.device) -> None:
-    """Of requests with drafts after the accepted ones; without drafts from the last token."""
+    """A draft model continues after the accepted drafts, or from the last token without drafts."""
     starts = torch.tensor([0, 3, 10, 15, 17, 21], dtype=torch.int32, device=device)
     valid = [2, 0, 5, 1, 1]
     indices, rejected = (torch.full((6,), -7, dtype=torch.int32, device=device) for _ in range(2))

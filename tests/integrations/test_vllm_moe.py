@@ -1,4 +1,4 @@
-"""What vLLM's plugin calls for a mixture of experts, compared with loops in float64."""
+"""Compares what vLLM's plugin calls for a mixture of experts with loops in float64."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_options_of_training_and_graphs_change_nothing() -> None:
 
 @each_function
 def test_parameters_of_a_gate_that_is_not_used_are_not_read(function: str) -> None:
-    """As in FLA: layers pass them whether or not the kernel computes the gate."""
+    """Layers pass them whether or not the kernel computes the gate, as in FLA."""
     inputs = kda_inputs(5, 32, 32)
     given = FUNCTIONS[function](**inputs, A_log=torch.ones(7), dt_bias=torch.ones(9), lower_bound=-3.0)[0]
     assert torch.equal(given, FUNCTIONS[function](**inputs)[0])

@@ -47,7 +47,7 @@ def test_one_decay_throughout(device: torch.device, g: float) -> None:
 @pytest.mark.parametrize("g", STRONG)
 @by_chunks
 def test_strong_decays_of_some_channels_and_tokens(device: torch.device, g: float) -> None:
-    """What precedes them is lost; what follows, in the same block of tokens too, must keep its digits."""
+    """Tokens before them are lost; tokens after them, even in the same block, must keep their digits."""
     inputs = kda_inputs(70, 32, 16)
     for channel, token in enumerate([0, 3, 7, 8, 15, 31, 32, 40, 63, 64]):
         inputs["g"][:, token, :, channel::10] = g
@@ -76,7 +76,7 @@ def test_decays_from_minus_20_to_0_and_repeated_keys(device: torch.device, kind:
 @pytest.mark.parametrize("chunk_size", [16, 64])
 @by_chunks
 def test_small_updates_of_a_large_state(device: torch.device, chunk_size: int) -> None:
-    """2,000 of them, each rounded beside the state, would be off by 1.2e-6 to 2.4e-6: some are rounded as one."""
+    """Rounding each of 2,000 into the state would cost 1.2e-6 to 2.4e-6, so several are rounded together."""
     inputs = kda_inputs(2000, 32, 8, HV=1)
     inputs["g"], inputs["beta"] = torch.full_like(inputs["g"], -3e-5), 1e-3 * inputs["beta"]
     assert_exact_kda(NAME, inputs, device, chunk_size=chunk_size)
@@ -128,7 +128,7 @@ def test_packed_sequences(device: torch.device, on_device: bool) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "mps-chunked", "mps-fused_chunk", "mps-recurrent"], indirect=True)
 def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(device: torch.device) -> None:
-    """From raw gates; by an algorithm that is pinned on `mps`."""
+    """Gates are raw, and the algorithm is pinned on `mps`."""
     boundaries, gate = [0, 3, 20, 21, 90], {"use_gate_in_kernel": True, "lower_bound": -5.0}
     inputs = to_device(kda_inputs(90, 32, 16, N=4), device)
     o, state = torch_gdn.chunk_kda(**inputs, **gate, cu_seqlens=torch.tensor(boundaries), output_final_state=True)
@@ -158,7 +158,7 @@ def first_tokens(inputs: Inputs, tokens: int) -> Inputs:
 
 
 def states_between(inputs: Inputs, device: torch.device, **options: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-    """By whatever device: on mps from the kernels of a stage each, which have the states in memory."""
+    """Returns the states between chunks on any device. On mps the kernels of one stage each have them in memory."""
     with kernels_run(device, *CHUNKED):
         return torch_gdn.chunk_kda(**to_device(inputs, device), **options, return_intermediate_states=True)
 
@@ -166,7 +166,7 @@ def states_between(inputs: Inputs, device: torch.device, **options: Any) -> tupl
 @pytest.mark.parametrize("T", [3, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype, T: int) -> None:
-    """Each that of the float64 recurrence up to there; beside them o and the final state are what they are alone."""
+    """Each equals the float64 recurrence up to there. o and the final state are the same as without them."""
     inputs = kda_inputs(T, 32, 16, B=2, dtype=dtype)
     o, state, h = states_between(inputs, device, chunk_size=32, output_final_state=True)
     rows = -(-T // 32)

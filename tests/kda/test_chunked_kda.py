@@ -46,7 +46,7 @@ def test_channels_that_forget_beside_others_that_do_not(device: torch.device, ch
 
 @pytest.mark.parametrize("reset", [-torch.inf, -1e4])
 def test_resets(device: torch.device, reset: float) -> None:
-    """Of a whole head within 8 tokens, of some channels at their first and at their last, and of a head twice."""
+    """Resets a whole head within 8 tokens, some channels at their first and last token, and a head twice."""
     inputs = kda_inputs(70, 32, 32)
     g = inputs["g"]
     g[:, 11, 0] = g[:, 16, :, ::3] = g[:, 31, :, 1::3] = g[:, 33:35, 1] = reset

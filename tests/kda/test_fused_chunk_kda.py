@@ -67,7 +67,7 @@ def test_channels_that_forget_beside_others_that_do_not(chunk_size: int) -> None
 @pytest.mark.parametrize("reset", [-torch.inf, -1e4])
 @each_chunk_size
 def test_resets(chunk_size: int, reset: float) -> None:
-    """Of a whole head within 8 tokens, of some channels at their first and at their last, and of a head twice."""
+    """Resets a whole head within 8 tokens, some channels at their first and last token, and a head twice."""
     inputs = kda_inputs(40, 32, 32)
     g = inputs["g"]
     g[:, 11, 0] = g[:, 16, :, ::3] = g[:, 31, :, 1::3] = g[:, 33:35, 1] = reset

@@ -128,7 +128,7 @@ def test_minus_infinity_is_a_reset_of_its_channel(device: torch.device, function
 
 @each_function
 def test_strided_views(device: torch.device, function: str) -> None:
-    """As a model has them: q, k and v are parts of one tensor, g is a view of a wider one."""
+    """q, k and v are parts of one tensor and g is a view of a wider one, as in a model."""
     inputs = kda_inputs(20, 32, 32, H=2, HV=2)
     q, k, v = torch.cat([inputs[name].flatten(2) for name in ("q", "k", "v")], -1).split(64, -1)
     inputs |= {"q": q.view(1, 20, 2, 32), "k": k.view(1, 20, 2, 32), "v": v.view(1, 20, 2, 32)}

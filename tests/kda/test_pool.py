@@ -43,7 +43,7 @@ def test_slots(device: torch.device) -> None:
 
 
 def test_goes_on_after_what_was_accepted(device: torch.device) -> None:
-    """Of three drafted tokens two are accepted: the next token follows the second."""
+    """Two of three drafted tokens are accepted: the next token follows the second."""
     inputs, pool = pool_inputs(4, 1, device)
     state = pool[2:3].clone()
     parts = [{name: x[:, first:last] for name, x in inputs.items()} for first, last in ((0, 3), (0, 2), (3, 4))]

@@ -1,4 +1,4 @@
-"""What is counted in a run, priced in instructions: no way through a listing may issue fewer."""
+"""Prices a run's counts in instructions: no way through a listing may issue fewer."""
 
 from __future__ import annotations
 

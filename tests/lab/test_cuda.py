@@ -1,4 +1,4 @@
-"""What of the second machine runs without a GPU: the text as CUDA, the record of launches, the sanitizer's words."""
+"""Tests the second machine's parts that need no GPU: the text as CUDA, the recorded launches, the sanitizer's words."""
 
 from __future__ import annotations
 

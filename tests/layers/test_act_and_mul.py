@@ -26,7 +26,7 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, activati
 
 
 def test_halves_of_a_projection(device: torch.device) -> None:
-    """As an engine has them, gate and up behind one another, and as attention has its gate, behind each head's q."""
+    """gate and up follow each other as in an engine, or the gate follows each head's q as in attention."""
     whole = torch.randn(3, 4, 2 * 64).to(device)
     for size in (64, 63):  # rows that are aligned, and rows that are not
         gate, up = whole[..., :size], whole[..., size : 2 * size]

@@ -63,7 +63,7 @@ def test_a_large_range_that_overlaps_itself(device: torch.device, apart: int) ->
 @pytest.mark.parametrize("first", [0, 1, 2, 16])
 @pytest.mark.parametrize("offsets", [(0, 40_000), (3, 40_003), (3, 40_019), (2, 40_004), (1, 40_006)])
 def test_any_alignment(device: torch.device, offsets: tuple[int, int], first: int) -> None:
-    """Of the pool within its storage, and of both ends of a range."""
+    """The pool starts anywhere in its storage, and ranges start and end anywhere."""
     storage = bytes_of(80_100)
     ranges = [(*offsets, 33_333)]
     there = storage.to(device, copy=True)
@@ -84,12 +84,12 @@ def test_many_ranges(device: torch.device) -> None:
 
 
 def test_states_of_a_storage(device: torch.device) -> None:
-    """What prefix caching does: a block of a convolution's columns and of the rule's states to another block."""
+    """Copies a block of a convolution's columns and of the rule's states to another block, as prefix caching does."""
     pages = torch.randn(5, 3 * 64 + 2 * 16 * 8).to(device)
     before, page = pages.cpu().clone(), pages.stride(0) * 4
     storage = torch.empty(0, dtype=torch.uint8, device=device).set_(pages.untyped_storage())
     columns, states = 3 * 64 * 4, 2 * 16 * 8 * 4
-    # Of page 1 the columns but the first 64 slide to the left; the states of page 2 go to page 4.
+    # The columns of page 1 after the first 64 slide to the left. The states of page 2 go to page 4.
     ranges = [(page + 256, page, columns - 256), (2 * page + columns, 4 * page + columns, states)]
     torch_gdn.batch_copy_(storage, *(x.to(device) for x in vectors(ranges)))
     expected = before.clone()

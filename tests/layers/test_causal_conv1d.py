@@ -135,7 +135,7 @@ def test_segments_do_not_see_each_other(device: torch.device, dtype: torch.dtype
 
 
 def views_of(x: Tensor) -> dict[str, Tensor]:
-    """The same [B, T, D] values in other layouts."""
+    """Yields the same [B, T, D] values in other layouts."""
     B, T, D = x.shape
     part, offset = x.new_zeros(B, T, D + 20), x.new_zeros(B * T * D + 1)
     part[..., 8:-12], offset[1:] = x, x.flatten()

@@ -27,7 +27,7 @@ def random_pool(S: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_are_the_columns_after_those_tokens(
     device: torch.device, tokens: int, channels_first: bool, S: int, dtype: torch.dtype
 ) -> None:
-    """Of the first token, of all, of none, and of a sequence that starts from zeros."""
+    """Checkpoints are after the first token, after all, after none, and in a sequence that starts from zeros."""
     x, weight = torch.randn(4, tokens, D).to(dtype), torch.randn(D, W).to(dtype)
     if channels_first:
         x = x.transpose(1, 2).contiguous().transpose(1, 2)

@@ -25,7 +25,7 @@ def history(pool: Tensor, slots: list[int], accepted: list[int], W: int) -> Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("W", [2, 3, 4])
 def test_goes_on_after_what_was_accepted(device: torch.device, W: int, dtype: torch.dtype, channel_last: bool) -> None:
-    """From a history in column a - 1 on, the outputs of a plain convolution; then W - 2 columns and the tokens."""
+    """Outputs are those of a plain convolution on the history from column a - 1 on. Columns and tokens follow."""
     S, slots, accepted = W - 2 + DRAFTS + 1, [4, 1, 3], [1, 3, 5]
     x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((3, DRAFTS, D), (D, W), (D,)))
     whole = torch.randn((SLOTS, S, D + 5) if channel_last else (SLOTS, D + 5, S)).to(dtype)
@@ -51,7 +51,7 @@ def test_goes_on_after_what_was_accepted(device: torch.device, W: int, dtype: to
 
 
 def test_packed_sequences_with_padding(device: torch.device) -> None:
-    """Of different lengths, one empty, one without a slot, one without a past, and more than 16 tokens in all."""
+    """Sequences have different lengths: one empty, one without a slot, one without a past, over 16 tokens in total."""
     W, S, lengths = 4, 9, [7, 1, 0, 3, 7]
     boundaries = torch.tensor([0, 7, 8, 8, 11, 18])
     slots, accepted, has_past = [5, 2, 1, 0, 4], [7, 1, 2, 1, 3], [True, True, True, True, False]
@@ -122,7 +122,7 @@ def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -
     ("words", "change"),
     [
         ("num_accepted_tokens: expected .+, got 4 at 0", {"num_accepted_tokens": [4, 1]}),
-        ("state_pool: expected W - 2 columns and one for .+, got too few for 4 at 0", {"cu_seqlens": [0, 4, 5]}),
+        ("state_pool: expected W - 2 columns plus one per .+, got too few for 4 at 0", {"cu_seqlens": [0, 4, 5]}),
     ],
 )
 def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from tests.helpers.devices import launched, ready
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int32, torch.int64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bytes_", [8, 4096, 4104, 8 * 4096, 8 * 4096 + 8])
 def test_every_byte_arrives(device: torch.device, dtype: torch.dtype, bytes_: int) -> None:
-    """In a view that starts at an odd element, between neighbours that stay."""
+    """Copies into a view that starts at an odd element. Its neighbours must not change."""
     src = torch.randint(0, 2, (bytes_ // dtype.itemsize, 2)).to(dtype)[:, 1]  # has strides
     whole = torch.zeros(len(src) + 2, dtype=dtype, device=device)
     if device.type == "mps" and bytes_ <= 8 * 4096:

@@ -54,7 +54,7 @@ def test_without_a_bias(device: torch.device) -> None:
 
 
 def test_strided_views(device: torch.device) -> None:
-    """Of one projection, interleaved head by head as Qwen3-Next has them."""
+    """Views of one projection are interleaved head by head, as in Qwen3-Next."""
     A_log, a, b, dt_bias = (each.to(device) for each in inputs(2, 5, 4))
     expected = torch_gdn.gdn_gating(A_log, a, b, dt_bias)
     both = torch.stack([a, b], dim=-1)

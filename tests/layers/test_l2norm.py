@@ -51,7 +51,7 @@ def rms_norm_gated(x: Tensor, eps: float) -> Tensor:
 
 @pytest.mark.parametrize("norm", [torch_gdn.l2norm, torch_gdn.rms_norm, rms_norm_gated])
 def test_without_eps_a_row_of_zeros_is_nan(device: torch.device, norm: Callable[..., Tensor]) -> None:
-    """As in PyTorch; other rows keep their bits."""
+    """The row is NaN as in PyTorch, and other rows keep their bits."""
     x = torch.randn(2, 64, device=device)
     expected = norm(x, eps=0.0)[1:].clone()
     x[0] = 0

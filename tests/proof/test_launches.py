@@ -1,4 +1,4 @@
-"""What is proved is what the host launches: the recorded calls, their bindings, their sources."""
+"""Tests that the proofs cover what the host launches: the recorded calls, their bindings, their sources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_the_check_compiles_and_what_models_launch_is_proved(launches: list
 
 @needs_every_launch
 def test_every_choice_of_the_host_is_covered(launches: list[Launch]) -> None:
-    """Of the largest kernels: each dtype, chunk size, vector width and flag with each size."""
+    """The largest kernels are covered with each dtype, chunk size, vector width and flag at each size."""
     sizes = [(T, K, V) for T in METAL_TYPES.values() for K, V in strict_launches.SIZES]
     proved = {launch.variant.arguments for launch in launches if launch.variant.kernel == "chunk_fwd_h"}
     for T, K, V in sizes:

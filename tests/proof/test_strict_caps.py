@@ -1,4 +1,4 @@
-"""What each kernel takes at most is recorded, and a variant that takes more is a problem."""
+"""Tests that each kernel's caps are recorded, and that a variant above them is a problem."""
 
 from __future__ import annotations
 

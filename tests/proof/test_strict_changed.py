@@ -26,7 +26,7 @@ def git(repository: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With two commits on the main branch, the first with the shaders."""
+    """Makes a repository with two commits on the main branch, the first with the shaders."""
     shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     git(tmp_path, "add", "--all")

@@ -1,4 +1,4 @@
-"""What a kernel takes of a GPU: exact bytes, and the model's figures on kernels small enough to reckon by hand."""
+"""Tests a kernel's facts: exact bytes, and the model's figures on kernels small enough to compute by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values differ between threads, and what that forbids: the analysis behind the rules on barriers."""
+"""Tests which values differ between threads, and what that forbids: the analysis behind the rules on barriers."""
 
 from __future__ import annotations
 

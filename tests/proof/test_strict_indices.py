@@ -24,7 +24,7 @@ NARROW = "may not fit into 32 bits, and is an index into device memory"
 
 
 def problems(body: str) -> list[str]:
-    """Of a kernel with these statements; n and m are read when it runs, wide has 64 bits."""
+    """Returns the problems of a kernel with these statements. n and m are read at run time, wide has 64 bits."""
     return check_source(f"""#include <metal_stdlib>
 using namespace metal;
 kernel void probe(device float* x [[buffer(0)]], constant int& n [[buffer(1)]], constant int& m [[buffer(2)]],

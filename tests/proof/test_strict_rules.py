@@ -1,4 +1,4 @@
-"""Each rule of strict Metal refuses the program it is for and takes the mended twin (proof/metal/rule_examples)."""
+"""Tests that each rule of strict Metal refuses its program and accepts the correct twin (proof/metal/rule_examples)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wheels come from the cache or from pip, and why there is none is said."""
+"""Tests that wheels come from the cache or from pip, and that a missing one has a reason."""
 
 from __future__ import annotations
 

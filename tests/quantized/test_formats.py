@@ -22,7 +22,9 @@ from torch_gdn.quantized import (
     unpack,
 )
 
-RECORDED = Path(__file__).parents[1] / "golden" / "quantized" / "layers.safetensors"  # see record.py beside it
+RECORDED = (
+    Path(__file__).parents[1] / "golden" / "quantized" / "layers.safetensors"
+)  # written by record.py in that folder
 N, K, GROUP = 32, 64, 32
 
 
@@ -146,7 +148,7 @@ def test_act_order_of_compressed_tensors() -> None:
 
 
 def test_experts_convert_as_their_layers_do(layers: dict[str, dict[str, Tensor]]) -> None:
-    """Each of the formats: a leading dimension, and layers converted one by one and stacked."""
+    """In each format, experts with a leading dimension equal layers that are converted one by one and stacked."""
     for layer in ("ct_4_zero", "gptq_8_zero", "awq_4"):
         tensors = {name: x for name, x in layers[layer].items() if name not in ("dequantized", "weight_shape")}
         flipped = {name: x.flip(-1) for name, x in tensors.items()}

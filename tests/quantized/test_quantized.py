@@ -69,7 +69,7 @@ def test_symmetric_weights_lose_no_digits_to_their_offset(device: torch.device, 
 
 
 def apart(x: Tensor, times: int = 2) -> Tensor:
-    """The same values with gaps between the rows, which stay multiples of 16 bytes apart."""
+    """Returns the same values with gaps between the rows, which stay multiples of 16 bytes apart."""
     return torch.cat([x] * times, dim=-1)[..., : x.shape[-1]]
 
 

@@ -39,7 +39,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_engine(scenario: dict[str, Any], **variables: str) -> dict[str, Any]:
-    """In a process of its own: where an engine fails, SGLang kills the process that made it."""
+    """Runs the engine in a separate process: if it fails, SGLang kills the process that made it."""
     engine = subprocess.Popen(
         [sys.executable, str(HERE / "scenario.py")],
         env=environment(**variables),
@@ -58,7 +58,7 @@ def run_engine(scenario: dict[str, Any], **variables: str) -> dict[str, Any]:
 
 
 def processes_of(session: int) -> list[str]:
-    """What is left of a session ten seconds after its first process has ended; it is killed."""
+    """Returns the processes left of a session ten seconds after its first one ended, and kills them."""
     members = [each for each in psutil.process_iter() if os.getsid(each.pid) == session]
     _, left = psutil.wait_procs(members, timeout=10)
     for process in left:

@@ -78,7 +78,7 @@ def test_features_of_one_engine(reference: Any) -> None:
 
 
 def logprobs(path: Any, texts: list[Any], tokens: list[Any]) -> list[torch.Tensor]:
-    """Those of the tokens, by transformers in float64."""
+    """Returns the tokens' log probabilities, by transformers in float64."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval()

@@ -1,4 +1,4 @@
-"""What the plugin says where it cannot work. SGLang would log the error and go on."""
+"""Tests the plugin's errors when it cannot work. SGLang would log them and continue."""
 
 from __future__ import annotations
 

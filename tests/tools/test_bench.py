@@ -138,7 +138,7 @@ def test_tables_have_the_median_and_mark_what_was_unsteady() -> None:
 
 
 def test_a_call_is_told_of_before_each_of_its_rounds() -> None:
-    """What it depends on is as it should be whenever it is called."""
+    """Everything that a call depends on is set up before each of its rounds."""
     current: list[str] = []
     seen = set()
 
@@ -246,7 +246,7 @@ SERVED = {
 @pytest.mark.parametrize("what", SERVED)
 @pytest.mark.parametrize("name", vllm_kernels.PREFILL)
 def test_each_side_of_vllms_section_gives_the_exact_answer(what: str, name: str) -> None:
-    """From raw gates and in pools, several sequences in one row; each call starts from the same states."""
+    """Gates are raw, states in pools, and several sequences in one row. Each call starts from the same states."""
     prepares, case = SERVED[what]
     try:
         output = prepares[name](case, CPU).output
@@ -288,7 +288,7 @@ def test_the_table_holds_ratios_to_ours() -> None:
     rows = [
         Row("prefill", "layer", "float32", 64, OURS, 1, seconds=2.0),
         Row("prefill", "layer", "float32", 64, "other", 1, seconds=7.0),
-        Row("prefill", "layer", "float32", 128, "other", 1, seconds=7.0),  # no time of ours beside it
+        Row("prefill", "layer", "float32", 128, "other", 1, seconds=7.0),  # without a time of ours
     ]
     assert results.ratios(rows)[rows[1].key, "other"] == 3.5
     assert results.summary(rows, "T").splitlines()[2:] == ["| layer | float32 | 64 | 2000 |  | 3.5 x |"]

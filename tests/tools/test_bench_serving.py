@@ -21,7 +21,7 @@ ANSWER = {"submitted": [0.0, 1.0], "arrived": [[0.5, 0.6, 0.9], [3.0, 3.2, 3.3]]
 
 
 class StubEngine:
-    """As vLLM's: each step gives each request a token, and names come back with something appended."""
+    """Behaves like vLLM's engine: each step gives each request a token, and returned names have a suffix."""
 
     def __init__(self) -> None:
         self.running: dict[str, Any] = {}

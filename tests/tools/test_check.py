@@ -62,7 +62,7 @@ class Run:
 
 
 COMMAND = [sys.executable, *([] if on_a_mac() else ["-m", "mps_simulator"]), "-m", "torch_gdn.check", "--quick"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}  # a second process tests beside this one
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}  # a second process tests at the same time
 
 
 def check(folder: Path, *arguments: str) -> Run:
@@ -457,7 +457,7 @@ def test_the_end_of_a_long_prompt_is_held_against_float64(monkeypatch: pytest.Mo
 
 
 class TestReferences:
-    """None is computed on the device that it is to judge."""
+    """Tests that no reference is computed on the device that it judges."""
 
     def references(self, device: torch.device) -> dict[str, Callable[[], Any]]:
         entry = REGISTRY["l2norm"]

@@ -1,4 +1,4 @@
-"""What calls move on the simulated device: bytes and cache lines of a decoding step; copies and waits of every op."""
+"""Counts on the simulated device: bytes and cache lines of a decoding step, copies and waits of every op."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ INDICES = {
 
 
 def apart(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers with others between them."""
+    """Returns the same numbers with others between them."""
     return torch.stack((x, torch.full_like(x, -9)), -1)[..., 0]
 
 

@@ -22,7 +22,7 @@ each_text = pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.rel
 
 
 def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    # One thread: a second process tests beside this one.
+    # One thread, because a second process tests at the same time.
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, text=True, capture_output=True, check=False
@@ -63,7 +63,7 @@ PROGRAMS = [page for page in (ROOT / "README.md", *PAGES) if program(page, "pyth
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_programs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block marked `py` downloads a model and a tokenizer: here it gets small ones."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a second process tests beside this one
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a second process tests at the same time
     code = program(page, "python", "py")
     if "transformers" in code:
         need("transformers")

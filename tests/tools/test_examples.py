@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("examples")  # one process: the outputs are
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a second process tests beside this one
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a second process tests at the same time
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment, text=True, capture_output=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What `python -m torch_gdn.fits` counts is what a model holds."""
+"""Tests that `python -m torch_gdn.fits` counts what a model holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = 70
 
 
 def tensors_of(thing: Any) -> list[Tensor]:
-    """All tensors of a cache's layers."""
+    """Returns all tensors of a cache's layers."""
     if isinstance(thing, Tensor):
         return [thing]
     values = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple) else ()

@@ -72,7 +72,7 @@ def test_an_installed_package_has_no_simulated_device_to_offer(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("module", "status", "words"),
     [
-        ("torch_gdn", 0, ["torch_gdn.info", "torch_gdn.check", "torch_gdn.tune", "torch_gdn.integrations.vllm.serve"]),
+        ("torch_gdn", 0, ["torch_gdn info", "torch_gdn check", "torch_gdn tune", "torch_gdn serve"]),
         ("torch_gdn.warmup", 1, ["torch_gdn.warmup is a function, not a command"]),
     ],
 )
@@ -88,5 +88,5 @@ def test_info_reads_its_arguments(arguments: list[str], status: int, capsys: pyt
     with pytest.raises(SystemExit) as caught:
         info.main(arguments)
     printed = capsys.readouterr()
-    assert caught.value.code == status and "usage: python -m torch_gdn.info" in printed.out + printed.err
+    assert caught.value.code == status and "usage: python -m torch_gdn info" in printed.out + printed.err
     assert "versions" not in printed.out.split("\n")

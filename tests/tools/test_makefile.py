@@ -1,4 +1,4 @@
-"""What the Makefile's commands would install, and what .ci/system-packages says where something is missing."""
+"""Tests what the Makefile's commands would install, and the errors of .ci/system-packages."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ PLACES = "import torch_gdn; print(torch_gdn.__file__); print(torch_gdn._C.shader
 def test_installed_wheel_finds_its_own_shaders_and_a_checkout_says_why_it_does_not_load(
     wheel: zipfile.ZipFile, tmp_path: Path
 ) -> None:
-    """In a checkout that was not built Python finds the sources there before the installed wheel."""
+    """In a checkout that was not built, Python finds its sources before the installed wheel."""
     installed, checkout = tmp_path / "installed", tmp_path / "checkout"
     wheel.extractall(installed)
     shutil.copytree(ROOT / "torch_gdn", checkout / "torch_gdn", ignore=shutil.ignore_patterns("_C.*.so", "__pycache__"))
@@ -146,7 +146,7 @@ json.dump({"status": status, "checked": len(results), "problems": problems}, ope
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a device, and the whole check takes it minutes")
 def test_installed_wheel_checks_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """Without a checkout: nothing sends the reader to the simulated device, and what compares with float64 runs."""
+    """Without a checkout, no text mentions the simulated device, and the comparisons with float64 run."""
     wheel.extractall(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(

@@ -33,7 +33,7 @@ def kernels_of(launches: Iterable[Launch]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def launches() -> list[Launch]:
-    """Of all that the check compiles."""
+    """Returns the launches of everything that the check compiles."""
     ready("mps")
     memory = fake_mps()
     points = [*computed(quick=False), *compiled()]

@@ -1,4 +1,4 @@
-"""What a tag releases: a wheel for each torch and Python, told apart by name. The workflow itself was never run."""
+"""Tests what a tag releases: a wheel for each torch and Python, with different names. Nobody has run the workflow."""
 
 from __future__ import annotations
 

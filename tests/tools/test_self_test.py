@@ -56,7 +56,7 @@ each_fault = pytest.mark.parametrize("compiles", [False, True], ids=["does not c
 
 
 def forget() -> None:
-    """As a new process."""
+    """Forgets everything, as a new process would."""
     replacing.restore()
     run._known.clear()
     run._warned.clear()
@@ -65,7 +65,7 @@ def forget() -> None:
 
 @pytest.fixture
 def on_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[torch.device]:
-    """With verdicts of its own."""
+    """Runs on mps with separate verdicts."""
     device = ready("mps")
     monkeypatch.setenv(self_test.VARIABLE, "auto")
     monkeypatch.setenv(tuning_cache.VARIABLE, str(tmp_path / "table.json"))
@@ -94,7 +94,7 @@ def plant(on_mps: torch.device, tmp_path: Path) -> Iterator[Plant]:
 
 
 def ensure(*cases: Case) -> str:
-    """What it warns of."""
+    """Runs the self-test and returns its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         self_test.ensure(lambda: cases)
@@ -160,11 +160,11 @@ def test_the_cpu_takes_the_place(on_mps: torch.device, plant: Plant, compiles: b
 
 @each_fault
 def test_an_error_takes_the_place_of_an_op_that_writes(on_mps: torch.device, plant: Plant, compiles: bool) -> None:
-    """In transformers' models its own function."""
+    """Models of transformers then use transformers' own function."""
     plant("layers/causal_conv1d_update", compiles)
     assert "calls raise an error" in ensure(UPDATE)
     device = _C.device_facts()["name"]
-    problem = r"(y|state_pool): error \S+ of [\w ]+, at most" if compiles else ".*planted"
+    problem = r"(y|state_pool): error \S+ of [\w ]+, expected at most" if compiles else ".*planted"
     words = rf"^causal_conv1d_update_: its kernel failed the self-test on {device}.*: {problem}.*torch_gdn.check"
     with pytest.raises(RuntimeError, match=words):
         computed(UPDATE, on_mps)

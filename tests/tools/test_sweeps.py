@@ -1,4 +1,4 @@
-"""Which cases of a sweep a run takes."""
+"""Tests which cases of a sweep a run takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which algorithm a prefill takes: the heuristic, the tuning cache, its file and its command."""
+"""Tests the choice of a prefill algorithm: the heuristic, the tuning cache, its file and its command."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_forced_algorithm_goes_before_every_table() -> None:
 
 
 def test_an_excluded_algorithm_gives_way() -> None:
-    """Whether the heuristic, the table or the calling thread asks for it; in one rule alone."""
+    """It gives way whether the heuristic, the table or the calling thread chooses it, and only in one rule."""
     try:
         for excluded, expected in (
             (["fused_chunk"], ["chunked", "chunked", "recurrent"]),

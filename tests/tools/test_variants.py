@@ -1,4 +1,4 @@
-"""Which pipeline a launch gets: that of its kernel and of every one of its template arguments."""
+"""Tests that a launch gets the pipeline of its kernel and of all its template arguments."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def model() -> Iterator[Any]:
 
 
 def test_generation_of_a_warm_model_compiles_nothing_more(model: Any) -> None:
-    """Of prompts of many lengths; and what was compiled is launched by them, all of it."""
+    """Prompts of many lengths compile nothing, and launch everything that was compiled."""
     _C.clear_pipelines()
     with prefill_algorithm(None), torch.no_grad():
         compiled = torch_gdn.warmup(model, progress=False)

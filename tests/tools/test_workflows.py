@@ -26,14 +26,14 @@ def lint(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def schema_errors(workflow: Path) -> str:
-    """Of check-jsonschema, with the schemas that it carries: GitHub's, and that each job has a time limit."""
+    """Returns errors of check-jsonschema, with its own schemas: GitHub's, and that each job has a time limit."""
     schemas = ("vendor.github-workflows", "custom.github-workflows-require-timeout")
     finished = [lint("check-jsonschema", "--builtin-schema", schema, str(workflow)) for schema in schemas]
     return "".join(process.stdout + process.stderr for process in finished if process.returncode != 0)
 
 
 def findings(workflow: Path) -> str:
-    """Of zizmor, a linter that reads expressions and knows what they may be misused for; without network."""
+    """Returns findings of zizmor, a linter that knows how expressions can be misused. It uses no network."""
     process = lint("zizmor", "--offline", "--no-progress", "--strict-collection", "--pedantic", str(workflow))
     return process.stdout + process.stderr if process.returncode != 0 else ""
 

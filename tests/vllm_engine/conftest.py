@@ -22,7 +22,7 @@ define_operators_of_torchvision()  # here for transformers
 
 
 def environment(device: str, first: Sequence[Path] = ()) -> dict[str, str]:
-    """Of a process that runs the engine: cpu, mps (simulated where there is none), or off, without the plugin.
+    """Returns the environment of a process that runs the engine: cpu, mps (simulated if there is none), or off.
 
     first: folders that modules come from before any other.
     """
@@ -62,7 +62,7 @@ def run_engines(device: str, scenarios: list[dict[str, Any]], first: Sequence[Pa
     )
     if done.returncode:
         raise EngineFailed(f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith('[{"rounds"')]  # others log beside it
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith('[{"rounds"')]  # others log here too
     results: list[dict[str, Any]] = json.loads(line)
     return results
 

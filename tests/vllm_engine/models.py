@@ -181,13 +181,13 @@ def bytes_to_characters() -> list[str]:
 
 
 def prompts(count: int, longest: int) -> list[list[int]]:
-    """Of 1 to `longest` tokens, cut from a text at different places; the first has one, the second the most."""
+    """Returns prompts of 1 to `longest` tokens, cut from a text at different places. The first is the shortest."""
     lengths = [1, longest, *((i * 37) % longest + 1 for i in range(2, count))]
     return [list(TEXT[(i * 97) % 700 :][:length]) for i, length in enumerate(lengths[:count])]
 
 
 def generated(path: Path, texts: list[list[int]], tokens: int, dtype: str = "float32") -> tuple[list[Any], list[Any]]:
-    """By transformers' generate(), prompt after prompt: greedy tokens, and by how much each led the next best."""
+    """Runs transformers' generate() for each prompt. Returns greedy tokens, and each one's lead over the next best."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()

@@ -122,7 +122,7 @@ def configuration(how: Format, plain: list[str]) -> dict[str, Any]:
 
 
 def as_mlx(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As mlx-lm keeps them: experts in one tensor; of hybrids convolutions transposed, norms' weights plus one."""
+    """Returns tensors as mlx-lm stores them: experts in one tensor; in hybrids other convolutions, norms plus one."""
     is_hybrid = any(name.endswith(".conv1d.weight") for name in stored)
     changed: dict[str, Tensor] = {}
     stacks: dict[str, list[Tensor]] = {}

@@ -140,7 +140,7 @@ def force_drafts(llm: Any, each: dict[str, Any]) -> None:
 
 
 def pipelines() -> set[str]:
-    """Those of torch_gdn that are compiled: none on the CPU."""
+    """Returns torch_gdn's compiled pipelines: none on the CPU."""
     import torch
 
     if not torch.backends.mps.is_available():

@@ -12,7 +12,7 @@ import pytest
 from tests.vllm_engine.conftest import GREEDY_TOKENS, EngineFailed, assert_tokens_agree, run_engine, run_engines
 from tests.vllm_engine.models import TEXT, TRAINED, generated
 
-CHUNKS = {"max_num_batched_tokens": 64}  # prompts come in parts, beside the decoding of others
+CHUNKS = {"max_num_batched_tokens": 64}  # prompts come in parts, while others decode
 ALIGNED = {"enable_prefix_caching": True, "mamba_cache_mode": "align"}
 DRAFTS = 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
@@ -115,7 +115,7 @@ def test_a_conversation_reads_its_past_from_the_cache(device: str) -> None:
 
 @pytest.mark.parametrize("caching", [{}, ALIGNED], ids=["no cache", "aligned cache"])
 def test_drafts_accepted_and_refused(device: str, caching: dict[str, Any], reference: Any) -> None:
-    """In one step drafts of one request are taken and of another refused: none to all of them."""
+    """In one step, one request's drafts are accepted and another's refused, from none to all of them."""
     path, texts, tokens, _ = reference("qwen3_next")
     drafted = {"prompts": texts, "tokens": GREEDY_TOKENS, "accept": [0, 3, 1, 2], "continuations": tokens}
     result = run_engine(

@@ -13,7 +13,7 @@ from tests.vllm_engine.models import adapter_of, generated
 
 
 def test_products_are_of_the_rows_own_adapters() -> None:
-    """Of a layer, of embeddings and of logits, whose rows are requests; index -1 is no adapter."""
+    """Tests a layer, embeddings and logits, whose rows are requests. Index -1 means no adapter."""
     from vllm.lora.layers import LoRAMapping
 
     from torch_gdn.integrations.vllm.lora import TorchGdnPunicaWrapper

@@ -1,4 +1,4 @@
-"""What the plugin decides inside vLLM before an engine starts: platform, configuration, registrations."""
+"""Tests what the plugin decides in vLLM before an engine starts: platform, configuration, registrations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def mps(monkeypatch: pytest.MonkeyPatch) -> Any:
 def resolved(
     monkeypatch: pytest.MonkeyPatch, mode: str, has_mps: bool, version: str = "0.32.0", plugins: tuple[str, ...] = ()
 ) -> str:
-    """The platform that vLLM's own resolver makes; plugins: others beside torch_gdn's."""
+    """Returns the platform that vLLM's own resolver makes. `plugins` are those other than torch_gdn's."""
     import vllm.platforms
 
     from torch_gdn.integrations.vllm import compat
@@ -392,7 +392,7 @@ def test_adapters_of_models_with_experts_are_refused() -> None:
     [("auto", "auto", "float32"), ("auto", "bfloat16", "bfloat16"), ("float16", "auto", "auto")],
 )
 def test_states_are_float32_on_mps_unless_asked_otherwise(convolution: str, asked: str, states: str, mps: Any) -> None:
-    """As in transformers; vLLM's auto is the model's dtype."""
+    """States are float32 as in transformers, while vLLM's auto means the model's dtype."""
     from vllm.config import VllmConfig
 
     config = VllmConfig()
@@ -468,7 +468,7 @@ def test_norms_on_the_cpu_are_replaced_beside_gated_delta_net_alone(name: str, f
 @pytest.mark.parametrize("sections", [None, [3, 3, 2]], ids=["one position", "three positions"])
 @pytest.mark.parametrize("rotary_dim", [16, 32])
 def test_rotation_is_that_of_vllm(rotary_dim: int, sections: list[int] | None) -> None:
-    """Some of 32 elements, or all; q is a part of a projection. With sections a token has three positions."""
+    """Rotates some of 32 elements, or all. q is part of a projection. With sections a token has three positions."""
     from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
     from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding

@@ -1,4 +1,4 @@
-"""Structured output: of the tokens that the grammar allows, the best one, beside requests without a grammar."""
+"""Tests structured output: the best token that the grammar allows, next to requests without a grammar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def allowed_by_pattern(said: str) -> list[int]:
 
 
 def best_allowed(path: Path, text: list[int], allowed: Any) -> str:
-    """What transformers' generate() says where only such tokens are allowed."""
+    """Returns what transformers' generate() says if only such tokens are allowed."""
     import torch
     from transformers import AutoModelForCausalLM
 

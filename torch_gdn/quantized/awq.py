@@ -17,7 +17,7 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, *, bits: int = 4) 
 
     Args:
         qweight: words of codes along N, eight to a word and interleaved, int32 [..., K, N / 8].
-        qzeros: words of zero points, packed likewise, int32 [..., K / group, N / 8].
+        qzeros: words of zero points, packed the same way, int32 [..., K / group, N / 8].
         scales: [..., K / group, N].
         bits: 4. Default: 4.
 

@@ -68,7 +68,7 @@ def fused_recurrent_gated_delta_rule(
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     q, k = (per_value_head(x, value_heads, head_grouping) for x in (q, k))
-    # Of each token, broadcast to [HV, K, V].
+    # Values per token, broadcast to [HV, K, V].
     decay = g.exp()[..., None, None]
     if gk is not None:
         decay = decay * gk.to(dtype).exp()[..., :, None]

@@ -174,7 +174,7 @@ def causal_conv1d(
 
 
 def taps_in_segment(seq_idx: Tensor, t: int, W: int) -> Tensor:
-    """Which of the last W tokens have token t's number; seq_idx is [T]."""
+    """Returns which of the last W tokens have token t's number. seq_idx is [T]."""
     here = [bool(t >= back and seq_idx[t - back] == seq_idx[t]) for back in reversed(range(W))]
     return torch.tensor(here, device=seq_idx.device)
 

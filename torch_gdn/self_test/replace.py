@@ -28,7 +28,7 @@ _libraries: dict[str, torch.library.Library] = {}  # by op; an implementation li
 
 @dataclass(frozen=True)
 class Replacement:
-    """What an op's calls run instead: `other`, if it takes the call; else the CPU's kernel, or an error."""
+    """The replacement of an op: `other`, if it takes the call; else the CPU's kernel, or an error."""
 
     op: str
     problem: str

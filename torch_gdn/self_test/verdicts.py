@@ -22,7 +22,7 @@ ENDED = "the process ended while the test ran"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the test found for an op, or for one algorithm of an op, at one point."""
+    """The test's result for an op, or for one algorithm of an op, at one point."""
 
     op: str
     algorithm: str | None  # of a prefill

@@ -1,7 +1,7 @@
 // Runs a Gated DeltaNet layer's step between its projections, in place on both of its pools: causal_conv1d_update_,
-// then fused_recurrent_gated_delta_rule_ with raw gates and normalised q and k, then rms_norm_gated. The projections
-// are [q of all heads | k | v], z, b and a. Qwen3-Next has no separate z and a; it groups by key head: qkv [q | k | v
-// of r heads | z of r heads] x H, b [b of r heads | a of r heads] x H, with r = HV / H.
+// then fused_recurrent_gated_delta_rule_ with raw gates and normalised q and k, then rms_norm_gated.
+// The projections are [q of all heads | k | v], z, b and a. Qwen3-Next has no separate z and a; it groups by key head:
+// qkv [q | k | v of r heads | z of r heads] x H, b [b of r heads | a of r heads] x H, with r = HV / H.
 #pragma once
 #include <string_view>
 

@@ -15,11 +15,11 @@ def check_torch() -> None:
         if getattr(torch.version, name, None):
             raise RuntimeError(
                 "mps_simulator.activate(): expected a PyTorch built for the CPU or for CUDA, got "
-                f"{torch.__version__}, built for {name.upper()}, which cannot have mps beside it: install its CPU build"
+                f"{torch.__version__}, built for {name.upper()}, which cannot also have mps: install its CPU build"
             )
     if torch.cuda.is_initialized():
         raise RuntimeError(
-            "mps_simulator.activate(): CUDA is in use in this process, and PyTorch cannot have mps beside it: "
+            "mps_simulator.activate(): CUDA is in use in this process, and PyTorch cannot also have mps: "
             "activate the simulated device first, or in a process of its own"
         )
 

@@ -221,7 +221,7 @@ def _link(
 ) -> Path:
     command = [compiler, "-shared", "-o", str(output), *map(str, objects), f"-Wl,-soname,{output.name}", *flags]
     if not _is_current(output, command, [*objects, *inputs]):
-        # A running process may have the old file mapped: write beside it, then replace.
+        # A running process may have the old file mapped: write a new file, then replace the old one.
         unfinished = output.with_name(f"new_{output.name}")
         command[3] = str(unfinished)
         _run(command, output.parent)

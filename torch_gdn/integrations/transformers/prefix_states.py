@@ -62,7 +62,7 @@ class PrefixStates:
         return sorted(found)
 
     def part(self, state: Any, remaining: int, budget: int) -> int:
-        """How many of the request's remaining tokens its next part has: as many as fit, up to where a state is wanted
+        """Returns how many remaining tokens a request's next part has: as many as fit, up to where a state is wanted
         that the part would pass over."""
         past = state.position_offset
         end = past + min(remaining, budget)

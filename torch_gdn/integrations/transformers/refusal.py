@@ -33,7 +33,7 @@ def kept(refusal: Callable[..., str]) -> Callable[..., str]:
 
 
 def refused(op: str, **call: Any) -> str:
-    """What the op says against the call without its own name, or nothing."""
+    """Returns the op's error about the call without the op's name, or ""."""
     try:
         getattr(torch.ops.gdn, op)(**call)
     except (TypeError, ValueError) as error:
@@ -42,7 +42,7 @@ def refused(op: str, **call: Any) -> str:
 
 
 def is_plain(module: Any) -> bool:
-    """Whether calling the module does what its class says and nothing else."""
+    """Returns whether calling the module does only what its class says."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 

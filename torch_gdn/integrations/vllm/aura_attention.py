@@ -37,7 +37,7 @@ class AuraPagedAttention(PagedAttention):
         return words[..., :key], norms[..., 0], words[..., key : key + value], norms[..., 1]
 
     def tables_of(self, layer: Any, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of keys and of values: signs, which differ between layers; boundaries; codebook."""
+        """Returns tables of keys and of values: signs, which differ between layers, boundaries and codebook."""
         if not self.tables:
             seed = next((int(part) for part in layer.layer_name.split(".") if part.isdigit()), 0)
             for bits, own in ((self.scheme.key_bits, 2 * seed), (self.scheme.value_bits, 2 * seed + 1)):

@@ -223,7 +223,7 @@ def replace_cpu_preparation() -> None:
 
 
 def replace_cpu_lora() -> None:
-    """vLLM 0.32 gives requests without an adapter, beside others in a batch, the last adapter's on its CPU platform."""
+    """Fixes vLLM 0.32's CPU platform, which gives requests without an adapter the last adapter in a mixed batch."""
     from vllm.platforms.cpu import CpuPlatform
 
     def get_punica_wrapper(cls: Any) -> str:

@@ -26,7 +26,7 @@ NULL_BLOCK = 0
 
 @dataclass
 class LayerState:
-    """What a layer's batch is computed with: parameters, and the layer's view of the pools."""
+    """A layer's parameters and its view of the pools, with which its batches are computed."""
 
     key_heads: int
     value_heads: int
@@ -170,7 +170,7 @@ def batch_of(metadata: Any) -> serving.Batch:
 
 
 def forward_spec_decode(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-    """Of each sequence a token and its draft tokens, from the state after the last token that was accepted."""
+    """Runs a token and its draft tokens per sequence, from the state after the last accepted token."""
     sequences = metadata.num_spec_decodes
     state_indices = metadata.spec_state_indices_tensor[:sequences]
     cu_seqlens = metadata.spec_query_start_loc[: sequences + 1]

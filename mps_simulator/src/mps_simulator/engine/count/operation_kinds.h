@@ -14,7 +14,7 @@ enum OperationKind : uint32_t {
   operation_div,
   operation_minmax,
   operation_round,
-  operation_exp,  // exp, exp2, exp10; likewise log
+  operation_exp,  // exp, exp2, exp10; the logs are grouped the same way
   operation_log,
   operation_sqrt,
   operation_rsqrt,

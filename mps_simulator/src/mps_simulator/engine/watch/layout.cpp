@@ -108,7 +108,7 @@ Segment segment_of_copy(const Window& window, Segment segment) {
   return segment;
 }
 
-// Of the kernel's use of a byte of the memory.
+// Reports the kernel's use of a byte of the memory.
 std::string use_text(const Window& window, size_t offset, bool is_written) {
   const simulator_parameter& parameter = *window.parameter;
   const size_t element = (offset - window.copy->first()) / std::max<size_t>(parameter.value_size, 1);
