@@ -196,7 +196,7 @@ def test_on_mps() -> None:
     ("input_ids", "options", "message"),
     [
         (torch.ones(2, 3, dtype=torch.long), {}, r"input_ids: expected shape \[1, T\], got \[2, 3\]"),
-        (torch.ones(1, 3, dtype=torch.long), {"past_key_values": 1}, "past_key_values: expected none"),
+        (torch.ones(1, 3, dtype=torch.long), {"past_key_values": 1}, "past_key_values: expected None"),
         (torch.ones(1, 3, dtype=torch.long), {"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens: expected"),
         (torch.ones(1, 3, dtype=torch.long), {"assistant_model": 1}, "assistant_model: expected None"),
         (
