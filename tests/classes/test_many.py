@@ -63,7 +63,7 @@ def scattered(call: Call) -> Call:
 COUNTED = [op for op, entry in REGISTRY.items() if [*points(entry, 31)]]
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("device", ["mps"], indirect=True)  # the CPU has no simdgroups
 @pytest.mark.parametrize("op", COUNTED)
 def test_more_than_a_simdgroup(device: torch.device, op: str) -> None:
