@@ -79,6 +79,7 @@ def test_logits_in_f32_are_those_of_the_fallback(kind: str, question: str) -> No
     assert distance(on_torch_gdn(question, model), expected) < BAR
 
 
+@pytest.mark.sweep(2)
 @each_question
 @each_kind
 def test_logits_in_bf16_are_as_near_to_f32_as_the_fallback(kind: str, question: str) -> None:
@@ -160,6 +161,7 @@ def shipped(kind: str, prompts: str) -> tuple[str, ...]:
     return ALGORITHMS[SHIPPED[max(PROMPTS[prompts])]]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompts", PROMPTS)
 @each_kind
 def test_on_mps_the_algorithm_as_shipped(kind: str, prompts: str) -> None:
@@ -183,6 +185,7 @@ def test_on_mps_other_algorithms(device: torch.device, prompts: str) -> None:
     assert distance(found, expected) < BAR
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompts", ["one", "padded", "a dozen and padded", "long"])
 @each_kind
 def test_on_mps_in_bf16(kind: str, prompts: str) -> None:

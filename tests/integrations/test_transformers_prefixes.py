@@ -61,6 +61,7 @@ def in_turn(model: Any, prompts: Sequence[list[int]], **options: Any) -> tuple[l
     return turns, cache
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("budget", [64, 512])
 @pytest.mark.parametrize("kind", SERVED_KINDS)
 def test_the_second_prompt_prefills_its_own_tokens(kind: str, budget: int) -> None:

@@ -27,6 +27,7 @@ each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
 pytestmark = pytest.mark.usefixtures("serving")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("accepted", range(DRAFTS + 1))
 @each_kind
 def test_any_number_of_drafts_is_taken_back(kind: str, accepted: int) -> None:

@@ -157,7 +157,7 @@ def test_a_name_that_was_rebound_since_stays(monkeypatch: pytest.MonkeyPatch) ->
     def another() -> None: ...
 
     monkeypatch.setattr(patch.owner, patch.name, another)
-    with pytest.warns(UserWarning, match=f"leaves .*{patch.name} as it is"):
+    with pytest.warns(UserWarning, match=f"does not restore .*{patch.name}"):
         transformers.disable()
     assert vars(patch.owner)[patch.name] is another
     setattr(patch.owner, patch.name, patch.replacement)  # so that monkeypatch brings nothing of ours back

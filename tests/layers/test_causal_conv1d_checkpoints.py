@@ -82,7 +82,9 @@ def test_wrong_numbers(device: torch.device, argument: str, words: str, offsets:
     with pytest.raises(ValueError, match=f"^causal_conv1d_update_: {argument}: {words}"):
         torch_gdn.causal_conv1d_update_(x, weight, pool, **numbers)
     accepted = torch.tensor([1, 1])
-    with pytest.raises(ValueError, match=r"^causal_conv1d_update_: checkpoint_offsets: expected None where"):
+    with pytest.raises(
+        ValueError, match=r"^causal_conv1d_update_: checkpoint_offsets: expected None with num_accepted_tokens"
+    ):
         torch_gdn.causal_conv1d_update_(
             x, weight, random_pool(9).to(device), checkpoint_offsets=torch.tensor([1, 1]),
             checkpoint_indices=torch.tensor([4, 5]), num_accepted_tokens=accepted,

@@ -413,7 +413,7 @@ class TestTimes:
 
         monkeypatch.setattr(timing.torch_gdn, "fused_recurrent_gated_delta_rule", wrong)
         outcome = timing.check_timing(CPU, (1, 2, 64, 64), tokens=1, repeats=1, calls=1)
-        assert outcome.problem.startswith("torch_gdn's output is")
+        assert outcome.problem.startswith("torch_gdn's output has error")
 
     def test_a_model_has_tokens_per_second_with_and_without_torch_gdn(self) -> None:
         figures = models.check_model(CPU, prompt=16, new=2).figures["tokens_per_second"]

@@ -93,7 +93,7 @@ def test_a_launch_refuses_what_would_not_be_bound(mps: torch.device) -> None:
     for bindings, words in (
         ([x] * 32, "at most 31 bindings, got 32"),
         ([x, bytes(4097)], "at most 4096 bytes in a parameter block, got 4097"),
-        ([x, b"1", b"2"], "one block of bytes at most"),
+        ([x, b"1", b"2"], "at most one block of bytes"),
         ([x.cpu()], "tensors on mps, got cpu"),
     ):
         with pytest.raises(ValueError, match=words):
