@@ -7,10 +7,10 @@ MOST_OF_TILE = 128  # tokens that become codes together
 
 
 class ExactRows:
-    """The first `sinks` tokens of a cache and its newest ones, in the dtype in which they came.
+    """The first `sinks` tokens of a cache and its newest ones, in the model's dtype.
 
-    Of the newest at least `tail` stay once there are as many; what is older becomes codes a tile at a time, so that up
-    to `tail` and a tile of them are held. A tile has `tail` tokens, at most 128.
+    At least the last `tail` tokens are here. Older ones leave a tile at a time to become codes, so there are up to
+    `tail` and a tile of them. A tile has min(tail, 128) tokens.
     """
 
     def __init__(self, like: Tensor, sinks: int, tail: int, capacity: int) -> None:
@@ -20,11 +20,11 @@ class ExactRows:
         self.resize(capacity, 0, 0)
 
     def most(self, capacity: int) -> int:
-        """How many rows a cache of so many tokens needs."""
+        """Returns how many rows a cache of `capacity` tokens needs."""
         return min(capacity, self.sinks + self.tail + self.tile)
 
     def surplus(self, rows: int) -> int:
-        """How many of so many rows are to become codes."""
+        """Returns how many of `rows` rows must become codes."""
         over = rows - self.sinks - self.tail - self.tile
         if over <= 0:
             return 0
@@ -34,26 +34,26 @@ class ExactRows:
         return self.keys.narrow(2, first, last - first), self.values.narrow(2, first, last - first)
 
     def write(self, first: int, keys: Tensor, values: Tensor) -> None:
-        """Keys and values in one launch, as a page whose heads are those of all rows of the batch."""
+        """Writes keys and values in one launch. The op sees one page, whose heads are those of the whole batch."""
         slots = self.slots[first : first + keys.shape[2]]
         tokens = (x.flatten(0, 1).transpose(0, 1) for x in (keys, values))  # [T, B * HK, D]
         pages = (x.view(1, -1, *x.shape[2:]).transpose(1, 2) for x in (self.keys, self.values))
         torch.ops.gdn.reshape_and_cache_(*tokens, *pages, slots)
 
     def drop_oldest(self, count: int, length: int) -> None:
-        """Of the rows behind the sinks; `length` is that of all before."""
+        """Drops the `count` oldest of `length` rows that are no sinks, and moves the others up."""
         keys, values = self.rows(self.sinks + count, length)
         self.write(self.sinks, keys.clone(), values.clone())  # the source and the target may overlap
 
     def around(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """These, which are what the codes stand for, between the sinks and the newest rows."""
+        """Returns the decoded keys and values with the sinks before them and the newest rows after them."""
         sinks = min(self.sinks, length)
         parts = zip(self.rows(0, sinks), (keys, values), self.rows(sinks, length), strict=True)
         before_and_behind = [torch.cat([part.to(keys.dtype) for part in each], 2) for each in parts]
         return before_and_behind[0], before_and_behind[1]
 
     def resize(self, capacity: int, start: int, end: int) -> None:
-        """Memory for a cache of `capacity` tokens, the first rows of which are those from start to end."""
+        """Takes memory for a cache of `capacity` tokens and keeps the rows from start to end."""
         rows = max(self.most(capacity), end - start)
         for name in ("keys", "values"):
             x = getattr(self, name)

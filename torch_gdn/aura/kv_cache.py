@@ -15,16 +15,16 @@ EXACT = ("exact.keys", "exact.values")  # in a file
 
 
 class KVCache:
-    """Keys and values of one attention layer, held in a few bits each, and attention to them as they are held.
+    """Stores the keys and values of one attention layer in a few bits each, and attends to them in that form.
 
-    A vector is divided by its norm, rotated by random signs and a Hadamard matrix, and each coordinate becomes the
-    index of the nearest centroid; the norm is kept in float16, corrected so that the decoded vector has it. Attention
-    rotates the query instead of every key, and its output back. The tokens are those of `append`, in order; memory for
-    `capacity` of them is taken at once.
+    A vector is divided by its norm and rotated by random signs and a Hadamard matrix. Each coordinate then becomes the
+    index of the nearest centroid. The norm is kept in float16, corrected so that the decoded vector has it. Attention
+    rotates the query instead of every key, and rotates its output back. `append` adds tokens in order; the cache takes
+    memory for `capacity` tokens at once.
 
-    The first `sinks` tokens and the last `tail` stay in `dtype`, and attention merges them with the codes. Codes are
-    made of whole tiles of min(tail, 128) tokens, when more than `tail` and a tile are exact: a step of decoding mostly
-    writes its token as it is. Of a long prompt that is appended at once, all but the tail is codes at once.
+    The first `sinks` tokens and the last `tail` tokens stay in `dtype`, and attention merges them with the codes. A
+    tile of min(tail, 128) tokens becomes codes when more than `tail` tokens and a tile are exact, so most decoding
+    steps only store their token. If you append a long prompt at once, all of it but the tail becomes codes at once.
 
     Args:
         scheme: a `Scheme` or its name; "8v4" is the safe one.
@@ -32,13 +32,15 @@ class KVCache:
         head_dim: D, 64, 80, 96, 128, 256 or 512.
         capacity: how many tokens fit, until `reserve` grows it.
         device: "cpu" or "mps". Default: "cpu".
-        dtype: of the keys, values and queries to come, bfloat16, float16 or float32. Default: bfloat16.
-        seed: of the signs: keys' from 2 * seed, values' from 2 * seed + 1. Layers want different ones. Default: 0.
-        tail: how many of the newest tokens stay exact at least, 0 for none; 32 to 256 pay. Default: 128.
-        sinks: how many of the first tokens stay exact, padding included. Default: 4.
+        dtype: the dtype of keys, values and queries: bfloat16, float16 or float32. Default: bfloat16.
+        seed: gives the signs: 2 * seed those of keys, 2 * seed + 1 those of values. Use another in each layer.
+            Default: 0.
+        tail: how many of the newest tokens stay exact, at least. 0 keeps none; 32 to 256 are worth their memory.
+            Default: 128.
+        sinks: how many of the first tokens stay exact. Padding counts. Default: 4.
 
     Raises:
-        ValueError, TypeError: an argument that is not as above; in each method a tensor that does not fit.
+        ValueError, TypeError: If an argument is not as above, or if a method gets a tensor that does not fit.
 
     Example:
         >>> import torch, torch_gdn
@@ -108,14 +110,14 @@ class KVCache:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the tokens held: of the codes, and of the exact rows."""
+        """Returns the bytes of the tokens in the cache: codes and exact rows."""
         of_codes = self.coded * self.scheme.bytes_per_token(self.head_dim)
         of_rows = self._exact_length * 2 * self.head_dim * self.dtype.itemsize
         return self.batch * self.kv_heads * (of_codes + of_rows)
 
     @property
     def bytes_reserved(self) -> int:
-        """Bytes of memory for `capacity` tokens."""
+        """Returns the bytes of memory that the cache has taken for `capacity` tokens."""
         of_codes = sum(x.nbytes for coded in (self.keys, self.values) for x in coded.of_tokens().values())
         return of_codes + self.exact.keys.nbytes + self.exact.values.nbytes
 
@@ -124,7 +126,7 @@ class KVCache:
         return self.length - self.coded
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Takes the keys and values of the next T tokens, and encodes whole tiles of those that leave the tail.
+        """Appends the keys and values of T tokens, and encodes whole tiles of the tokens that leave the tail.
 
         Args:
             k, v: [B, HK, T, D], the cache's dtype. Any strides.
@@ -148,8 +150,8 @@ class KVCache:
             self._write(k, v)
 
     def _make_codes(self, k: Tensor, v: Tensor, surplus: int) -> tuple[Tensor, Tensor]:
-        """Encodes so many of the oldest tokens behind the sinks, which may be exact rows or new ones. Returns those of
-        the new ones that are left."""
+        """Encodes the oldest tokens behind the sinks, which may be exact rows or new ones. Returns the new ones that
+        stay exact."""
         held = self._exact_length
         of_rows = min(surplus, max(0, held - self.sinks))
         if of_rows > 0:
@@ -184,7 +186,7 @@ class KVCache:
         starts: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Softmax attention of the last L positions to everything that is held.
+        """Computes softmax attention of the last L positions to every token in the cache.
 
         Args:
             q: [B, HQ, L, D], the cache's dtype; HQ is a multiple of HK, and query head h has KV head h // (HQ / HK).
@@ -211,19 +213,19 @@ class KVCache:
         return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.coded, *exact)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Keys and values as the cache holds them, [B, HK, len, D] each, bfloat16, float16 or float32."""
+        """Returns decoded keys and values, [B, HK, len, D] each, in bfloat16, float16 or float32."""
         keys, values = self.keys.decoded(self.coded, dtype), self.values.decoded(self.coded, dtype)
         return self.exact.around(keys, values, self._exact_length) if self._exact_length > 0 else (keys, values)
 
     def reserve(self, capacity: int) -> None:
-        """Grows to `capacity` tokens in all, by a copy; does nothing where that many fit."""
+        """Grows the cache to `capacity` tokens by a copy. Does nothing if that many fit already."""
         if capacity > self.capacity:
             self._resize(capacity, 0, self.coded, 0, self._exact_length)
 
     def crop(self, length: int) -> None:
-        """Keeps the first `length` tokens; of a negative `length`, all but the last -length.
+        """Keeps the first `length` tokens. A negative `length` drops the last -length tokens.
 
-        Codes stay codes: where tokens are taken back beyond the tail, the next ones fill it anew.
+        Codes stay codes. If you drop more tokens than the tail has, the next tokens fill the tail.
         """
         kept = length if length >= 0 else self.length + length
         if not 0 <= kept <= self.length:
@@ -232,8 +234,8 @@ class KVCache:
         self.length = kept
 
     def keep_last(self, tokens: int, capacity: int) -> None:
-        """Forgets all but the last tokens, as a sliding window does, and takes memory for `capacity` anew. A cache with
-        `sinks` cannot."""
+        """Drops all but the last `tokens` tokens, as a sliding window does, and takes new memory for `capacity`. The
+        cache must have no sinks."""
         if self.sinks > 0:
             raise ValueError(f"keep_last: expected a cache with sinks=0, got {self.sinks}: they would be forgotten")
         if not 0 <= tokens <= min(self.length, capacity):
@@ -246,7 +248,7 @@ class KVCache:
         self.length, self.coded = tokens, of_codes
 
     def reorder(self, rows: Tensor) -> None:
-        """Makes row b what row rows[b] was, as beam search does; `rows` [B'] may repeat and leave out rows."""
+        """Replaces row b by row rows[b], as beam search does. `rows` [B'] may repeat rows and leave some out."""
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64) or rows.shape[0] == 0:
             got = f"{dtype_name(rows.dtype)} of shape {list(rows.shape)}"
             raise ValueError(f"reorder: rows: expected shape [B'], int32 or int64, B' >= 1, got {got}")
@@ -257,7 +259,7 @@ class KVCache:
         self.exact.select(rows.to(self.device))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the tokens held, with tables, signs and seed, to a safetensors file (which wants `safetensors`).
+        """Writes the tokens, tables, signs and seed to a safetensors file. Requires the package `safetensors`.
 
         Example:
             >>> import os, tempfile, torch, torch_gdn
@@ -272,7 +274,7 @@ tail=128, sinks=4)
         file.write(path, self.content())
 
     def content(self) -> file.Content:
-        """What a file holds of it: the tokens held, on the CPU."""
+        """Returns the tokens, on the CPU, as a file stores them."""
         tensors = {
             f"{name}.{part}": x.cpu().contiguous()
             for name, coded in (("key", self.keys), ("value", self.values))
@@ -286,7 +288,7 @@ tail=128, sinks=4)
     def load(
         cls, path: str | os.PathLike[str], device: torch.device | str = "cpu", capacity: int | None = None
     ) -> KVCache:
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Args:
             path: the file.
@@ -300,7 +302,7 @@ tail=128, sinks=4)
 
     @classmethod
     def of(cls, content: file.Content, device: torch.device | str, capacity: int | None = None) -> KVCache:
-        """The cache that had this content; the rest as for `load`."""
+        """Returns a cache with this content. The other arguments are those of `load`."""
         batch, heads, coded_tokens, head_dim = content.shape
         length = content.tokens
         capacity = length if capacity is None else capacity
@@ -329,18 +331,18 @@ tail=128, sinks=4)
         self.exact.write(0, *(x.to(self.device) for x in rows if x is not None))
 
     def _most_codes(self, capacity: int) -> int:
-        """Of so many tokens; where there are codes at all, the tail is full."""
+        """Returns how many of `capacity` tokens can be codes: there are codes only once the tail is full."""
         return max(0, capacity - self.sinks - self.tail)
 
     def _reserve_codes(self, count: int) -> None:
-        """At least so many: a cache that was cropped has codes without a full tail."""
+        """Makes room for `count` codes. A cache that was cropped can have codes without a full tail."""
         if count > self.slots.shape[0]:
             for coded in (self.keys, self.values):
                 coded.resize(count, 0, self.coded)
             self.slots = self._new_slots()
 
     def _resize(self, capacity: int, first: int, last: int, first_row: int, last_row: int) -> None:
-        """Memory for `capacity` tokens, of which the codes from first to last are kept, and the exact rows likewise."""
+        """Takes memory for `capacity` tokens and keeps the codes from first to last and the same for exact rows."""
         for coded in (self.keys, self.values):
             coded.resize(max(self._most_codes(capacity), last - first), first, last)
         self.exact.resize(capacity, first_row, last_row)

@@ -10,21 +10,21 @@ from torch_gdn.aura.codebooks import BITS, TABLES, require
 
 @dataclass(frozen=True)
 class Scheme:
-    """How many bits a key's and a value's coordinates get, and by which tables.
+    """Says how many bits each coordinate of a key and of a value gets, and which tables code them.
 
-    Keys want more bits than values: an error in a key is an error in an exponent. "8v4" is the safe choice, "4v4" half
-    as large again for a model that bears it; with 2 bits test the model first. Besides the codes each vector has a norm
-    of 2 bytes. Of the size of float16, with 128 values a head: 8v8 1/1.97, 8v4 1/2.61, 4v4 1/3.88, 4v2 and 3v3 1/5.12,
-    2v2 1/7.53.
+    Give keys at least as many bits as values, because softmax amplifies errors in keys. "8v4" is the safe choice. "4v4"
+    takes two thirds of its memory. Test your model before you use 2 bits. Each vector has its codes and a norm of 2
+    bytes. With 128 values per head, 8v8 takes 1/1.97 of float16's memory, 8v4 1/2.61, 4v4 1/3.88, 4v2 and 3v3 1/5.12,
+    and 2v2 1/7.53.
 
     Args:
         name: "<bits of keys>v<bits of values>", each 2, 3, 4 or 8. Default: "8v4".
-        table: which codebooks (`torch_gdn.aura.codebooks`). Default: "lloyd-max".
-        means: whether each vector's mean is taken out first and kept beside it, at 4 bytes more: for models whose keys
-            have a large common part, as those with biases in their projections do. Default: False.
+        table: the codebooks (`torch_gdn.aura.codebooks`). Default: "lloyd-max".
+        means: whether to subtract each vector's mean and store it, in 4 more bytes. This helps models whose keys have a
+            large common part, such as those with biases in their projections. Default: False.
 
     Raises:
-        ValueError: a name or table that is not one of those.
+        ValueError: If a name or table is not one of these.
 
     Example:
         >>> from torch_gdn.aura import Scheme

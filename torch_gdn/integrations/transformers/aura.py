@@ -103,12 +103,12 @@ class AuraCache(Cache):
 
     @property
     def bytes_used(self) -> int:
-        """What the tokens of all layers of codes take, the exact ones among them."""
+        """Returns the bytes of the tokens in all compressed layers, exact tokens included."""
         caches = (layer.cache for layer in self.layers if isinstance(layer, AuraLayer))
         return sum(cache.bytes_used for cache in caches if cache is not None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what it holds, as it holds it, to a safetensors file (which wants `safetensors`).
+        """Writes the cache to a safetensors file, bit by bit. Requires the package `safetensors`.
 
         Raises:
             ValueError: a layer that is neither of codes, linear attention nor keys and values.
@@ -123,7 +123,7 @@ class AuraCache(Cache):
         device: torch.device | str = "cpu",
         capacity: int = 256,
     ) -> AuraCache:
-        """Reads what `save` wrote; the model goes on as if it had never stopped.
+        """Reads a file that `save` wrote. The model then continues as if it had never stopped.
 
         Args:
             path: the file.
@@ -143,7 +143,7 @@ class AuraCache(Cache):
 
 
 def coded_layer(layer: Any, config: Any, options: Options, capacity: int, index: int, kind: str) -> Any:
-    """One of codes where there is one for such a layer, else the layer itself."""
+    """Returns a compressed layer in place of `layer`, or `layer` itself if its kind has none."""
     if type(layer) is DynamicLayer:
         return AuraLayer(config, options, capacity, index)
     chunked = "chunked" in kind or (not kind and getattr(config, "attention_chunk_size", None) is not None)
@@ -165,7 +165,7 @@ def aura_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface over codes; over tensors (no AuraCache, a window) its sdpa."""
+    """Implements transformers' attention interface for codes. For tensors (no AuraCache, a window) it calls sdpa."""
     expect("dropout", dropout == 0.0, "0", dropout)
     expect("softcap", kwargs.get("softcap") is None, "None", kwargs.get("softcap"))
     window = getattr(attention_mask, WINDOW, None) or sliding_window or 0
@@ -195,7 +195,7 @@ def aura_attention(
 
 
 def could_be_codes(module: torch.nn.Module, attention_mask: Tensor | None, is_causal: bool | None) -> bool:
-    """Whether an AuraCache would hold this layer's keys and values as codes."""
+    """Returns whether an AuraCache compresses the keys and values of this layer."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     chunked = getattr(getattr(module, "config", None), "attention_chunk_size", None) is not None
     return causal and not chunked and (attention_mask is None or attention_mask.dim() == 1)

@@ -25,7 +25,7 @@ def head_size(config: PreTrainedConfig, index: int) -> int | None:
 
 
 class Options(NamedTuple):
-    """What all layers of an AuraCache share."""
+    """Holds what all layers of an AuraCache share."""
 
     scheme: Scheme
     tail: int
@@ -136,7 +136,7 @@ class WindowLayer(AuraLayer):
         self.recording = True
 
     def held_before(self, tokens: int) -> int:
-        """How many of those that it holds stay where so many come."""
+        """Returns how many of the held tokens stay when `tokens` more arrive."""
         if self.cache is None:
             return 0
         held = len(self.cache)
