@@ -205,6 +205,7 @@ def test_on_mps_in_bf16(kind: str, prompts: str) -> None:
     assert distance(found, exact) < 1.1 * fallback
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompts", ["two", "padded", "short and padded", "long"])
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_compiled_layer(name: str, prompts: str) -> None:
@@ -226,6 +227,7 @@ def with_another_decay(rule: Any) -> Any:
     return lambda q, k, v, g, *others, **options: rule(q, k, v, g * 1.01, *others, **options)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
 @each_kind
 def test_the_bar_sees_a_decay_one_percent_off(kind: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def sliding_model() -> Any:
     return Qwen3ForCausalLM(config).eval()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", [*SERVED_KINDS, "sliding window"])
 def test_ten_turns(kind: str) -> None:
     model = sliding_model() if kind == "sliding window" else random_model(kind)

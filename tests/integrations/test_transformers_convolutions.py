@@ -96,6 +96,7 @@ def test_every_model_is_tried() -> None:
     assert set(KINDS) | UNTRIED == {*CONVOLVING_MODELS, *KDA_MODELS}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_fallback(kind: str) -> None:
     if modeling_module(kind) is None:

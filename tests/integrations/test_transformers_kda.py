@@ -53,6 +53,7 @@ def taken(module: ModuleType, function: str, arguments: dict[str, Any]) -> tuple
     return found
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("T", [1, 64, 100])
 @each_function
 @each_model

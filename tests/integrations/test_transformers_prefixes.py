@@ -77,6 +77,7 @@ def test_the_second_prompt_prefills_its_own_tokens(kind: str, budget: int) -> No
     assert distance(second.logits, missed.logits) < 1e-6
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("length", [64, 65, 128, 129, 130])
 def test_a_prompt_once_more(length: int) -> None:
     """Its last token at least is prefilled: its logits are wanted."""

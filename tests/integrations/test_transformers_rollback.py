@@ -35,6 +35,7 @@ def test_any_number_of_drafts_is_taken_back(kind: str, accepted: int) -> None:
     assert steps == -(-GREEDY_TOKENS // (accepted + 1))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompt", [1, 2, 63, 70, 71, 200], ids=lambda tokens: f"{tokens} tokens")
 def test_drafts_behind_prompts_of_any_length(prompt: int) -> None:
     """Shorter than the convolution, in one call with the drafts, and with its end alone to be taken back."""
@@ -46,6 +47,7 @@ def test_prompt_lookup() -> None:
     assert_drafts_change_nothing(random_model("qwen3_next"), prompt, prompt_lookup_num_tokens=5)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", [0, 1], ids=["the model itself", "another"])
 @each_kind
 def test_a_draft_model(kind: str, seed: int) -> None:

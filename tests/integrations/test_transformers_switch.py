@@ -126,6 +126,7 @@ def test_the_first_line_counts_the_layers_of_models_that_exist() -> None:
     assert str(transformers.disable()).startswith(f"0 of {before + mine} Gated DeltaNet layers run on torch_gdn")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", EVERYWHERE)
 @torch.no_grad()
 def test_a_model_built_while_enabled_is_transformers_own_afterwards(kind: str) -> None:
@@ -324,6 +325,7 @@ CONVOLUTIONS_LEFT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CONVOLUTIONS_TAKEN)
 def test_supports_convolutions(case: str) -> None:
     call = convolution_call(**CONVOLUTIONS_TAKEN[case])
@@ -331,6 +333,7 @@ def test_supports_convolutions(case: str) -> None:
     assert FUNCTIONS["causal_conv1d_fn"].run(**call).shape == (1, 6, 5)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CONVOLUTIONS_LEFT)
 def test_supports_gives_its_reason_for_convolutions(case: str) -> None:
     different, reason = CONVOLUTIONS_LEFT[case]
@@ -371,6 +374,7 @@ def test_supports_norms(activation: str) -> None:
     assert FUNCTIONS["rms_norm_gated"].run(*call).shape == (3, 8)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", NORMS_LEFT)
 def test_supports_gives_its_reason_for_norms(case: str) -> None:
     layer, gate, reason = NORMS_LEFT[case]
@@ -394,6 +398,7 @@ def test_supports_updates() -> None:
     assert supports("causal_conv1d_update", conv_state=whole, **call)[1].startswith("state_pool: expected dtype ")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", TAKEN)
 @pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
 def test_supports(function: str, case: str) -> None:
@@ -403,6 +408,7 @@ def test_supports(function: str, case: str) -> None:
     assert o.shape == call["value"].shape
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", LEFT)
 def test_supports_gives_its_reason(case: str) -> None:
     different, reason = LEFT[case]
