@@ -13,8 +13,8 @@ the relative error of its logits, and bits per byte.
 Memory: bytes per token of a cache that was made, beside float16, and a layer of Qwen3-Next (2 KV heads, D = 256) filled
 with 32,768 tokens.
 
-Beside other formats: lab.studies.format_quality, with a plot of its own, aura_formats.png in the same folder; and at
-equal bytes on trained models, lab.studies.kv_quality, which measures what its file of results lacks.
+Other formats: lab.studies.format_quality, which also writes a plot, aura_formats.png, into the same folder.
+lab.studies.kv_quality is a command of its own; it compares formats at equal bytes on trained models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from examples.pycode import corpus
-from lab.studies import format_quality, kv_quality
+from lab.studies import format_quality
 from torch_gdn.aura import KVCache, Scheme
 
 NAMES = {"lloyd-max": "ours", "origin": "origin's"}
@@ -170,7 +170,7 @@ def plot(found: dict[tuple[str, str], list[float]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="AURA: accuracy and memory by scheme and beside other formats, as tables and plots"
+        description="Measures the accuracy and memory of AURA's schemes and of other formats, as tables and plots"
     )
     parser.add_argument(
         "--plot",
@@ -183,12 +183,11 @@ def main() -> None:
     pieces = held_back_pieces(8, 1024)
     print(error_table(found), memory_table(), model_table(pieces), sep="\n\n")
     beside = format_quality.compare_all(format_quality.sources(pieces[:, :-1]))
-    print("", format_quality.table(beside), format_quality.norms_table(beside), sep="\n\n")
+    print("", format_quality.table(beside), sep="\n\n")
     formats_plot = arguments.plot.with_name("aura_formats.png")
     plot(found, arguments.plot)
     format_quality.plot(beside, formats_plot)
-    print(f"\nThe plots: {arguments.plot}, {formats_plot}\n")
-    kv_quality.report()
+    print(f"\nThe plots: {arguments.plot}, {formats_plot}")
 
 
 if __name__ == "__main__":

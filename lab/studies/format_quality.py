@@ -27,7 +27,7 @@ from torch_gdn.aura import KVCache, codebooks
 SCHEMES = ("8v8", "8v4", "4v4", "4v3", "4v2", "3v3", "3v2", "2v2")
 SIGNS = {"keys": 0, "values": 1}  # seeds, as KVCache's
 OUTLIERS = {3: 10.0, 40: -10.0, 77: 10.0, 100: -10.0}  # channel -> factor, and its mean
-FAMILIES = ("AURA", "AURA, norms in float16", "as they are", "after AURA's rotation")
+FAMILIES = ("AURA", "as they are", "after AURA's rotation")
 
 
 class Source(NamedTuple):
@@ -81,18 +81,13 @@ def model_source(pieces: Tensor) -> Source:
     return source
 
 
-def store_as_aura(source: Source, scheme: str, half_norms: bool = False) -> tuple[Tensor, Tensor, float]:
-    """Keys and values as a cache gives them back, and bits a value; all of them are codes. half_norms: with norms in
-    float16, as a cache keeps them, else as in float32, which gives a vector back with its own norm."""
+def store_as_aura(source: Source, scheme: str) -> tuple[Tensor, Tensor, float]:
+    """Returns keys and values as a cache without a tail decodes them, and bits per value."""
     B, heads, tokens, D = source.k.shape
     cache = KVCache(scheme, B, heads, D, tokens, dtype=torch.float32, tail=0, sinks=0)
     cache.append(source.k, source.v)
-    bytes_used = cache.bytes_used
     k, v = cache.decoded()
-    if not half_norms:
-        k, v = (y * (x.norm(dim=-1) / y.norm(dim=-1))[..., None] for x, y in ((source.k, k), (source.v, v)))
-        bytes_used += 2 * (cache.keys.norms.numel() + cache.values.norms.numel())
-    return k, v, 8 * bytes_used / (k.numel() + v.numel())
+    return k, v, 8 * cache.bytes_used / (k.numel() + v.numel())
 
 
 def store_as_format(source: Source, name: str, rotated: bool) -> tuple[Tensor, Tensor, float]:
@@ -128,10 +123,9 @@ def compare(source: Source) -> list[Result]:
 
     found = []
     for scheme in SCHEMES:
-        for family, half_norms in zip(FAMILIES[:2], (False, True), strict=True):
-            found.append(result(f"AURA {scheme}", family, *store_as_aura(source, scheme, half_norms)))
+        found.append(result(f"AURA {scheme}", FAMILIES[0], *store_as_aura(source, scheme)))
     for name in FORMATS:
-        for family, rotated in zip(FAMILIES[2:], (False, True), strict=True):
+        for family, rotated in zip(FAMILIES[1:], (False, True), strict=True):
             found.append(result(name, family, *store_as_format(source, name, rotated)))
     return found
 
@@ -149,27 +143,14 @@ def compare_all(by_name: dict[str, Source]) -> dict[str, list[Result]]:
 
 
 def table(found: dict[str, list[Result]]) -> str:
-    """A row for each way to store, by bits; AURA's with float16 norms are in `norms_table`."""
+    """Returns a row for each way to store, by bits."""
     columns = [f"{name}: {what}" for name in found for what in ("keys", "values", "attention")]
     rows = ["| | bits a value | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
     for results in sorted(zip(*found.values(), strict=True), key=lambda of: -of[0].bits):
         first = results[0]
-        if first.family != FAMILIES[1]:
-            name = first.name + (", rotated" if first.family == FAMILIES[3] else "")
-            errors = " | ".join(f"{error:.3g}" for result in results for error in result.errors)
-            rows.append(f"| {name} | {first.bits:.2f} | {errors} |")
-    return "\n".join(rows)
-
-
-def norms_table(found: dict[str, list[Result]]) -> str:
-    """What it would save to keep AURA's norms in float16, and what attention's error would be."""
-    rows = ["| scheme | bits a value | with float16 norms | " + " | ".join(f"{name}: error" for name in found) + " |"]
-    rows += ["|---|---|---|" + "---|" * len(found)]
-    for scheme in SCHEMES:
-        pairs = [[r for r in results if r.name == f"AURA {scheme}"] for results in found.values()]
-        errors = " | ".join(f"{now.errors[2]:.5f}, {then.errors[2]:.5f}" for now, then in pairs)
-        now, then = pairs[0]
-        rows.append(f"| {scheme} | {now.bits:.3f} | {then.bits:.3f} | {errors} |")
+        name = first.name + (", rotated" if first.family == FAMILIES[2] else "")
+        errors = " | ".join(f"{error:.3g}" for result in results for error in result.errors)
+        rows.append(f"| {name} | {first.bits:.3f} | {errors} |")
     return "\n".join(rows)
 
 
@@ -181,13 +162,13 @@ def plot(found: dict[str, list[Result]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, len(found), figsize=(5 * len(found), 4.2), sharey=True, layout="constrained")
-    markers = {FAMILIES[0]: ("o-", "C0"), FAMILIES[2]: ("s", "C1"), FAMILIES[3]: ("^", "C2")}
+    markers = dict(zip(FAMILIES, (("o-", "C0"), ("s", "C1"), ("^", "C2")), strict=True))
     for axes, (name, results) in zip(panels, found.items(), strict=True):
         for family, (marker, colour) in markers.items():
             points = sorted((r.bits, r.errors[2], r.name) for r in results if r.family == family)
             bits, errors, _ = zip(*points, strict=True)
             axes.plot(bits, errors, marker, color=colour, label=family, markersize=5, linewidth=0.8)
-            for at, error, label in points if family != FAMILIES[3] else ():
+            for at, error, label in points if family != FAMILIES[2] else ():
                 text = label.removeprefix("AURA ")
                 offset = (-4, -11) if family == FAMILIES[0] else (4, 12 if "4 bits" in text else 3)
                 axes.annotate(text, (at, error), xytext=offset, textcoords="offset points", fontsize=7, color=colour)

@@ -1,9 +1,10 @@
-// Pass 1 for the rows of a cache that are kept as they are. One threadgroup owns 8 query rows of one KV head, a block
-// of exact rows, in tiles of 128, of which each of its 4 simdgroups takes 32 with a softmax of its own, and up to 256
-// columns of o; the simdgroups are put together at the end. In registers: scores [32, 8], o [columns, 8]; in
-// threadgroup memory: q, then the other simdgroups' o. Layout: q [B, HQ, L, D], exact keys and values [B, HK, rows, D],
-// all with strides; o_partials [B, HQ, L, blocks, D], m and l [B, HQ, L, blocks] f32, contiguous. m = max of scale q k,
-// l = sum of exp(scale q k - m), o = sum of exp(scale q k - m) v, over a block.
+// Pass 1 for the exact rows of a cache. One threadgroup owns 8 query rows of one KV head, a block of exact rows and up
+// to 256 columns of o. It reads the block in tiles of 128 rows. Each of its 4 simdgroups takes 32 rows of a tile and
+// has its own softmax; the simdgroups are merged at the end. Registers hold scores [32, 8] and o [columns, 8];
+// threadgroup memory holds q, and later the other simdgroups' o. Layout: q [B, HQ, L, D], exact keys and values [B, HK,
+// rows, D], all with strides; o_partials [B, HQ, L, blocks, D], m and l [B, HQ, L, blocks] f32, contiguous. For a
+// block:
+//     m = max of scale q k,    l = sum of exp(scale q k - m),    o = sum of exp(scale q k - m) v.
 #include "aura/aura_flash_exact.h"
 #include "aura/visibility.h"
 #include "core/row_attention.h"
@@ -13,7 +14,7 @@ GDN_CONSTANT int kExactKeysOfSimdgroup = kExactKeys / kExactSimdgroups;
 
 METAL_FUNC constexpr int exact_columns(int D) { return D < kExactColumns ? D : kExactColumns; }
 
-// The first exact row at or behind a position: rows before `sinks` have their own index as position, the others follow
+// The first exact row at a position or after it. A row before `sinks` has its index as position; the other rows follow
 // the codes.
 METAL_FUNC int exact_row_at(constant ExactParameters& parameters, int position) {
   return position <= parameters.sinks ? position : max(parameters.sinks, position - parameters.coded);
@@ -31,7 +32,7 @@ seen_exact_rows(constant ExactParameters& parameters, device const int* starts, 
   return range;
 }
 
-// Exact rows from `first` on; those past the last one that is seen repeat it.
+// Reads exact rows from `first` on. Rows past `last`, the last one that any query sees, repeat it.
 template <typename T>
 struct ExactRows {
   device const T* rows;
@@ -52,7 +53,7 @@ struct ExactRows {
   }
 };
 
-// q's rows as StagedQuery has them: fragments 2 i and 2 i + 1 have the even and the odd ones of 16 columns.
+// Stages q for StagedQuery: fragments 2 i and 2 i + 1 have the even and the odd columns of 16.
 template <typename T, int D>
 METAL_FUNC void stage_queries(
     threadgroup float2* staged,
@@ -107,7 +108,7 @@ template <typename T, int D>
   stage_queries<T, D>(shared, q, parameters, batch, kv_head, first_row, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  // Later queries see later rows: what the first and the last of these see, and a lane's two.
+  // Later queries see later rows, so the first and the last query bound what the others see.
   KeyRange whole;
   whole.first = int(min(int64_t(block) * parameters.block_size, int64_t(parameters.exact)));
   whole.last = int(min(int64_t(whole.first) + parameters.block_size, int64_t(parameters.exact)));
@@ -133,7 +134,7 @@ template <typename T, int D>
   rows.last = last_seen - 1;
   rows.has_vectors = parameters.has_vectors != 0;
   for (int first = first_seen; first < last_seen; first += kExactKeys) {
-    rows.first = first + int(simdgroup) * kExactKeysOfSimdgroup;  // may lie behind the last, whose weight is then 0
+    rows.first = first + int(simdgroup) * kExactKeysOfSimdgroup;  // may lie past the last row; its weight is then 0
     rows.rows = own_keys;
     rows.stride = parameters.keys.token;
     float2 scores[kBlocks];

@@ -2,7 +2,7 @@
 // quarter of the blocks. A lane holds D / lanes_of(D) elements of o in registers, in f32; in threadgroup memory, those
 // of the other simdgroups. Layout: o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, o [B, HQ, L, D],
 // contiguous. o = Pi^T (sum of exp(m - M) o_partials) / l + (sum of exp(m - M) mean) / l, l with the sink's
-// exponential. The last blocks are of exact rows: they have no mean, and their part of o is not rotated back.
+// exponential. The last blocks belong to exact rows: they have no mean, and their part of o is not rotated back.
 #include "aura/aura_flash_p2.h"
 #include "aura/rotation.h"
 

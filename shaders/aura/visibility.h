@@ -18,8 +18,8 @@ METAL_FUNC KeyRange block_range(constant FlashParameters& parameters, int block)
   return range;
 }
 
-// A row's first position that is not padding, from 0 to 2^30. `starts` holds 32-bit words, the low one of an element
-// first.
+// Returns the first position of a batch row that is not padding, from 0 to 2^30. `starts` holds 32-bit words, the low
+// one of an element first.
 METAL_FUNC int start_of(device const int* starts, int words, int batch) {
   constexpr int kMost = 1 << 30;
   device const int* start = starts + int64_t(batch) * words;
@@ -28,7 +28,7 @@ METAL_FUNC int start_of(device const int* starts, int words, int batch) {
   return clamp(start[0], 0, kMost);
 }
 
-// What a row sees of a range of keys, the first of which has position `first_position`.
+// Returns the keys of a range that a row sees. The first key of the cache has position `first_position`.
 METAL_FUNC KeyRange
 visible_range(constant FlashParameters& parameters, device const int* starts, int batch, int row, KeyRange range) {
   const int position = parameters.q_offset + row / parameters.ratio - parameters.first_position;

@@ -1,11 +1,12 @@
-// Attention of 8 query rows, a simdgroup's, to some keys, in fragments whose columns are the rows: scores [keys, rows]
-// = K Q^T, o [D, rows] += V^T weights. So a lane holds two rows, of all fragments, and weights are the right side of
-// the second product as they come out of the first. Which elements of D make a fragment is chosen so that a lane loads
-// neighbours: both products sum over keys or D in any order.
+// A simdgroup's attention of 8 query rows to some keys. The columns of fragments are the query rows:
+//     scores [keys, rows] = K Q^T,    o [D, rows] += V^T weights.
+// A lane holds two query rows in every fragment, and the first product leaves the weights where the second one needs
+// them. Both products may sum over keys and over D in any order, so a fragment has those elements of D that let a lane
+// load neighbours.
 #pragma once
 #include "core/fragment.h"
 
-// Rows in threadgroup memory.
+// Reads rows in threadgroup memory.
 template <typename C, int kStride>
 struct StagedRows {
   threadgroup const C* tile;
@@ -18,13 +19,13 @@ struct StagedRows {
   }
 };
 
-// What a lane has of q in a fragment and the next one: an element each of its two rows.
+// A lane's elements of q in two fragments: in each, one element of each of its two rows.
 template <typename T>
 struct QueryParts {
   vec<T, 2> first, second;
 };
 
-// Queries in threadgroup memory: the lanes' parts of fragment 0, of fragment 1, and so on.
+// Reads queries in threadgroup memory: all lanes' elements of fragment 0, then of fragment 1, and so on.
 struct StagedQuery {
   typedef float Element;
   threadgroup const float2* staged;
@@ -38,7 +39,7 @@ struct StagedQuery {
   }
 };
 
-// scores = K Q^T of kBlocks blocks of 8 keys.
+// scores = K Q^T for kBlocks blocks of 8 keys.
 template <int D, int kBlocks, typename Rows, typename Query>
 METAL_FUNC void multiply_keys(thread float2* scores, Rows keys, thread const Query& query, LanePosition at) {
   UNROLL for (int n = 0; n < kBlocks; ++n) scores[n] = float2(0.0f);
@@ -52,8 +53,8 @@ METAL_FUNC void multiply_keys(thread float2* scores, Rows keys, thread const Que
   }
 }
 
-// o += V^T weights. Fragments 4 i .. 4 i + 3 of o have columns 32 i + 4 row .. 32 i + 4 row + 3 of V, the last two
-// where D is no multiple of 32 columns 2 row and 2 row + 1 of the rest.
+// o += V^T weights. Fragments 4 i .. 4 i + 3 of o have columns 32 i + 4 row .. 32 i + 4 row + 3 of V. If D is no
+// multiple of 32, the last two fragments have columns 2 row and 2 row + 1 of the rest.
 template <int D, int kBlocks, typename Rows>
 METAL_FUNC void multiply_values(thread float2* o, thread const float2* weights, Rows values, LanePosition at) {
   UNROLL for (int column = 0; column + 32 <= D; column += 32) {
@@ -73,7 +74,7 @@ METAL_FUNC void multiply_values(thread float2* o, thread const float2* weights, 
   }
 }
 
-// Of a lane's two rows, the largest score and the sum of exp(score - largest).
+// For each of a lane's two rows: the largest score, and the sum of exp(score - largest).
 struct RowState {
   float2 m, l;
 };
@@ -85,7 +86,7 @@ METAL_FUNC RowState no_keys() {
   return state;
 }
 
-// Of the 8 lanes that hold one pair of rows.
+// Reduces over the 8 lanes that hold one pair of rows.
 METAL_FUNC float2 max_over_keys(float2 x) {
   x = fmax(x, simd_shuffle_xor(x, ushort(2)));
   x = fmax(x, simd_shuffle_xor(x, ushort(4)));
@@ -102,13 +103,14 @@ METAL_FUNC float rescale_factor(float before, float largest) {
   return largest > -INFINITY ? exp(before - largest) : 1.0f;
 }
 
-// What a lane's two rows see.
+// The keys that a lane's two rows see.
 struct SeenKeys {
   int2 first, last;
 };
 
-// Products -> weights; 0 for keys that a row does not see, and so for those that are repeated to fill a tile, which lie
-// beyond the last key. `first`: the lane's key of block 0. Returns what o so far is multiplied by. Every lane calls.
+// Replaces scores by weights. The weight of a key that a row does not see is 0; this covers keys that repeat to fill a
+// tile, because they lie past the last one. `first` is the lane's key in block 0. Returns the factor for o. Every lane
+// calls it.
 template <int kBlocks>
 METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, float scale, int first, SeenKeys seen) {
   float2 largest = state.m;
@@ -135,7 +137,7 @@ METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, 
   return rescale;
 }
 
-// Sums up what the simdgroups have, in simdgroup 0; every thread calls. A lane's part of a fragment is one of `shared`.
+// Merges the simdgroups into simdgroup 0. Every thread calls it. An element of `shared` is a lane's part of a fragment.
 template <int D, int kSimdgroups>
 METAL_FUNC void merge_simdgroups(
     thread float2* o,
@@ -173,7 +175,7 @@ METAL_FUNC void merge_simdgroups(
   }
 }
 
-// Row `i` of a lane's two, whose columns are those of multiply_values().
+// Stores row `i` of a lane's two. Its columns are in the order of multiply_values().
 template <int D, typename T>
 METAL_FUNC void store_row(device T* target, thread const float2* o, int i, float factor, int row) {
   UNROLL for (int part = 0; part < D / 8; ++part) {

@@ -1,4 +1,4 @@
-"""A cache's first and newest tokens stay as they came: attention after any history against float64 to a plain list."""
+"""A cache keeps its first and newest tokens exact: attention after any history equals float64 over a list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ D, SEED = 64, 3
 
 
 class History:
-    """Keys and values as they were appended, and which of them are codes by now."""
+    """Holds the appended keys and values, and knows which of them are codes by now."""
 
     def __init__(self, tail: int, sinks: int) -> None:
         self.tail, self.sinks, self.tile = tail, sinks, min(tail, 128)
@@ -53,7 +53,7 @@ class History:
 
 
 class Both:
-    """A cache and its history."""
+    """Returns a cache and its history."""
 
     def __init__(self, device: torch.device, tail: int, sinks: int, capacity: int) -> None:
         self.device, self.history = device, History(tail, sinks)
@@ -93,7 +93,7 @@ def test_lengths_around_the_sinks_the_tail_and_a_tile(device: torch.device) -> N
 
 @pytest.mark.parametrize("tokens", [2, 3, 17, 140, 300])
 def test_a_prompt_at_once(device: torch.device, tokens: int) -> None:
-    """What leaves the tail at once is encoded from where it comes; 17 queries take the kernel of matrices."""
+    """New tokens that leave the tail at once are encoded directly. 17 queries take the matrix kernel."""
     both = Both(device, tail=32, sinks=3, capacity=400)
     both.append(tokens)
     both.check(L=min(tokens, 17), window=50)
@@ -121,7 +121,7 @@ def test_a_step_of_decoding_encodes_once_per_tile(device: torch.device) -> None:
 
 @pytest.mark.parametrize("length", [26, 20, 12, 3, 1, 0])
 def test_going_on_after_a_crop(device: torch.device, length: int) -> None:
-    """Into the tail, the codes and the sinks: codes stay codes, and the tail fills up anew."""
+    """Crops into the tail, the codes and the sinks. Codes stay codes, and the tail fills up again."""
     both = Both(device, tail=3, sinks=2, capacity=40)
     for tokens in (5, 1, 1, 1, 20):
         both.append(tokens)

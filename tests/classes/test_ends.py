@@ -1,4 +1,4 @@
-"""The ends of a range: sinks and scores that are a hundred apart, for every op that has sinks."""
+"""Tests every op with sinks on sinks and scores that are a hundred apart."""
 
 from __future__ import annotations
 

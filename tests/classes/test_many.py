@@ -1,4 +1,4 @@
-"""More of a thing than a simdgroup has lanes: sequences, slots, heads, tokens and experts of every op that has them."""
+"""Tests every op with more sequences, slots, heads, tokens or experts than a simdgroup has lanes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ COUNTS = ((31, 33), (32, 64), (63,), (65,), (70,))  # in groups that a run takes
 
 
 def lengths(count: int) -> list[int]:
-    """Of `count` sequences: 0 to 2 tokens, and about the 32nd more, so that a sequence has chunks of its own."""
+    """Returns lengths of 0 to 2 tokens, and of 19 next to each multiple of 32, which makes chunks there."""
     return [19 if n % 32 in (0, 31) and n else (n + 1) % 3 for n in range(count)]
 
 
 def points(entry: OpEntry[Any], count: int) -> Iterator[Point]:
-    """The small point, with so many of each thing that it counts."""
+    """Yields the small point with `count` of each thing that it counts."""
     small, known = entry.small, fields_of(entry)
     if "block_table" in entry.arguments and "queries" in known:
         for longest in (1, 9):  # few query rows and more take kernels of their own
@@ -51,7 +51,7 @@ def points(entry: OpEntry[Any], count: int) -> Iterator[Point]:
 
 
 def scattered(call: Call) -> Call:
-    """Slots in any order, of which those about the 32nd sequence are null, and states that some sequences lack."""
+    """Draws slots in random order. Those near the 32nd sequence are null, and some sequences have no initial state."""
     if "state_indices" not in call:
         return call
     count = len(call["state_indices"])
@@ -67,7 +67,7 @@ COUNTED = [op for op, entry in REGISTRY.items() if [*points(entry, 31)]]
 @pytest.mark.parametrize("device", ["mps"], indirect=True)  # the CPU has no simdgroups
 @pytest.mark.parametrize("op", COUNTED)
 def test_more_than_a_simdgroup(device: torch.device, op: str) -> None:
-    """A run takes one group for each thing, the next group for the next thing."""
+    """A run takes one group of counts for each thing, and another group for the next thing."""
     entry = REGISTRY[op]
     firsts = share_of(range(len(COUNTS)), len(COUNTS))
     for first, which in itertools.product(firsts, range(len([*points(entry, 31)]))):
@@ -77,7 +77,7 @@ def test_more_than_a_simdgroup(device: torch.device, op: str) -> None:
 
 
 def wrong_last(call: Call, argument: str) -> Call:
-    """With numbers of its last sequence or token that are too large for any tensor."""
+    """Makes the numbers of the last sequence or token too large for any tensor."""
     numbers = call[argument].clone().long()
     numbers[-2 if argument == "cu_seqlens" else -1] = LARGE
     return call | {argument: numbers}

@@ -1,5 +1,5 @@
-"""Indices of which only some are null, for every op with slots: rows that are null at their start or their end, and
-offsets of zero beside indices that are in use or past the pool."""
+"""Tests every op with slots on indices of which only some are null: rows that are null at their start or end, and
+offsets of zero next to indices that are in use or past the pool."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOUND = 1e-6
 
 
 def rows(null: int) -> Tensor:
-    """[N, 3]: each pattern, of slots in no order."""
+    """Returns [N, 3]: each pattern of null columns, with slots in random order."""
     indices = 1 + torch.randperm(3 * len(PATTERNS)).view(-1, 3)
     for row, columns in zip(indices, PATTERNS, strict=True):
         row[list(columns)] = null
@@ -37,7 +37,7 @@ def rows(null: int) -> Tensor:
 
 
 def step_of(entry: OpEntry[Any], null: int, accepted: int) -> Call:
-    """A step of three tokens for all rows."""
+    """Runs a step of three tokens for all rows."""
     indices = rows(null)
     N = len(indices)
     call = entry.call(replace(entry.small, batch=N, tokens=3))
@@ -48,7 +48,7 @@ def step_of(entry: OpEntry[Any], null: int, accepted: int) -> Call:
 
 
 def token_by_token(entry: OpEntry[Any], call: Call) -> tuple[Tensor, Tensor]:
-    """o and the pool in float64: each token a call of its own, on a pool of one slot."""
+    """Returns o and the pool in float64. Each token is a call of its own, on a pool of one slot."""
     wide = {name: doubled(x) for name, x in call.items()}
     pool, indices, null = wide["state_pool"].clone(), call["state_indices"], call["null_index"]
     o = torch.zeros_like(wide["v"])
@@ -89,7 +89,7 @@ def test_rows_that_are_partly_null(device: torch.device, op: str, null: int) -> 
 
 
 def twice(call: Call) -> Call:
-    """Twice as many sequences, the second half in a second half of the pool."""
+    """Doubles the sequences; the second half uses a second half of the pool."""
     slots, indices = len(call["state_pool"]), call["state_indices"]
     more = indices.where(indices <= call["null_index"], indices + slots)
     both = {name: torch.cat([call[name], call[name].flip(0)]) for name in OF_TOKENS}

@@ -1,4 +1,4 @@
-"""What a kernel keeps on its way, at each size where it changes its plan: checkpoints, and the states of drafts."""
+"""Tests checkpoints and the states of drafts at each size where a kernel changes its plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREFILLS = [(op, each) for op in KEEPING if "K" in fields_of(REGISTRY[op]) for e
 
 
 def part_of(call: Call, n: int, tokens: int) -> Call:
-    """The call with the first tokens of one sequence."""
+    """Returns the call with the first tokens of one sequence."""
     found = {name: x[n : n + 1, :tokens] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
     return found | {name: call[name][n : n + 1] for name in ("state_indices", "has_initial_state")}
 

@@ -1,4 +1,4 @@
-"""Calls of an op's entry, changed, and held against float64."""
+"""Changes calls of a registry entry and compares their results with float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_gdn.testing.registry import OpEntry, Point
 
 
 def fields_of(entry: OpEntry[Any]) -> set[str]:
-    """What its points say."""
+    """Returns the fields of the entry's points."""
     return {each.name for each in fields(entry.small)}
 
 

@@ -137,16 +137,14 @@ def one(results: list[format_quality.Result], name: str, family: str) -> format_
     return result
 
 
-def test_norms_in_float16_save_an_eighth_of_a_bit_and_cost_nothing(found: dict) -> None:
+def test_a_norm_of_two_bytes_is_an_eighth_of_a_bit(found: dict) -> None:
     for results in found.values():
-        for scheme, bits in (("4v4", 4.25), ("8v8", 8.25)):
-            now, then = (one(results, f"AURA {scheme}", family) for family in FAMILIES[:2])
-            assert (now.bits, then.bits) == (bits, bits - 0.125)
-            assert then.errors != now.errors and then.errors == pytest.approx(now.errors, rel=0.02)
+        for scheme, bits in (("4v4", 4.125), ("8v8", 8.125)):
+            assert one(results, f"AURA {scheme}", FAMILIES[0]).bits == bits
 
 
 def test_outliers_cost_blocks_of_neighbours_twice_as_much_but_not_after_the_rotation(found: dict) -> None:
-    plain, rotated = ([one(results, "q4_0", family) for results in found.values()] for family in FAMILIES[2:])
+    plain, rotated = ([one(results, "q4_0", family) for results in found.values()] for family in FAMILIES[1:])
     (usual, with_outliers), (_, turned) = ([r.errors[0] for r in pair] for pair in (plain, rotated))
     assert with_outliers > 1.8 * usual > 1.8 * turned
 
@@ -155,9 +153,6 @@ def test_tables_and_plot(found: dict, tmp_path: Path) -> None:
     rows = format_quality.table(found).split("\n")
     assert len(rows) == 2 + len(format_quality.SCHEMES) + 2 * len(FORMATS)
     assert {row.count("|") for row in rows} == {9}
-    assert [row.count("|") for row in format_quality.norms_table(found).split("\n")] == [6] * (
-        2 + len(format_quality.SCHEMES)
-    )
     format_quality.plot(found, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -166,5 +161,5 @@ def test_the_documentation_has_a_row_of_each(found: dict) -> None:
     page = (ROOT / "docs/aura.md").read_text()
     for row in format_quality.table(found).split("\n")[2:]:
         name, bits = row.split("|")[1:3]
-        expected = "8.00" if name.startswith(" fp8") else bits.strip()
+        expected = "8.000" if name.startswith(" fp8") else bits.strip()
         assert f"|{name}| {expected} |" in page

@@ -36,13 +36,13 @@ class Content:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, HK, the tokens that are codes, and D."""
+        """Returns B, HK, the number of tokens that are codes, and D."""
         batch, heads, tokens = self.tensors["key.norms"].shape
         return batch, heads, tokens, self.tensors["key.signs"].shape[0]
 
     @property
     def exact(self) -> int:
-        """The tokens that are no codes."""
+        """Returns the number of exact tokens."""
         rows = self.tensors.get("exact.keys")
         return rows.shape[2] if rows is not None and rows.dim() == 4 else 0
 
@@ -112,7 +112,7 @@ def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
 
 
 def exact_sizes(metadata: dict[str, str]) -> tuple[int, int]:
-    """How many of the newest and of the first tokens are kept as they are; a file of version 1 has none."""
+    """Returns the sizes of the tail and of the sinks. A file of version 1 has neither."""
     tail, sinks = metadata.get("tail", "0"), metadata.get("sinks", "0")
     require(tail.isdecimal(), "a tail", tail)
     require(sinks.isdecimal(), "a number of sinks", sinks)

@@ -4,7 +4,7 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// Rows as they are: q is not rotated, and so neither are scores and results.
+// Reads exact rows. Neither they nor q are rotated, so the partial sums of o are not rotated either.
 class ExactKeys {
  public:
   ExactKeys(const AuraAttention<int64_t>& op, const AuraShape<>& shape, int64_t block_size)

@@ -1,4 +1,4 @@
-// The two passes of attention to codes, and what it adds of exact rows between them.
+// The two passes of attention to codes, and the attention to exact rows that runs between them.
 #pragma once
 #include "ops/aura/aura_attention.h"
 
@@ -7,7 +7,7 @@ namespace torch_gdn::cpu {
 constexpr int64_t kFlashRows = 32;  // query rows of one KV head that share keys and values in f32
 
 void flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);
-// Into the last `shape.NX` blocks of the partials.
+// Writes the last `shape.NX` blocks of the partials.
 void attend_to_exact_rows(const AuraAttention<int64_t>& op, const AuraShape<>& shape, int64_t block_size,
                           const Partials& partials);
 void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o);

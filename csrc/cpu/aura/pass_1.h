@@ -1,9 +1,9 @@
-// Pass 1 of attention: a softmax over each block of keys by itself, for keys and values that `Keys` reads as f32:
-//   blocks(), first_block()            its blocks, and where they lie among all partials of a row
-//   count(), block_size()              of keys
-//   index_of(position)                 of the first key at or behind a position
-//   read_query(b, head, query, row)    q as the keys are rotated and with their scale; returns what means are times
-//   read_tile(b, hk, first, count, item)
+// Pass 1 of attention computes a softmax over each block of keys. `Keys` reads keys and values as f32. It has:
+//   blocks(), first_block()            the number of its blocks, and the first one's index among a row's partials
+//   count(), block_size()              the number of keys, and of keys per block
+//   index_of(position)                 the index of the first key at a position or after it
+//   read_query(b, head, query, row)    reads q, rotated like the keys and scaled; returns the factor of the keys' means
+//   read_tile(b, hk, first, count, item, width)    reads `count` keys and values into the work item
 #pragma once
 #include <cmath>
 #include <limits>

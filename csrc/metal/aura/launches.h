@@ -1,4 +1,4 @@
-// The kernels of aura_attention; all but that of exact rows are also ops.
+// The kernels of aura_attention. Each is also an op, except the one for exact rows.
 #pragma once
 #include "launch/launch.h"
 #include "ops/aura/aura_attention.h"
@@ -13,7 +13,7 @@ Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const 
 int64_t rows_of_threadgroup(const AuraShape<>& shape);
 Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);
 
-// Into the last `shape.NX` blocks of the partials.
+// Writes the last `shape.NX` blocks of the partials.
 Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape<>& shape, int64_t block_size,
                                const Partials& partials);
 

@@ -1,4 +1,4 @@
-"""A first prompt's attention to its own keys and values, as they are before they become codes."""
+"""Lets a first prompt attend to its own keys and values before they become codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_unpadded(starts: Tensor | None) -> bool:
 
 
 def attend_to_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int, sinks: Tensor | None) -> Tensor:
-    """Causal attention of q [B, HQ, L, D] to k and v [B, HK, L, D]: [B, L, HQ, D]. Each row of the batch is a page."""
+    """Computes causal attention of q [B, HQ, L, D] to k, v [B, HK, L, D] as [B, L, HQ, D]. Each batch row is a page."""
     B, HQ, L, D = q.shape
     rows = torch.arange(B + 1, dtype=torch.int32)
     key_pages, value_pages = k.transpose(1, 2), v.transpose(1, 2)

@@ -17,7 +17,7 @@ PREFIX = "aura_"
 
 
 class Handler:
-    """What vLLM asks about a registered name. Nothing reads the answers, because the name is replaced first."""
+    """Answers what vLLM asks about a registered name while it checks its configuration, before the name is replaced."""
 
     name: str
 
