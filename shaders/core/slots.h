@@ -17,10 +17,10 @@ struct Slot {
   bool is_outside, is_taken;
 };
 
-// The division is in 32 bits, and only for rows that are apart.
+// Only rows that are apart take the division of 64 bits.
 METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
   int64_t position = entry * slots.index_stride;
-  if (slots.row_gap != 0) position += int(entry) / slots.columns * slots.row_gap;
+  if (slots.row_gap != 0) position += entry / slots.columns * slots.row_gap;
   return read_index(indices, position, slots.index_bytes);
 }
 
