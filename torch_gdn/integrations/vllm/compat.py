@@ -114,6 +114,17 @@ def replace_copies() -> None:
     CpuGpuBuffer.copy_to_gpu = copy_to_gpu
 
 
+def replace_convolution_metadata() -> None:
+    """vLLM prepares each step with a prompt for its Triton convolution: six copies to the device, which nothing here
+    reads."""
+    from vllm.v1.attention.backends import gdn_attn
+
+    def compute_causal_conv1d_metadata(*args: Any, **kwargs: Any) -> tuple[None, None, None]:
+        return None, None, None
+
+    gdn_attn.compute_causal_conv1d_metadata = compute_causal_conv1d_metadata
+
+
 def replace_accelerator_functions() -> None:
     """torch.accelerator has no host allocator for mps, and its empty_host_cache() crashes; vLLM calls it at exit."""
 
