@@ -204,7 +204,6 @@ def main() -> None:
     if options.plots:
         options.plots.mkdir(parents=True, exist_ok=True)
         plots.prefill_times(rows, options.plots / "prefill.png")
-        plots.roofline(rows, rates, options.plots / "roofline.png")
         plots.serving(rows, options.plots / "serving.png")
         plots.metal_bytes(rows, options.plots / "metal_bytes.png")
 
