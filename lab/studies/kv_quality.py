@@ -1,4 +1,4 @@
-"""What formats of keys and values do to two trained models at equal bytes: a table in docs/aura.md and a plot.
+"""What formats of keys and values do to two trained models at equal bytes: docs/lab/cache-formats.md and its plot.
 
     python -m lab.studies.kv_quality              measures what lab/studies/kv_quality.json lacks, then writes both
     python -m lab.studies.kv_quality --only 4v4   measures formats whose names contain this
@@ -24,7 +24,7 @@ from lab.studies.kv_models import Pycode, SmolLM2, python_reference, vim_manual
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_suffix(".json")
-PAGE, PLOT = ROOT / "docs/aura.md", ROOT / "docs/aura_kl.png"
+PAGE, PLOT = ROOT / "docs/lab/cache-formats.md", ROOT / "docs/aura_kl.png"
 BEGIN, END = "<!-- lab.studies.kv_quality begins -->", "<!-- lab.studies.kv_quality ends -->"
 KL = {4.5: 0.0015, 3.5: 0.005, 2.5: 0.025}  # by bits to a tenth, the largest that is good enough
 ERRORS = {4.4: 0.033, 3.4: 0.065, 2.4: 0.13}
