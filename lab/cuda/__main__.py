@@ -1,5 +1,5 @@
-"""`python -m lab.cuda record FILE` keeps launches of the simulated device; `run FILE JSON` replays them where a GPU,
-nvcc and compute-sanitizer are, with no more of torch_gdn than this checkout; `page JSON` writes the page of the docs.
+"""`python -m lab.cuda record FILE` records launches on the simulated device. `run FILE JSON` replays them on a machine
+with a GPU, nvcc, compute-sanitizer and this checkout. `page JSON` writes the page of the docs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 MOST_CONFLICTS = 0.05
-# Why a kernel has conflicts here, by what its name begins with, the longest first; the words are explained in TEXT.
+# Why a kernel has conflicts here, by the longest beginning of its name. TEXT explains the words.
 REASONS = {
     "aura_decode": "data",
     "aura_encode": "data",
@@ -127,7 +127,7 @@ def values_table(found: dict[str, Any]) -> str:
 
 
 def too_far(found: dict[str, Any]) -> str:
-    """Outputs above their bar: a quarter more than the simulated device's error, and 1e-6."""
+    """Names outputs whose error exceeds the simulated device's by more than a quarter and 1e-6."""
     over = [row for row in found["values"] if not row["error"] <= row["bound"]]
     named = "; ".join(
         f"`{row['output']}` of `{row['case']}`, {row['error']:.1e} (there {row['recorded']:.1e})" for row in over

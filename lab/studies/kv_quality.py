@@ -69,7 +69,7 @@ def read() -> Results:
 
 
 def write(key: str, name: str, found: dict[str, float]) -> None:
-    """Beside what another run may have written since."""
+    """Keeps what another run may have written since."""
     results = read()
     results.setdefault(key, {})[name] = found
     new = RESULTS.with_suffix(".new")
@@ -78,7 +78,7 @@ def write(key: str, name: str, found: dict[str, float]) -> None:
 
 
 def table(results: Results, formats: dict[str, Format]) -> str:
-    """A row for each format, by its bits at 8,192 tokens."""
+    """Tabulates the formats by their bits at 8,192 tokens."""
     columns = {
         "bits at 2k": ("SmolLM2, 2k", "bits", ".2f"),
         "bits at 8k": ("SmolLM2, 8k", "bits", ".2f"),
@@ -107,7 +107,7 @@ def is_ours(name: str) -> bool:
 
 
 def judge(results: Results) -> list[str]:
-    """Each requirement with what was measured for it, and whether it is met."""
+    """Returns a line for each requirement: what was measured for it, and whether it is met."""
     verdicts = []
     for key, what, limits in NEEDED:
         found = {name: (x["bits"], x[what]) for name, x in results.get(key, {}).items()}
@@ -130,7 +130,7 @@ def judge(results: Results) -> list[str]:
 
 
 def plot(results: Results, formats: dict[str, Format], path: Path) -> None:
-    """KL over bits at both lengths, a line for each family."""
+    """Plots KL over bits at both lengths, with a line for each family."""
     import matplotlib
 
     matplotlib.use("Agg")

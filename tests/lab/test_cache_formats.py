@@ -101,7 +101,7 @@ def test_planes_of_bits_unpack(bits: int) -> None:
 
 
 def test_rotated_before_and_back_after() -> None:
-    """What the format gets has its energy in every channel; what comes back is in the places that it came from."""
+    """The format gets a vector with energy in every channel. The decoded one has it in the original places."""
     x, seen = torch.eye(128)[:3], list[Tensor]()
 
     def keep(rotated: Tensor) -> Stored:

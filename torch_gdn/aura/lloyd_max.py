@@ -5,7 +5,7 @@ the cells' boundaries the midpoints between centroids; for a log-concave density
 (Fleischer 1964). Iterating the two conditions (Lloyd's method) takes ever longer with more levels: 100 rounds leave a
 table of 256 levels with 3.8 times the squared error it could have. Newton's method converges in some ten.
 
-    python -m torch_gdn.aura.lloyd_max        writes codebooks.json beside this file
+    python -m torch_gdn.aura.lloyd_max        writes codebooks.json into this folder
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def newton_step(c: Tensor, D: int) -> Tensor:
 
 
 def density(x: Tensor, D: int) -> Tensor:
-    """Of a coordinate, up to a factor."""
+    """Returns the density of a coordinate, up to a factor."""
     return (1 - x * x).clamp(min=0) ** ((D - 3) / 2)
 
 
@@ -87,7 +87,7 @@ def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def tables() -> dict[str, dict[str, list[float]]]:
-    """For each D and number of bits the positive centroids to ten digits."""
+    """Returns the positive centroids for each D and number of bits, to ten digits."""
     return {
         str(D): {str(bits): [float(f"{c:.10g}") for c in centroids(D, bits).tolist()] for bits in BITS}
         for D in DIMENSIONS

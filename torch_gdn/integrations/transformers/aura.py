@@ -43,7 +43,7 @@ class AuraCache(Cache):
     are; the queries of any other see codes of its own tokens, but for the tail and sinks.
 
     Args:
-        config: the model's, and the very object (`model.config`), since the attention implementation is read from it.
+        config: `model.config` itself and not a copy, because the attention implementation is read from it.
         scheme: a `torch_gdn.aura.Scheme` or its name. Default: "8v4".
         capacity: of each layer at first, in tokens; it grows by a quarter at a time. Default: 256.
         tail: how many of the newest tokens stay exact at least, 0 for none; 32 to 256 pay. Default: 128.
