@@ -82,6 +82,7 @@ docs: install  ## the documentation, warnings as errors, into build/docs
 	@echo 'build/docs/index.html'
 
 PAGES := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs mps_simulator/README.md .github/ISSUE_TEMPLATE
+SOURCES := bench csrc examples lab mps_simulator/src mps_simulator/tests proof setup.py shaders tests torch_gdn
 
 lint: install  ## ruff, mypy, clang-format; codespell for spelling, and for phrases that a reader stumbles over
 	$(BIN)/ruff check .
@@ -90,7 +91,7 @@ lint: install  ## ruff, mypy, clang-format; codespell for spelling, and for phra
 	@echo '$(BIN)/clang-format --dry-run --Werror ...'
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/codespell
-	$(BIN)/codespell --config .codespell/phrases.cfg $(PAGES)
+	$(BIN)/codespell --config .codespell/phrases.cfg $(PAGES) $(SOURCES)
 
 format: install  ## put the sources into the form that lint wants
 	$(BIN)/ruff check --fix .

@@ -3,7 +3,7 @@
 A listing has loops, and nothing runs it, so we do not know how often each block runs. But the device counts barriers,
 products, accesses and sums of floats. Each of these gets a price in instructions, and the run itself gets one too. On
 any path through the listing, a simdgroup issues at least as many instructions as the prices of its operations add up
-to. Of all such prices, we take those with the largest sum for the listing's own mixture, if each loop runs eight times.
+to. We take the prices with the largest sum for the listing's own mixture, if each loop runs eight times.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""MLX's matrix-vector kernels for 4-bit weights on the same GPU, through the same shim, from the installed wheel's
-header. Nothing of theirs is kept here.
+"""Times MLX's matrix-vector kernels for 4-bit weights on the same GPU, through the same shim. They come from the
+installed wheel's header. We keep no copy.
 """
 
 from __future__ import annotations

@@ -183,11 +183,11 @@ def main() -> None:
     found = errors(Sizes())
     pieces = held_back_pieces(8, 1024)
     print(error_table(found), memory_table(), model_table(pieces), sep="\n\n")
-    beside = format_quality.compare_all(format_quality.sources(pieces[:, :-1]))
-    print("", format_quality.table(beside), sep="\n\n")
+    compared = format_quality.compare_all(format_quality.sources(pieces[:, :-1]))
+    print("", format_quality.table(compared), sep="\n\n")
     formats_plot = arguments.plot.with_name("aura_formats.png")
     plot(found, arguments.plot)
-    format_quality.plot(beside, formats_plot)
+    format_quality.plot(compared, formats_plot)
     print(f"\nThe plots: {arguments.plot}, {formats_plot}")
 
 

@@ -20,7 +20,7 @@ FORMATS = all_formats()
 
 
 def with_exact(bits: float, exact: float) -> float:
-    """Of 8,192 tokens, so many in float16."""
+    """Returns bits per value if `exact` of 8,192 tokens are in float16."""
     return bits + exact / 8192 * (16 - bits)
 
 

@@ -81,8 +81,8 @@ def cell_integrals(c: Tensor, D: int) -> tuple[Tensor, Tensor]:
 def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights on [-1, 1], from the eigenvectors of the recurrence's matrix (Golub and Welsch 1969)."""
     n = torch.arange(1, nodes, dtype=torch.float64)
-    beside = n / (4 * n * n - 1).sqrt()
-    x, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    off_diagonal = n / (4 * n * n - 1).sqrt()
+    x, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
     return x, 2 * vectors[0] ** 2
 
 

@@ -220,8 +220,8 @@ def aura_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Of causal attention, with or without a window, where each row starts, [B] int32, or None for no padding and no
-    window; of any other, sdpa's mask."""
+    """For causal attention, returns where each row starts, [B] int32, or None if there is no padding and no window. For
+    other attention, returns sdpa's mask."""
     window = window_of(mask_function)
     if window is None and (mask_function is not causal_mask_function or kwargs.get("local_size") is not None):
         return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs)
@@ -247,7 +247,7 @@ def starts_of(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> 
 
 
 def window_of(mask_function: Callable[..., Any]) -> int | None:
-    """Of transformers' causal mask of a sliding window, which it builds of two functions; of another, None."""
+    """Returns the window of transformers' causal mask, which consists of two functions, or None for another mask."""
     model = sliding_window_causal_mask_function(1)
     if getattr(mask_function, "__code__", None) is not model.__code__:
         return None
