@@ -23,7 +23,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record")
     record.add_argument("record", type=Path)
-    record.add_argument("--only", default="", help="cases whose name holds this")
+    record.add_argument("--only", default="", help="only cases whose name contains this")
     run = commands.add_parser("run")
     run.add_argument("record", type=Path)
     run.add_argument("json", type=Path)

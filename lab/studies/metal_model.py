@@ -311,13 +311,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "python -m lab.studies.metal_model", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--tokens", type=int, default=64, help="of a sequence; decode has one. Default: %(default)s")
-    parser.add_argument("--batch", type=int, default=1, help="sequences. Default: %(default)s")
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="tokens of a sequence; decode has one. Default: %(default)s"
+    )
+    parser.add_argument("--batch", type=int, default=1, help="number of sequences. Default: %(default)s")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--algorithm", help="of prefill, as torch_gdn.tune has them. Default: by its table")
+    parser.add_argument("--algorithm", help="prefill algorithm, as in torch_gdn.tune. Default: by its table")
     parser.add_argument("--model", choices=[layer.model for layer in LAYERS], default=QWEN3_NEXT.model)
     parser.add_argument(
-        "--chips", nargs="+", choices=CHIPS, metavar="CHIP", default=list(CHIPS), help="e.g. M1 'M4 Max'"
+        "--chips", nargs="+", choices=CHIPS, metavar="CHIP", default=list(CHIPS), help="chips, such as M1 'M4 Max'"
     )
     return parser.parse_args(arguments)
 

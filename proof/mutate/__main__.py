@@ -1,4 +1,4 @@
-"""`python -m proof.mutate`: plants faults, one at a time, and prints which test caught each."""
+"""Plants faults in a copy of the checkout, one at a time, and prints which test caught each."""
 
 from __future__ import annotations
 
@@ -105,11 +105,17 @@ def write_record(faults: Sequence[Fault]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proof.mutate", description=__doc__)
-    parser.add_argument("--only", metavar="PATTERN", action="append", default=[], help="in name, kind or file")
-    parser.add_argument("--sample", metavar="N", type=int, help="so many faults, of every kind and part in turn")
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="so many at a time, each in a copy of its own")
+    parser.add_argument(
+        "--only",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="only faults with this in their name, kind or file",
+    )
+    parser.add_argument("--sample", metavar="N", type=int, help="only N faults, from every kind and part in turn")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="try N faults at a time, each in its own copy")
     parser.add_argument("--list", action="store_true", help="list the faults and their tests, and plant none")
-    parser.add_argument("--again", action="store_true", help="those too that have a verdict")
+    parser.add_argument("--again", action="store_true", help="try faults again that have a verdict")
     parser.add_argument("--write", action="store_true", help="record the verdicts, and plant none")
     options = parser.parse_args(arguments)
 
