@@ -66,7 +66,7 @@ void bind_engine(py::module_& module) {
       .def_readwrite("strict", &Settings::strict);
   module.def("settings", &settings, py::return_value_policy::reference);
   module.def("set_directories", &set_directories);
-  module.def("set_clang", &set_clang);
+  module.def("set_tools", &set_tools);
 }
 
 // Returns, for a tensor's storage, a byte of 1 for each byte that was ever written.
