@@ -314,6 +314,7 @@ def test_a_call_without_its_encoding_launches_nothing() -> None:
     torch.testing.assert_close(again.cpu(), torch.full((2, 4), 0.5))
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -339,6 +340,7 @@ def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:
     assert (tmp_path / "roofline.png").stat().st_size > 10_000
 
 
+@pytest.mark.sweep(1, seeds=3)
 @pytest.mark.skipif(on_a_mac(), reason="a Mac's own GPU does not count bytes")
 def test_the_metal_section_counts_each_prefill_algorithm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "--quick", "--only", "metal", "--json", str(tmp_path / "bench.json")]
