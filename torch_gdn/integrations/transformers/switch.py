@@ -18,6 +18,7 @@ from torch.nn import Module
 from torch_gdn import self_test
 from torch_gdn.integrations.transformers import dispatch
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
+from torch_gdn.integrations.transformers.memory_guard import memory_patches
 from torch_gdn.integrations.transformers.packed_layers import layers_packed
 from torch_gdn.integrations.transformers.packed_patches import packed_patches
 from torch_gdn.integrations.transformers.patches import (
@@ -126,7 +127,8 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     """Makes transformers' Gated DeltaNet models call torch_gdn, including those already built.
 
     On `mps`, the experts of every mixture of experts do too, and models in quantised files are loaded with packed
-    weights. Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two
+    weights. A model whose weights exceed what Metal recommends raises torch.OutOfMemoryError before they are read.
+    Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two
     functions.
 
     If PyTorch has an mps device, it first tests the kernels that models call, once per machine, which takes some
@@ -189,6 +191,8 @@ def enable_models(version: str) -> None:
         found["GGUF"] = of_files
     if of_packed := list(packed_patches()):
         found["quantised weights"] = of_packed
+    if of_memory := list(memory_patches()):
+        found["memory"] = of_memory
     dispatch.reset_counts()
     apply(found)
 
