@@ -131,5 +131,5 @@ def test_the_command(tmp_path: Path) -> None:
 def test_a_model_without_the_rule_is_refused() -> None:
     from transformers import LlamaConfig
 
-    with pytest.raises(ValueError, match="expected a model with Gated DeltaNet or .+, got 'llama'"):
+    with pytest.raises(ValueError, match=r"expected a model with Gated DeltaNet or .+, got 'llama'"):
         fits.needs_of(LlamaConfig())
