@@ -315,6 +315,7 @@ def test_a_call_without_its_encoding_launches_nothing() -> None:
     torch.testing.assert_close(again.cpu(), torch.full((2, 4), 0.5))
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_the_command_runs_and_writes_what_it_found(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -346,6 +347,7 @@ def test_the_chart_says_which_back_end_of_mlx_it_shows(tmp_path: Path) -> None:
     assert "<!-- MLX, CPU back end -->" in (tmp_path / "prefill.svg").read_text()
 
 
+@pytest.mark.sweep(1, seeds=3)
 @pytest.mark.skipif(on_a_mac(), reason="a Mac's own GPU does not count bytes")
 def test_the_metal_section_counts_each_prefill_algorithm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "--quick", "--only", "metal", "--json", str(tmp_path / "bench.json")]

@@ -66,7 +66,7 @@ void bind_engine(py::module_& module) {
       .def_readwrite("strict", &Settings::strict);
   module.def("settings", &settings, py::return_value_policy::reference);
   module.def("set_directories", &set_directories);
-  module.def("set_clang", &set_clang);
+  module.def("set_tools", &set_tools);
 }
 
 // Returns one byte for each byte of a tensor's storage: 1 if that byte was ever written.

@@ -8,7 +8,8 @@ namespace simulator {
 // it does not exist. Call this before the first compile.
 void set_directories(const std::string& engine, const std::string& cache);
 
-// Sets the path of the clang++ that compiles kernels. Call this before the first compile.
-void set_clang(const std::string& path);
+// Sets the paths of the clang++ and the linker that make kernels, and of GCC's folder, which holds libgcc. Call this
+// before the first compile.
+void set_tools(const std::string& clang, const std::string& linker, const std::string& gcc);
 
 }  // namespace simulator
