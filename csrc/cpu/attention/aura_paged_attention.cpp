@@ -12,7 +12,7 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// Codes; queries are rotated as the keys were, results back from the values' space.
+// Reads codes. q is rotated like the keys, and the result is rotated back from the values' space.
 class CodedCache {
  public:
   explicit CodedCache(const AuraPagedAttention<int64_t>& op)

@@ -1,4 +1,4 @@
-// Attention to the pages of a cache that hold AURA's codes: rotates q, attends, rotates the result back.
+// Attention to pages that hold AURA's codes: rotates q, attends, and rotates the result back.
 #pragma once
 #include "ops/aura/aura.h"
 #include "ops/pages.h"

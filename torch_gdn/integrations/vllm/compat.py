@@ -159,7 +159,8 @@ def replace_expert_routing() -> None:
 
 
 def replace_grammar_masks() -> None:
-    """On mps xgrammar compiles the mask's application by Inductor at the first request; it has PyTorch's own beside."""
+    """On mps, xgrammar compiles a function that applies masks with Inductor at the first request. This uses its PyTorch
+    one."""
     from vllm.v1.structured_output import utils
 
     def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Any = None) -> None:
