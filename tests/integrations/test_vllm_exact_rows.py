@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 import torch_gdn
 from torch_gdn.integrations.vllm.exact_rows import Layout, Slots, layout_of
 
-LAYOUT, SLOTS = Layout(sinks=4, tail=20, drafts=3), 4
+LAYOUT, BATCH = Layout(sinks=4, tail=20, drafts=3, slots=4), 5
 
 
 @dataclass
@@ -29,13 +29,15 @@ def schedule(chance: random.Random, requests: list[Request], names: Any) -> list
     while not requests or (len(requests) < 6 and chance.random() < 0.5):
         prefix = chance.choice([0, 0, 32])
         requests.append(Request(f"{next(names)}", prefix, [float("nan")] * prefix))
-    batch = chance.sample(requests, min(len(requests), chance.randint(1, SLOTS)))
+    batch = chance.sample(requests, min(len(requests), chance.randint(1, BATCH)))
     return [(request, chance.choice([1, 1, 1, 2, 4, 9, 60])) for request in batch]
 
 
 def found(slot: int, start: int, pool: Tensor, first: int) -> dict[int, float]:
     """What attention reads, by position: rows as the docstring of `aura_paged_attention` says."""
-    kept = [p for p in range(first) if p >= start and (p < LAYOUT.sinks or p >= first - LAYOUT.tail)]
+    kept = [
+        p for p in range(first if slot >= 0 else 0) if p >= start and (p < LAYOUT.sinks or p >= first - LAYOUT.tail)
+    ]
     rows = [p if p < LAYOUT.sinks else LAYOUT.sinks + p % LAYOUT.ring for p in kept]
     return {p: float(pool[slot, row, 0, 0]) for p, row in zip(kept, rows, strict=True)}
 
@@ -43,8 +45,8 @@ def found(slot: int, start: int, pool: Tensor, first: int) -> dict[int, float]:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_slot_holds_what_was_accepted_last(device: torch.device, seed: int) -> None:
     chance, names, written = random.Random(seed), iter(range(1000)), 0.0
-    slots, requests = Slots(SLOTS, LAYOUT, device), list[Request]()
-    pool = torch.full((SLOTS, LAYOUT.rows, 1, 16), torch.nan, device=device)
+    slots, requests = Slots(LAYOUT, BATCH, device), list[Request]()
+    pool = torch.full((LAYOUT.slots, LAYOUT.rows, 1, 16), torch.nan, device=device)
     read = 0
     for _ in range(60):
         batch = schedule(chance, requests, names)
@@ -78,7 +80,7 @@ def test_a_slot_holds_what_was_accepted_last(device: torch.device, seed: int) ->
 
 
 def test_a_request_from_the_start_has_its_sinks() -> None:
-    slots = Slots(2, LAYOUT, torch.device("cpu"))
+    slots = Slots(replace(LAYOUT, slots=2), BATCH, torch.device("cpu"))
     slots.begin_step([("new", 0, 100), ("of a prefix", 32, 5)])
     slots.begin_step([("of a prefix", 37, 1), ("new", 100, 4)])
     slots.begin_step([("new", 101, 1)])  # three drafts were rejected
@@ -88,10 +90,15 @@ def test_a_request_from_the_start_has_its_sinks() -> None:
     assert slots.held["new"].start == 97
     slots.begin_step([("third", 0, 1)])  # takes the slot of the request that waits longest
     assert list(slots.held) == ["new", "third"]
+    slots.begin_step([("fourth", 0, 1), ("third", 1, 1), ("new", 98, 1)])
+    assert slots.numbers.tolist()[:3] == [-1, slots.held["third"].slot, slots.held["new"].slot]
 
 
 @pytest.mark.parametrize("value", [-1, 4097, 1.0, "128", True])
 def test_a_wrong_number_of_tokens_is_an_error(value: Any) -> None:
-    config = SimpleNamespace(additional_config={"aura_tail": value}, speculative_config=None)
-    with pytest.raises(ValueError, match=r"aura_tail: expected a number of tokens from 0 to 4096, got "):
+    scheduler = SimpleNamespace(max_num_seqs=4)
+    config = SimpleNamespace(
+        additional_config={"aura_tail": value}, speculative_config=None, scheduler_config=scheduler
+    )
+    with pytest.raises(ValueError, match=r"aura_tail: expected a number from 0 to 4096, got "):
         layout_of(config)

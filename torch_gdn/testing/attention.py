@@ -480,6 +480,6 @@ register(
         heads={"out": 1},
         operations=operations_of_attention,
         invalid=wrong_coded,
-        hostile=(*OUTSIDE, Hostile("exact_slots", [LARGE, -LARGE, 4]), Hostile("exact_starts", [LARGE, -LARGE, 3])),
+        hostile=(*OUTSIDE, Hostile("exact_slots", [LARGE, -LARGE, 4])),
     ),
 )

@@ -3,7 +3,8 @@
 Each layer has a pool [slots, rows, KV heads, D], and a request has the same slot in all of them. The first rows of a
 slot are the request's first tokens, the sinks; the others are a ring of its newest tokens. Every token has codes in its
 pages too, so a slot may be lost at any time: the request's next tokens fill another one, and older tokens are read from
-codes. This happens to a preempted request whose slot others took, and to the tokens of a cached prefix.
+codes. This happens to a preempted request whose slot others took, to the tokens of a cached prefix, and to the requests
+of a batch that has more of them than there are slots.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import Tensor
 
 import torch_gdn
 
-TAIL, SINKS = 128, 4
-LONGEST_TAIL = 4096
+TAIL, SINKS, REQUESTS = 128, 4, 32  # defaults of additional_config
+MOST_TOKENS, MOST_REQUESTS = 4096, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Layout:
     sinks: int
     tail: int
     drafts: int = 0
+    slots: int = REQUESTS
 
     @property
     def ring(self) -> int:
@@ -39,17 +41,20 @@ class Layout:
 
 
 def layout_of(vllm_config: Any) -> Layout | None:
-    """Returns what additional_config asks for with "aura_tail" and "aura_sinks", or None if both are 0."""
-    options = vllm_config.additional_config
-    found = []
-    for name, default, most in (("aura_tail", TAIL, LONGEST_TAIL), ("aura_sinks", SINKS, LONGEST_TAIL)):
+    """Returns what additional_config asks for, or None if it asks for neither a tail nor sinks."""
+
+    def option(name: str, default: int, least: int, most: int) -> int:
         value = options.get(name, default) if isinstance(options, dict) else default
-        if type(value) is not int or not 0 <= value <= most:
-            raise ValueError(f"additional_config: {name}: expected a number of tokens from 0 to {most}, got {value!r}")
-        found.append(value)
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"additional_config: {name}: expected a number from {least} to {most}, got {value!r}")
+        return value
+
+    options = vllm_config.additional_config
+    tail, sinks = option("aura_tail", TAIL, 0, MOST_TOKENS), option("aura_sinks", SINKS, 0, MOST_TOKENS)
+    requests = min(option("aura_requests", REQUESTS, 1, MOST_REQUESTS), vllm_config.scheduler_config.max_num_seqs)
     speculative = vllm_config.speculative_config
     drafts = speculative.num_speculative_tokens if speculative is not None else 0
-    return Layout(found[1], found[0], drafts) if any(found) else None
+    return Layout(sinks, tail, drafts, requests) if tail + sinks > 0 else None
 
 
 @dataclass
@@ -71,11 +76,12 @@ class Held:
 class Slots:
     """Which request has which slot."""
 
-    def __init__(self, count: int, layout: Layout, device: torch.device) -> None:
-        self.count, self.layout = count, layout
-        self.free = list(range(count))
+    def __init__(self, layout: Layout, most: int, device: torch.device) -> None:
+        """`most`: requests of a batch."""
+        self.layout = layout
+        self.free = list(range(layout.slots))
         self.held: dict[str, Held] = {}  # the request that was scheduled least recently comes first
-        self.numbers = torch.full((2 * count,), -1, dtype=torch.int32, device=device)  # slots, then starts, of a batch
+        self.numbers = torch.full((2 * most,), -1, dtype=torch.int32, device=device)  # slots, then starts, of a batch
 
     def release(self, requests: Iterable[str]) -> None:
         for request in requests:
@@ -83,10 +89,12 @@ class Slots:
                 self.free.append(self.held.pop(request).slot)
 
     def begin_step(self, batch: Sequence[tuple[str, int, int]]) -> None:
-        """Gives each request of the batch a slot. `batch` has name, tokens before this step, and tokens of this step.
+        """Gives each request of the batch a slot, if there are enough.
 
-        A request keeps the tokens of its slot if it goes on where it stopped, or a few rejected drafts before.
+        `batch` has names, tokens before this step, and tokens of this step. A request keeps the tokens of its slot if
+        it goes on where it stopped, or a few rejected drafts before.
         """
+        names = {request for request, _, _ in batch}
         for request, _, _ in batch:
             if request in self.held:
                 self.held[request] = self.held.pop(request)
@@ -94,7 +102,9 @@ class Slots:
         for request, first, count in batch:
             held = self.held.get(request)
             if held is None:
-                held = self.held[request] = Held(self.take(), first, first)
+                held = Held(self.take(names), first, first)
+                if held.slot >= 0:
+                    self.held[request] = held
             elif not held.end - self.layout.drafts <= first <= held.end:
                 held.start = first
             held.end = first + count
@@ -102,8 +112,12 @@ class Slots:
             starts.append(held.start)
         torch_gdn.copy_from_host_(self.numbers[: 2 * len(slots)], torch.tensor(slots + starts, dtype=torch.int32))
 
-    def take(self) -> int:
-        return self.free.pop() if self.free else self.held.pop(next(iter(self.held))).slot
+    def take(self, batch: set[str]) -> int:
+        """Returns a free slot, or that of the request that waits longest; -1 if the batch has all slots."""
+        if self.free:
+            return self.free.pop()
+        oldest = next(iter(self.held))
+        return -1 if oldest in batch else self.held.pop(oldest).slot
 
     def step(self, cu_seqlens: Tensor, seq_lens: Tensor, tokens: int) -> Step:
         """Returns what the batch of the last `begin_step` needs, for the last tokens of its requests."""
@@ -165,8 +179,7 @@ def bytes_of_pools(vllm_config: Any) -> int:
     if layout is None:
         return 0
     values = sum(2 * each.num_kv_heads * each.head_size for each in coded_layers(vllm_config))
-    slots = vllm_config.scheduler_config.max_num_seqs
-    return int(values * slots * layout.rows * vllm_config.model_config.dtype.itemsize)
+    return int(values * layout.slots * layout.rows * vllm_config.model_config.dtype.itemsize)
 
 
 def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
@@ -174,9 +187,9 @@ def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
     layout, layers = layout_of(vllm_config), coded_layers(vllm_config)
     if layout is None or not layers:
         return None
-    slots = Slots(vllm_config.scheduler_config.max_num_seqs, layout, device)
+    slots = Slots(layout, vllm_config.scheduler_config.max_num_seqs, device)
     for each in layers:
-        shape = (slots.count, layout.rows, each.num_kv_heads, each.head_size)
+        shape = (layout.slots, layout.rows, each.num_kv_heads, each.head_size)
         keys, values = (torch.zeros(shape, dtype=vllm_config.model_config.dtype, device=device) for _ in range(2))
         each.exact = LayerRows(keys, values, slots)
     return slots

@@ -59,15 +59,16 @@ def aura_paged_attention(
         value_signs: [D], float32. The signs that the values were encoded with.
         block_table, cu_seqlens, seq_lens, scale, causal, window, sinks: See `paged_attention`.
         max_query_len, max_seq_len, out: See `paged_attention`.
-        exact_keys, exact_values: [slots, rows, HK, D], dtype of q. The last stride must be 1. If one of the six tensors
-            of exact rows is given, all are.
+        exact_keys, exact_values: [slots, rows, HK, D], q's dtype. The last stride must be 1. If one of the six tensors
+            of exact rows is given, all are. Default: None.
         exact_slots: [N], int32 or int64. A sequence with a negative slot reads its own tokens alone as exact rows.
+            Default: None.
         exact_starts: [N], int32 or int64. Tokens before exact_starts[n] are read from codes, for example those of a
-            prefix that another request computed.
-        new_keys, new_values: [T, HK, D], dtype of q. Keys and values of the queries' own tokens, packed as q. The last
-            stride must be 1.
-        exact_sinks: First tokens that have rows of their own, at most `rows`.
-        tail: Tokens before the queries, at most rows - exact_sinks.
+            prefix that another request computed. Default: None.
+        new_keys, new_values: [T, HK, D], q's dtype. Keys and values of the queries' own tokens, packed as q. The last
+            stride must be 1. Default: None.
+        exact_sinks: The number of first tokens that have rows of their own, at most `rows`. Default: 0.
+        tail: The number of tokens before the queries, at most rows - exact_sinks. Default: 0.
 
     Returns:
         out: See `paged_attention`.
