@@ -33,6 +33,7 @@ class Recorder final : public Launcher {
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }
   const DeviceFacts& device() const override { return device_launcher().device(); }
+  double wait_and_time() override { return device_launcher().wait_and_time(); }
 
  private:
   std::vector<RecordedLaunch> launches_;
@@ -53,6 +54,7 @@ class Tracer final : public Launcher {
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }
   const DeviceFacts& device() const override { return device_launcher().device(); }
+  double wait_and_time() override { return device_launcher().wait_and_time(); }
 
  private:
   Callback before_, after_;

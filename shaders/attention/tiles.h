@@ -1,6 +1,6 @@
 // Attention of a threadgroup's query rows, 8 a simdgroup, to the keys that any of them sees, a tile at a time in
 // threadgroup memory. What the pages hold is the concern of `Pages`, which finds a key's place and stages tiles:
-//   locate(place, kv_head, key)   by the thread of a key of the tile
+//   locate(place, sequence, position, kv_head, key)   by the thread of a key of the tile
 //   stage_keys(tile, thread), stage_values(tile, thread)   by all threads
 #pragma once
 #include "attention/output.h"
@@ -67,7 +67,8 @@ METAL_FUNC void attend(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (int(thread_index) < kKeys) {
       const int key = min(first + int(thread_index), range.last - 1);
-      pages.locate(key_place(block_table, parameters, tile.sequence.index, key, errors), kv_head, int(thread_index));
+      const KeyPlace place = key_place(block_table, parameters, tile.sequence.index, key, errors);
+      pages.locate(place, tile.sequence, key, kv_head, int(thread_index));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     pages.stage_keys(tile_of_keys, thread_index);

@@ -19,7 +19,7 @@ from tests.helpers.devices import ready
 from tests.integrations import models
 from tests.integrations.models import KINDS, distance, random_model
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch
+from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch, tested
 from torch_gdn.integrations.transformers.functions import FUNCTIONS
 from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
 from torch_gdn.self_test.cases import cases_of_calls
@@ -66,10 +66,12 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     """The models here are not of Kimi Delta Attention, and generate by themselves."""
     asked: list[Any] = []
     monkeypatch.setattr(switch.self_test, "ensure", asked.append)
+    monkeypatch.setattr(tested, "dtypes", {tested.USUAL})
     monkeypatch.setitem(switch.self_test.replaced, "l2norm", "y: error 1; the CPU's kernel runs instead, on copies")
     status = transformers.enable(continuous_batching=True)
     assert str(status).endswith("l2norm failed the self-test: y: error 1; the CPU's kernel runs instead, on copies")
     [needed] = asked
+    assert {case.point.dtype for case in needed()} == {torch.bfloat16}
     wanted = set(switch.MODEL_OPS)
     of_experts = set(switch.EXPERT_OPS) if "experts" in status.replaced else set()
     wanted |= of_experts
@@ -90,6 +92,13 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     found = {case.op for case in called.cases}
     assert found - decoding - whole_layers == (set(switch.MODEL_OPS) | of_experts) - decoding - whole_layers
     assert len(found & decoding) == 1
+    assert len(asked) == 2  # the dtype of these models is tested when the first one runs
+    half = random_model(EVERYWHERE[0]).half().to(device)
+    with torch.no_grad():
+        half(models.random_tokens(1, 2).to(device))
+    [_, _, later] = asked
+    assert {case.op for case in later()} == wanted
+    assert {case.point.dtype for case in later()} == {torch.float16, torch.float32, torch.bfloat16}
 
 
 def test_enabling_twice_is_enabling_once() -> None:

@@ -204,7 +204,6 @@ register(
     OpEntry(
         "aura_encode",
         draw=draw_encode,
-        exact=lambda call: reference.aura_encode(**call),
         small=CodecPoint(),
         points=CODECS,
         quick=QUICK_CODECS,
@@ -241,7 +240,6 @@ register(
     OpEntry(
         "aura_rotate",
         draw=lambda point: {"x": point.rows(), "signs": point.codec().signs, "scale": 0.5, "inverse": point.rotated},
-        exact=lambda call: reference.aura_rotate(**call),
         small=CodecPoint(),
         points=[*CODECS, CodecPoint(BF16, D=128, rotated=True)],
         quick=QUICK_CODECS,
@@ -383,7 +381,6 @@ register(
     OpEntry(
         "aura_flash_p1",
         draw=draw_flash_p1,
-        exact=lambda call: reference.aura_flash_p1(**call),
         small=SMALL,
         points=[SMALL, AuraPoint(bits=(8, 4), D=128, ratio=4, queries=1, keys=203)],
         bound=attention_bounds,
@@ -406,7 +403,6 @@ register(
     OpEntry(
         "aura_attention",
         draw=draw_attention,
-        exact=lambda call: reference.aura_attention(**call),
         small=SMALL_EXACT,
         points=ATTENTIONS,
         quick=QUICK_ATTENTIONS,

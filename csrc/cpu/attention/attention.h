@@ -30,6 +30,12 @@ struct QueriesAndKeys {
   int64_t first, queries, keys;
 };
 
+// A token of a sequence: its position, and its place in the pool.
+struct Token {
+  int64_t sequence, position;
+  int64_t block, offset;
+};
+
 // The state that the rows of a work item carry from tile to tile of keys.
 struct Scratch {
   std::vector<float> q, keys, values, o;
@@ -41,8 +47,8 @@ struct Scratch {
       : q(kRows * width), keys(kTileKeys * width), values(kTileKeys * width), o(kRows * width) {}
 };
 
-// `Cache` has read_query() and write_result() for a token and a head, and read_key() and read_value() for a token of a
-// block. Each gives a vector, and returns the factor of that vector.
+// `Cache` has read_query() and write_result() for a row of q and a head, and read_key() and read_value() for a Token and
+// a KV head. Each gives a vector, and returns the factor of that vector.
 template <typename Cache>
 class Attention {
  public:
@@ -131,9 +137,11 @@ class Attention {
 
   void run_tile(Scratch& scratch, const WorkItem& item, int64_t first, int64_t count) const {
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t block = table_.at(item.sequence, (first + i) / s_.block_size), offset = (first + i) % s_.block_size;
-      scratch.key_factors[i] = scale_ * cache_.read_key(block, offset, item.kv_head, scratch.keys.data() + i * width_);
-      scratch.value_factors[i] = cache_.read_value(block, offset, item.kv_head, scratch.values.data() + i * width_);
+      const int64_t position = first + i;
+      const Token token{item.sequence, position, table_.at(item.sequence, position / s_.block_size),
+                        position % s_.block_size};
+      scratch.key_factors[i] = scale_ * cache_.read_key(token, item.kv_head, scratch.keys.data() + i * width_);
+      scratch.value_factors[i] = cache_.read_value(token, item.kv_head, scratch.values.data() + i * width_);
     }
     const AuraTile tile{.q = scratch.q.data(),
                         .keys = scratch.keys.data(),

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import dispatch
+from torch_gdn.integrations.transformers import dispatch, tested
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.memory_guard import memory_patches
 from torch_gdn.integrations.transformers.packed_layers import layers_packed
@@ -35,12 +35,9 @@ from torch_gdn.integrations.transformers.patches import (
     unknown_to,
 )
 
-if TYPE_CHECKING:
-    from torch_gdn.self_test.cases import Case
-
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 SERVED_VERSION = "5.23"  # the features below know this version's generation and caches
-# What the enabled models call; a model's dtype and sizes are not known then.
+# What the enabled models call.
 MODEL_OPS = (
     "chunk_gated_delta_rule",
     "fused_recurrent_gated_delta_rule",
@@ -131,8 +128,9 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two
     functions.
 
-    If PyTorch has an mps device, it first tests the kernels that models call, once per machine, which takes some
-    seconds. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
+    If PyTorch has an mps device, it first tests the kernels that models call, once per machine and dtype, which takes
+    some seconds: in bfloat16 and in the dtypes of models on mps. A model that is loaded later has another dtype tested
+    when it first runs. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
 
     Args:
         continuous_batching: `generate_batch` and the manager behind it take these models too, their states in a pool.
@@ -162,16 +160,21 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
         if wanted and feature not in applied:
             enable_feature(feature, version)
-    self_test.ensure(needed_cases)
+    tested.test(called_ops(), dtypes_of_models() if torch.backends.mps.is_available() else ())
     return status()
 
 
-def needed_cases() -> list[Case]:
-    from torch_gdn.self_test.cases import cases_of  # here: it is needed where there is an mps device
-
+def called_ops() -> list[str]:
+    """Returns the ops that the enabled models call."""
     ops = [*MODEL_OPS, *(KDA_OPS if applied.keys() & set(KDA_MODELS) else ())]
     ops += EXPERT_OPS if "experts" in applied else ()
-    return cases_of([*ops, *(POOL_OPS if "continuous batching" in applied else ())])
+    return [*ops, *(POOL_OPS if "continuous batching" in applied else ())]
+
+
+def dtypes_of_models() -> set[torch.dtype]:
+    """Returns the dtypes of the layers of all existing models that run on mps."""
+    parameters = [next(layer.parameters(), None) for layer in delta_layers()]
+    return {x.dtype for x in parameters if x is not None and x.device.type == "mps"}
 
 
 def enable_models(version: str) -> None:

@@ -43,6 +43,7 @@ struct CommandBufferState {
   std::vector<MTLCommandBufferHandler> handlers;
   id open_encoder = nil;
   std::string error;
+  double start_time = 0, end_time = 0;  // in seconds; 0 before it ran
 };
 
 // An argument is valid until the end of the block that set it, because the next op on PyTorch's stream may end the
