@@ -47,8 +47,8 @@ struct Scratch {
       : q(kRows * width), keys(kTileKeys * width), values(kTileKeys * width), o(kRows * width) {}
 };
 
-// `Cache` has read_query() and write_result() for a row of q and a head, and read_key() and read_value() for a Token and
-// a KV head. Each gives a vector, and returns the factor of that vector.
+// `Cache` has read_query() and write_result() for a row of q and a head, and read_key() and read_value() for a Token
+// and a KV head. Each gives a vector, and returns the factor of that vector.
 template <typename Cache>
 class Attention {
  public:
