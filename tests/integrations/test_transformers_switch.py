@@ -66,7 +66,7 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     """The models here are not of Kimi Delta Attention, and generate by themselves."""
     asked: list[Any] = []
     monkeypatch.setattr(switch.self_test, "ensure", asked.append)
-    monkeypatch.setattr(tested, "dtypes", {tested.USUAL})
+    monkeypatch.setattr(tested, "forms", {(tested.USUAL_DTYPE, tested.USUAL_SIZES)})
     monkeypatch.setitem(switch.self_test.replaced, "l2norm", "y: error 1; the CPU's kernel runs instead, on copies")
     status = transformers.enable(continuous_batching=True)
     assert str(status).endswith("l2norm failed the self-test: y: error 1; the CPU's kernel runs instead, on copies")
@@ -92,13 +92,16 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     found = {case.op for case in called.cases}
     assert found - decoding - whole_layers == (set(switch.MODEL_OPS) | of_experts) - decoding - whole_layers
     assert len(found & decoding) == 1
-    assert len(asked) == 2  # the dtype of these models is tested when the first one runs
+    tested_later = len(asked)  # the dtype and head sizes of these models, when the first one runs
+    assert 1 < tested_later <= 2 + len(EVERYWHERE)
+    sizes = {(x.point.K, x.point.V) for x in asked[-1]() if x.op == "chunk_gated_delta_rule"}
+    assert (128, 128) in sizes and len(sizes) > 1
     half = random_model(EVERYWHERE[0]).half().to(device)
     with torch.no_grad():
         half(models.random_tokens(1, 2).to(device))
-    [_, _, later] = asked
-    assert {case.op for case in later()} == wanted
-    assert {case.point.dtype for case in later()} == {torch.float16, torch.float32, torch.bfloat16}
+    assert len(asked) > tested_later
+    assert {case.op for case in asked[-1]()} == wanted
+    assert {case.point.dtype for case in asked[-1]()} == {torch.float16, torch.float32, torch.bfloat16}
 
 
 def test_enabling_twice_is_enabling_once() -> None:

@@ -32,6 +32,7 @@ from torch_gdn.self_test import run, verdicts
 from torch_gdn.self_test.cases import Case, cases_of, cases_of_calls
 from torch_gdn.testing import REGISTRY, OpEntry, inputs
 from torch_gdn.testing.bounds import relative_error
+from torch_gdn.testing.decode import DecodePoint
 from torch_gdn.testing.gdn import ALGORITHMS, CHUNK, STAGES, RulePoint
 from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
@@ -289,6 +290,13 @@ def test_a_cache_of_codes_tests_its_ops_in_its_form(on_mps: torch.device, plant:
     assert {x.op for x in stored.values()} == {"aura_encode_", "aura_decode", "aura_attention", "paged_attention_"}
     assert all(name.startswith(f"{x.op} half, ") for name, x in stored.items())
     assert {x.op for x in stored.values() if x.problem} == {"aura_encode_"}
+
+
+def test_sizes_that_an_op_refuses_are_no_fault_of_a_kernel(on_mps: torch.device) -> None:
+    too_large = Case("gdn_decode_", DecodePoint(K=256, tokens=1))
+    with pytest.raises(ValueError, match="state_pool"):
+        computed(too_large, on_mps)
+    assert ensure(too_large) == "" and not self_test.replaced
 
 
 def test_a_test_inside_a_recording_runs(on_mps: torch.device) -> None:

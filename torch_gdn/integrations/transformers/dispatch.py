@@ -85,9 +85,9 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
         if is_elsewhere is not None and is_elsewhere(*args, **kwargs):
             return original(*args, **kwargs)
         is_eager = not torch.compiler.is_compiling()
-        if is_eager:
-            tested.test_dtype_of(*args, *kwargs.values())
         reason = reason_of(*args, **kwargs)
+        if is_eager and not reason and tested.test_call(function, args, kwargs):
+            reason = reason_of(*args, **kwargs)  # an op may have failed
         if reason and "layer_states" in kwargs:  # the original would lose them
             raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
         if is_eager:  # a graph that counts would be recompiled for each count

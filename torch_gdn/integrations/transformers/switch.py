@@ -129,8 +129,8 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     functions.
 
     If PyTorch has an mps device, it first tests the kernels that models call, once per machine and dtype, which takes
-    some seconds: in bfloat16 and in the dtypes of models on mps. A model that is loaded later has another dtype tested
-    when it first runs. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
+    some seconds: in bfloat16 and in the dtypes of models on mps, with heads of 128. A model with another dtype or head
+    size has it tested when it first runs. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
 
     Args:
         continuous_batching: `generate_batch` and the manager behind it take these models too, their states in a pool.
