@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch_gdn.self_test.cases import cases_of_calls
 
 CPU = torch.device("cpu")
 EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
-OTHERS = ("GGUF", "experts", "quantised weights")  # that status() says are replaced
+OTHERS = ("GGUF", "experts", "quantised weights", "memory")  # that status() says are replaced
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +126,32 @@ def test_status_says_what_is_replaced() -> None:
     assert f"torch_gdn is enabled for transformers {status.transformers}\nqwen3_next: " in status.details()
     assert "qwen3_next" not in str(status)
     assert not transformers.disable().replaced
+
+
+@pytest.mark.skipif(
+    importlib.metadata.version("transformers").startswith("4."),
+    reason="transformers 4 does not count a model's bytes before loading",
+)
+def test_a_model_above_metals_recommendation_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready("mps")
+    model = random_model("qwen3_5")
+    model.save_pretrained(tmp_path)
+    needed = sum(x.nbytes for x in model.parameters())
+    allocated = torch.mps.current_allocated_memory()
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: allocated)
+
+    def load(spare: int) -> Any:
+        monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: allocated + needed + spare)
+        return type(model).from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
+
+    transformers.enable()
+    with pytest.raises(torch.OutOfMemoryError, match=r"^the weights of Qwen3_5ForCausalLM: .+ recommends"):
+        load(-1)
+    assert load(0).device.type == "mps"
+    transformers.disable()
+    load(-1)
 
 
 def test_the_first_line_counts_the_layers_of_models_that_exist() -> None:

@@ -17,7 +17,7 @@ from torch_gdn.check.probes import PROBES, check_probe
 
 pytestmark = pytest.mark.xdist_group("check")
 INCREMENT = ("memory", "float(x[i]) + 1.0f", "float(x[i]) + 1.5f")
-# What is changed in which file of shaders/probes.
+# Which change to make in which file of shaders/probes.
 PLANTED = {
     "matrix layout": (
         "matrix",

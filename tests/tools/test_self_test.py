@@ -43,7 +43,7 @@ PREFILLS = [Case(CHUNK, replace(RULE, algorithm=each)) for each in ALGORITHMS]
 DECODE, DECODE_ = (Case(f"fused_recurrent_gated_delta_rule{x}", replace(RULE, tokens=2)) for x in ("", "_"))
 NORM = Case("rms_norm_gated", RowPoint(D=32))
 UPDATE = Case("causal_conv1d_update_", ConvolutionPoint(tokens=1))
-# What is changed in a shader so that its numbers are wrong.
+# A change of a shader that makes its numbers wrong.
 WRONG = {
     "gdn/fused_chunk_gated_delta_rule": (
         "store_even_fragment(own_values, kValueStride, at, output)",

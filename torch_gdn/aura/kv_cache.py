@@ -27,7 +27,7 @@ class KVCache:
     steps only store their token. If you append a long prompt at once, all of it but the tail becomes codes at once.
 
     Args:
-        scheme: a `Scheme` or its name; "8v4" is the safe one.
+        scheme: a `Scheme` or its name; start with "8v4".
         batch, kv_heads: B and HK.
         head_dim: D, 64, 80, 96, 128, 256 or 512.
         capacity: how many tokens fit, until `reserve` grows it.

@@ -45,7 +45,7 @@ class AuraCache(Cache):
     are; the queries of any other see codes of its own tokens, but for the tail and sinks.
 
     Args:
-        config: the model's, and the very object (`model.config`), since the attention implementation is read from it.
+        config: `model.config` itself and not a copy, because the attention implementation is read from it.
         scheme: a `torch_gdn.aura.Scheme` or its name. Default: "8v4".
         capacity: of each layer at first, in tokens; it grows by a quarter at a time. Default: 256.
         tail: how many of the newest tokens stay exact at least, 0 for none; 32 to 256 pay. Default: 128.
@@ -223,8 +223,8 @@ def aura_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Of causal attention, with or without a window, where each row starts, [B] int32, or None for no padding and no
-    window; of any other, sdpa's mask."""
+    """For causal attention, returns where each row starts, [B] int32, or None if there is no padding and no window. For
+    other attention, returns sdpa's mask."""
     window = window_of(mask_function)
     if window is None and (mask_function is not causal_mask_function or kwargs.get("local_size") is not None):
         return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs)
@@ -250,7 +250,7 @@ def starts_of(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> 
 
 
 def window_of(mask_function: Callable[..., Any]) -> int | None:
-    """Of transformers' causal mask of a sliding window, which it builds of two functions; of another, None."""
+    """Returns the window of transformers' causal mask, which consists of two functions, or None for another mask."""
     model = sliding_window_causal_mask_function(1)
     if getattr(mask_function, "__code__", None) is not model.__code__:
         return None
