@@ -30,6 +30,7 @@ class StandIn : public Launcher {
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }
   const DeviceFacts& device() const override { return device_launcher().device(); }
+  double wait_and_time() override { return device_launcher().wait_and_time(); }
 };
 
 class Recorder final : public StandIn {

@@ -1,8 +1,20 @@
 #pragma once
 #include "attention/paged_attention_prefill.h"
 
-// Strides in elements of norms [blocks, block_size, H]; those of codes are PagedParameters'.
+// Describes exact rows. The strides of their slots are those of pages.
+struct ExactRowsParameters {
+  PageStrides key, value;
+  TokenStrides new_key, new_value;
+  int64_t slot, start;              // strides of exact_slots and exact_starts
+  int32_t slot_bytes, start_bytes;  // size of one of their numbers: 4 or 8
+  int32_t slots;
+  int32_t ring;  // rows of a slot that hold no sink
+  int32_t sinks, tail;
+};
+
+// Strides in elements of norms [blocks, block_size, H]. PagedParameters has the strides of codes.
 struct AuraPagedParameters {
   PagedParameters paged;
   PageStrides key_norms, value_norms;
+  ExactRowsParameters exact;
 };

@@ -1,12 +1,14 @@
 // The prefill kernel of paged attention over codes: tiles of keys and values are dequantised from their pages into
 // threadgroup memory, in f32. q is rotated as the keys are, and o comes out rotated as the values are (paged_rotate).
-// Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK] f16, all
-// with strides; partials as output.h has them.
+// With kExact, some tokens have exact rows of E, which are rotated when they are staged (exact_rows.h).
+// Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK] f16, exact rows
+// [slots, rows, HK, D], new ones [T, HK, D], all with strides; partials as output.h has them.
 #include "attention/aura_paged_attention.h"
+#include "attention/exact_rows.h"
 #include "attention/tiles.h"
 #include "aura/codes.h"
 
-template <int key_bits, int value_bits, int D, int kThreads>
+template <int key_bits, int value_bits, int D, int kThreads, typename E, bool kExact>
 struct CodedPages {
   device const uint* key_codes;
   device const half* key_norms;
@@ -18,8 +20,12 @@ struct CodedPages {
   threadgroup float* norms;      // likewise
   constant AuraPagedParameters* parameters;
   enum { kKeys = keys_of_tile<float, D>() };
+  ExactTokens<E, D, kKeys, kThreads> exact;  // set with kExact
 
-  METAL_FUNC void locate(KeyPlace place, int kv_head, int key) const {
+  METAL_FUNC void locate(KeyPlace place, PagedSequence sequence, int position, int kv_head, int key) const {
+    if constexpr (kExact) {
+      if (exact.locate(sequence, position, kv_head, key, offsets)) return;
+    }
     offsets[key] = offset_of(parameters->paged.key, place, kv_head);
     offsets[kKeys + key] = offset_of(parameters->paged.value, place, kv_head);
     norms[key] = float(key_norms[offset_of(parameters->key_norms, place, kv_head)]);
@@ -27,9 +33,11 @@ struct CodedPages {
   }
   METAL_FUNC void stage_keys(threadgroup float* tile, uint thread_index) const {
     stage<key_bits>(tile, key_codes, offsets, norms, key_table, thread_index);
+    if constexpr (kExact) exact.stage_keys(tile, offsets, thread_index);
   }
   METAL_FUNC void stage_values(threadgroup float* tile, uint thread_index) const {
     stage<value_bits>(tile, value_codes, offsets + kKeys, norms + kKeys, value_table, thread_index);
+    if constexpr (kExact) exact.stage_values(tile, offsets, thread_index);
   }
 
   template <int bits>
@@ -44,6 +52,9 @@ struct CodedPages {
     for (int item = int(thread_index); item < kKeys * kEights; item += kThreads) {
       const int key = item / kEights;
       const int column = item % kEights * 8;
+      if constexpr (kExact) {
+        if (exact.sources[key] != kFromCodes) continue;
+      }
       const EightCodes<bits> eight = eight_codes<bits>(codes + places[key], column);
       threadgroup float* target = tile + key * tile_stride<float>(D) + column;
       UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) =
@@ -52,7 +63,7 @@ struct CodedPages {
   }
 };
 
-template <int key_bits, int value_bits, int D, int kSimdgroups>
+template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = float, bool kExact = false>
 [[kernel]] void aura_paged_attention(
     device const float* q [[buffer(0)]],
     device const uint* key_codes [[buffer(1)]],
@@ -71,6 +82,14 @@ template <int key_bits, int value_bits, int D, int kSimdgroups>
     device float* l_partials [[buffer(14)]],
     device ErrorLog* errors [[buffer(15)]],
     constant AuraPagedParameters& parameters [[buffer(16)]],
+    device const E* exact_keys [[buffer(17)]],
+    device const E* exact_values [[buffer(18)]],
+    device const int* exact_slots [[buffer(19)]],
+    device const int* exact_starts [[buffer(20)]],
+    device const E* new_keys [[buffer(21)]],
+    device const E* new_values [[buffer(22)]],
+    device const float* key_signs [[buffer(23)]],
+    device const float* value_signs [[buffer(24)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -84,7 +103,8 @@ template <int key_bits, int value_bits, int D, int kSimdgroups>
   threadgroup float value_table[1 << value_bits];
   stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kThreads);
   stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kThreads);
-  CodedPages<key_bits, value_bits, D, kThreads> pages;
+  threadgroup int sources[kExact ? kKeys : 1];
+  CodedPages<key_bits, value_bits, D, kThreads, E, kExact> pages;
   pages.key_codes = key_codes;
   pages.key_norms = key_norms;
   pages.value_codes = value_codes;
@@ -94,6 +114,20 @@ template <int key_bits, int value_bits, int D, int kSimdgroups>
   pages.offsets = offsets;
   pages.norms = norms;
   pages.parameters = &parameters;
+  if constexpr (kExact) {
+    pages.exact.keys = exact_keys;
+    pages.exact.values = exact_values;
+    pages.exact.slots = exact_slots;
+    pages.exact.starts = exact_starts;
+    pages.exact.new_keys = new_keys;
+    pages.exact.new_values = new_values;
+    pages.exact.key_signs = key_signs;
+    pages.exact.value_signs = value_signs;
+    pages.exact.errors = errors;
+    pages.exact.op = &parameters.paged.op;
+    pages.exact.parameters = &parameters.exact;
+    pages.exact.sources = sources;
+  }
   attend<float, D>(
       q, block_table, cu_seqlens, seq_lens, sinks, out, o_partials, m_partials, l_partials, errors, parameters.paged,
       pages, tile, group, thread_index, lane, simdgroup);

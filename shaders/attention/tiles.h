@@ -1,13 +1,13 @@
 // Attention of a threadgroup's query rows, 8 a simdgroup, to the keys that any of them sees, a tile at a time in
 // threadgroup memory. What the pages hold is the concern of `Pages`, which finds a key's place and stages tiles:
-//   locate(place, kv_head, key)   by the thread of a key of the tile
+//   locate(place, sequence, position, kv_head, key)   by the thread of a key of the tile
 //   stage_keys(tile, thread), stage_values(tile, thread)   by all threads
 #pragma once
 #include "attention/output.h"
 #include "attention/paged_attention_prefill.h"
 #include "core/tile.h"
 
-// Keys of a tile of elements of E: up to 17 KB.
+// Returns the keys of a tile with elements of E: up to 17 KB.
 template <typename E, int D>
 METAL_FUNC constexpr int keys_of_tile() {
   return D * int(sizeof(E)) > 512 ? 16 : 32;
@@ -67,7 +67,8 @@ METAL_FUNC void attend(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (int(thread_index) < kKeys) {
       const int key = min(first + int(thread_index), range.last - 1);
-      pages.locate(key_place(block_table, parameters, tile.sequence.index, key, errors), kv_head, int(thread_index));
+      const KeyPlace place = key_place(block_table, parameters, tile.sequence.index, key, errors);
+      pages.locate(place, tile.sequence, key, kv_head, int(thread_index));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     pages.stage_keys(tile_of_keys, thread_index);

@@ -17,8 +17,11 @@ struct Slot {
   bool is_outside, is_taken;
 };
 
+// The division is in 32 bits, and only for rows that are apart.
 METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
-  return read_index(indices, entry * slots.index_stride, slots.index_bytes);
+  int64_t position = entry * slots.index_stride;
+  if (slots.row_gap != 0) position += int(entry) / slots.columns * slots.row_gap;
+  return read_index(indices, position, slots.index_bytes);
 }
 
 // Every lane of the simdgroup must call.

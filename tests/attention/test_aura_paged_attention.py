@@ -14,7 +14,7 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close
 from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
-from torch_gdn.testing.attention import aura_pages, make_call
+from torch_gdn.testing.attention import add_exact_rows, aura_pages, make_call, place_exact_rows
 from torch_gdn.testing.aura import Codec
 from torch_gdn.testing.inputs import Call, to_device
 
@@ -28,6 +28,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "dtype": DTYPES,
     "mask": ("causal", "all", "window of 30"),
     "sinks": (False, True),
+    "tail": (0, 24, 128),
 }
 
 
@@ -45,8 +46,11 @@ def coded(call: Call, scheme: tuple[int, int]) -> tuple[Call, Call]:
     return codes, plain
 
 
-def check(device: torch.device, call: Call, scheme: tuple[int, int], *kernels: str) -> None:
+def check(device: torch.device, call: Call, scheme: tuple[int, int], *kernels: str, tail: int = 0) -> None:
     codes, plain = coded(call, scheme)
+    if tail:
+        codes = add_exact_rows(codes, tail, 4, [0, 3, 120, 1, 1][: len(call["seq_lens"])])
+        place_exact_rows(codes, {"key": plain["key_cache"], "value": plain["value_cache"]})
     moved = to_device(codes, device)
     with kernels_run(device, *KERNELS, *kernels):
         o = torch_gdn.aura_paged_attention(**moved)
@@ -62,13 +66,14 @@ def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> No
     names = ("D", "block_size", "dtype")
     call = make_call(queries, keys, HQ=2 * case["ratio"], HK=2, **{name: case[name] for name in names})
     call |= {"causal": case["mask"] != "all", "window": 30 if case["mask"] == "window of 30" else 0}
-    check(device, call | {"sinks": torch.randn(2 * case["ratio"]) if case["sinks"] else None}, case["scheme"])
+    call |= {"sinks": torch.randn(2 * case["ratio"]) if case["sinks"] else None}
+    check(device, call, case["scheme"], tail=case["tail"])
 
 
 @pytest.mark.parametrize(("queries", "keys"), [([1, 1], [600, 1030]), ([2, 40], [2100, 70])])
 def test_keys_divided_among_threadgroups(device: torch.device, queries: list[int], keys: list[int]) -> None:
     call = make_call(queries, keys, HQ=2, HK=1, D=64) | {"scale": 0.2, "sinks": torch.randn(2)}
-    check(device, call, (8, 4), "paged_attention_merge")
+    check(device, call, (8, 4), "paged_attention_merge", tail=128)
 
 
 def test_what_was_encoded_into_slots(device: torch.device) -> None:

@@ -207,3 +207,12 @@ def test_what_is_refused(input_ids: torch.Tensor, options: dict[str, Any], messa
 def test_arguments_are_checked(option: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=f"{list(option)[-1]}: expected"):
         ConversationCache(random_model("qwen3_5"), **option)
+
+
+def test_more_than_metal_recommends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("qwen3_5").to(ready("mps"))
+    allocated = torch.mps.current_allocated_memory()
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: allocated + 1000)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^ConversationCache: max_bytes: .+ recommends"):
+        ConversationCache(model, 1001)
+    assert ConversationCache(model, 1000).max_bytes == 1000

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.integrations.models import random_model, random_tokens
+from tests.integrations import test_transformers_convolutions as convolving
+from tests.integrations.models import KINDS, modeling_module, random_model, random_tokens
 from torch_gdn import fits
 from torch_gdn.integrations.transformers.state_pool import StatePool, StateSizes
 
@@ -32,9 +33,13 @@ def tensors_of(thing: Any) -> list[Tensor]:
     return [x for value in values for x in tensors_of(value)]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid"]
+)
 def test_a_real_model_holds_what_is_counted(kind: str) -> None:
-    model = random_model(kind, torch.bfloat16)
+    if modeling_module(kind) is None:
+        pytest.skip(f"this transformers has no {kind}")
+    model = random_model(kind, torch.bfloat16) if kind in KINDS else convolving.random_model(kind).bfloat16()
     needs = fits.needs_of(model.config)
     assert needs.parameters == sum(x.numel() for x in model.parameters())
     assert needs.weights["bf16"] == sum(x.nbytes for x in model.parameters())
@@ -126,5 +131,5 @@ def test_the_command(tmp_path: Path) -> None:
 def test_a_model_without_the_rule_is_refused() -> None:
     from transformers import LlamaConfig
 
-    with pytest.raises(ValueError, match="expected a model with Gated DeltaNet layers, got 'llama'"):
+    with pytest.raises(ValueError, match=r"expected a model with Gated DeltaNet or .+, got 'llama'"):
         fits.needs_of(LlamaConfig())

@@ -59,22 +59,48 @@ def test_bfloat16_differs_only_where_two_tokens_are_close(device: str, reference
     assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.15)
 
 
-@pytest.mark.parametrize("scheme", ["8v8", "8v4"])
-def test_pages_of_codes(device: str, scheme: str, reference: Any) -> None:
-    """Tokens differ only where two are close, and a pool of the same size holds more blocks. The next engine of the
-    process, which does not ask for codes, has none."""
+def test_pages_of_codes(device: str, reference: Any) -> None:
+    """Without a tail, tokens differ only where two are close, and a pool of the same size holds more blocks. The next
+    engine of the process, which does not ask for codes, has none."""
     path, texts, tokens, margins = reference("qwen3")
     options = {"dtype": "float32", **CHUNKS, "block_size": 32}
     plain = {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
-    coded = {**plain, "options": {**options, "additional_config": {"aura": scheme}}}
-    result, later = run_engines(device, [coded, plain])
-    assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, {"8v8": 0.05, "8v4": 0.5}[scheme])
+    codes_alone = {"aura": "8v4", "aura_tail": 0, "aura_sinks": 0}
+    result, later = run_engines(device, [{**plain, "options": {**options, "additional_config": codes_alone}}, plain])
+    assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.5)
     assert holds_nothing(result)
     assert result["compiled late"] == []
     if device == "mps":
         assert any(name.startswith("aura_paged_attention") for name in result["kernels"])
     assert later["rounds"][0]["tokens"] == tokens
     assert result["pool"]["all"] > 2.5 * later["pool"]["all"]
+
+
+def test_exact_rows_hide_the_error_of_codes(device: str, reference: Any) -> None:
+    """Codes of 2 bits change tokens. A tail as long as the prompts leaves none of them to read, whatever the scheduler
+    does: parts of prompts, drafts that are rejected, aborted requests, and slots that other requests had before.
+    """
+    path, texts, tokens, margins = reference("qwen3")
+    drafted = {"prompts": texts, "tokens": GREEDY_TOKENS, "accept": [0, 3, 1, 2], "continuations": tokens}
+    again = {"prompts": texts, "tokens": GREEDY_TOKENS}
+    options = {"dtype": "float32", **CHUNKS, "block_size": 32, "max_num_seqs": 4, "speculative_config": NGRAM}
+    short = {"aura": "2v2", "aura_tail": 0, "aura_sinks": 1}
+    result, worse = run_engines(
+        device,
+        [
+            {
+                "model": str(path),
+                "options": {**options, "additional_config": {"aura": "2v2", "aura_tail": 144}},
+                "rounds": [{**again, "abort": [0, 3], "abort_after": 3}, drafted, again],
+            },
+            {"model": str(path), "options": {**options, "additional_config": short}, "rounds": [again]},
+        ],
+    )
+    assert [each["tokens"] for each in result["rounds"][1:]] == [tokens, tokens]
+    assert holds_nothing(result)
+    assert result["compiled late"] == []
+    with pytest.raises(AssertionError):
+        assert_tokens_agree(worse["rounds"][0]["tokens"], tokens, margins, 0.5)
 
 
 def test_the_same_fails_without_the_plugin(reference: Any) -> None:
@@ -233,8 +259,8 @@ def test_aborted_requests_and_sleep_leave_nothing(device: str, reference: Any) -
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(device: str) -> None:
-    """Alone the prompt comes in three parts, beside a prompt of 61 tokens in four; each but the last samples a token
-    that is thrown away."""
+    """Alone, the prompt is split into three parts, and together with a prompt of 61 tokens into four. Each part except
+    the last samples a token that is thrown away."""
     prompt, other = list(TEXT[97:227]), list(TEXT[:61])
     sampled = {"tokens": GREEDY_TOKENS, "sampling": {"temperature": 1.0, "seed": 7}}
     result = run_engine(

@@ -49,7 +49,7 @@ def hadamard(D: int) -> Tensor:
 
 
 def paley(q: int) -> Tensor:
-    """Paley's first construction (1933) of size q + 1, for a prime q = 3 (mod 4): 1 on the diagonal, skew beside it."""
+    """Paley's first construction (1933) of size q + 1, for a prime q = 3 (mod 4): 1 on the diagonal, skew elsewhere."""
     residues = {n * n % q for n in range(1, q)}
     H = torch.ones(q + 1, q + 1, dtype=torch.float64)
     H[1:, 0] = -1

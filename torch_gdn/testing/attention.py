@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch_gdn.testing import invalid
 from torch_gdn.testing.aura import SCHEMES, Codec
 from torch_gdn.testing.gdn import LARGE
 from torch_gdn.testing.inputs import Call, columns_apart
-from torch_gdn.testing.invalid import change, put
+from torch_gdn.testing.invalid import change, options, put
 from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import Change, Hostile, Invalid, Named, OpEntry, Point, register
 
@@ -38,6 +38,7 @@ class PagePoint(Point):
     longest: int = 0  # max_seq_len passed by the host; 0 passes the true maximum
     plain: bool = False  # contiguous pages without padding that must not be read; with a window and sinks
     gap: int = 0  # elements between rows of the pages to write
+    tail: int = 0  # tokens before the queries that have exact rows; with some, two sinks have them too
 
     def facts_of(self, call: Call) -> dict[str, Any]:
         found = super().facts_of(call) | {"D": call["q" if "q" in call else "key"].shape[-1]}
@@ -47,6 +48,7 @@ class PagePoint(Point):
             found["cache"] = call["key_cache"].dtype
         if "key_codebook" in call:  # 2^bits centroids
             found["bits"] = tuple(len(call[f"{name}_codebook"]).bit_length() - 1 for name in ("key", "value"))
+            found["tail"] = call.get("tail", 0)
         return found
 
 
@@ -143,10 +145,57 @@ def draw_attention(point: PagePoint) -> Call:
     if point.plain:
         call["block_table"] = call["block_table"].clamp(max=0)
         for name in ("q", "out", "key_cache", "value_cache"):
-            x = call[name]
-            call[name] = torch.where(x.isnan(), torch.randn_like(x), x).contiguous()
+            call[name] = without_nan(call[name])
         call |= {"window": 30, "sinks": torch.randn(point.HQ)}
     return call
+
+
+def add_exact_rows(call: Call, tail: int, sinks: int, starts: Sequence[int], slack: int = 3) -> Call:
+    """Adds exact rows of random numbers. Rows that must not be read are NaN. Of three sequences, one has no slot."""
+    N, (T, _, D), HK = len(starts), call["q"].shape, call["key_codes" if "key_codes" in call else "key_cache"].shape[2]
+    dtype, slots = call["q"].dtype, [-1 if n == 1 and N > 2 else N - n for n in range(N)]
+    pools = [torch.full((N + 1, sinks + tail + slack, HK, D + 1), torch.nan, dtype=dtype)[..., :D] for _ in range(2)]
+    made = call | {
+        "exact_keys": pools[0],
+        "exact_values": pools[1],
+        "exact_slots": torch.tensor(slots, dtype=torch.int32),
+        "exact_starts": torch.tensor(starts),
+        "exact_sinks": sinks,
+        "tail": tail,
+    }
+    for name in ("new_keys", "new_values"):
+        made[name] = torch.randn(T, HK, D + 8).to(dtype)[..., :D]
+        made[name][call["cu_seqlens"][-1] :] = torch.nan
+    for cache in pools:
+        for n, _, row in exact_tokens(made):
+            if row >= 0:
+                cache[slots[n], row] = torch.randn(HK, D).to(dtype)
+    return made
+
+
+def exact_tokens(call: Call) -> Iterator[tuple[int, int, int]]:
+    """Yields sequence, position and row in the slot of each token with exact rows; row -1: one of the new rows."""
+    sinks, tail, ring = call["exact_sinks"], call["tail"], call["exact_keys"].shape[1] - call["exact_sinks"]
+    for n, queries in enumerate(call["cu_seqlens"].diff().tolist()):
+        length = int(call["seq_lens"][n]) if queries else 0
+        for p in range(length - queries):
+            is_kept = call["exact_slots"][n] >= 0 and p >= call["exact_starts"][n]
+            if is_kept and (p < sinks or p >= length - queries - tail):
+                yield n, p, p if p < sinks else sinks + p % ring
+        for p in range(length - queries, length):
+            yield n, p, -1
+
+
+def place_exact_rows(call: Call, caches: dict[str, Tensor]) -> None:
+    """Replaces vectors of decoded caches, [blocks, block_size, HK, D] by "key" and "value", by exact rows."""
+    for n, p, row in exact_tokens(call):
+        block, offset = divmod(p, caches["key"].shape[1])
+        for name, cache in caches.items():
+            if row < 0:
+                exact = call[f"new_{name}s"][call["cu_seqlens"][n + 1] - int(call["seq_lens"][n]) + p]
+            else:
+                exact = call[f"exact_{name}s"][call["exact_slots"][n], row]
+            cache[call["block_table"][n, block], offset] = exact
 
 
 def draw_coded(point: PagePoint) -> Call:
@@ -157,7 +206,18 @@ def draw_coded(point: PagePoint) -> Call:
         codes, norms = (codes.contiguous(), norms.contiguous()) if point.plain else (codes, norms)
         found |= {f"{name}_codes": codes, f"{name}_norms": norms}
         found |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
-    return found
+    if point.tail:
+        found = add_exact_rows(found, point.tail, 2, [0] * len(point.keys), 0 if point.plain else 3)
+    return found if not point.plain else {name: without_nan(x) for name, x in found.items()}
+
+
+def without_nan(x: Any) -> Any:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return x
+    return torch.where(x.isnan(), torch.randn_like(x), x).contiguous()
+
+
+EXACT = ("exact_keys", "exact_values", "exact_slots", "exact_starts", "new_keys", "new_values", "exact_sinks", "tail")
 
 
 def exact_attention(call: Call) -> None:
@@ -165,12 +225,15 @@ def exact_attention(call: Call) -> None:
 
 
 def exact_coded(call: Call) -> None:
-    """Computes attention to the vectors that the codes represent."""
-    plain = {name: x for name, x in call.items() if not name.startswith(("key_", "value_"))}
+    """Computes attention to the vectors that the codes represent, and to exact rows."""
+    plain = {name: x for name, x in call.items() if not name.startswith(("key_", "value_")) and name not in EXACT}
+    caches = {}
     for name in ("key", "value"):
         parts = {part: call[f"{name}_{part}"] for part in ("codes", "norms", "codebook", "signs")}
-        plain[f"{name}_cache"] = reference.aura_decode(**parts, dtype=torch.float64)
-    reference.paged_attention(**plain)
+        caches[name] = reference.aura_decode(**parts, dtype=torch.float64)
+    if "exact_keys" in call:
+        place_exact_rows(call, caches)
+    reference.paged_attention(key_cache=caches["key"], value_cache=caches["value"], **plain)
 
 
 def draw_pages(point: PagePoint) -> Call:
@@ -293,10 +356,34 @@ def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
         yield Invalid(norms, TypeError, "float32", change(norms, torch.Tensor.float))
         yield Invalid(codebook, ValueError, "32 centroids", put(codebook, torch.zeros(32)))
         yield Invalid(signs, ValueError, "too few", change(signs, lambda x: x[1:]))
+    yield from wrong_exact_rows()
+
+
+def wrong_exact_rows() -> Iterator[Invalid]:
+    yield Invalid("exact_values", ValueError, "without exact_keys", put("exact_keys", None))
+    for name in EXACT[1:6]:
+        yield Invalid(name, ValueError, "missing", put(name, None))
+    for name in ("exact_keys", "exact_values", "new_keys", "new_values"):
+        yield Invalid(name, TypeError, "another dtype", change(name, torch.Tensor.half))
+        yield Invalid(name, ValueError, "a dimension too few", change(name, lambda x: x[0]))
+        yield Invalid(name, ValueError, "a head fewer", change(name, lambda x: x[..., 1:, :]))
+        yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
+    for name in ("exact_slots", "exact_starts"):
+        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
+        yield Invalid(name, ValueError, "a sequence fewer", change(name, lambda x: x[1:]))
+    no_rows: Call = dict.fromkeys(EXACT[:6])
+    for name, other, most in (("exact_sinks", "tail", 10), ("tail", "exact_sinks", 8)):
+        yield Invalid(name, ValueError, "negative", put(name, -1))
+        yield Invalid(name, ValueError, "more than the rows", put(name, most + 1))
+        yield Invalid(name, ValueError, "without rows", options(no_rows | {other: 0}))
 
 
 SEQUENCES = (((1, 1, 1), (1, 40, 129)), ((1, 0, 35, 2), (70, 5, 35, 50)), ((1,), (1030,)))
 DTYPES_OF_PAGES = ((BF16, BF16, 128, 16), (F32, F16, 64, 7), (F16, F32, 96, 48), (BF16, F16, 256, 16))
+
+
+EXACT_POINTS = [PagePoint(BF16, bits=(4, 4), D=128, queries=SEQUENCES[1][0], keys=SEQUENCES[1][1], tail=24)]
+EXACT_POINTS += [PagePoint(F16, bits=(3, 2), D=80, HQ=16, queries=(1, 3), keys=(41, 300), tail=24)]
 
 
 def points(coded: bool) -> Iterator[PagePoint]:
@@ -305,12 +392,14 @@ def points(coded: bool) -> Iterator[PagePoint]:
             cache = F32
         yield PagePoint(dtype, cache=cache, bits=(8, 4), D=D, block_size=size, queries=queries, keys=keys)
     yield PagePoint(plain=True)
+    if coded:
+        yield from EXACT_POINTS
 
 
 def quick(coded: bool) -> list[PagePoint]:
     cache = F32 if coded else BF16
     kinds = [PagePoint(BF16, cache=cache, bits=(8, 4), D=128, queries=q, keys=k) for q, k in SEQUENCES[1:]]
-    return kinds
+    return kinds + EXACT_POINTS[:1] if coded else kinds
 
 
 def compiled_pages() -> Iterator[PagePoint]:
@@ -319,11 +408,12 @@ def compiled_pages() -> Iterator[PagePoint]:
 
 
 def compiled(
-    schemes: Sequence[tuple[int, int]], caches: Sequence[torch.dtype], forms: Sequence[int]
+    schemes: Sequence[tuple[int, int]], caches: Sequence[torch.dtype], forms: Sequence[int], tails: Sequence[int] = (0,)
 ) -> Iterator[PagePoint]:
     """Yields points in every form, one with a merge of parts."""
-    for dtype, cache, bits, D, form in itertools.product(DTYPES, caches, schemes, SIZES, forms):
-        yield PagePoint(dtype, cache=cache, bits=bits, D=D, HQ=form, HK=1, queries=(1,), keys=(3,), longest=16000)
+    for dtype, cache, bits, D, form, tail in itertools.product(DTYPES, caches, schemes, SIZES, forms, tails):
+        one = PagePoint(dtype, cache=cache, bits=bits, D=D, HQ=form, HK=1, queries=(1,), keys=(3,), longest=16000)
+        yield replace(one, tail=tail)
 
 
 OUTSIDE = (
@@ -382,14 +472,14 @@ register(
         "aura_paged_attention_",
         draw=draw_coded,
         exact=exact_coded,
-        small=PagePoint(plain=True),
+        small=PagePoint(plain=True, tail=8),
         points=list(points(coded=True)),
         quick=quick(coded=True),
-        compiled=partial(compiled, SCHEMES, [F32], FORMS[1:]),
+        compiled=partial(compiled, SCHEMES, [F32], FORMS[1:], (0, 1)),
         bound=attention_bounds,
         heads={"out": 1},
         operations=operations_of_attention,
         invalid=wrong_coded,
-        hostile=OUTSIDE,
+        hostile=(*OUTSIDE, Hostile("exact_slots", [LARGE, -LARGE, 4])),
     ),
 )

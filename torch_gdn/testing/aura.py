@@ -178,7 +178,7 @@ def wrong_codec(entry: OpEntry[Any]) -> Iterator[Invalid]:
             yield Invalid(name, TypeError, "float32", change(name, torch.Tensor.float))
             yield Invalid(name, ValueError, "a dimension too many", change(name, lambda x: x[None]))
         elif name.startswith("exact"):
-            yield Invalid(name, TypeError, "float64 beside float32", change(name, torch.Tensor.double))
+            yield Invalid(name, TypeError, "float64 next to float32", change(name, torch.Tensor.double))
             yield Invalid(name, ValueError, "a dimension too many", change(name, lambda x: x[None]))
         else:
             yield from invalid.half(name)
@@ -321,7 +321,7 @@ def draw_flash_p1(point: AuraPoint) -> Call:
 
 
 def draw_flash_p2(point: AuraPoint) -> Call:
-    """Of two blocks."""
+    """There are two blocks."""
     rows = (point.batch, 2 * point.ratio, point.queries, 2)
     call: Call = {"o_partials": torch.randn(*rows, point.D), "m_partials": torch.randn(rows)}
     call |= {"l_partials": torch.rand(rows) + 1, "value_signs": Codec(point.D, point.bits[1]).signs}

@@ -12,7 +12,45 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// Codes; queries are rotated as the keys were, results back from the values' space.
+// Which tokens are exact, and their rows.
+class ExactTokens {
+ public:
+  ExactTokens(const PagedShape<>& shape, const PagedSequences<int64_t>& sequences, const PagedExactRows<int64_t>& exact)
+      : exact_(exact),
+        D_(shape.D),
+        boundaries_(sequences.cu_seqlens),
+        lengths_(sequences.seq_lens),
+        slots_(*exact.slots),
+        starts_(*exact.starts),
+        keys_(*exact.keys),
+        values_(*exact.values),
+        new_keys_(*exact.new_keys),
+        new_values_(*exact.new_values) {}
+
+  // Returns false, and reads nothing, if the token has codes alone.
+  bool read(const paged::Token& token, int64_t head, bool of_keys, float* row) const {
+    const int64_t n = token.sequence, p = token.position;
+    const int64_t first_query = lengths_[n] - (boundaries_[n + 1] - boundaries_[n]);
+    if (p >= first_query) {
+      (of_keys ? new_keys_ : new_values_).read(boundaries_[n] + p - first_query, head, D_, row);
+      return true;
+    }
+    if (slots_[n] < 0 || p < starts_[n] || (p >= exact_.sinks && p < first_query - exact_.tail)) return false;
+    const int64_t at = p < exact_.sinks ? p : exact_.sinks + p % (exact_.keys->size(1) - exact_.sinks);
+    (of_keys ? keys_ : values_).read(slots_[n], at, head, D_, row);
+    return true;
+  }
+
+ private:
+  const PagedExactRows<int64_t>& exact_;
+  int64_t D_;
+  Indices boundaries_, lengths_, slots_, starts_;
+  Pages keys_, values_;
+  Tokens new_keys_, new_values_;
+};
+
+// Reads codes. q and exact rows are rotated like the keys and values, and the result is rotated back from the values'
+// space.
 class CodedCache {
  public:
   explicit CodedCache(const AuraPagedAttention<int64_t>& op)
@@ -25,17 +63,23 @@ class CodedCache {
         q_(q_tensor_),
         out_(op.out),
         keys_(op.key.codebook, op.key_bits, D_),
-        values_(op.value.codebook, op.value_bits, D_) {}
+        values_(op.value.codebook, op.value_bits, D_) {
+    if (op.exact.present()) exact_.emplace(op.shape, op.sequences, op.exact);
+  }
 
   void read_query(int64_t token, int64_t head, float* row) const {
     q_.read(token, head, D_, row);
     rotate_row(row, key_signs_, false);
   }
-  float read_key(int64_t block, int64_t offset, int64_t head, float* row) const {
-    return read(op_.key, keys_, block, offset, head, row);
+  float read_key(const paged::Token& token, int64_t head, float* row) const {
+    if (!exact_ || !exact_->read(token, head, true, row)) return read(op_.key, keys_, token, head, row);
+    rotate_row(row, key_signs_, false);
+    return 1.0f;
   }
-  float read_value(int64_t block, int64_t offset, int64_t head, float* row) const {
-    return read(op_.value, values_, block, offset, head, row);
+  float read_value(const paged::Token& token, int64_t head, float* row) const {
+    if (!exact_ || !exact_->read(token, head, false, row)) return read(op_.value, values_, token, head, row);
+    rotate_row(row, value_signs_, false);
+    return 1.0f;
   }
   void write_result(int64_t token, int64_t head, float* row) const {
     rotate_row(row, value_signs_, true);
@@ -43,13 +87,13 @@ class CodedCache {
   }
 
  private:
-  static int64_t place(const Tensor& x, int64_t block, int64_t offset, int64_t head) {
-    return block * x.stride(0) + offset * x.stride(1) + head * x.stride(2);
+  static int64_t place(const Tensor& x, const paged::Token& token, int64_t head) {
+    return token.block * x.stride(0) + token.offset * x.stride(1) + head * x.stride(2);
   }
-  static float read(const CodedTensor& coded, const Codebook& codebook, int64_t block, int64_t offset, int64_t head,
+  static float read(const CodedTensor& coded, const Codebook& codebook, const paged::Token& token, int64_t head,
                     float* row) {
-    codebook.dequantise(coded.codes.const_data_ptr<int32_t>() + place(coded.codes, block, offset, head), row);
-    return coded.norms.const_data_ptr<c10::Half>()[place(coded.norms, block, offset, head)];
+    codebook.dequantise(coded.codes.const_data_ptr<int32_t>() + place(coded.codes, token, head), row);
+    return coded.norms.const_data_ptr<c10::Half>()[place(coded.norms, token, head)];
   }
   void rotate_row(float* row, const Tensor& signs, bool inverse) const {
     rotate(row, signs.const_data_ptr<float>(), D_, inverse);
@@ -62,6 +106,7 @@ class CodedCache {
   Tensor q_tensor_, key_signs_, value_signs_;
   Tokens q_, out_;
   Codebook keys_, values_;
+  optional<ExactTokens> exact_;
 };
 
 void run(const AuraPagedAttention<int64_t>& op) {

@@ -8,7 +8,7 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// Keys and values as they are.
+// Reads keys and values that are not coded.
 class PlainCache {
  public:
   explicit PlainCache(const PagedAttention<int64_t>& op)
@@ -20,12 +20,12 @@ class PlainCache {
         values_(op.value_cache) {}
 
   void read_query(int64_t token, int64_t head, float* row) const { q_.read(token, head, D_, row); }
-  float read_key(int64_t block, int64_t offset, int64_t head, float* row) const {
-    keys_.read(block, offset, head, D_, row);
+  float read_key(const paged::Token& token, int64_t head, float* row) const {
+    keys_.read(token.block, token.offset, head, D_, row);
     return 1.0f;
   }
-  float read_value(int64_t block, int64_t offset, int64_t head, float* row) const {
-    values_.read(block, offset, head, D_, row);
+  float read_value(const paged::Token& token, int64_t head, float* row) const {
+    values_.read(token.block, token.offset, head, D_, row);
     return 1.0f;
   }
   void write_result(int64_t token, int64_t head, float* row) const { out_.write(token, head, D_, row); }

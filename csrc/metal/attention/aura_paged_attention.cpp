@@ -13,7 +13,7 @@ namespace torch_gdn {
 
 namespace {
 
-// in to out, both [T, H, D], but for padding.
+// Rotates `in` to `out`, both [T, H, D]. Padding is left alone.
 Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor& signs, const Tensor& out,
                            bool inverse) {
   const auto& s = call.shape;
@@ -34,15 +34,60 @@ Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor
           kAuraThreads};
 }
 
+ExactRowsParameters exact_parameters(const PagedExactRows<int64_t>& exact, const Tensor& slots, const Tensor& starts) {
+  return {page_strides(*exact.keys),
+          page_strides(*exact.values),
+          token_strides(*exact.new_keys),
+          token_strides(*exact.new_values),
+          slots.stride(0),
+          starts.stride(0),
+          int32_t(slots.element_size()),
+          int32_t(starts.element_size()),
+          int32_t(std::min<int64_t>(exact.keys->size(0), INT32_MAX)),
+          int32_t(exact.keys->size(1) - exact.sinks),
+          int32_t(exact.sinks),
+          int32_t(exact.tail)};
+}
+
 Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const PagedCall& call) {
-  const AuraPagedParameters parameters{call.parameters, page_strides(op.key.norms), page_strides(op.value.norms)};
+  const auto& exact = op.exact;
+  const auto slots = index_array(op.q.device(), exact.slots), starts = index_array(op.q.device(), exact.starts);
+  AuraPagedParameters parameters{call.parameters, page_strides(op.key.norms), page_strides(op.value.norms), {}};
   const int64_t simdgroups = call.plan.rows / kPrefillRows;
+  TemplateArguments arguments = {op.key_bits, op.value_bits, call.head_size(), simdgroups};
+  if (exact.present()) {
+    parameters.exact = exact_parameters(exact, *slots, *starts);
+    arguments[4] = exact.keys->scalar_type();
+    arguments[5] = true;
+  }
   return {"aura_paged_attention",
           "attention/aura_paged_attention.metal",
-          {op.key_bits, op.value_bits, call.head_size(), simdgroups},
-          {call.q, op.key.codes, op.key.norms, op.key.codebook.contiguous(), op.value.codes, op.value.norms,
-           op.value.codebook.contiguous(), call.block_table, call.cu_seqlens, call.seq_lens, call.sinks, call.out,
-           call.o_partials, call.m_partials, call.l_partials, Binding::error_log(), Binding::values(parameters)},
+          arguments,
+          {call.q,
+           op.key.codes,
+           op.key.norms,
+           op.key.codebook.contiguous(),
+           op.value.codes,
+           op.value.norms,
+           op.value.codebook.contiguous(),
+           call.block_table,
+           call.cu_seqlens,
+           call.seq_lens,
+           call.sinks,
+           call.out,
+           call.o_partials,
+           call.m_partials,
+           call.l_partials,
+           Binding::error_log(),
+           Binding::values(parameters),
+           exact.keys,
+           exact.values,
+           slots,
+           starts,
+           exact.new_keys,
+           exact.new_values,
+           exact.present() ? op.key_signs.contiguous() : Tensor(),
+           exact.present() ? op.value_signs.contiguous() : Tensor()},
           {size_t(call.plan.tiles), size_t(op.shape.HK), size_t(call.plan.splits)},
           size_t(simdgroups * 32)};
 }

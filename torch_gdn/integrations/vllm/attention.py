@@ -34,6 +34,7 @@ class PagedMetadata:
     max_query_len: int
     max_seq_len: int
     causal: bool
+    exact: Any = None  # exact_rows.Step, of pages of codes
 
 
 class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):
@@ -77,6 +78,7 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads or num_heads, head_size
         self.scale, self.window, self.kv_cache_dtype = float(scale), sliding_window or 0, kv_cache_dtype
         self.sinks = None if sinks is None else sinks.float()
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
 
     def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys and values [blocks, block_size, KV heads, D], views of [blocks, KV heads, block_size, 2 D]."""
@@ -102,10 +104,19 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
     ) -> Tensor:
         if attn_metadata is None:  # a profiling run
             return output.zero_()
-        m = attn_metadata
-        return self.attend(layer, query[: m.num_actual_tokens], kv_cache, m, output[: m.num_actual_tokens])
+        m, n = attn_metadata, attn_metadata.num_actual_tokens
+        return self.attend(layer, query[:n], key[:n], value[:n], kv_cache, m, output[:n])
 
-    def attend(self, layer: Any, query: Tensor, kv_cache: Tensor, m: PagedMetadata, output: Tensor) -> Tensor:
+    def attend(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        m: PagedMetadata,
+        output: Tensor,
+    ) -> Tensor:
         return torch_gdn.paged_attention(
             query,
             *self.keys_and_values(kv_cache),

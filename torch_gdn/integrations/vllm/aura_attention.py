@@ -2,7 +2,7 @@
 
 A cell of a page is Scheme.bytes_per_token(D) bytes, [key codes | value codes | key norm | value norm], whole words: the
 norms, in float16, share the last. vLLM sizes its pools by it. A page is [block_size, KV heads, cell]: a token's slot
-has one stride, and `aura_encode_` writes in place.
+has one stride, and `aura_encode_` writes in place. A request's newest and first tokens are read from exact rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 import torch_gdn
 from torch_gdn.aura import Scheme
 from torch_gdn.aura.codebooks import aura_signs, boundaries, codebook
-from torch_gdn.integrations.vllm.attention import PagedAttention, PagedBackend, PagedMetadata
+from torch_gdn.integrations.vllm.attention import PagedAttention, PagedBackend, PagedMetadata, PagedMetadataBuilder
+from torch_gdn.integrations.vllm.exact_rows import LayerRows
 
 
 class AuraPagedAttention(PagedAttention):
     scheme: ClassVar[Scheme]
+    exact: LayerRows | None = None  # the model runner sets it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,10 +58,21 @@ class AuraPagedAttention(PagedAttention):
             x = x[: slots.shape[0]].transpose(0, 1)[None]
             torch.ops.gdn.aura_encode_(x, slots, *tables, flat_slots(codes), flat_slots(norms))
 
-    def attend(self, layer: Any, query: Tensor, kv_cache: Tensor, m: PagedMetadata, output: Tensor) -> Tensor:
+    def attend(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        m: PagedMetadata,
+        output: Tensor,
+    ) -> Tensor:
+        """Attends to the request's exact rows of earlier steps and to `key` and `value`, and stores these then."""
         key_codes, key_norms, value_codes, value_norms = self.parts(kv_cache)
         (key_signs, _, key_table), (value_signs, _, value_table) = self.tables_of(layer, query.device)
-        return torch_gdn.aura_paged_attention(
+        exact = self.exact if m.exact is not None else None
+        out = torch_gdn.aura_paged_attention(
             query,
             key_codes,
             key_norms,
@@ -79,7 +92,21 @@ class AuraPagedAttention(PagedAttention):
             max_query_len=m.max_query_len,
             max_seq_len=m.max_seq_len,
             out=output,
+            **(exact.arguments(m.exact, key, value) if exact is not None else {}),
         )
+        if exact is not None:
+            exact.write(m.exact, key, value)
+        return out
+
+
+class AuraMetadataBuilder(PagedMetadataBuilder):
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PagedMetadata:
+        m = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        layers = self.vllm_config.compilation_config.static_forward_context
+        exact = next((x for x in (layers[name].impl.exact for name in self.layer_names) if x is not None), None)
+        if exact is not None:
+            m.exact = exact.slots.step(m.cu_seqlens, m.seq_lens, m.num_actual_tokens)
+        return m
 
 
 def flat_slots(part: Tensor) -> Tensor:
@@ -98,6 +125,10 @@ class AuraPagedBackend(PagedBackend):
     @classmethod
     def get_impl_cls(cls) -> type[PagedAttention]:
         return cls.implementation
+
+    @staticmethod
+    def get_builder_cls() -> type[PagedMetadataBuilder]:
+        return AuraMetadataBuilder
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:

@@ -159,7 +159,8 @@ def replace_expert_routing() -> None:
 
 
 def replace_grammar_masks() -> None:
-    """On mps xgrammar compiles the mask's application by Inductor at the first request; it has PyTorch's own beside."""
+    """On mps, xgrammar compiles a function that applies masks with Inductor at the first request. This uses its PyTorch
+    one."""
     from vllm.v1.structured_output import utils
 
     def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Any = None) -> None:
@@ -211,13 +212,14 @@ def replace_cpu_preparation() -> None:
     def register_triton_kernel_overrides() -> None:
         from vllm.utils import cpu_triton_utils
 
-        from torch_gdn.integrations.vllm import kernels, seeds
+        from torch_gdn.integrations.vllm import exact_rows, kernels, seeds
 
         cpu_triton_utils._expand_kernel_impl = kernels.expand
         theirs()
         from vllm.v1.worker import cpu_worker  # not before: it replaces parts of torch for the whole process
 
-        cpu_worker.CPUModelRunner = type("CPUModelRunner", (seeds.KeepsSeeds, cpu_worker.CPUModelRunner), {})
+        bases = (seeds.KeepsSeeds, exact_rows.KeepsExactRows, cpu_worker.CPUModelRunner)
+        cpu_worker.CPUModelRunner = type("CPUModelRunner", bases, {})
 
     CpuPlatform.register_triton_kernel_overrides = staticmethod(register_triton_kernel_overrides)
 

@@ -8,10 +8,11 @@ import torch
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from torch_gdn.integrations.vllm.exact_rows import KeepsExactRows
 from torch_gdn.integrations.vllm.seeds import KeepsSeeds
 
 
-class MpsModelRunner(KeepsSeeds, GPUModelRunner):
+class MpsModelRunner(KeepsSeeds, KeepsExactRows, GPUModelRunner):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.use_cuda_graph = False

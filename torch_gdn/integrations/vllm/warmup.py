@@ -209,4 +209,6 @@ def call_attention(runner: Any, layer: Any, tokens: list[int], sequences: list[i
                 max_seq_len=seq_len,
                 causal=True,
             )
+            if getattr(layer.impl, "exact", None) is not None:  # before the first step, no request has a slot
+                metadata.exact = layer.impl.exact.slots.step(metadata.cu_seqlens, metadata.seq_lens, rows)
             layer.impl.forward(layer, query, key, key, layer.kv_cache, metadata, torch.empty_like(query))

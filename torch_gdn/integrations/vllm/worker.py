@@ -19,7 +19,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from torch_gdn import _C
 from torch_gdn.fits import bytes_when_loaded, check_memory
-from torch_gdn.integrations.vllm import compat
+from torch_gdn.integrations.vllm import compat, exact_rows
 from torch_gdn.integrations.vllm.model_runner import MpsModelRunner
 from torch_gdn.integrations.vllm.warmup import compile_kernels
 
@@ -79,7 +79,7 @@ class MpsWorker(Worker):
         super().load_model(load_dummy_weights=load_dummy_weights)
 
     def determine_available_memory(self) -> int:
-        """Returns the bytes for the pools: the share of Metal's recommendation, less weights and a step."""
+        """Returns the bytes for the pools: the share of Metal's recommendation, less weights, a step and exact rows."""
         asked: int | None = self.cache_config.kv_cache_memory_bytes
         if asked is not None:
             return asked
@@ -89,7 +89,8 @@ class MpsWorker(Worker):
         torch.mps.synchronize()
         kinds = Counter(repr(spec) for spec in self.get_kv_cache_spec().values())
         largest = pools_in_buffers(list(kinds.values()), _C.device_facts()["max_buffer_length"])
-        available = min(int(limit - torch.mps.driver_allocated_memory()), largest)
+        free = int(limit - torch.mps.driver_allocated_memory()) - exact_rows.bytes_of_pools(self.vllm_config)
+        available = min(free, largest)
         torch.mps.empty_cache()
         logger.info("mps: %.2f GiB for the pools", available / 2**30)
         return available

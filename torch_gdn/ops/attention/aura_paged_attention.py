@@ -26,8 +26,21 @@ def aura_paged_attention(
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
+    exact_keys: Tensor | None = None,
+    exact_values: Tensor | None = None,
+    exact_slots: Tensor | None = None,
+    exact_starts: Tensor | None = None,
+    new_keys: Tensor | None = None,
+    new_values: Tensor | None = None,
+    exact_sinks: int = 0,
+    tail: int = 0,
 ) -> Tensor:
     """Computes `paged_attention` on pages of AURA codes (`aura_encode`), which the kernels dequantise tile by tile.
+
+    With `exact_keys`, some tokens are read as the model computed them, and their codes are not read. These are the
+    queries' own tokens, the `tail` tokens before them, and the first `exact_sinks` tokens. Sequence n has the slot
+    `exact_slots[n]`. Token p has row p of the slot if p < exact_sinks, and else row
+    exact_sinks + p % (rows - exact_sinks).
 
     Source: see `aura_attention` and `paged_attention`.
 
@@ -46,6 +59,16 @@ def aura_paged_attention(
         value_signs: [D], float32. The signs that the values were encoded with.
         block_table, cu_seqlens, seq_lens, scale, causal, window, sinks: See `paged_attention`.
         max_query_len, max_seq_len, out: See `paged_attention`.
+        exact_keys, exact_values: [slots, rows, HK, D], q's dtype. The last stride must be 1. If one of the six tensors
+            of exact rows is given, all are. Default: None.
+        exact_slots: [N], int32 or int64. A sequence with a negative slot reads its own tokens alone as exact rows.
+            Default: None.
+        exact_starts: [N], int32 or int64. Tokens before exact_starts[n] are read from codes, for example those of a
+            prefix that another request computed. Default: None.
+        new_keys, new_values: [T, HK, D], q's dtype. Keys and values of the queries' own tokens, packed as q. The last
+            stride must be 1. Default: None.
+        exact_sinks: The number of first tokens that have rows of their own, at most `rows`. Default: 0.
+        tail: The number of tokens before the queries, at most rows - exact_sinks. Default: 0.
 
     Returns:
         out: See `paged_attention`.
@@ -89,5 +112,13 @@ def aura_paged_attention(
         causal=causal,
         window=window,
         sinks=sinks,
+        exact_keys=exact_keys,
+        exact_values=exact_values,
+        exact_slots=exact_slots,
+        exact_starts=exact_starts,
+        new_keys=new_keys,
+        new_values=new_values,
+        exact_sinks=exact_sinks,
+        tail=tail,
     )
     return out
