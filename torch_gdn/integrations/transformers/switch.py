@@ -85,7 +85,7 @@ class Status:
 
     @cached_property
     def _layers(self) -> Counter[str]:
-        return delta_layers()
+        return Counter(model for model, _ in delta_layers())
 
     def __str__(self) -> str:
         return "\n".join([self._first_line(), *self._problems()])
@@ -173,7 +173,7 @@ def called_ops() -> list[str]:
 
 def dtypes_of_models() -> set[torch.dtype]:
     """Returns the dtypes of the layers of all existing models that run on mps."""
-    parameters = [next(layer.parameters(), None) for layer in delta_layers()]
+    parameters = [next(layer.parameters(), None) for _, layer in delta_layers()]
     return {x.dtype for x in parameters if x is not None and x.device.type == "mps"}
 
 
@@ -264,12 +264,12 @@ def status() -> Status:
     )
 
 
-def delta_layers() -> Counter[str]:
-    """Counts the layers of all existing models, by model. The garbage collector knows even those built before
-    `enable()`, unless `gc.freeze()` hid them. This visits every object, which takes a tenth of a second.
+def delta_layers() -> Iterator[tuple[str, Module]]:
+    """Yields the layers of all existing models, each with its model. The garbage collector knows even those built
+    before `enable()`, unless `gc.freeze()` hid them. This visits every object, which takes a tenth of a second.
     """
     models = {kind: model_of(kind) for kind in subclasses(Module) if kind.__name__.endswith(DELTA_LAYERS)}
-    return Counter(model for each in gc.get_objects() if (model := models.get(type(each))))
+    yield from ((model, each) for each in gc.get_objects() if (model := models.get(type(each))))
 
 
 def subclasses(kind: type) -> Iterator[type]:
