@@ -37,8 +37,8 @@ struct ReshapeAndCache {
     check.shape("key_cache", key_cache, "[blocks, block_size, H, D]", {s.blocks, s.block_size, s.HK, s.D});
     check.same_dtype("value_cache", value_cache, "key_cache", key_cache);
     check.shape("value_cache", value_cache, "[blocks, block_size, H, DV]", {s.blocks, s.block_size, s.HK, DV});
-    check_rows_of_pages(check, "key_cache", key_cache);
-    check_rows_of_pages(check, "value_cache", value_cache);
+    check_unit_stride(check, "key_cache", key_cache);
+    check_unit_stride(check, "value_cache", value_cache);
     check.is_index("slot_mapping", slot_mapping);
     check.dimensions("slot_mapping", slot_mapping, 1, "[N]");
     tokens = size_of<Int>(slot_mapping, 0);
