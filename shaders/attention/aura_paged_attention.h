@@ -5,8 +5,8 @@
 struct ExactRowsParameters {
   PageStrides key, value;
   TokenStrides new_key, new_value;
-  int64_t slot, start;              // strides of exact_slots and exact_starts
-  int32_t slot_bytes, start_bytes;  // of a number of theirs: 4 or 8
+  int64_t slot, start, sink_slot;                    // strides of exact_slots and exact_starts
+  int32_t slot_bytes, start_bytes, sink_slot_bytes;  // of a number of theirs: 4 or 8
   int32_t slots;
   int32_t ring;  // rows of a slot that are not of sinks
   int32_t sinks, tail;

@@ -86,10 +86,11 @@ template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = flo
     device const E* exact_values [[buffer(18)]],
     device const int* exact_slots [[buffer(19)]],
     device const int* exact_starts [[buffer(20)]],
-    device const E* new_keys [[buffer(21)]],
-    device const E* new_values [[buffer(22)]],
-    device const float* key_signs [[buffer(23)]],
-    device const float* value_signs [[buffer(24)]],
+    device const int* exact_sink_slots [[buffer(21)]],
+    device const E* new_keys [[buffer(22)]],
+    device const E* new_values [[buffer(23)]],
+    device const float* key_signs [[buffer(24)]],
+    device const float* value_signs [[buffer(25)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -119,6 +120,7 @@ template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = flo
     pages.exact.values = exact_values;
     pages.exact.slots = exact_slots;
     pages.exact.starts = exact_starts;
+    pages.exact.sink_slots = exact_sink_slots;
     pages.exact.new_keys = new_keys;
     pages.exact.new_values = new_values;
     pages.exact.key_signs = key_signs;
