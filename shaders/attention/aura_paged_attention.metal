@@ -22,6 +22,9 @@ struct CodedPages {
   enum { kKeys = keys_of_tile<float, D>() };
   ExactTokens<E, D, kKeys, kThreads> exact;  // set with kExact
 
+  METAL_FUNC void report(int sequence) const {
+    if constexpr (kExact) exact.report(sequence);
+  }
   METAL_FUNC void locate(KeyPlace place, PagedSequence sequence, int position, int kv_head, int key) const {
     if constexpr (kExact) {
       if (exact.locate(sequence, position, kv_head, key, offsets)) return;

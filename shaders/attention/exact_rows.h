@@ -48,11 +48,7 @@ struct ExactTokens {
     const int64_t slot =
         is_sink ? read_index(sink_slots, sequence.index * parameters->sink_slot, parameters->sink_slot_bytes)
                 : read_index(slots, sequence.index * parameters->slot, parameters->slot_bytes);
-    if (slot < 0) return false;
-    if (slot >= parameters->slots) {
-      report_slot(slot, sequence.index, is_sink);
-      return false;
-    }
+    if (slot < 0 || slot >= parameters->slots) return false;
     KeyPlace place;
     place.block = slot;
     place.offset = is_sink ? position : parameters->sinks + position % parameters->ring;
@@ -62,11 +58,15 @@ struct ExactTokens {
     return true;
   }
 
-  METAL_FUNC void report_slot(int64_t slot, int sequence, bool is_sink) const {
-    if (is_sink) {
-      report_error(errors, *op, "exact_sink_slots: expected slots of exact_keys, got ", slot, sequence, __LINE__);
-    } else {
+  // Called by one thread for each sequence with queries.
+  METAL_FUNC void report(int sequence) const {
+    const int64_t slot = read_index(slots, sequence * parameters->slot, parameters->slot_bytes);
+    if (slot >= parameters->slots) {
       report_error(errors, *op, "exact_slots: expected slots of exact_keys, got ", slot, sequence, __LINE__);
+    }
+    const int64_t sink_slot = read_index(sink_slots, sequence * parameters->sink_slot, parameters->sink_slot_bytes);
+    if (sink_slot >= parameters->slots) {
+      report_error(errors, *op, "exact_sink_slots: expected slots of exact_keys, got ", sink_slot, sequence, __LINE__);
     }
   }
 

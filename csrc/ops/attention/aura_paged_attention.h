@@ -49,8 +49,8 @@ struct AuraPagedAttention {
     value_bits = check_coded(check, "value_codes", "value_norms", "value_codebook", "value_signs", value, value_signs);
     check_sequences_of_pages(check, s, sequences);
     check_sinks(check, s, sinks);
-    check_exact_rows(check, s, q, exact);
     if constexpr (is_run<Int>) check_pages(check.op(), s, sequences);
+    check_exact_rows(check, s, q, sequences.cu_seqlens, exact);
   }
 
   void outputs() const {}

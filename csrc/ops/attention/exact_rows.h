@@ -20,18 +20,20 @@ struct PagedExactRows {
   bool present() const { return keys.has_value(); }
 };
 
-// The kernel checks slots on the device.
+// Of sequences with queries. The kernel checks slots on the device.
 template <typename Int>
-void check_cpu_slots(const Check<Int>& check, const char* argument, const Tensor& slots, int64_t count) {
-  if (!slots.is_cpu()) return;
-  const Indices at(slots);
+void check_cpu_slots(const Check<Int>& check, const char* argument, const Tensor& slots, const Tensor& cu_seqlens,
+                     int64_t count) {
+  if (!slots.is_cpu() || !cu_seqlens.is_cpu()) return;
+  const Indices at(slots), boundaries(cu_seqlens);
   for (int64_t n = 0; n < slots.size(0); ++n) {
+    if (boundaries[n] == boundaries[n + 1]) continue;
     check.value(at[n] < count, argument, "slots of exact_keys", at[n], " for ", count, " slots");
   }
 }
 
 template <typename Int>
-void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const Tensor& q,
+void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const Tensor& q, const Tensor& cu_seqlens,
                       const PagedExactRows<Int>& exact) {
   const auto& [keys, values, slots, starts, sink_slots, new_keys, new_values, sinks, tail] = exact;
   const auto together = [&](const char* argument, const optional<Tensor>& x) {
@@ -75,8 +77,8 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
   check.value(sym_le(tail, rows - sinks), "tail", "at most the rows of a slot after the sinks", tail, " for ",
               rows - sinks);
   if constexpr (is_run<Int>) {
-    check_cpu_slots(check, "exact_slots", *slots, count);
-    check_cpu_slots(check, "exact_sink_slots", *sink_slots, count);
+    check_cpu_slots(check, "exact_slots", *slots, cu_seqlens, count);
+    check_cpu_slots(check, "exact_sink_slots", *sink_slots, cu_seqlens, count);
   }
 }
 
